@@ -1,4 +1,4 @@
-"""Files that no shard knows, and when they may go. Pure.
+"""Files and directories of topics that no shard knows, and when they may go. Pure.
 
 A stem on disk that no shard has registered is one of these: made by the compactor a moment ago and not told
 yet; dropped or replaced, and still named by a snapshot that recovery may start from; or left by a crash.
@@ -47,7 +47,7 @@ class Leftovers:
         return len(self._since)
 
     def note(self, names: Iterable[str], snapshots: Mapping[int, int]) -> None:
-        """These stems or temporaries are there and no shard knows them."""
+        """These stems, temporaries or empty directories are there and no shard knows them."""
         for name in names:
             self._since.setdefault(name, dict(snapshots))
 

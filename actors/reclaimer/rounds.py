@@ -38,7 +38,7 @@ from ringlog.errors import (
 )
 from ringlog.logs import say
 from ringlog.segment.layout import DATA, DEL, IDX, TAGS
-from ringlog.segment.parts import part_names
+from ringlog.segment.parts import part_names, remove_topic_dir, topic_dirs, topic_of_dir
 from ringlog.segment.segment import Segment
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import TMP_SUFFIX
@@ -348,9 +348,11 @@ class Reclaimer:
         try:
             if now_ns - self._swept_ns >= SWEEP_NS:
                 self._swept_ns = now_ns
-                stems, temporaries = group_parts(part_names(self._disk, self._data_dir))
+                names = part_names(self._disk, self._data_dir)
+                stems, temporaries = group_parts(names)
                 registered = {held.ref.stem for held in view.held.values()} | view.unreadable
                 self._leftovers.note((stems.keys() - registered) | set(temporaries), view.snapshots)
+                self._leftovers.note(self._dirs_of_nobody({*names, *registered}), view.snapshots)
             due = [name for name in self._leftovers.due(view.snapshots) if name not in self._removing]
             for name in due[:LEFTOVERS_PER_ROUND]:
                 self._remove(name, view)
@@ -359,12 +361,28 @@ class Reclaimer:
         if len(self._leftovers):
             self._want_checkpoint()
 
+    def _dirs_of_nobody(self, names: Collection[str]) -> set[str]:
+        """Empty directories of topics that are gone. `names` are all that is, or should be, in one: what is
+        only missing now has its place when it is put back."""
+        empty = set(topic_dirs(self._disk, self._data_dir)) - {name.rpartition("/")[0] for name in names}
+        return {name for name in empty if self._is_gone(topic_of_dir(name))}
+
+    def _is_gone(self, topic_id: int) -> bool:
+        """Does its shard say that there is no such topic? A topic that is halted is one."""
+        lives = self._lives([np.array([topic_id], dtype=np.uint64)])
+        return topic_id in lives and not lives[topic_id].epoch
+
     def _remove(self, name: str, view: _View) -> None:
-        """Remove a temporary, or a segment's parts in both tiers: the index last, which says what is left to
-        do (RC-5). Raises DiskError; tried again then."""
+        """Remove a temporary, an empty directory, or a segment's parts in both tiers: the index last, which
+        says what is left to do (RC-5). Raises DiskError; tried again then."""
         if name.endswith(TMP_SUFFIX):
             if self._disk.exists(path := f"{self._data_dir}/{name}"):
                 self._disk.unlink(path)
+            self._leftovers.known([name])
+        elif topic_id := topic_of_dir(name):
+            # What is not empty any more, or is somebody's, is looked at anew by the next sweep.
+            if self._is_gone(topic_id):
+                remove_topic_dir(self._disk, self._data_dir, name)
             self._leftovers.known([name])
         elif self._is_dead(name, view):
             self._copies.drop_local(name, (DATA, TAGS, DEL))

@@ -53,6 +53,9 @@ class HostDisk(WrappedDisk):
     def make_dir(self, path: str) -> None:
         super().make_dir(self.on_host(path))
 
+    def remove_dir(self, path: str) -> None:
+        super().remove_dir(self.on_host(path))
+
     def sync_dir(self, path: str) -> None:
         super().sync_dir(self.on_host(path))
 

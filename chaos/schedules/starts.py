@@ -40,8 +40,8 @@ STEPS_MAX = 200
 ORDERS_MIN = 60
 """Explored however late it is."""
 GATED = frozenset(
-    {"create", "open_read", "lock", "unlock", "rename", "unlink", "make_dir", "sync_dir", "sync_file",
-     "write_at", "exists", "list_dir"}
+    {"create", "open_read", "lock", "unlock", "rename", "unlink", "make_dir", "remove_dir", "sync_dir",
+     "sync_file", "write_at", "exists", "list_dir"}
 )  # fmt: skip
 
 

@@ -133,7 +133,7 @@ class Tree:
                     # Two directories, and either may reach the device without the other.
                     self._parent(target).change({posixpath.basename(target): node})
                     self._parent(source).change({posixpath.basename(source): None})
-            case d.Unlink(path):
+            case d.Unlink(path) | d.RemoveDir(path):
                 self._parent(path).change({posixpath.basename(path): None})
             case d.MakeDir(path):
                 self._parent(path).change({posixpath.basename(path): Directory()})

@@ -7,11 +7,13 @@ is. What a crash leaves are temporaries and index parts without a data part, whi
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from ringlog.errors import DiskError
 from ringlog.segment.layout import DATA, DEL, IDX, PACKS_DIR, TAGS, TOPICS_DIR, parse_stem
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import TMP_SUFFIX
@@ -77,15 +79,45 @@ def publish(disk: Disk, data_dir: str, stem: str, suffixes: Sequence[str]) -> No
 def part_names(disk: Disk, data_dir: str) -> list[str]:
     """Paths below the data directory of everything in the directories of segments, sorted."""
     found = _names_in(disk, data_dir, PACKS_DIR)
-    for topic in _names_in(disk, data_dir, TOPICS_DIR):
-        if _TOPIC_DIR.match(topic):
-            found += _names_in(disk, data_dir, topic)
+    for topic in topic_dirs(disk, data_dir):
+        found += _names_in(disk, data_dir, topic)
     return found
+
+
+def topic_dirs(disk: Disk, data_dir: str) -> list[str]:
+    """Directories of topics, as paths below the data directory."""
+    return [name for name in _names_in(disk, data_dir, TOPICS_DIR) if _TOPIC_DIR.match(name)]
+
+
+def topic_of_dir(name: str) -> int:
+    """The topic whose directory this is; 0 when it is none."""
+    return int(os.path.basename(name), 16) if _TOPIC_DIR.match(name) else 0
+
+
+def remove_topic_dir(disk: Disk, data_dir: str, name: str) -> bool:
+    """Remove a topic's directory, durably; False when there is something in it. Raises DiskError."""
+    path = f"{data_dir}/{name}"
+    try:
+        if disk.exists(path):
+            disk.remove_dir(path)
+    except DiskError as e:
+        if e.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    # Also when another life has removed it: it may have died before this.
+    disk.sync_dir(os.path.dirname(path))
+    return True
 
 
 def _names_in(disk: Disk, data_dir: str, directory: str) -> list[str]:
     path = f"{data_dir}/{directory}"
-    return [f"{directory}/{name}" for name in disk.list_dir(path)] if disk.exists(path) else []
+    try:
+        return [f"{directory}/{name}" for name in disk.list_dir(path)] if disk.exists(path) else []
+    except DiskError as e:
+        # A topic's directory that the reclaimer removes meanwhile has nothing in it.
+        if e.errno != errno.ENOENT:
+            raise
+        return []
 
 
 def remove_segment(disk: Disk, data_dir: str, stem: str) -> None:

@@ -141,6 +141,10 @@ class Disk(Protocol):
         """Make one directory, 0700; an existing one is fine if it is ours and not a link."""
         ...
 
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty directory (else ENOTEMPTY); durable after sync_dir of the one it is in."""
+        ...
+
     def sync_dir(self, path: str) -> None:
         """Make the names in a directory durable."""
         ...
@@ -409,6 +413,12 @@ class RealDisk:
             _require_own_directory(path)
         except OSError as e:
             raise _system("make_dir", path, e) from None
+
+    def remove_dir(self, path: str) -> None:
+        try:
+            os.rmdir(path)
+        except OSError as e:
+            raise _system("remove_dir", path, e) from None
 
     def sync_dir(self, path: str) -> None:
         inside = [

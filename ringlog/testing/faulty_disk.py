@@ -180,6 +180,10 @@ class FaultyDisk(WrappedDisk):
         act = super().make_dir
         self._pass("make_dir", "make_dir", path, lambda: act(path))
 
+    def remove_dir(self, path: str) -> None:
+        act = super().remove_dir
+        self._pass("unlink", "remove_dir", path, lambda: act(path))
+
     def sync_dir(self, path: str) -> None:
         act = super().sync_dir
         self._pass("dir_sync", "sync_dir", path, lambda: act(path))

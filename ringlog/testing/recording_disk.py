@@ -93,6 +93,13 @@ class MakeDir(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveDir(Operation):
+    """An empty directory is gone."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note(Operation):
     """What the test wants to see between the operations: an ack, a publication."""
 
@@ -160,6 +167,10 @@ class RecordingDisk(WrappedDisk):
         super().make_dir(path)
         if not existed:
             self.operations.append(MakeDir(path))
+
+    def remove_dir(self, path: str) -> None:
+        super().remove_dir(path)
+        self.operations.append(RemoveDir(path))
 
     def sync_dir(self, path: str) -> None:
         super().sync_dir(path)

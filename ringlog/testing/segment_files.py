@@ -83,6 +83,8 @@ class FakeShards:
         self.refs: dict[int, dict[int, m.SegmentRef]] = {shard: {} for shard in range(shards)}
         self.topics: dict[int, tuple[int, int, BitMap64]] = {}
         """Topic id -> (epoch, earliest_seq, deleted)."""
+        self.missing: list[m.SegmentRef] = []
+        """What every shard says is listed and not there."""
         self.snapshots = dict.fromkeys(range(shards), 1)
         self.down: set[int] = set()
         self.refuses: set[int] = set()
@@ -104,7 +106,8 @@ class FakeShards:
             self.before[type(message)](shard, message)
         if isinstance(message, m.CheckpointOpen):
             segments = list(self.refs[shard].values())
-            return m.CheckpointPlan(shard, len(self.refs), 1, [], 0, self.snapshots[shard], segments), b""
+            number, missing = self.snapshots[shard], self.missing
+            return m.CheckpointPlan(shard, len(self.refs), 1, [], 0, number, segments, missing=missing), b""
         if isinstance(message, m.LiveAsk):
             return self._live(attachment)
         if isinstance(message, m.SegmentTier):

@@ -215,6 +215,13 @@ class SimulatedDisk:
             self._changed()
             directory.change({name: Directory()})
 
+    def remove_dir(self, path: str) -> None:
+        if self._directory("remove_dir", path).shown:
+            raise failed("remove_dir", path, errno.ENOTEMPTY)
+        directory, name = self._parent("remove_dir", path)
+        self._changed()
+        directory.change({name: None})
+
     def sync_dir(self, path: str) -> None:
         directory = self._directory("sync_dir", path)
         self._changed()

@@ -79,6 +79,9 @@ class WrappedDisk:
     def make_dir(self, path: str) -> None:
         self.inner.make_dir(path)
 
+    def remove_dir(self, path: str) -> None:
+        self.inner.remove_dir(path)
+
     def sync_dir(self, path: str) -> None:
         self.inner.sync_dir(path)
 

@@ -299,6 +299,49 @@ def test_leftovers_of_every_kind_go_and_what_is_not_ours_stays():
     assert world.base.exists("/data/topics/README.tmp")
 
 
+def test_directories_of_deleted_topics_go_once_no_snapshot_can_name_the_topic():
+    world = World()
+    world.segment(1, {7: range(1, 51)})
+    world.segment(2, {8: range(1, 51)})
+    world.segment(3, {10: range(1, 51)})
+    world.set(7, epoch=0)
+    world.set(10, epoch=0)
+    missing = world.shards.refs[0].pop(FIRST + 3)
+    world.shards.missing = [missing]  # an operator may put it back
+    for suffix in (DATA, IDX):
+        world.base.unlink(f"/data/{missing.stem}{suffix}")
+    for name in ("notes", "00000000000000ff.old"):
+        world.base.make_dir(f"/data/topics/{name}")
+    reclaimer = world.reclaimer()
+    for _ in range(2):
+        reclaimer.round()
+        assert world.base.exists(f"/data/topics/{7:016x}"), "a snapshot names it"
+        world.snapshots()
+    reclaimer.round()
+    world.snapshots()
+    reclaimer.round()
+    world.base.power_loss(1)
+    assert world.base.list_dir("/data/topics") == [
+        f"{8:016x}", f"{10:016x}", "00000000000000ff.old", "notes"
+    ]  # fmt: skip
+
+
+def test_an_empty_directory_of_a_topic_that_lives_or_of_a_silent_shard_stays():
+    world = World()
+    world.segment(1, {7: range(1, 51)})
+    world.set(9)  # has no segment yet
+    for topic in (9, 11):
+        world.base.make_dir(f"/data/topics/{topic:016x}")
+    world.base.sync_dir("/data/topics")
+    reclaimer = world.reclaimer()
+    reclaimer.round()
+    world.snapshots()
+    world.set(11)
+    world.shards.snapshots[0] += 1
+    reclaimer.round()
+    assert world.base.list_dir("/data/topics") == [f"{topic:016x}" for topic in (7, 9, 11)]
+
+
 def test_living_records_and_unreadable_damage_that_no_shard_knows_are_left_for_people():
     """SG-10: never removed by guessing."""
     world = World()

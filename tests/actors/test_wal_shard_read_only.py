@@ -21,7 +21,7 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, Marks, World, refusals
 
 CHANGING = ("create", "write_at", "allocate", "zero_fill", "truncate", "rename", "unlink", "make_dir", "lock",
-            "sync_data", "sync_file", "sync_dir", "open_cut", "open_marks", "write_back",
+            "remove_dir", "sync_data", "sync_file", "sync_dir", "open_cut", "open_marks", "write_back",
             "begin_sync")  # fmt: skip
 
 

@@ -257,6 +257,25 @@ class DiskContract:
             self.disk.make_dir(self.path("d"))
         assert caught.value.errno == errno.EEXIST
 
+    def test_a_directory_is_removed_only_when_it_is_empty(self):
+        self.disk.make_dir(self.path("d"))
+        self.put("d/a", b"")
+        with pytest.raises(DiskError) as caught:
+            self.disk.remove_dir(self.path("d"))
+        assert caught.value.errno == errno.ENOTEMPTY
+        self.disk.unlink(self.path("d/a"))
+        self.disk.remove_dir(self.path("d"))
+        assert not self.disk.exists(self.path("d"))
+        with pytest.raises(DiskError) as caught:
+            self.disk.remove_dir(self.path("d"))
+        assert caught.value.errno == errno.ENOENT
+
+    def test_a_file_is_not_removed_as_a_directory(self):
+        self.put("a", b"")
+        with pytest.raises(DiskError) as caught:
+            self.disk.remove_dir(self.path("a"))
+        assert caught.value.errno == errno.ENOTDIR
+
     def test_parents_of_a_directory_are_not_made(self):
         with pytest.raises(DiskError) as caught:
             self.disk.make_dir(self.path("d/e"))

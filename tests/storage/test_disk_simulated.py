@@ -20,6 +20,7 @@ from ringlog.testing.disk import (
     Note,
     OrderBroken,
     RecordingDisk,
+    RemoveDir,
     Rename,
     SetLength,
     SimulatedDisk,
@@ -323,11 +324,13 @@ def test_operations_and_notes_are_kept_in_order(disk):
     recording.close(fd)
     recording.sync_dir("/data/d")
     recording.unlink("/data/d/a")
+    recording.remove_dir("/data/d")
     tmp = "/data/d/a.tmp"
     assert recording.operations == [
         MakeDir("/data/d"), Create(tmp), Allocate(tmp, 0, 10), Write(tmp, 2, b"abc"), Write(tmp, 8, b"\0\0"),
         SetLength(tmp, 9), SyncData(tmp), Note("ack", 7), SyncFile(tmp), Rename(tmp, "/data/d/a"),
         Write("/data/d/a", 0, b"x"), SyncDir("/data/d"), Unlink("/data/d/a"),
+        RemoveDir("/data/d"),
     ]  # fmt: skip
     assert recording.of(Note) == [Note("ack", 7)]
 

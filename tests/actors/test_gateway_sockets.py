@@ -42,6 +42,7 @@ class House:
         boot = ActorBoot(
             kind="gateway", name="gateway", engine_id="e" * 32, incarnation=3, boot_incarnation=1,
             boot_id="b", slot=2, data_dir=self.dir, shm_dir=self.dir, supervisor_pid=os.getpid(), shards=1,
+            gateway_socket=f"{self.dir}/gateway.sock",
         )  # fmt: skip
         listeners = Listeners("tcp://127.0.0.1:*", SERVER, self.keys_file)
         self.shell = Shell(boot, listeners, Limits(), ring_bytes=1 << 20, clock=self.clock)

@@ -65,6 +65,7 @@ class LogWorld:
         self.disk = RealDisk()
         self.log_map = LogMap()
         self.transport: Literal["ring", "ipc", "tcp"] = "ring"
+        self.is_transport_known = True
         self.data_dir = self.shm_dir = root
         self.generation = 0
         self._written = self._numbers = 0

@@ -48,6 +48,7 @@ from ringlog.errors import (
     RequestTimeout,
     RinglogError,
     StartRefused,
+    is_shard_failed,
 )
 from ringlog.governor import Step
 from ringlog.limits import (
@@ -543,11 +544,17 @@ class Shell:
             shard, lambda: self._marks(shard), self._marks(shard), deadline_ns
         )
         self._waits[shard] = waiting
-        waiting.when_done(lambda _: self._published(shard))
+        waiting.when_done(lambda done: self._published(shard, done))
 
-    def _published(self, shard: int) -> None:
+    def _published(self, shard: int, waiting: Pending[bool]) -> None:
         self._waits.pop(shard, None)
         watched = [watch for watch in self._watches.values() if watch.shard == shard]
+        if waiting.error is not None and is_shard_failed(waiting.error):
+            # Nothing will be published: who asks the shard once more is told why.
+            for watch in watched:
+                del self._watches[watch.ticket]
+                self._events.append(ev.TopicMoved(watch.ticket))
+            return
         if watched:
             self._wait_for(shard)
         for watch in watched:

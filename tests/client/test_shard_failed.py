@@ -74,9 +74,8 @@ def test_everything_that_needs_a_failed_shard_is_refused_at_once(transport):
                 refused()
             assert caught.value.detail["reason"] == "shard_failed"
             assert time.monotonic() - begun < TIMEOUT_MS / 2_000
-        if transport == "ring":
-            thread.join(WAIT_S)
-            assert [error.detail["reason"] for error in ended] == ["shard_failed"]
+        thread.join(WAIT_S)
+        assert [error.detail["reason"] for error in ended] == ["shard_failed"]
         running.restart()
         client.append("t", b"after")
         assert producer.send(b"later").result(WAIT_S)

@@ -365,12 +365,10 @@ class Reclaimer:
         """Empty directories of topics that are gone. `names` are all that is, or should be, in one: what is
         only missing now has its place when it is put back."""
         empty = set(topic_dirs(self._disk, self._data_dir)) - {name.rpartition("/")[0] for name in names}
-        return {name for name in empty if self._is_gone(topic_of_dir(name))}
-
-    def _is_gone(self, topic_id: int) -> bool:
-        """Does its shard say that there is no such topic? A topic that is halted is one."""
-        lives = self._lives([np.array([topic_id], dtype=np.uint64)])
-        return topic_id in lives and not lives[topic_id].epoch
+        topics = {topic_of_dir(name): name for name in empty}
+        lives = self._lives([np.array(sorted(topics), dtype=np.uint64)])
+        # A shard that does not answer says nothing; a topic that is halted is there.
+        return {name for topic_id, name in topics.items() if topic_id in lives and not lives[topic_id].epoch}
 
     def _remove(self, name: str, view: _View) -> None:
         """Remove a temporary, an empty directory, or a segment's parts in both tiers: the index last, which
@@ -379,10 +377,10 @@ class Reclaimer:
             if self._disk.exists(path := f"{self._data_dir}/{name}"):
                 self._disk.unlink(path)
             self._leftovers.known([name])
-        elif topic_id := topic_of_dir(name):
-            # What is not empty any more, or is somebody's, is looked at anew by the next sweep.
-            if self._is_gone(topic_id):
-                remove_topic_dir(self._disk, self._data_dir, name)
+        elif topic_of_dir(name):
+            # A topic that is gone never comes back: ids are given once. If its directory is not empty any
+            # more the next sweep looks at it anew.
+            remove_topic_dir(self._disk, self._data_dir, name)
             self._leftovers.known([name])
         elif self._is_dead(name, view):
             self._copies.drop_local(name, (DATA, TAGS, DEL))

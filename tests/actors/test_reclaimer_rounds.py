@@ -14,7 +14,7 @@ from actors.reclaimer.rewriter import Rewriter
 from actors.reclaimer.rounds import Reclaimer
 from ringlog.config import Storage
 from ringlog.envelope import messages as m
-from ringlog.errors import ShuttingDown
+from ringlog.errors import NotReady, ShuttingDown
 from ringlog.limits import KIB, PACKS_MAX, SMALL_SEGMENTS_MAX
 from ringlog.segment.layout import DATA, DEL, IDX, MAKER_RECLAIMER, NumberAllocator, own_stem
 from ringlog.segment.parts import part_names
@@ -334,12 +334,20 @@ def test_an_empty_directory_of_a_topic_that_lives_or_of_a_silent_shard_stays():
         world.base.make_dir(f"/data/topics/{topic:016x}")
     world.base.sync_dir("/data/topics")
     reclaimer = world.reclaimer()
-    reclaimer.round()
-    world.snapshots()
-    world.set(11)
-    world.shards.snapshots[0] += 1
-    reclaimer.round()
+
+    def silent(shard: int, _message: m.Message) -> None:
+        raise NotReady("shard is not there", shard=shard)
+
+    world.shards.before[m.LiveAsk] = silent
+    for _ in range(3):
+        reclaimer.round()
+        world.snapshots()
     assert world.base.list_dir("/data/topics") == [f"{topic:016x}" for topic in (7, 9, 11)]
+    world.shards.before.clear()
+    for _ in range(3):
+        reclaimer.round()
+        world.snapshots()
+    assert world.base.list_dir("/data/topics") == [f"{topic:016x}" for topic in (7, 9)]
 
 
 def test_living_records_and_unreadable_damage_that_no_shard_knows_are_left_for_people():

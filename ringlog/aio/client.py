@@ -19,7 +19,16 @@ from ringlog.aio.shell import LoopShell
 from ringlog.aio.topics import Topics
 from ringlog.aio.watch import Watch
 from ringlog.client.assembler import Assembler
-from ringlog.client.checks import limits_of_group, node_name, seconds, seconds_to_end, start_at, tags_of, text
+from ringlog.client.checks import (
+    flag,
+    limits_of_group,
+    node_name,
+    seconds,
+    seconds_to_end,
+    start_at,
+    tags_of,
+    text,
+)
 from ringlog.client.client import ClientOptions, checked_key
 from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
@@ -62,7 +71,8 @@ def connect(
 ) -> Client:
     """Make a client; options as in ringlog.connect. `await` it or enter it to have `wait` respected."""
     options = ClientOptions(url, client_id, key, timeout_ms, transport)
-    return Client(options, wait=wait, reconnect=reconnect)
+    wait = None if wait is None else seconds_to_end(wait, "wait")
+    return Client(options, wait=wait, reconnect=flag(reconnect, "reconnect"))
 
 
 class Client:

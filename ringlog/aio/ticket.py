@@ -7,7 +7,7 @@ from typing import Any
 
 from ringlog.aio.shell import LoopShell
 from ringlog.client.batch import Batch
-from ringlog.client.checks import seconds
+from ringlog.client.checks import function, seconds
 from ringlog.client.results import Appended
 from ringlog.errors import RinglogError
 
@@ -42,4 +42,5 @@ class Ticket:
 
     def on_done(self, fn: Callable[[Ticket], None]) -> None:
         """Call `fn(ticket)` from the loop when the fate is known."""
+        function(fn, "fn")
         self._batch.when_done(lambda _: self._shell.call_soon(lambda: fn(self)))

@@ -122,6 +122,12 @@ def sequence(value: Any, name: str) -> Sequence[Any]:
     return value if isinstance(value, Sequence | np.ndarray) else list(value)  # type: ignore[return-value]
 
 
+def function(value: Any, name: str) -> None:
+    """Raise UsageError for what cannot be called."""
+    if not callable(value):
+        raise UsageError(f"{name} must be a function, got {_shown(value)}")
+
+
 def codec(value: Any, name: str = "payload") -> PayloadCodec[Any]:
     """How payloads are made from values; raises UsageError for what cannot do that."""
     try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 from ringlog import environment
 from ringlog.client.assembler import Assembler
 from ringlog.client.checks import (
+    flag,
     limits_of_group,
     node_name,
     seconds,
@@ -22,6 +23,7 @@ from ringlog.client.checks import (
     start_at,
     tags_of,
     text,
+    whole,
 )
 from ringlog.client.checks import producer_id as checked_producer_id
 from ringlog.client.connection import Connection
@@ -78,14 +80,14 @@ class ClientOptions:
         self, url: str | None, client_id: str | None, key: str | None, timeout_ms: int | None, transport: str
     ) -> None:
         self.address: Address = parse_url(url)
-        self.client_id = client_id
+        self.client_id = None if client_id is None else text(client_id, "client_id")
         self.secret_key = "" if self.address.is_local else _secret_key(key)
         self.timeout_ms = _timeout_ms(timeout_ms)
         self.transport: Transport | Literal["auto"] = _transport(self.address, transport)
 
 
 def _transport(address: Address, asked: str) -> Transport | Literal["auto"]:
-    if asked not in {"auto", "ring", "ipc", "tcp"}:
+    if text(asked, "transport") not in {"auto", "ring", "ipc", "tcp"}:
         raise UsageError("transport is auto, ring, ipc or tcp", found=asked)
     if address.is_local:
         trouble = engine_trouble()
@@ -119,7 +121,7 @@ def _secret_key(key: str | None) -> str:
 def _timeout_ms(asked: int | None) -> int:
     found: Any = asked if asked is not None else os.environ.get(environment.TIMEOUT_MS, TIMEOUT_MS_DEFAULT)
     try:
-        value = int(found)
+        value = whole(asked, "timeout_ms") if asked is not None else int(found)
     except (TypeError, ValueError):
         raise UsageError("timeout_ms is a number of milliseconds", found=found) from None
     if not 1 <= value <= TIMEOUT_MS_MAX:
@@ -147,7 +149,8 @@ def connect(
     options that make no sense.
     """
     options = ClientOptions(url, client_id, key, timeout_ms, transport)
-    client = Client(options, reconnect=reconnect)
+    wait = None if wait is None else seconds_to_end(wait, "wait")
+    client = Client(options, reconnect=flag(reconnect, "reconnect"))
     if wait is not None:
         try:
             client.wait_ready(wait)

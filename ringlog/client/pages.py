@@ -26,6 +26,7 @@ from ringlog.tags import parse_match
 if TYPE_CHECKING:
     from ringlog.client.pieces import Piece
 
+_DIGITS_MAX = 20
 _EPOCH_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
@@ -107,9 +108,12 @@ class Cursor(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Cursor:
         """Inverse of str(); raises UsageError."""
+        if not isinstance(text, str):
+            raise UsageError(f"a cursor's text must be a str, got {type(text).__name__}", form="epoch:seq")
         epoch, colon, seq = text.partition(":")
-        if not colon or not epoch.isdecimal() or not seq.isdecimal():
-            raise UsageError("not a cursor", found=text[:64], form="epoch:seq")
+        is_number = epoch.isascii() and epoch.isdecimal() and seq.isascii() and seq.isdecimal()
+        if not colon or not is_number or len(epoch) > _DIGITS_MAX or len(seq) > _DIGITS_MAX:
+            raise UsageError("not a cursor", found=ascii(text[:64]), form="epoch:seq")
         return cls(int(epoch), int(seq))
 
 

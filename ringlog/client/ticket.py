@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ringlog.client.batch import Batch
-from ringlog.client.checks import seconds
+from ringlog.client.checks import function, seconds
 from ringlog.client.results import Appended
 from ringlog.errors import RequestTimeout
 
@@ -47,6 +47,7 @@ class Ticket:
 
     def on_done(self, fn: Callable[[Ticket], None]) -> None:
         """Call `fn(ticket)` when the fate is known, from whichever thread learns it; at once if it is."""
+        function(fn, "fn")
         shell = self._shell
         with shell.lock:
             self._batch.when_done(lambda _: shell.call_later(lambda: fn(self)))

@@ -63,6 +63,8 @@ def parse_url(url: str | None) -> Address:
     """Read a URL; None means RINGLOG_URL, else the default run directory. Raises UsageError."""
     if url is None:
         url = os.environ.get(environment.URL) or f"ringlog://{Path(DEFAULT_RUN_DIR).absolute()}"
+    if not isinstance(url, str):
+        raise UsageError(f"url must be a str, got {type(url).__name__}", expected=_RULE)
     parts = _split(url)
     if parts.scheme != "ringlog":
         raise UsageError("not a ringlog URL", url=url, expected=_RULE)

@@ -254,6 +254,18 @@ def test_an_engine_of_which_no_shard_can_start_refuses_to_start(start: Start, da
     assert engine.log.count('"child started"') == 3
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("seen", ["engine starts", "child started", "engine ready"])
+def test_a_stop_while_children_are_being_started_is_orderly(
+    start: Start, seen: str, number: signal.Signals
+) -> None:
+    """SD-1: who does not serve yet has nothing to put in order."""
+    engine = start()
+    engine.wait_until(lambda: seen in engine.log, seen)
+    engine.process.send_signal(number)
+    assert engine.wait() == 0, engine.log[-4000:]
+
+
 def test_a_second_signal_ends_the_waiting(start: Start) -> None:
     """SD-1, SD-4: a shard that does not drain costs the orderly status, not the exit."""
     engine = start(supervisor__drain_s="600").ready()

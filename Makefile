@@ -14,6 +14,7 @@ OLDER_SPARK := $(VENV)/spark-4.2
 # Of the modules that are compiled, and of who stands on them.
 COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_gateway*.py) \
   $(addprefix tests/,aio board client frame group link queue ring topic)
+INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handlers.py dropped.py)
 
 .PHONY: help setup compiled demo test test-compiled check bench chaos chaos-night chaos-long mutants test-night spark-night fmt clean
 .DEFAULT_GOAL := help
@@ -75,9 +76,11 @@ demo: compiled
 test: compiled
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal -q tests
 
-# The tests of what is compiled once more, on what it was compiled to.
+# The tests of what is compiled once more, on what it was compiled to; those that interrupt clients, or drop them,
+# with allocators that overwrite what is freed.
 test-compiled: compiled
 	RINGLOG_CORES=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -q $(COMPILED_TESTS)
+	RINGLOG_CORES=1 PYTHONMALLOC=debug $(PY) -X faulthandler -m pytest -n $(WORKERS) -q $(INTERRUPTING_TESTS)
 
 # What the harness and its classes are tested with: planted bugs, small runs. `make chaos` runs the classes themselves.
 test-night: $(FUZZ_STAMP) compiled

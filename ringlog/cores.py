@@ -3,10 +3,15 @@
 Taken is only what was compiled from exactly the sources that are there, for this interpreter; else all of
 them run interpreted, which does the same, slower. RINGLOG_CORES=0 says not to, for profilers and debuggers,
 and RINGLOG_CORES=actors that only the engine's processes do.
+
+A compiled module bears no import that ends half way, by an exception of a signal or of another thread: mypyc
+frees its classes then, and the process crashes, then or when it is imported again. So what programs import by
+using a client is imported by a thread of its own: see `whole`.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
@@ -21,6 +26,8 @@ VARIABLE = "RINGLOG_CORES"
 ACTORS_ONLY = "actors"
 """Its value where only the engine's processes take them."""
 _MANIFEST = "manifest.json"
+_APART_S = 30.0
+"""How long an import in a thread of its own is waited for. Beyond, it may wait for one that we are in."""
 SUFFIX = EXTENSION_SUFFIXES[0]
 """Of libraries for just this interpreter."""
 
@@ -55,6 +62,31 @@ def _unwanted() -> str:
     if wish == "0" or (wish == ACTORS_ONLY and not is_actor()):
         return f"{VARIABLE}={wish}"
     return ""
+
+
+def whole(name: str) -> None:
+    """Have a module of ours imported by a thread of its own, for the caller to import it then: what
+    interrupts him finds him waiting, and the import goes on to its end."""
+    if name in sys.modules or not are_used():
+        return
+    import threading
+
+    done = threading.Event()
+
+    def load() -> None:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            return  # The caller meets it as well.
+        finally:
+            done.set()
+
+    try:
+        # No daemon: the interpreter does not end in the middle of it.
+        threading.Thread(target=load, name="ringlog-import", daemon=False).start()
+    except RuntimeError:
+        return  # No thread can be started any more.
+    done.wait(_APART_S)
 
 
 def is_actor() -> bool:

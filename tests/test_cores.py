@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import compile_cores
 from ringlog import cores
 from ringlog.testing import engine
+from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import wait_until
 
 
@@ -152,3 +154,62 @@ def test_an_engines_shards_say_what_they_run(wish: str) -> None:
     with engine(environ={"RINGLOG_CORES": wish}, wal={"shards": 1}) as running:
         wait_until(lambda: bool(said()), 20, "the shard to say it")
         assert json.loads(said()[0])["compiled"] is is_compiled
+
+
+FIRST_USES = """
+    import gc, os, sys
+    import ringlog.client
+
+    class Hit(KeyboardInterrupt):
+        pass
+
+    def use():
+        client = ringlog.connect(sys.argv[1], client_id="c")
+        for begin in (
+            lambda: client.queue("q"), lambda: client.reader("t"), lambda: client.tailer("t"),
+            lambda: client.watch("t"), lambda: client.group("t", "g"),
+            lambda: client.numbered_producer("t", 7),
+        ):
+            begin()
+        client.close(0)
+
+    def interrupted_at(call):
+        calls = 0
+
+        def count(*_):
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                sys.setprofile(None)
+                raise Hit
+
+        sys.setprofile(count)
+        try:
+            use()
+        except Hit:
+            pass
+        sys.setprofile(None)
+        gc.collect()
+        use()
+
+    for call in map(int, sys.argv[2:]):
+        pid = os.fork()
+        if pid == 0:
+            interrupted_at(call)
+            os._exit(0)
+        print(call, os.waitpid(pid, 0)[1])
+"""
+CALLS = [200, 600, 2_000, 4_000, 6_000, 8_000, 10_000]
+
+
+@pytest.mark.skipif(not HAS_CORES, reason="needs compiled cores")
+def test_first_uses_of_a_client_that_were_interrupted_go_well_the_second_time(tmp_path: Path) -> None:
+    """An exception amid the import of what is compiled would end the process, then or at the next try.
+
+    What hits the caller is a hook of the interpreter, at a call that is counted: as signals, and other
+    threads' exceptions, do in between."""
+    program = [sys.executable, "-c", textwrap.dedent(FIRST_USES), f"ringlog://{tmp_path}", *map(str, CALLS)]
+    done = subprocess.run(
+        program, capture_output=True, text=True, timeout=100, check=False, env=debug_environ(), cwd=cores.ROOT
+    )
+    assert done.stdout.splitlines() == [f"{call} 0" for call in CALLS], done.stderr

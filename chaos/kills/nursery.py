@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from chaos import as_users_run
 from chaos.dying import die_with
 from chaos.kills.tasks import Report, Task
+from ringlog.testing.children import debug_environ
 
 ROOT = Path(__file__).parent.parent.parent
 _MAIN = "import sys; from chaos.kills.nursery import main; main(sys.argv[1:])"
@@ -72,7 +72,7 @@ class Nursery:
 
     def __init__(self) -> None:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environ = {**as_users_run(), "PYTHONPATH": path}
+        environ = {**debug_environ(), "PYTHONPATH": path}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, str(os.getpid())], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, env=environ,

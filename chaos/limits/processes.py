@@ -25,6 +25,7 @@ from chaos.rigs.history import ACKED
 from chaos.rigs.load import SLOW_S
 from ringlog.storage.layout import LOCK_NAME
 from ringlog.supervision.tree import BACKGROUND
+from ringlog.testing.children import debug_environ
 
 MIB = 1 << 20
 MEMORY_ROOM = 4 * MIB
@@ -383,7 +384,7 @@ def number_of_a_dead_client(bench: Bench, _: random.Random) -> None:
 
     client = subprocess.Popen(
         [sys.executable, "-c", _CLIENT, bench.host.url, bench.shard_topic(0) + "-x"],
-        stdout=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, text=True, env=debug_environ(),
     )  # fmt: skip
     try:
         assert client.stdout is not None

@@ -12,7 +12,6 @@ numbered records one by one, and one that reads back what was acknowledged, unti
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import queue
 import random
@@ -27,7 +26,6 @@ from types import TracebackType
 from typing import Any, TextIO
 
 import ringlog
-from chaos import as_users_run
 from chaos.rigs.cases import Broken, require
 from chaos.rigs.history import (
     ACKED,
@@ -44,6 +42,7 @@ from chaos.rigs.history import (
 from ringlog import hardening
 from ringlog.client import Record
 from ringlog.errors import RinglogError
+from ringlog.testing.children import debug_environ
 
 TIMEOUT_MS = 4_000
 PACE_S = 0.002
@@ -69,7 +68,7 @@ class Load:
                     sys.executable, "-P", "-m", "chaos.rigs.load", str(os.getpid()), url,
                     str(self.history.path), str(size), transport, *topics,
                 ],
-                stdin=subprocess.PIPE, stdout=err, stderr=err, env=as_users_run(),
+                stdin=subprocess.PIPE, stdout=err, stderr=err, env=debug_environ(),
             )  # fmt: skip
 
     @property
@@ -245,7 +244,6 @@ def _main(arguments: list[str]) -> int:
     if not hardening.die_with_parent(int(parent)):
         return 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    faulthandler.enable()
     stop = threading.Event()
     options: dict[str, Any] = {"transport": transport, "timeout_ms": TIMEOUT_MS}
     with open(path, "a") as out, ringlog.connect(url, **options) as client:

@@ -14,6 +14,7 @@ import pytest
 
 import ringlog
 import ringlog.aio
+from ringlog.testing.children import debug_environ
 from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
 from ringlog.testing.real_engine import wait_until
 
@@ -164,9 +165,9 @@ def test_at_the_limit_of_descriptors_the_error_says_so_and_what_to_do(
 ):
     """It is no "keeps changing", it comes soon, and nothing ends the process."""
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(AT_THE_LIMIT), ringlog_engine.url,
+        [sys.executable, "-c", textwrap.dedent(AT_THE_LIMIT), ringlog_engine.url,
          ringlog_topic(), transport],
-        check=False, capture_output=True, text=True, timeout=100,
+        check=False, capture_output=True, text=True, timeout=100, env=debug_environ(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = done.stdout.split()
@@ -193,7 +194,7 @@ OTHER_USER = """
 def test_another_user_is_told_of_permission_and_what_to_do(ringlog_engine, transport):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(OTHER_USER), ringlog_engine.url, transport],
-        check=False, capture_output=True, text=True, timeout=60,
+        check=False, capture_output=True, text=True, timeout=60, env=debug_environ(),
     )  # fmt: skip
     assert "user 65534 may not read the run directory" in done.stdout, done.stderr
     assert "run program and engine as the same user, or connect over TCP" in done.stdout

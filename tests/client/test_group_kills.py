@@ -13,6 +13,7 @@ import ringlog
 from ringlog.client import Client, Record
 from ringlog.client.group import Group
 from ringlog.testing import engine
+from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import TestEngine, wait_until
 
 pytestmark = pytest.mark.slow
@@ -138,7 +139,8 @@ def test_what_a_killed_member_held_is_given_to_others_at_once(running: TestEngin
         for wanted, seqs in (("yes", [1, 2, 3, 4, 5]), ("no", [])):
             client.append_many("t", [b"record"] * 5)
             dying = [sys.executable, "-c", DYING, running.url, wanted]
-            assert subprocess.run(dying, timeout=40, check=False).returncode == -9
+            died = subprocess.run(dying, timeout=40, check=False, env=debug_environ())
+            assert died.returncode == -9
             found = group.claim(10, wait_ms=20_000 if seqs else 500)
             assert [(job.seq, job.deliveries) for job in found] == [(seq, 2) for seq in seqs]
             assert group.ack(found).is_complete

@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+from ringlog.testing.children import debug_environ
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 RECORDS = 100
 PROGRAM = """
@@ -61,7 +63,12 @@ PROGRAM = """
 
 def run(program, *arguments):
     return subprocess.run(
-        [sys.executable, program, *arguments], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=debug_environ(),
     )
 
 

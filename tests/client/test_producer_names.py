@@ -17,6 +17,7 @@ from ringlog.client import Record
 from ringlog.errors import ProducerFenced, UsageError
 from ringlog.frame import encode_records, frame
 from ringlog.testing import engine
+from ringlog.testing.children import debug_environ
 
 pytestmark = pytest.mark.timeout(120)
 WAIT_S = 30.0
@@ -128,7 +129,10 @@ def test_the_name_of_a_killed_process_is_free_at_once(ringlog_engine, ringlog_to
         sys.stdin.read()
     """
     child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=debug_environ(),
     )
     with child:
         assert child.stdout.readline() == b"sent\n"

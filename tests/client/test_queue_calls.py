@@ -19,6 +19,7 @@ from ringlog.limits import CLAIM_JOBS_MAX
 from ringlog.link.address import shard_bell
 from ringlog.ring.doorbell import BellRinger
 from ringlog.testing import engine
+from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import TestEngine, wait_until
 
 pytestmark = pytest.mark.slow
@@ -147,7 +148,10 @@ def test_the_ring_of_a_client_that_was_killed_is_removed(running: TestEngine, cl
     work(client, 1)
     (ours,) = rings(running)
     child = subprocess.Popen(
-        [sys.executable, "-c", _CLAIMS, running.url], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+        [sys.executable, "-c", _CLAIMS, running.url],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        env=debug_environ(),
     )
     assert child.stdout is not None
     assert child.stdout.readline() == b"claimed\n"

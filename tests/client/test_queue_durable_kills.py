@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from test_queue_kills import BETWEEN, DONE_S, JOBS, TIMEOUT_MS, Worker, is_empty
 import ringlog
 from ringlog.client import Client
 from ringlog.testing import engine
+from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import TestEngine, wait_until
 
 pytestmark = pytest.mark.slow
@@ -119,7 +119,7 @@ def test_a_worker_that_outlived_its_shard_and_dies_is_noticed(running, client):
     queue.put_many([b"1", b"2"])
     with subprocess.Popen(
         [sys.executable, "-c", HOLDING, running.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ},
+        env=debug_environ(),
     ) as holder:  # fmt: skip
         try:
             assert holder.stdout is not None

@@ -17,6 +17,7 @@ from ringlog.client.queue import Queue
 from ringlog.errors import LeaseLost, RinglogError
 from ringlog.queue.tokens import incarnation_of
 from ringlog.testing import engine
+from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import TestEngine, wait_until
 
 pytestmark = pytest.mark.slow
@@ -147,7 +148,9 @@ def test_a_worker_that_dies_between_claim_and_ack_loses_no_job(running: TestEngi
         client.topics.create("jobs", type="queue", lease_ms=3_000)
         queue = client.queue("jobs")
         queue.put_many([b"job %d" % n for n in range(1, 6)])
-        died = subprocess.run([sys.executable, "-c", DYING, running.url], timeout=40, check=False)
+        died = subprocess.run(
+            [sys.executable, "-c", DYING, running.url], timeout=40, check=False, env=debug_environ()
+        )
         assert died.returncode == -9
         found = queue.claim(5, wait_ms=20_000)
         assert [(job.seq, job.deliveries) for job in found] == [(n, 2) for n in range(1, 6)]

@@ -12,6 +12,7 @@ import pytest
 import ringlog
 from actors.wal_shard.presence import Presence
 from ringlog.lives import born_of, own_life
+from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import wait_until
 
 WORKER = """
@@ -28,7 +29,7 @@ with ringlog.connect(sys.argv[1], wait=20, transport=sys.argv[3]) as client:
 
 def worker(url: str, topic: str, transport: str, calls_before: int = 0) -> subprocess.Popen[str]:
     arguments = [sys.executable, "-c", WORKER, url, topic, transport, str(calls_before)]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=debug_environ())
 
 
 def killed(process: subprocess.Popen[str]) -> None:

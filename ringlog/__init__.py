@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
     # The client is loaded when first asked for: `import ringlog` stays cheap for tools that only
     # want the version or an error class.
     if name in {"connect", "Client"}:
-        cores.whole("ringlog.client")
+        cores.import_whole("ringlog.client")
         from ringlog import client
 
         return getattr(client, name)

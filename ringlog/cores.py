@@ -6,7 +6,7 @@ and RINGLOG_CORES=actors that only the engine's processes do.
 
 A compiled module bears no import that ends half way, by an exception of a signal or of another thread: mypyc
 frees its classes then, and the process crashes, then or when it is imported again. So what programs import by
-using a client is imported by a thread of its own: see `whole`.
+using a client is imported by a thread of its own: see `import_whole`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _unwanted() -> str:
     return ""
 
 
-def whole(name: str) -> None:
+def import_whole(name: str) -> None:
     """Have a module of ours imported by a thread of its own, for the caller to import it then: what
     interrupts him finds him waiting, and the import goes on to its end."""
     if name in sys.modules or not are_used():

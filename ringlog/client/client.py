@@ -41,7 +41,7 @@ from ringlog.client.session import Session, new_client_id
 from ringlog.client.shared_reads import SharedReads
 from ringlog.client.shell import Shell
 from ringlog.client.topics import Topics
-from ringlog.cores import whole
+from ringlog.cores import import_whole
 from ringlog.errors import ConfigError, InvalidRequest, UsageError
 from ringlog.limits import CREDIT_DEFAULT, IDEMPOTENCY_KEY_BYTES_MAX
 from ringlog.link.address import Address, parse_url
@@ -366,7 +366,7 @@ class Client:
 
         The topic has to exist. Nothing is ever tried again under another number: see NumberedProducer.
         """
-        whole("ringlog.client.numbered")
+        import_whole("ringlog.client.numbered")
         from ringlog.client.numbered import NumberedProducer
 
         topic, producer_id = text(topic, "topic"), checked_producer_id(producer_id)
@@ -393,7 +393,7 @@ class Client:
         says so. `start`, a time with its zone, instead of `after`: from the first record committed then.
         With nothing to tell it waits up to `wait_ms`. `tags` and `node` leave records out, silently.
         """
-        whole("ringlog.client.reader")
+        import_whole("ringlog.client.reader")
         from ringlog.client.reader import read
 
         steps = read(
@@ -407,7 +407,7 @@ class Client:
         node: str | list[str] | None = None,
     ) -> Reader:  # fmt: skip
         """Iterate over records and tombstones; with `follow` wait for more for ever."""
-        whole("ringlog.client.reader")
+        import_whole("ringlog.client.reader")
         from ringlog.client.reader import Reader
 
         reader = Reader(self, topic, start, follow=follow, tags=tags, node=node)
@@ -416,7 +416,7 @@ class Client:
 
     def tailer(self, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> Tailer:
         """Fast reading on the engine's host: mapped files, memoryviews, NumPy, Arrow."""
-        whole("ringlog.client.tailer")
+        import_whole("ringlog.client.tailer")
         from ringlog.client.tailer import Tailer
 
         tailer = Tailer(self, topic, start, follow=follow)
@@ -438,7 +438,7 @@ class Client:
         consistency "strong" only what survives power loss is given. Unknown names raise TopicNotFound, or are
         left out if `lenient`.
         """
-        whole("ringlog.client.watch")
+        import_whole("ringlog.client.watch")
         from ringlog.client.watch import Watch
         from ringlog.client.watching import watch_options
 
@@ -482,7 +482,7 @@ class Client:
 
         With another `payload` than RAW, jobs are put from values and have a `value`; what cannot be decoded
         is rejected by a `jobs()` loop."""
-        whole("ringlog.client.queue")
+        import_whole("ringlog.client.queue")
         from ringlog.client.queue import Queue
 
         queue = Queue(
@@ -513,7 +513,7 @@ class Client:
         nothing else is there. On the engine's host what a process holds is ready for others when it ends; not
         so with `release_on_exit=False`.
         """
-        whole("ringlog.client.group")
+        import_whole("ringlog.client.group")
         from ringlog.client.group import Group
         from ringlog.client.grouping import GroupWorking
 

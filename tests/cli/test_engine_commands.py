@@ -217,7 +217,7 @@ def test_status_shows_every_process_and_readiness(shell: Shell, ringlog_engine: 
     (found,) = shell.ok("status")
     assert found["state"] == "ready"
     assert [p["name"] for p in found["processes"]][:3] == ["wal_shard-00", "wal_shard-01", "gateway"]
-    assert shell.ok("status", "--ready") == [{"state": "ready"}]
+    assert shell.ok("status", "--ready") == [{"state": "ready", "problems": []}]
     table = shell.run("status", "--output", "table").stdout.decode()
     assert "wal_shard-01" in table
     assert "disk free" in table
@@ -240,7 +240,7 @@ def test_a_second_engine_on_the_same_data_is_refused_and_the_first_goes_on() -> 
         done = shell.run("serve", "--data-dir", running.data_dir, "--set", "run.allow_root=true")
         assert done.returncode == Exit.FAILED
         assert len([line for line in done.stderr.decode().splitlines() if not line.startswith("{")]) == 1
-        assert shell.ok("status", "--ready") == [{"state": "ready"}]
+        assert shell.ok("status", "--ready") == [{"state": "ready", "problems": []}]
 
 
 def test_serve_runs_until_sigterm_and_ends_in_good_order(tmp_path: Path) -> None:

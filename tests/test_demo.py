@@ -132,8 +132,15 @@ def test_words_are_shared(tmp_path: Path) -> None:
     assert (other[3], other.total(4, 2)) == ((1 << 64) - 1, 5)
 
 
+PROGRAM = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # Whoever runs the tests may ignore it.
+runpy.run_module("demo", run_name="__main__", alter_sys=True)
+"""
+
+
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "demo", "--dir", str(tmp_path / "work")]
+    command = [sys.executable, "-c", PROGRAM, "--dir", str(tmp_path / "work")]
     command += ["--out", str(tmp_path / "demo.json"), *arguments]
     (tmp_path / "temporary").mkdir()
     return subprocess.Popen(

@@ -33,7 +33,7 @@ class JobsClaimed(Message, frozen=True):
     topic: Name
     topic_id: U64
     epoch: U32
-    deadline: Millis
+    deadline: Seq
     ready: Seq
     """Jobs that are left."""
     runs: list[tuple[Seq, Seq, U64, U64]]
@@ -145,7 +145,7 @@ class JobsExtended(Message, frozen=True):
     topic: Name
     extended: U64
     skipped: bytes
-    deadline: Millis
+    deadline: Seq
 
 
 class JobsReject(Message, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringlog.envelope.messages.base import Message
-from ringlog.envelope.messages.ranges import U32, U64, Millis, Name, Place, Seq
+from ringlog.envelope.messages.ranges import U32, U64, Name, Place, Seq
 
 
 class TopicPut(Message, frozen=True):
@@ -58,8 +58,8 @@ class TopicStateReply(Message, frozen=True):
     count: Seq
     bytes: Seq
     evict_floor: U64
-    last_write_ts: Millis | None
-    last_read_ts: Millis | None
+    last_write_ts: Seq | None
+    last_read_ts: Seq | None
     config: dict[str, Any]
     held_by: Name = ""
     """The consumer group for which records stay that caps or TTL would have taken (retain_until_acked)."""

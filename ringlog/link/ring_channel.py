@@ -294,6 +294,7 @@ class RingChannel:
         now = self._clock.monotonic_ns()
         if self._ring is not None:
             self._grow_after_ns = now + GROW_RETRY_NS
+            self._push()  # A frame may have waited for the larger ring: it goes by message.
             return
         if isinstance(error, Throttled):
             if not self._by_message_until_ns:

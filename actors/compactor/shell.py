@@ -179,7 +179,7 @@ class Shell:
         return self._stop is not None and self._stop.is_set()
 
     def _step(self) -> None:
-        """Between two steps of a pass. It may end behind each: what it has begun is begun anew."""
+        """Run between two steps of a pass. A pass may end after any step; the next one starts over."""
         self._beat()
         self._end_if_stopping()
 

@@ -142,7 +142,7 @@ RIGHTS: dict[tuple[type[m.Message], Leases | None], Row] = {
     (m.GroupCommit, Leases.GROUP): _TOPIC_READ,
     (m.GroupDelete, Leases.GROUP): _TOPIC_DELETE,
 }  # fmt: skip
-"""What is not here is refused to everybody."""
+"""Operations without a row are refused for every key."""
 OPEN_TO_ALL = frozenset({m.Hello, m.Ping})
 OWNER_ONLY = frozenset({m.Locate})
 """Names files and the salts of their seals: of use only to processes that may read the files."""

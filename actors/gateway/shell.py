@@ -550,7 +550,7 @@ class Shell:
         self._waits.pop(shard, None)
         watched = [watch for watch in self._watches.values() if watch.shard == shard]
         if waiting.error is not None and is_shard_failed(waiting.error):
-            # Nothing will be published: who asks the shard once more is told why.
+            # Nothing will be published. A reader that asks the shard again gets the reason.
             for watch in watched:
                 del self._watches[watch.ticket]
                 self._events.append(ev.TopicMoved(watch.ticket))

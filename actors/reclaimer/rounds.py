@@ -379,7 +379,7 @@ class Reclaimer:
             self._leftovers.known([name])
         elif topic_of_dir(name):
             # A topic that is gone never comes back: ids are given once. If its directory is not empty any
-            # more the next sweep looks at it anew.
+            # more the next sweep checks it again.
             remove_topic_dir(self._disk, self._data_dir, name)
             self._leftovers.known([name])
         elif self._is_dead(name, view):

@@ -1,12 +1,14 @@
-"""An exception at each executed line of the gateway's core comes out of it (RF-22).
+"""An exception at each executed line of the gateway's core is told of (RF-22).
 
 A short conversation with the pure core: names resolved, requests forwarded, refused and answered with
-errors, a client that goes, keys that change, a drain. A reply that was made of an exception nobody expected
-would be a lie about what happened.
+errors, a client that goes, keys that change, a drain. An exception that nobody expected either comes out of
+the core, or it ends one request: its client is answered with an error, the shell is given the exception to
+log, and every other request is answered as if nothing had happened.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.gateway import events as ev
@@ -29,19 +31,32 @@ MESSAGES: tuple[tuple[str, m.Message], ...] = (
 CLIENT = b"chaos"
 
 
-def converse() -> int:
-    """The conversation; returns how many replies there were."""
+@dataclass(slots=True)
+class Outcome:
+    """What came of the conversation."""
+
+    answered: set[int] = field(default_factory=set)
+    """The correlation numbers that had a reply."""
+    failed: list[BaseException] = field(default_factory=list)
+    """The exceptions that ended one request, as the shell is given them."""
+
+
+def converse() -> Outcome:
+    """The conversation."""
     core = Gateway(Identity("e" * 32, "0", 1, 2, 9, 4096), KEYS)
-    replies = 0
+    outcome = Outcome()
     now_ns = 0
 
     def feed(*events: Any) -> None:
-        nonlocal replies, now_ns
+        nonlocal now_ns
         now_ns += 1_000_000
         waiting = list(core.handle([Tick(now_ns // 1_000, now_ns), *events]))
         while waiting:
             effect = waiting.pop(0)
-            replies += isinstance(effect, Reply)
+            if isinstance(effect, Reply):
+                outcome.answered.add(effect.corr)
+            elif isinstance(effect, ev.Failed):
+                outcome.failed.append(effect.error)
             answer = _answer(effect)
             if answer is not None:
                 waiting += core.handle([answer])
@@ -51,7 +66,7 @@ def converse() -> int:
     feed(ev.ClientGone(CLIENT))
     feed(ev.KeysLoaded(KEYS))
     feed(DrainRequested())
-    return replies
+    return outcome
 
 
 def _answer(effect: Any) -> Any:
@@ -75,10 +90,15 @@ def lines_of() -> list[Line]:
     """Every line that the conversation executes."""
     found: list[Line] = []
     with Tracer(0, lambda: None, found.append):
-        replies = converse()
-    if replies < len(MESSAGES):
-        raise Broken(f"the gateway gave {replies} replies to {len(MESSAGES)} requests")
+        outcome = converse()
+    _require_answers(outcome)
     return found
+
+
+def _require_answers(outcome: Outcome) -> None:
+    """Raises Broken when a request had no reply."""
+    if missing := sorted(set(range(1, len(MESSAGES) + 1)) - outcome.answered):
+        raise Broken(f"the gateway gave no reply to the requests {missing} of {len(MESSAGES)}")
 
 
 def run_one(nth: int) -> Line:
@@ -87,13 +107,17 @@ def run_one(nth: int) -> Line:
     def strike() -> None:
         raise Unexpected("at a line")
 
+    outcome = Outcome()
     with Tracer(nth, strike) as tracer:
         try:
-            converse()
+            outcome = converse()
         except Unexpected:
             if tracer.struck is not None:
                 return tracer.struck
     if tracer.struck is None:
         raise TooFew
+    if any(isinstance(error, Unexpected) for error in outcome.failed):
+        _require_answers(outcome)
+        return tracer.struck
     path, line = tracer.struck
     raise Broken(f"an exception at {path.removeprefix(f'{ROOT}/')}:{line} is swallowed")

@@ -147,11 +147,21 @@ def registered_shards(disk: Disk, data_dir: str) -> list[int]:
 
 
 class LogRegister:
-    """The register of the stream that this incarnation writes."""
+    """The register of the stream that this incarnation writes.
+
+    Its file stays open, so that a process which has no descriptor left can still begin its next log file.
+    """
 
     def __init__(self, disk: Disk, data_dir: str, shard: int) -> None:
         self._disk, self._data_dir, self._shard = disk, data_dir, shard
         self._entry: Entry | None = None
+        self._fd = -1
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            self._disk.close(self._fd)
+            self._fd = -1
 
     def note(
         self, engine_id: bytes, shards: int, file: int, file_bytes: int, last_identity: tuple[int, int]
@@ -185,11 +195,8 @@ class LogRegister:
         self._disk.make_dir(meta)
         self._disk.sync_dir(self._data_dir)
         replace_file(self._disk, meta, register_name(self._shard), encode_register(entry))
+        self._fd = self._disk.open_marks(f"{meta}/{register_name(self._shard)}")
 
     def _overwrite(self, entry: Entry) -> None:
-        fd = self._disk.open_marks(f"{self._data_dir}/{META_DIR}/{register_name(self._shard)}")
-        try:
-            self._disk.write_at(fd, [entry.encode()], entry.number % 2 * ENTRY_BYTES)
-            self._disk.sync_data(fd)
-        finally:
-            self._disk.close(fd)
+        self._disk.write_at(self._fd, [entry.encode()], entry.number % 2 * ENTRY_BYTES)
+        self._disk.sync_data(self._fd)

@@ -151,6 +151,7 @@ class WalWriter:
 
     def close(self, *, truncate: bool = False) -> None:
         """Let go of the file; with `truncate` give its unused end back to the file system first."""
+        self._register.close()
         if self._fd < 0:
             return
         if truncate:

@@ -135,28 +135,21 @@ class TestEngine:
         return self.start()
 
     def crash(self) -> None:
-        """Kill every process of it at once, as a power cut does, disk cache apart. Then `start` it again."""
-        pids = [process.pid for process in self.status().processes if process.pid]
-        for pid in {self.pid, *pids}:
-            _kill(pid)
+        """Kill every process of it, asking none, as a power cut does (disk cache apart). Then `start` it."""
         if self._process is not None:
-            self._process.wait(STOP_S)
-        for pid in pids:
-            wait_until(lambda pid=pid: not _is_alive(pid), STOP_S, f"process {pid} to end")  # type: ignore[misc]
-
-    def power_off(self) -> None:
-        """Kill every process of it, asking none, and drop its shared memory: what a power cut leaves is
-        its data directory. Then `start` it again."""
-        shm_dir = self._shm_dir()
-        if self._process is not None:
-            # Asked for first: one that stands still would not notice that its parent is gone.
+            # Looked up first: one that stands still would not notice that its parent is gone.
             children = _children_of(self.pid)
             for pid in (self.pid, *children):
                 _kill(pid)
             self._process.wait(STOP_S)
-            self._process = None
             for pid in children:
                 wait_until(lambda pid=pid: not _is_alive(pid), STOP_S, f"process {pid} to end")  # type: ignore[misc]
+
+    def power_off(self) -> None:
+        """Crash it, and drop its shared memory: what a power cut leaves is its data directory."""
+        shm_dir = self._shm_dir()
+        self.crash()
+        self._process = None
         self._clear(shm_dir)
 
     def kill(self, kind: str, *, shard: int = 0) -> int:

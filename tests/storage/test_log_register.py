@@ -100,3 +100,26 @@ def test_a_register_of_another_stream_or_version_is_refused():
 def test_ids_beyond_what_a_lost_file_may_have_held():
     ids, epochs = beyond((100, 7), 88_000, 4)
     assert (ids, epochs) == (100 + 16 * 1001, 7 + 1001)
+
+
+class CountingDisk(SimulatedDisk):
+    opened = 0
+
+    def open_marks(self, path: str) -> int:
+        self.opened += 1
+        return super().open_marks(path)
+
+
+def test_a_register_opens_its_file_once_and_a_predecessor_does_not_reach_its_successors():
+    """No descriptor is needed to begin the next log file, and a process that was replaced writes nowhere."""
+    disk = CountingDisk("/data")
+    before, after = LogRegister(disk, "/data", 0), LogRegister(disk, "/data", 0)
+    before.note(ENGINE, 1, 1 << 24, 1 << 20, (0, 0))
+    after.note(ENGINE, 1, 2 << 24, 1 << 20, (0, 0))
+    assert disk.opened == 2
+    before.note(ENGINE, 1, 1 << 24 | 1, 1 << 20, (0, 0))
+    after.note(ENGINE, 1, 2 << 24 | 1, 1 << 20, (0, 0))
+    assert disk.opened == 2
+    found = read_register(disk, "/data", 0)
+    assert found is not None
+    assert dict(found.newest) == {1: 2 << 24 | 1}

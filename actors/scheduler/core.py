@@ -250,7 +250,7 @@ class Scheduler:
         for told in message.feeds:
             topic = self._topic_of(told, is_strong=subscription.is_strong)
             self._place(subscription, told.feed, topic, told.after)
-            wanted.setdefault(told.shard, {})[topic] = None
+            wanted.setdefault(topic.shard, {})[topic] = None
         self.turns.serve(subscription)
         done = Tell(asked.link, m.Subscribed(subscription.number, self.number, self.incarnation), asked.corr)
         if not wanted:
@@ -267,8 +267,8 @@ class Scheduler:
         if found is not None and found.is_strong != message.strong:
             raise InvalidRequest("a subscription stays strong, or not", subscription=message.subscription)
         for feed in message.feeds:
-            is_sane = 0 <= feed.feed <= NUMBER_MAX and 0 <= feed.shard < len(self.shards)
-            if not (is_sane and 0 <= feed.slot < WATCHED_SLOTS_MAX and feed.after >= 0):
+            is_sane = 0 <= feed.feed <= NUMBER_MAX and feed.shard >= 0 and feed.after >= 0
+            if not (is_sane and 0 <= feed.slot < WATCHED_SLOTS_MAX):
                 raise InvalidRequest("feed out of range", feed=feed.feed, shard=feed.shard, slot=feed.slot)
         known = found.feeds if found is not None else {}
         added = len({feed.feed for feed in message.feeds} - known.keys())
@@ -295,12 +295,15 @@ class Scheduler:
             self._named.pop(link.id, None)
 
     def _topic_of(self, told: m.Feed, *, is_strong: bool) -> Topic:
-        shard, key = self.shards[told.shard], (told.slot, told.topic_id)
+        """The topic of a feed. A client may have learnt where it is from an engine with more shards: what is
+        not found where it says is sought, also where there is no such shard now."""
+        number = min(told.shard, len(self.shards) - 1)
+        shard, key = self.shards[number], (told.slot, told.topic_id)
         kin, other = (shard.strong, shard.topics) if is_strong else (shard.topics, shard.strong)
         topic = kin.get(key)
         if topic is None:
             standing = other[key].standing if key in other else Standing()
-            topic = Topic(told.shard, told.slot, told.topic_id, is_strong=is_strong, standing=standing)
+            topic = Topic(number, told.slot, told.topic_id, is_strong=is_strong, standing=standing)
             shard.follow(topic)
         return topic
 

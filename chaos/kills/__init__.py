@@ -2,9 +2,9 @@
 
 Settings: `points_s` and `tidy_s` (at most so long for the stop points of shards, and of those who work in the
 background), `routers_s` (how long routers work under kills; 0: not at all), `storm_s` (how long a storm
-lasts; storms fill the time that is left), `ends_rounds`, `outage_kills` (kills with 64 MiB of log to
-replay), `bulk_times` (appends in large frames, as a multiple of those in small ones), `only` (names of cases;
-empty: all). A replay runs one case by its name.
+lasts; storms fill the time that is left), `ends_rounds`, `reshards` (starts with another number of shards),
+`outage_kills` (kills with 64 MiB of log to replay), `bulk_times` (appends in large frames, as a multiple of
+those in small ones), `only` (names of cases; empty: all). A replay runs one case by its name.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from chaos.order import Account, Order
 DEFAULTS: dict[str, Any] = {
     "outage_kills": 4,
     "ends_rounds": 1,
+    "reshards": 4,
     "storm_s": 14.0,
     "points_s": 45.0,
     "tidy_s": 45.0,
@@ -48,7 +49,7 @@ def run(order: Order, account: Account) -> None:
 
 
 def replay(order: Order, case: str) -> None:
-    """One case by its name: points, tidy, routers, storm, ends, frozen, outage."""
+    """One case by its name: points, tidy, routers, storm, ends, reshards, frozen, outage."""
     account = Account()
     settings = order.choose(DEFAULTS)
     name = case.partition(":")[0]
@@ -69,6 +70,7 @@ def _cases(settings: dict[str, Any]) -> dict[str, Callable[[Stage], None]]:
         "routers": partial(forwarding.routers, seconds=settings["routers_s"]),
         "storm": partial(cases.storm, seconds=settings["storm_s"]),
         "ends": partial(cases.ends, rounds=settings["ends_rounds"]),
+        "reshards": partial(cases.reshards, rounds=settings["reshards"]),
         "frozen": cases.frozen,
         "outage": partial(cases.outage, kills=settings["outage_kills"]),
     }

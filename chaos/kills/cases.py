@@ -13,8 +13,8 @@ from chaos.kills import points as stop_plan
 from chaos.kills import targets
 from chaos.kills.keys import tried_twice
 from chaos.kills.load import Stuck, wait_for
-from chaos.kills.rig import SETTLE_S
-from chaos.kills.scene import KEYED_SHARD, Scene, Stage
+from chaos.kills.rig import SETTLE_S, kill_tree
+from chaos.kills.scene import KEYED_SHARD, SHARDS, Scene, Stage
 from ringlog.envelope.messages import ProcessStatus
 from ringlog.errors import RinglogError
 from ringlog.supervision.tree import BACKGROUND, GATEWAY, SCHEDULER, WAL_SHARD
@@ -225,6 +225,38 @@ def ends(stage: Stage, passes: tuple[int, ...] = stop_plan.PASSES, rounds: int =
             engine.wait_alone()
             _start_again(scene)
             account.did("terms", 1, "RF-23")
+    stage.close(scene)
+
+
+SHARD_COUNTS = (1, 2, 3, 4)
+
+
+def reshards(stage: Stage, rounds: int) -> None:
+    """The engine ends, in good order or killed, and comes back with another number of shards, while clients
+    go on: topics move, and nobody notices (RF-124). Batches in which some records have an id go on, too."""
+    random = stage.order.random("reshards")
+    scene = stage.cast("reshards")
+    engine, shards = scene.engine, SHARDS
+    scene.make_topics()
+    scene.start_load(PER_S / 3)
+    for topic, transport in ((0, "auto"), (3, "ipc")):
+        scene.load.start("produce_mixed", topic=topic, per_s=200, batch=10, transport=transport)
+    for left in reversed(range(rounds)):
+        scene.load.wait_progress(300, SETTLE_S)
+        shards = random.choice([n for n in SHARD_COUNTS if n != shards]) if left else SHARDS
+        engine.change("wal.shards", shards)
+        if random.random() < 0.5:
+            kill_tree(engine)
+        else:
+            engine.signal(signal.SIGTERM)
+            status = engine.wait_status(SETTLE_S)
+            if status != 0:
+                scene.complaints.append(f"SIGTERM before another number of shards ended with {status}")
+            engine.wait_alone()
+        engine.start()
+        engine.wait_serving()
+        stage.account.did("reshards", 1, "RF-124")
+    scene.load.wait_progress(1_000, SETTLE_S)
     stage.close(scene)
 
 

@@ -14,8 +14,8 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     """One client's work on one topic of a run, or on all."""
 
     kind: str
-    """What chaos/kills/work.py knows: produce, produce_one, produce_keyed, read, reread, watch, delete,
-    operate, final; jobs_ and groups_ begin those of these classes."""
+    """What chaos/kills/work.py knows: produce, produce_one, produce_mixed, produce_keyed, read, reread,
+    watch, delete, operate, final; jobs_ and groups_ begin those of these classes."""
     client: int
     """Number of the client in the run; names its journal."""
     url: str

@@ -24,7 +24,7 @@ from chaos.jobs import clients as jobs
 from chaos.kills.keys import KEY_VALUES
 from chaos.kills.tasks import Report, Task, TopicFacts
 from ringlog import stop_points
-from ringlog.client import Client
+from ringlog.client import AppendedOnce, Client, NewRecord
 from ringlog.client.events import CaughtUp, Lagged, WatchEvent
 from ringlog.client.pages import Cursor, Page
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
@@ -136,6 +136,32 @@ def _produce_one(client: Client, task: Task, journal: Journal, end: _End, report
         _append(client, task, journal, report, value, payload)
         value += 1
         pace.wait(1, end)
+
+
+def _produce_mixed(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
+    """Append batches in which every second record has a dedup id and the others have none."""
+    pace, value = _Pace(task.per_s), task.client << 32
+    name = task.topics[task.topic]
+    while not end.is_set:
+        values = range(value, value + task.batch)
+        value += task.batch
+        payloads = [payload_of(each, task.record_bytes) for each in values]
+        digests = [xxhash.xxh3_64_intdigest(each) for each in payloads]
+        ops = journal.begin(What.APPEND, task.topic, values=values, digests=digests)
+        report.ops += len(ops)
+        records = [
+            NewRecord(data=data, dedup_id=f"id-{each}" if each % 2 else None)
+            for each, data in zip(values, payloads, strict=True)
+        ]
+        try:
+            done = client.append_many(name, records, create=False)
+        except RinglogError as e:
+            outcome = Outcome.UNKNOWN if e.outcome == "unknown" else Outcome.FAIL
+            _failed(journal, task.topic, ops, outcome, e, report)
+        else:
+            assert isinstance(done, AppendedOnce)
+            journal.end(task.topic, ops, Outcome.OK, done.seqs)
+        pace.wait(task.batch, end)
 
 
 def _produce_keyed(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
@@ -391,6 +417,7 @@ def _die() -> None:
 
 
 _KINDS: dict[str, Callable[[Client, Task, Journal, _End, Report], None]] = {
-    "produce": _produce, "produce_one": _produce_one, "produce_keyed": _produce_keyed, "read": _read,
-    "reread": _reread, "watch": _watch, "delete": _delete, "final": _final,
+    "produce": _produce, "produce_one": _produce_one, "produce_mixed": _produce_mixed,
+    "produce_keyed": _produce_keyed, "read": _read, "reread": _reread, "watch": _watch, "delete": _delete,
+    "final": _final,
 }  # fmt: skip

@@ -474,18 +474,12 @@ class Delivery:
 
     def _told(self, subscription: Subscription, number: int, feeds: list[int]) -> list[Feed]:
         """What a scheduler is told of feeds: of those that it looks after."""
-        found = [(feed, subscription.feeds.get(feed)) for feed in feeds]
+        found = [(feed, state) for feed in feeds if (state := subscription.feeds.get(feed)) is not None]
         return [
-            Feed(feed, state.topic, state.info.topic_id, self._shard_of(state), state.info.slot, state.after)
+            Feed(feed, state.topic, info.topic_id, info.shard, info.slot, state.after)
             for feed, state in found
-            if state is not None and state.scheduler == number
+            if state.scheduler == number and (info := state.info)
         ]
-
-    def _shard_of(self, state: _FeedState) -> int:
-        """Where its scheduler is to look for it: a shard that there is, also when the engine has fewer now.
-        What is not found where we say is sought then, as behind any restart."""
-        links = self._host.links
-        return min(state.info.shard, links.shards - 1) if links.transport == "ring" else state.info.shard
 
     def _seek(self, subscription: Subscription, feed: int, state: _FeedState) -> None:
         """A shard that restarted may show a topic elsewhere. If the topic is no more its reader will see."""

@@ -22,7 +22,7 @@ from ringlog.limits import (
     LINK_SILENCE_MS,
     TURNS_PER_MESSAGE_MAX,
 )
-from tests.actors.scheduler_world import MS, World, WorldLink
+from tests.actors.scheduler_world import MS, World, WorldLink, WorldTopic
 
 A, B = b"a", b"b"
 
@@ -384,6 +384,18 @@ def test_a_turn_that_is_out_counts_against_the_credit_though_its_feed_is_moved()
     assert [feed for feed, _ in untils(world)] == [1, 2]
 
 
+def test_a_topic_that_was_on_a_shard_that_is_no_more_is_for_its_reader_to_find() -> None:
+    """The engine came back with fewer shards before its client had learnt where the topic went."""
+    world = World(shards=1)
+    other = world.topic(0, 0)
+    world.append(other)
+    gone = WorldTopic(3, 0, topic_id=9)
+    world.changed.add((gone.shard, gone.slot))
+    assert isinstance(world.subscribe(A, 1, [(1, gone, 0)]), m.Subscribed)
+    world.turn()
+    assert untils(world) == [(1, FIND_OUT)]
+
+
 @pytest.mark.parametrize(
     ("limit", "most"),
     [
@@ -420,7 +432,7 @@ def test_a_bound_admits_exactly_as_many_as_it_says(
     [
         m.Subscribe(-1, [], 1), m.Subscribe(1 << 32, [], 1), m.Subscribe(1, [], -1),
         m.Subscribe(1, [], CREDIT_MAX + 1), m.Subscribe(1, [m.Feed(-1, "t", 1, 0, 0, 0)], 1),
-        m.Subscribe(1, [m.Feed(1, "t", 1, 9, 0, 0)], 1),
+        m.Subscribe(1, [m.Feed(1, "t", 1, -1, 0, 0)], 1),
         m.Subscribe(1, [m.Feed(1, "t", 1, 0, 1 << 40, 0)], 1),
         m.Subscribe(1, [m.Feed(1, "t", 1, 0, 0, -1)], 1), m.Ping(),
         m.Subscribe(1, [m.Feed(n, "t", 1, 0, 0, 0) for n in range(FEEDS_PER_MESSAGE_MAX + 1)], 1),

@@ -16,7 +16,7 @@ COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_
   $(addprefix tests/,aio board client frame group link queue ring topic)
 INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handlers.py dropped.py)
 
-.PHONY: help setup compiled demo test test-compiled check bench chaos chaos-night chaos-long mutants test-night spark-night fmt clean
+.PHONY: help setup compiled demo test test-compiled check bench bench-against chaos chaos-night chaos-long mutants test-night spark-night fmt clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make test-compiled     those of what is compiled once more, on its compiled form: five minutes"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
+	@echo "make bench-against REV=main AREA=commit [ONLY=text] [PAIRS=7]  the working tree and a revision in turns"
 	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours; chaos-long: two more"
 	@echo "make mutants           deliberate bugs, which the classes must find"
 	@echo "make test-night        tests of the harness of chaos: planted bugs; some minutes"
@@ -98,6 +99,12 @@ check: $(STAMP)
 
 bench: $(BENCH_STAMP) compiled
 	$(PY) -m bench $(AREA)
+
+# Which of two revisions is faster: the working tree, as it is, and REV.
+bench-against: PAIRS ?= 7
+bench-against: $(BENCH_STAMP) compiled
+	@test -n "$(REV)" && test -n "$(AREA)" || { echo "set REV=<git revision> and AREA=<area>"; exit 1; }
+	$(PY) -m bench.against --rev "$(REV)" --area "$(AREA)" --only "$(ONLY)" --pairs "$(PAIRS)"
 
 chaos: $(FUZZ_STAMP) compiled
 	$(PY) -m chaos run --plan ci

@@ -1,4 +1,7 @@
-"""`python -m bench AREA [--only TEXT] [--scale PART]`: measure, print, write bench/results/AREA.json."""
+"""`python -m bench AREA [--only TEXT] [--scale PART] [--rows FILE]`: measure, print, write the rows.
+
+They go to bench/results/AREA.json, or to FILE alone.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import argparse
 import importlib
 import os
 import sys
+from pathlib import Path
 
 from bench.machine import facts, settle
-from bench.rows import SCALE, save, show
+from bench.rows import SCALE, save, show, write
 
 AREAS = ("commit", "delivery", "queue", "spark", "storage")
 
@@ -18,14 +22,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("area", choices=AREAS)
     parser.add_argument("--only", default="", help="parts whose name contains this; other rows stay")
-    parser.add_argument("--scale", type=float, default=1.0, help="a part of the data; nothing is written")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="a part of the data; bench/results is not written"
+    )
+    parser.add_argument("--rows", type=Path, help="write the rows to this file instead of bench/results")
     arguments = parser.parse_args()
     os.environ[SCALE] = str(arguments.scale)
-    settle()
+    if arguments.scale == 1.0:
+        settle()
     machine = facts()
     rows = importlib.import_module(f"bench.{arguments.area}").rows(arguments.only)
     show(rows)
-    if arguments.scale == 1.0:
+    if arguments.rows:
+        write(arguments.rows, arguments.area, rows, machine)
+    elif arguments.scale == 1.0:
         print(f"\nwritten to {save(arguments.area, rows, machine, keep_others=bool(arguments.only))}")
     return 0
 

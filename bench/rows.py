@@ -82,7 +82,8 @@ def skipped(id: str, unit: str, reason: str) -> Row:
     }
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Three digits, or whole thousands."""
     if value is None:
         return "-"
     if abs(value) >= 1000:
@@ -95,22 +96,27 @@ def show(rows: Sequence[Row]) -> None:
     head = ("workload", "value", "unit", "spread", "against", "ratio", "reach", "met")
     lines = [head]
     for r in rows:
-        reach = ", ".join(f"{kind} {_number(bound)}" for kind, bound in (r["reach"] or {}).items())
-        spread = f"{_number(r['spread'][0])} .. {_number(r['spread'][1])}"
+        reach = ", ".join(f"{kind} {number(bound)}" for kind, bound in (r["reach"] or {}).items())
+        spread = f"{number(r['spread'][0])} .. {number(r['spread'][1])}"
         met = "skipped" if r["met"] is None else "yes" if r["met"] else "NO"
         lines.append(
             (
                 r["id"],
-                _number(r["value"]),
+                number(r["value"]),
                 r["unit"],
                 spread,
-                _number(r["against"]),
-                _number(r["ratio"]),
+                number(r["against"]),
+                number(r["ratio"]),
                 reach,
                 met,
             )
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    table(lines)
+
+
+def table(lines: Sequence[Sequence[str]]) -> None:
+    """Print lines of equally many cells, the first of which are the columns' names."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
@@ -128,10 +134,13 @@ def save(area: str, rows: Sequence[Row], machine: dict[str, Any], *, keep_others
         before = json.loads(path.read_text())
         kept = [row for row in before["rows"] if row["id"] not in measured]
         measured = {row["id"]: row for row in kept} | measured
-    path.write_text(
-        json.dumps({"area": area, "machine": machine, "rows": list(measured.values())}, indent=1) + "\n"
-    )
+    write(path, area, list(measured.values()), machine)
     return path
+
+
+def write(path: Path, area: str, rows: Sequence[Row], machine: dict[str, Any]) -> None:
+    """Write rows and the facts of the machine to a file."""
+    path.write_text(json.dumps({"area": area, "machine": machine, "rows": list(rows)}, indent=1) + "\n")
 
 
 def scaled(count: int, least: int = 1) -> int:

@@ -1,0 +1,118 @@
+"""Compare the working tree with another revision: `make bench-against REV=… AREA=…`.
+
+Runs one area of benchmarks in both, in turns and at least seven times each; which goes first alternates.
+Prints for each row the median of the pairs' ratios with its interval, and writes
+build/bench-against/AREA.json after every pair. The working tree is measured as it is, with its changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from bench.__main__ import AREAS
+from bench.machine import facts
+from bench.paired import PAIRS, compare, show
+from bench.revision import PLACE, ROOT, RevisionError, Tree, build, resolve, worktree
+from bench.rows import Row, say
+
+HERE = "the working tree"
+Pairs = list[tuple[list[Row], list[Row]]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 0 when all pairs were measured, whatever the ratios are; 1 with the reason when not."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    pairs: Pairs = []
+    try:
+        _measure(options, pairs)
+    except RevisionError as e:
+        print(e, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(pairs)} pairs", file=sys.stderr)
+        return 130
+    finally:
+        if pairs:
+            show(compare(pairs), HERE, options.rev)
+            print(f"written to {PLACE / f'{options.area}.json'}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.against", description=__doc__.splitlines()[0])
+    parser.add_argument("--rev", required=True, help="the revision to compare with")
+    parser.add_argument("--area", required=True, choices=AREAS)
+    parser.add_argument("--only", default="", help="parts whose name contains this")
+    parser.add_argument("--pairs", type=_pairs, default=PAIRS, help=f"at least {PAIRS}")
+    parser.add_argument("--scale", type=float, default=1.0, help="a part of the data, to try it out")
+    parser.add_argument(
+        "--no-cores", dest="cores", action="store_false", help="both without compiled cores, to try it out"
+    )
+    return parser
+
+
+def _pairs(text: str) -> int:
+    if int(text) < PAIRS:
+        raise argparse.ArgumentTypeError(f"must be >= {PAIRS}, got {text}")
+    return int(text)
+
+
+def _measure(options: argparse.Namespace, pairs: Pairs) -> None:
+    commit = resolve(options.rev)
+    with worktree(commit) as path:
+        new, old = Tree(HERE, ROOT, options.cores), Tree(options.rev, path, options.cores)
+        for tree in (new, old):
+            tree.require_own_code()
+            tree.require_area(options.area, options.scale)
+        say(f"compiling {options.rev} ({commit[:12]})")
+        build(old)
+        if new.compiled() != old.compiled():
+            raise RevisionError(
+                f"{HERE} has compiled {new.compiled()}, {options.rev} {old.compiled()}: run `make compiled`"
+            )
+        machine = facts()
+        for i in range(options.pairs):
+            rows: dict[str, list[Row]] = {}
+            for tree in order(i, new, old):
+                say(f"pair {i + 1}/{options.pairs}: {tree.name}")
+                rows[tree.name] = tree.measure(options.area, options.only, options.scale)
+            pairs.append((rows[new.name], rows[old.name]))
+            _write(options, commit, pairs, machine)
+
+
+def order(pair: int, new: Tree, old: Tree) -> tuple[Tree, Tree]:
+    """Which goes first alternates: what warms up or wears out the machine does not favour one of them."""
+    return (new, old) if pair % 2 == 0 else (old, new)
+
+
+def _write(options: argparse.Namespace, commit: str, pairs: Pairs, machine: dict[str, Any]) -> None:
+    """The verdict so far, and the rows of every run."""
+    verdict = compare(pairs)
+    found = {
+        "area": options.area,
+        "only": options.only,
+        "scale": options.scale,
+        "revision": commit,
+        "pairs": len(pairs),
+        "interval": "sign test on the ratios of the pairs",
+        "machine": machine,
+        "rows": [each.as_row() for each in verdict.comparisons],
+        "only_in_the_working_tree": list(verdict.only_new),
+        "only_in_the_revision": list(verdict.only_old),
+        "runs": [{"new": new, "old": old} for new, old in pairs],
+    }
+    (PLACE / f"{options.area}.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

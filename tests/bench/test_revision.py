@@ -1,0 +1,159 @@
+"""The other revision: its worktree, and what must not be left of a run, also of one that is interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench import revision
+from bench.against import main, order
+from bench.revision import RevisionError, Tree, resolve, worktree
+
+BENCH = """
+import pathlib, signal, subprocess, sys, time
+left = pathlib.Path("build/bench-left/data/meta")
+left.mkdir(parents=True)
+shm = pathlib.Path(sys.argv[1])
+shm.mkdir(mode=0o700)
+(left / "engine").write_text(str(shm))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+pathlib.Path("child.new").write_text(str(child.pid))
+pathlib.Path("child.new").rename("child")
+time.sleep(60 if sys.argv[2] == "wait" else 0)
+"""
+
+
+RUN = """
+import pathlib, signal, sys
+from bench import against, revision
+from ringlog import hardening
+tree, program, *arguments = sys.argv[1:]
+hardening.adopt_orphans()
+signal.signal(signal.SIGTERM, against._interrupt)
+try:
+    here = revision.Tree("here", pathlib.Path(tree))
+    sys.exit(revision._run_to_end([sys.executable, "-c", program, *arguments], here))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of two commits, in place of this one."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    for arguments in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(
+            ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments], cwd=root, check=True, timeout=30
+        )
+    monkeypatch.setattr(revision, "ROOT", root)
+    monkeypatch.setattr(revision, "PLACE", root / "build" / "bench-against")
+    monkeypatch.setattr(revision.hardening, "adopt_orphans", lambda: None)
+    return root
+
+
+def worktrees(root: Path) -> int:
+    done = subprocess.run(
+        ["git", "worktree", "list"], cwd=root, capture_output=True, text=True, check=True, timeout=30
+    )
+    return len(done.stdout.splitlines())
+
+
+def test_a_worktree_is_removed_also_when_its_user_fails(repository: Path) -> None:
+    commit = resolve("HEAD")
+    seen: list[Path] = []
+
+    def use(path: Path) -> None:
+        seen.append(path)
+        raise OSError(f"a checkout: {(path / '.git').exists()}")
+
+    with pytest.raises(OSError, match="a checkout: True"), worktree(commit) as path:
+        use(path)
+    assert not seen[0].exists()
+    assert worktrees(repository) == 1
+
+
+def test_the_worktree_of_a_run_that_was_killed_is_removed_by_the_next(repository: Path) -> None:
+    commit = resolve("HEAD")
+    left = revision.PLACE / "tree-0123456789ab"
+    subprocess.run(
+        ["git", "worktree", "add", "-q", "--detach", str(left), commit],
+        cwd=repository, check=True, timeout=30,
+    )  # fmt: skip
+    with worktree(commit):
+        assert not left.exists()
+    assert worktrees(repository) == 1
+
+
+def test_two_comparisons_do_not_run_at_once(repository: Path) -> None:
+    commit = resolve("HEAD")
+    with worktree(commit), pytest.raises(RevisionError, match="another comparison"), worktree(commit):
+        pass
+
+
+def test_a_revision_that_does_not_exist_is_named(repository: Path) -> None:
+    with pytest.raises(RevisionError, match="'nothing' names no commit"):
+        resolve("nothing")
+    with pytest.raises(RevisionError):
+        resolve("--all")
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_a_run(tmp_path: Path, number: signal.Signals | None) -> None:
+    """The benchmark leaves a process of another session, a directory and shared memory."""
+    shm = Path(f"/dev/shm/ringlog-{os.geteuid()}-{os.urandom(4).hex()}")
+    child = tmp_path / "child"
+    # In a process of its own, which adopts orphans.
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(tmp_path), BENCH, str(shm), "wait" if number else "end"],
+        cwd=Path(__file__).parent.parent.parent,
+    )
+    deadline = time.monotonic() + 20
+    while not child.exists() and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if number:
+        run.send_signal(number)
+    assert run.wait(30) == (130 if number else 0)
+    assert not psutil.pid_exists(int(child.read_text()))
+    assert not (tmp_path / "build" / "bench-left").exists()
+    assert not shm.exists()
+
+
+def test_a_tree_imports_its_own_code() -> None:
+    Tree("here", Path(__file__).parent.parent.parent).require_own_code()
+
+
+def test_a_tree_that_would_import_other_code_is_refused(repository: Path) -> None:
+    with pytest.raises(RevisionError, match="imported from elsewhere"):
+        Tree("there", repository).require_own_code()
+
+
+def test_an_area_that_a_revision_lacks_is_named(repository: Path) -> None:
+    (repository / "bench").mkdir()
+    (repository / "bench" / "__init__.py").touch()
+    (repository / "bench" / "__main__.py").write_text('print("usage: bench {commit,queue}")')
+    tree = Tree("there", repository)
+    tree.require_area("queue", 1.0)
+    with pytest.raises(RevisionError, match="there has no area peers"):
+        tree.require_area("peers", 1.0)
+    with pytest.raises(RevisionError, match="--scale"):
+        tree.require_area("queue", 0.1)
+
+
+def test_which_goes_first_alternates() -> None:
+    new, old = Tree("new", Path("new")), Tree("old", Path("old"))
+    assert [order(i, new, old)[0].name for i in range(4)] == ["new", "old", "new", "old"]
+
+
+def test_fewer_than_seven_pairs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--rev", "HEAD", "--area", "commit", "--pairs", "6"])
+    assert "must be >= 7, got 6" in capsys.readouterr().err

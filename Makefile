@@ -16,7 +16,7 @@ COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_
   $(addprefix tests/,aio board client frame group link queue ring topic)
 INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handlers.py dropped.py)
 
-.PHONY: help setup compiled demo test test-compiled check bench bench-against chaos chaos-night chaos-long mutants test-night spark-night fmt clean
+.PHONY: help setup compiled demo test test-compiled check bench bench-against peers chaos chaos-night chaos-long mutants test-night spark-night fmt clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make test-compiled     those of what is compiled once more, on its compiled form: five minutes"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
+	@echo "make peers             install Redis, beanstalkd and NATS below build/, for AREA=queue and peers; MORE=1: Kafka"
 	@echo "make bench-against REV=main AREA=commit [ONLY=text] [PAIRS=7]  the working tree and a revision in turns"
 	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours; chaos-long: two more"
 	@echo "make mutants           deliberate bugs, which the classes must find"
@@ -99,6 +100,10 @@ check: $(STAMP)
 
 bench: $(BENCH_STAMP) compiled
 	$(PY) -m bench $(AREA)
+
+# Servers to measure beside; without root, and nothing outside of build/.
+peers: $(BENCH_STAMP)
+	$(PY) -m bench.systems.install $(if $(MORE),--more)
 
 # Which of two revisions is faster: the working tree, as it is, and REV.
 bench-against: PAIRS ?= 7

@@ -5,7 +5,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 PY := $(VENV)/bin/python
-WORKERS ?= 2
+# Tests of an engine mostly wait for it: more workers than cores.
+WORKERS ?= 3
 STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
 BENCH_STAMP := $(VENV)/.installed-bench
@@ -29,7 +30,7 @@ help:
 	@echo "make bench-against REV=main AREA=commit [ONLY=text] [PAIRS=7]  the working tree and a revision in turns"
 	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours; chaos-long: two more"
 	@echo "make mutants           deliberate bugs, which the classes must find"
-	@echo "make test-night        tests of the harness of chaos: planted bugs; some minutes"
+	@echo "make test-night        the longest enumerations, and tests of the harness of chaos: planted bugs; some minutes"
 	@echo "make spark-night       Spark: crash matrices, clusters, Connect, brokers; takes long"
 	@echo "make fmt clean setup"
 
@@ -84,7 +85,8 @@ test-compiled: compiled
 	RINGLOG_CORES=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -q $(COMPILED_TESTS)
 	RINGLOG_CORES=1 PYTHONMALLOC=debug $(PY) -X faulthandler -m pytest -n $(WORKERS) -q $(INTERRUPTING_TESTS)
 
-# What the harness and its classes are tested with: planted bugs, small runs. `make chaos` runs the classes themselves.
+# What takes longest: enumerations of states and schedules; and what the harness and its classes are tested with:
+# planted bugs, small runs. `make chaos` runs the classes themselves.
 test-night: $(FUZZ_STAMP) compiled
 	$(PY) -m pytest -n $(WORKERS) -q -m night tests --ignore=tests/spark
 

@@ -32,6 +32,7 @@ def test_every_crash_state_of_a_checkpoint_recovers_to_what_was_acknowledged(ste
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+@pytest.mark.night
 def test_every_crash_state_of_long_histories_with_checkpoints():
     """Three checkpoints: files are unlinked, snapshots retired; starts between them."""
     chosen = [
@@ -53,6 +54,7 @@ def caught(*steps: str) -> str:
 
 
 @pytest.mark.interpreted
+@pytest.mark.night
 def test_a_snapshot_ahead_of_its_log_is_caught(monkeypatch):
     """The last page answered before what the rows speak of is synced."""
     monkeypatch.setattr(ShardSide, "_await_durable", lambda self, group: None)

@@ -33,6 +33,7 @@ def test_random_lives_with_changing_shard_counts_keep_every_promise(seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.night
 def test_more_random_lives():
     """The same, seeds of failures found so far among them."""
     for seed in (27, 1005, 1041, 2007, 2035, 2090, 2132, 8167):

@@ -33,6 +33,7 @@ def test_every_crash_state_of_every_single_step_recovers_twice_to_the_same_state
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+@pytest.mark.night
 def test_crash_states_of_two_steps_recover_twice_to_the_same_state():
     """RF-58, in an order drawn from a seed, as many as fit into ten seconds; `make chaos` tries them all."""
     pairs = [each for each in histories(2) if len(each) == 2]

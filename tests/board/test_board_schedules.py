@@ -76,6 +76,7 @@ def test_no_schedule_shows_a_mix_of_a_topics_facts() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_no_schedule_of_a_writers_death_and_its_successor_shows_a_mix() -> None:
     """RF-116, RF-27: the first writer dies between any two stores; the second resets, then publishes."""
     explored = explore_topics([[publish(OLD)], [reset, publish(NEW)]], [EMPTY, OLD, EMPTY, NEW])
@@ -83,6 +84,7 @@ def test_no_schedule_of_a_writers_death_and_its_successor_shows_a_mix() -> None:
     assert explored.seen == {EMPTY, OLD, NEW, UNSTABLE}
 
 
+@pytest.mark.night
 def test_no_schedule_of_a_death_during_an_append_shows_a_mix() -> None:
     """RF-27: the same when the first writer dies while it moves a head."""
     lives = [[publish(OLD), publish_head(OLD_MOVED)], [reset]]

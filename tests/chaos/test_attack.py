@@ -82,6 +82,7 @@ def tried(
     return account
 
 
+@pytest.mark.night
 def test_rows_hold_and_are_counted(tmp_path):
     rows = ["RF-105", "RF-106", "RF-104", "RF-96", "RF-113"]
     account = tried(tmp_path, rows)
@@ -91,6 +92,7 @@ def test_rows_hold_and_are_counted(tmp_path):
     assert account.counts["promised"] > len(rows)
 
 
+@pytest.mark.night
 def test_hostile_messages_cost_their_senders_an_error_and_recovery_nothing(tmp_path):
     """Every kind, every field, to every socket; then all processes are killed, twice."""
     account = tried(tmp_path, ["RF-100"], per_kind=2)

@@ -285,6 +285,7 @@ def storm(tmp_path: Path) -> Callable[[float, float], Account]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.night
 def test_a_small_storm_holds(storm: Callable[[float, float], Account]) -> None:
     """F27, F32, F41: everything is done, nothing twice without a reason, and floors never go back."""
     wanted = Counter({"records": 100, "kills": 1, "takeovers": 2, "commits": 1, "looks": 20})

@@ -170,6 +170,7 @@ def test_both_plans_have_the_class() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.night
 def test_a_small_storm_holds(tmp_path: Path) -> None:
     account = Account()
     with Nursery() as nursery:

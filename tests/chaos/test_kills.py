@@ -169,6 +169,7 @@ def test_copies_that_are_not_what_their_source_holds_are_told(tmp_path):
 
 @pytest.mark.slow
 @SOME
+@pytest.mark.night
 def test_a_small_storm_holds_and_counts_its_work(tmp_path):
     with Nursery() as nursery:
         stage = stage_of(tmp_path, nursery)

@@ -200,6 +200,7 @@ def test_followers_with_asyncio_keep_their_topics(ringlog_engine, other, transpo
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
+@pytest.mark.night
 def test_followers_keep_their_topics_while_everything_dies_in_turn(transport):
     """F39, F69: a restart of the shard begins a period, and followers are back within it."""
     with (

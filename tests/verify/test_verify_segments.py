@@ -160,6 +160,7 @@ def test_a_damaged_index_costs_nothing(copied: Path, capsys) -> None:
     assert (len(read), told) == (SEALED_RECORDS + 10 - sum(i % 7 == 3 for i in range(SEALED_RECORDS)), [])
 
 
+@pytest.mark.night
 def test_a_damaged_frame_costs_its_own_records_alone(copied: Path, capsys) -> None:
     """SG-10: nothing is guessed; every other frame is kept, and readers get a tombstone."""
     path = own(copied, ".data")

@@ -780,8 +780,10 @@ class Recovery:
             self.found.settled[header.file_id] = stop
         elif said := file.limit or file.claim_of(self._shards, self._shard):
             self._said.append((header.file_id, said))
-        if file.is_damaged:
+        if file.is_damaged or self._replay.has_skipped:
+            # Or a later start would refuse what this one gives up.
             self.found.damaged.add(header.file_id)
+            self._replay.has_skipped = False
         if scan.orderly:
             self._replay.settle_reservations(header.shard, header.shards, header.incarnation)
         self.paths[header.file_id], self.salts[header.file_id] = file.path, header.salt

@@ -149,6 +149,8 @@ class Replay:
     """`wal.corruption = truncate`: damage is cut away and announced instead of ending the start."""
     has_damage: bool = False
     """Some file before this point was cut at damage: gaps from here on are its announced consequence."""
+    has_skipped: bool = False
+    """With `is_lenient` something was missing in a log that shows no damage: later readers are to be told."""
     sealed: Sealed = field(default_factory=Sealed)
     """The segments that are there: what lies in them is not looked for in the log."""
     is_known: Callable[[int], bool] = lambda topic_id: False
@@ -310,7 +312,7 @@ class Replay:
         topic = self.directory.by_id.get(topic_id)
         if topic is not None or topic_id in self._gone or self.is_known(topic_id):
             return topic
-        if not (self.has_damage or self.is_lenient):
+        if not self._may_be_missing():
             raise CorruptData(
                 "records of a topic that was never created", topic_id=topic_id, file=source.origin.path,
                 offset=source.offset(row),
@@ -360,9 +362,14 @@ class Replay:
             return
         if base < topic.next_seq:
             raise self._damage("a frame begins inside records already there", topic, base, source, row)
-        if not (self.has_damage or self.is_lenient):
+        if not self._may_be_missing():
             raise self._damage("records are missing before a frame", topic, base, source, row)
         self._lose(topic, base - 1)
+
+    def _may_be_missing(self) -> bool:
+        """Is it known already that something is missing, or may it be given up?"""
+        self.has_skipped |= self.is_lenient and not self.has_damage
+        return self.has_damage or self.is_lenient
 
     def _lose(self, topic: Topic, last: int) -> None:
         lost = topic.jump(last)
@@ -536,7 +543,7 @@ class Replay:
             if first <= lost.last_seq and topic.live_within(first, lost.last_seq):
                 self._lose_below(topic, first, lost.last_seq)
             return
-        if lost.first_seq > topic.next_seq and not (self.has_damage or self.is_lenient):
+        if lost.first_seq > topic.next_seq and not self._may_be_missing():
             raise CorruptData(
                 "records are missing before a frame", topic=topic.name, expected_seq=topic.next_seq,
                 found_seq=lost.first_seq, file=origin.path, offset=lost.offset,

@@ -18,6 +18,7 @@ from chaos.rot import bench as rot_bench
 from chaos.rot.answers import ask
 from chaos.rot.bench import Bench
 from chaos.rot.specimen import Specimen, make_specimen
+from chaos.rot.truncated import after_truncate
 from ringlog.frame import batch as frames
 from ringlog.segment import segment as segments
 from ringlog.storage import snapshot as snapshots
@@ -210,3 +211,14 @@ def test_a_verifier_that_only_remarks_on_lost_data_is_caught(
     missing = [each for each in cases.whole_files(bench.specimen) if each.name.startswith("missing /cold/")]
     assert missing
     assert all("does not fail over the loss" in judge_case(bench, each, Account()) for each in missing)
+
+
+def test_what_a_log_without_damage_lacks_is_given_up_for_good(specimen: Specimen) -> None:
+    """A whole frame lies in the place of another one: no checksum is wrong, and records are missing before
+    the next. A start with `truncate` gave them up, and each later one refused the log."""
+    path = "/data/wal/shard-00/wal-3-0.log"
+    case = next(
+        each for each in cases.all_cases(specimen)
+        if (each.row, each.name) == ("RF-75", f"frame 7864 at 6072 of {path}")
+    )  # fmt: skip
+    assert after_truncate(specimen, case.files) == ""

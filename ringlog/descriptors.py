@@ -1,8 +1,11 @@
-"""Is there room for more descriptors? libzmq ends the process where it meets the limit in its own threads."""
+"""Is there room for more descriptors? libzmq ends the process where it meets the limit in its own threads.
+And are the standard three what they should be?
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 
 CONTEXT_DESCRIPTORS = 8
@@ -43,3 +46,23 @@ def explained(text: str, trouble: str) -> str:
     """That something could not be reached, and why, if that is known or there is no room for a connection."""
     why = trouble or ("" if has_room(CONTEXT_DESCRIPTORS) else no_room())
     return f"{text}: {why}" if why else text
+
+
+def open_standard_descriptors() -> None:
+    """Point those of descriptors 0, 1 and 2 that are closed to the null device. The first act of a program.
+
+    Else the next file or socket would get such a number, and what a library prints would be written there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            fd = os.open(os.devnull, os.O_RDWR)
+            if fd != number:
+                os.dup2(fd, number)
+                os.close(fd)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115  as long as we live
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)

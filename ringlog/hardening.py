@@ -52,6 +52,13 @@ def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) ->
     return os.getppid() == parent_pid
 
 
+def expect_children() -> None:
+    """Have the kernel keep exit statuses of our children, which it does not where SIGCHLD is ignored. That is
+    inherited: some launchers ignore it."""
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def adopt_orphans() -> None:
     """Become the parent of what our children's children were, when those end."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)

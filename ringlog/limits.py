@@ -515,6 +515,9 @@ INTAKE_END_S = 2.0
 """So long a shard that stops takes what producers go on writing; they send the rest to the next engine."""
 GATEWAY_DRAIN_SHARE = 0.5
 """Of the drain limit: so long a gateway that stops waits for answers of shards."""
+SECOND_SIGNAL_S = 1.0
+"""A signal to stop that follows another one sooner is the same request: launchers signal a process and then
+its group, or pass on what a terminal has sent to both."""
 BACKGROUND_DRAIN_S = 3.0
 """A process that gives way to everybody may never come to its end; then it is killed, which loses nothing."""
 ORPHAN_DRAIN_S = 3.0

@@ -30,6 +30,8 @@ class SignalInbox:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._note) for number in signals}
+        # Who started us may have blocked them, and a mask is inherited: they would never come.
+        self._mask_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._noted.append(signal.Signals(number))
@@ -57,6 +59,7 @@ class SignalInbox:
         """Put back the handlers that were there before. Idempotent."""
         if self._reader < 0:
             return
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)

@@ -270,6 +270,7 @@ RULES = [
             "ringlog/storage/disk.py": "the one place",
             "ringlog/shm.py": "shared memory: makes files that are mapped, never durable ones",
             "ringlog/runtime/listening.py": "hides the name of a socket in shared memory, no durable file",
+            "ringlog/descriptors.py": "the null device",
             "ringlog/ring/region.py": "shared memory: removes rings",
             "ringlog/ring/doorbell.py": "named pipes and eventfds, which carry wake-ups",
             "ringlog/supervision/*": "the shared-memory directory, its leftovers and the run directory",

@@ -17,6 +17,7 @@ from ringlog import __version__
 from ringlog.cli.options import Options, choose_format, wants_color
 from ringlog.cli.outcome import Exit, exit_for, line_for
 from ringlog.cli.places import parse_timeout
+from ringlog.descriptors import open_standard_descriptors
 from ringlog.errors import UsageError
 
 _COMMANDS: dict[str, str] = {
@@ -154,6 +155,7 @@ def _group(name: str, help_text: str) -> App:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code and has printed everything, errors included."""
+    open_standard_descriptors()
     try:
         code = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()

@@ -14,8 +14,11 @@ from ringlog import logs
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
 from ringlog.cli.places import parse_milliseconds, parse_timeout
+from ringlog.clock import Clock
 from ringlog.config import parse_size
 from ringlog.errors import UsageError
+from ringlog.hardening import expect_children
+from ringlog.limits import SECOND_SIGNAL_S
 from ringlog.worker.fate import Backoff
 from ringlog.worker.options import WorkerOptions
 from ringlog.worker.target import CannotImport
@@ -95,6 +98,7 @@ def worker(
         until_empty=until_empty,
     )
     logs.configure(level=log_level, format=log_format, file="", actor="worker")
+    expect_children()
     try:
         return asyncio.run(_work(wanted, log_level, log_format, options))
     except CannotImport as e:
@@ -127,7 +131,7 @@ async def _work(wanted: WorkerOptions, level: str, format: str, options: Options
         queue = client.queue(wanted.queue, node=wanted.node)
         await queue.stats()  # There is one, and we may use it: said before anything is started.
         running = Worker(queue, wanted, setup, options.clock)
-        signals = _obey_signals(running)
+        signals = _obey_signals(running, options.clock)
         is_whole = await running.run()
     ended: dict[str, Any] = {event.replace(" ", "_"): count for event, count in sorted(running.ended.items())}
     options.printer().thing({"queue": wanted.queue, "target": wanted.target, **ended})
@@ -136,11 +140,20 @@ async def _work(wanted: WorkerOptions, level: str, format: str, options: Options
     return Exit.DONE if is_whole else Exit.FAILED
 
 
-def _obey_signals(running: Any) -> list[signal.Signals]:
-    """The first SIGTERM or SIGINT is a wish to end, the second an order. What is returned grows with them."""
+def _obey_signals(running: Any, clock: Clock) -> list[signal.Signals]:
+    """The first SIGTERM or SIGINT is a wish to end, the second an order. What is returned grows with them.
+
+    One that comes within SECOND_SIGNAL_S of the first is not a second one.
+    """
     came: list[signal.Signals] = []
+    orders_from_ns = 0
 
     def note(number: signal.Signals) -> None:
+        nonlocal orders_from_ns
+        now_ns = clock.monotonic_ns()
+        if came and now_ns < orders_from_ns:
+            return
+        orders_from_ns = orders_from_ns or now_ns + round(SECOND_SIGNAL_S * 1e9)
         came.append(number)
         if len(came) == 1:
             running.stop()
@@ -150,4 +163,6 @@ def _obey_signals(running: Any) -> list[signal.Signals]:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, note, number)
+    # Who started us may have blocked them, and a mask is inherited: they would never come.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     return came

@@ -62,7 +62,7 @@ class Address:
 def parse_url(url: str | None) -> Address:
     """Read a URL; None means RINGLOG_URL, else the default run directory. Raises UsageError."""
     if url is None:
-        url = os.environ.get(environment.URL) or f"ringlog://{Path(DEFAULT_RUN_DIR).absolute()}"
+        url = os.environ.get(environment.URL) or _default_url()
     if not isinstance(url, str):
         raise UsageError(f"url must be a str, got {type(url).__name__}", expected=_RULE)
     parts = _split(url)
@@ -73,6 +73,16 @@ def parse_url(url: str | None) -> Address:
             raise UsageError("the run directory of a URL is absolute", url=url, expected=_RULE)
         return Address(run_dir=unquote(parts.path).rstrip("/") or "/")
     return _remote(url)
+
+
+def _default_url() -> str:
+    try:
+        return f"ringlog://{Path(DEFAULT_RUN_DIR).absolute()}"
+    except FileNotFoundError:
+        raise UsageError(
+            f"the working directory was deleted: say where the engine is, by a URL or {environment.URL}",
+            expected=_RULE,
+        ) from None
 
 
 def _split(url: str) -> SplitResult:

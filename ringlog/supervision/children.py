@@ -7,6 +7,7 @@ process slot on the board belongs to the supervisor, which says there that nobod
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -175,6 +176,18 @@ class Children:
         exit = Exit(ward.child.reap(), was_ready, ward.kill_reason, has_booted)
         ward.child = None
         return self._died(ward, exit)
+
+    def reap_strangers(self) -> None:
+        """Collect processes that became our children when their parents ended and that have ended as well.
+
+        For the first process of a container, which is the parent of every orphan there.
+        """
+        ours = {ward.child.pid for ward in self.wards if ward.child is not None} | self.forks.pids()
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid in ours:
+                    return  # It is reaped in its turn, and the others in a later one.
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
     def _spawn(self, ward: Ward, now: int) -> list[Change]:
         ward.start_at_ns = None

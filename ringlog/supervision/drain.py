@@ -22,8 +22,12 @@ class Drain:
         self._children = children
         self._drain_ns = round(drain_s * NS_PER_S)
         self._clock = clock
-        # Who is down or given up now has not ended in good order.
-        self._is_degraded = any(ward.starts and ward.child is None for ward in children.wards)
+        # A child that is down or given up now has not ended in good order, unless it was told to stop as
+        # well: some service managers signal every process of a service.
+        self._is_degraded = any(
+            ward.starts and ward.child is None and (ward.given_up or not self._ended_well(ward))
+            for ward in children.wards
+        )
         children.stop_restarting()
         orders = {ward.spec.stop_order for ward in children.wards}
         self._stages = [self._of(order) for order in sorted(orders)]
@@ -68,7 +72,8 @@ class Drain:
             # It keeps no promise, and what it had begun is begun anew: we ended it, not chance.
             return True
         # A child that had not begun to serve has nothing to put in order.
-        return exit.is_orderly or (exit.status == -signal.SIGTERM and not exit.was_ready)
+        was_stopped = exit.status in {-signal.SIGTERM, -signal.SIGINT}
+        return exit.is_orderly or (was_stopped and not exit.was_ready)
 
     def _is_stage_over(self) -> bool:
         return self._stage < 0 or all(ward.child is None for ward in self._stages[self._stage])

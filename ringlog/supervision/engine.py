@@ -5,7 +5,7 @@ starting -> serving -> stopping -> stopped
 starting   shards first; when each serves or was given up, gateway and schedulers; then engine.json says:
            ready, and who works in the background is started
 serving    the dead are replaced, the stuck are killed and replaced, rings come and go
-stopping   see drain.py; a second signal ends the waiting
+stopping   see drain.py; a second signal, a second or more after the first, ends the waiting
 
 No data passes through here. Nothing waits but the poll, which ends at a death, a signal, a message, a
 deadline or the tick.
@@ -34,7 +34,7 @@ from ringlog.config import Config
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import DiskError, NotReady, StartRefused
-from ringlog.limits import HEARTBEAT_INTERVAL_MS
+from ringlog.limits import HEARTBEAT_INTERVAL_MS, SECOND_SIGNAL_S
 from ringlog.logs import say
 from ringlog.signals import SignalInbox
 from ringlog.storage.disk import Disk, RealDisk
@@ -72,6 +72,7 @@ STARTING_TICK_MS = 20
 """While a child is coming up; its READY is a word on the board, which wakes nobody."""
 STOP_POINTS_VARIABLE = environment.STOP_POINTS
 _LINGER_MS = 200
+_FIRST_PID = 1
 _TELL_NS = 2 * NS_PER_S
 _ANNOUNCE_START_NS = NS_PER_S // 5
 """A start that takes longer says where it can be asked how far it is."""
@@ -180,6 +181,8 @@ class Engine:
             min_free_bytes=config.data.min_free_bytes,
         )
         self._drain: Drain | None = None
+        self._hurries_from_ns = 0
+        """From here on a signal to stop is a second one."""
         self._failure = ""
         self._tell_at_ns = self._started_ns + _TELL_NS
         self._is_start_announced = False
@@ -292,6 +295,8 @@ class Engine:
             self._take_signal(number)
         self._apply(changes)
         self._apply(self._children.look())
+        if os.getpid() == _FIRST_PID:
+            self._children.reap_strangers()
         for shard, link in self._rings.links().items():
             self._take_replies(shard, link)
         for address, envelope in self._desk.receive():
@@ -435,13 +440,14 @@ class Engine:
         self.phase = Phase.STOPPING
         self._slot.set(P.STATE, ProcessState.DRAINING)
         self._notifier.stopping()
+        self._hurries_from_ns = self._clock.monotonic_ns() + round(SECOND_SIGNAL_S * NS_PER_S)
         self._drain = Drain(self._children, drain_s=self.config.supervisor.drain_s, clock=self._clock)
 
     def _take_signal(self, number: signal.Signals) -> None:
         if number in {signal.SIGTERM, signal.SIGINT}:
             if self._drain is None:
                 self.stop(number.name)
-            else:
+            elif self._clock.monotonic_ns() >= self._hurries_from_ns:
                 self._drain.hurry()
         elif number == signal.SIGHUP:
             logs.reopen()

@@ -67,6 +67,10 @@ class ForkServer:
         """Descriptor that becomes readable when it is ready, or dead; -1: nothing to wait for."""
         return self._line.fileno() if self._line is not None else -1
 
+    def pids(self) -> set[int]:
+        """Its process, if there is one."""
+        return set() if self._child is None else {self._child.pid}
+
     def begin(self, boot: ActorBoot) -> None:
         """Start the first one. `boot` is like the children's: its command line must have room for theirs."""
         self._words = [boot.data_dir, " " * (len(dump_boot(boot)) + _ROOM_BYTES)]

@@ -11,6 +11,7 @@ import zmq
 
 from ringlog import hardening, logs
 from ringlog.config import LoadedConfig, load_config, parse_flags
+from ringlog.descriptors import open_standard_descriptors
 from ringlog.errors import ConfigError, RinglogError, StartRefused
 from ringlog.logs import say
 from ringlog.supervision.endpoints import check_listeners
@@ -40,6 +41,7 @@ def serve(
     `sets` are `section.key=value`; `check` only validates the settings, `show` only prints the process
     tree. 0 orderly, 1 refused or degraded, 2 wrong settings; the reason goes to standard error.
     """
+    open_standard_descriptors()
     try:
         loaded = load_settings(config_file=config_file, sets=sets, data_dir=data_dir, environ=environ)
         if check or show:
@@ -72,7 +74,11 @@ def load_settings(
     flags = parse_flags(sets)
     if data_dir is not None:
         flags["data.dir"] = data_dir
-    return load_config(flags, environ, os.getcwd(), config_file=config_file)
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the working directory was deleted: start in one that exists") from None
+    return load_config(flags, environ, cwd, config_file=config_file)
 
 
 def _prepare_process(loaded: LoadedConfig) -> None:
@@ -82,6 +88,7 @@ def _prepare_process(loaded: LoadedConfig) -> None:
         )
     settings = loaded.config.log
     hardening.harden(may_profile=loaded.config.profile.allow)
+    hardening.expect_children()
     hardening.name_process("ringlog")
     logs.configure(level=settings.level, format=settings.format, file=settings.file, actor="supervisor")
     for warning in loaded.warnings:

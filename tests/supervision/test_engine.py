@@ -32,6 +32,7 @@ from ringlog.envelope.messages import (
 )
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RinglogError, StartRefused, Status
+from ringlog.limits import SECOND_SIGNAL_S
 from ringlog.lives import born_of
 from ringlog.supervision import asking, ground
 from ringlog.supervision.run_dir import read_engine_json
@@ -272,6 +273,8 @@ def test_a_second_signal_ends_the_waiting(start: Start) -> None:
     os.kill(engine.shard().pid, signal.SIGSTOP)
     engine.process.send_signal(signal.SIGTERM)
     engine.wait_until(lambda: "engine stops" in engine.log, "the drain")
+    second_from = time.monotonic() + SECOND_SIGNAL_S  # Before that it would be the same request.
+    engine.wait_until(lambda: time.monotonic() > second_from, "time to pass")
     engine.process.send_signal(signal.SIGINT)
     assert engine.wait() == 1
 

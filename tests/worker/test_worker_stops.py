@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 
 from ringlog.cli.outcome import Exit
 from ringlog.client.queue import Queue
+from ringlog.limits import SECOND_SIGNAL_S
 from tests.worker.conftest import Workers, events, soon
 
 pytestmark = pytest.mark.slow
@@ -53,10 +55,26 @@ def test_a_second_signal_does_not_wait(workers: Workers, queue: Queue, second: s
     started.send_signal(signal.SIGTERM)
     # The first is taken before the second is sent: two of a kind that are pending are one.
     soon(lambda: not _is_pending(started.pid, signal.SIGTERM))
+    second_from = time.monotonic() + SECOND_SIGNAL_S  # Before that it would be the same request.
+    soon(lambda: time.monotonic() > second_from)
     started.send_signal(second)
     code, counts, _ = workers.ended(started)
     assert (code, counts["job_cut_off"]) == (Exit.INTERRUPTED, 1)
     assert (queue.stats().ready, queue.stats().in_flight) == (1, 0)
+
+
+def test_two_signals_at_once_are_one_request(workers: Workers, queue: Queue) -> None:
+    """`timeout` and wrappers signal twice; before, the second one cut jobs off."""
+    queue.put(b"wait go")
+    started = workers.start("program:do", queue.topic, "-c", "1", "--payload", "text")
+    soon(lambda: workers.noted("wait"))
+    started.send_signal(signal.SIGTERM)
+    soon(lambda: not _is_pending(started.pid, signal.SIGTERM))
+    started.send_signal(signal.SIGINT)
+    soon(lambda: not _is_pending(started.pid, signal.SIGINT))
+    (workers.directory / "go").touch()
+    code, counts, _ = workers.ended(started)
+    assert (code, counts["job_done"]) == (Exit.DONE, 1)
 
 
 def _is_pending(pid: int, number: signal.Signals) -> bool:

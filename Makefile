@@ -26,6 +26,7 @@ help:
 	@echo "make test-compiled     those of what is compiled once more, on its compiled form: five minutes"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
+	@echo "make bench AREA=peers      one message a call, beside Redis, beanstalkd and NATS; peers-busy, peers-more"
 	@echo "make peers             install Redis, beanstalkd and NATS below build/, for AREA=queue and peers; MORE=1: Kafka"
 	@echo "make bench-against REV=main AREA=commit [ONLY=text] [PAIRS=7]  the working tree and a revision in turns"
 	@echo "make chaos             every class of faults, 9 minutes and more; chaos-night: two hours; chaos-long: two more"

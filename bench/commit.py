@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from pathlib import Path
 
 from bench import encode
 from bench.floor import FILLED_BELOW_BYTES_PER_S, Floor
-from bench.host import Host
+from bench.host import Host, ran_s
 from bench.kills import kill_rows
 from bench.load import Measured, Shape, run
 from bench.rows import Row, row, say
@@ -100,12 +99,6 @@ def _lone_row() -> Row:
     return row("lone_fsync_append_p50", "us", values, floors, reach={"above_floor": 150})
 
 
-def _ran_s(pid: int) -> float:
-    """Seconds a process had a CPU, exactly: the usual figure samples ticks, too coarse for an idle one."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(file.read_text().split()[0]) for file in threads) / 1e9
-
-
 def _start_rows() -> list[Row]:
     """From the command to ready on an empty directory; then memory and CPU of an engine nobody uses."""
     starts: list[float] = []
@@ -119,9 +112,9 @@ def _start_rows() -> list[Row]:
             processes = host.processes()
             time.sleep(1)
             for _ in range(3):
-                before = sum(_ran_s(p.pid) for p in processes)
+                before = sum(ran_s(p.pid) for p in processes)
                 time.sleep(4)
-                busy.append((sum(_ran_s(p.pid) for p in processes) - before) / 4 * 100)
+                busy.append((sum(ran_s(p.pid) for p in processes) - before) / 4 * 100)
                 memory.append(sum(p.memory_full_info().pss for p in processes) / (1 << 20))
     return [
         row("start_to_ready_empty", "s", starts, reach={"max": 2.0}, note="2 shards and a gateway"),

@@ -2,7 +2,7 @@
 
 Rounds take turns: ours, then each peer, each with a fresh server. Rows without a peer's name in their id are
 held against Redis; the same figures against beanstalkd are rows of their own. What a peer is spared or asked
-for is said in bench/queue_peers.py.
+for is said in bench/systems. A peer that is missing is an error: `make peers` installs them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import numpy as np
 import psutil
 
 from bench.host import AWAKE, Host
-from bench.queue_load import How, empty, wake_ups
-from bench.queue_peers import ALONE, LEASE_MS, SERVERS, TOPIC, RinglogServer, Server, fill, missing
-from bench.rows import Row, row, say, scaled, skipped
+from bench.rows import Row, row, say, scaled
+from bench.systems import registry
+from bench.systems.base import LEASE_MS, TOPIC, QueueServer, Way
+from bench.systems.processes import How, deliveries, empty
+from bench.systems.ringlog import ALONE, fill
 from ringlog.client import NewRecord
 from ringlog.client.queue import Job
 
@@ -28,8 +30,9 @@ SYNCED_JOBS = 20_000
 """Jobs that peers which sync each one are given."""
 PAYLOAD = bytes(100)
 HOUR_MS = 3_600_000
-SYSTEMS = tuple(SERVERS)
+SYSTEMS = ("ringlog", "redis", "beanstalkd")
 """Ours first."""
+PUT_EVERY_S = 0.003
 
 READY = 10_000_000
 DELAYED = 1_000_000
@@ -38,6 +41,7 @@ CLAIMS = 5_000
 
 def rows(only: str = "") -> list[Row]:
     """All rows of the area; `only` chooses those whose part's name contains it."""
+    registry.require(*SYSTEMS)
     found: list[Row] = []
     parts: tuple[tuple[str, Callable[[], list[Row]]], ...] = (
         ("batch", lambda: _rate_rows("queue_batch_100_4_workers", 4, 100, "memory", 400_000, 100, 300_000)),
@@ -57,19 +61,24 @@ def rows(only: str = "") -> list[Row]:
     return found
 
 
-def _rounds(durability: str, measure: Any) -> dict[str, list[Any]]:
-    """What `measure` finds, by system; peers that are not there are left out."""
-    absent = missing()
-    found: dict[str, list[Any]] = {name: [] for name in SYSTEMS if name not in absent}
+def _rounds(durability: str, measure: Callable[[QueueServer], Any]) -> dict[str, list[Any]]:
+    """What `measure` finds, by system."""
+    found: dict[str, list[Any]] = {name: [] for name in SYSTEMS}
     for i in range(ROUNDS):
         for name, results in found.items():
             say(f"  {name}, round {i + 1}/{ROUNDS}")
-            server = SERVERS[name](durability)
-            try:
-                results.append(measure(server))
-            finally:
-                server.close()
+            results.append(_with_server(name, durability, measure))
     return found
+
+
+def _with_server(name: str, durability: str, measure: Callable[[QueueServer], Any], *sets: str) -> Any:
+    """What `measure` finds on a fresh server with one empty queue."""
+    server: QueueServer = registry.start(name, durability, *sets)
+    try:
+        server.create(TOPIC, Way.QUEUE)
+        return measure(server)
+    finally:
+        server.close()
 
 
 def _against_peers(
@@ -77,14 +86,10 @@ def _against_peers(
 ) -> list[Row]:
     """Our row, held against Redis; and the same held against the other."""
     ours = found["ringlog"]
-    rows_: list[Row] = [
-        row(id, unit, ours, found.get("redis", ()), reach=reach, note=f"{note}; Redis beside it")
+    return [
+        row(id, unit, ours, found["redis"], reach=reach, note=f"{note}; Redis beside it"),
+        row(f"{id}_to_beanstalkd", unit, ours, found["beanstalkd"], note=note),
     ]
-    for name, reason in missing().items():
-        rows_.append(skipped(f"{id}_to_{name}", unit, reason))
-    if "beanstalkd" in found:
-        rows_.append(row(f"{id}_to_beanstalkd", unit, ours, found["beanstalkd"], note=note))
-    return rows_
 
 
 def _rate_rows(
@@ -93,9 +98,9 @@ def _rate_rows(
     """Workers empty a queue that was filled beforehand, as far as they come."""
     count = scaled(jobs, workers * batch * 4)
 
-    def measure_how(how: How) -> Callable[[Server], float]:
-        def measure(server: Server) -> float:
-            server.fill(PAYLOAD, count + 2 * workers, frame)
+    def measure_how(how: How) -> Callable[[QueueServer], float]:
+        def measure(server: QueueServer) -> float:
+            server.fill(TOPIC, PAYLOAD, count + 2 * workers, frame)
             return empty(server, workers, batch, SECONDS, how=how).jobs_per_s
 
         return measure
@@ -115,13 +120,12 @@ def _loop_rows(id: str, workers: int, batch: int, durability: str, jobs: int, le
     """The same as a program's loop does it: acks travel with the next claim, and nobody waits for them."""
     count = scaled(jobs, workers * max(batch, 64) * 4)
 
-    def measure(server: Server) -> float:
+    def measure(server: QueueServer) -> float:
         # The peers sync each job that is put; a loop of theirs ends when none is left, as ours does.
         is_slow = durability == "fsync" and server.name != "ringlog"
-        server.fill(
-            PAYLOAD, (min(count, SYNCED_JOBS) if is_slow else count) + workers, 100 if batch > 1 else 1
-        )
-        server.end(workers)
+        some = min(count, SYNCED_JOBS) if is_slow else count
+        server.fill(TOPIC, PAYLOAD, some + workers, 100 if batch > 1 else 1)
+        server.end(TOPIC, workers)
         return empty(server, workers, batch, SECONDS, how=How.LOOP).jobs_per_s
 
     way = (
@@ -137,8 +141,8 @@ def _fair_rows() -> list[Row]:
     """A hundred workers take what they can get for a while."""
     workers, seconds = 100, scaled(5, 1)
 
-    def measure(server: Server) -> float:
-        server.fill(PAYLOAD, 100_000 * seconds, 100)
+    def measure(server: QueueServer) -> float:
+        server.fill(TOPIC, PAYLOAD, 100_000 * seconds, 100)
         return empty(server, workers, 1, seconds).variation
 
     note = f"{workers} processes, one job a claim and an ack, {seconds} s, class memory"
@@ -151,26 +155,21 @@ def _wake_rows() -> list[Row]:
     count = scaled(500, 20)
     puts: list[float] = []
 
-    def measure(server: Server) -> tuple[float, float]:
-        times, put = wake_ups(server, count)
+    def measure(server: QueueServer) -> tuple[float, float]:
+        times, put = deliveries(server, TOPIC, Way.QUEUE, count, PUT_EVERY_S)
         if server.name == "ringlog":
             puts.append(float(np.percentile(put, 50)) / 1e3)
         return float(np.percentile(times, 50)) / 1e3, float(np.percentile(times, 99)) / 1e3
 
+    def measure_awake(server: QueueServer) -> float:
+        times, _ = deliveries(server, TOPIC, Way.QUEUE, count, PUT_EVERY_S)
+        return float(np.percentile(times, 50)) / 1e3
+
     awake: list[float] = []
-
-    def measure_awake() -> None:
-        server = RinglogServer("disk", AWAKE)
-        try:
-            times, _ = wake_ups(server, count)
-            awake.append(float(np.percentile(times, 50)) / 1e3)
-        finally:
-            server.close()
-
     found = _rounds("disk", measure)
     for i in range(ROUNDS):
         say(f"  ringlog with {AWAKE}, round {i + 1}/{ROUNDS}")
-        measure_awake()
+        awake.append(_with_server("ringlog", "disk", measure_awake, AWAKE))
     p50 = {name: [first for first, _ in values] for name, values in found.items()}
     p99 = {name: [second for _, second in values] for name, values in found.items()}
     note = (
@@ -180,7 +179,7 @@ def _wake_rows() -> list[Row]:
     return [
         *_against_peers("queue_wake_up_p50", "us", p50, {"max": 500}, note),
         row("queue_awake_wake_up_p50", "us", awake, reach={"max": 500}, note=f"{note}; with {AWAKE}"),
-        row("queue_wake_up_p99", "us", p99["ringlog"], p99.get("redis", ()), note=f"{note}; Redis beside it"),
+        row("queue_wake_up_p99", "us", p99["ringlog"], p99["redis"], note=f"{note}; Redis beside it"),
     ]
 
 

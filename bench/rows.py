@@ -148,6 +148,11 @@ def scaled(count: int, least: int = 1) -> int:
     return max(round(count * float(os.environ.get(SCALE, "1"))), least)
 
 
+def part_of(amount: float, least: float) -> float:
+    """`amount`, or the part of it that --scale asks for: seconds, for example."""
+    return max(amount * float(os.environ.get(SCALE, "1")), least)
+
+
 def say(text: str) -> None:
     """Progress, on standard error."""
     print(text, file=sys.stderr, flush=True)

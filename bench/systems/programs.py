@@ -10,16 +10,15 @@ from bench.host import BUILD
 
 DIRECTORY = BUILD / "peers"
 """What `make peers` installs: `bin` has one script for each program."""
-KAFKA_JARS = DIRECTORY / "kafka"
 
 
 class PeerMissing(Exception):
     """A peer cannot be measured because its server or its client is not installed."""
 
 
-def program(name: str, directory: Path = DIRECTORY) -> str:
+def program(name: str, directory: Path | None = None) -> str:
     """Return the path of a peer's program: of `make peers`, else of the machine. Raises PeerMissing."""
-    installed = directory / "bin" / name
+    installed = (directory or DIRECTORY) / "bin" / name
     found = str(installed) if installed.exists() else shutil.which(name)
     if found is None:
         raise PeerMissing(f"{name} is not installed: run `make peers{more(name)}`")

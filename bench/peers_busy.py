@@ -1,0 +1,50 @@
+"""The rows of bench/peers.py while others keep every processor busy: `make bench AREA=peers-busy`.
+
+A burner of ordinary priority runs for each processor, so that clients and servers compete for their time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from bench.peers import PEERS, Figure, figures, measured, table_of
+from bench.rows import Row
+
+_BURN = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    sum(range(1_000_000))
+"""
+
+
+def rows(only: str = "") -> list[Row]:
+    """All rows of the area; `only` chooses parts whose name contains it."""
+    with burners(os.cpu_count() or 1):
+        found = measured(PEERS, only)
+    return table_of([busy(figure) for figure in figures()], found, PEERS)
+
+
+def busy(figure: Figure) -> Figure:
+    """A row with its reach on busy processors: a delivery takes at most twice as long as by Redis."""
+    is_delivery = figure.id.startswith("delivery_") and figure.id.endswith("_p50")
+    return replace(figure, reach={"ratio_max": 2.0} if is_delivery else {}, reach_to={})
+
+
+@contextmanager
+def burners(count: int) -> Iterator[list[int]]:
+    """So many processes that compute; their pids. They end with the block, or with this process."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            processes.append(subprocess.Popen([sys.executable, "-I", "-S", "-c", _BURN]))  # noqa: PERF401
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

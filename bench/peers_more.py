@@ -1,0 +1,13 @@
+"""The rows of bench/peers.py against Kafka: `make bench AREA=peers-more`, after `make peers MORE=1`."""
+
+from __future__ import annotations
+
+from bench.peers import figures, measured, table_of
+from bench.rows import Row
+
+PEERS = ("kafka",)
+
+
+def rows(only: str = "") -> list[Row]:
+    """All rows of the area, without a reach; `only` chooses parts whose name contains it."""
+    return table_of(figures(), measured(PEERS, only), PEERS, is_first_plain=False)

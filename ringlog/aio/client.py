@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
 
 from ringlog.aio.group import Group
 from ringlog.aio.producer import Producer
@@ -41,6 +41,7 @@ from ringlog.client.pages import EARLIEST, STORED, Cursor, Page, Record, Start, 
 from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.session import Session, new_client_id
 from ringlog.client.shared_reads import SharedReads
+from ringlog.client.shell import belongs_to_process
 from ringlog.client.watching import Topics as WatchTopics
 from ringlog.client.watching import watch_options
 from ringlog.clock import SystemClock
@@ -337,6 +338,9 @@ class Client:
             reader.close()
         _live.discard(self)
         return CloseReport(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left), requests)
+
+    def __reduce__(self) -> NoReturn:
+        raise belongs_to_process()
 
     def __await__(self) -> Generator[Any, None, Client]:
         return self._begin().__await__()

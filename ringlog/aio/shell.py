@@ -11,12 +11,13 @@ import select
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ringlog.client.core import ProducerCore
 from ringlog.client.dropped import end_apart
 from ringlog.client.ending import warn_of_left
 from ringlog.client.session import Session
+from ringlog.client.shell import belongs_to_process
 from ringlog.errors import UsageError, WrongLoop
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending, Steps, start
@@ -24,6 +25,17 @@ from ringlog.link.pending import Pending, Steps, start
 T = TypeVar("T")
 _LOOK_MS = 2
 """How often is looked for settlements where no loop waits for them."""
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The loop of this thread; raises WrongLoop where none runs."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise WrongLoop(
+            "ringlog.aio needs a running asyncio event loop, and none runs in this thread; under trio, call "
+            "ringlog.connect() and its client in worker threads (trio.to_thread.run_sync)"
+        ) from None
 
 
 class LoopDescriptors:
@@ -93,13 +105,13 @@ class LoopShell:
         self._end: weakref.finalize[..., LoopShell] | None = None
         self.is_closed = False
 
+    def __reduce__(self) -> NoReturn:
+        raise belongs_to_process()
+
     @property
     def session(self) -> Session:
         """The session, made at first use; raises WrongLoop outside the loop it belongs to."""
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            raise WrongLoop("an asyncio client is used inside a running loop") from None
+        running = running_loop()
         if self._loop is None:
             self._loop = running
         elif self._loop is not running:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from ringlog.aio.shell import LoopShell
+from ringlog.aio.shell import LoopShell, running_loop
 from ringlog.client.checks import seconds
 from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
@@ -53,7 +53,7 @@ class Watch:
         Raises CorruptData for damage, TopicHalted for a topic of which a file is missing, and NotReady for
         one whose shard was given up (reason shard_failed): once for each topic; the other topics go on.
         """
-        timeout, loop = seconds(timeout, "timeout"), asyncio.get_running_loop()
+        timeout, loop = seconds(timeout, "timeout"), running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         await self.open()
         while not self._is_closed:
@@ -191,7 +191,7 @@ class Watch:
         return result
 
     async def _read(self, turn: Turn) -> None:
-        loop, subscription = asyncio.get_running_loop(), self._opened()
+        loop, subscription = running_loop(), self._opened()
         result = None
         if self._reading is None:
             if turn.hint is not None and self._core.shared(turn):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Unpack, overload
 
 from ringlog import environment
 from ringlog.client.assembler import Assembler
@@ -31,6 +31,7 @@ from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, pars
 from ringlog.client.dropped import end_dropped, end_shell, end_with, forget_in_child
 from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing, warn_of_left
 from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
+from ringlog.client.green_threads import check_green_threads
 from ringlog.client.locked import LockedConnection
 from ringlog.client.once import check_once, check_window
 from ringlog.client.pages import EARLIEST, STORED, Cursor, Page, Record, Start, TagFilter
@@ -39,7 +40,7 @@ from ringlog.client.results import Appended, ClientEvent, ClientHealth, ClientSt
 from ringlog.client.routers import Routers
 from ringlog.client.session import Session, new_client_id
 from ringlog.client.shared_reads import SharedReads
-from ringlog.client.shell import Shell
+from ringlog.client.shell import Shell, belongs_to_process
 from ringlog.client.topics import Topics
 from ringlog.cores import import_whole
 from ringlog.errors import ConfigError, InvalidRequest, UsageError
@@ -149,6 +150,7 @@ def connect(
     NotConnected. Raises UsageError for
     options that make no sense.
     """
+    check_green_threads()
     options = ClientOptions(url, client_id, key, timeout_ms, transport)
     wait = None if wait is None else seconds_to_end(wait, "wait")
     client = Client(options, reconnect=flag(reconnect, "reconnect"))
@@ -554,6 +556,9 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise belongs_to_process()
 
     def __repr__(self) -> str:
         return f"<Client {self._options.address} {self._shell.session.state.value}>"

@@ -59,7 +59,7 @@ def end_shell(shell: Shell, timeout: float) -> tuple[int, int, int]:
     """Send what was gathered, wait up to `timeout` seconds, end. Records that were not sent, records whose
     fate is not known, and open requests."""
     cores: list[ProducerCore] = []
-    if not shell.torn_by:
+    if not (shell.torn_by or shell.is_patched_late):
         with shell.locked() as session:
             cores = list(session.cores)
             waits = [core.idle() for core in cores]

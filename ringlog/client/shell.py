@@ -21,8 +21,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, NoReturn, SupportsFloat, TypeVar
 
+from ringlog.client.green_threads import patched_late
 from ringlog.client.session import Session
 from ringlog.clock import Clock, SystemClock
 from ringlog.descriptors import SOCKET_DESCRIPTORS, has_room, no_room
@@ -62,6 +63,14 @@ def _go_on() -> None:
     """Keep the processor; only the lock is offered."""
 
 
+def belongs_to_process() -> TypeError:
+    """Why a client, and whatever it gave out, is not pickled or copied."""
+    return TypeError(
+        "cannot pickle or copy a client, nor what belongs to one: it is of its process alone. Call "
+        "ringlog.connect() where it is needed, such as in the initializer of a process pool"
+    )
+
+
 class Descriptors:
     """The descriptors a session waits for, in an epoll set; threads may sleep on it while it changes."""
 
@@ -73,6 +82,9 @@ class Descriptors:
         self._is_ours = True
         self._is_ending = False
         self.epoll.register(self._bell.fileno(), READABLE)
+
+    def __reduce__(self) -> NoReturn:
+        raise belongs_to_process()
 
     def watch(self, fd: int) -> None:
         """Wake the sleeper when `fd` is readable."""
@@ -126,11 +138,15 @@ class Shell:
         self._clock: Clock = SystemClock()
         self._begin()
 
+    def __reduce__(self) -> NoReturn:
+        raise belongs_to_process()
+
     def now_s(self) -> float:
         """Monotonic seconds: what deadlines are counted in."""
         return self._clock.monotonic_ns() / 1e9
 
     def _begin(self) -> None:
+        self._get_ident: Callable[[], int] = threading.get_ident
         self.lock = threading.RLock()  # Never taken twice: it is one that knows whether it is ours.
         self.descriptors = Descriptors()
         self.session = self._make_session(self.descriptors)
@@ -182,6 +198,13 @@ class Shell:
             raise self._torn(was_sent=False)
         if self._is_closed:
             raise UsageError("the client is closed")
+        if self.is_patched_late:
+            raise patched_late()
+
+    @property
+    def is_patched_late(self) -> bool:
+        """Threads are others than when our locks were made."""
+        return threading.get_ident is not self._get_ident
 
     def look_for_harm(self, error: BaseException) -> None:
         """With the lock held, an exception leaves our work: if it is none of ours, and we did not sleep, that
@@ -415,14 +438,16 @@ class Shell:
 
     def _unlocked(self, wait: Callable[[], None]) -> bool:
         """Wait without the lock; False when we are not the leader any more."""
-        self.lock.release()
+        lock = self.lock
+        lock.release()
         try:
             wait()
         except BaseException as e:
             self._hit_asleep = e
             raise
         finally:
-            self._retake()
+            self._retake(lock)
+        self._require_parent(lock)
         return not self._is_over and self._leader is threading.current_thread()
 
     def _turn(self, longest: float | None) -> None:
@@ -445,27 +470,44 @@ class Shell:
                     self._background_wakes_ns = self._wakes_ns
                     self._is_background_in_epoll = True
                 self._sleepers += 1
-                self.lock.release()
+                lock = self.lock
+                lock.release()
                 try:
                     ready = descriptors.sleep(seconds)
                 except BaseException as e:
+                    self._require_parent(lock)
                     self._hit_asleep = e
                     raise
                 finally:
                     try:
-                        self._retake()
+                        self._retake(lock)
                     finally:
-                        self._sleepers -= 1
-                        self._close_descriptors()
-                        if is_background:
-                            self._background_wakes_ns = _AWAKE
-                            self._is_background_in_epoll = False
-                        if self._leader is me:
-                            self._wakes_ns = 0
+                        if lock is self.lock:
+                            self._woke(me, is_background=is_background)
+                self._require_parent(lock)
                 if self._leader is not me or self._is_over:
                     return  # A thread that waits took over: what is ready is ready for it as well.
             session.links.disarm()
         session.turn(ready)
+
+    def _woke(self, me: object, *, is_background: bool) -> None:
+        """A leader has slept."""
+        self._sleepers -= 1
+        self._close_descriptors()
+        if is_background:
+            self._background_wakes_ns = _AWAKE
+            self._is_background_in_epoll = False
+        if self._leader is me:
+            self._wakes_ns = 0
+
+    def _require_parent(self, lock: object) -> None:
+        """Raise Interrupted if we slept through a fork: green threads are copied by it, and wake up in both
+        processes. What they waited for is the parent's."""
+        if lock is not self.lock:
+            raise Interrupted(
+                "the process was forked while this call waited; it goes on in the parent alone",
+                outcome="unknown", by="fork",
+            )  # fmt: skip
 
     def _follow(self, pending: Pending[Any], deadline: float | None) -> None:
         """Sleep until our result is there, or until we may lead."""
@@ -475,22 +517,24 @@ class Shell:
         key = self._followed = self._followed + 1
         self._followers[key] = baton
         pending.when_done(lambda _: self._release(key))
-        self.lock.release()
+        lock = self.lock
+        lock.release()
         try:
             baton.acquire(timeout=-1 if deadline is None else max(0.0, deadline - self.now_s()))
         except BaseException as e:
             self._hit_asleep = e
             raise
         finally:
-            self._retake()
+            self._retake(lock)
             self._followers.pop(key, None)
+        self._require_parent(lock)
 
-    def _retake(self) -> None:
+    def _retake(self, lock: threading.RLock) -> None:
         """Take the lock after sleeping, whatever hits us meanwhile: who called us will give it back."""
         hit: BaseException | None = None
-        while not self.lock._is_owned():  # type: ignore[attr-defined]
+        while not lock._is_owned():  # type: ignore[attr-defined]
             try:
-                self.lock.acquire()
+                lock.acquire()
             except BaseException as e:  # noqa: BLE001  it is raised below, with the lock
                 hit = e
         if hit is not None:
@@ -531,9 +575,9 @@ class Shell:
                 self._background_turn.notify()
 
     def _run_background(self) -> None:
-        me = threading.current_thread()
-        with self.lock:
-            while not self._is_over:
+        me, lock = threading.current_thread(), self.lock
+        with lock:
+            while not self._is_over and self.lock is lock:
                 if self._leader is None and self._is_needed():
                     self._leader = me
                     self._patiences = 0
@@ -541,20 +585,25 @@ class Shell:
                         while self._may_go_on(me):
                             self._turn(None)
                     except Exception:
+                        if self.lock is not lock:
+                            break
                         log.exception("serving the connection failed")
                         raise
                     finally:
                         if self._leader is me:
                             self._leader = None
                 if self._calls:
-                    self.lock.release()
+                    lock.release()
                     try:
                         self.run_calls()
                     finally:
-                        self.lock.acquire()
+                        lock.acquire()
                 elif not self._is_over and (self._leader is not None or not self._is_needed()):
                     # Closed while we served: the call to wake up for that has been made already.
                     self._rest()
+        if self.lock is not lock:
+            # A green thread in a forked child. To end is an error there: threading has forgotten it.
+            threading.Event().wait()
 
     def _is_needed(self) -> bool:
         """Is there something to lead for that no other thread is likely to see to?"""
@@ -595,10 +644,12 @@ class Shell:
             self._rests += 1
             self._patiences += 1
         self._background_wakes_ns = _NEVER if longest is None else now_ns + int(longest * 1e9)
+        turn = self._background_turn
         try:
-            self._background_turn.wait(longest)
+            turn.wait(longest)
         finally:
-            self._background_wakes_ns = _AWAKE
+            if turn is self._background_turn:
+                self._background_wakes_ns = _AWAKE
 
     def _may_go_on(self, me: threading.Thread) -> bool:
         """Does the daemon thread still lead, and is there anything to lead for? After close there is not."""

@@ -1,0 +1,191 @@
+"""A client among green threads works, or connect() says at once what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+
+import pytest
+
+import ringlog
+from ringlog.errors import UsageError
+from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
+
+__all__ = ["ringlog_engine", "ringlog_topic"]
+ROOT = Path(__file__).parent.parent.parent
+
+USE = """
+import os, sys, ringlog
+url, topic, transport = sys.argv[1:4]
+client = ringlog.connect(url, wait=10, transport=transport)
+queue = client.queue(f"{topic}-q")
+assert client.append(topic, b"x").count == 1
+client.topics.create(f"{topic}-q", type="queue", exist_ok=True)
+"""
+
+WORK = """
+claimed = spawn(lambda: queue.claim(wait_ms=20_000))  # It must not keep the others from running.
+appends = [spawn(lambda: [client.append(topic, b"y") for _ in range(20)]) for _ in range(5)]
+out = client.producer(topic)
+ticket = out.send(b"z")  # Goes out and settles by the client's own thread.
+while not ticket.done():
+    sleep(0.01)
+queue.put(b"job")
+[job] = value(claimed)
+job.ack()
+assert sum(len(value(each)) for each in appends) == 100
+watch = client.watch(topic)
+assert watch.next(10).records
+try:
+    with Timeout(0.2):
+        queue.claim(wait_ms=20_000)
+except Timeout:
+    assert client.append(topic, b"after").count == 1
+"""
+
+FORK = """
+waits = spawn(lambda: queue.claim(wait_ms=2_000))
+sleep(0.1)
+pid = os.fork()
+assert sum(client.append(topic, b"p").count for _ in range(20)) == 20
+if not pid:
+    try:
+        value(waits)
+    except ringlog.errors.Interrupted as e:  # The parent's call goes on in the parent alone.
+        assert e.detail["by"] == "fork", e
+        assert queue.claim(wait_ms=1) == []
+        client.close()
+        os._exit(7)
+    os._exit(8)
+assert value(waits) == []
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+"""
+
+END = """
+report = client.close()
+assert report == type(report)(0, 0, 0), report
+print("good")
+"""
+
+GEVENT = """
+import gevent
+from gevent import monkey; monkey.patch_all()
+from gevent import Timeout, sleep, spawn
+def value(greenlet):
+    greenlet.join()
+    if greenlet.exception: raise greenlet.exception
+    return greenlet.value
+"""
+
+EVENTLET = """
+import eventlet, eventlet.debug
+eventlet.monkey_patch()
+eventlet.debug.hub_prevent_multiple_readers(False)
+from eventlet import Timeout, sleep, spawn
+def value(thread): return thread.wait()
+"""
+
+
+def run(program: str, *arguments: str) -> str:
+    """What it says at last, on either stream."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, *arguments], check=False, text=True, timeout=50,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return ended.stdout.strip().rpartition("\n")[2]
+
+
+def require(library: str) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+@pytest.mark.parametrize("then", [WORK, FORK], ids=["work", "fork"])
+def test_gevent_patched_whole_works(ringlog_engine, ringlog_topic, transport, then):
+    require("gevent")
+    assert run(GEVENT + USE + then + END, ringlog_engine.url, ringlog_topic(), transport) == "good"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_eventlet_works_where_it_lets_threads_share_descriptors(ringlog_engine, ringlog_topic, transport):
+    require("eventlet")
+    assert run(EVENTLET + USE + WORK + END, ringlog_engine.url, ringlog_topic(), transport) == "good"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("left_out", ["thread", "select"])
+def test_gevent_patched_in_part_is_refused(ringlog_engine, ringlog_topic, left_out):
+    """Before, the client's thread died, and tickets never settled, or it blocked every green thread."""
+    require("gevent")
+    patch = f"from gevent import monkey; monkey.patch_all({left_out}=False)\n"
+    said = run(patch + USE, ringlog_engine.url, ringlog_topic(), "auto")
+    assert said.startswith("ringlog.errors.UsageError: gevent has patched")
+    assert f"not `{left_out}`" in said
+
+
+@pytest.mark.timeout(60)
+def test_a_client_that_was_made_before_the_patch_says_so(ringlog_engine, ringlog_topic):
+    """Before, two green threads held its lock at once: `cannot release un-acquired lock`."""
+    require("gevent")
+    late = """
+try:
+    client.append(topic, b"late")
+except ringlog.errors.UsageError as e:
+    assert "threads were replaced by green threads after" in str(e)
+    client.close()
+    print("good", flush=True)
+    os._exit(0)  # gevent complains at the end about threads that were there before it.
+"""
+    assert run(USE + GEVENT + late, ringlog_engine.url, ringlog_topic(), "auto") == "good"
+
+
+class Monkey(types.ModuleType):
+    """gevent.monkey and eventlet.patcher, as far as they are asked."""
+
+    def __init__(self, name: str, *patched: str) -> None:
+        super().__init__(name)
+        self.is_module_patched = self.is_monkey_patched = patched.__contains__
+
+
+@pytest.mark.parametrize(
+    "monkey",
+    [
+        Monkey("gevent.monkey", "threading"),
+        Monkey("gevent.monkey", "select"),
+        Monkey("eventlet.patcher", "thread"),
+        Monkey("eventlet.patcher", "select"),
+        Monkey("eventlet.patcher", "thread", "select"),
+    ],
+    ids=lambda monkey: monkey.__name__,
+)
+def test_what_cannot_work_is_refused_before_anything_is_made(monkeypatch, monkey):
+    monkeypatch.setitem(sys.modules, monkey.__name__, monkey)
+    before = threading.active_count()
+    with pytest.raises(UsageError, match=r"gevent has|eventlet has|eventlet lets"):
+        ringlog.connect("ringlog:///nowhere")
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("patched", [(), ("threading", "select")])
+def test_threads_and_select_alike_are_accepted(monkeypatch, patched):
+    monkeypatch.setitem(sys.modules, "gevent.monkey", Monkey("gevent.monkey", *patched))
+    ringlog.connect("ringlog:///nowhere").close()
+
+
+def test_a_client_whose_threads_were_replaced_ends_all_the_same(monkeypatch):
+    """The first call says what to do; close() and the end of the process do not wait for its locks."""
+    client = ringlog.connect("ringlog:///nowhere")
+    monkeypatch.setattr(threading, "get_ident", lambda: 0)
+    with pytest.raises(UsageError, match="in each worker"):
+        client.append("orders", b"x")
+    client.close()
+    client.close()

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-from types import FrameType
 from typing import Any
 
 from bench.__main__ import AREAS
+from bench.host import stop_in_order_on_sigterm
 from bench.machine import facts
 from bench.paired import PAIRS, compare, show
 from bench.revision import PLACE, ROOT, RevisionError, Tree, build, resolve, worktree
@@ -27,7 +26,6 @@ Pairs = list[tuple[list[Row], list[Row]]]
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0 when all pairs were measured, whatever the ratios are; 1 with the reason when not."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
     pairs: Pairs = []
     try:
         _measure(options, pairs)
@@ -110,9 +108,6 @@ def _write(options: argparse.Namespace, commit: str, pairs: Pairs, machine: dict
     (PLACE / f"{options.area}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
+    stop_in_order_on_sigterm()
     sys.exit(main())

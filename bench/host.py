@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -30,6 +31,15 @@ def ran_s(pid: int) -> float:
         with contextlib.suppress(OSError):  # The thread has ended.
             total += int(file.read_text().split()[0])
     return total / 1e9
+
+
+def stop_in_order_on_sigterm() -> None:
+    """SIGTERM ends a benchmark as Ctrl-C does: servers and their files do not stay."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 class Host:

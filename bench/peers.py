@@ -111,6 +111,11 @@ def _start(server: Server, kind: str) -> Found:
     return {"start_to_ready": server.started_s, "idle_memory_pss": server.memory_bytes() / (1 << 20)}
 
 
+def _warm_up(server: Server) -> None:
+    server.create("warm", Way.QUEUE)
+    processes.cycles(server, "warm", 1, 1, part_of(server.warm_s, 0.05))
+
+
 def _cycle(server: Server, kind: str) -> Found:
     seconds = part_of(CYCLE_S, 0.05)
     server.create("one", Way.QUEUE)
@@ -233,7 +238,11 @@ def _round(name: str, parts: Sequence[Part]) -> Found:
             continue
         server = registry.start(name, durability, *WHOLE)
         try:
+            is_warm = False
             for part in chosen:
+                if part.measure is not _start and not is_warm:
+                    _warm_up(server)
+                    is_warm = True
                 found |= part.measure(server, kind)
         finally:
             server.close()

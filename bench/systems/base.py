@@ -49,6 +49,9 @@ class Batch(NamedTuple):
 class Client(Protocol):
     """A connection that is used for one topic."""
 
+    number: int
+    """Of this client among those that work on the topic; for a system that shares a topic out by hand."""
+
     async def put(self, payload: bytes) -> None:
         """Add a message; returns when it is as durable as the server was told to make it."""
 
@@ -84,6 +87,8 @@ class LoopClient(Client, Protocol):
 class Blocking:
     """A client whose calls block."""
 
+    number = 0
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """See Client.run: the coroutine is at its end when it returns the first time."""
         try:
@@ -101,6 +106,8 @@ class Server(Protocol):
     address: str
     started_s: float
     """Seconds from the command until it was ready."""
+    warm_s: float
+    """How long it is used before it is measured."""
 
     def create(self, topic: str, way: Way, consumers: int = 1) -> None:
         """Make a topic for so many consumers."""
@@ -133,6 +140,7 @@ class PeerServer:
 
     name: ClassVar[str]
     address: str
+    warm_s = 0.5
 
     def __init__(
         self, command: Callable[[Path], Sequence[str]], environ: dict[str, str] | None = None

@@ -26,6 +26,8 @@ def require() -> None:
 class Client:
     """A connection over TCP, with an event loop of its own."""
 
+    number = 0
+
     def __init__(self, address: str, topic: str, way: Way = Way.QUEUE) -> None:
         import nats
 

@@ -57,12 +57,15 @@ class Start:
     address: str
     topic: str
     way: Way
+    number: int
     ready: Any
     go: Any
 
     def connect(self) -> Any:
         """A new client of the server. Any: a Client, or a LoopClient in the works that need one."""
-        return registry.connect(self.name, self.address, self.topic, self.way)
+        client = registry.connect(self.name, self.address, self.topic, self.way)
+        client.number = self.number
+        return client
 
     def wait(self) -> None:
         """Report to be ready, and wait until all are."""
@@ -70,8 +73,8 @@ class Start:
         self.go.wait()
 
 
-def _main(start: Start, work: Work, number: int, results: Any) -> None:
-    results.put((number, work.function(start, *work.arguments)))
+def _main(start: Start, work: Work, results: Any) -> None:
+    results.put((start.number, work.function(start, *work.arguments)))
 
 
 class Ran(NamedTuple):
@@ -87,7 +90,11 @@ def run(server: Server, works: Sequence[Work]) -> Ran:
     processes = [
         _forks.Process(
             target=_main,
-            args=(Start(server.name, server.address, work.topic, work.way, ready, go), work, n, results),
+            args=(
+                Start(server.name, server.address, work.topic, work.way, n, ready, go),
+                work,
+                results,
+            ),
         )
         for n, work in enumerate(works)
     ]
@@ -238,6 +245,7 @@ def _cycle(start: Start, batch: int, seconds: float) -> Span:
         return len(jobs.payloads)
 
     async def work() -> Span:
+        await client.ack(await client.claim(1, 0))  # Connects and opens what there is to open.
         for _ in range(WARM_CYCLES):
             await once()
         start.wait()

@@ -103,6 +103,7 @@ class Server:
     """An engine of two shards; `sets` are settings. Without compaction, where they do not say otherwise."""
 
     name = "ringlog"
+    warm_s = 0.5
 
     def __init__(self, durability: str, *sets: str) -> None:
         self._durability = _CLASSES.get(durability, durability)

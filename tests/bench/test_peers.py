@@ -134,6 +134,7 @@ def test_every_round_measures_every_system_and_stops_its_servers(monkeypatch: py
     monkeypatch.setattr(registry, "require", lambda *_: None)
     monkeypatch.setattr(registry, "start", lambda name, durability, *_: Fake(name, durability))
     monkeypatch.setattr(peers, "ROUNDS", 2)
+    monkeypatch.setattr(peers, "_warm_up", lambda server: events.append(("warm", server.name)))
     part = peers.Part("append", ("page", "synced"), lambda _server, kind: {f"append_{kind}": 1.0})
     monkeypatch.setattr(peers, "PARTS", (part, peers.Part("other", ("page",), lambda *_: {"other": 1.0})))
     found = peers.measured(("redis",), "append")
@@ -141,7 +142,7 @@ def test_every_round_measures_every_system_and_stops_its_servers(monkeypatch: py
     starts = [event[1:] for event in events if event[0] == "start"]
     first = [("ringlog", "page"), ("ringlog", "fsync"), ("redis", "page"), ("redis", "fsync")]
     assert starts == [*first, *first[2:], *first[:2]]
-    assert len(events) == 2 * len(starts)
+    assert [event[0] for event in events] == ["start", "warm", "close"] * len(starts)
 
 
 @pytest.mark.parametrize("area", ["peers", "peers-busy", "peers-more", "queue"])

@@ -31,12 +31,12 @@ time.sleep(60 if sys.argv[2] == "wait" else 0)
 
 
 RUN = """
-import pathlib, signal, sys
-from bench import against, revision
+import pathlib, sys
+from bench import host, revision
 from ringlog import hardening
 tree, program, *arguments = sys.argv[1:]
 hardening.adopt_orphans()
-signal.signal(signal.SIGTERM, against._interrupt)
+host.stop_in_order_on_sigterm()
 try:
     here = revision.Tree("here", pathlib.Path(tree))
     sys.exit(revision._run_to_end([sys.executable, "-c", program, *arguments], here))
@@ -157,3 +157,54 @@ def test_fewer_than_seven_pairs_are_refused(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main(["--rev", "HEAD", "--area", "commit", "--pairs", "6"])
     assert "must be >= 7, got 6" in capsys.readouterr().err
+
+
+OLD_BENCH = """
+import json, pathlib, sys
+if "--help" in sys.argv:
+    print("usage: bench {commit,queue}")
+else:
+    file = pathlib.Path("bench/results/commit.json")
+    kept = json.loads(file.read_text())["rows"] if file.exists() else []
+    file.write_text(json.dumps({"rows": [*kept, {"id": "now", "arguments": sys.argv[1:]}]}))
+"""
+NEW_BENCH = """
+import json, pathlib, sys
+if "--help" in sys.argv:
+    print("usage: bench [--rows ROWS] {commit,queue}")
+else:
+    file = pathlib.Path(sys.argv[sys.argv.index("--rows") + 1])
+    file.write_text(json.dumps({"rows": [{"id": "now", "arguments": sys.argv[1:6]}]}))
+"""
+
+
+def tree_with(root: Path, source: str) -> Tree:
+    (root / "bench" / "results").mkdir(parents=True)
+    (root / "bench" / "__init__.py").touch()
+    (root / "bench" / "__main__.py").write_text(source)
+    (root / "bench" / "results" / "commit.json").write_text('{"rows": [{"id": "of its commit"}]}')
+    return Tree("there", root)
+
+
+def test_a_revision_whose_benchmarks_take_no_file_gives_its_results_of_this_run_alone(
+    repository: Path,
+) -> None:
+    tree = tree_with(repository, OLD_BENCH)
+    arguments = ["commit", "--only", "lone", "--scale", "1.0"]
+    for _ in range(2):
+        assert tree.measure("commit", "lone", 1.0) == [{"id": "now", "arguments": arguments}]
+
+
+def test_a_revision_whose_benchmarks_take_a_file_keeps_its_results(repository: Path) -> None:
+    tree = tree_with(repository, NEW_BENCH)
+    revision.PLACE.mkdir(parents=True)
+    arguments = ["commit", "--only", "lone", "--scale", "0.5"]
+    assert tree.measure("commit", "lone", 0.5) == [{"id": "now", "arguments": arguments}]
+    assert "of its commit" in (repository / "bench" / "results" / "commit.json").read_text()
+    assert not list(revision.PLACE.iterdir())
+
+
+def test_a_benchmark_that_fails_is_named_with_its_exit_status(repository: Path) -> None:
+    tree = tree_with(repository, "import sys; sys.exit(3 if '--help' not in sys.argv else 0)")
+    with pytest.raises(RevisionError, match=r"there: the benchmark failed \(exit 3\)"):
+        tree.measure("commit", "", 1.0)

@@ -419,7 +419,7 @@ def _resolve(config: Config, cwd: str) -> Config:
 
     replace = msgspec.structs.replace
     data = absolute(config.data.dir)
-    return replace(
+    found = replace(
         config,
         data=replace(config.data, dir=data),
         run=replace(config.run, dir=absolute(config.run.dir) or os.path.join(data, "run")),
@@ -428,6 +428,23 @@ def _resolve(config: Config, cwd: str) -> Config:
         cold=replace(config.cold, dir=absolute(config.cold.dir)),
         log=replace(config.log, file=absolute(config.log.file)),
     )
+    _require_utf8(found)
+    return found
+
+
+def _require_utf8(config: Config) -> None:
+    """Settings and paths travel between processes as UTF-8. Other bytes of a command line, of the environment
+    or of the working directory's name are surrogates here."""
+    for section, struct in _SECTIONS.items():
+        for key in _keys(struct):
+            value = getattr(getattr(config, section), key)
+            if isinstance(value, str) and not value.isascii():
+                try:
+                    value.encode()
+                except UnicodeEncodeError:
+                    raise ConfigError(
+                        f"{section}.{key} must be UTF-8; under LC_ALL=C set PYTHONUTF8=1", found=ascii(value)
+                    ) from None
 
 
 # -- the file -----------------------------------------------------------------------------------------

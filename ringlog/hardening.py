@@ -52,6 +52,12 @@ def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) ->
     return os.getppid() == parent_pid
 
 
+def open_files_allowed() -> int:
+    """How many descriptors this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_FILES_WANTED if soft == resource.RLIM_INFINITY else soft
+
+
 def expect_children() -> None:
     """Have the kernel keep exit statuses of our children, which it does not where SIGCHLD is ignored. That is
     inherited: some launchers ignore it."""

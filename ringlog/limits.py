@@ -535,6 +535,8 @@ READ_ONLY_LOOK_MS_MIN = 1_000
 READ_ONLY_LOOK_MS_MAX = 5_000
 """A shard whose directory takes no writes looks again after this long, each time twice as long: bounds how
 often a directory that only seems writable costs its readers a restart."""
+DESCRIPTORS_MIN = 64
+"""Open files that an engine's processes must be allowed: with fewer a shard cannot open its files."""
 DESCRIPTORS_RESERVED = 32
 """A process with fewer free descriptors than this stops listening: what is left is for the files it needs,
 and for connections that come before it looks again. It listens anew when there are twice as many."""

@@ -141,7 +141,8 @@ async def _work(wanted: WorkerOptions, level: str, format: str, options: Options
 
 
 def _obey_signals(running: Any, clock: Clock) -> list[signal.Signals]:
-    """The first SIGTERM or SIGINT is a wish to end, the second an order. What is returned grows with them.
+    """The first SIGTERM, SIGINT or SIGHUP is a wish to end, the second an order. What is returned grows with
+    them.
 
     One that comes within SECOND_SIGNAL_S of the first is not a second one.
     """
@@ -161,8 +162,10 @@ def _obey_signals(running: Any, clock: Clock) -> list[signal.Signals]:
             running.stop_now()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # As under nohup: the terminal's end is not ours.
         loop.add_signal_handler(number, note, number)
     # Who started us may have blocked them, and a mask is inherited: they would never come.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     return came

@@ -13,6 +13,7 @@ from ringlog import hardening, logs
 from ringlog.config import LoadedConfig, load_config, parse_flags
 from ringlog.descriptors import open_standard_descriptors
 from ringlog.errors import ConfigError, RinglogError, StartRefused
+from ringlog.limits import DESCRIPTORS_MIN
 from ringlog.logs import say
 from ringlog.supervision.endpoints import check_listeners
 from ringlog.supervision.engine import run_engine
@@ -88,6 +89,12 @@ def _prepare_process(loaded: LoadedConfig) -> None:
         )
     settings = loaded.config.log
     hardening.harden(may_profile=loaded.config.profile.allow)
+    allowed = hardening.open_files_allowed()
+    if allowed < DESCRIPTORS_MIN:
+        raise StartRefused(
+            "too few open files are allowed: raise the limit (`ulimit -n`, LimitNOFILE= of systemd)",
+            found=allowed, min=DESCRIPTORS_MIN,
+        )  # fmt: skip
     hardening.expect_children()
     hardening.name_process("ringlog")
     logs.configure(level=settings.level, format=settings.format, file=settings.file, actor="supervisor")

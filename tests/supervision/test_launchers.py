@@ -179,6 +179,23 @@ def test_in_a_deleted_working_directory_it_says_so(launch: Launch, tmp_path: Pat
     assert err.decode().strip() == "ringlog: the working directory was deleted: start in one that exists"
 
 
+@pytest.mark.parametrize(
+    ("before", "status", "reason"),
+    [
+        (["sh", "-c", 'ulimit -n 40; exec "$0" "$@"'], 1, "too few open files are allowed"),
+        (["env", b"RINGLOG_COLD_DIR=/tmp/\xff"], 2, "cold.dir must be UTF-8"),
+    ],
+)
+def test_where_it_cannot_work_the_start_is_refused_with_the_reason(
+    launch: Launch, before: Sequence[str], status: int, reason: str
+) -> None:
+    """Before, a traceback, or `no shard could start: failed 2 times in a row`."""
+    engine = launch(before=before)
+    _, err = engine.process.communicate(timeout=DEADLINE_S)
+    assert (engine.process.returncode, err.count(b"\n")) == (status, 1), err.decode()
+    assert reason in err.decode()
+
+
 def _can_unshare() -> bool:
     if shutil.which("unshare") is None or shutil.which("nsenter") is None:
         return False

@@ -63,6 +63,18 @@ def test_a_second_signal_does_not_wait(workers: Workers, queue: Queue, second: s
     assert (queue.stats().ready, queue.stats().in_flight) == (1, 0)
 
 
+def test_a_terminal_that_closes_stops_it_in_order(workers: Workers, queue: Queue) -> None:
+    """Before, SIGHUP ended it at once and cut its jobs off."""
+    queue.put(b"wait go")
+    started = workers.start("program:do", queue.topic, "-c", "1", "--payload", "text")
+    soon(lambda: workers.noted("wait"))
+    started.send_signal(signal.SIGHUP)
+    soon(lambda: not _is_pending(started.pid, signal.SIGHUP))
+    (workers.directory / "go").touch()
+    code, counts, _ = workers.ended(started)
+    assert (code, counts["job_done"]) == (Exit.DONE, 1)
+
+
 def test_two_signals_at_once_are_one_request(workers: Workers, queue: Queue) -> None:
     """`timeout` and wrappers signal twice; before, the second one cut jobs off."""
     queue.put(b"wait go")

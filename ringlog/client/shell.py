@@ -585,13 +585,14 @@ class Shell:
                         while self._may_go_on(me):
                             self._turn(None)
                     except Exception:
-                        if self.lock is not lock:
-                            break
-                        log.exception("serving the connection failed")
-                        raise
+                        if self.lock is lock:
+                            log.exception("serving the connection failed")
+                            raise
                     finally:
                         if self._leader is me:
                             self._leader = None
+                if self.lock is not lock:
+                    break
                 if self._calls:
                     lock.release()
                     try:

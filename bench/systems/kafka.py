@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import os
 import socket
 import subprocess
@@ -142,10 +143,9 @@ class Server(PeerServer):
             return probe.connect_ex((host, int(port))) == 0
 
     def create(self, topic: str, way: Way, consumers: int = 1) -> None:
-        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-
-        admin = AdminClient({"bootstrap.servers": self.address, "log_level": _LOG_LEVEL})
-        admin.create_topics([NewTopic(topic, consumers, 1)])[topic].result(CONNECT_S)
+        api: Any = importlib.import_module("confluent_kafka.admin")
+        admin = api.AdminClient({"bootstrap.servers": self.address, "log_level": _LOG_LEVEL})
+        admin.create_topics([api.NewTopic(topic, consumers, 1)])[topic].result(CONNECT_S)
 
 
 def free_ports(count: int) -> list[int]:

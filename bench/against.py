@@ -16,7 +16,7 @@ from bench.__main__ import AREAS
 from bench.host import stop_in_order_on_sigterm
 from bench.machine import facts
 from bench.paired import PAIRS, compare, show
-from bench.revision import PLACE, ROOT, RevisionError, Tree, build, resolve, worktree
+from bench.revision import PLACE, ROOT, RevisionError, Tree, build, compile_bytecode, resolve, worktree
 from bench.rows import Row, say
 
 HERE = "the working tree"
@@ -74,6 +74,9 @@ def _measure(options: argparse.Namespace, pairs: Pairs) -> None:
             raise RevisionError(
                 f"{HERE} has compiled {new.compiled()}, {options.rev} {old.compiled()}: run `make compiled`"
             )
+        for tree in (new, old):
+            compile_bytecode(tree)
+            tree.require_cores()
         machine = facts()
         for i in range(options.pairs):
             rows: dict[str, list[Row]] = {}

@@ -46,6 +46,15 @@ files = [importlib.import_module(name).__file__ for name in names]
 foreign = [file for file in files if not pathlib.Path(file).resolve().is_relative_to(tree)]
 sys.exit(f"imported from elsewhere: {foreign}" if foreign else 0)
 """
+_CORES_PROBE = """
+import ringlog
+try:
+    from ringlog.cores import why_not_used
+except ImportError:
+    why_not_used = str
+print(why_not_used())
+"""
+"""Prints why a tree runs without compiled cores; nothing where it has them, or knows of none."""
 
 
 class RevisionError(Exception):
@@ -90,6 +99,14 @@ class Tree:
         """Kinds of compiled code that it has."""
         patterns = _COMPILED if self.has_cores else _COMPILED[:1]
         return [pattern for pattern in patterns if any(self.path.glob(pattern))]
+
+    def require_cores(self) -> None:
+        """Raise RevisionError when it would run without compiled cores, because they are stale, say."""
+        reason = self._python("-P", "-c", _CORES_PROBE, capture=True).stdout.strip()
+        if self.has_cores and reason:
+            raise RevisionError(
+                f"{self.name} would run without compiled cores ({reason}): run `make compiled`"
+            )
 
     def measure(self, area: str, only: str, scale: float) -> list[Row]:
         """Run one area in a process of its own and return its rows; raises RevisionError when it fails."""
@@ -170,11 +187,15 @@ def build(tree: Tree) -> None:
         _build_step(tree, ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheel, "."])
     if tree.has_cores and (tree.path / "compile_cores.py").exists():
         _build_step(tree, ["compile_cores.py", "--must"])
-    packages = [p for p in ("actors", "bench", "pyspark_ringlog", "ringlog") if (tree.path / p).exists()]
-    _build_step(tree, ["-m", "compileall", "-q", *packages, "supervisor.py"])
     if PEERS.exists():
         (tree.path / "build").mkdir(exist_ok=True)
         (tree.path / "build" / "peers").symlink_to(PEERS)
+
+
+def compile_bytecode(tree: Tree) -> None:
+    """Compile all modules beforehand: where Python keeps no bytecode, each start would compile them anew."""
+    packages = [p for p in ("actors", "bench", "pyspark_ringlog", "ringlog") if (tree.path / p).exists()]
+    _build_step(tree, ["-m", "compileall", "-q", *packages, "supervisor.py"])
 
 
 def _build_step(tree: Tree, command: Sequence[str]) -> None:

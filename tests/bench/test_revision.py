@@ -131,6 +131,16 @@ def test_a_tree_imports_its_own_code() -> None:
     Tree("here", Path(__file__).parent.parent.parent).require_own_code()
 
 
+def test_a_tree_that_would_run_without_its_compiled_cores_is_refused(repository: Path) -> None:
+    (repository / "ringlog").mkdir()
+    (repository / "ringlog" / "__init__.py").touch()
+    Tree("of another layout", repository).require_cores()
+    (repository / "ringlog" / "cores.py").write_text("def why_not_used(): return 'sources changed'")
+    Tree("there", repository, has_cores=False).require_cores()
+    with pytest.raises(RevisionError, match=r"there would run .* \(sources changed\): run `make compiled`"):
+        Tree("there", repository).require_cores()
+
+
 def test_a_tree_that_would_import_other_code_is_refused(repository: Path) -> None:
     with pytest.raises(RevisionError, match="imported from elsewhere"):
         Tree("there", repository).require_own_code()

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench.host import stop_in_order_on_sigterm
+from bench.host import stop_in_order_on_signals
 from bench.machine import facts, settle
 from bench.rows import SCALE, save, show, write
 from bench.systems.programs import PeerMissing
@@ -50,5 +50,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    stop_in_order_on_sigterm()
+    stop_in_order_on_signals()
     sys.exit(main())

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from bench.__main__ import AREAS
-from bench.host import stop_in_order_on_sigterm
+from bench.host import stop_in_order_on_signals
 from bench.machine import facts
 from bench.paired import PAIRS, compare, show
 from bench.revision import PLACE, ROOT, RevisionError, Tree, build, compile_bytecode, resolve, worktree
@@ -112,5 +112,5 @@ def _write(options: argparse.Namespace, commit: str, pairs: Pairs, machine: dict
 
 
 if __name__ == "__main__":
-    stop_in_order_on_sigterm()
+    stop_in_order_on_signals()
     sys.exit(main())

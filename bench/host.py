@@ -33,13 +33,15 @@ def ran_s(pid: int) -> float:
     return total / 1e9
 
 
-def stop_in_order_on_sigterm() -> None:
-    """SIGTERM ends a benchmark as Ctrl-C does: servers and their files do not stay."""
+def stop_in_order_on_signals() -> None:
+    """SIGTERM ends a benchmark as Ctrl-C does, also where a shell started it with SIGINT ignored: servers and
+    their files do not stay."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 class Host:

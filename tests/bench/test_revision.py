@@ -36,7 +36,7 @@ from bench import host, revision
 from ringlog import hardening
 tree, program, *arguments = sys.argv[1:]
 hardening.adopt_orphans()
-host.stop_in_order_on_sigterm()
+host.stop_in_order_on_signals()
 try:
     here = revision.Tree("here", pathlib.Path(tree))
     sys.exit(revision._run_to_end([sys.executable, "-c", program, *arguments], here))

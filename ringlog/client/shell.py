@@ -584,10 +584,12 @@ class Shell:
                     try:
                         while self._may_go_on(me):
                             self._turn(None)
-                    except Exception:
+                    except Interrupted:
                         if self.lock is lock:
-                            log.exception("serving the connection failed")
                             raise
+                    except Exception:
+                        log.exception("serving the connection failed")
+                        raise
                     finally:
                         if self._leader is me:
                             self._leader = None

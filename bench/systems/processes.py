@@ -12,7 +12,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from queue import Empty
@@ -394,7 +394,8 @@ def _modules(start: Start) -> list[str]:
 
 def _first_ack(start: Start, modules: Sequence[str]) -> float:
     for name in modules:
-        importlib.import_module(name)
+        with suppress(ImportError):  # Made by another module, not found by its name.
+            importlib.import_module(name)
     start.wait()
     begun = time.perf_counter()
     client: Client = start.connect()

@@ -217,7 +217,10 @@ def test_status_shows_every_process_and_readiness(shell: Shell, ringlog_engine: 
     (found,) = shell.ok("status")
     assert found["state"] == "ready"
     assert [p["name"] for p in found["processes"]][:3] == ["wal_shard-00", "wal_shard-01", "gateway"]
-    assert shell.ok("status", "--ready") == [{"state": "ready", "problems": []}]
+    (ready,) = shell.ok("status", "--ready")
+    assert ready["state"] == "ready"
+    # Consumers of other tests may be behind: they share the engine.
+    assert not [problem for problem in ready["problems"] if "consumer" not in problem]
     table = shell.run("status", "--output", "table").stdout.decode()
     assert "wal_shard-01" in table
     assert "disk free" in table

@@ -23,7 +23,11 @@ from ringlog.testing.real_engine import TestEngine, wait_until
 __all__ = ["ringlog_engine", "ringlog_topic"]
 
 ROOT = Path(__file__).parent.parent.parent
-MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
+MAIN = (
+    # As from a terminal, also where the tests run without one (nohup) and it is ignored.
+    "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    "from ringlog.cli import main; sys.exit(main())"
+)
 
 PROGRAM = '''
 import json, os, pathlib, signal, sys, threading, time

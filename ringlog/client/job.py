@@ -64,7 +64,8 @@ def jobs_of(jobs: Any, name: str = "jobs") -> Any:
     """Several jobs; raises UsageError for anything else. A claim stays one: it makes its jobs when asked."""
     from ringlog.client.claimed import Jobs
 
-    if isinstance(jobs, Jobs):
+    # Not isinstance: compiled, the class shares what its base says of other classes, and takes a str for one.
+    if type(jobs) is Jobs:
         return jobs
     if isinstance(jobs, str | bytes) or not isinstance(jobs, Iterable):
         raise UsageError(f"{name} must be an iterable of jobs, got {type(jobs).__name__}")

@@ -101,12 +101,8 @@ def _produce(client: Client, task: Task, journal: Journal, end: _End, report: Re
     value = task.client << 32
     producer = client.producer(topic, create=False)
     while not end.is_set:
-        values = range(value, value + task.batch)
+        payloads, ops = _begin_batch(task, journal, report, value)
         value += task.batch
-        payloads = [payload_of(each, task.record_bytes) for each in values]
-        digests = [xxhash.xxh3_64_intdigest(each) for each in payloads]
-        ops = journal.begin(What.APPEND, task.topic, values=values, digests=digests)
-        report.ops += len(ops)
         try:
             waiting.append((ops, producer.send_each(payloads, records_per_frame=task.frame)))
         except RinglogError as e:
@@ -116,6 +112,16 @@ def _produce(client: Client, task: Task, journal: Journal, end: _End, report: Re
         pace.wait(task.batch, end)
     while waiting:
         _settle(*waiting.popleft(), task, journal, report)
+
+
+def _begin_batch(task: Task, journal: Journal, report: Report, value: int) -> tuple[list[bytes], Any]:
+    """The records of `task.batch` values from this one on, and their operations, noted as begun."""
+    values = range(value, value + task.batch)
+    payloads = [payload_of(each, task.record_bytes) for each in values]
+    digests = [xxhash.xxh3_64_intdigest(each) for each in payloads]
+    ops = journal.begin(What.APPEND, task.topic, values=values, digests=digests)
+    report.ops += len(ops)
+    return payloads, ops
 
 
 def _settle(ops: Any, ticket: Any, task: Task, journal: Journal, report: Report) -> None:
@@ -144,11 +150,8 @@ def _produce_mixed(client: Client, task: Task, journal: Journal, end: _End, repo
     name = task.topics[task.topic]
     while not end.is_set:
         values = range(value, value + task.batch)
+        payloads, ops = _begin_batch(task, journal, report, value)
         value += task.batch
-        payloads = [payload_of(each, task.record_bytes) for each in values]
-        digests = [xxhash.xxh3_64_intdigest(each) for each in payloads]
-        ops = journal.begin(What.APPEND, task.topic, values=values, digests=digests)
-        report.ops += len(ops)
         records = [
             NewRecord(data=data, dedup_id=f"id-{each}" if each % 2 else None)
             for each, data in zip(values, payloads, strict=True)

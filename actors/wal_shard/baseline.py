@@ -203,7 +203,13 @@ def adopt_segments(
     for stem in sorted((*hot, *cold), key=_number_of):
         beat()
         try:
-            _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=stem in cold)
+            try:
+                _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=stem in cold)
+            except DiskError as e:
+                if e.errno == errno.ENOENT:
+                    raise
+                # A device may fail once: a topic is not halted for that.
+                _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=stem in cold)
         except (CorruptData, DiskError) as e:
             if isinstance(e, DiskError) and e.errno == errno.ENOENT and stem not in cold:
                 continue  # The reclaimer was quicker; if it was not, it is missed below.

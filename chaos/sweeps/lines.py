@@ -70,7 +70,7 @@ class Tracer:
         path = frame.f_code.co_filename
         if path not in self._known:
             self._known[path] = path.startswith(TRACED) and not path.startswith(NOT_TRACED)
-        return self._line if self._known[path] else None
+        return self._line if self._known[path] and not _is_finalizer(frame) else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
@@ -82,6 +82,12 @@ class Tracer:
                 sys.settrace(None)
                 self._strike()
         return self._line
+
+
+def _is_finalizer(frame: FrameType) -> bool:
+    """Does it run when an object goes? What is raised there goes nowhere, by the rules of the language."""
+    caller = frame.f_back
+    return "__del__" in (frame.f_code.co_name, caller.f_code.co_name if caller is not None else "")
 
 
 @dataclass(frozen=True, slots=True)

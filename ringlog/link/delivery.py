@@ -36,6 +36,7 @@ from ringlog.errors import (
     InvalidRequest,
     NotConnected,
     NotReady,
+    RequestTimeout,
     RinglogError,
     ShuttingDown,
     Throttled,
@@ -442,13 +443,17 @@ class Delivery:
     def _send_again_steps(self, subscription: Subscription, number: int) -> Steps[None]:
         """Tell a scheduler that has forgotten the subscription of it; names may have changed meanwhile."""
         feeds = [feed for feed, state in subscription.feeds.items() if state.scheduler == number]
-        yield from self._send_steps(subscription, number, feeds)
+        yield from self._send_steps(subscription, number, feeds, is_known=True)
         if number == NAMES_SCHEDULER:
             self._names_may_have_changed(subscription)
 
-    def _send_steps(self, subscription: Subscription, number: int, feeds: list[int]) -> Steps[None]:
-        """Tell one scheduler of feeds, and whether names are wanted of it; on refusals that pass, again."""
+    def _send_steps(
+        self, subscription: Subscription, number: int, feeds: list[int], *, is_known: bool = False
+    ) -> Steps[None]:
+        """Tell one scheduler of feeds, and whether names are wanted of it; on refusals that pass, again. What
+        `is_known` already has an answer that came in time: nobody hears of one that does not."""
         host = self._host
+        later = (*_LATER, RequestTimeout) if is_known else _LATER
         names = subscription.names and number == NAMES_SCHEDULER
         for first in range(0, len(feeds) or int(names), FEEDS_PER_MESSAGE_MAX):
             part = feeds[first : first + FEEDS_PER_MESSAGE_MAX]
@@ -461,7 +466,7 @@ class Delivery:
                 )
                 try:
                     reply = yield host.links.scheduler(number).request(request, host.deadline_ns())
-                except _LATER:
+                except later:
                     if subscription.number not in self._subscriptions:
                         return
                     yield host.pause(AGAIN_NS / 1e9)
@@ -523,7 +528,7 @@ class Delivery:
                     state.info = info
                     moved.setdefault((subscription, state.scheduler), []).append(feed)
             for (subscription, number), feeds in moved.items():
-                yield start(self._send_steps(subscription, number, feeds))
+                yield start(self._send_steps(subscription, number, feeds, is_known=True))
             if again:
                 self._sought.extend(again)
                 yield host.pause(AGAIN_NS / 1e9)

@@ -24,7 +24,7 @@ INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handler
 help:
 	@echo "make demo              run the main job on real data, with kills on the way"
 	@echo "make test              all tests (WORKERS=$(WORKERS))"
-	@echo "make test-compiled     those of what is compiled once more, on its compiled form: five minutes"
+	@echo "make test-compiled     those of what is compiled once more, on its compiled form"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
 	@echo "make bench AREA=peers      one message a call, beside Redis, beanstalkd and NATS; peers-busy, peers-more"

@@ -203,13 +203,7 @@ def adopt_segments(
     for stem in sorted((*hot, *cold), key=_number_of):
         beat()
         try:
-            try:
-                _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=stem in cold)
-            except DiskError as e:
-                if e.errno == errno.ENOENT:
-                    raise
-                # A device may fail once: a topic is not halted for that.
-                _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=stem in cold)
+            _adopt_patiently(disk, data_dir, stem, base, sealed, listed, is_cold=stem in cold)
         except (CorruptData, DiskError) as e:
             if isinstance(e, DiskError) and e.errno == errno.ENOENT and stem not in cold:
                 continue  # The reclaimer was quicker; if it was not, it is missed below.
@@ -251,6 +245,19 @@ def _number_of(stem: str) -> int:
 def _may_be_ours(stem: str, base: Baseline) -> bool:
     parsed = parse_stem(stem)
     return parsed is None or not parsed[0] or shard_of(parsed[0], base.shards) == base.shard
+
+
+def _adopt_patiently(
+    disk: Disk, data_dir: str, stem: str, base: Baseline, sealed: Sealed, listed: dict[int, SegmentRef], *,
+    is_cold: bool,
+) -> None:  # fmt: skip
+    """As `_adopt`; what cannot be read is read a second time, since a device may fail once."""
+    try:
+        _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=is_cold)
+    except DiskError as e:
+        if e.errno == errno.ENOENT:
+            raise
+        _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=is_cold)
 
 
 def _adopt(

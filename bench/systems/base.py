@@ -136,7 +136,7 @@ class QueueServer(Server, Protocol):
 
 
 class PeerServer:
-    """A server of somebody else's, in a directory of its own."""
+    """A peer's server, in a directory of its own."""
 
     name: ClassVar[str]
     address: str

@@ -450,8 +450,8 @@ class Delivery:
     def _send_steps(
         self, subscription: Subscription, number: int, feeds: list[int], *, is_known: bool = False
     ) -> Steps[None]:
-        """Tell one scheduler of feeds, and whether names are wanted of it; on refusals that pass, again. What
-        `is_known` already has an answer that came in time: nobody hears of one that does not."""
+        """Tell one scheduler of feeds, and whether names are wanted of it; on refusals that pass, again.
+        With `is_known` they were accepted before: a request without an answer is sent again, too."""
         host = self._host
         later = (*_LATER, RequestTimeout) if is_known else _LATER
         names = subscription.names and number == NAMES_SCHEDULER

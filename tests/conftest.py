@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -49,12 +50,19 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     """No new child process and no new shared-memory directory of ours after the test (O7)."""
-    children, regions = own_children(), shm_entries()
+    children, regions, kept = own_children(), shm_entries(), kept_children()
     yield
+    assert kept <= kept_children(), "the test ended a process of the test run"
     left = _until_empty(lambda: {k: v for k, v in own_children().items() if k not in children})
     assert not left, f"the test left child processes: {left}"
     left_regions = _until_empty(lambda: ours_in_shm(shm_entries() - regions), REGIONS_SETTLE_S)
     assert not left_regions, f"the test left shared memory: {sorted(left_regions)}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def keeps_a_tracker() -> None:
+    """What multiprocessing starts for the first of its processes, so that a test that ends it is found."""
+    multiprocessing.get_context("spawn").Lock()
 
 
 @pytest.fixture(autouse=True)
@@ -104,18 +112,27 @@ def command_of(pid: int) -> str:
 
 
 def own_children() -> dict[int, str]:
-    """Pid and command of our direct children, zombies included."""
-    found: dict[int, str] = {}
+    """Pid and command of our direct children, zombies included, but for what multiprocessing keeps."""
+    return {pid: command for pid, command in _all_children() if not _is_kept(command)}
+
+
+def kept_children() -> set[int]:
+    """Pids of what multiprocessing keeps running for this process."""
+    return {pid for pid, command in _all_children() if _is_kept(command)}
+
+
+def _is_kept(command: str) -> bool:
+    return any(kept in command for kept in KEPT_CHILDREN)
+
+
+def _all_children() -> Iterator[tuple[int, str]]:
     for task in Path("/proc/self/task").iterdir():
         try:
             pids = (task / "children").read_text().split()
         except OSError:
             continue
         for pid in map(int, pids):
-            command = command_of(pid)
-            if not any(kept in command for kept in KEPT_CHILDREN):
-                found[pid] = command
-    return found
+            yield pid, command_of(pid)
 
 
 def processes_naming(path: str) -> dict[int, str]:

@@ -87,6 +87,9 @@ from ringlog.storage.log_map import LogMap
 log = logging.getLogger("ringlog.client")
 
 KEYED_RETRY_S = 0.05
+LAYOUTS_MAX = 16
+"""So many times the place of a topic is looked for anew for one request; the engine cannot be started more
+often with another number of shards while one waits."""
 _SETTLE_ANSWER_MS = 250
 """So much longer than its own bound is waited for the answer of a scheduler."""
 EVENTS_MAX = 256
@@ -274,14 +277,15 @@ class Session:
         return start(self._ask_topic_steps(info, message, attachment))
 
     def _ask_topic_steps(self, info: TopicInfo, message: Message, attachment: Any) -> Steps[Any]:
-        shard = info.shard
-        while True:
+        for _ in range(LAYOUTS_MAX):
+            # The caller may have asked others since `info` was true: the engine may be another one by now.
+            found: TopicInfo = yield self.resolve(info.topic)
             try:
-                return (yield from self._ask_steps(shard, message, 0, attachment))
+                return (yield from self._ask_steps(found.shard, message, 0, attachment))
             except ShardsChanged:
                 # As it was: whatever makes it harmless when it is sent twice does so over there as well.
-                found: TopicInfo = yield self.resolve(info.topic)
-                shard = found.shard
+                continue
+        raise _no_agreement(info.topic)
 
     def _ask_steps(self, shard: int, message: Message, extra_ms: int, attachment: Any) -> Steps[Any]:
         yield self.met()
@@ -381,7 +385,7 @@ class Session:
         """Ask whoever looks after the name: the shard it is at home with, or the one that shard points to,
         since the number of shards has changed after the topic was made. Raises NotReady when that one points
         to another."""
-        while True:
+        for _ in range(LAYOUTS_MAX):
             try:
                 yield self.met()  # Who has the name is known from then on.
                 info: TopicInfo = yield self.ask(self.links.home(topic), message)
@@ -390,8 +394,10 @@ class Session:
                 break
             except ShardsChanged:
                 continue
+        else:
+            raise _no_agreement(topic)
         if not info.topic_id:
-            raise NotReady("the shards do not agree on who looks after this name", topic=topic)
+            raise _no_agreement(topic)
         return self.remember(info)
 
     def letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
@@ -442,7 +448,7 @@ class Session:
 
     def _jobs_steps(self, message: Any, extra_ms: int) -> Steps[Reply]:
         has_looked = False
-        while True:
+        for _ in range(LAYOUTS_MAX):
             info: TopicInfo = yield self.resolve(message.topic)
             try:
                 reply: Reply = yield self.links.request(
@@ -458,6 +464,7 @@ class Session:
                 self.forget(message.topic)
                 continue
             return reply
+        raise _no_agreement(message.topic)
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -670,6 +677,10 @@ def _failed(error: RinglogError) -> Pending[Any]:
     pending: Pending[Any] = Pending()
     pending.fail(error)
     return pending
+
+
+def _no_agreement(topic: str) -> NotReady:
+    return NotReady("the shards do not agree on who looks after this name", topic=topic)
 
 
 def _gone(outcome: Outcome) -> NotConnected:

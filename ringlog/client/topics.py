@@ -166,12 +166,13 @@ def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
     topic, if_empty = text(topic, "topic"), flag(if_empty, "if_empty")
     try:
         info: TopicInfo = yield session.resolve(topic)
+        # Those that lead to it its shard knows; of the others it knows nothing.
+        onward: list[str] = yield session.routers_from(topic)
+        reply: TopicDeleted = yield session.ask_topic(info, TopicDelete(topic, if_empty))
     except TopicNotFound:
         return TopicRemoval(topic, False)
-    # Those that lead to it its shard knows; of the others it knows nothing.
-    onward: list[str] = yield session.routers_from(topic)
-    session.forget(topic)
-    reply: TopicDeleted = yield session.ask_topic(info, TopicDelete(topic, if_empty))
+    finally:
+        session.forget(topic)
     removed = sorted({*reply.routers, *onward}) if reply.deleted else []
     return TopicRemoval(topic, reply.deleted, tuple(removed))
 
@@ -223,10 +224,10 @@ class TopicMerge:
         """The next topics; an empty list is the end."""
         session = self._session
         yield session.met()
-        if not self._pages:
-            self._begin_at("")
         found: list[TopicSummary] = []
         while len(found) < self._page_size:
+            if len(self._pages) != session.links.shards:
+                self._begin_at(self._last)
             for shard, after in enumerate(self._after):
                 if not self._pages[shard] and after is not None:
                     request = TopicList(self._prefix, after, self._page_size)

@@ -223,7 +223,11 @@ class LocalLinks:
         by_ring: bool = False,
         is_awaited: bool = False,
     ) -> Asked:
-        """Ask a shard; raises NotConnected for one there is not. `is_awaited`: see Peer.request."""
+        """Ask a shard; raises ShardsChanged for one that there is no more. `is_awaited`: see Peer.request."""
+        if shard >= self._shards:
+            raise ShardsChanged(
+                "the engine has another number of shards now", shard=shard, shards=self._shards
+            )  # fmt: skip
         link = self._link(shard)
         control = link.control
         if control.fd < 0 and self._board is not None:

@@ -9,6 +9,7 @@ import pytest
 import ringlog
 from ringlog.client import NewRecord, Record
 from ringlog.client.tailer import TailBatch
+from ringlog.envelope.messages import TopicDelete
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
 
@@ -134,3 +135,46 @@ def test_what_is_asked_while_the_number_of_shards_changes_is_done_once_where_its
         assert len(set(seen)) == len(seen)
         assert [each.error for each in following] == [None] * len(following)
         watch.close()
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_place_that_was_learnt_before_the_change_is_not_asked(after):
+    """It was waited for, if there was no such shard any more, or said "no such topic"."""
+    with (
+        engine(wal={"shards": 2}) as running,
+        ringlog.connect(running.url, wait=10, timeout_ms=10_000) as client,
+    ):
+        for n in range(TOPICS):
+            client.append_many(f"t{n}", [b"first"])
+        session = client._shell.session
+        known = [session.known(f"t{n}") for n in range(TOPICS)]
+        assert {info.shard for info in known} == {0, 1}
+        running.stop()
+        running.change("wal.shards", after)
+        running.start()
+        client.append("another", b"")
+        assert session.links.shards == after
+        for info in known:
+            reply = client._shell.ask(
+                lambda session, info=info: session.ask_topic(info, TopicDelete(info.topic, False))
+            )
+            assert reply.deleted, info
+
+
+@pytest.mark.parametrize("after", [1, 5])
+def test_a_list_that_was_begun_before_the_change_names_each_topic_once(after):
+    """Behind the change it left out topics of new shards, or waited for shards that were no more."""
+    with (
+        engine(wal={"shards": 3}) as running,
+        ringlog.connect(running.url, wait=10, timeout_ms=10_000) as client,
+    ):
+        names = sorted(f"t{n:02}" for n in range(2 * TOPICS))
+        for name in names:
+            client.topics.create(name)
+        listed = client.topics.list(page_size=2)
+        found = [next(listed).topic for _ in range(2)]
+        running.stop()
+        running.change("wal.shards", after)
+        running.start()
+        client.append("t00", b"")
+        assert found + [each.topic for each in listed] == names

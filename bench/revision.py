@@ -157,6 +157,7 @@ def resolve(revision: str) -> str:
 def worktree(commit: str) -> Iterator[Path]:
     """A worktree of that commit below build/; removed afterwards, as are those of runs that were killed."""
     hardening.adopt_orphans()
+    others = _children()
     PLACE.mkdir(parents=True, exist_ok=True)
     with (PLACE / "lock").open("w") as lock:
         try:
@@ -173,7 +174,7 @@ def worktree(commit: str) -> Iterator[Path]:
             yield path
         finally:
             with _signals_ignored():
-                _end_descendants()
+                _end_descendants(others)
                 _remove_worktree(path)
 
 
@@ -227,7 +228,7 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def _run_to_end(command: Sequence[str], tree: Tree) -> int:
     """Run a benchmark and return its exit status. However it ends, nothing of it is left."""
-    before = _left_in(tree.path)
+    before, others = _left_in(tree.path), _children()
     with tempfile.TemporaryDirectory(prefix="bench-against-") as scratch:
         # A session of its own: an interrupt from the terminal reaches it from here alone, once.
         process = subprocess.Popen(
@@ -241,30 +242,43 @@ def _run_to_end(command: Sequence[str], tree: Tree) -> int:
             return process.wait()
         finally:
             with _signals_ignored():
-                _end(process)
+                _end(process, others)
                 for path in _left_in(tree.path) - before:
                     _remove_engine(path)
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
+def _end(process: subprocess.Popen[Any], others: set[psutil.Process]) -> None:
     """Interrupt the benchmark, which stops its engine; then end whatever is left of its descendants."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
-    _end_descendants()
+    _end_descendants(others)
 
 
-def _end_descendants() -> None:
-    """End all of them. `adopt_orphans` was called before they were started."""
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children())
+
+
+def _end_descendants(others: set[psutil.Process]) -> None:
+    """End all of them, but for children that were there before. `adopt_orphans` was called first."""
     # Those whose parent has ended are our children now. A supervisor ends its own.
     for stop in (psutil.Process.terminate, psutil.Process.kill):
         is_first = stop is psutil.Process.terminate
-        left = psutil.Process().children(recursive=not is_first)
+        left = list(_children() - others)
+        if not is_first:
+            left += [below for each in left for below in _below(each)]
         for each in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 stop(each)
         psutil.wait_procs(left, timeout=ORPHANS_STOP_S)
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _left_in(tree: Path) -> set[Path]:

@@ -319,6 +319,8 @@ CLAIM_JOBS_MAX = 1_000
 """Jobs of one claim; a larger wish is cut to it (N-7)."""
 JOBS_PER_REQUEST_MAX = 1_000
 """Jobs that one ack, nack or extend names; more are BatchTooLarge."""
+HOT_TAIL_BYTES = 16 << 20
+"""What a shard keeps in memory of the newest records of its queues; older ones are read from the log."""
 JOB_SIZE_BLOCK = 1_024
 """Jobs whose sizes are asked for together; a power of two."""
 JOB_SIZE_BLOCKS_AT_ONCE = 16

@@ -652,6 +652,9 @@ class ShardCore:
             topic.publish()
             self.requests.queues.waiting.wake(topic.topic_id)
             self.requests.groups.published(topic)
+        for part in group.parts if self.phase is not Phase.RECOVERING else ():
+            if isinstance(part, Intake):
+                self.requests.queues.newest.add(part)
         self.checkpoint.note(group.dirty, retired)
         self._has_records |= bool(group.records or (group.parts and self.phase is Phase.RECOVERING))
         # Marks before heads: who sees a head must find every record up to it (S-8).

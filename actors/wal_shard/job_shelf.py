@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from actors.wal_shard.hot_tail import STAMP_BYTES, Block, HotTail, Payloads, cut
+from actors.wal_shard.job_sizes import JobSizes
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError, FrameInvalid, NotReady
-from ringlog.frame import batch as frames
-from ringlog.frame.layout import Column
-from ringlog.frame.spans import spans_of
 from ringlog.limits import (
     INLINE_AHEAD_MIN,
     INLINE_BLOCK_BYTES_MAX,
@@ -35,21 +34,7 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
 from ringlog.topic.state import Topic
 
-Inline = tuple[list[bytes], bytes]
-"""Payloads of a claim's jobs, and their commit stamps, 8 bytes each."""
-_PLAIN = frozenset({1 << Column.PAYLOAD, 1 << Column.PAYLOAD | 1 << Column.COMMIT_TS})
-_STAMP_BYTES = 8
 _BLOCKS_MAX = 2
-
-
-class _Block:
-    """Jobs `first` up to `stop` of one queue, without a gap."""
-
-    __slots__ = ("first", "payloads", "stamps", "stop")
-
-    def __init__(self, first: int, payloads: list[bytes], stamps: bytes) -> None:
-        self.first, self.stop = first, first + len(payloads)
-        self.payloads, self.stamps = payloads, stamps
 
 
 class _Ahead:
@@ -59,7 +44,7 @@ class _Ahead:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.blocks: list[_Block] = []
+        self.blocks: list[Block] = []
         self.reader: TopicReader | None = None
         self.pause = 0
         """Claims for which nothing is read."""
@@ -78,8 +63,9 @@ class JobShelf:
 
     def __init__(
         self, disk: Disk, data_dir: str, shm_dir: str, marks: Callable[[bool], Mark],
-        locate: Callable[[Topic, int], m.Located],
+        locate: Callable[[Topic, int], m.Located], newest: HotTail, sizes: JobSizes,
     ) -> None:  # fmt: skip
+        self._newest, self._sizes = newest, sizes
         self._disk = disk
         self._roots = data_dir, shm_dir
         self._marks = marks
@@ -90,7 +76,7 @@ class JobShelf:
         """The topic is no more."""
         self._of.pop(topic_id, None)
 
-    def find(self, topic: Topic, runs: Sequence[tuple[int, int, int, int]]) -> Inline | None:
+    def find(self, topic: Topic, runs: Sequence[tuple[int, int, int, int]]) -> Payloads | None:
         """The jobs of a claim, given as in JobsClaimed; None when whoever claimed has to read them."""
         ahead = self._of.get(topic.topic_id)
         if ahead is None or ahead.epoch != topic.epoch:
@@ -98,16 +84,19 @@ class JobShelf:
         elif len(self._of) > 1:
             self._of.move_to_end(topic.topic_id)
         if len(runs) == 1:
-            return self._run(topic, ahead, runs[0][0], runs[0][1])
+            return self._found(topic, ahead, runs[0][0], runs[0][1])
         payloads: list[bytes] = []
         stamps = b""
         for first, count, _, _ in runs:
-            found = self._run(topic, ahead, first, count)
+            found = self._found(topic, ahead, first, count)
             if found is None:
                 return None
             payloads += found[0]
             stamps += found[1]
         return (payloads, stamps) if sum(map(len, payloads)) <= INLINE_BYTES_MAX else None
+
+    def _found(self, topic: Topic, ahead: _Ahead, first: int, count: int) -> Payloads | None:
+        return self._newest.payloads_of(topic, first, count) or self._run(topic, ahead, first, count)
 
     def _begin(self, topic: Topic) -> _Ahead:
         self._of.pop(topic.topic_id, None)
@@ -116,17 +105,16 @@ class JobShelf:
             self._of.popitem(last=False)
         return ahead
 
-    def _run(self, topic: Topic, ahead: _Ahead, first: int, count: int) -> Inline | None:
+    def _run(self, topic: Topic, ahead: _Ahead, first: int, count: int) -> Payloads | None:
         stop = first + count
         blocks = ahead.blocks
         for block in blocks:
             if block.first <= first and stop <= block.stop:
-                low, high = first - block.first, stop - block.first
-                payloads = block.payloads[low:high]
-                if count > 1 and sum(map(len, payloads)) > INLINE_BYTES_MAX:
+                found = block.find(first, stop)
+                if found is not None and count > 1 and sum(map(len, found[0])) > INLINE_BYTES_MAX:
                     return None
                 ahead.served += count
-                return payloads, block.stamps[_STAMP_BYTES * low : _STAMP_BYTES * high]
+                return found
         if ahead.pause:
             ahead.pause -= 1
             return None
@@ -140,7 +128,7 @@ class JobShelf:
             return head[0] + rest[0], head[1] + rest[1]
         if blocks and first < blocks[-1].stop:
             return None  # It came back, and what is read ahead is of no use for it.
-        if topic.head_seq - first < INLINE_AHEAD_MIN or count > INLINE_BYTES_MAX // _STAMP_BYTES:
+        if topic.head_seq - first < INLINE_AHEAD_MIN or count > INLINE_BYTES_MAX // STAMP_BYTES:
             return None
         if not self._read_on(topic, ahead, first):
             return None
@@ -163,7 +151,7 @@ class JobShelf:
         ahead.give_up()
         return False
 
-    def _next_block(self, topic: Topic, ahead: _Ahead, first: int) -> _Block | None:
+    def _next_block(self, topic: Topic, ahead: _Ahead, first: int) -> Block | None:
         reader = ahead.reader
         if reader is None:
             reader = ahead.reader = self._open(topic, first - 1)
@@ -174,7 +162,12 @@ class JobShelf:
             # The log goes on in another file, perhaps: it is asked once.
             reader.relocate(self._locate(topic, reader.cursor))
             found = self._read(topic, reader)
-        return _cut(found) if isinstance(found, FrameRun) else None
+        block = _cut(found) if isinstance(found, FrameRun) else None
+        if block is not None and block.sizes is not None:
+            # So that an ack of them asks storage for nothing.
+            numbers = np.arange(block.first, block.stop, dtype=np.uint64)
+            self._sizes.learn(topic.topic_id, numbers, block.sizes)
+        return block
 
     @staticmethod
     def _read(topic: Topic, reader: TopicReader) -> FrameRun | Pause:
@@ -195,22 +188,11 @@ class JobShelf:
         )  # fmt: skip
 
 
-def _cut(run: FrameRun) -> _Block | None:
+def _cut(run: FrameRun) -> Block | None:
     """All records of these frames, if they are small, payloads alone, and none is missing between them."""
-    words = run.batch.words
-    shapes = frames.columns_of(words)
     if int(run.batch.total_bytes.sum()) > INLINE_BLOCK_BYTES_MAX:
         return None
-    if int(shapes[0]) not in _PLAIN or (shapes != shapes[0]).any() or frames.codecs_of(words).any():
+    block = cut(run.buffer, run.batch)
+    if block is None or block.payloads is None or block.sizes is None:
         return None
-    found = spans_of(run.buffer, run.batch)
-    seqs = found.seqs
-    first = int(seqs[0])
-    starts, stops = found.spans[Column.PAYLOAD]
-    is_whole = int(seqs[-1]) - first == len(seqs) - 1 and bool((np.diff(seqs) == 1).all())
-    if not is_whole or int((stops - starts).sum()) > INLINE_JOB_BYTES_MAX * len(seqs):
-        return None
-    low = int(starts[0])
-    whole = bytes(found.buffer[low : int(stops[-1])])
-    places = map(slice, (starts - low).tolist(), (stops - low).tolist())
-    return _Block(first, list(map(whole.__getitem__, places)), found.times.astype("<i8").tobytes())
+    return block if int(block.sizes.mean()) <= INLINE_JOB_BYTES_MAX else None

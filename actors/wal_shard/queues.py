@@ -23,6 +23,7 @@ from pyroaring import BitMap64
 
 from actors.wal_shard.durable_leases import DurableLeases, answer_of
 from actors.wal_shard.group import Group, News
+from actors.wal_shard.hot_tail import HotTail
 from actors.wal_shard.job_requests import (
     Names,
     backoff_of,
@@ -104,6 +105,7 @@ class Queues:
         self._queues: dict[int, Queue] = {}
         self._answers = KeptAnswers()
         self._decided: _Decided | None = None
+        self.newest = HotTail()
         self.sizes = JobSizes()
         self._sizes_asked: m.Message | None = None
         """The request for which sizes were asked for, once."""
@@ -316,7 +318,7 @@ class Queues:
         span = self.sizes.to_ask_for(seqs, topic.head_seq) if is_there else None
         if span is None or topic.config.durability == Durability.EPHEMERAL:
             return []
-        if self.sizes.total(topic.topic_id, seqs) is not None:
+        if self._accounted(topic, seqs) is not None:
             return []
         self._sizes_asked = message
         return self.removals.questions_to_learn([(topic, Learn(*span, has_sizes=True))], self.wall_us)
@@ -327,10 +329,18 @@ class Queues:
             return None
         if topic.dead is not None and topic.dead.intersect(numbers):
             return None
-        accounted = self.sizes.total(topic.topic_id, seqs)
+        accounted = self._accounted(topic, seqs)
         if accounted is None:
             return None
         return Removal(seqs=numbers, records=len(seqs), bytes=accounted)
+
+    def _accounted(self, topic: Topic, seqs: I64) -> int | None:
+        """Bytes of these jobs, at least one, ascending; None when one of them is not known."""
+        first, count = int(seqs[0]), len(seqs)
+        total = None
+        if int(seqs[-1]) - first == count - 1:
+            total = self.newest.total_of(topic, first, count)
+        return self.sizes.total(topic.topic_id, seqs) if total is None else total
 
     def _to_delete(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> tuple[Topic, Matched]:
         if isinstance(message, m.SpentMoved):
@@ -766,6 +776,7 @@ class Queues:
         self._damaged.pop(topic.topic_id, None)
         self._put_us.pop(topic.topic_id, None)
         self.sizes.forget(topic.topic_id)
+        self.newest.forget(topic.topic_id)
         self.numbers.forget(topic.topic_id)
         self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 

@@ -168,7 +168,9 @@ class QuickJobs:
             return None
         if count > 1 and not (_follow(seqs, first, count) and _follow(tokens, token, count)):
             return None
-        accounted = self._queues.sizes.total_of(topic.topic_id, first, count)
+        accounted = self._queues.newest.total_of(topic, first, count)
+        if accounted is None:
+            accounted = self._queues.sizes.total_of(topic.topic_id, first, count)
         if accounted is None or not queue.ack_lease(
             first, count, token, message.node.encode(), now_us // 1_000
         ):

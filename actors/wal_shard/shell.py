@@ -148,8 +148,9 @@ class Shell:
         self._own_bells = self._log.bells
         self._ledger = Ledger(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
         self._jobs = JobShelf(
-            self._disk, boot.data_dir, boot.shm_dir, self._published_mark, self.core.requests.located
-        )
+            self._disk, boot.data_dir, boot.shm_dir, self._published_mark, self.core.requests.located,
+            self.core.requests.queues.newest, self.core.requests.queues.sizes,
+        )  # fmt: skip
         self._latch = Latch(
             self._disk, self._clock, self._directory, boot.read_only_ms, min(FIRST_FILE_BYTES, file_bytes)
         )
@@ -602,10 +603,9 @@ class Shell:
         self._answer(effect.client, message, effect.corr, effect.attachment)
 
     def _with_payloads(self, message: m.JobsClaimed) -> m.JobsClaimed:
-        """The same with the jobs, where they are read already, or quickly are. Not where it says where they
-        lie: who waited for them is told nothing later than need be."""
+        """The same with the jobs, where they are in memory, or quickly are."""
         topic = self.core.directory.by_id.get(message.topic_id)
-        if message.place or topic is None or topic.config.type != QUEUE or topic.epoch != message.epoch:
+        if topic is None or topic.config.type != QUEUE or topic.epoch != message.epoch:
             return message
         found = self._jobs.find(topic, message.runs)
         if found is None:

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.wal_shard.hot_tail import HotTail
 from actors.wal_shard.job_shelf import JobShelf
+from actors.wal_shard.job_sizes import JobSizes
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 from ringlog.limits import INLINE_AHEAD_MIN, INLINE_BYTES_MAX, INLINE_QUEUES_MAX, INLINE_WINDOWS_PER_CLAIM
@@ -52,7 +54,7 @@ def world() -> World:
 def shelf_of(world: World) -> tuple[JobShelf, CountingDisk]:
     run = world.run_of("q")
     disk: Any = CountingDisk(run.disk)
-    return JobShelf(disk, DATA, SHM, run._published, run.core.requests.located), disk
+    return JobShelf(disk, DATA, SHM, run._published, run.core.requests.located, HotTail(0), JobSizes()), disk
 
 
 def run_of(first: int, count: int = 1) -> list[Run]:
@@ -170,7 +172,7 @@ def test_damage_is_left_to_who_reads_the_job(world: World) -> None:
             return count
 
     disk: Any = Rotten(run.disk)
-    shelf = JobShelf(disk, DATA, SHM, run._published, run.core.requests.located)
+    shelf = JobShelf(disk, DATA, SHM, run._published, run.core.requests.located, HotTail(0), JobSizes())
     assert payloads(shelf, world, run_of(1)) is None
     assert payloads(shelf, world, run_of(2)) is None
 

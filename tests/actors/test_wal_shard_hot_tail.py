@@ -1,0 +1,185 @@
+"""The newest records of queues in memory: the same as in the log, nothing is read for them, and bounded."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.wal_shard import hot_tail
+from actors.wal_shard.hot_tail import HotTail
+from ringlog.envelope import messages as m
+from ringlog.frame import encode_records, frame
+from ringlog.limits import INLINE_BYTES_MAX
+from ringlog.storage.ledger import Ledger
+from ringlog.testing.disk import SimulatedDisk
+from ringlog.testing.shard_world import DATA, SHM, World
+
+
+@pytest.fixture
+def world() -> World:
+    made = World(SimulatedDisk(DATA))
+    made.start()
+    made.put("q", type="queue", durability="disk")
+    return made
+
+
+def newest(world: World) -> HotTail:
+    return world.run_of("q").core.requests.queues.newest
+
+
+def sizes(world: World, first: int, last: int) -> list[int]:
+    """What storage says of these jobs."""
+    run = world.run_of("q")
+    ledger = Ledger(run.disk, DATA, SHM, run._published)
+    found = ledger.positions(run.core.requests.located(world.topic("q"), first - 1), first, last)
+    ledger.close()
+    assert found[0].tolist() == list(range(first, last + 1))
+    return found[1].tolist()
+
+
+def send(world: World, jobs: list[bytes], seq: int, **columns: Any) -> bytearray:
+    made = encode_records(jobs, **columns)
+    return frame(made, topic_id=world.topic("q").topic_id, producer_id=9, producer_seq=seq)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_kept_is_what_lies_in_the_log(world: World, seed: int) -> None:
+    chance = random.Random(seed)
+    jobs: list[bytes] = []
+    is_plain: list[bool] = []
+    world.put("other", durability="disk")
+    for n in range(40):
+        pieces = []
+        for piece in range(chance.choice((1, 1, 1, 4))):
+            some = [
+                chance.randbytes(chance.choice((0, 1, 7, 8, 300))) for _ in range(chance.choice((1, 1, 5)))
+            ]
+            kind = chance.choice(("plain", "plain", "plain", "tags", "metas"))
+            columns: dict[str, Any] = {}
+            if kind == "tags":
+                columns["tags"] = ["t"] * len(some)
+            elif kind == "metas":
+                columns["metas"] = [b'{"a":%d}' % chance.randrange(1_000)] * len(some)
+            pieces.append(send(world, some, 4 * n + piece + 1, **columns))
+            jobs += some
+            is_plain += [kind == "plain"] * len(some)
+        world.send("q", pieces)
+        world.append("other", [b"between"])
+    topic, tail = world.topic("q"), newest(world)
+    known = sizes(world, 1, len(jobs))
+    for _ in range(300):
+        first = chance.randrange(len(jobs))
+        stop = min(first + chance.choice((1, 1, 2, 9, 40)), len(jobs))
+        assert tail.total_of(topic, first + 1, stop - first) == sum(known[first:stop])
+        found = tail.payloads_of(topic, first + 1, stop - first)
+        assert (found is not None) == all(is_plain[first:stop])
+        if found is not None:
+            assert found[0] == jobs[first:stop]
+            assert len(found[1]) == 8 * (stop - first)
+    assert tail.payloads_of(topic, len(jobs) + 1, 1) is None
+    assert tail.total_of(topic, len(jobs), 2) is None
+
+
+def test_stamps_are_those_of_the_commits(world: World) -> None:
+    for n in range(5):
+        world.append("q", [b"%d" % n] * (1 + n % 2))
+        world.tick(0.5)
+    found = newest(world).payloads_of(world.topic("q"), 1, 7)
+    assert found is not None
+    assert np.diff(np.frombuffer(found[1], "<i8")).tolist() == [500_000, 0, 500_000, 500_000, 0, 500_000]
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_job_is_put_claimed_and_acked_without_a_look_at_the_log(
+    world: World, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.run_of("q")
+
+    def read(*_: Any) -> None:
+        raise AssertionError("storage was asked")
+
+    monkeypatch.setattr(run, "_consult", read)
+    for n in range(50):
+        world.append("q", [b"%d" % n] * count)
+        claimed = world.request(m.JobsClaim("q", "w", count, call=3 * n + 1))
+        (given,) = claimed.runs
+        assert given[:2] == (n * count + 1, count)
+        found = newest(world).payloads_of(world.topic("q"), *given[:2])
+        assert found is not None
+        assert found[0] == [b"%d" % n] * count
+        seqs = np.arange(given[0], given[0] + count, dtype="<u8").tobytes()
+        tokens = np.arange(given[3], given[3] + count, dtype="<u8").tobytes()
+        assert world.request(m.JobsAck("q", "w", seqs, tokens, call=3 * n + 2)).acked == count
+    assert world.topic("q").count == 0
+
+
+def test_what_is_over_leaves_with_the_next_job(world: World) -> None:
+    tail = newest(world)
+    for n in range(200):
+        world.append("q", [b"%d" % n])
+        claimed = world.request(m.JobsClaim("q", "w", 1))
+        world.request(m.JobsAck("q", "w", np.array([claimed.runs[0][0]], "<u8").tobytes()))
+        assert len(tail) == 1
+    assert tail.bytes < 1_000
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_beyond_the_bound_the_oldest_leave(world: World, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = HotTail(10_000)
+    monkeypatch.setattr(world.run_of("q").core.requests.queues, "newest", tail)
+    monkeypatch.setattr(hot_tail, "_TIDY_AT", 7)
+    world.put("p", type="queue", durability="disk")
+    for n in range(300):
+        world.append("q" if n % 3 else "p", [b"%04d" % n] * each)
+        assert tail.bytes <= 10_000
+        assert len(tail) >= min(n + 1, 10)
+    for name in ("q", "p"):
+        topic = world.topic(name)
+        there = [tail.total_of(topic, seq, 1) for seq in range(1, topic.head_seq + 1)]
+        assert there[-1] == 4
+        assert there == sorted(there, key=lambda size: size is not None)
+        assert there[0] is None
+    tail.forget(world.topic("q").topic_id)
+    tail.forget(world.topic("p").topic_id)
+    assert (tail.bytes, len(tail)) == (0, 0)
+
+
+def test_frames_larger_than_the_bound_are_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = HotTail(1_000)
+    monkeypatch.setattr(world.run_of("q").core.requests.queues, "newest", tail)
+    world.append("q", [bytes(100)] * 20)
+    world.append("q", [bytes(5_000)])
+    assert (tail.bytes, len(tail)) == (0, 0)
+    world.append("q", [b"small"])
+    assert tail.total_of(world.topic("q"), 22, 1) == 5
+
+
+def test_jobs_too_large_for_an_answer_are_left_to_who_claims_them(world: World) -> None:
+    world.append("q", [bytes(INLINE_BYTES_MAX + 1)])
+    world.append("q", [bytes(INLINE_BYTES_MAX)])
+    world.append("q", [b"x"])
+    topic, tail = world.topic("q"), newest(world)
+    assert tail.payloads_of(topic, 1, 1) is None
+    assert tail.total_of(topic, 1, 1) == INLINE_BYTES_MAX + 1
+    assert tail.payloads_of(topic, 2, 1) is not None
+    assert tail.payloads_of(topic, 2, 2) is None
+
+
+def test_another_life_of_the_topic_has_other_jobs(world: World) -> None:
+    world.append("q", [b"old"])
+    world.request(m.TopicDelete("q"))
+    world.put("q", type="queue", durability="disk")
+    assert newest(world).total_of(world.topic("q"), 1, 1) is None
+    world.append("q", [b"of the new life"])
+    found = newest(world).payloads_of(world.topic("q"), 1, 1)
+    assert found is not None
+    assert found[0] == [b"of the new life"]
+
+
+def test_logs_are_not_kept(world: World) -> None:
+    world.put("log", durability="disk")
+    world.append("log", [b"record"])
+    assert len(newest(world)) == 0

@@ -356,28 +356,25 @@ class LocalLinks:
             count += link.channel.in_flight
         return count
 
-    def can_look_on(self) -> bool:
-        """A few frames or requests are in flight on rings, so `has_settled` may turn true at any moment."""
+    def words_to_look_at(self) -> tuple[list[memoryview], list[int]]:
+        """Of every ring through which something is to come: where that shows, and what is there now; none
+        when more than a few frames and requests are on their way: then throughput counts."""
+        words: list[memoryview] = []
+        seen: list[int] = []
         count = 0
         for link in self._links:
-            count += link.channel.in_flight + link.calls.open_requests
-        return 0 < count <= LONE_FRAMES_MAX
-
-    def has_settled(self) -> bool:
-        """Are settlements or answers there? A load a ring, for looking on."""
-        return any(link.channel.has_settled() or link.calls.has_some for link in self._links)
-
-    def lone_calls(self) -> CallLink | None:
-        """Whose ring the answer comes through that is waited for, if nothing else is on its way in rings."""
-        found = None
-        for link in self._links:
-            if link.channel.in_flight:
-                return None
-            if link.calls.open_requests:
-                if found is not None or link.calls.open_requests > LONE_FRAMES_MAX:
-                    return None
-                found = link.calls
-        return found
+            frames, requests = link.channel.in_flight, link.calls.open_requests
+            if not frames and not requests:
+                continue
+            count += frames + requests
+            for watched in (
+                link.channel.watched() if frames else None,
+                link.calls.watched() if requests else None,
+            ):
+                if watched is not None:
+                    words.append(watched[0])
+                    seen.append(watched[1])
+        return (words, seen) if count <= LONE_FRAMES_MAX else ([], [])
 
     def arm(self, *, for_settlements: bool = True) -> bool:
         """Ask to be woken for answers, and settlements; False when some were there already."""
@@ -495,13 +492,14 @@ class LocalLinks:
         self._supervisor.point_at(supervisor_socket(engine.shm_dir) if is_there else "")
         is_asked = self._relocator.open_requests and is_there
         self._relocator.point_at(relocator_socket(engine.shm_dir) if is_asked else "")
+        if engine.schedulers != self._dealt:
+            # Before any of them may be there: with its connection it is told what it looks after.
+            self._dealt = engine.schedulers
+            self._deal_anew(engine.schedulers)
         for number, peer in self._schedulers.items():
             has_it = is_there and number < engine.schedulers
             self._turns[number].drop()
             peer.point_at(scheduler_socket(engine.shm_dir, number) if has_it else "")
-        if engine.schedulers != self._dealt:
-            self._dealt = engine.schedulers
-            self._deal_anew(engine.schedulers)
         for shard, link in enumerate(self._links):
             place = self._place(engine, shard) if is_there and shard < engine.shards else None
             link.calls.drop()

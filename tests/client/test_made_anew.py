@@ -45,6 +45,8 @@ def test_loops_over_a_queue_that_is_made_anew_go_on(ringlog_engine, ringlog_topi
             wait_until(lambda: len(found) % 3 == 0 and found[-3:] != before[-3:], 20, "three jobs")
             assert sorted(found[-3:]) == sorted((payload, 1) for payload in payloads)
             before[:] = found
+            # The lease of a job that is not acked yet ends with its topic, and that is an error.
+            wait_until(lambda: steady.queue(topic).stats().in_flight == 0, 20, "the acks")
             steady.topics.delete(topic)
             steady.topics.create(topic, type="queue")
         wait_until(lambda: steady.queue(topic).stats().waiting == 1, 20, "the loop to claim")

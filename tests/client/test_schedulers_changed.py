@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ import ringlog
 import ringlog.aio
 from ringlog.client import LATEST, Page
 from ringlog.errors import InvalidRequest
+from ringlog.link.peer import Peer
 from ringlog.supervision import asking
 from ringlog.testing.real_engine import engine, wait_until
 
@@ -62,6 +64,32 @@ def test_feeds_are_dealt_out_anew_and_without_schedulers_a_watch_fails_as_a_new_
             watch.close()
         for client in clients:
             client.close()
+
+
+@pytest.mark.interpreted
+def test_feeds_are_dealt_out_before_a_scheduler_may_be_there(monkeypatch):
+    """Those that another one had looked after were said to nobody where the connection came up at once."""
+    point_at = Peer.point_at
+
+    def point_at_and_wait(peer, endpoint):
+        point_at(peer, endpoint)
+        if endpoint and peer.name.startswith("scheduler"):
+            deadline = time.monotonic() + WAIT_S
+            while not peer.is_up and time.monotonic() < deadline:
+                peer.pump()
+
+    with engine(**SETTINGS) as running, ringlog.connect(running.url, wait=10) as client:
+        for topic in TOPICS:
+            client.append(topic, b"0")
+        with client.watch(TOPICS, start=LATEST).open():
+            wait_until(lambda: all(feeds_of(running, n) for n in range(3)), WAIT_S, "the feeds")
+            running.stop()
+            monkeypatch.setattr(Peer, "point_at", point_at_and_wait)
+            running.change("delivery.schedulers", 1)
+            running.start()
+            wait_until(
+                lambda: feeds_of(running, 0) == len(TOPICS), WAIT_S, "all feeds at the one that is left"
+            )
 
 
 async def test_with_asyncio_a_watch_fails_when_the_schedulers_are_gone():

@@ -48,11 +48,11 @@ GROUPS = {
     "ringlog_shard": tuple(
         f"actors/wal_shard/{name}.py"
         for name in (
-            "admission", "announcer", "calls", "checkpoint", "core", "durable_leases", "ephemerals", "events",
-            "facts", "governing", "group", "group_board", "group_numbers", "groups", "hot_tail",
-            "job_requests", "job_shelf", "job_sizes", "kept_answers", "log_hand", "phases", "places", "queue_board",
-            "queue_numbers", "queues", "quick_jobs", "read_only", "removal", "repeats", "requests", "rings",
-            "routing", "shell", "unused", "waiting",
+            "admission", "announcer", "calls", "checkpoint", "core", "durable_leases", "ephemerals",
+            "events", "facts", "governing", "group", "group_board", "group_numbers", "groups", "hot_tail",
+            "job_requests", "job_shelf", "job_sizes", "kept_answers", "log_hand", "phases", "places",
+            "queue_board", "queue_numbers", "queues", "quick_jobs", "read_only", "removal", "repeats",
+            "requests", "rings", "routing", "shell", "unused", "waiting",
         )
     ),
 }  # fmt: skip

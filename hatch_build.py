@@ -26,6 +26,7 @@ FLAGS = (
     "-fPIC",
     "-shared",
     "-fvisibility=hidden",
+    "-Werror=implicit-function-declaration",
     "-Wall",
     "-Wextra",
     "-Wno-unused-parameter",

@@ -424,6 +424,74 @@ static uint64_t monotonic_ns(void)
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
+static inline void pause_briefly(void)
+{
+    for (int i = 0; i < PAUSES; i++) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+    }
+}
+
+PyDoc_STRVAR(look_doc,
+"look(words, seen, ns, /)\n--\n\n"
+"Look at words of shared memory, without the interpreter's lock, until one is another than was seen or `ns`\n"
+"nanoseconds, at most a second, are over; True for the former.\n\n"
+"words  list of up to WORDS_MAX buffers that begin with a word, at a multiple of 8\n"
+"seen   list of as many integers");
+
+enum { WORDS_MAX = 64 };
+
+static int differs(const uint64_t *const *words, const uint64_t *seen, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (__atomic_load_n(words[i], __ATOMIC_ACQUIRE) != seen[i]) return 1;
+    return 0;
+}
+
+static PyObject *look(PyObject *self, PyObject *args)
+{
+    PyObject *words, *seen, *found = NULL;
+    unsigned long long ns;
+    Py_buffer buffers[WORDS_MAX];
+    const uint64_t *places[WORDS_MAX];
+    uint64_t values[WORDS_MAX];
+    Py_ssize_t held = 0;
+    if (!PyArg_ParseTuple(args, "O!O!K", &PyList_Type, &words, &PyList_Type, &seen, &ns)) return NULL;
+    const Py_ssize_t count = PyList_Size(words);
+    if (count > WORDS_MAX || count != PyList_Size(seen) || ns > LINGER_NS_MAX) {
+        PyErr_SetString(PyExc_ValueError, "too many words, not as many values, or longer than a second");
+        return NULL;
+    }
+    for (; held < count; held++) {
+        values[held] = PyLong_AsUnsignedLongLong(PyList_GetItem(seen, held));
+        if (PyErr_Occurred()) goto done;
+        if (PyObject_GetBuffer(PyList_GetItem(words, held), &buffers[held], PyBUF_SIMPLE)) goto done;
+        places[held] = buffers[held].buf;
+        if (buffers[held].len < 8 || (uintptr_t)places[held] & 7) {
+            held++;
+            PyErr_SetString(PyExc_ValueError, "no word, or not at a multiple of 8");
+            goto done;
+        }
+    }
+    int is_there = differs(places, values, count);
+    if (!is_there && ns) {
+        Py_BEGIN_ALLOW_THREADS
+        const uint64_t end = monotonic_ns() + ns;
+        do {
+            pause_briefly();
+            is_there = differs(places, values, count);
+        } while (!is_there && monotonic_ns() < end);
+        Py_END_ALLOW_THREADS
+    }
+    found = PyBool_FromLong(is_there);
+done:
+    while (held > 0) PyBuffer_Release(&buffers[--held]);
+    return found;
+}
+
 PyDoc_STRVAR(linger_doc,
 "linger(ns, /)\n--\n\n"
 "Keep this processor from halting for `ns` nanoseconds, at most a second, without the interpreter's lock.");
@@ -438,14 +506,7 @@ static PyObject *linger(PyObject *self, PyObject *args)
     }
     Py_BEGIN_ALLOW_THREADS
     const uint64_t end = monotonic_ns() + ns;
-    while (monotonic_ns() < end)
-        for (int i = 0; i < PAUSES; i++) {
-#if defined(__x86_64__)
-            __builtin_ia32_pause();
-#elif defined(__aarch64__)
-            __asm__ volatile("yield");
-#endif
-        }
+    while (monotonic_ns() < end) pause_briefly();
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -456,6 +517,7 @@ static PyMethodDef methods[] = {
     {"number", number, METH_VARARGS, number_doc},
     {"seal", seal, METH_VARARGS, seal_doc},
     {"stamp", stamp, METH_VARARGS, stamp_doc},
+    {"look", look, METH_VARARGS, look_doc},
     {"linger", linger, METH_VARARGS, linger_doc},
     {NULL, NULL, 0, NULL},
 };

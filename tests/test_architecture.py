@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
     "shm", "governor", "payload", "lives", "tags", "digests", "environment", "bounded", "compiled", "cores",
-    "settings", "names", "descriptors",
+    "settings", "names", "descriptors", "waiting",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}

@@ -80,6 +80,10 @@ class Calls:
                 return True
         return False
 
+    def watched(self) -> list[tuple[memoryview, int]]:
+        """Of each ring, a word and its value as long as there is no request."""
+        return [ring.server.watched() for ring in self._order]
+
     def take(self, most: int) -> Iterator[tuple[Caller, wire.Envelope]]:
         """Up to `most` requests, one ring after the other, another one first each time."""
         rings = self._order

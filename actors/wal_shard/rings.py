@@ -92,6 +92,10 @@ class Rings:
                 return True
         return False
 
+    def watched(self) -> list[tuple[memoryview, int]]:
+        """Of each ring, a word and its value as long as there is nothing to drain."""
+        return [ring.consumer.watched() for ring in self._by_number.values() if not ring.is_broken]
+
     def _pending(self, ring: _Ring) -> int:
         try:
             return ring.consumer.pending

@@ -70,18 +70,12 @@ from ringlog.storage.reader import Mark as ReadMark
 from ringlog.storage.wal import FIRST_FILE_BYTES, StreamIdentity, WalWriter
 from ringlog.topic.config import QUEUE
 from ringlog.topic.state import Topic
+from ringlog.waiting import WORDS_MAX, LookingOn, look
 
 log = logging.getLogger("ringlog.shard")
 
 SLEEP_MS_MAX = 100
 """Back-up poll: a lost doorbell costs at most this (RF-35)."""
-QUICK_GAP_NS = 300_000
-"""Frames that come this soon after the last ones were settled are waited for awake."""
-LOST_SLICE_NS = 250_000
-"""Between two looks: somebody else computes on our processor. Who sleeps is given it before him, who looks on
-behind him."""
-CROWDED_LOOKS = 256
-"""Times that we sleep then where we would have looked on."""
 LOOK_AT_SOCKET_TURNS = 8
 IDLE_SLEEPS = 20
 """After so many sleeps without work the back-up poll is as rare as the heartbeat: an engine that nobody
@@ -159,14 +153,10 @@ class Shell:
         self._stop: Stop | None = None
         self._turns = 0
         self._idle_sleeps = 0
-        self._settled_ns = 0
-        self._gap_ns = 8 * QUICK_GAP_NS
         self._commit_from_ns = 0
         self._has_published = False
         self._is_idle = True
-        self._crowded = 0
-        self._has_looked_on = False
-        """In vain, since the last turn with work."""
+        self._looking_on = LookingOn(self._clock)
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
         requests = self.core.requests
@@ -240,8 +230,8 @@ class Shell:
                 self._pump([self._tick(), DrainRequested()])
             if not is_idle:
                 self._idle_sleeps = 0
-                # Whoever sends one thing after the other is back before a turn without work would be over.
-                self._has_looked_on = self.core.wants_intake and not self._await_briefly()
+                if self.core.wants_intake:
+                    self._look_on()
             elif self._ended_by() is None:
                 self._sleep()
         self._close()
@@ -288,14 +278,13 @@ class Shell:
                 if arrived:
                     if not window.window_ns and len(arrived) == 1:
                         self._announcer.rouse(len(arrived[0].buffer), now_ns)
-                    self._note_gap(now_ns)
                     events.extend(arrived)
                     if window.window_ns:
                         window.took(now_ns, len(arrived))
             # Full: as many requests wait as are taken in one turn.
             is_full = len(self._control) >= REQUESTS_PER_TURN
             self.core.requests.is_pressed = is_full and governing.is_refusing
-            self._take_calls(now_ns)
+            self._take_calls()
             if self._control:
                 events.extend(self._control)
                 self._control.clear()
@@ -383,9 +372,6 @@ class Shell:
             self._clock.nap(GATHER_LOOK_US * 1_000)
             governing.rested_ns += GATHER_LOOK_US * 1_000
             return
-        has_looked_on, self._has_looked_on = self._has_looked_on, False
-        if not has_looked_on and self._await_briefly():
-            return
         slot.set(P.ASLEEP, 1)
         if not self._has_pending() and not self._socket.has_input():
             now = self._clock.monotonic_ns()
@@ -408,32 +394,15 @@ class Shell:
     def _has_pending(self) -> bool:
         return self._rings.has_pending() or self._calls.has_pending()
 
-    def _await_briefly(self) -> bool:
-        """Look on for a moment where frames have been coming quickly; True when there are some.
-
-        A producer that sends one record after the other is back within microseconds: it then finds us
-        awake, which spares it the bell and us the wake-up. A stream that is not like that costs nothing.
-        """
-        if self._gap_ns > QUICK_GAP_NS:
-            return False
-        if self._crowded:
-            self._crowded -= 1
-            return False
-        began = now = self._clock.monotonic_ns()
-        has_come = False
-        while not has_come and now < began + QUICK_GAP_NS:
-            has_come = self._has_pending()
-            before, now = now, self._clock.monotonic_ns()
-            if now - before > LOST_SLICE_NS:
-                self._crowded = CROWDED_LOOKS
-                break
-        self._governing.rested_ns += now - began
-        return has_come
-
-    def _note_gap(self, now_ns: int) -> None:
-        """Learn how soon frames come after the last ones were settled; a few slow ones end the looking on."""
-        gap = min(now_ns - self._settled_ns, 8 * QUICK_GAP_NS)
-        self._gap_ns += (gap - self._gap_ns) >> 2
+    def _look_on(self) -> None:
+        """Look for what comes next before going to sleep: whoever does one thing after the other is back
+        within microseconds, which spares him the bell and us the wake-up."""
+        began_ns = self._clock.monotonic_ns()
+        look_ns = self._looking_on.ns(began_ns)
+        watched = [*self._rings.watched(), *self._calls.watched()] if look_ns else []
+        if 0 < len(watched) <= WORDS_MAX:
+            look([word for word, _ in watched], [seen for _, seen in watched], look_ns)
+            self._governing.rested_ns += self._clock.monotonic_ns() - began_ns
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -473,12 +442,11 @@ class Shell:
         if isinstance(message, m.JobsClaim | m.JobsNext | m.GroupClaim | m.GroupSteal) and message.pid:
             self._presence.watch((message.pid, message.born))
 
-    def _take_calls(self, now_ns: int) -> None:
+    def _take_calls(self) -> None:
         """Take requests out of shared memory: those about jobs, which are many and small."""
         found = list(self._calls.take(REQUESTS_PER_TURN - len(self._control)))
         if not found:
             return
-        self._note_gap(now_ns)
         for caller, envelope in found:
             try:
                 if type(envelope.message) not in self._callable:
@@ -492,7 +460,6 @@ class Shell:
     def _answer(self, client: bytes, message: m.Message, corr: int, attachment: Any = None) -> None:
         if isinstance(client, Caller):
             if attachment is None and self._calls.answer(client, message, corr):
-                self._settled_ns = self._clock.monotonic_ns()
                 return
             client = bytes(client)
         self._socket.send(client, message, corr, attachment)
@@ -576,7 +543,6 @@ class Shell:
     def _settle(self, effect: ev.Settle) -> None:
         stop_points.hit("log_before_settle")
         self._rings.settle(effect.source, effect.entries, effect.new_tail)
-        self._settled_ns = self._clock.monotonic_ns()
 
     def _committed(self, effect: ev.Committed) -> None:
         slot = self._slot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 
@@ -50,4 +51,6 @@ class BoardFile:
         """Unmap; views of `words` that are still held must have been released. Idempotent."""
         if not self._mapping.closed:
             self.words.release()
-            self._mapping.close()
+            # A thread may be looking at a word: it is unmapped when that one has looked.
+            with contextlib.suppress(BufferError):
+                self._mapping.close()

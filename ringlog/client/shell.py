@@ -31,6 +31,7 @@ from ringlog.errors import Interrupted, NotConnected, UsageError
 from ringlog.link.peer import FdSet, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.link.poll import READABLE, new_bell, new_poll
+from ringlog.waiting import LookingOn, look
 
 T = TypeVar("T")
 log = logging.getLogger("ringlog.client")
@@ -44,23 +45,10 @@ REST_NS_MIN = 1_000_000
 """While another thread leads, it sees to what is due sooner."""
 PATIENCES_MAX = 5
 """So often in a row; then it looks all the same: who looks on for settlements sees nothing else."""
-LOOK_ON_NS_MAX = 800_000
-"""Where a wait usually takes longer than this, sleeping is cheaper than looking on."""
-LOOKS_PER_YIELD = 16
-LOOKS_AT_CALLS = 16
-"""A look at one ring takes so much less than one at all of them."""
-LOST_SLICE_NS = 250_000
-"""Who offers the processor and gets it back this late has met somebody who computes."""
 TORN_END_S = 1.0
 """The longest that `close` waits for the sockets of an interrupted session."""
 RESTS_MAX = 8
 _AWAKE, _NEVER = 0, 1 << 63
-CROWDED_WAITS = 256
-"""Waits for which that is remembered."""
-
-
-def _go_on() -> None:
-    """Keep the processor; only the lock is offered."""
 
 
 def belongs_to_process() -> TypeError:
@@ -151,8 +139,7 @@ class Shell:
         self.descriptors = Descriptors()
         self.session = self._make_session(self.descriptors)
         self._leader: object | None = None
-        self._usual_wait_ns = LOOK_ON_NS_MAX // 2
-        self._crowded = 0
+        self._looking_on = LookingOn(self._clock)
         self._wakes_ns = 0  # When the sleeping leader will look at the time again; 0 = it is awake.
         self._followers: dict[int, threading.Lock] = {}
         self._followed = 0
@@ -389,8 +376,6 @@ class Shell:
                     return
                 self._turn(left)
         finally:
-            waited = min(self._clock.monotonic_ns() - begun_ns, 8 * LOOK_ON_NS_MAX)
-            self._usual_wait_ns += (waited - self._usual_wait_ns) >> 3
             if self._leader is me:
                 self._leader = me if before is me else None
             self.see_to_it()
@@ -402,41 +387,19 @@ class Shell:
             self.session.turn(())
 
     def _look_on(self, pending: Pending[Any], begun_ns: int) -> None:
-        """Look for the settlement of a lone append instead of sleeping, where it has been coming quickly.
-
-        Sleeping and being woken costs as much as a quick device takes. The processor is offered to others all
-        the time, the lock to other threads. Where somebody takes it, he may keep it for a whole time slice:
-        then we nap for half of the usual wait instead, and offer it only when it takes longer than usual.
-        Where waits are long, or more than a few frames are in flight, this is left at once: then throughput
-        counts, and looking on would only take it away.
-        """
-        links = self.session.links
-        if self._usual_wait_ns > LOOK_ON_NS_MAX or not links.can_look_on():
-            return
-        calls = links.lone_calls()
-        usual_ns = self._usual_wait_ns
-        until, keeps_until = begun_ns + 2 * usual_ns, begun_ns
-        if self._crowded:
-            self._crowded -= 1
-            if calls is not None:
-                return  # An answer of a shard takes no longer than being woken: who sleeps for it goes first.
-            keeps_until += usual_ns + (usual_ns >> 1)
-            if not self._unlocked(lambda: self._clock.nap(usual_ns >> 1)):
+        """Look for the answer, without the lock, for as long as being woken for it would take; not where more
+        than a few are on their way."""
+        until_ns = begun_ns + self._looking_on.ns(begun_ns)
+        now_ns = begun_ns
+        while not pending.is_done and now_ns < until_ns:
+            words, seen = self.session.links.words_to_look_at()
+            left_ns = until_ns - now_ns
+            if not words or not self._unlocked(lambda: look(words, seen, left_ns)):  # noqa: B023  called at once
                 return
-        while not pending.is_done and (now_ns := self._clock.monotonic_ns()) < until:
-            if calls is not None:
-                if has_some := calls.look(LOOKS_PER_YIELD * LOOKS_AT_CALLS):
-                    calls.pump()
-            elif has_some := any(links.has_settled() for _ in range(LOOKS_PER_YIELD)):
-                self.session.turn(())
-            if not has_some:
-                keeps = now_ns < keeps_until
-                if not self._unlocked(_go_on if keeps else self._clock.give_way):
-                    return
-                if not keeps and self._clock.monotonic_ns() - now_ns > LOST_SLICE_NS:
-                    self._crowded = CROWDED_WAITS
+            self.session.links.pump()
+            now_ns = self._clock.monotonic_ns()
 
-    def _unlocked(self, wait: Callable[[], None]) -> bool:
+    def _unlocked(self, wait: Callable[[], object]) -> bool:
         """Wait without the lock; False when we are not the leader any more."""
         lock = self.lock
         lock.release()

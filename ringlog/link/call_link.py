@@ -45,14 +45,9 @@ class CallLink:
         """Sent through the ring, and not answered."""
         return 0 if self._peer is None else self._peer.in_lane
 
-    @property
-    def has_some(self) -> bool:
-        """Are answers there to be taken? One load."""
-        return self._ring is not None and self._ring.has_some
-
-    def look(self, times: int) -> bool:
-        """Look so often whether there are answers, or the ring is gone."""
-        return self._ring is None or self._ring.look(times)
+    def watched(self) -> tuple[memoryview, int] | None:
+        """The word that another value than this means answers in; None without a ring."""
+        return None if self._ring is None else self._ring.watched()
 
     def ask(self, peer: Peer, shm_dir: str, is_asleep: Callable[[], bool]) -> None:
         """Ask for a ring, unless that was done on this connection."""

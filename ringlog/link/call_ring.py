@@ -117,13 +117,9 @@ class _Reader(_Bytes):
         """Is there anything to take? One load."""
         return self.words[self.written] != self._tail
 
-    def look(self, times: int) -> bool:
-        """Look so often whether there is anything to take."""
-        words, at, tail = self.words, self.written, self._tail
-        for _ in range(times):  # noqa: SIM110  a generator takes longer than the look
-            if words[at] != tail:
-                return True
-        return False
+    def watched(self) -> tuple[memoryview, int]:
+        """A word, and its value as long as there is nothing to take."""
+        return self.words[self.written : self.written + 1], self._tail
 
     def take(self, most: int) -> list[bytes]:
         """Up to `most` messages, private copies, in order; raises RingError."""
@@ -174,6 +170,10 @@ class CallServer:
         """Are there requests? Asked of all rings in every turn."""
         requests = self._in
         return requests.words[requests.written] != requests._tail
+
+    def watched(self) -> tuple[memoryview, int]:
+        """A word, and its value as long as there are none."""
+        return self._in.watched()
 
     def take(self, most: int) -> list[bytes]:
         """Requests, in order; raises RingError."""
@@ -246,9 +246,9 @@ class CallCaller:
         """Are there answers?"""
         return self._in.has_some
 
-    def look(self, times: int) -> bool:
-        """Look so often whether there are."""
-        return self._in.look(times)
+    def watched(self) -> tuple[memoryview, int]:
+        """A word, and its value as long as there are none."""
+        return self._in.watched()
 
     @property
     def is_closed(self) -> bool:

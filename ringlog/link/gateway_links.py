@@ -168,16 +168,9 @@ class GatewayLinks:
         """None in rings."""
         return 0
 
-    def can_look_on(self) -> bool:
+    def words_to_look_at(self) -> tuple[list[memoryview], list[int]]:
         """A socket is not looked at, it wakes."""
-        return False
-
-    def lone_calls(self) -> None:
-        """There are no rings."""
-
-    def has_settled(self) -> bool:
-        """See can_look_on."""
-        return False
+        return [], []
 
     def arm(self, *, for_settlements: bool = True) -> bool:
         """A socket always wakes; False when something was there already."""

@@ -151,12 +151,9 @@ class Links(Protocol):
         """Frames in rings, waiting for their fate; 0 where a socket wakes its owner anyway."""
         ...
 
-    def can_look_on(self) -> bool:
-        """May settlements be looked for in shared memory? Then `has_settled` costs next to nothing."""
-        ...
-
-    def has_settled(self) -> bool:
-        """Are settlements there to be pumped?"""
+    def words_to_look_at(self) -> tuple[list[memoryview], list[int]]:
+        """Words of shared memory that change as soon as something comes that is waited for, and their values
+        as long as nothing has; none where a socket wakes, or so much is on its way that looking on costs."""
         ...
 
     def arm(self, *, for_settlements: bool = True) -> bool:

@@ -185,9 +185,9 @@ class RingChannel:
         """Frames wait for room in a ring that there is: its shard takes none out of it."""
         return self._ring is not None and bool(self._outbox) and self._in_flight.frames > 0
 
-    def has_settled(self) -> bool:
-        """Are settlements there to be taken?"""
-        return self._ring is not None and self._ring.producer.has_settled
+    def watched(self) -> tuple[memoryview, int] | None:
+        """The word that another value than this means settlements in; None without a ring."""
+        return None if self._ring is None else self._ring.producer.watched()
 
     def submit(self, run: Run) -> None:
         """Send the run behind all that was submitted before."""

@@ -72,6 +72,10 @@ class RingConsumer:
         """
         return self._look() - self._read
 
+    def watched(self) -> tuple[memoryview, int]:
+        """A word, and its value as long as nothing is pending: for looking on."""
+        return self._memory.word(Word.HEAD), self._read
+
     def copy(self, limit: int) -> tuple[int, bytearray] | None:
         """Private copy of what lies from the read position up to `limit` bytes, the head or the lap's end.
 

@@ -69,6 +69,12 @@ class Words:
 
         self.load, self.store = load, store
 
+    def word(self, index: int) -> memoryview:
+        """One of them, to be looked at; it may outlive the mapping's end here (ringlog/waiting.py)."""
+        if self._words.itemsize == 8:
+            return self._words[index : index + 1]
+        return self._words[8 * index : 8 * index + 8]
+
     def close(self) -> None:
         """Let go of the buffer; from now on the words answer with RingError."""
         self.load = self.store = _refuse

@@ -212,10 +212,9 @@ class RingProducer:
         self._memory.store(Word.SETTLE_TAIL, head)
         return fresh
 
-    @property
-    def has_settled(self) -> bool:
-        """Would `settled` bring anything? One load: for looking on."""
-        return self._memory.load(Word.SETTLE_HEAD) != self._settle_tail
+    def watched(self) -> tuple[memoryview, int]:
+        """A word, and its value as long as `settled` would bring nothing: for looking on."""
+        return self._memory.word(Word.SETTLE_HEAD), self._settle_tail
 
     @property
     def in_flight(self) -> int:

@@ -7,6 +7,7 @@ supervisor when the first is gone.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import secrets
@@ -159,7 +160,9 @@ class RingMemory(Words):
         self._settle.release()
         self._whole.release()
         if isinstance(self._buffer, mmap.mmap):
-            self._buffer.close()
+            # A thread may be looking at a word: it is unmapped when that one has looked.
+            with contextlib.suppress(BufferError):
+                self._buffer.close()
         self._buffer = None
 
 

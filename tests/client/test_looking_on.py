@@ -1,4 +1,4 @@
-"""Looking on for the answer of a shard, and when a client sleeps for it instead."""
+"""Looking on for an answer through shared memory, and when a client sleeps for it instead."""
 
 from __future__ import annotations
 
@@ -7,67 +7,95 @@ from typing import Any
 
 import pytest
 
-from ringlog.client.shell import CROWDED_WAITS, Shell
+from ringlog.client import shell as shell_module
+from ringlog.client.shell import Shell
 from ringlog.link.pending import Pending
-from ringlog.testing.clock import ManualClock
+from ringlog.waiting import LOOK_NS
 
-
-class Calls:
-    """A ring whose answer is there after so many looks."""
-
-    def __init__(self, pending: Pending[Any], looks: int) -> None:
-        self.left, self.looked, self._pending = looks, 0, pending
-
-    def look(self, times: int) -> bool:
-        self.looked += 1
-        self.left -= 1
-        return self.left <= 0
-
-    def pump(self) -> bool:
-        self._pending.resolve("answer")
-        return True
+pytestmark = pytest.mark.interpreted
 
 
 class Links:
-    def __init__(self, calls: Calls) -> None:
-        self.calls = calls
+    """A ring whose answer is there after so many looks."""
 
-    def can_look_on(self) -> bool:
+    def __init__(self, pending: Pending[Any], looks: int, *, is_crowded: bool = False) -> None:
+        self.left, self.looked, self.pumped = looks, 0, 0
+        self.is_crowded = is_crowded
+        self._pending = pending
+
+    def words_to_look_at(self) -> tuple[list[memoryview], list[int]]:
+        return ([], []) if self.is_crowded else ([memoryview(bytes(8))], [0])
+
+    def look(self, words: list[memoryview], seen: list[int], ns: int) -> bool:
+        assert len(words) == len(seen) == 1
+        assert 0 < ns <= LOOK_NS
+        self.looked += 1
+        self.left -= 1
         return True
 
-    def lone_calls(self) -> Calls:
-        return self.calls
+    def pump(self) -> bool:
+        self.pumped += 1
+        if self.left <= 0:
+            self._pending.resolve("answer")
+        return True
 
 
 class Session:
-    def __init__(self, calls: Calls) -> None:
-        self.links = Links(calls)
+    def __init__(self, links: Links) -> None:
+        self.links = links
 
 
-def looked_on(looks: int, *, crowded: int = 0) -> tuple[Shell, Pending[Any], Calls]:
+class LookingOn:
+    def __init__(self, ns: int) -> None:
+        self._ns = ns
+
+    def ns(self, now_ns: int) -> int:
+        return self._ns
+
+
+class Clock:
+    """Each look at it takes a nanosecond."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += 1
+        return self.now_ns
+
+
+def looked_on(
+    monkeypatch: pytest.MonkeyPatch, looks: int, *, ns: int = LOOK_NS, is_crowded: bool = False
+) -> tuple[Pending[Any], Links]:
     pending: Pending[Any] = Pending()
-    calls = Calls(pending, looks)
-    make: Any = lambda fds: Session(calls)  # noqa: E731
+    links = Links(pending, looks, is_crowded=is_crowded)
+    make: Any = lambda fds: Session(links)  # noqa: E731
     shell = Shell(make)
-    shell._crowded = crowded
-    shell._clock = ManualClock()  # On a loaded machine the usual wait may be over before the first look.
+    monkeypatch.setattr(shell_module, "look", links.look)
+    shell._clock, shell._looking_on = Clock(), LookingOn(ns)
     shell._leader = threading.current_thread()
     with shell.lock:
-        shell._look_on(pending, shell._clock.monotonic_ns())
+        shell._look_on(pending, 0)
     shell.descriptors.close()
-    return shell, pending, calls
+    return pending, links
 
 
-@pytest.mark.interpreted
-def test_an_answer_that_comes_soon_is_taken_awake() -> None:
-    _, pending, calls = looked_on(3)
+def test_an_answer_that_comes_soon_is_taken_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending, links = looked_on(monkeypatch, 3)
     assert pending.take() == "answer"
-    assert calls.looked == 3
+    assert (links.looked, links.pumped) == (3, 3)
 
 
-@pytest.mark.interpreted
-def test_where_somebody_computes_the_answer_is_slept_for_at_once() -> None:
-    shell, pending, calls = looked_on(1, crowded=CROWDED_WAITS)
+def test_one_that_does_not_come_is_slept_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pending, links = looked_on(monkeypatch, 1_000, ns=5)
     assert not pending.is_done
-    assert calls.looked == 0
-    assert shell._crowded == CROWDED_WAITS - 1
+    assert links.looked <= 5
+
+
+@pytest.mark.parametrize(("ns", "is_crowded"), [(0, False), (LOOK_NS, True)])
+def test_where_looking_on_costs_others_it_is_slept_for_at_once(
+    monkeypatch: pytest.MonkeyPatch, ns: int, is_crowded: bool
+) -> None:
+    pending, links = looked_on(monkeypatch, 1, ns=ns, is_crowded=is_crowded)
+    assert not pending.is_done
+    assert links.looked == 0

@@ -1,0 +1,69 @@
+"""Waiting for a word of shared memory: look at it for a moment, then sleep.
+
+Two processes that answer each other are back within microseconds, and being woken takes longer than that: so
+whoever waits looks on for about as long, in C and without the interpreter's lock, and only then asks to be
+woken and sleeps. Where others want the processors, looking on takes from them what the answer needs: then
+everybody sleeps at once. That is measured once a second, for all processes of the host, and not guessed from
+how long single waits took.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ringlog import compiled
+from ringlog.clock import Clock
+
+LOOK_NS = 80_000
+"""About what being woken takes, on a processor that was halted."""
+WORDS_MAX = 64
+"""Words that are looked at together (native/kernel.c); who waits for more sleeps."""
+CROWDED_SHARE = 0.2
+"""Part of the time in which somebody waited for a processor, above which nobody looks on."""
+MEASURE_NS = 1_000_000_000
+_PRESSURE = "/proc/pressure/cpu"
+
+
+class LookingOn:
+    """How long to look on before sleeping, in this process, at present."""
+
+    def __init__(self, clock: Clock, *, pressure: str = _PRESSURE) -> None:
+        self._clock = clock
+        self._pressure = pressure
+        self._measured_ns = self._stalled_us = 0
+        self._next_ns = 0
+        self._can_look = compiled.kernel is not None and _processors() > 1
+        self._ns = 0
+
+    def ns(self, now_ns: int) -> int:
+        """Nanoseconds; 0 where others want the processors, there is one alone, or nothing to look with."""
+        if self._can_look and now_ns >= self._next_ns:
+            self._measure(now_ns)
+        return self._ns
+
+    def _measure(self, now_ns: int) -> None:
+        self._next_ns = now_ns + MEASURE_NS
+        stalled_us = _stalled_us(self._pressure)
+        passed_us = (now_ns - self._measured_ns) / 1_000
+        is_crowded = bool(self._measured_ns) and stalled_us - self._stalled_us > CROWDED_SHARE * passed_us
+        self._measured_ns, self._stalled_us = now_ns, stalled_us
+        self._ns = 0 if is_crowded else LOOK_NS
+
+
+def look(words: list[memoryview], seen: list[int], ns: int) -> bool:
+    """Look at up to WORDS_MAX words, 8 bytes each, for so long; True as soon as one is not what was seen."""
+    return bool(compiled.kernel.look(words, seen, ns))
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _stalled_us(path: str) -> int:
+    """Microseconds since the host began in which somebody waited for a processor; 0 = it does not tell."""
+    try:
+        with open(path, encoding="ascii") as file:
+            first = file.readline()
+        return int(first.rpartition("total=")[2])
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,146 @@
+"""Looking at words of shared memory before going to sleep, and when nobody does."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ringlog import compiled, waiting
+from ringlog.testing.clock import ManualClock
+from ringlog.waiting import CROWDED_SHARE, LOOK_NS, MEASURE_NS, WORDS_MAX, LookingOn, look
+
+LONG_NS = 900_000_000
+WAIT_S = 30.0
+needs_kernel = pytest.mark.skipif(
+    compiled.kernel is None, reason="without the compiled kernel nobody looks on"
+)
+
+
+def words_of(*values: int) -> tuple[memoryview, list[memoryview]]:
+    whole = memoryview(mmap.mmap(-1, 4_096)).cast("Q")
+    for at, value in enumerate(values):
+        whole[at] = value
+    return whole, [whole[at : at + 1] for at in range(len(values))]
+
+
+@needs_kernel
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_word_that_is_another_already_is_seen_at_once(at: int) -> None:
+    whole, words = words_of(5, 6, 1 << 63)
+    seen = [5, 6, 1 << 63]
+    assert look(words, seen, 0) is False
+    whole[at] = 7
+    assert look(words, seen, LONG_NS) is True
+
+
+@needs_kernel
+def test_a_word_that_changes_meanwhile_is_seen_and_others_run() -> None:
+    whole, words = words_of(0, 0)
+    has_begun = threading.Event()
+
+    def change() -> None:
+        has_begun.wait(WAIT_S)
+        whole[1] = 1
+
+    other = threading.Thread(target=change)
+    other.start()
+    has_begun.set()
+    tries = 0
+    while not look(words, [0, 0], LONG_NS):
+        tries += 1
+        assert tries < WAIT_S, "the other thread cannot run while we look"
+    other.join()
+
+
+@needs_kernel
+def test_nothing_changes_and_it_ends() -> None:
+    _, words = words_of(3)
+    began = time.monotonic_ns()
+    assert look(words, [3], 2_000_000) is False
+    assert time.monotonic_ns() - began >= 2_000_000
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda words, seen: (words, seen[:1], 1), ValueError),
+        (lambda words, seen: (words * (WORDS_MAX + 1), seen * (WORDS_MAX + 1), 1), ValueError),
+        (lambda words, seen: (words, seen, 1_000_000_001), ValueError),
+        (lambda words, seen: (words, [-1, 0], 1), OverflowError),
+        (lambda words, seen: (words, [1 << 64, 0], 1), OverflowError),
+        (lambda words, seen: (words, ["0", 0], 1), TypeError),
+        (lambda words, seen: ([words[0], "no buffer"], seen, 1), TypeError),
+        (lambda words, seen: ([words[0], b"short"], seen, 1), ValueError),
+        (lambda words, seen: ([words[0], memoryview(bytes(64))[1:]], seen, 1), ValueError),
+        (lambda words, seen: (tuple(words), seen, 1), TypeError),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused_and_nothing_stays_held(change, error) -> None:
+    _, words = words_of(0, 0)
+    with pytest.raises(error):
+        compiled.kernel.look(*change(words, [0, 0]))
+    for word in words:
+        word.release()  # BufferError if it were held.
+
+
+@needs_kernel
+def test_a_mapping_that_is_closed_while_somebody_looks_ends_behind_him() -> None:
+    mapping = mmap.mmap(-1, 4_096)
+    word = memoryview(mapping).cast("Q")[:1]
+    with pytest.raises(BufferError):
+        mapping.close()
+    assert look([word], [0], 0) is False
+    word.release()
+    mapping.close()
+
+
+def pressure(path: Path, total_us: int) -> str:
+    averages = "avg10=0.00 avg60=0.00 avg300=0.00"
+    path.write_text(f"some {averages} total={total_us}\nfull {averages} total=0\n")
+    return str(path)
+
+
+@pytest.fixture
+def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_processors", lambda: 2)
+    monkeypatch.setattr(compiled, "kernel", compiled.kernel or object())
+
+
+def test_where_others_want_the_processors_nobody_looks_on(
+    tmp_path: Path, clock: ManualClock, two_processors: None
+) -> None:
+    file = tmp_path / "cpu"
+    looking = LookingOn(clock, pressure=pressure(file, 1_000_000))
+    at_ns = 10 * MEASURE_NS
+    assert looking.ns(at_ns) == LOOK_NS, "nothing is known of what was before"
+    share_us = int(CROWDED_SHARE * MEASURE_NS / 1_000)
+    pressure(file, 1_000_000 + share_us + 1)
+    assert looking.ns(at_ns + MEASURE_NS - 1) == LOOK_NS, "it is measured once a second"
+    assert looking.ns(at_ns + MEASURE_NS) == 0
+    pressure(file, 1_000_000 + 2 * share_us + 1)
+    assert looking.ns(at_ns + 2 * MEASURE_NS) == LOOK_NS
+
+
+@pytest.mark.parametrize("text", ["", "some avg10=1 total=many\n", None])
+def test_where_the_host_does_not_tell_everybody_looks_on(
+    tmp_path: Path, clock: ManualClock, two_processors: None, text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / "cpu").write_text(text)
+    looking = LookingOn(clock, pressure=str(tmp_path / "cpu"))
+    assert [looking.ns(second * MEASURE_NS) for second in range(3)] == [LOOK_NS] * 3
+
+
+@pytest.mark.parametrize("lacks", ["processor", "kernel"])
+def test_on_one_processor_or_without_the_kernel_nobody_looks_on(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    monkeypatch.setattr(waiting, "_processors", lambda: 1 if lacks == "processor" else 2)
+    if lacks == "kernel":
+        monkeypatch.setattr(compiled, "kernel", None)
+    assert LookingOn(clock).ns(MEASURE_NS) == 0

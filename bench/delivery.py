@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bench import routing
 from bench.floor import Floor
-from bench.host import AWAKE, Host
+from bench.host import Host
 from bench.rows import Row, row, say, scaled
 from bench.watchers import Watchers, stamp
 from ringlog.client import Page
@@ -52,40 +52,30 @@ def rows(only: str = "") -> list[Row]:
 
 
 def _one_rows() -> list[Row]:
-    """One watcher on a quiet host; what is measured begins before the append. In turns as it comes, and with
-    processors that are kept from halting."""
-    settings = {"": (ALONE,), "awake_": (ALONE, AWAKE)}
-    cases = [(name, level) for name in settings for level in LEVELS]
-    p50s: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
-    p99s: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
+    """One watcher on a quiet host; what is measured begins before the append."""
+    p50s: dict[str, list[float]] = {level: [] for level in LEVELS}
+    p99s: dict[str, list[float]] = {level: [] for level in LEVELS}
     floors: list[float] = []
     for i in range(ROUNDS):
-        for name, sets in settings.items():
-            say(f"  {name or 'as it comes'}, round {i + 1}/{ROUNDS}")
-            with Host(2, *sets) as host:
-                if not name:
-                    floor = Floor(host.directory)
-                    floors.append(statistics.median(floor.lone(328, 300)) * 1e6)
-                    floor.close()
-                for level in LEVELS:
-                    times = _one_watcher(host, level)
-                    p50s[name, level].append(float(np.percentile(times, 50)) / 1e3)
-                    p99s[name, level].append(float(np.percentile(times, 99)) / 1e3)
-    found = []
-    for name in settings:
-        note = "an append every 2 ms; from before the append to the record in the watcher's hands"
-        note += f"; with {AWAKE}" if name else ""
-        disk, fsync = (name, "disk"), (name, "fsync")
-        found += [
-            row(f"delivery_{name}disk_p50", "us", p50s[disk], reach={"max": 500}, note=note),
-            row(f"delivery_{name}disk_p99", "us", p99s[disk], reach={"max": 3_000}, note=note),
-            row(
-                f"delivery_{name}fsync_p50", "us", p50s[fsync], floors, reach={"above_floor": 500},
-                note=f"floor: one write and one sync; {note}",
-            ),
-            row(f"delivery_{name}fsync_p99", "us", p99s[fsync], note=note),
-        ]  # fmt: skip
-    return found
+        say(f"  round {i + 1}/{ROUNDS}")
+        with Host(2, ALONE) as host:
+            floor = Floor(host.directory)
+            floors.append(statistics.median(floor.lone(328, 300)) * 1e6)
+            floor.close()
+            for level in LEVELS:
+                times = _one_watcher(host, level)
+                p50s[level].append(float(np.percentile(times, 50)) / 1e3)
+                p99s[level].append(float(np.percentile(times, 99)) / 1e3)
+    note = "an append every 2 ms; from before the append to the record in the watcher's hands"
+    return [
+        row("delivery_disk_p50", "us", p50s["disk"], reach={"max": 500}, note=note),
+        row("delivery_disk_p99", "us", p99s["disk"], reach={"max": 3_000}, note=note),
+        row(
+            "delivery_fsync_p50", "us", p50s["fsync"], floors, reach={"above_floor": 500},
+            note=f"floor: one write and one sync; {note}",
+        ),
+        row("delivery_fsync_p99", "us", p99s["fsync"], note=note),
+    ]  # fmt: skip
 
 
 def _one_watcher(host: Host, level: str) -> NDArray[np.int64]:

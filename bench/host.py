@@ -20,7 +20,6 @@ import psutil
 import ringlog
 
 BUILD = Path(__file__).parent.parent / "build"
-AWAKE = "run.halt_poll_us=10000"
 """Processors do not halt between two operations: docs/performance.md, "Processors that stay awake"."""
 
 

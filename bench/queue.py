@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.host import AWAKE, Host
+from bench.host import Host
 from bench.rows import Row, row, say, scaled
 from bench.systems import registry
 from bench.systems.base import LEASE_MS, TOPIC, QueueServer, Way
@@ -161,15 +161,7 @@ def _wake_rows() -> list[Row]:
             puts.append(float(np.percentile(put, 50)) / 1e3)
         return float(np.percentile(times, 50)) / 1e3, float(np.percentile(times, 99)) / 1e3
 
-    def measure_awake(server: QueueServer) -> float:
-        times, _ = deliveries(server, TOPIC, Way.QUEUE, count, PUT_EVERY_S)
-        return float(np.percentile(times, 50)) / 1e3
-
-    awake: list[float] = []
     found = _rounds("disk", measure)
-    for i in range(ROUNDS):
-        say(f"  ringlog with {AWAKE}, round {i + 1}/{ROUNDS}")
-        awake.append(_with_server("ringlog", "disk", measure_awake, AWAKE))
     p50 = {name: [first for first, _ in values] for name, values in found.items()}
     p99 = {name: [second for _, second in values] for name, values in found.items()}
     note = (
@@ -178,7 +170,6 @@ def _wake_rows() -> list[Row]:
     )
     return [
         *_against_peers("queue_wake_up_p50", "us", p50, {"max": 500}, note),
-        row("queue_awake_wake_up_p50", "us", awake, reach={"max": 500}, note=f"{note}; with {AWAKE}"),
         row("queue_wake_up_p99", "us", p99["ringlog"], p99["redis"], note=f"{note}; Redis beside it"),
     ]
 

@@ -415,7 +415,7 @@ done:
 
 /* Looks at the clock are this far apart: some hundred nanoseconds, in which a sibling of this processor has it all. */
 enum { PAUSES = 16 };
-#define LINGER_NS_MAX 1000000000ull
+#define LOOK_NS_MAX 1000000000ull
 
 static uint64_t monotonic_ns(void)
 {
@@ -461,7 +461,7 @@ static PyObject *look(PyObject *self, PyObject *args)
     Py_ssize_t held = 0;
     if (!PyArg_ParseTuple(args, "O!O!K", &PyList_Type, &words, &PyList_Type, &seen, &ns)) return NULL;
     const Py_ssize_t count = PyList_Size(words);
-    if (count > WORDS_MAX || count != PyList_Size(seen) || ns > LINGER_NS_MAX) {
+    if (count > WORDS_MAX || count != PyList_Size(seen) || ns > LOOK_NS_MAX) {
         PyErr_SetString(PyExc_ValueError, "too many words, not as many values, or longer than a second");
         return NULL;
     }
@@ -492,25 +492,6 @@ done:
     return found;
 }
 
-PyDoc_STRVAR(linger_doc,
-"linger(ns, /)\n--\n\n"
-"Keep this processor from halting for `ns` nanoseconds, at most a second, without the interpreter's lock.");
-
-static PyObject *linger(PyObject *self, PyObject *args)
-{
-    unsigned long long ns;
-    if (!PyArg_ParseTuple(args, "K", &ns)) return NULL;
-    if (ns > LINGER_NS_MAX) {
-        PyErr_SetString(PyExc_ValueError, "longer than a second");
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    const uint64_t end = monotonic_ns() + ns;
-    while (monotonic_ns() < end) pause_briefly();
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef methods[] = {
     {"encode", encode, METH_VARARGS, encode_doc},
     {"take", take, METH_VARARGS, take_doc},
@@ -518,7 +499,6 @@ static PyMethodDef methods[] = {
     {"seal", seal, METH_VARARGS, seal_doc},
     {"stamp", stamp, METH_VARARGS, stamp_doc},
     {"look", look, METH_VARARGS, look_doc},
-    {"linger", linger, METH_VARARGS, linger_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,13 +10,3 @@ try:
 except ImportError:
     kernel = None
 """The module, or None. What it does with frames, ringlog/frame/kernel.py asks it for."""
-
-
-def can_linger() -> bool:
-    """Can a thread wait without giving its processor up, and without keeping others from running?"""
-    return kernel is not None
-
-
-def linger(ns: int) -> None:
-    """Keep this thread's processor from halting for `ns` nanoseconds; raises ValueError beyond a second."""
-    kernel.linger(ns)

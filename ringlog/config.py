@@ -64,8 +64,6 @@ class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         limits.SETTLE_ENTRIES_DEFAULT
     )
     """Frames in flight on one ring; beyond what a shard can recognise again nothing may be resent."""
-    halt_poll_us: Annotated[int, Meta(ge=0, le=limits.HALT_POLL_US_MAX)] = 0
-    """Keep processors from halting for so long behind the last commit, at idle priority; 0: never."""
     allow_root: bool = False
     """Run as uid 0. Refused otherwise: a daemon needs no privileges (SEC-26)."""
 
@@ -227,7 +225,6 @@ ENVIRONMENT: dict[str, str] = {
     "run.dir": "RINGLOG_RUN_DIR",
     "run.ring_bytes": "RINGLOG_RING_BYTES",
     "run.settle_entries": "RINGLOG_SETTLE_ENTRIES",
-    "run.halt_poll_us": "RINGLOG_HALT_POLL_US",
     "run.allow_root": "RINGLOG_ALLOW_ROOT",
     "native.endpoint": "RINGLOG_NATIVE",
     "native.curve_key_file": "RINGLOG_CURVE_KEY_FILE",

@@ -499,9 +499,6 @@ GATEWAY_SEND_HWM = 16
 # -- processes -----------------------------------------------------------------------------------------
 SHARDS_MAX = 64
 PROCESSES_MAX = 128
-HALT_POLL_US_MAX = 1_000_000
-HALT_POLL_CPUS_MAX = 16
-"""With more processors than that allowed to the engine none is kept from halting."""
 HEARTBEAT_INTERVAL_MS = 1_000
 STUCK_AFTER_S_MIN = 3.0
 STUCK_AFTER_S_DEFAULT = 60.0

@@ -162,7 +162,6 @@ SHELL_SIDE: dict[str, str] = {
     "actors.compactor.logfile": "reads the log",
     "actors.compactor.passes": "runs passes in threads",
     "actors.compactor.marking": "marks deleted records in segments",
-    "actors.halt_poller.shell": "keeps processors from halting",
     "actors.relocator.shell": "the socket, the threads that fetch and the one that moves",
     "actors.relocator.mover": "copies segments and deletes what was copied",
     "actors.scheduler.shell": "the socket, news and topic tables of all shards",

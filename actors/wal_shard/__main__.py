@@ -28,7 +28,6 @@ def build(boot: ActorBoot) -> Shell:
         schedulers=settings.delivery.schedulers,
         has_cold=bool(settings.cold.dir or settings.cold.url),
         is_governed=settings.governor.enabled,
-        is_rousing=not settings.run.halt_poll_us,
     )
 
 

@@ -27,13 +27,9 @@ SCHEDULERS_AFTER_SHARDS = 5
 
 
 class Announcer:
-    """One incarnation's news. Without schedulers there are none.
+    """One incarnation's news. Without schedulers there are none."""
 
-    `is_rousing` False: none is woken ahead. Where processors stay awake it gains nothing, and who looks on
-    would offer his to what keeps it awake.
-    """
-
-    def __init__(self, boot: ActorBoot, board: Board, schedulers: int, *, is_rousing: bool = True) -> None:
+    def __init__(self, boot: ActorBoot, board: Board, schedulers: int) -> None:
         self._shm_dir = boot.shm_dir
         self._shard = boot.shard
         first = boot.shards + SCHEDULERS_AFTER_SHARDS
@@ -41,7 +37,6 @@ class Announcer:
             (board.process(first + n), BellRinger(scheduler_bell(boot.shm_dir, n))) for n in range(schedulers)
         ]
         self._writer: NewsWriter | None = None
-        self._is_rousing = is_rousing
         self.has_told = False
         """Something was told since the bells were last rung."""
         self._taken_ns = 0
@@ -83,7 +78,7 @@ class Announcer:
     def rouse(self, nbytes: int, now_ns: int) -> None:
         """So many bytes of frames were taken, out of one ring: if these are few, and news usually come while
         a scheduler would look, wake those that sleep."""
-        if self._writer is None or not self._is_rousing or nbytes > ROUSED_BYTES_MAX:
+        if self._writer is None or nbytes > ROUSED_BYTES_MAX:
             return
         if self._taken_ns:
             self._learn(now_ns)  # Of those before nothing was told: they were refused, or are held up.

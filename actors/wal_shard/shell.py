@@ -104,7 +104,7 @@ class Shell:
     def __init__(
         self, boot: ActorBoot, settings: Settings, *, file_bytes: int, volatile_bytes: int, is_lenient: bool,
         topics_max: int, schedulers: int = 0, has_cold: bool = False, is_governed: bool = True,
-        is_rousing: bool = True, disk: Disk | None = None, clock: Clock | None = None,
+        disk: Disk | None = None, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self._boot = boot
         self._disk = disk or RealDisk()
@@ -124,7 +124,7 @@ class Shell:
         self.core.requests.topics_elsewhere = self._topics_elsewhere
         self._governing = Governing(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
         self._table = TopicTable.create(boot.shm_dir, boot.shard)
-        self._announcer = Announcer(boot, self._board, schedulers, is_rousing=is_rousing)
+        self._announcer = Announcer(boot, self._board, schedulers)
         self._socket = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
         self._bell = BellListener(f"{boot.shm_dir}/{boot.name}.bell")
         self._deadly = DeadlyRequests(boot.shm_dir, boot.shard)

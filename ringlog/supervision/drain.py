@@ -10,7 +10,7 @@ from ringlog.limits import BACKGROUND_DRAIN_S
 from ringlog.logs import say
 from ringlog.supervision.children import Children, Ward
 from ringlog.supervision.restart import NS_PER_S
-from ringlog.supervision.tree import AWAITED_BY_NOBODY, LOWERED
+from ringlog.supervision.tree import BACKGROUND, LOWERED
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -68,7 +68,7 @@ class Drain:
         exit = ward.last_exit
         if exit is None:
             return False
-        if ward.spec.kind in AWAITED_BY_NOBODY and exit.status == -signal.SIGKILL and exit.why:
+        if ward.spec.kind in BACKGROUND and exit.status == -signal.SIGKILL and exit.why:
             # It keeps no promise, and what it had begun is begun anew: we ended it, not chance.
             return True
         # A child that had not begun to serve has nothing to put in order.

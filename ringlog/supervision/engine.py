@@ -52,7 +52,7 @@ from ringlog.supervision.sockets import Desk, ShardLink, error_reply
 from ringlog.supervision.spawn import SUPERVISOR_OOM_SCORE, child_environment, cold_environment
 from ringlog.supervision.topics import TopicsAtStart
 from ringlog.supervision.tree import (
-    AWAITED_BY_NOBODY,
+    BACKGROUND,
     GATEWAY,
     LOWERED,
     RECLAIMER,
@@ -253,7 +253,7 @@ class Engine:
             shards=self.config.wal.shards,
             config=self._plain,
             is_background=spec.kind in LOWERED,
-            is_expendable=spec.kind in AWAITED_BY_NOBODY,
+            is_expendable=spec.kind in BACKGROUND,
             read_only_ms=read_only_ms,
             test_stop_points=test_stop_points,
         )
@@ -399,7 +399,7 @@ class Engine:
         took_ms = (self._clock.monotonic_ns() - self._started_ns) // NS_PER_MS
         say(log, logging.INFO, "engine ready", after_ms=took_ms, shm_dir=info.shm_dir)
         for ward in self._children.wards:
-            if ward.spec.kind in AWAITED_BY_NOBODY:
+            if ward.spec.kind in BACKGROUND:
                 self._children.start(ward)
         if self._on_ready is not None:
             self._on_ready(info)
@@ -459,4 +459,4 @@ class Engine:
 
 def _does_its_part(ward: Ward) -> bool:
     """It serves; or it works in the background, where a pause is nobody's, and was not given up."""
-    return ward.is_ready or (ward.spec.kind in AWAITED_BY_NOBODY and not ward.given_up)
+    return ward.is_ready or (ward.spec.kind in BACKGROUND and not ward.given_up)

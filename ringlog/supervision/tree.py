@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ringlog.config import Config
-from ringlog.limits import PROCESSES_MAX, SCHEDULERS_MAX
+from ringlog.limits import PROCESSES_MAX
 
 WAL_SHARD = "wal_shard"
 GATEWAY = "gateway"
@@ -18,15 +18,13 @@ COMPACTOR = "compactor"
 RECLAIMER = "reclaimer"
 RELOCATOR = "relocator"
 SCHEDULER = "scheduler"
-HALT_POLLER = "halt_poller"
-KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR, SCHEDULER, HALT_POLLER)
+KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR, SCHEDULER)
 """Kinds of actor; the index is what the board's P.KIND holds."""
 
 BACKGROUND: tuple[str, ...] = (COMPACTOR, RECLAIMER, RELOCATOR)
-"""Kinds that tidy up behind the others, at low priority."""
-AWAITED_BY_NOBODY: tuple[str, ...] = (*BACKGROUND, HALT_POLLER)
-"""Kinds without which the engine serves as before: they start behind the others, and may be replaced."""
-LOWERED: tuple[str, ...] = (RECLAIMER, RELOCATOR, HALT_POLLER)
+"""Kinds that tidy up behind the others, at low priority, and without which the engine serves as before: they
+start behind them, and may be replaced."""
+LOWERED: tuple[str, ...] = (RECLAIMER, RELOCATOR)
 """Kinds whose whole process gives way to everybody. The compactor does so pass by pass, while it keeps up."""
 
 SUPERVISOR_SLOT = 0
@@ -83,13 +81,11 @@ def shard_slot(shard: int) -> int:
 
 def slot_of(kind: str, shards: int) -> int:
     """Process slot of a child that is the only one of its kind; its own whether or not the others run."""
-    if kind == HALT_POLLER:
-        return scheduler_slot(shards, SCHEDULERS_MAX)
     return shard_slot(shards) + KINDS.index(kind) - KINDS.index(GATEWAY)
 
 
 def scheduler_slot(shards: int, n: int) -> int:
-    """Process slot of a scheduler; only the poller's comes behind those of all there may be."""
+    """Process slot of a scheduler; they come behind all others."""
     return shard_slot(shards) + KINDS.index(SCHEDULER) - KINDS.index(GATEWAY) + n
 
 
@@ -126,5 +122,4 @@ def build_tree(config: Config) -> Tree:
 def _background(config: Config) -> list[str]:
     """Kinds that this configuration asks for and nobody waits for."""
     has_cold = bool(config.cold.dir or config.cold.url)
-    found = [kind for kind in BACKGROUND if config.storage.enabled and (kind != RELOCATOR or has_cold)]
-    return [*found, HALT_POLLER] if config.run.halt_poll_us else found
+    return [kind for kind in BACKGROUND if config.storage.enabled and (kind != RELOCATOR or has_cold)]

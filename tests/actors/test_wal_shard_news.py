@@ -208,13 +208,13 @@ def board(shm_dir: Path) -> Iterator[Board]:
 def announcer(shm_dir: Path, board: Board) -> Iterator[Callable[..., Announcer]]:
     made: list[Announcer] = []
 
-    def make(schedulers: int, *, is_rousing: bool = True) -> Announcer:
+    def make(schedulers: int) -> Announcer:
         boot = ActorBoot(
             kind="wal_shard", name="wal_shard-01", engine_id="e", incarnation=1, boot_incarnation=1,
             boot_id="b", slot=2, data_dir="/nowhere", shm_dir=str(shm_dir), supervisor_pid=1, shard=1,
             shards=SHARDS,
         )  # fmt: skip
-        made.append(Announcer(boot, board, schedulers, is_rousing=is_rousing))
+        made.append(Announcer(boot, board, schedulers))
         return made[-1]
 
     yield make
@@ -346,17 +346,6 @@ def test_none_is_woken_ahead_for_frames_that_lead_to_no_news(announcer, sleeper)
     sleeper.drain()
     one.rouse(128, 500 * LOOK_NS)
     assert sleeper.drain() == 0
-
-
-def test_none_is_woken_ahead_where_processors_stay_awake(announcer, sleeper):
-    one = announcer(1, is_rousing=False)
-    one.begin()
-    one.ring(0)
-    assert sleeper.drain() == 1, "what recovery found is said"
-    one.rouse(128, 1)
-    assert sleeper.drain() == 0
-    commit(one, 2, 1)
-    assert sleeper.drain() == 1
 
 
 class Passing(ManualClock):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from ringlog.config import load_config
 from ringlog.limits import PROCESSES_MAX, SCHEDULERS_MAX, SHARDS_MAX
 from ringlog.supervision.tree import (
-    AWAITED_BY_NOBODY,
     BACKGROUND,
     GATEWAY,
-    HALT_POLLER,
     KINDS,
-    LOWERED,
     SCHEDULER,
     SUPERVISOR_SLOT,
     WAL_SHARD,
@@ -67,15 +64,13 @@ def test_shards_find_the_reclaimers_word_about_free_space() -> None:
 
 
 def test_shards_find_the_schedulers_that_sleep() -> None:
-    """N5. Schedulers come behind everybody else but the poller, and there is a page for each."""
+    """N5. Schedulers come behind everybody else, and there is a page for each."""
     from actors.wal_shard.announcer import SCHEDULERS_AFTER_SHARDS
 
     slots = [scheduler_slot(5, n) for n in range(SCHEDULERS_MAX)]
     assert slots == [5 + SCHEDULERS_AFTER_SHARDS + n for n in range(SCHEDULERS_MAX)]
-    others = {slot_of(kind, 5) for kind in KINDS[1:]} - {slot_of(HALT_POLLER, 5)}
-    assert slots[0] == max(others)
-    assert slot_of(HALT_POLLER, 5) == slots[-1] + 1
-    assert slot_of(HALT_POLLER, SHARDS_MAX) < PROCESSES_MAX
+    assert slots[0] == max(slot_of(kind, 5) for kind in KINDS[1:])
+    assert scheduler_slot(SHARDS_MAX, SCHEDULERS_MAX - 1) < PROCESSES_MAX
 
 
 def test_nobody_relocates_without_a_cold_place_and_nobody_works_in_the_background_of_a_disabled_storage():
@@ -86,15 +81,6 @@ def test_nobody_relocates_without_a_cold_place_and_nobody_works_in_the_backgroun
         GATEWAY,
         SCHEDULER,
     }
-
-
-def test_processors_are_kept_from_halting_only_where_that_was_asked_for() -> None:
-    """By a process that starts behind all others and whom the engine can do without."""
-    assert HALT_POLLER not in {child.kind for child in tree_of(cold__dir="/cold")}
-    *_, last = tree_of(cold__dir="/cold", run__halt_poll_us="10000")
-    assert last.kind == HALT_POLLER
-    assert HALT_POLLER in AWAITED_BY_NOBODY
-    assert HALT_POLLER in LOWERED
 
 
 def test_a_disabled_gateway_is_not_in_the_tree() -> None:

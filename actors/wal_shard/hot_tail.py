@@ -1,10 +1,10 @@
-"""The newest records of queues, in memory: jobs are handed out and acked a moment after they were put. Pure.
+"""The newest records of queues and of topics with groups, for who claims them soon after they were put. Pure.
 
 What was just committed was in the shard's memory, and would be read back from the log at once: by the worker
-for the job's payload, and by the shard for its size when it is acked. So the frames of queues are kept, up to
-a bound, and cut into jobs when somebody claims one. Those that are over leave as the queue goes on; beyond
-the bound the oldest leave, and are found in the log like all others. A record never changes in its topic's
-life, so nothing here can be out of date.
+for the job's payload, and by the shard for its size when it is acked. So the frames are kept, up to a bound,
+and cut into jobs when somebody claims one. Those that are over leave as the queue goes on; beyond the bound
+the oldest leave, and are found in the log like all others. A record never changes in its topic's life, so
+nothing here can be out of date.
 
 Each commit adds a `Block`, or a `_Stretch` of frames that is cut into one when it is first asked for. Frames
 that are compressed, or were routed, are not kept.
@@ -96,7 +96,7 @@ class _Stretch:
 
 
 class _Tail:
-    """What is kept of one queue, ascending."""
+    """What is kept of one topic, ascending."""
 
     __slots__ = ("blocks", "epoch", "firsts", "front", "numbers", "sizes")
 
@@ -111,7 +111,7 @@ class _Tail:
 
 
 class HotTail:
-    """Of all queues of one shard together up to `bytes_max` of memory, about."""
+    """Of one shard's topics together up to `bytes_max` of memory, about."""
 
     def __init__(self, bytes_max: int = HOT_TAIL_BYTES) -> None:
         self._bytes_max = bytes_max
@@ -127,10 +127,10 @@ class HotTail:
     # -- what is kept ---------------------------------------------------------------------------------
 
     def add(self, intake: Intake) -> None:
-        """Keep what was committed, as far as it is of queues; its frames are numbered and stamped."""
+        """Keep what was committed, as far as somebody may claim it; its frames are numbered and stamped."""
         for stretch in intake.stretches:
             topic = stretch.topic
-            if topic.config.type != QUEUE:
+            if topic.config.type != QUEUE and not topic.groups:
                 continue
             if stretch.stop - stretch.start == 1:
                 block = _lone(intake.buffer, int(intake.batch.offsets[stretch.start]))

@@ -32,6 +32,7 @@ from ringlog.limits import (
 )
 from ringlog.storage.disk import Disk
 from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
+from ringlog.topic.config import QUEUE
 from ringlog.topic.state import Topic
 
 _BLOCKS_MAX = 2
@@ -78,11 +79,7 @@ class JobShelf:
 
     def find(self, topic: Topic, runs: Sequence[tuple[int, int, int, int]]) -> Payloads | None:
         """The jobs of a claim, given as in JobsClaimed; None when whoever claimed has to read them."""
-        ahead = self._of.get(topic.topic_id)
-        if ahead is None or ahead.epoch != topic.epoch:
-            ahead = self._begin(topic)
-        elif len(self._of) > 1:
-            self._of.move_to_end(topic.topic_id)
+        ahead = self._ahead_of(topic)
         if len(runs) == 1:
             return self._found(topic, ahead, runs[0][0], runs[0][1])
         payloads: list[bytes] = []
@@ -95,8 +92,20 @@ class JobShelf:
             stamps += found[1]
         return (payloads, stamps) if sum(map(len, payloads)) <= INLINE_BYTES_MAX else None
 
-    def _found(self, topic: Topic, ahead: _Ahead, first: int, count: int) -> Payloads | None:
-        return self._newest.payloads_of(topic, first, count) or self._run(topic, ahead, first, count)
+    def _ahead_of(self, topic: Topic) -> _Ahead | None:
+        """What is read ahead of a queue; of a log, whose groups are at many places, nothing is."""
+        if topic.config.type != QUEUE:
+            return None
+        ahead = self._of.get(topic.topic_id)
+        if ahead is None or ahead.epoch != topic.epoch:
+            return self._begin(topic)
+        if len(self._of) > 1:
+            self._of.move_to_end(topic.topic_id)
+        return ahead
+
+    def _found(self, topic: Topic, ahead: _Ahead | None, first: int, count: int) -> Payloads | None:
+        found = self._newest.payloads_of(topic, first, count)
+        return self._run(topic, ahead, first, count) if found is None and ahead is not None else found
 
     def _begin(self, topic: Topic) -> _Ahead:
         self._of.pop(topic.topic_id, None)

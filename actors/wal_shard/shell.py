@@ -68,7 +68,6 @@ from ringlog.storage.layout import LOCK_NAME, META_DIR
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.reader import Mark as ReadMark
 from ringlog.storage.wal import FIRST_FILE_BYTES, StreamIdentity, WalWriter
-from ringlog.topic.config import QUEUE
 from ringlog.topic.state import Topic
 from ringlog.waiting import WORDS_MAX, LookingOn, look
 
@@ -571,7 +570,7 @@ class Shell:
     def _with_payloads(self, message: m.JobsClaimed) -> m.JobsClaimed:
         """The same with the jobs, where they are in memory, or quickly are."""
         topic = self.core.directory.by_id.get(message.topic_id)
-        if topic is None or topic.config.type != QUEUE or topic.epoch != message.epoch:
+        if topic is None or topic.epoch != message.epoch:
             return message
         found = self._jobs.find(topic, message.runs)
         if found is None:

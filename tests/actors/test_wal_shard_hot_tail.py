@@ -179,7 +179,12 @@ def test_another_life_of_the_topic_has_other_jobs(world: World) -> None:
     assert found[0] == [b"of the new life"]
 
 
-def test_logs_are_not_kept(world: World) -> None:
+def test_logs_are_kept_only_when_they_have_groups(world: World) -> None:
     world.put("log", durability="disk")
     world.append("log", [b"record"])
     assert len(newest(world)) == 0
+    world.request(m.GroupOpen("log", "g", 1))
+    world.append("log", [b"for the group"])
+    found = newest(world).payloads_of(world.topic("log"), 2, 1)
+    assert found is not None
+    assert found[0] == [b"for the group"]

@@ -6,7 +6,6 @@ Everything else is handed a Clock, so that tests own the time (CK-1).
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 import threading
 import time
@@ -28,10 +27,6 @@ class Clock(Protocol):
         """Nanoseconds that never go back; comparable between processes of one boot."""
         ...
 
-    def give_way(self) -> None:
-        """Offer the processor to whoever else is ready to run: for a few milliseconds, if somebody is."""
-        ...
-
     def nap(self, nanoseconds: int) -> None:
         """Wait for much less than a millisecond, and hardly longer."""
         ...
@@ -49,12 +44,6 @@ class SystemClock:
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()
-
-    def give_way(self) -> None:
-        if hasattr(os, "sched_yield"):
-            os.sched_yield()
-        else:
-            time.sleep(0)
 
     def nap(self, nanoseconds: int) -> None:
         # The kernel stretches a thread's waits by its timer slack, 50 microseconds where nobody lowered it.

@@ -262,11 +262,9 @@ GATHER_RINGS_MIN = 4
 """A shard's groups out of fewer rings than this are not gathered: it would gain less than it costs them."""
 GATHER_LOOK_US = 500
 """How often it looks meanwhile whether everybody is there."""
-ROUSED_LOOK_US = 800
-"""A scheduler that was woken ahead, for frames that a shard has just taken, looks for news of them so long
-before it sleeps again; where they usually take longer than this, none is woken ahead."""
 ROUSED_BYTES_MAX = 16_384
-"""None is woken ahead for more than this, nor for frames out of several rings: then throughput counts."""
+"""No scheduler is woken ahead of the news for more than this, nor for frames out of several rings: then
+throughput counts."""
 PRESSURE_RETRY_MS = 1_000
 """What is refused for pressure, or since an intake is full, is told to come again after this."""
 

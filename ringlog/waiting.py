@@ -62,8 +62,7 @@ def _processors() -> int:
 def _stalled_us(path: str) -> int:
     """Microseconds since the host began in which somebody waited for a processor; 0 = it does not tell."""
     try:
-        with open(path, encoding="ascii") as file:
-            first = file.readline()
-        return int(first.rpartition("total=")[2])
+        with open(path, "rb") as file:
+            return int(file.readline().rpartition(b"total=")[2])
     except (OSError, ValueError):
         return 0

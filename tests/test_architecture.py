@@ -175,7 +175,6 @@ SHELL_SIDE: dict[str, str] = {
     "actors.scheduler.router_objects": "asks shards to make routers and topics",
     "actors.scheduler.settling": "asks other schedulers and looks at the topic tables of shards",
     "actors.scheduler.turn_rings": "turns for clients on the host, in shared memory",
-    "actors.scheduler.rousing": "looks for news while its processor is on offer",
     "actors.scheduler.governing": "measures pressure, and says so on the board",
     "actors.reclaimer.shell": "the socket, the free space, the threads that work",
     "actors.reclaimer.rounds": "asks shards, removes files",

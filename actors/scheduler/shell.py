@@ -20,7 +20,6 @@ from actors.scheduler.core import Scheduler
 from actors.scheduler.feeds import ROUTERS
 from actors.scheduler.forwarder import REQUESTS, Forwarder
 from actors.scheduler.governing import Governing
-from actors.scheduler.rousing import await_news
 from actors.scheduler.turn_rings import TurnRings
 from ringlog import __version__
 from ringlog.board.board import Board, BoardError, BoardUnstable
@@ -47,6 +46,7 @@ from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
 from ringlog.signals import StopFlag
 from ringlog.types import Durability
+from ringlog.waiting import WORDS_MAX, LookingOn, look
 
 log = logging.getLogger("ringlog.scheduler")
 
@@ -107,6 +107,7 @@ class Shell:
         """Encoded Turns by number of rows: the same words again and again."""
         self._turns = 0
         self._missed = 0
+        self._looking_on = LookingOn(self._clock)
         self._governing = Governing.of(
             self._board, number, boot.slot, boot.shards, schedulers, self._clock.monotonic_ns(),
             is_reacting=is_governed,
@@ -188,10 +189,16 @@ class Shell:
             self.forwarder.woke([fd for fd, _ in ready])
             slot.set(P.ASLEEP, 0)
             if self._bell.drain():
-                readers = [self._news[shard] for shard in follows if shard in self._news]
-                await_news(readers, self._router.has_input, self._clock)
+                self._look_on([self._news[shard] for shard in follows if shard in self._news])
             self._governing.rested_ns += self._clock.monotonic_ns() - now_ns
         slot.set(P.ASLEEP, 0)
+
+    def _look_on(self, readers: list[NewsReader]) -> None:
+        """We were woken for news, or for frames that a shard has just taken: news of them come soon."""
+        look_ns = self._looking_on.ns(self._clock.monotonic_ns())
+        if look_ns and 0 < len(readers) <= WORDS_MAX:
+            watched = [reader.watched() for reader in readers]
+            look([word for word, _ in watched], [seen for _, seen in watched], look_ns)
 
     def _wait_ms(self, now_ns: int, follows: list[int]) -> int:
         wait_ms = self._governing.wait_ms(HEARTBEAT_INTERVAL_MS)

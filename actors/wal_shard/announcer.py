@@ -16,12 +16,15 @@ from ringlog.board.board import Board
 from ringlog.board.layout import P, ProcessState
 from ringlog.board.news import VOLATILE_BIT, NewsWriter
 from ringlog.envelope.boot import ActorBoot
-from ringlog.limits import ROUSED_BYTES_MAX, ROUSED_LOOK_US
+from ringlog.limits import ROUSED_BYTES_MAX
 from ringlog.link.address import scheduler_bell
 from ringlog.ring.doorbell import BellRinger
 from ringlog.topic.state import Topic
+from ringlog.waiting import LOOK_NS
 
-_LOOK_NS = ROUSED_LOOK_US * 1_000
+_SOON_NS = 2 * LOOK_NS
+"""What being woken takes, and for how long a scheduler then looks for news: news that usually take longer are
+not there by then."""
 SCHEDULERS_AFTER_SHARDS = 5
 """The first scheduler's process slot is the number of shards plus this (supervision/tree.py)."""
 
@@ -83,7 +86,7 @@ class Announcer:
         if self._taken_ns:
             self._learn(now_ns)  # Of those before nothing was told: they were refused, or are held up.
         self._taken_ns = now_ns
-        if self._usual_ns <= _LOOK_NS:
+        if self._usual_ns <= _SOON_NS:
             self._ring()
 
     def ring(self, now_ns: int) -> None:
@@ -97,7 +100,7 @@ class Announcer:
         self._ring()
 
     def _learn(self, now_ns: int) -> None:
-        took_ns = min(now_ns - self._taken_ns, 2 * _LOOK_NS)
+        took_ns = min(now_ns - self._taken_ns, 2 * _SOON_NS)
         self._usual_ns += (took_ns - self._usual_ns) >> 3
 
     def _ring(self) -> None:

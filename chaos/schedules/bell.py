@@ -251,7 +251,6 @@ class BellExplorer:
         is_called = self.plan.through_calls
         shard: Any = SimpleNamespace(
             _slot=SimpleNamespace(set=set_word, add=lambda word, value: None),
-            _await_briefly=lambda: False,
             _has_pending=lambda: Shell._has_pending(shard),
             _rings=_Rings(nothing if is_called else has_come),
             _calls=_Rings(has_come if is_called else nothing),

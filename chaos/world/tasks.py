@@ -121,10 +121,6 @@ class Loop:
         """Wait, in a task."""
         self.pause(seconds)
 
-    def give_way(self) -> None:
-        """Let somebody else run."""
-        self.pause(1e-6)
-
     def nap(self, nanoseconds: int) -> None:
         """Wait a little, in a task."""
         self.pause(nanoseconds / NS)

@@ -109,6 +109,10 @@ class RowReader:
         """Is there anything to take?"""
         return self._words[_COUNT] != self._next or self._words[_LIFE] != self._life
 
+    def watched(self) -> tuple[memoryview, int]:
+        """A word, and its value as long as there are no rows to take."""
+        return self._words[_COUNT : _COUNT + 1], self._next
+
     def take(self) -> Taken:
         """Everything since the last time, in order."""
         words = self._words

@@ -389,15 +389,18 @@ class Shell:
     def _look_on(self, pending: Pending[Any], begun_ns: int) -> None:
         """Look for the answer, without the lock, for as long as being woken for it would take; not where more
         than a few are on their way."""
-        until_ns = begun_ns + self._looking_on.ns(begun_ns)
-        now_ns = begun_ns
-        while not pending.is_done and now_ns < until_ns:
-            words, seen = self.session.links.words_to_look_at()
-            left_ns = until_ns - now_ns
-            if not words or not self._unlocked(lambda: look(words, seen, left_ns)):  # noqa: B023  called at once
+        links = self.session.links
+        words, seen = links.words_to_look_at()
+        until_ns = begun_ns + (self._looking_on.ns(begun_ns) if words else 0)
+        left_ns = until_ns - begun_ns
+        while words and left_ns > 0:
+            if not self._unlocked(lambda: look(words, seen, left_ns)):  # noqa: B023  called at once
                 return
-            self.session.links.pump()
-            now_ns = self._clock.monotonic_ns()
+            links.pump()
+            if pending.is_done:
+                return
+            words, seen = links.words_to_look_at()
+            left_ns = until_ns - self._clock.monotonic_ns()
 
     def _unlocked(self, wait: Callable[[], object]) -> bool:
         """Wait without the lock; False when we are not the leader any more."""

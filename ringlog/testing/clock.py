@@ -26,9 +26,6 @@ class ManualClock:
     def monotonic_ns(self) -> int:
         return self._monotonic_ns
 
-    def give_way(self) -> None:
-        self.advance(1e-6)
-
     def nap(self, nanoseconds: int) -> None:
         self.advance(nanoseconds / 1e9)
 

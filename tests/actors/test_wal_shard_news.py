@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import ringlog
-from actors.scheduler.rousing import await_news
 from actors.wal_shard import events as ev
 from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.group import News
+from ringlog import compiled, waiting
 from ringlog.board.board import Board
 from ringlog.board.layout import P, ProcessState, news_name
 from ringlog.board.news import SLOT_MASK, VOLATILE_BIT, NewsReader, NewsRow
@@ -26,13 +26,12 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.frame import encode_records, frame, open_frame
 from ringlog.frame.view import FrameView
-from ringlog.limits import ROUSED_BYTES_MAX, ROUSED_LOOK_US
+from ringlog.limits import ROUSED_BYTES_MAX
 from ringlog.link.address import scheduler_bell
 from ringlog.link.shard_requests import Requester
 from ringlog.ring.doorbell import BellListener, make_bell
 from ringlog.supervision.tree import scheduler_slot, shard_slot
 from ringlog.testing import engine
-from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.real_engine import wait_until
 from ringlog.testing.shard_world import DATA, World
@@ -291,7 +290,7 @@ def test_the_bells_of_schedulers_that_sleep_are_rung_once_for_what_was_told(anno
         bell.close()
 
 
-LOOK_NS = ROUSED_LOOK_US * 1_000
+LOOK_NS = 2 * waiting.LOOK_NS
 
 
 @pytest.fixture
@@ -348,40 +347,21 @@ def test_none_is_woken_ahead_for_frames_that_lead_to_no_news(announcer, sleeper)
     assert sleeper.drain() == 0
 
 
-class Passing(ManualClock):
-    """Something happens while somebody gives way for the n-th time."""
-
-    def __init__(self, n: int, happens: Callable[[], object]) -> None:
-        super().__init__()
-        self.left, self.happens, self.given = n, happens, 0
-
-    def give_way(self) -> None:
-        super().give_way()
-        self.given += 1
-        if self.given == self.left:
-            self.happens()
-
-
-def test_who_was_woken_ahead_looks_until_there_are_news_a_message_or_no_time_left(announcer, shm_dir):
+@pytest.mark.skipif(compiled.kernel is None, reason="without the compiled kernel nobody looks on")
+def test_a_reader_of_news_shows_the_word_to_look_at(announcer, shm_dir):
     one = announcer(1)
     one.begin()
-    readers = [NewsReader(shm_dir, 1)]
-    readers[0].take()
-    clock = Passing(7, lambda: one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)]))
-    assert await_news(readers, lambda: False, clock)
-    assert clock.given == 7
-    assert await_news(readers, lambda: True, clock), "what is there is there"
-    assert clock.given == 7
-    readers[0].take()
-    messages: list[object] = []
-    clock = Passing(3, lambda: messages.append(1))
-    assert not await_news(readers, lambda: bool(messages), clock)
-    assert clock.given == 3
-    clock = Passing(0, lambda: None)
-    begun = clock.monotonic_ns()
-    assert not await_news(readers, lambda: False, clock)
-    assert LOOK_NS <= clock.monotonic_ns() - begun < LOOK_NS + 10_000
-    readers[0].close()
+    reader = NewsReader(shm_dir, 1)
+    reader.take()
+    word, seen = reader.watched()
+    assert not waiting.look([word], [seen], 0)
+    one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
+    assert waiting.look([word], [seen], 0)
+    reader.take()
+    word, seen = reader.watched()
+    assert not waiting.look([word], [seen], 0)
+    word.release()
+    reader.close()
 
 
 # -- a real engine ----------------------------------------------------------------------------------------

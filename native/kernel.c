@@ -20,6 +20,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sched.h>
 #include <time.h>
 
 #define XXH_INLINE_ALL
@@ -438,11 +439,11 @@ static inline void pause_briefly(void)
 PyDoc_STRVAR(look_doc,
 "look(words, seen, ns, /)\n--\n\n"
 "Look at words of shared memory, without the interpreter's lock, until one is another than was seen or `ns`\n"
-"nanoseconds, at most a second, are over; True for the former.\n\n"
+"nanoseconds, at most a second, are over; True for the former. The processor is offered to others meanwhile.\n\n"
 "words  list of up to WORDS_MAX buffers that begin with a word, at a multiple of 8\n"
 "seen   list of as many integers");
 
-enum { WORDS_MAX = 64 };
+enum { WORDS_MAX = 64, LOOKS_PER_YIELD = 8 };
 
 static int differs(const uint64_t *const *words, const uint64_t *seen, Py_ssize_t count)
 {
@@ -480,10 +481,12 @@ static PyObject *look(PyObject *self, PyObject *args)
     if (!is_there && ns) {
         Py_BEGIN_ALLOW_THREADS
         const uint64_t end = monotonic_ns() + ns;
-        do {
+        for (int i = 1; !is_there && monotonic_ns() < end; i++) {
             pause_briefly();
+            /* Who is to change the word may be waiting for this very processor. */
+            if (!(i % LOOKS_PER_YIELD)) sched_yield();
             is_there = differs(places, values, count);
-        } while (!is_there && monotonic_ns() < end);
+        }
         Py_END_ALLOW_THREADS
     }
     found = PyBool_FromLong(is_there);

@@ -1,8 +1,10 @@
 """Waiting for a word of shared memory: look at it for a moment, then sleep.
 
-Two processes that answer each other are back within microseconds, and being woken takes longer than that: so
-whoever waits looks on for about as long, in C and without the interpreter's lock, and only then asks to be
-woken and sleeps. Where others want the processors, looking on takes from them what the answer needs: then
+Two processes that answer each other are back within microseconds, and being woken takes 50 to 500 of them, as
+deeply as the processor was halted. So whoever waits looks on first, in C and without the interpreter's lock,
+with his processor on offer: who waits for an answer, until one would be there that the other side had to be
+woken for; who has answered, as long as a program takes that does one thing after the other. Then he asks to
+be woken, and sleeps. Where others want the processors, looking on takes from them what the answer needs: then
 everybody sleeps at once. That is measured once a second, for all processes of the host, and not guessed from
 how long single waits took.
 """
@@ -14,8 +16,10 @@ import os
 from ringlog import compiled
 from ringlog.clock import Clock
 
-LOOK_NS = 80_000
-"""About what being woken takes, on a processor that was halted."""
+ANSWER_NS = 1_000_000
+"""Who waits for an answer looks so long, which is enough where the other one has to be woken for it, too."""
+REQUEST_NS = 100_000
+"""Who has answered looks so long for more: a program that does one thing after the other is back by then."""
 WORDS_MAX = 64
 """Words that are looked at together (native/kernel.c); who waits for more sleeps."""
 CROWDED_SHARE = 0.2
@@ -25,7 +29,7 @@ _PRESSURE = "/proc/pressure/cpu"
 
 
 class LookingOn:
-    """How long to look on before sleeping, in this process, at present."""
+    """Whether to look on before sleeping, in this process, at present."""
 
     def __init__(self, clock: Clock, *, pressure: str = _PRESSURE) -> None:
         self._clock = clock
@@ -33,13 +37,13 @@ class LookingOn:
         self._measured_ns = self._stalled_us = 0
         self._next_ns = 0
         self._can_look = compiled.kernel is not None and _processors() > 1
-        self._ns = 0
+        self._is_wanted = False
 
-    def ns(self, now_ns: int) -> int:
-        """Nanoseconds; 0 where others want the processors, there is one alone, or nothing to look with."""
+    def is_wanted(self, now_ns: int) -> bool:
+        """Not where others want the processors, there is one alone, or nothing to look with."""
         if self._can_look and now_ns >= self._next_ns:
             self._measure(now_ns)
-        return self._ns
+        return self._is_wanted
 
     def _measure(self, now_ns: int) -> None:
         self._next_ns = now_ns + MEASURE_NS
@@ -47,7 +51,7 @@ class LookingOn:
         passed_us = (now_ns - self._measured_ns) / 1_000
         is_crowded = bool(self._measured_ns) and stalled_us - self._stalled_us > CROWDED_SHARE * passed_us
         self._measured_ns, self._stalled_us = now_ns, stalled_us
-        self._ns = 0 if is_crowded else LOOK_NS
+        self._is_wanted = not is_crowded
 
 
 def look(words: list[memoryview], seen: list[int], ns: int) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from ringlog import compiled, waiting
 from ringlog.testing.clock import ManualClock
-from ringlog.waiting import CROWDED_SHARE, LOOK_NS, MEASURE_NS, WORDS_MAX, LookingOn, look
+from ringlog.waiting import CROWDED_SHARE, MEASURE_NS, WORDS_MAX, LookingOn, look
 
 LONG_NS = 900_000_000
 WAIT_S = 30.0
@@ -117,13 +117,13 @@ def test_where_others_want_the_processors_nobody_looks_on(
     file = tmp_path / "cpu"
     looking = LookingOn(clock, pressure=pressure(file, 1_000_000))
     at_ns = 10 * MEASURE_NS
-    assert looking.ns(at_ns) == LOOK_NS, "nothing is known of what was before"
+    assert looking.is_wanted(at_ns), "nothing is known of what was before"
     share_us = int(CROWDED_SHARE * MEASURE_NS / 1_000)
     pressure(file, 1_000_000 + share_us + 1)
-    assert looking.ns(at_ns + MEASURE_NS - 1) == LOOK_NS, "it is measured once a second"
-    assert looking.ns(at_ns + MEASURE_NS) == 0
+    assert looking.is_wanted(at_ns + MEASURE_NS - 1), "it is measured once a second"
+    assert not looking.is_wanted(at_ns + MEASURE_NS)
     pressure(file, 1_000_000 + 2 * share_us + 1)
-    assert looking.ns(at_ns + 2 * MEASURE_NS) == LOOK_NS
+    assert looking.is_wanted(at_ns + 2 * MEASURE_NS)
 
 
 @pytest.mark.parametrize("text", ["", "some avg10=1 total=many\n", None])
@@ -133,7 +133,7 @@ def test_where_the_host_does_not_tell_everybody_looks_on(
     if text is not None:
         (tmp_path / "cpu").write_text(text)
     looking = LookingOn(clock, pressure=str(tmp_path / "cpu"))
-    assert [looking.ns(second * MEASURE_NS) for second in range(3)] == [LOOK_NS] * 3
+    assert all(looking.is_wanted(second * MEASURE_NS) for second in range(3))
 
 
 @pytest.mark.parametrize("lacks", ["processor", "kernel"])
@@ -143,4 +143,4 @@ def test_on_one_processor_or_without_the_kernel_nobody_looks_on(
     monkeypatch.setattr(waiting, "_processors", lambda: 1 if lacks == "processor" else 2)
     if lacks == "kernel":
         monkeypatch.setattr(compiled, "kernel", None)
-    assert LookingOn(clock).ns(MEASURE_NS) == 0
+    assert not LookingOn(clock).is_wanted(MEASURE_NS)

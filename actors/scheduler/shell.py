@@ -46,7 +46,7 @@ from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
 from ringlog.signals import StopFlag
 from ringlog.types import Durability
-from ringlog.waiting import WORDS_MAX, LookingOn, look
+from ringlog.waiting import ANSWER_NS, WORDS_MAX, LookingOn, look
 
 log = logging.getLogger("ringlog.scheduler")
 
@@ -195,10 +195,9 @@ class Shell:
 
     def _look_on(self, readers: list[NewsReader]) -> None:
         """We were woken for news, or for frames that a shard has just taken: news of them come soon."""
-        look_ns = self._looking_on.ns(self._clock.monotonic_ns())
-        if look_ns and 0 < len(readers) <= WORDS_MAX:
+        if 0 < len(readers) <= WORDS_MAX and self._looking_on.is_wanted(self._clock.monotonic_ns()):
             watched = [reader.watched() for reader in readers]
-            look([word for word, _ in watched], [seen for _, seen in watched], look_ns)
+            look([word for word, _ in watched], [seen for _, seen in watched], ANSWER_NS)
 
     def _wait_ms(self, now_ns: int, follows: list[int]) -> int:
         wait_ms = self._governing.wait_ms(HEARTBEAT_INTERVAL_MS)

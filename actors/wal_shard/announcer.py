@@ -20,11 +20,10 @@ from ringlog.limits import ROUSED_BYTES_MAX
 from ringlog.link.address import scheduler_bell
 from ringlog.ring.doorbell import BellRinger
 from ringlog.topic.state import Topic
-from ringlog.waiting import LOOK_NS
+from ringlog.waiting import ANSWER_NS
 
-_SOON_NS = 2 * LOOK_NS
-"""What being woken takes, and for how long a scheduler then looks for news: news that usually take longer are
-not there by then."""
+_SOON_NS = ANSWER_NS
+"""A scheduler that is woken ahead looks for news so long: those that take longer are not there by then."""
 SCHEDULERS_AFTER_SHARDS = 5
 """The first scheduler's process slot is the number of shards plus this (supervision/tree.py)."""
 

@@ -69,7 +69,7 @@ from ringlog.storage.ledger import Ledger
 from ringlog.storage.reader import Mark as ReadMark
 from ringlog.storage.wal import FIRST_FILE_BYTES, StreamIdentity, WalWriter
 from ringlog.topic.state import Topic
-from ringlog.waiting import WORDS_MAX, LookingOn, look
+from ringlog.waiting import REQUEST_NS, WORDS_MAX, LookingOn, look
 
 log = logging.getLogger("ringlog.shard")
 
@@ -397,10 +397,10 @@ class Shell:
         """Look for what comes next before going to sleep: whoever does one thing after the other is back
         within microseconds, which spares him the bell and us the wake-up."""
         began_ns = self._clock.monotonic_ns()
-        look_ns = self._looking_on.ns(began_ns)
-        watched = [*self._rings.watched(), *self._calls.watched()] if look_ns else []
+        is_wanted = self._looking_on.is_wanted(began_ns)
+        watched = [*self._rings.watched(), *self._calls.watched()] if is_wanted else []
         if 0 < len(watched) <= WORDS_MAX:
-            look([word for word, _ in watched], [seen for _, seen in watched], look_ns)
+            look([word for word, _ in watched], [seen for _, seen in watched], REQUEST_NS)
             self._governing.rested_ns += self._clock.monotonic_ns() - began_ns
 
     # -- requests -------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from ringlog.errors import Interrupted, NotConnected, UsageError
 from ringlog.link.peer import FdSet, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.link.poll import READABLE, new_bell, new_poll
-from ringlog.waiting import LookingOn, look
+from ringlog.waiting import ANSWER_NS, LookingOn, look
 
 T = TypeVar("T")
 log = logging.getLogger("ringlog.client")
@@ -387,11 +387,11 @@ class Shell:
             self.session.turn(())
 
     def _look_on(self, pending: Pending[Any], begun_ns: int) -> None:
-        """Look for the answer, without the lock, for as long as being woken for it would take; not where more
-        than a few are on their way."""
+        """Look for the answer without the lock (ringlog/waiting.py); not where more than a few are on their
+        way."""
         links = self.session.links
         words, seen = links.words_to_look_at()
-        until_ns = begun_ns + (self._looking_on.ns(begun_ns) if words else 0)
+        until_ns = begun_ns + (ANSWER_NS if words and self._looking_on.is_wanted(begun_ns) else 0)
         left_ns = until_ns - begun_ns
         while words and left_ns > 0:
             if not self._unlocked(lambda: look(words, seen, left_ns)):  # noqa: B023  called at once

@@ -290,7 +290,7 @@ def test_the_bells_of_schedulers_that_sleep_are_rung_once_for_what_was_told(anno
         bell.close()
 
 
-LOOK_NS = 2 * waiting.LOOK_NS
+LOOK_NS = waiting.ANSWER_NS
 
 
 @pytest.fixture

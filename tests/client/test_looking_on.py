@@ -10,7 +10,7 @@ import pytest
 from ringlog.client import shell as shell_module
 from ringlog.client.shell import Shell
 from ringlog.link.pending import Pending
-from ringlog.waiting import LOOK_NS
+from ringlog.waiting import ANSWER_NS
 
 pytestmark = pytest.mark.interpreted
 
@@ -28,7 +28,7 @@ class Links:
 
     def look(self, words: list[memoryview], seen: list[int], ns: int) -> bool:
         assert len(words) == len(seen) == 1
-        assert 0 < ns <= LOOK_NS
+        assert 0 < ns <= ANSWER_NS
         self.looked += 1
         self.left -= 1
         return True
@@ -46,33 +46,33 @@ class Session:
 
 
 class LookingOn:
-    def __init__(self, ns: int) -> None:
-        self._ns = ns
+    def __init__(self, is_wanted: bool) -> None:
+        self._is_wanted = is_wanted
 
-    def ns(self, now_ns: int) -> int:
-        return self._ns
+    def is_wanted(self, now_ns: int) -> bool:
+        return self._is_wanted
 
 
 class Clock:
-    """Each look at it takes a nanosecond."""
+    """Each look at it takes a fifth of the time for looking on."""
 
     def __init__(self) -> None:
         self.now_ns = 0
 
     def monotonic_ns(self) -> int:
-        self.now_ns += 1
+        self.now_ns += ANSWER_NS // 5
         return self.now_ns
 
 
 def looked_on(
-    monkeypatch: pytest.MonkeyPatch, looks: int, *, ns: int = LOOK_NS, is_crowded: bool = False
+    monkeypatch: pytest.MonkeyPatch, looks: int, *, is_wanted: bool = True, is_crowded: bool = False
 ) -> tuple[Pending[Any], Links]:
     pending: Pending[Any] = Pending()
     links = Links(pending, looks, is_crowded=is_crowded)
     make: Any = lambda fds: Session(links)  # noqa: E731
     shell = Shell(make)
     monkeypatch.setattr(shell_module, "look", links.look)
-    shell._clock, shell._looking_on = Clock(), LookingOn(ns)
+    shell._clock, shell._looking_on = Clock(), LookingOn(is_wanted)
     shell._leader = threading.current_thread()
     with shell.lock:
         shell._look_on(pending, 0)
@@ -87,15 +87,15 @@ def test_an_answer_that_comes_soon_is_taken_awake(monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_that_does_not_come_is_slept_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pending, links = looked_on(monkeypatch, 1_000, ns=5)
+    pending, links = looked_on(monkeypatch, 1_000)
     assert not pending.is_done
     assert links.looked <= 5
 
 
-@pytest.mark.parametrize(("ns", "is_crowded"), [(0, False), (LOOK_NS, True)])
+@pytest.mark.parametrize(("is_wanted", "is_crowded"), [(False, False), (True, True)])
 def test_where_looking_on_costs_others_it_is_slept_for_at_once(
-    monkeypatch: pytest.MonkeyPatch, ns: int, is_crowded: bool
+    monkeypatch: pytest.MonkeyPatch, is_wanted: bool, is_crowded: bool
 ) -> None:
-    pending, links = looked_on(monkeypatch, 1, ns=ns, is_crowded=is_crowded)
+    pending, links = looked_on(monkeypatch, 1, is_wanted=is_wanted, is_crowded=is_crowded)
     assert not pending.is_done
     assert links.looked == 0

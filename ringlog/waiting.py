@@ -5,13 +5,15 @@ deeply as the processor was halted. So whoever waits looks on first, in C and wi
 with his processor on offer: who waits for an answer, until one would be there that the other side had to be
 woken for; who has answered, as long as a program takes that does one thing after the other. Then he asks to
 be woken, and sleeps. Where others want the processors, looking on takes from them what the answer needs: then
-everybody sleeps at once. That is measured once a second, for all processes of the host, and not guessed from
-how long single waits took.
+everybody sleeps at once, and so does always who may use less than two processors. That is measured once a
+second, for all processes of the host, and not guessed from how long single waits took.
 """
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 
 from ringlog import compiled
 from ringlog.clock import Clock
@@ -26,6 +28,7 @@ CROWDED_SHARE = 0.2
 """Part of the time in which somebody waited for a processor, above which nobody looks on."""
 MEASURE_NS = 1_000_000_000
 _PRESSURE = "/proc/pressure/cpu"
+_GROUPS = "/sys/fs/cgroup"
 
 
 class LookingOn:
@@ -60,13 +63,43 @@ def look(words: list[memoryview], seen: list[int], ns: int) -> bool:
 
 
 def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Whole processors that this process may use all the time."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(min(allowed, quota(_text("/proc/self/cgroup"), _text)))
+
+
+def quota(own_groups: str, read: Callable[[str], str]) -> float:
+    """Processors that the control groups of /proc/self/cgroup, and those above them, let us use: what looking
+    on uses up is not there for work. A container sees its own group as the root."""
+    least = math.inf
+    for line in own_groups.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not number.isdigit() or (controllers and "cpu" not in controllers.split(",")):
+            continue
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts) + 1):
+            at = "".join(f"/{part}" for part in parts[:depth])
+            if controllers:
+                place = f"{_GROUPS}/{controllers}{at}/cpu.cfs"
+                words = f"{read(f'{place}_quota_us')} {read(f'{place}_period_us')}".split()
+            else:
+                words = read(f"{_GROUPS}{at}/cpu.max").split()
+            if len(words) == 2 and all(word.isdigit() and int(word) for word in words):
+                least = min(least, int(words[0]) / int(words[1]))
+    return least
 
 
 def _stalled_us(path: str) -> int:
     """Microseconds since the host began in which somebody waited for a processor; 0 = it does not tell."""
+    total = _text(path).partition("\n")[0].rpartition("total=")[2]
+    return int(total) if total.isdigit() else 0
+
+
+def _text(path: str) -> str:
+    """The text of a file; "" for one that cannot be read."""
     try:
         with open(path, "rb") as file:
-            return int(file.readline().rpartition(b"total=")[2])
-    except (OSError, ValueError):
-        return 0
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

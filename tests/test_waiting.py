@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 import time
@@ -11,7 +12,7 @@ import pytest
 
 from ringlog import compiled, waiting
 from ringlog.testing.clock import ManualClock
-from ringlog.waiting import CROWDED_SHARE, MEASURE_NS, WORDS_MAX, LookingOn, look
+from ringlog.waiting import CROWDED_SHARE, MEASURE_NS, WORDS_MAX, LookingOn, look, quota
 
 LONG_NS = 900_000_000
 WAIT_S = 30.0
@@ -144,3 +145,26 @@ def test_on_one_processor_or_without_the_kernel_nobody_looks_on(
     if lacks == "kernel":
         monkeypatch.setattr(compiled, "kernel", None)
     assert not LookingOn(clock).is_wanted(MEASURE_NS)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "processors"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/cpu.max": "400000 100000\n", "a/b/cpu.max": "max 100000\n"}, 4),
+        ("0::/a/b\n", {"a/cpu.max": "400000 100000\n", "a/b/cpu.max": "300000 100000\n"}, 3),
+        ("0::/../other\n", {"other/cpu.max": "50000 100000"}, 0.5),
+        ("4:memory:/a\n3:cpu,cpuacct:/a\n", {"cpu,cpuacct/a/cpu.cfs_quota_us": "-1\n"}, math.inf),
+        (
+            "4:memory:/a\n3:cpu,cpuacct:/a\n0::/\n",
+            {"cpu,cpuacct/a/cpu.cfs_quota_us": "50000\n", "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n"},
+            0.5,
+        ),
+        ("0::/\n", {"cpu.max": "many 0\n"}, math.inf),
+        ("no group at all", {"cpu.max": "1 1\n"}, math.inf),
+        ("", {}, math.inf),
+    ],
+)
+def test_what_control_groups_leave_us(own: str, files: dict[str, str], processors: float) -> None:
+    assert quota(own, lambda path: files.get(path.removeprefix("/sys/fs/cgroup/"), "")) == processors

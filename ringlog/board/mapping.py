@@ -48,7 +48,7 @@ class BoardFile:
         self.words = memoryview(self._mapping).cast("Q")
 
     def close(self) -> None:
-        """Unmap; views of `words` that are still held must have been released. Idempotent."""
+        """Unmap, as soon as no view of `words` is held any more. Idempotent."""
         if not self._mapping.closed:
             self.words.release()
             # A thread may be looking at a word: it is unmapped when that one has looked.

@@ -7,7 +7,9 @@ thread dies or blocks every green thread of the program, without a word: that is
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any
 
 from ringlog.errors import UsageError
@@ -39,6 +41,11 @@ def _check_whole(library: str, threads: bool, select: bool) -> None:
             f"{library} has patched `{patched}` and not `{unpatched}`, with which a client cannot work: "
             "patch both, as monkey.patch_all() does, or neither",
         )
+
+
+def are_green() -> bool:
+    """Are the threads of this process green? They share one: who looks on in it holds up all others."""
+    return not isinstance(threading.get_ident, BuiltinFunctionType)
 
 
 def patched_late() -> UsageError:

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, SupportsFloat, TypeVar
 
-from ringlog.client.green_threads import patched_late
+from ringlog.client.green_threads import are_green, patched_late
 from ringlog.client.session import Session
 from ringlog.clock import Clock, SystemClock
 from ringlog.descriptors import SOCKET_DESCRIPTORS, has_room, no_room
@@ -142,8 +143,9 @@ class Shell:
         self._looking_on = LookingOn(self._clock)
         self._wakes_ns = 0  # When the sleeping leader will look at the time again; 0 = it is awake.
         self._followers: dict[int, threading.Lock] = {}
-        self._followed = 0
-        """Threads that ever followed: each has a number of its own."""
+        self._followed = memoryview(array("Q", [0]))
+        """Threads that ever followed: each has a number of its own, and a leader that looks on sees it."""
+        self._is_green = are_green()
         self._calls: deque[Callable[[], None]] = deque()
         self._background: threading.Thread | None = None
         self._background_wakes_ns = _AWAKE
@@ -389,11 +391,15 @@ class Shell:
     def _look_on(self, pending: Pending[Any], begun_ns: int) -> None:
         """Look for the answer without the lock (ringlog/waiting.py); not where more than a few are on their
         way."""
-        links = self.session.links
+        links, followed = self.session.links, self._followed
         words, seen = links.words_to_look_at()
-        until_ns = begun_ns + (ANSWER_NS if words and self._looking_on.is_wanted(begun_ns) else 0)
-        left_ns = until_ns - begun_ns
+        if self._is_green or not words or not self._looking_on.is_wanted(begun_ns):
+            return
+        until_ns, left_ns = begun_ns + ANSWER_NS, ANSWER_NS
         while words and left_ns > 0:
+            # Who comes meanwhile may wait for something else.
+            words.append(followed)
+            seen.append(followed[0])
             if not self._unlocked(lambda: look(words, seen, left_ns)):  # noqa: B023  called at once
                 return
             links.pump()
@@ -480,7 +486,7 @@ class Shell:
         pending.doze()
         baton = threading.Lock()
         baton.acquire()
-        key = self._followed = self._followed + 1
+        key = self._followed[0] = self._followed[0] + 1
         self._followers[key] = baton
         pending.when_done(lambda _: self._release(key))
         lock = self.lock

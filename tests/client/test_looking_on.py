@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ringlog.client import shell as shell_module
+from ringlog.client.green_threads import are_green
 from ringlog.client.shell import Shell
 from ringlog.link.pending import Pending
 from ringlog.waiting import ANSWER_NS
@@ -27,7 +28,7 @@ class Links:
         return ([], []) if self.is_crowded else ([memoryview(bytes(8))], [0])
 
     def look(self, words: list[memoryview], seen: list[int], ns: int) -> bool:
-        assert len(words) == len(seen) == 1
+        assert len(words) == len(seen) == 2, "the ring's, and that of who arrives"
         assert 0 < ns <= ANSWER_NS
         self.looked += 1
         self.left -= 1
@@ -46,7 +47,7 @@ class Session:
 
 
 class LookingOn:
-    def __init__(self, is_wanted: bool) -> None:
+    def __init__(self, *, is_wanted: bool) -> None:
         self._is_wanted = is_wanted
 
     def is_wanted(self, now_ns: int) -> bool:
@@ -72,7 +73,7 @@ def looked_on(
     make: Any = lambda fds: Session(links)  # noqa: E731
     shell = Shell(make)
     monkeypatch.setattr(shell_module, "look", links.look)
-    shell._clock, shell._looking_on = Clock(), LookingOn(is_wanted)
+    shell._clock, shell._looking_on = Clock(), LookingOn(is_wanted=is_wanted)
     shell._leader = threading.current_thread()
     with shell.lock:
         shell._look_on(pending, 0)
@@ -97,5 +98,50 @@ def test_where_looking_on_costs_others_it_is_slept_for_at_once(
     monkeypatch: pytest.MonkeyPatch, is_wanted: bool, is_crowded: bool
 ) -> None:
     pending, links = looked_on(monkeypatch, 1, is_wanted=is_wanted, is_crowded=is_crowded)
+    assert not pending.is_done
+    assert links.looked == 0
+
+
+def test_who_arrives_is_seen_by_who_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """He may wait for something else, and is not to wait for the end of the look."""
+    pending: Pending[Any] = Pending()
+    links = Links(pending, 2)
+    make: Any = lambda fds: Session(links)  # noqa: E731
+    shell = Shell(make)
+    other: Pending[Any] = Pending()
+    rounds: list[bool] = []
+
+    def look(words: list[memoryview], seen: list[int], ns: int) -> bool:
+        if not rounds:
+            follower.start()
+            while not shell._followers:
+                follower.join(0.001)
+        rounds.append(words[-1][0] != seen[-1])
+        return links.look(words, seen, ns)
+
+    def follow() -> None:
+        with shell.lock:
+            shell._follow(other, None)
+
+    follower = threading.Thread(target=follow)
+    monkeypatch.setattr(shell_module, "look", look)
+    shell._clock, shell._looking_on = Clock(), LookingOn(is_wanted=True)
+    shell._leader = threading.current_thread()
+    with shell.lock:
+        shell._look_on(pending, 0)
+        other.resolve(None)
+    follower.join(10)
+    shell.descriptors.close()
+    assert rounds == [True, False]
+
+
+def test_green_threads_sleep_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All share one thread, which would stand still."""
+    assert not are_green()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "get_ident", lambda: 1)
+        assert are_green()
+    monkeypatch.setattr(shell_module, "are_green", lambda: True)
+    pending, links = looked_on(monkeypatch, 1)
     assert not pending.is_done
     assert links.looked == 0

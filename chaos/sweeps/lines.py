@@ -85,9 +85,12 @@ class Tracer:
 
 
 def _is_finalizer(frame: FrameType) -> bool:
-    """Does it run when an object goes? What is raised there goes nowhere, by the rules of the language."""
-    caller = frame.f_back
-    return "__del__" in (frame.f_code.co_name, caller.f_code.co_name if caller is not None else "")
+    """Does it run when an object goes, however deep? What is raised there goes nowhere, by the rules of the
+    language."""
+    at: FrameType | None = frame
+    while at is not None and at.f_code.co_name != "__del__":
+        at = at.f_back
+    return at is not None
 
 
 @dataclass(frozen=True, slots=True)

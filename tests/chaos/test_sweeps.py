@@ -19,6 +19,7 @@ from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Broken, House
 from chaos.sweeps.judge import ENDS, ENDS_EACH, KILL, POWER_LOSS, Known, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS
+from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError
 from ringlog.storage.snapshot import Snapshot
@@ -321,3 +322,27 @@ def test_the_class_can_be_narrowed(tmp_path) -> None:
     assert account.counts["read_runs"] == account.counts["call_runs"] == sweeps.READS_MIN
     assert set(account.faults) == {"RF-51"}
     assert not account.findings
+
+
+class Owner:
+    """Lets go of what it has when it goes itself; `SystemClock` stands for a part of ours."""
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.close_part()
+
+    def close_part(self) -> None:
+        SystemClock().monotonic_ns()
+
+
+def test_what_finalizers_run_is_passed_over_however_deep() -> None:
+    """An exception there goes nowhere, and was taken for one that we had swallowed."""
+    owner = Owner()
+    with lines.Tracer(0, lambda: None) as asked:
+        owner.close()
+    assert asked.count > 0
+    with lines.Tracer(0, lambda: None) as gone:
+        del owner
+    assert gone.count == 0

@@ -42,8 +42,10 @@ _LONE = struct.Struct("<QQQQII")
 _CODEC_AT = layout.W_TAIL * 8 + 4
 _LENGTH_AT = layout.HEADER_BYTES + 4
 _DATA_AT = layout.HEADER_BYTES + 8
-_BLOCK_BYTES = 256
+_ENTRY_BYTES = 512
 """What the objects of one entry take, about."""
+_JOB_BYTES = 64
+"""And those of each job that was cut out of a stretch; small jobs take more so than their frame did."""
 _TIDY_AT = 1_024
 
 
@@ -165,12 +167,15 @@ class HotTail:
         tail.firsts.append(block.first)
         tail.blocks.append(block)
         tail.numbers.append(self._added)
-        tail.sizes.append(size + _BLOCK_BYTES)
-        self.bytes += size + _BLOCK_BYTES
+        tail.sizes.append(size + _ENTRY_BYTES)
+        self.bytes += size + _ENTRY_BYTES
         self._order[self._added] = tail
+        self._heed_bound()
+
+    def _heed_bound(self) -> None:
+        """Beyond it the oldest leave."""
         while self.bytes > self._bytes_max:
-            oldest = next(iter(self._order.values()))
-            self._let_go(oldest)
+            self._let_go(next(iter(self._order.values())))
 
     def _let_go_below(self, tail: _Tail, front: int) -> None:
         """Entries with jobs below the first there is are needed no more."""
@@ -212,7 +217,12 @@ class HotTail:
             return None
         block = tail.blocks[at]
         if isinstance(block, _Stretch):
-            block = tail.blocks[at] = block.cut()
+            stretch, block = block, block.cut()
+            tail.blocks[at] = block
+            more = 0 if block is None else _JOB_BYTES * (stretch.stop - stretch.first)
+            tail.sizes[at] += more
+            self.bytes += more
+            self._heed_bound()
         return block if block is not None and seq < block.stop else None
 
     def payloads_of(self, topic: Topic, first: int, count: int) -> Payloads | None:

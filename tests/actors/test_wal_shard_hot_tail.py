@@ -138,12 +138,31 @@ def test_beyond_the_bound_the_oldest_leave(world: World, each: int, monkeypatch:
         assert len(tail) >= min(n + 1, 10)
     for name in ("q", "p"):
         topic = world.topic(name)
-        there = [tail.total_of(topic, seq, 1) for seq in range(1, topic.head_seq + 1)]
+        # From the end: what is cut takes more room, and the oldest make it.
+        there = [tail.total_of(topic, seq, 1) for seq in range(topic.head_seq, 0, -1)][::-1]
         assert there[-1] == 4
         assert there == sorted(there, key=lambda size: size is not None)
         assert there[0] is None
     tail.forget(world.topic("q").topic_id)
     tail.forget(world.topic("p").topic_id)
+    assert (tail.bytes, len(tail)) == (0, 0)
+
+
+def test_what_small_jobs_take_when_they_are_cut_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte takes five in its frame, and ten times that as an object."""
+    tail = HotTail(30_000)
+    monkeypatch.setattr(world.run_of("q").core.requests.queues, "newest", tail)
+    for _ in range(10):
+        world.append("q", [b"x"] * 200)
+    assert len(tail) == 10
+    topic = world.topic("q")
+    for first in range(1, 2_000, 200):
+        found = tail.payloads_of(topic, first, 200)
+        assert found is None or found[0] == [b"x"] * 200
+        assert tail.bytes <= 30_000
+    assert tail.payloads_of(topic, 1_801, 200) is not None
+    assert 1 <= len(tail) < 4
+    tail.forget(topic.topic_id)
     assert (tail.bytes, len(tail)) == (0, 0)
 
 

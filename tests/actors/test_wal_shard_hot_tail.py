@@ -198,6 +198,19 @@ def test_another_life_of_the_topic_has_other_jobs(world: World) -> None:
     assert found[0] == [b"of the new life"]
 
 
+def test_jobs_that_were_committed_with_the_end_of_their_queue_are_not_the_next_one_s(world: World) -> None:
+    """They come behind the word that it is no more."""
+    run = world.run_of("q")
+    run.step(run.frames(1, send(world, [b"old"], 1)), run.request(99, m.TopicDelete("q")))
+    world.put("q", type="queue", durability="disk")
+    after = world.topic("q")
+    assert newest(world).total_of(after, 1, 1) is None
+    world.append("q", [b"of the new life"])
+    found = newest(world).payloads_of(after, 1, 1)
+    assert found is not None
+    assert found[0] == [b"of the new life"]
+
+
 def test_logs_are_kept_only_when_they_have_groups(world: World) -> None:
     world.put("log", durability="disk")
     world.append("log", [b"record"])

@@ -331,6 +331,7 @@ class Client:
             await shell.wait(gather([core.idle() for core in cores]), timeout)
         except TimeoutError:
             session.note("close_timeout", timeout_s=timeout)
+        await shell.wait_undone(timeout)
         left = [core.end() for core in cores]
         requests = session.links.open_requests
         shell.close()

@@ -54,8 +54,7 @@ from ringlog.client.topics import Deletion
 from ringlog.client.working import Rest, Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
-from ringlog.link.peer import Reply
-from ringlog.link.pending import Pending, Steps, gather, start
+from ringlog.link.pending import Pending, Steps, start
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
@@ -171,7 +170,6 @@ class Queue:
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
         self._behind: list[Behind] = []
-        self._undoing: set[Pending[Reply]] = set()
         """Claims that were called off, and the engine has not confirmed it."""
 
     @property
@@ -249,10 +247,8 @@ class Queue:
 
     def _call_off(self, wish: Wish) -> None:
         with suppress(RinglogError):
-            undoing = self._working.call_off(self._shell.session, wish)
-            if undoing is not None:
-                self._undoing.add(undoing)
-                undoing.when_done(self._undoing.discard)
+            session = self._shell.session
+            session.undo(self._working.call_off(session, wish))
 
     async def _claim_after(
         self, done: Iterable[Job], most: int, lease_ms: int | None, auto_extend: bool, wish: Wish
@@ -568,8 +564,7 @@ class Queue:
             await self._give_back_unbegun(unbegun, timeout)
         for behind in list(self._behind):
             await self._catch_up(behind, timeout)
-        with suppress(TimeoutError, RinglogError):
-            await self._shell.wait(gather(list(self._undoing)), timeout)
+        await self._shell.wait_undone(timeout)
         self._working.close()
 
     def restart_in_child(self) -> None:
@@ -579,7 +574,6 @@ class Queue:
             unbegun.clear()
         for behind in self._behind:
             behind.forget()
-        self._undoing.clear()
         self._working.let_go()
 
     async def _require_queue(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import select
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -18,7 +19,7 @@ from ringlog.client.dropped import end_apart
 from ringlog.client.ending import warn_of_left
 from ringlog.client.session import Session
 from ringlog.client.shell import belongs_to_process
-from ringlog.errors import UsageError, WrongLoop
+from ringlog.errors import RinglogError, UsageError, WrongLoop
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending, Steps, start
 
@@ -155,6 +156,15 @@ class LoopShell:
         if self._session is not None and self._descriptors is not None:
             end_left(self._session, self._descriptors, timeout)
         self.close()
+
+    async def wait_undone(self, timeout: float) -> None:
+        """Until claims that were called off are, or for so many seconds in all; never raises an error."""
+        undoing = set() if self._session is None else self._session.undoing
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                for each in list(undoing):
+                    with suppress(RinglogError):
+                        await self.wait(each)
 
     async def run(self, steps: Steps[T]) -> T:
         """Run an operation to its end."""

@@ -62,7 +62,7 @@ def end_shell(shell: Shell, timeout: float) -> tuple[int, int, int]:
     if not (shell.torn_by or shell.is_patched_late):
         with shell.locked() as session:
             cores = list(session.cores)
-            waits = [core.idle() for core in cores]
+            waits = [core.idle() for core in cores] + list(session.undoing)
         shell.wait_all(waits, timeout)
     with shell.lock:
         left = [core.end() for core in cores]

@@ -56,7 +56,6 @@ from ringlog.client.topics import Deletion
 from ringlog.client.working import Rest, Wish, Working, check_most
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX, LEASE_MS_MIN
-from ringlog.link.peer import Reply
 from ringlog.link.pending import Pending, Steps, start
 from ringlog.payload import RAW, PayloadCodec
 
@@ -189,7 +188,6 @@ class Queue:
         """Of each iteration, jobs that were claimed and not given out."""
         self._behind: list[Behind] = []
         """Of each iteration that asked for it, acks that nobody waits for."""
-        self._undoing: set[Pending[Reply]] = set()
         """Claims that were called off, and the engine has not confirmed it."""
 
     @property
@@ -277,10 +275,7 @@ class Queue:
     def _call_off(self, wish: Wish) -> None:
         """Who waited for this claim was interrupted, and whatever it is given goes back."""
         with suppress(RinglogError), self._shell.locked() as session:
-            undoing = self._working.call_off(session, wish)
-            if undoing is not None:
-                self._undoing.add(undoing)
-                undoing.when_done(self._undoing.discard)
+            session.undo(self._working.call_off(session, wish))
 
     def _claim_after(
         self, done: Iterable[Job], most: int, lease_ms: int | None, auto_extend: bool, wish: Wish
@@ -720,7 +715,10 @@ class Queue:
             self._give_back(unbegun, timeout)
         for behind in list(self._behind):
             self._catch_up(behind, timeout)
-        self._shell.wait_all(list(self._undoing), timeout)
+        with suppress(RinglogError):
+            with self._shell.locked() as session:
+                undoing = list(session.undoing)
+            self._shell.wait_all(undoing, timeout)
         self._working.close()
 
     def restart_in_child(self) -> None:
@@ -730,7 +728,6 @@ class Queue:
             unbegun.clear()
         for behind in self._behind:
             behind.forget()
-        self._undoing.clear()
         self._working.let_go()
 
     def _require_queue(self) -> None:

@@ -120,6 +120,8 @@ class Session:
         self.streams: set[Stream] = set()
         self.cores: set[Any] = set()
         """Producers that are open (ProducerCore)."""
+        self.undoing: set[Pending[Reply]] = set()
+        """Claims that are being called off; whoever ends the client waits until their shards know it."""
         self.events: deque[ClientEvent] = deque(maxlen=EVENTS_MAX)
         self.retries = 0
         self.log_map = LogMap()
@@ -436,6 +438,12 @@ class Session:
         if not asked.is_done:
             asked.on_refused = lambda error: self._jobs_refused(asked, error, message, extra_ms)
         return asked
+
+    def undo(self, undoing: Pending[Reply] | None) -> None:
+        """A claim is being called off: the client's end waits for it, whatever became of who claimed."""
+        if undoing is not None and not undoing.is_done:
+            self.undoing.add(undoing)
+            undoing.when_done(self.undoing.discard)
 
     def _jobs_refused(self, asked: Pending[Reply], error: RinglogError, message: Any, extra_ms: int) -> bool:
         """Where the topic is not there any more, it is perhaps made anew, or elsewhere."""

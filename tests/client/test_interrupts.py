@@ -77,6 +77,25 @@ def one_hit(delay_s: float) -> Iterator[None]:
                 continue
 
 
+class Aim:
+    """When the next signal comes: at any moment of a call, however long calls take on this machine."""
+
+    def __init__(self, *seed: str) -> None:
+        self._chance, self._longest_s = random.Random(" ".join(seed)), 0.008
+
+    def delay_s(self) -> float:
+        """For the next call."""
+        return self._chance.random() * self._longest_s
+
+    def hit(self) -> None:
+        """It came before the call had ended: the next may come later."""
+        self._longest_s *= 1.1
+
+    def missed(self) -> None:
+        """The call was faster: the next has to come sooner."""
+        self._longest_s *= 0.9
+
+
 def _create(client: ringlog.Client, topic: str, payload: bytes) -> None:
     client.topics.create(f"{topic}-{payload.decode()}")
 
@@ -112,7 +131,7 @@ def test_an_interrupt_at_any_moment_is_survived_or_said(
     """CL-2: whoever was interrupted goes on with the client, or is told by type to make a new one; what was
     acked is there once, what was interrupted at most once, and closing comes back."""
     topic = ringlog_topic()
-    chance = random.Random(f"{operation.__name__} {transport}")
+    aim = Aim(operation.__name__, transport)
     acked: list[bytes] = []
     interrupted: list[bytes] = []
     ends = Counter[str]()
@@ -123,12 +142,14 @@ def test_an_interrupt_at_any_moment_is_survived_or_said(
             payload, after = b"%d" % round_number, b"after-%d" % round_number
             client = ringlog.connect(ringlog_engine.url, transport=transport)
             try:
-                with one_hit(chance.random() ** 2 * 0.008):
+                with one_hit(aim.delay_s()):
                     operation(client, topic, payload)
                 ends["was faster"] += 1
+                aim.missed()
                 acked.append(payload)
             except Hit:
                 interrupted.append(payload)
+                aim.hit()
                 try:
                     client.append(topic, after)
                     ends["went on"] += 1
@@ -233,7 +254,7 @@ def test_leaving_a_block_after_an_interrupt_raises_the_interrupt(ringlog_engine,
 @pytest.mark.parametrize("transport", ["ring", "ipc"])
 def test_interrupted_claims_count_no_delivery(ringlog_engine, ringlog_topic, hits, transport) -> None:
     """Ctrl-C at a claim, at any moment: what it was given is ready for others at once, for the first time."""
-    topic, chance, ends = ringlog_topic(), random.Random(transport), Counter[str]()
+    topic, aim, ends = ringlog_topic(), Aim(transport), Counter[str]()
     with ringlog.connect(ringlog_engine.url, wait=10) as steady:
         steady.topics.create(topic, type="queue")
         others = steady.queue(topic, node="others")
@@ -243,11 +264,13 @@ def test_interrupted_claims_count_no_delivery(ringlog_engine, ringlog_topic, hit
             putting = threading.Thread(target=others.put, args=(b"%d" % n,))
             jobs = []
             try:
-                with one_hit(chance.random() * 0.008):
+                with one_hit(aim.delay_s()):
                     putting.start()
                     jobs = queue.claim(wait_ms=20_000, lease_ms=3_600_000)
+                aim.missed()
             except Hit:
                 ends["interrupted"] += 1
+                aim.hit()
             while putting.is_alive():
                 with suppress(Hit):
                     putting.join()

@@ -33,7 +33,6 @@ from ringlog.storage.reader import (
 )
 from ringlog.storage.shelf import SegmentShelf
 
-WIRE_SEED = 0
 SCAN_POSITIONS_MAX = 100_000
 _LOOKS_MAX = 8
 """Looks at a mark that has not yet reached the head; the client asks again if that was too few."""
@@ -204,7 +203,7 @@ def _packed(ticket: int, runs: list[FrameRun], examined: int) -> FramesRead:
     sizes = np.concatenate([run.batch.total_bytes for run in runs])
     stops = np.cumsum(sizes)
     words = np.concatenate([run.batch.words for run in runs])
-    words[:, layout.W_SEAL_XXH3] = frames.seals(words, WIRE_SEED)
+    words[:, layout.W_SEAL_XXH3] = frames.seals(words, layout.WIRE_SEED)
     batch = FrameBatch(stops - sizes, words, len(data), frames.End.CLEAN)
     frames.put_headers(frames.words_of(data), batch)
     records = int(frames.counts_of(words).sum())

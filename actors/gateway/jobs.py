@@ -45,6 +45,8 @@ class JobFlows:
         assert isinstance(claimed, m.JobsClaimed)
         if not claimed.runs:
             return claimed, None
+        if claimed.payloads or claimed.frames:  # The shard had the jobs in memory.
+            return msgspec.structs.replace(claimed, data=b""), claimed.data or None
         parts: list[bytes] = []
         frames, reached, error = 0, 0, None
         try:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import zmq
+from msgspec import structs
 
 from actors.gateway import events as ev
 from actors.gateway.auth import KeyRing, parse_keys
@@ -382,7 +383,12 @@ class Shell:
             error = asked.error
             if error is not None and not isinstance(error, RinglogError):
                 raise error
-            message = None if error is not None else asked.take().message
+            message: Any = None
+            attached = None
+            if error is None:
+                message, attached = asked.take()
+            if attached is not None:  # Frames with the jobs of a claim: nothing else comes with any.
+                message = structs.replace(message, data=bytes(attached))
             self._events.append(ev.ShardAnswered(effect.ticket, message, error))
 
         if isinstance(effect.message, m.RouterGet):

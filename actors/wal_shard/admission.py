@@ -263,6 +263,7 @@ class Admission:
         measures = measure(intake.buffer, intake.batch)
         if measures.bad[0] or measures.largest[0] > self._limits.record_bytes:
             return -1
+        intake.accounted = measures.accounted
         return int(measures.accounted[0])
 
     def _admit_run(self, intake: Intake, topics: dict[int, Topic], now_us: int) -> bool:

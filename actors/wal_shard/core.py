@@ -667,7 +667,7 @@ class ShardCore:
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
         if self.requests.queues.waiting:
-            self._effects.extend(self.requests.queues.serve(self._steady_us, news=group.news))
+            self._effects.extend(self.requests.queues.serve(self._steady_us))
         if group.frames or group.refused or group.repeats:
             size = group.bytes + group.volatile_bytes
             self._effects.append(Committed(group.frames, group.records, size, group.refused, group.repeats))

@@ -1,20 +1,22 @@
 """The newest records of queues and of topics with groups, for who claims them soon after they were put. Pure.
 
 What was just committed was in the shard's memory, and would be read back from the log at once: by the worker
-for the job's payload, and by the shard for its size when it is acked. So the frames are kept, up to a bound,
-and cut into jobs when somebody claims one. Those that are over leave as the queue goes on; beyond the bound
-the oldest leave, and are found in the log like all others. A record never changes in its topic's life, so
-nothing here can be out of date.
+for the job itself, and by the shard for its size when it is acked. So the frames are kept, up to a bound, and
+travel with the answer to a claim: payloads by themselves where jobs have nothing else, which is cheapest, and
+whole frames otherwise. Jobs that are over leave as the queue goes on; beyond the bound the oldest leave, and
+are found in the log like all others. A record never changes in its topic's life, and no other topic ever has
+its number, so nothing here can be out of date.
 
-Each commit adds a `Block`, or a `_Stretch` of frames that is cut into one when it is first asked for. Frames
-that are compressed, or were routed, are not kept.
+Each commit adds a `Plain` or a `Framed`, or a `_Stretch` of frames that becomes one of them when it is first
+asked for. Frames that were routed are not kept.
 """
 
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ from ringlog.errors import FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
+from ringlog.frame.codec import seal
 from ringlog.frame.layout import Column
 from ringlog.frame.spans import spans_of
 from ringlog.limits import HOT_TAIL_BYTES, INLINE_BYTES_MAX
@@ -32,8 +35,6 @@ from ringlog.topic.retention import front_of
 from ringlog.topic.state import Topic
 
 I64 = NDArray[np.int64]
-Payloads = tuple[list[bytes], bytes]
-"""Payloads of a claim's jobs, and their commit stamps, 8 bytes each."""
 STAMP_BYTES = 8
 _PAYLOAD_ALONE = 1 << Column.PAYLOAD
 _PLAIN = frozenset({_PAYLOAD_ALONE, _PAYLOAD_ALONE | 1 << Column.COMMIT_TS})
@@ -49,39 +50,106 @@ _JOB_BYTES = 64
 _TIDY_AT = 1_024
 
 
-class Block:
-    """Jobs `first` up to `stop` of one queue, without a gap."""
+class Contents:
+    """What the jobs of one claim hold, ascending: payloads of those that have nothing else, each with its
+    commit stamp, and frames of the others, sealed under seed 0."""
+
+    __slots__ = ("_last", "data", "frames", "payloads", "size", "stamps")
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.stamps = b""
+        """8 bytes each, microseconds since the epoch, little-endian."""
+        self.data = b""
+        self.frames = 0
+        self.size = 0
+        self._last: tuple[Framed | None, int] = None, 0
+        """The frame that was added last, by its row: no frame comes twice."""
+
+    def add_payloads(self, payloads: list[bytes], stamps: bytes) -> None:
+        """Of jobs that follow those before."""
+        self.payloads += payloads
+        self.stamps += stamps
+        self.size += sum(map(len, payloads))
+
+    def add_frames(self, framed: Framed, low: int, high: int) -> None:
+        """Rows `low` up to `high`."""
+        if self._last[0] is framed:
+            low = max(low, self._last[1])
+        self._last = framed, high
+        data = framed.sealed(low, high)
+        self.data += data
+        self.frames += high - low
+        self.size += len(data)
+
+
+class Plain:
+    """Jobs `first` up to `stop` of one queue, without a gap, that have a payload each and nothing else."""
 
     __slots__ = ("first", "payloads", "sizes", "stamps", "stop")
 
     def __init__(
-        self, first: int, stop: int, payloads: list[bytes] | None, stamps: bytes, sizes: I64 | None
+        self, first: int, stop: int, payloads: list[bytes], stamps: bytes, sizes: I64 | None
     ) -> None:
         self.first, self.stop = first, stop
-        self.payloads = payloads
-        """None: these jobs have more than a payload."""
-        self.stamps = stamps
+        self.payloads, self.stamps = payloads, stamps
         self.sizes = sizes
-        """(n,) accounted bytes; None: it is one job, and those of its payload."""
+        """(n,) accounted bytes of each; None: it is one job, and those of its payload."""
 
-    def find(self, first: int, stop: int) -> Payloads | None:
-        """Payloads and stamps of jobs that lie in here; None where they have more than that."""
-        if self.payloads is None:
-            return None
+    def give(self, first: int, stop: int, contents: Contents) -> None:
+        """Add jobs that lie in here."""
         low, high = first - self.first, stop - self.first
-        return self.payloads[low:high], self.stamps[STAMP_BYTES * low : STAMP_BYTES * high]
+        contents.add_payloads(self.payloads[low:high], self.stamps[STAMP_BYTES * low : STAMP_BYTES * high])
 
-    def total(self, first: int, stop: int) -> int:
+    def total(self, first: int, stop: int) -> int | None:
         """Accounted bytes of jobs that lie in here."""
-        sizes = self.sizes
-        if sizes is None:
-            return sum(map(len, self.payloads or ()))
-        low, high = first - self.first, stop - self.first
-        return int(sizes[low]) if high - low == 1 else int(sizes[low:high].sum())
+        if self.sizes is None:
+            return len(self.payloads[0])
+        return _sum(self.sizes, first - self.first, stop - self.first)
+
+
+class Framed:
+    """The same of jobs that have more than a payload, or a large one: in their frames."""
+
+    __slots__ = ("_bases", "_data", "_offsets", "_totals", "first", "sizes", "stop")
+
+    def __init__(
+        self, bases: Sequence[int], stop: int, data: bytes | bytearray, offsets: Sequence[int],
+        totals: Sequence[int], sizes: I64 | None,
+    ) -> None:  # fmt: skip
+        self.first, self.stop = bases[0], stop
+        self._bases = bases
+        """Of each frame, the number of its first job."""
+        self._data, self._offsets, self._totals = data, offsets, totals
+        self.sizes = sizes
+        """(n,) accounted bytes of each job; None = not known, which compressed frames do not say."""
+
+    def give(self, first: int, stop: int, contents: Contents) -> None:
+        """Add the frames with jobs that lie in here."""
+        bases = self._bases
+        contents.add_frames(self, bisect_right(bases, first) - 1, bisect_left(bases, stop))
+
+    def total(self, first: int, stop: int) -> int | None:
+        """Accounted bytes of jobs that lie in here."""
+        return None if self.sizes is None else _sum(self.sizes, first - self.first, stop - self.first)
+
+    def sealed(self, low: int, high: int) -> bytearray:
+        """A copy of these frames, sealed as they travel."""
+        found = bytearray()
+        for at, size in zip(self._offsets[low:high], self._totals[low:high], strict=True):
+            start = len(found)
+            found += self._data[at : at + size]
+            seal(found, layout.WIRE_SEED, start)
+        return found
+
+
+Block = Plain | Framed
+Part = tuple[Block, int, int]
+"""Jobs of a block: the first, and one past the last."""
 
 
 class _Stretch:
-    """Frames of one topic, one behind the other, not yet cut."""
+    """Frames of one topic, one behind the other, not yet looked into."""
 
     __slots__ = ("data", "first", "offsets", "stop", "totals")
 
@@ -89,21 +157,23 @@ class _Stretch:
         self.first, self.stop = first, stop
         self.data, self.offsets, self.totals = data, offsets, totals
 
-    def cut(self) -> Block | None:
-        """Its jobs; None where that takes more than a look at the columns."""
+    def cut(self) -> Block:
+        """Its jobs, one by one where that is quickly done."""
         words = np.frombuffer(self.data, "<u8")
         rows = words[(self.offsets[:, None] >> 3) + np.arange(layout.HEADER_WORDS)]
-        batch = FrameBatch(self.offsets, rows, len(self.data), frames.End.CLEAN)
-        return cut(self.data, batch)
+        block, sizes = cut(self.data, FrameBatch(self.offsets, rows, len(self.data), frames.End.CLEAN))
+        if block is not None:
+            return block
+        bases = rows[:, layout.W_BASE_SEQ].tolist()
+        return Framed(bases, self.stop, self.data, self.offsets.tolist(), self.totals.tolist(), sizes)
 
 
 class _Tail:
     """What is kept of one topic, ascending."""
 
-    __slots__ = ("blocks", "epoch", "firsts", "front", "numbers", "sizes")
+    __slots__ = ("blocks", "firsts", "front", "numbers", "sizes")
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self) -> None:
         self.firsts: list[int] = []
         self.blocks: list[Block | _Stretch | None] = []
         self.numbers: list[int] = []
@@ -134,16 +204,37 @@ class HotTail:
             topic = stretch.topic
             if topic.config.type != QUEUE and not topic.groups:
                 continue
-            if stretch.stop - stretch.start == 1:
-                block = _lone(intake.buffer, int(intake.batch.offsets[stretch.start]))
-                if block is not None:
-                    self._keep(topic, block, len(block.stamps) + block.total(block.first, block.stop))
-                    continue
+            if stretch.stop - stretch.start == 1 and self._add_lone(topic, intake, stretch.start):
+                continue
             shapes = frames.columns_of(intake.batch.words[stretch.start : stretch.stop])
             at = stretch.start
             for stop in [*(np.flatnonzero(np.diff(shapes)) + 1 + at).tolist(), stretch.stop]:
                 self._add_alike(topic, intake, at, stop)
                 at = stop
+
+    def _add_lone(self, topic: Topic, intake: Intake, row: int) -> bool:
+        """Keep a frame that holds one job; False for one that holds more."""
+        buffer, start = intake.buffer, int(intake.batch.offsets[row])
+        head, _, base, stamp, count, _ = _LONE.unpack_from(buffer, start)
+        if count != 1:
+            return False
+        length = int.from_bytes(buffer[start + _LENGTH_AT : start + _DATA_AT], "little")
+        is_plain = head >> layout.COLUMNS_SHIFT == _PAYLOAD_ALONE and not buffer[start + _CODEC_AT]
+        if is_plain and length <= INLINE_BYTES_MAX:
+            data = start + _DATA_AT
+            payload = bytes(buffer[data : data + length])
+            self._keep(topic, Plain(base, base + 1, [payload], stamp.to_bytes(8, "little"), None), length + 8)
+            return True
+        size = int(intake.batch.total_bytes[row])
+        if size <= self._bytes_max:
+            sizes = None
+            if is_plain:
+                sizes = np.array([length])
+            elif intake.accounted is not None:
+                sizes = intake.accounted[row : row + 1].copy()
+            framed = Framed([base], base + 1, bytes(buffer[start : start + size]), [0], [size], sizes)
+            self._keep(topic, framed, size)
+        return True
 
     def _add_alike(self, topic: Topic, intake: Intake, start: int, stop: int) -> None:
         """Keep rows of a batch that have the same columns."""
@@ -159,9 +250,8 @@ class HotTail:
 
     def _keep(self, topic: Topic, block: Block | _Stretch, size: int) -> None:
         tail = self._tails.get(topic.topic_id)
-        if tail is None or tail.epoch != topic.epoch:
-            self.forget(topic.topic_id)
-            tail = self._tails[topic.topic_id] = _Tail(topic.epoch)
+        if tail is None:
+            tail = self._tails[topic.topic_id] = _Tail()
         self._let_go_below(tail, front_of(topic))
         self._added += 1
         tail.firsts.append(block.first)
@@ -210,7 +300,7 @@ class HotTail:
     def _at(self, topic: Topic, seq: int) -> Block | None:
         """The block that holds this job."""
         tail = self._tails.get(topic.topic_id)
-        if tail is None or tail.epoch != topic.epoch:
+        if tail is None:
             return None
         at = bisect_right(tail.firsts, seq, tail.front) - 1
         if at < tail.front:
@@ -219,79 +309,81 @@ class HotTail:
         if isinstance(block, _Stretch):
             stretch, block = block, block.cut()
             tail.blocks[at] = block
-            more = 0 if block is None else _JOB_BYTES * (stretch.stop - stretch.first)
+            more = _JOB_BYTES * (stretch.stop - stretch.first)
             tail.sizes[at] += more
             self.bytes += more
             self._heed_bound()
         return block if block is not None and seq < block.stop else None
 
-    def payloads_of(self, topic: Topic, first: int, count: int) -> Payloads | None:
-        """Payloads and stamps of jobs that follow each other; None when one is not kept, has more than a
-        payload, or they are too large to travel with an answer."""
-        stop = first + count
-        block = self._at(topic, first)
-        found = None if block is None else block.find(first, min(stop, block.stop))
-        if block is None or found is None:
-            return None
-        payloads, stamps = found
-        size = sum(map(len, payloads))
-        while size <= INLINE_BYTES_MAX and block.stop < stop:
-            at = block.stop
+    def parts(self, topic: Topic, first: int, count: int) -> list[Part] | None:
+        """Where jobs lie that follow each other; None when one is not kept."""
+        found: list[Part] = []
+        at, stop = first, first + count
+        while at < stop:
             block = self._at(topic, at)
-            found = None if block is None else block.find(at, min(stop, block.stop))
-            if block is None or found is None:
+            if block is None:
                 return None
-            payloads, stamps = payloads + found[0], stamps + found[1]
-            size += sum(map(len, found[0]))
-        return (payloads, stamps) if size <= INLINE_BYTES_MAX else None
+            high = min(stop, block.stop)
+            found.append((block, at, high))
+            at = high
+        return found
 
     def total_of(self, topic: Topic, first: int, count: int) -> int | None:
-        """Accounted bytes of jobs that follow each other; None when one is not kept."""
+        """Accounted bytes of jobs that follow each other; None when those of one are not known."""
         total, at, stop = 0, first, first + count
         while at < stop:
             block = self._at(topic, at)
             if block is None:
                 return None
             high = min(stop, block.stop)
-            total += block.total(at, high)
+            size = block.total(at, high)
+            if size is None:
+                return None
+            total += size
             at = high
         return total
 
 
-def _lone(buffer: bytearray, start: int) -> Block | None:
-    """The job of a frame that holds one payload and nothing else."""
-    head, _, base, stamp, count, _ = _LONE.unpack_from(buffer, start)
-    if head >> layout.COLUMNS_SHIFT != _PAYLOAD_ALONE or count != 1 or buffer[start + _CODEC_AT]:
-        return None
-    length = int.from_bytes(buffer[start + _LENGTH_AT : start + _DATA_AT], "little")
-    data = start + _DATA_AT
-    return Block(base, base + 1, [bytes(buffer[data : data + length])], stamp.to_bytes(8, "little"), None)
+def contents_of(parts: Sequence[Part]) -> Contents | None:
+    """These jobs, ascending; None when they are too large to travel with an answer. One alone always does."""
+    found = Contents()
+    is_one = len(parts) == 1 and parts[0][2] - parts[0][1] == 1
+    for block, first, stop in parts:
+        block.give(first, stop, found)
+        if found.size > INLINE_BYTES_MAX and not is_one:
+            return None
+    return found
 
 
-def cut(buffer: bytes | bytearray | memoryview, batch: FrameBatch) -> Block | None:
-    """The jobs of frames of one topic, in order; None when they are compressed, do not all have the same
-    columns, or one is missing between them."""
+def cut(buffer: bytes | bytearray | memoryview, batch: FrameBatch) -> tuple[Plain | None, I64 | None]:
+    """The jobs of frames of one topic, in order, and (n,) how many bytes each is accounted with. No jobs when
+    they have more than a payload, or are large; neither when the frames are compressed, do not all have the
+    same columns, or one is missing between them."""
     words = batch.words
     shapes = frames.columns_of(words)
     if (shapes != shapes[0]).any() or frames.codecs_of(words).any():
-        return None
+        return None, None
     try:
         found = spans_of(buffer, batch)
     except FrameInvalid:
-        return None
+        return None, None
     seqs = found.seqs
     first, last = int(seqs[0]), int(seqs[-1])
     if last - first != len(seqs) - 1 or not bool((np.diff(seqs) == 1).all()):
-        return None
-    stamps = found.times.astype("<i8").tobytes()
+        return None, None
     starts, stops = found.spans.get(Column.PAYLOAD) or (np.zeros(len(seqs), np.int64),) * 2
     sizes = stops - starts
-    if int(shapes[0]) not in _PLAIN:
+    if int(shapes[0]) not in _PLAIN or int(sizes.max()) > INLINE_BYTES_MAX:
         if Column.META in found.spans:
             low, high = found.spans[Column.META]
             sizes = sizes + (high - low)
-        return Block(first, last + 1, None, stamps, sizes)
+        return None, sizes
     low_byte = int(starts[0])
     whole = bytes(found.buffer[low_byte : int(stops[-1])])
     places = map(slice, (starts - low_byte).tolist(), (stops - low_byte).tolist())
-    return Block(first, last + 1, list(map(whole.__getitem__, places)), stamps, sizes)
+    stamps = found.times.astype("<i8").tobytes()
+    return Plain(first, last + 1, list(map(whole.__getitem__, places)), stamps, sizes), sizes
+
+
+def _sum(sizes: I64, low: int, high: int) -> int:
+    return int(sizes[low]) if high - low == 1 else int(sizes[low:high].sum())

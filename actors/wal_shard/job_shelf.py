@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from actors.wal_shard.hot_tail import STAMP_BYTES, Block, HotTail, Payloads, cut
+from actors.wal_shard.hot_tail import STAMP_BYTES, Contents, HotTail, Part, Plain, contents_of, cut
 from actors.wal_shard.job_sizes import JobSizes
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError, FrameInvalid, NotReady
@@ -45,7 +45,7 @@ class _Ahead:
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.blocks: list[Block] = []
+        self.blocks: list[Plain] = []
         self.reader: TopicReader | None = None
         self.pause = 0
         """Claims for which nothing is read."""
@@ -77,20 +77,18 @@ class JobShelf:
         """The topic is no more."""
         self._of.pop(topic_id, None)
 
-    def find(self, topic: Topic, runs: Sequence[tuple[int, int, int, int]]) -> Payloads | None:
+    def find(self, topic: Topic, runs: Sequence[tuple[int, int, int, int]]) -> Contents | None:
         """The jobs of a claim, given as in JobsClaimed; None when whoever claimed has to read them."""
         ahead = self._ahead_of(topic)
-        if len(runs) == 1:
-            return self._found(topic, ahead, runs[0][0], runs[0][1])
-        payloads: list[bytes] = []
-        stamps = b""
+        parts: list[Part] = []
         for first, count, _, _ in runs:
-            found = self._found(topic, ahead, first, count)
+            found = self._newest.parts(topic, first, count)
+            if found is None and ahead is not None:
+                found = self._run(topic, ahead, first, count)
             if found is None:
                 return None
-            payloads += found[0]
-            stamps += found[1]
-        return (payloads, stamps) if sum(map(len, payloads)) <= INLINE_BYTES_MAX else None
+            parts += found
+        return contents_of(parts)
 
     def _ahead_of(self, topic: Topic) -> _Ahead | None:
         """What is read ahead of a queue; of a log, whose groups are at many places, nothing is."""
@@ -103,10 +101,6 @@ class JobShelf:
             self._of.move_to_end(topic.topic_id)
         return ahead
 
-    def _found(self, topic: Topic, ahead: _Ahead | None, first: int, count: int) -> Payloads | None:
-        found = self._newest.payloads_of(topic, first, count)
-        return self._run(topic, ahead, first, count) if found is None and ahead is not None else found
-
     def _begin(self, topic: Topic) -> _Ahead:
         self._of.pop(topic.topic_id, None)
         ahead = self._of[topic.topic_id] = _Ahead(topic.epoch)
@@ -114,16 +108,13 @@ class JobShelf:
             self._of.popitem(last=False)
         return ahead
 
-    def _run(self, topic: Topic, ahead: _Ahead, first: int, count: int) -> Payloads | None:
+    def _run(self, topic: Topic, ahead: _Ahead, first: int, count: int) -> list[Part] | None:
         stop = first + count
         blocks = ahead.blocks
         for block in blocks:
             if block.first <= first and stop <= block.stop:
-                found = block.find(first, stop)
-                if found is not None and count > 1 and sum(map(len, found[0])) > INLINE_BYTES_MAX:
-                    return None
                 ahead.served += count
-                return found
+                return [(block, first, stop)]
         if ahead.pause:
             ahead.pause -= 1
             return None
@@ -132,9 +123,7 @@ class JobShelf:
             split = blocks[-1].stop
             head = self._run(topic, ahead, first, split - first)
             rest = self._run(topic, ahead, split, stop - split) if head is not None else None
-            if head is None or rest is None:
-                return None
-            return head[0] + rest[0], head[1] + rest[1]
+            return None if head is None or rest is None else head + rest
         if blocks and first < blocks[-1].stop:
             return None  # It came back, and what is read ahead is of no use for it.
         if topic.head_seq - first < INLINE_AHEAD_MIN or count > INLINE_BYTES_MAX // STAMP_BYTES:
@@ -160,7 +149,7 @@ class JobShelf:
         ahead.give_up()
         return False
 
-    def _next_block(self, topic: Topic, ahead: _Ahead, first: int) -> Block | None:
+    def _next_block(self, topic: Topic, ahead: _Ahead, first: int) -> Plain | None:
         reader = ahead.reader
         if reader is None:
             reader = ahead.reader = self._open(topic, first - 1)
@@ -197,11 +186,9 @@ class JobShelf:
         )  # fmt: skip
 
 
-def _cut(run: FrameRun) -> Block | None:
+def _cut(run: FrameRun) -> Plain | None:
     """All records of these frames, if they are small, payloads alone, and none is missing between them."""
     if int(run.batch.total_bytes.sum()) > INLINE_BLOCK_BYTES_MAX:
         return None
-    block = cut(run.buffer, run.batch)
-    if block is None or block.payloads is None or block.sizes is None:
-        return None
-    return block if int(block.sizes.mean()) <= INLINE_JOB_BYTES_MAX else None
+    block, sizes = cut(run.buffer, run.batch)
+    return block if sizes is not None and int(sizes.mean()) <= INLINE_JOB_BYTES_MAX else None

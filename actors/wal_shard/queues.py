@@ -13,7 +13,7 @@ request that comes again, under its number, has the answer it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -22,7 +22,7 @@ import numpy as np
 from pyroaring import BitMap64
 
 from actors.wal_shard.durable_leases import DurableLeases, answer_of
-from actors.wal_shard.group import Group, News
+from actors.wal_shard.group import Group
 from actors.wal_shard.hot_tail import HotTail
 from actors.wal_shard.job_requests import (
     Names,
@@ -79,8 +79,6 @@ _Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtende
 
 STEP_MS = 10
 """From so much on the wall clock was set; what is less comes of reading two clocks one after the other."""
-_PLACES_MAX = 64
-"""Of a group with more stretches than that nobody is told the places: there is no time to look for one."""
 
 
 @dataclass(slots=True)
@@ -676,10 +674,9 @@ class Queues:
 
     def serve(
         self, now_us: int, into: Group | None = None, owed: list[Reply] | None = None, *,
-        is_stuck: bool = False, news: Sequence[News] = (),
+        is_stuck: bool = False,
     ) -> list[Reply]:  # fmt: skip
-        """Answers to claims that waited: those that are given something, and those whose wait is over. `news`
-        is what was published just now.
+        """Answers to claims that waited: those that are given something, and those whose wait is over.
 
         Where leases are durable, what they are given is logged with `into`, and the answers in `owed` are due
         when that is durable. Without it they wait on: for the next turn, or for a while when nothing can be
@@ -699,8 +696,7 @@ class Queues:
                 held.add(topic_id)
                 waiting.wake(topic_id)
             elif not topic.config.logs_leases:
-                answers = self._serve(topic, now_us, None)
-                replies += [_with_place(each, topic, news) for each in answers] if news else answers
+                replies += self._serve(topic, now_us, None)
             elif into is not None and owed is not None and into.bytes < GROUP_BYTES_MAX:
                 owed += self._serve(topic, now_us, into)
             elif is_stuck:
@@ -847,17 +843,3 @@ class Queues:
         """Assert what must be true of every queue."""
         for queue in self._queues.values():
             queue.check()
-
-
-def _with_place(reply: Reply, topic: Topic, news: Sequence[News]) -> Reply:
-    """An answer that says where its jobs lie, if they are what was published just now: whoever waited for one
-    job then need not look for it."""
-    answer: Any = reply.message
-    if not isinstance(answer, m.JobsClaimed) or len(answer.runs) != 1 or len(news) > _PLACES_MAX:
-        return reply
-    first, count = answer.runs[0][:2]
-    for of, first_seq, last_seq, file_id, offset, stop, is_volatile in news:
-        if of is topic and first_seq <= first and first + count - 1 <= last_seq and not is_volatile:
-            place = [first_seq, last_seq, file_id, offset, stop]
-            return Reply(reply.client, reply.corr, msgspec.structs.replace(answer, place=place))
-    return reply

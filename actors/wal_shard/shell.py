@@ -58,7 +58,7 @@ from ringlog.errors import (
     RingError,
     StartRefused,
 )
-from ringlog.limits import DISK_LOOK_S, GATHER_LOOK_US, HEARTBEAT_INTERVAL_MS, INTAKE_END_S
+from ringlog.limits import CALL_BYTES_MAX, DISK_LOOK_S, GATHER_LOOK_US, HEARTBEAT_INTERVAL_MS, INTAKE_END_S
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
@@ -558,8 +558,9 @@ class Shell:
 
     def _reply(self, effect: Reply) -> None:
         message = effect.message
-        if type(message) is m.JobsClaimed and message.runs and type(effect.client) is Caller:
-            message = self._with_payloads(message)
+        if type(message) is m.JobsClaimed and message.runs:
+            self._reply_claimed(effect.client, message, effect.corr)
+            return
         elif isinstance(message, m.TopicInfo) and message.slot < 0 and message.shard == self._boot.shard:
             # The slot is given when the topic is first published, which is after the reply was staged.
             topic = self.core.directory.by_id.get(message.topic_id)
@@ -567,15 +568,18 @@ class Shell:
                 message = self.core.requests.info(topic, created=message.created)
         self._answer(effect.client, message, effect.corr, effect.attachment)
 
-    def _with_payloads(self, message: m.JobsClaimed) -> m.JobsClaimed:
-        """The same with the jobs, where they are in memory, or quickly are."""
+    def _reply_claimed(self, client: bytes, message: m.JobsClaimed, corr: int) -> None:
+        """Answer a claim with the jobs, where they are in memory, or quickly are."""
         topic = self.core.directory.by_id.get(message.topic_id)
-        if topic is None or topic.epoch != message.epoch:
-            return message
-        found = self._jobs.find(topic, message.runs)
+        is_same = topic is not None and topic.epoch == message.epoch
+        found = self._jobs.find(topic, message.runs) if topic is not None and is_same else None
         if found is None:
-            return message
-        return structs.replace(message, payloads=found[0], stamps=found[1])
+            self._answer(client, message, corr)
+            return
+        message = structs.replace(message, payloads=found.payloads, stamps=found.stamps, frames=found.frames)
+        if found.frames and isinstance(client, Caller) and len(found.data) <= CALL_BYTES_MAX:
+            message, found.data = structs.replace(message, data=found.data), b""
+        self._answer(client, message, corr, found.data or None)
 
     def _note_stop(self, effect: Stop) -> None:
         self._stop = effect

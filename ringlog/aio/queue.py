@@ -417,6 +417,8 @@ class Queue:
             if not jobs:
                 if behind is not None:
                     behind.send()  # Before the claim: the shard takes them in this order.
+                    if slots.most == 1:
+                        await self._shell.wait(behind.all_answered())
                 await self._shell.wait(slots.room())
                 if slots.taken >= slots.most:
                     return None  # The queue was closed.

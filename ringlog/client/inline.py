@@ -1,14 +1,19 @@
-"""Jobs that came along with the answer to their claim: payloads and stamps, and nothing to be read."""
+"""Jobs that came along with the answer to their claim, as payloads or in frames: nothing is to be read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.client.pages import Record
+from ringlog.client.pieces import visible_pieces
+from ringlog.client.remote_source import received
+from ringlog.envelope.messages import JobsClaimed
+from ringlog.errors import CorruptData
+from ringlog.storage.mask import NOTHING
 
 I64 = NDArray[np.int64]
 
@@ -77,13 +82,49 @@ class Inline:
         return list(map(Record, self._seqs, stamps, self._payloads))
 
 
-def inline_of(
-    runs: Sequence[tuple[int, int, int, int]], payloads: list[bytes], stamps: bytes
-) -> Inline | None:
-    """What came along with these leases; None when that is not all of them."""
-    count = sum(run[1] for run in runs)
-    if not count or len(payloads) != count or len(stamps) != 8 * count:
-        return None
-    if len(runs) == 1:
-        return Inline(range(runs[0][0], runs[0][0] + count), payloads, stamps)
-    return Inline([first + n for first, many, _, _ in runs for n in range(many)], payloads, stamps)
+def brought(topic: str, message: JobsClaimed, attached: Any) -> list[Stretch]:
+    """The jobs that came along with the answer to their claim, ascending: payloads, and frames, in it or
+    `attached`. Raises CorruptData for what arrived damaged, or is not what the answer names."""
+    runs, payloads = message.runs, message.payloads
+    if not message.frames:
+        count = sum(run[1] for run in runs)
+        _require(topic, message, count)
+        if len(runs) == 1:
+            return [Inline(range(runs[0][0], runs[0][0] + count), payloads, message.stamps)]
+        seqs = [first + n for first, many, _, _ in runs for n in range(many)]
+        return [Inline(seqs, payloads, message.stamps)]
+    frames = received(topic, message.frames, runs[0][0] - 1, memoryview(message.data or attached or b""))
+    claimed = np.concatenate([np.arange(first, first + count) for first, count, _, _ in runs])
+    is_framed = np.zeros(len(claimed), np.bool_)
+    for run in frames:
+        for first, last in run.spans():
+            is_framed[np.searchsorted(claimed, first) : np.searchsorted(claimed, last, "right")] = True
+    found: list[Stretch] = []
+    for first, stop in _spans(claimed[is_framed]):
+        for run in frames:
+            if run.last_seq >= first:
+                found += visible_pieces(run, first - 1, stop - 1, NOTHING, topic)
+    if payloads:
+        rest, low = claimed[~is_framed], 0
+        _require(topic, message, len(rest))
+        for first, stop in _spans(rest):
+            high = low + stop - first
+            found.append(Inline(range(first, stop), payloads[low:high], message.stamps[8 * low : 8 * high]))
+            low = high
+        found.sort(key=lambda stretch: stretch.last_seq)
+    return found
+
+
+def _require(topic: str, message: JobsClaimed, count: int) -> None:
+    """Are there payloads of so many jobs?"""
+    if len(message.payloads) != count or len(message.stamps) != 8 * count:
+        raise CorruptData(
+            "an answer to a claim does not hold the jobs that it names", topic=topic,
+            seq=message.runs[0][0], jobs=count, payloads=len(message.payloads),
+        )  # fmt: skip
+
+
+def _spans(seqs: I64) -> list[tuple[int, int]]:
+    """(first, one past the last) of numbers that follow each other, of ascending ones."""
+    parts = np.split(seqs, np.flatnonzero(np.diff(seqs) != 1) + 1)
+    return [(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]

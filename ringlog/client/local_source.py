@@ -48,7 +48,6 @@ _WAKES_MAX = 64
 SCAN_POSITIONS_MIN = 100_000
 """Positions without a record that are passed over before the caller gets a turn (DR-14)."""
 _LOOK_AGAIN_S = 0.05
-_NO_SHARE = FrameShare(0)
 """Of who is the only one to want a frame."""
 _WAIT_SLICE_S = 5.0
 """Longest single wait for a publication: how soon a restarted engine is noticed without a bell."""
@@ -219,22 +218,6 @@ class LocalSource:
             tries = yield from self._try_again(tries, located.shard)
             if pause is Pause.MOVED or tries % _TRIES_PER_LOCATE == 0:
                 self._locate_anew()
-
-    def held_straight(self, epoch: int, hint: Hint) -> FrameView | None:
-        """The frame at this place, for who holds leases of its records and was told that it lies there; None
-        when that cannot be seen quickly: then `held` looks. Raises DiskError."""
-        self._go_on()
-        located, reader = self._located, self._reader
-        if located is None or reader is None or self._generation != self._connection.generation:
-            return None
-        if located.epoch != epoch:
-            return None
-        reader.pass_over(hint.first_seq - 1, hint.file_id, hint.offset)
-        view = reader.straight(*hint, _NO_SHARE)
-        self._kept.clear()
-        if view is None:
-            reader.relocate(located, hint.first_seq - 1)
-        return view
 
     def straight(
         self, cursor: Cursor, hint: Hint, share: FrameShare, *, is_head: bool

@@ -522,10 +522,13 @@ class Queue:
                 unbegun.append(job)
                 return False
         with self._shell.locked():
+            waits = [slots.room()]
             if behind is not None:
                 behind.send()  # Before the claim: the shard takes them in this order.
-            room = slots.room()
-        self._shell.wait(room, None)
+                if slots.most == 1:
+                    waits.append(behind.all_answered())
+        for each in waits:
+            self._shell.wait(each, None)
         if slots.taken >= slots.most:
             return False  # The queue was closed.
         jobs = self._claim(slots.most - slots.taken, wait_s, lease_ms, auto_extend, Wish())

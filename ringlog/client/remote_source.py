@@ -146,7 +146,7 @@ def received(topic: str, count: int, after: int, buffer: memoryview) -> list[Fra
     if found is None or found.end is not End.CLEAN or len(found) != count:
         damage = "not the frames announced"
     elif (
-        frames.first_bad_seal(found, 0) is not None
+        frames.first_bad_seal(found, layout.WIRE_SEED) is not None
         or frames.first_true(frames.malformed(found.words)) is not None
     ):
         damage = "header does not verify"

@@ -14,13 +14,12 @@ import numpy as np
 
 from ringlog.client.claimed import Bundle, Claimed, Leases
 from ringlog.client.connection import Connection
-from ringlog.client.inline import Stretch, inline_of
+from ringlog.client.inline import Stretch, brought
 from ringlog.client.leases import Lease, call_number, lists_of, words_of
 from ringlog.client.letters import dead_letter_of, is_letter_of
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Record, Tombstone
-from ringlog.client.pieces import FramePiece, visible_pieces
-from ringlog.client.remote_source import received
+from ringlog.client.pieces import FramePiece
 from ringlog.client.results import PendingJob, QueueStats, Settled
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (
@@ -51,11 +50,9 @@ from ringlog.limits import (
     JOBS_PER_REQUEST_MAX,
     NODE_BYTES_MAX,
 )
-from ringlog.link.delivery import Hint
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.lives import own_life
-from ringlog.storage.mask import NOTHING
 
 C = TypeVar("C")
 
@@ -286,36 +283,24 @@ class Working:
     def _read(
         self, connection: QueueConnection, message: JobsClaimed, attached: Any, pieces: list[Stretch]
     ) -> Steps[None]:
-        if message.payloads:
-            inline = inline_of(message.runs, message.payloads, message.stamps)
-            if inline is not None:
-                pieces.append(inline)
-                return
+        if message.payloads or message.frames:
+            pieces += brought(self.topic, message, attached)
+        elif connection.transport == "ring":
+            yield from self._read_files(connection, message, pieces)
+
+    def _read_files(
+        self, connection: QueueConnection, message: JobsClaimed, pieces: list[Stretch]
+    ) -> Steps[None]:
         spans: list[Span] = []
         for first, count, _, _ in message.runs:
             if spans and spans[-1][1] + 1 == first:
                 spans[-1] = spans[-1][0], first + count - 1
             else:
                 spans.append((first, first + count - 1))
-        if connection.transport == "ring":
-            yield from self._read_files(connection, message, spans, pieces)
-        elif spans:
-            runs = received(self.topic, message.frames, spans[0][0] - 1, memoryview(attached or b""))
-            for first, last in spans:
-                for run in runs:
-                    if run.last_seq >= first:
-                        pieces += visible_pieces(run, first - 1, last, NOTHING, self.topic)
-
-    def _read_files(
-        self, connection: QueueConnection, message: JobsClaimed, spans: list[Span], pieces: list[Stretch]
-    ) -> Steps[None]:
         source = self._take_source() or LocalSource(connection, self.topic)
         try:
             for first, last in spans:
                 known = self._known_frame(message, first, last)
-                if known is None and len(message.place) == len(Hint._fields):
-                    self._frame = source.held_straight(message.epoch, Hint(*message.place)) or self._frame
-                    known = self._known_frame(message, first, last)
                 if known is not None:
                     pieces.append(FramePiece(known))
                     continue

@@ -73,6 +73,9 @@ W_TAIL = 7
 W_BODY_XXH3 = 8
 W_SEAL_XXH3 = 9
 
+WIRE_SEED = 0
+"""Of the seals of frames that travel; those in a file have the file's own, which is never 0."""
+
 # Shifts inside words 0, 4 and 7.
 TYPE_SHIFT = 32
 VERSION_SHIFT = 40

@@ -155,6 +155,11 @@ class FrameRun:
         last = self.batch.words[-1:]
         return int(last[0, layout.W_BASE_SEQ]) + int(frames.counts_of(last)[0]) - 1
 
+    def spans(self) -> list[tuple[int, int]]:
+        """Of each frame the numbers of its first and its last record."""
+        firsts = self.batch.words[:, layout.W_BASE_SEQ].tolist()
+        return list(zip(firsts, _last_seqs(self.batch).tolist(), strict=True))
+
     def after(self, seq: int) -> FrameRun:
         """The frames that hold records after `seq`; the first may begin before it."""
         if self.first_seq > seq:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -165,3 +166,19 @@ def test_scopes_of_requests_about_jobs(message, scopes):
 def test_moving_dead_letters_is_for_the_engine_alone(message):
     with pytest.raises(Forbidden):
         authorise(Principal("p", frozenset({"read", "write", "delete", "admin"})), message)
+
+
+@pytest.mark.parametrize("brought", ["payloads", "frames"])
+def test_jobs_that_the_shard_has_in_memory_are_passed_on(brought):
+    driver = Driver()
+    (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, m.JobsClaim("q", "w", 9, call=8), None))
+    info = m.TopicInfo("q", 7, 3, 1, 0, False, {"type": "queue"})
+    (claimed,) = driver.feed(ev.ShardAnswered(asked.ticket, info))
+    given = m.JobsClaimed("q", 7, 3, 5_000, 4, [(3, 1, 1, 70)])
+    if brought == "payloads":
+        given = msgspec.structs.replace(given, payloads=[b"job"], stamps=bytes(8))
+    else:
+        given = msgspec.structs.replace(given, frames=1, data=b"the frame")
+    reply = only(driver.feed(ev.ShardAnswered(claimed.ticket, given)), Reply)
+    assert reply.message == msgspec.structs.replace(given, data=b"")
+    assert reply.attachment == (b"the frame" if brought == "frames" else None)

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from actors.wal_shard import hot_tail
-from actors.wal_shard.hot_tail import HotTail
+from actors.wal_shard.hot_tail import HotTail, contents_of
+from ringlog.client.inline import brought
+from ringlog.client.pages import Record
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 from ringlog.limits import INLINE_BYTES_MAX
 from ringlog.storage.ledger import Ledger
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, SHM, World
+from ringlog.topic.state import Topic
 
 
 @pytest.fixture
@@ -28,6 +31,13 @@ def world() -> World:
 
 def newest(world: World) -> HotTail:
     return world.run_of("q").core.requests.queues.newest
+
+
+def payloads_in(tail: HotTail, topic: Topic, first: int, count: int) -> tuple[list[bytes], bytes] | None:
+    """Payloads and stamps that these jobs bring along; None where they do not, or not by themselves."""
+    parts = tail.parts(topic, first, count)
+    found = None if parts is None else contents_of(parts)
+    return None if found is None or found.frames else (found.payloads, found.stamps)
 
 
 def sizes(world: World, first: int, last: int) -> list[int]:
@@ -45,11 +55,23 @@ def send(world: World, jobs: list[bytes], seq: int, **columns: Any) -> bytearray
     return frame(made, topic_id=world.topic("q").topic_id, producer_id=9, producer_seq=seq)
 
 
+def records(tail: HotTail, topic: Topic, first: int, count: int) -> list[Record] | None:
+    """These jobs, as whoever claimed them sees them; None where they do not travel with the answer."""
+    parts = tail.parts(topic, first, count)
+    found = None if parts is None else contents_of(parts)
+    if found is None:
+        return None
+    claimed = m.JobsClaimed(
+        topic.name, topic.topic_id, topic.epoch, 0, 0, [(first, count, 1, 7)],
+        payloads=found.payloads, stamps=found.stamps, frames=found.frames,
+    )  # fmt: skip
+    return [record for stretch in brought(topic.name, claimed, found.data) for record in stretch.records()]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_kept_is_what_lies_in_the_log(world: World, seed: int) -> None:
     chance = random.Random(seed)
-    jobs: list[bytes] = []
-    is_plain: list[bool] = []
+    jobs: list[tuple[bytes, str | None, dict[str, int]]] = []
     world.put("other", durability="disk")
     for n in range(40):
         pieces = []
@@ -58,14 +80,17 @@ def test_what_is_kept_is_what_lies_in_the_log(world: World, seed: int) -> None:
                 chance.randbytes(chance.choice((0, 1, 7, 8, 300))) for _ in range(chance.choice((1, 1, 5)))
             ]
             kind = chance.choice(("plain", "plain", "plain", "tags", "metas"))
-            columns: dict[str, Any] = {}
+            tags: list[str | None] = [None] * len(some)
+            metas: list[dict[str, int]] = [{}] * len(some)
             if kind == "tags":
-                columns["tags"] = ["t"] * len(some)
+                tags = [f"t{n}"] * len(some)
+                pieces.append(send(world, some, 4 * n + piece + 1, tags=tags))
             elif kind == "metas":
-                columns["metas"] = [b'{"a":%d}' % chance.randrange(1_000)] * len(some)
-            pieces.append(send(world, some, 4 * n + piece + 1, **columns))
-            jobs += some
-            is_plain += [kind == "plain"] * len(some)
+                metas = [{"a": n}] * len(some)
+                pieces.append(send(world, some, 4 * n + piece + 1, metas=[b'{"a":%d}' % n] * len(some)))
+            else:
+                pieces.append(send(world, some, 4 * n + piece + 1))
+            jobs += zip(some, tags, metas, strict=True)
         world.send("q", pieces)
         world.append("other", [b"between"])
     topic, tail = world.topic("q"), newest(world)
@@ -74,12 +99,11 @@ def test_what_is_kept_is_what_lies_in_the_log(world: World, seed: int) -> None:
         first = chance.randrange(len(jobs))
         stop = min(first + chance.choice((1, 1, 2, 9, 40)), len(jobs))
         assert tail.total_of(topic, first + 1, stop - first) == sum(known[first:stop])
-        found = tail.payloads_of(topic, first + 1, stop - first)
-        assert (found is not None) == all(is_plain[first:stop])
-        if found is not None:
-            assert found[0] == jobs[first:stop]
-            assert len(found[1]) == 8 * (stop - first)
-    assert tail.payloads_of(topic, len(jobs) + 1, 1) is None
+        found = records(tail, topic, first + 1, stop - first)
+        assert found is not None
+        assert [(each.data, each.tag, each.meta) for each in found] == jobs[first:stop]
+        assert [each.seq for each in found] == list(range(first + 1, stop + 1))
+    assert tail.parts(topic, len(jobs) + 1, 1) is None
     assert tail.total_of(topic, len(jobs), 2) is None
 
 
@@ -87,7 +111,7 @@ def test_stamps_are_those_of_the_commits(world: World) -> None:
     for n in range(5):
         world.append("q", [b"%d" % n] * (1 + n % 2))
         world.tick(0.5)
-    found = newest(world).payloads_of(world.topic("q"), 1, 7)
+    found = payloads_in(newest(world), world.topic("q"), 1, 7)
     assert found is not None
     assert np.diff(np.frombuffer(found[1], "<i8")).tolist() == [500_000, 0, 500_000, 500_000, 0, 500_000]
 
@@ -107,7 +131,7 @@ def test_a_job_is_put_claimed_and_acked_without_a_look_at_the_log(
         claimed = world.request(m.JobsClaim("q", "w", count, call=3 * n + 1))
         (given,) = claimed.runs
         assert given[:2] == (n * count + 1, count)
-        found = newest(world).payloads_of(world.topic("q"), *given[:2])
+        found = payloads_in(newest(world), world.topic("q"), *given[:2])
         assert found is not None
         assert found[0] == [b"%d" % n] * count
         seqs = np.arange(given[0], given[0] + count, dtype="<u8").tobytes()
@@ -157,10 +181,10 @@ def test_what_small_jobs_take_when_they_are_cut_counts(world: World, monkeypatch
     assert len(tail) == 10
     topic = world.topic("q")
     for first in range(1, 2_000, 200):
-        found = tail.payloads_of(topic, first, 200)
+        found = payloads_in(tail, topic, first, 200)
         assert found is None or found[0] == [b"x"] * 200
         assert tail.bytes <= 30_000
-    assert tail.payloads_of(topic, 1_801, 200) is not None
+    assert payloads_in(tail, topic, 1_801, 200) is not None
     assert 1 <= len(tail) < 4
     tail.forget(topic.topic_id)
     assert (tail.bytes, len(tail)) == (0, 0)
@@ -176,15 +200,28 @@ def test_frames_larger_than_the_bound_are_not_kept(world: World, monkeypatch: py
     assert tail.total_of(world.topic("q"), 22, 1) == 5
 
 
-def test_jobs_too_large_for_an_answer_are_left_to_who_claims_them(world: World) -> None:
-    world.append("q", [bytes(INLINE_BYTES_MAX + 1)])
-    world.append("q", [bytes(INLINE_BYTES_MAX)])
-    world.append("q", [b"x"])
+def test_a_large_job_travels_alone_and_large_claims_do_not(world: World) -> None:
+    for size in (INLINE_BYTES_MAX + 1, INLINE_BYTES_MAX, 1):
+        world.append("q", [bytes(size)])
+    world.append("q", [b"a", bytes(2 * INLINE_BYTES_MAX)])
     topic, tail = world.topic("q"), newest(world)
-    assert tail.payloads_of(topic, 1, 1) is None
-    assert tail.total_of(topic, 1, 1) == INLINE_BYTES_MAX + 1
-    assert tail.payloads_of(topic, 2, 1) is not None
-    assert tail.payloads_of(topic, 2, 2) is None
+    for seq, size in enumerate((INLINE_BYTES_MAX + 1, INLINE_BYTES_MAX, 1, 1, 2 * INLINE_BYTES_MAX), 1):
+        (record,) = records(tail, topic, seq, 1) or ()
+        assert (record.seq, record.data) == (seq, b"a" if seq == 4 else bytes(size))
+        assert tail.total_of(topic, seq, 1) == size
+    assert records(tail, topic, 1, 2) is None
+    assert records(tail, topic, 2, 2) is None
+    assert records(tail, topic, 3, 3) is None
+    assert records(tail, topic, 3, 2) is None  # They lie in a frame with a large one.
+
+
+def test_a_frame_that_holds_jobs_of_two_leases_travels_once(world: World) -> None:
+    world.send("q", [send(world, [b"%d" % n for n in range(9)], 1, tags=["t"] * 9)])
+    topic, tail = world.topic("q"), newest(world)
+    parts = [*(tail.parts(topic, 2, 2) or ()), *(tail.parts(topic, 6, 1) or ())]
+    found = contents_of(parts)
+    assert found is not None
+    assert found.frames == 1
 
 
 def test_another_life_of_the_topic_has_other_jobs(world: World) -> None:
@@ -193,7 +230,7 @@ def test_another_life_of_the_topic_has_other_jobs(world: World) -> None:
     world.put("q", type="queue", durability="disk")
     assert newest(world).total_of(world.topic("q"), 1, 1) is None
     world.append("q", [b"of the new life"])
-    found = newest(world).payloads_of(world.topic("q"), 1, 1)
+    found = payloads_in(newest(world), world.topic("q"), 1, 1)
     assert found is not None
     assert found[0] == [b"of the new life"]
 
@@ -206,7 +243,7 @@ def test_jobs_that_were_committed_with_the_end_of_their_queue_are_not_the_next_o
     after = world.topic("q")
     assert newest(world).total_of(after, 1, 1) is None
     world.append("q", [b"of the new life"])
-    found = newest(world).payloads_of(after, 1, 1)
+    found = payloads_in(newest(world), after, 1, 1)
     assert found is not None
     assert found[0] == [b"of the new life"]
 
@@ -217,6 +254,6 @@ def test_logs_are_kept_only_when_they_have_groups(world: World) -> None:
     assert len(newest(world)) == 0
     world.request(m.GroupOpen("log", "g", 1))
     world.append("log", [b"for the group"])
-    found = newest(world).payloads_of(world.topic("log"), 2, 1)
+    found = payloads_in(newest(world), world.topic("log"), 2, 1)
     assert found is not None
     assert found[0] == [b"for the group"]

@@ -65,8 +65,9 @@ def payloads(shelf: JobShelf, world: World, runs: list[Run], name: str = "q") ->
     found = shelf.find(world.topic(name), runs)
     if found is None:
         return None
-    assert len(found[1]) == 8 * len(found[0])
-    return found[0]
+    assert len(found.stamps) == 8 * len(found.payloads)
+    assert not found.frames
+    return found.payloads
 
 
 def named(first: int, stop: int) -> list[bytes]:
@@ -97,7 +98,7 @@ def test_stamps_are_those_of_the_commits(world: World) -> None:
     shelf, _ = shelf_of(world)
     found = shelf.find(world.topic("q"), run_of(1, 5))
     assert found is not None
-    stamps = np.frombuffer(found[1], "<i8")
+    stamps = np.frombuffer(found.stamps, "<i8")
     assert set(np.diff(stamps).tolist()) == {500_000}
 
 

@@ -13,7 +13,6 @@ from actors.wal_shard import kept_answers, waiting
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, Status, TopicNotFound
-from ringlog.frame.view import open_frame
 from ringlog.limits import LEASE_MS_MIN
 from ringlog.testing.shard_world import World
 
@@ -400,41 +399,6 @@ def test_a_waiting_claim_is_given_what_is_appended(world):
     assert not run.replies
     world.append("q", [b"a", b"b", b"c"])
     assert list(jobs_of(run.replies.pop(900))) == [1, 2]
-
-
-def test_who_waited_for_what_was_just_published_is_told_where_it_lies(world):
-    """A hint: the frame at that place of the log holds the jobs."""
-    make(world, 2)
-    claim(world, 2)
-    run = park(world, 900, most=2)
-    world.append("q", [b"a", b"b", b"c"])
-    answer = run.replies.pop(900)
-    first_seq, last_seq, file_id, offset, stop = answer.place
-    assert (list(jobs_of(answer)), first_seq, last_seq) == ([3, 4], 3, 5)
-    (extent,) = [
-        each for each in world.request(m.Locate("q", 2)).extents if each.file_id == file_id
-    ]  # fmt: skip
-    view = open_frame(bytearray(run.read(extent.path)[offset:stop]), seed=extent.salt)
-    assert (view.first_seq, view.last_seq, view.total_bytes) == (first_seq, last_seq, stop - offset)
-    assert claim(world).place == [], "it did not wait"
-
-
-@pytest.mark.parametrize("way", ["given back", "kept in memory only", "several frames"])
-def test_who_was_given_something_else_is_told_no_place_or_that_of_all_of_it(world, way):
-    make(world, 1, durability="ephemeral" if way == "kept in memory only" else "disk")
-    jobs = jobs_of(claim(world))
-    run = park(world, 900, most=9)
-    if way == "given back":
-        nack(world, jobs)
-        assert run.replies.pop(900).place == []
-    elif way == "kept in memory only":
-        world.append("q", [b"a"])
-        assert run.replies.pop(900).place == []
-    else:
-        frames = [world.frame_for("q", [b"a"]), world.frame_for("q", [b"b", b"c"])]
-        world.send("q", frames)
-        answer = run.replies.pop(900)
-        assert (answer.place[:2], list(jobs_of(answer))) == ([2, 4], [2, 3, 4])
 
 
 def test_who_waits_longest_is_served_first(world):

@@ -1,20 +1,25 @@
-"""Jobs that come along with the answer to their claim: they are the jobs that lie in the files, or there are
-none and the client reads those."""
+"""Jobs that come along with the answer to their claim: they are the jobs that lie in the files, and whoever
+claims what was put a moment ago opens none."""
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import ringlog
 from ringlog.client import Client, NewRecord
-from ringlog.client.inline import Inline, inline_of
+from ringlog.client.inline import Inline, brought
+from ringlog.client.local_source import LocalSource
 from ringlog.client.queue import Queue
 from ringlog.client.working import Working
 from ringlog.envelope.messages import JobsClaimed
+from ringlog.errors import CorruptData
 from ringlog.limits import INLINE_AHEAD_MIN, INLINE_BYTES_MAX
 from ringlog.testing.real_engine import TestEngine
 
@@ -81,23 +86,73 @@ def test_jobs_that_came_back_and_jobs_apart_are_found_as_well(
     assert [job.data for job in again] == again.payloads()
 
 
-def test_jobs_with_more_than_a_payload_are_read_from_the_files(
-    queue: Queue, answers: list[JobsClaimed]
-) -> None:
-    queue.put_many([NewRecord(data=payload, tag="t", key=b"k") for payload in NUMBERS])
-    jobs = queue.claim(5)
-    assert [(job.data, job.tag, job.key) for job in jobs] == [(each, "t", b"k") for each in NUMBERS[:5]]
-    assert not any(answer.payloads for answer in answers)
+@pytest.fixture
+def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of this test open none for jobs."""
+
+    def held(*_: Any) -> Any:
+        raise AssertionError("a file was read for a job that was put a moment ago")
+
+    monkeypatch.setattr(LocalSource, "held", held)
 
 
 @pytest.mark.interpreted
-def test_large_jobs_and_many_at_once_are_read_from_the_files(
-    queue: Queue, answers: list[JobsClaimed]
+@pytest.mark.usefixtures("no_files")
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+@pytest.mark.parametrize("kind", ["queue", "group"])
+def test_whatever_was_put_a_moment_ago_comes_along(
+    ringlog_engine: TestEngine, ringlog_topic: Callable[[str], str], client: Client, transport: Any, kind: str
 ) -> None:
+    """With any columns, up to the largest record, one at a time and many, in any mixture."""
+    name, chance = ringlog_topic(), random.Random(f"{transport} {kind}")
+    client.topics.create(name, type="queue" if kind == "queue" else "log", durability="disk")
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as other:
+        worker: Any = other.queue(name) if kind == "queue" else other.group(name, "g", mode="queue")
+        worker.ack(worker.claim())  # Groups are there from their first request on.
+        for _ in range(40):
+            records = [
+                NewRecord(
+                    data=chance.randbytes(chance.choice((0, 5, 900))),
+                    tag=chance.choice((None, "t")),
+                    key=chance.choice((None, b"k")),
+                    headers=chance.choice((None, {"h": b"v"})),
+                )
+                for _ in range(chance.choice((1, 1, 2, 9)))
+            ]
+            client.append_many(name, records, create=False)
+            while records:
+                jobs = worker.claim(chance.choice((1, 1, 3, 9)))
+                given, records = records[: len(jobs)], records[len(jobs) :]
+                assert [(job.data, job.tag, job.key, dict(job.headers)) for job in jobs] == [
+                    (each.data, each.tag, each.key, dict(each.headers or {})) for each in given
+                ]
+                assert worker.ack(jobs).is_complete
+        for size in (INLINE_BYTES_MAX + 1, 200_000, 1_000_000):
+            client.append(name, bytes(size), key=b"k", create=False)
+            (job,) = worker.claim(wait_ms=10_000)
+            assert (job.data, job.key) == (bytes(size), b"k")
+            worker.ack([job])
+
+
+@pytest.mark.interpreted
+@pytest.mark.usefixtures("no_files")
+def test_who_waits_for_a_job_is_given_all_of_it(client: Client, queue: Queue) -> None:
+    for n in range(20):
+        thread = threading.Thread(target=client.append, args=(queue.topic, b"%d" % n), kwargs={"key": b"k"})
+        thread.start()
+        (job,) = queue.claim(wait_ms=10_000)
+        thread.join()
+        assert (job.data, job.key) == (b"%d" % n, b"k")
+        queue.ack([job])
+
+
+@pytest.mark.interpreted
+def test_many_large_jobs_at_once_are_read_from_the_files(queue: Queue, answers: list[JobsClaimed]) -> None:
     large = [bytes([n]) * (INLINE_BYTES_MAX // 8) for n in range(MANY)]
     queue.put_many(large)
     assert queue.claim(10).payloads() == large[:10]
     assert not answers[-1].payloads
+    assert not answers[-1].frames
 
 
 def test_what_was_deleted_is_handed_to_nobody(queue: Queue, client: Client) -> None:
@@ -119,21 +174,13 @@ def test_a_topic_made_anew_has_other_jobs(ringlog_engine: TestEngine, queue: Que
     assert queue.claim(9).payloads() == others[:9]
 
 
-@pytest.mark.interpreted
-def test_a_client_without_a_ring_reads_as_before(
-    ringlog_engine: TestEngine, queue: Queue, answers: list[JobsClaimed]
-) -> None:
-    queue.put_many(NUMBERS)
-    with ringlog.connect(ringlog_engine.url, wait=10, transport="ipc") as remote:
-        assert remote.queue(queue.topic).claim(9).payloads() == NUMBERS[:9]
-    assert not answers[-1].payloads
+def answer(runs: list[tuple[int, int, int, int]], payloads: list[bytes], stamps: bytes) -> JobsClaimed:
+    return JobsClaimed("q", 1, 1, 0, 0, runs, payloads=payloads, stamps=stamps)
 
 
 def test_what_came_along_is_cut_as_stretches_are() -> None:
-    runs = [(3, 2, 1, 70), (9, 1, 2, 80)]
     stamps = np.array([5, 6, 7], "<i8").tobytes()
-    found = inline_of(runs, [b"a", b"b", b"c"], stamps)
-    assert found is not None
+    (found,) = brought("q", answer([(3, 2, 1, 70), (9, 1, 2, 80)], [b"a", b"b", b"c"], stamps), None)
     assert (found.seqs.tolist(), found.last_seq, len(found)) == ([3, 4, 9], 9, 3)
     part = found.part(1, 3)
     assert [(record.seq, record.ts, record.data) for record in part.records()] == [
@@ -141,15 +188,19 @@ def test_what_came_along_is_cut_as_stretches_are() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("change", ["payloads", "stamps", "none"])
+@pytest.mark.parametrize("change", ["payloads", "stamps", "frames"])
 def test_an_answer_that_brings_something_else_along_is_not_believed(change: str) -> None:
-    runs = [] if change == "none" else [(3, 2, 1, 70)]
     payloads = [b"a"] if change == "payloads" else [b"a", b"b"]
     stamps = bytes(8) if change == "stamps" else bytes(16)
-    assert inline_of(runs, payloads, stamps) is None
+    message = answer([(3, 2, 1, 70)], payloads, stamps)
+    if change == "frames":
+        message = msgspec.structs.replace(message, frames=1)
+    with pytest.raises(CorruptData) as told:
+        brought("q", message, bytes(80))
+    assert told.value.detail["topic"] == "q"
 
 
 def test_numbers_of_one_run_are_a_range() -> None:
-    found = inline_of([(3, 2, 1, 70)], [b"a", b"b"], bytes(16))
+    (found,) = brought("q", answer([(3, 2, 1, 70)], [b"a", b"b"], bytes(16)), None)
     assert isinstance(found, Inline)
     assert found.part(1, 2).seqs.tolist() == [4]

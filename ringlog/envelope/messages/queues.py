@@ -27,8 +27,9 @@ class JobsClaim(Message, frozen=True):
 
 class JobsClaimed(Message, frozen=True):
     """Reply, ascending: rows [first, count, deliveries, token] of jobs that follow each other, and so do
-    their tokens. All are held up to `deadline`, milliseconds. Who can read the files reads the jobs there; a
-    gateway attaches `frames` that hold them, sealed under seed 0."""
+    their tokens. All are held up to `deadline`, milliseconds. What the jobs hold comes along where their
+    shard has it in memory: `payloads`, ascending, of those that have nothing else, and `frames` with the
+    others. Else who can read the files reads the jobs there, and a gateway reads them for the rest."""
 
     topic: Name
     topic_id: U64
@@ -38,18 +39,16 @@ class JobsClaimed(Message, frozen=True):
     """Jobs that are left."""
     runs: list[tuple[Seq, Seq, U64, U64]]
     frames: U32 = 0
+    """So many frames, sealed under seed 0, are attached, or in `data`."""
     lease_ms: Millis = 0
     """How long they are held from when they were given."""
-    place: list[U64] = []
-    """[first_seq, last_seq, file_id, offset, stop] of the stretch of the log that was published a moment ago
-    and holds these jobs, for a claim that waited for it; else empty. It is a hint, and checked like one."""
     is_fed: bool = False
     """Routers lead to the topic: who was given nothing has them catch up and asks again (RoutesSettle)."""
     payloads: list[bytes] = []
-    """Through a call ring, where the shard had read them: payloads of all these jobs, which have nothing
-    else; and when they were put, microseconds since the epoch, 8 bytes each, little-endian. Else both are
-    empty."""
     stamps: bytes = b""
+    """When the jobs of `payloads` were put, microseconds since the epoch, 8 bytes each, little-endian."""
+    data: bytes = b""
+    """Frames, through a call ring, which nothing can be attached to."""
 
 
 class JobsAck(Message, frozen=True):

@@ -41,7 +41,7 @@ GROUPS = {
             f"ringlog/client/{name}.py"
             for name in (
                 "batch", "behind", "claimed", "grouping", "inline", "leases", "locked", "numbered", "session",
-                "shell", "single", "stream", "working",
+                "shell", "stream", "working",
             )
         ),
     ),

@@ -1,17 +1,15 @@
-"""Compile native/kernel.c where there is a compiler. Without one the package is whole, and slower.
+"""Compile native/kernel.c, which ringlog cannot do without; a C compiler and Python's headers are needed.
 
-RINGLOG_BUILD_KERNEL=0 leaves it out, =1 makes its failing an error (for whoever builds wheels).
 RINGLOG_BUILD_CORES=1 has a wheel hold compiled cores as well (compile_cores.py); a checkout compiles its own.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +17,19 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CORES = "ringlog/_cores"
 SOURCE = "native/kernel.c"
-TARGET = "ringlog/_kernel.abi3.so"
-FLAGS = (
+TARGET = "ringlog"
+NAME = "_kernel"
+GNU_FLAGS = (
     "-O3",
     "-std=c11",
-    "-fPIC",
-    "-shared",
+    "-g0",
     "-fvisibility=hidden",
     "-Werror=implicit-function-declaration",
     "-Wall",
     "-Wextra",
     "-Wno-unused-parameter",
 )
-COMPILE_S = 300
+MSVC_FLAGS = ("/O2", "/std:c11")
 
 
 class KernelHook(BuildHookInterface[Any]):
@@ -41,33 +39,14 @@ class KernelHook(BuildHookInterface[Any]):
         """What cores are compiled with, and what their types are known from."""
         if os.environ.get("RINGLOG_BUILD_CORES") != "1":
             return []
-        return [
-            "mypy>=2.4,<3",
-            "setuptools>=84,<85",
-            "msgspec>=0.22,<0.23",
-            "numpy>=2.2,<3",
-            "pyzmq>=27,<28",
-            "xxhash>=4.1,<5",
-        ]
+        return ["mypy>=2.4,<3", "msgspec>=0.22,<0.23", "numpy>=2.2,<3", "pyzmq>=27,<28", "xxhash>=4.1,<5"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Make the library and have the wheel hold it."""
-        wish = os.environ.get("RINGLOG_BUILD_KERNEL", "")
         root = Path(self.root)
         if self.target_name != "wheel":
             return
-        if wish == "0":
-            if version == "editable":
-                (root / TARGET).unlink(missing_ok=True)
-            return
-        failure = compile_kernel(root)
-        if failure:
-            (root / TARGET).unlink(missing_ok=True)
-            if wish == "1":
-                raise SystemExit(f"the kernel cannot be compiled: {failure}")
-            self.app.display_warning(f"ringlog is built without its compiled kernel: {failure}")
-            return
-        build_data["artifacts"].append(TARGET)
+        build_data["artifacts"].append(compile_kernel(root))
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"cp311-abi3-{platform}"
@@ -88,19 +67,31 @@ class KernelHook(BuildHookInterface[Any]):
 
 
 def compile_kernel(root: Path) -> str:
-    """Compile it beside the package; returns why that failed, or nothing."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    if shutil.which(compiler[0]) is None:
-        return f"no compiler ({compiler[0]})"
-    include = sysconfig.get_paths()["include"]
-    if not Path(include, "Python.h").exists():
-        return f"no Python.h in {include}"
-    made = root / f"{TARGET}.{os.getpid()}"
-    command = [*compiler, *FLAGS, f"-I{include}", str(root / SOURCE), "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=False)
-    if done.returncode:
-        made.unlink(missing_ok=True)
-        return done.stderr.strip()[-1_000:]
-    # In one step: a process that has the old one mapped keeps it.
-    made.replace(root / TARGET)
-    return ""
+    """Compile it with the platform's C compiler beside the package; returns its path below `root`.
+
+    Raises SystemExit, with what the compiler found, where that fails.
+    """
+    from setuptools import Distribution, Extension
+    from setuptools.command.build_ext import build_ext
+    from setuptools.errors import BaseError
+
+    flags = MSVC_FLAGS if sys.platform == "win32" else GNU_FLAGS
+    extension = Extension(NAME, [str(root / SOURCE)], extra_compile_args=list(flags), py_limited_api=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        command = build_ext(Distribution({"name": "ringlog", "ext_modules": [extension]}))
+        command.build_lib = command.build_temp = scratch
+        try:
+            command.ensure_finalized()
+            command.run()
+        except BaseError as e:
+            raise SystemExit(
+                f"ringlog's kernel (native/kernel.c) cannot be compiled: {e}\n"
+                "Install a C compiler and the headers of this Python, or install a wheel for this platform."
+            ) from None
+        [made] = Path(scratch).glob(f"{NAME}.*")
+        target = root / TARGET / made.name
+        # In one step: a process that has the old one mapped keeps it.
+        beside = target.with_name(f"{made.name}.{os.getpid()}")
+        shutil.copyfile(made, beside)
+        beside.replace(target)
+    return f"{TARGET}/{made.name}"

@@ -203,7 +203,7 @@ def _build_step(tree: Tree, command: Sequence[str]) -> None:
     done = subprocess.run(
         [sys.executable, *command],
         cwd=tree.path,
-        env={**tree.environ(), "RINGLOG_BUILD_KERNEL": "1", "RINGLOG_BUILD_CORES": "0"},
+        env={**tree.environ(), "RINGLOG_BUILD_CORES": "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,9 +1,8 @@
-/* The commit path's per-frame work: encode, check, number and seal frames, a batch in one call. And `linger`, which
- * waits without giving its processor up: what the interpreter cannot do without keeping everybody else from running.
+/* What is done to each frame: encode, check, number and seal frames, a batch in one call. And `look`, which waits
+ * without the interpreter's lock.
  *
- * Optional. Everything about frames exists in Python too (ringlog/frame), is tested against it, and is left to it for
- * whatever is not the common case: every function returns None, with nothing done, where it does not apply.
- * The layout of a frame is that of ringlog/frame/layout.py; docs/format.md describes it.
+ * tests/frame compares every function with NumPy and plain Python. Where a function does not apply it returns None,
+ * with nothing done. The layout of a frame is that of ringlog/frame/layout.py; docs/format.md describes it.
  *
  * What must stay true:
  * - Buffers are private to the caller. No byte of a ring is looked at here: it is copied first, so nobody
@@ -20,13 +19,18 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
 #include <sched.h>
 #include <time.h>
+#endif
 
 #define XXH_INLINE_ALL
 #include "xxhash.h"
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "frames are little-endian, and so is this code"
 #endif
 
@@ -418,6 +422,23 @@ done:
 enum { PAUSES = 16 };
 #define LOOK_NS_MAX 1000000000ull
 
+#ifdef _WIN32
+static uint64_t monotonic_ns(void)
+{
+    LARGE_INTEGER now, second;
+    QueryPerformanceCounter(&now);
+    QueryPerformanceFrequency(&second);
+    return (uint64_t)((double)now.QuadPart * 1e9 / (double)second.QuadPart);
+}
+
+static void offer_processor(void) { SwitchToThread(); }
+static uint64_t load_acquire(const uint64_t *at)
+{
+    uint64_t word = *(const volatile uint64_t *)at;
+    MemoryBarrier();
+    return word;
+}
+#else
 static uint64_t monotonic_ns(void)
 {
     struct timespec now;
@@ -425,10 +446,16 @@ static uint64_t monotonic_ns(void)
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-static inline void pause_briefly(void)
+static void offer_processor(void) { sched_yield(); }
+static uint64_t load_acquire(const uint64_t *at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+#endif
+
+static void pause_briefly(void)
 {
     for (int i = 0; i < PAUSES; i++) {
-#if defined(__x86_64__)
+#if defined(_WIN32)
+        YieldProcessor();
+#elif defined(__x86_64__)
         __builtin_ia32_pause();
 #elif defined(__aarch64__)
         __asm__ volatile("yield");
@@ -448,7 +475,7 @@ enum { WORDS_MAX = 64, LOOKS_PER_YIELD = 8 };
 static int differs(const uint64_t *const *words, const uint64_t *seen, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++)
-        if (__atomic_load_n(words[i], __ATOMIC_ACQUIRE) != seen[i]) return 1;
+        if (load_acquire(words[i]) != seen[i]) return 1;
     return 0;
 }
 
@@ -484,7 +511,7 @@ static PyObject *look(PyObject *self, PyObject *args)
         for (int i = 1; !is_there && monotonic_ns() < end; i++) {
             pause_briefly();
             /* Who is to change the word may be waiting for this very processor. */
-            if (!(i % LOOKS_PER_YIELD)) sched_yield();
+            if (!(i % LOOKS_PER_YIELD)) offer_processor();
             is_there = differs(places, values, count);
         }
         Py_END_ALLOW_THREADS
@@ -512,10 +539,5 @@ static struct PyModuleDef module = {
 
 PyMODINIT_FUNC PyInit__kernel(void)
 {
-    const char *wish = getenv("RINGLOG_KERNEL");
-    if (wish != NULL && strcmp(wish, "0") == 0) {
-        PyErr_SetString(PyExc_ImportError, "RINGLOG_KERNEL=0 leaves the kernel out");
-        return NULL;
-    }
     return PyModuleDef_Init(&module);
 }

@@ -1,12 +1,16 @@
-"""The compiled module, where it was built and is wanted: native/kernel.c; RINGLOG_KERNEL=0 leaves it out."""
+"""The compiled kernel: native/kernel.c, without which nothing can be written or read."""
 
 from __future__ import annotations
 
-from typing import Any
+from ringlog.errors import KernelMissing
 
-kernel: Any
 try:
     import ringlog._kernel as kernel
-except ImportError:
-    kernel = None
-"""The module, or None. What it does with frames, ringlog/frame/kernel.py asks it for."""
+except ImportError as e:
+    raise KernelMissing(
+        "ringlog's compiled kernel is missing: reinstall ringlog from a wheel for this platform, "
+        "or from source with a C compiler",
+        reason=str(e),
+    ) from e
+
+__all__ = ["kernel"]

@@ -45,7 +45,6 @@ KEY = "RINGLOG_KEY"
 KEY_FILE = "RINGLOG_KEY_FILE"
 TIMEOUT_MS = "RINGLOG_TIMEOUT_MS"
 CORES = "RINGLOG_CORES"
-KERNEL = "RINGLOG_KERNEL"
 STOP_POINTS = "RINGLOG_TEST_STOP_POINTS"
 SPARK_JVM = "RINGLOG_SPARK_JVM"
 SPARK_JRE = "RINGLOG_JRE"
@@ -58,7 +57,6 @@ VARIABLES: dict[str, Variable] = {
     KEY_FILE: Variable("clients: file of that key"),
     TIMEOUT_MS: Variable("clients: bound of every request", "milliseconds, at least 1", _is_count),
     CORES: _switch("0: no compiled cores; actors: in the engine's processes alone", "0", "1", "actors"),
-    KERNEL: _switch("0: not the compiled kernel", "0", "1"),
     SPARK_JVM: _switch("0: Spark reads without the engine's classes for the JVM", "0", "1"),
     SPARK_JRE: Variable("the Java runtime that Spark was started on"),
     BENCH_SCALE: Variable("bench: how much of each measurement", "a number above 0", _is_scale),
@@ -66,7 +64,6 @@ VARIABLES: dict[str, Variable] = {
     "RINGLOG_CHAOS_RUN": Variable("chaos: marks processes of a run"),
     "RINGLOG_CHAOS_KEEP": Variable("chaos: where what was found wrong is kept"),
     "RINGLOG_BUILD_CORES": _switch("building a wheel: with compiled cores", "0", "1"),
-    "RINGLOG_BUILD_KERNEL": _switch("building: 0 without the kernel, 1 never without it", "0", "1"),
 }
 """Variable -> what it is."""
 

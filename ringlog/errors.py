@@ -6,6 +6,7 @@ RinglogError                      code, detail, retriable, outcome
 │  └─ WrongLoop                   an asyncio handle used from another loop
 ├─ Interrupted                    an exception from outside hit the client in the middle of its work
 ├─ ConfigError                    a setting is unknown, unreadable or impossible
+├─ KernelMissing                  this installation lacks its compiled kernel
 ├─ StartRefused                   the engine must not start; says why
 ├─ Backpressure                   the client's own buffer is full
 ├─ ConnectionTrouble
@@ -96,6 +97,12 @@ class ConfigError(RinglogError):
     """A setting is unknown, unreadable or impossible; names it and the limit."""
 
     code = "config"
+
+
+class KernelMissing(RinglogError, ImportError):
+    """This installation of ringlog has no compiled kernel, or one that cannot be loaded here."""
+
+    code = "kernel_missing"
 
 
 class StartRefused(RinglogError):

@@ -14,7 +14,7 @@ import secrets
 import stat
 import sys
 
-from ringlog.errors import RinglogError
+from ringlog.errors import KernelMissing, RinglogError
 
 FILE_MODE = 0o600
 ORDERED_MACHINES = frozenset({"x86_64", "AMD64"})
@@ -28,6 +28,10 @@ def stores_are_ordered() -> bool:
 def engine_trouble() -> str:
     """Why no engine runs on this host, in one line; empty where one does."""
     if sys.platform == "linux" and stores_are_ordered():
+        try:
+            from ringlog import compiled  # noqa: F401  It is there.
+        except KernelMissing as e:
+            return str(e)
         return ""
     return (
         f"engines need Linux on x86-64, and this is {platform.system()} on {platform.machine()}; "

@@ -15,8 +15,8 @@ import math
 import os
 from collections.abc import Callable
 
-from ringlog import compiled
 from ringlog.clock import Clock
+from ringlog.compiled import kernel
 
 ANSWER_NS = 1_000_000
 """Who waits for an answer looks so long, which is enough where the other one has to be woken for it, too."""
@@ -39,11 +39,11 @@ class LookingOn:
         self._pressure = pressure
         self._measured_ns = self._stalled_us = 0
         self._next_ns = 0
-        self._can_look = compiled.kernel is not None and _processors() > 1
+        self._can_look = _processors() > 1
         self._is_wanted = False
 
     def is_wanted(self, now_ns: int) -> bool:
-        """Not where others want the processors, there is one alone, or nothing to look with."""
+        """Not where others want the processors, or there is one alone."""
         if self._can_look and now_ns >= self._next_ns:
             self._measure(now_ns)
         return self._is_wanted
@@ -59,7 +59,7 @@ class LookingOn:
 
 def look(words: list[memoryview], seen: list[int], ns: int) -> bool:
     """Look at up to WORDS_MAX words, 8 bytes each, for so long; True as soon as one is not what was seen."""
-    return bool(compiled.kernel.look(words, seen, ns))
+    return kernel.look(words, seen, ns)
 
 
 def _processors() -> int:

@@ -13,7 +13,6 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ringlog.frame import kernel
 from ringlog.testing.clock import ManualClock
 
 T = TypeVar("T", bound="dict | set")
@@ -75,16 +74,6 @@ def leaves_the_process_as_it_was() -> Iterator[None]:
     logging.disable(before[1])
     logging.getLogger("ringlog").setLevel(before[2])
     assert after == before, "the test left another (umask, logging.disable, level of ringlog)"
-
-
-@pytest.fixture(params=["kernel", "numpy"])
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With the compiled kernel and without it: the same has to come of both."""
-    if request.param == "numpy":
-        monkeypatch.setattr(kernel, "_kernel", None)
-    elif not kernel.has_kernel():
-        pytest.skip("the kernel was not built here: no C compiler, or RINGLOG_KERNEL=0")
-    return str(request.param)
 
 
 def _process_wide() -> tuple[int, int, int]:

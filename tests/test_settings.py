@@ -197,7 +197,7 @@ def test_a_mistyped_variable_warns_and_names_the_nearest(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("name", "wrong", "right"),
-    [("RINGLOG_TIMEOUT_MS", "soon", "500"), ("RINGLOG_CORES", "no", "actors"), ("RINGLOG_KERNEL", "off", "0"),
+    [("RINGLOG_TIMEOUT_MS", "soon", "500"), ("RINGLOG_CORES", "no", "actors"),
      ("RINGLOG_SPARK_JVM", "maybe", "1"), ("RINGLOG_BENCH_SCALE", "-1", "0.5")],
 )  # fmt: skip
 def test_a_value_that_cannot_be_read_warns_whoever_reads_it(

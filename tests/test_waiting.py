@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ringlog import compiled, waiting
+from ringlog import waiting
+from ringlog.compiled import kernel
 from ringlog.testing.clock import ManualClock
 from ringlog.waiting import CROWDED_SHARE, MEASURE_NS, WORDS_MAX, LookingOn, look, quota
 
 LONG_NS = 900_000_000
 WAIT_S = 30.0
-needs_kernel = pytest.mark.skipif(
-    compiled.kernel is None, reason="without the compiled kernel nobody looks on"
-)
 
 
 def words_of(*values: int) -> tuple[memoryview, list[memoryview]]:
@@ -28,7 +26,6 @@ def words_of(*values: int) -> tuple[memoryview, list[memoryview]]:
     return whole, [whole[at : at + 1] for at in range(len(values))]
 
 
-@needs_kernel
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_word_that_is_another_already_is_seen_at_once(at: int) -> None:
     whole, words = words_of(5, 6, 1 << 63)
@@ -38,7 +35,6 @@ def test_a_word_that_is_another_already_is_seen_at_once(at: int) -> None:
     assert look(words, seen, LONG_NS) is True
 
 
-@needs_kernel
 def test_a_word_that_changes_meanwhile_is_seen_and_others_run() -> None:
     whole, words = words_of(0, 0)
     has_begun = threading.Event()
@@ -57,7 +53,6 @@ def test_a_word_that_changes_meanwhile_is_seen_and_others_run() -> None:
     other.join()
 
 
-@needs_kernel
 def test_nothing_changes_and_it_ends() -> None:
     _, words = words_of(3)
     began = time.monotonic_ns()
@@ -65,7 +60,6 @@ def test_nothing_changes_and_it_ends() -> None:
     assert time.monotonic_ns() - began >= 2_000_000
 
 
-@needs_kernel
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -84,12 +78,11 @@ def test_nothing_changes_and_it_ends() -> None:
 def test_what_cannot_be_looked_at_is_refused_and_nothing_stays_held(change, error) -> None:
     _, words = words_of(0, 0)
     with pytest.raises(error):
-        compiled.kernel.look(*change(words, [0, 0]))
+        kernel.look(*change(words, [0, 0]))
     for word in words:
         word.release()  # BufferError if it were held.
 
 
-@needs_kernel
 def test_a_mapping_that_is_closed_while_somebody_looks_ends_behind_him() -> None:
     mapping = mmap.mmap(-1, 4_096)
     word = memoryview(mapping).cast("Q")[:1]
@@ -109,7 +102,6 @@ def pressure(path: Path, total_us: int) -> str:
 @pytest.fixture
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_processors", lambda: 2)
-    monkeypatch.setattr(compiled, "kernel", compiled.kernel or object())
 
 
 def test_where_others_want_the_processors_nobody_looks_on(
@@ -137,13 +129,8 @@ def test_where_the_host_does_not_tell_everybody_looks_on(
     assert all(looking.is_wanted(second * MEASURE_NS) for second in range(3))
 
 
-@pytest.mark.parametrize("lacks", ["processor", "kernel"])
-def test_on_one_processor_or_without_the_kernel_nobody_looks_on(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, lacks: str
-) -> None:
-    monkeypatch.setattr(waiting, "_processors", lambda: 1 if lacks == "processor" else 2)
-    if lacks == "kernel":
-        monkeypatch.setattr(compiled, "kernel", None)
+def test_on_one_processor_nobody_looks_on(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_processors", lambda: 1)
     assert not LookingOn(clock).is_wanted(MEASURE_NS)
 
 

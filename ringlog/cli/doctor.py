@@ -21,7 +21,6 @@ from ringlog.clock import Clock
 from ringlog.config import Config, load_config
 from ringlog.cores import why_not_used
 from ringlog.errors import DiskError
-from ringlog.frame.kernel import has_kernel
 from ringlog.limits import RING_BYTES_DEFAULT
 from ringlog.shm import ORDERED_MACHINES, engine_trouble, stores_are_ordered
 
@@ -80,7 +79,6 @@ def examine(config: Config, data_dir: str, clock: Clock) -> Iterator[Finding]:
     yield check_space(config, data_dir)
     yield check_sync(data_dir, clock)
     yield check_messaging()
-    yield check_kernel_of_frames(has_kernel())
     yield check_cores(why_not_used())
     yield from check_packages(importlib.metadata.version)
 
@@ -199,14 +197,6 @@ def check_messaging() -> Finding:
     if not zmq.has("curve"):
         return Finding("messaging", WARN, found, "TCP cannot be served or used; same-host clients can")
     return Finding("messaging", OK, found)
-
-
-def check_kernel_of_frames(is_there: bool) -> Finding:
-    """The compiled part of the commit path, which is not needed but faster."""
-    if is_there:
-        return Finding("compiled kernel", OK, "in use")
-    remedy = "reinstall where there is a C compiler, or unset RINGLOG_KERNEL: commits cost less then"
-    return Finding("compiled kernel", OK, "not in use", remedy)
 
 
 def check_cores(why_not: str) -> Finding:

@@ -23,7 +23,6 @@ from ringlog.client.fields import column_values, digest_of, fields_of
 from ringlog.client.once import append_once
 from ringlog.client.results import Appended, FlushReport, ProducerStats
 from ringlog.client.session import Session
-from ringlog.client.single import single_frame
 from ringlog.client.stream import SESSION_BIT, Stream
 from ringlog.errors import (
     Backpressure,
@@ -328,10 +327,6 @@ class ProducerCore:
     def _frame(self, records: Assembler) -> bytearray:
         # A class of 0 asks for nothing beyond the topic's own.
         options, codec = self.options, self._codec_for(records)
-        if len(records.payloads) == 1 and not records.columns and codec is Codec.NONE:
-            return single_frame(
-                records.payloads[0], durability=options.durability or 0, payload_kind=options.payload.kind
-            )
         if not records.columns and codec is Codec.NONE:
             whole, _ = frame_codec.frames_of(
                 records.payloads, len(records.payloads), topic_id=0,

@@ -5,7 +5,7 @@ measure judges them for the shard; settle is what a shard answers. arrow needs t
 """
 
 from ringlog.frame.arrow import encode_arrow
-from ringlog.frame.codec import control_frame, frame, frame_pieces, frames_of_one, patch, seal, total_bytes_at
+from ringlog.frame.codec import control_frame, frame, frame_pieces, frames_of, patch, seal, total_bytes_at
 from ringlog.frame.columns import Columns, encode_buffer, encode_records
 from ringlog.frame.heap import keep_freed_memory
 from ringlog.frame.layout import Column, FrameType
@@ -28,7 +28,7 @@ __all__ = [
     "encode_records",
     "frame",
     "frame_pieces",
-    "frames_of_one",
+    "frames_of",
     "keep_freed_memory",
     "measure",
     "open_frame",

@@ -6,6 +6,7 @@ A producer fills in everything but base_seq, commit_ts and the seal, which are t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ from numpy.typing import NDArray
 
 from ringlog.errors import BatchTooLarge, InvalidRequest, PayloadTooLarge, RecordTooLarge, UsageError
 from ringlog.frame import layout
-from ringlog.frame.batch import body_hashes, scan
-from ringlog.frame.columns import Columns, encode_records
+from ringlog.frame.columns import Columns
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
 from ringlog.frame.header import Header, pack_header
@@ -27,8 +27,8 @@ from ringlog.types import Codec, Durability, PayloadKind
 I64 = NDArray[np.int64]
 
 _PADS = tuple(bytes(n) for n in range(8))
-_ONE_RECORD_PREFIX = layout.HEADER_BYTES + 8
-"""Header and the two offsets of a one-record, payload-only frame: the payload begins here."""
+_HEADERS_MAX = 64
+"""Headers kept: a client's frames get topic and producer later, and differ in class and kind alone."""
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -113,55 +113,6 @@ def control_frame(
     return bytearray().join((pack_header(header), stored))
 
 
-def frames_of_one(
-    payloads: Sequence[bytes],
-    *,
-    topic_id: int,
-    producer_id: int = 0,
-    first_producer_seq: int = 0,
-    epoch: int = 0,
-    durability: Durability = Durability.DISK,
-    payload_kind: PayloadKind = PayloadKind.BYTES,
-) -> tuple[bytearray, I64]:
-    """Build n one-record, payload-only frames back to back; frame i has producer_seq first + i.
-
-    Returns the buffer and (n + 1,) int64 offsets: frame i is `buffer[offsets[i]:offsets[i + 1]]`.
-    Raises InvalidRequest for none, RecordTooLarge naming index, bytes and max, PayloadTooLarge when
-    the buffer would exceed the limit of one message.
-    """
-    template = Header(
-        0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, 1, epoch, producer_id,
-        first_producer_seq, 0, Codec.NONE, _flags(durability, payload_kind), 0, 0, 0,
-    )  # fmt: skip
-    found = encode_plain(payloads, 1, pack_header(template))
-    if found is not None:
-        return found
-    try:
-        alike = _alike_length(payloads)
-        if _is_small(payloads, alike) and len(payloads) <= BATCH_RECORDS_MAX:
-            return _frames_alike(payloads, alike, template)
-    except TypeError as e:
-        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
-    lengths = _payload_lengths(payloads)
-    totals = _ONE_RECORD_PREFIX + ((lengths + 7) & ~7)
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(totals, out=offsets[1:])
-    if offsets[-1] > FRAME_BYTES_MAX:
-        raise PayloadTooLarge("too many bytes in one call", bytes=int(offsets[-1]), max=FRAME_BYTES_MAX)
-    rows = _prefix_rows(template, lengths, totals)
-    try:
-        buffer = _join_mixed(payloads, rows, lengths)
-    except TypeError as e:
-        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
-    if len(buffer) != offsets[-1]:
-        raise UsageError(
-            "a payload is not a buffer of single bytes", bytes=len(buffer), expected=int(offsets[-1])
-        )
-    words = np.frombuffer(buffer, dtype="<u8")
-    words[(offsets[:-1] >> 3) + layout.W_BODY_XXH3] = body_hashes(buffer, scan(words))
-    return buffer, offsets
-
-
 def frames_of(
     payloads: Sequence[bytes],
     records: int,
@@ -170,76 +121,57 @@ def frames_of(
     producer_id: int = 0,
     first_producer_seq: int = 0,
     epoch: int = 0,
-    durability: Durability = Durability.DISK,
+    durability: Durability | int = Durability.DISK,
     payload_kind: PayloadKind = PayloadKind.BYTES,
 ) -> tuple[bytearray, I64]:
-    """As frames_of_one with `records` payloads a frame; the last frame holds what is left.
+    """Build frames of `records` payloads each back to back; the last frame holds what is left.
 
-    Payloads of one length that fill all frames are laid out together; others frame by frame.
+    Returns the buffer and (n + 1,) int64 offsets: frame i is `buffer[offsets[i]:offsets[i + 1]]` and has
+    producer_seq first + i. Raises InvalidRequest for no payload, BatchTooLarge for too many records a frame,
+    RecordTooLarge naming index, bytes and max, PayloadTooLarge when the buffer would exceed the limit of one
+    message, UsageError for payloads that are not bytes.
     """
-    if records == 1:
-        return frames_of_one(
-            payloads, topic_id=topic_id, producer_id=producer_id, first_producer_seq=first_producer_seq,
-            epoch=epoch, durability=durability, payload_kind=payload_kind,
-        )  # fmt: skip
     if not 0 < records <= BATCH_RECORDS_MAX:
         raise BatchTooLarge("too many records in one write", records=records, max=BATCH_RECORDS_MAX)
-    template = Header(
-        0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, records, epoch,
-        producer_id, first_producer_seq, 0, Codec.NONE, _flags(durability, payload_kind), 0, 0, 0,
+    header = _payload_header(
+        topic_id, producer_id, first_producer_seq, epoch, _flags(durability, payload_kind)
+    )
+    found = encode_plain(payloads, records, header)
+    if found is None:
+        found = encode_plain(_as_bytes(payloads), records, header)
+    if found is None:
+        raise PayloadTooLarge("too many bytes in one call", max=FRAME_BYTES_MAX)
+    return found
+
+
+@lru_cache(_HEADERS_MAX)
+def _payload_header(topic_id: int, producer_id: int, producer_seq: int, epoch: int, flags: int) -> bytes:
+    """What frames of payloads alone have in common; the kernel fills in the rest."""
+    return pack_header(
+        Header(
+            0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, 0, epoch, producer_id,
+            producer_seq, 0, Codec.NONE, flags, 0, 0, 0,
+        )
     )  # fmt: skip
-    found = encode_plain(payloads, records, pack_header(template))
-    if found is not None:
-        return found
+
+
+def _as_bytes(payloads: Sequence[Any]) -> list[bytes]:
+    """Payloads that are buffers as bytes; raises for what cannot be one, and for one that is too large."""
     try:
-        alike = _alike_length(payloads)
-        if _is_small(payloads, alike) and len(payloads) % records == 0:
-            return _tables_alike(payloads, records, alike, template)
+        views = [memoryview(payload) for payload in payloads]
     except TypeError as e:
         raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
-    whole = [
-        frame(
-            encode_records(payloads[start : start + records]), topic_id=topic_id, producer_id=producer_id,
-            producer_seq=first_producer_seq + start // records, epoch=epoch, durability=durability,
-            payload_kind=payload_kind,
-        )
-        for start in range(0, len(payloads), records)
-    ]  # fmt: skip
-    if not whole:
+    if not views:
         raise InvalidRequest("a write holds at least one record", records=0, min=1)
-    offsets = np.zeros(len(whole) + 1, dtype=np.int64)
-    np.cumsum([len(one) for one in whole], out=offsets[1:])
-    return bytearray().join(whole), offsets
-
-
-def _tables_alike(
-    payloads: Sequence[bytes], records: int, length: int, template: Header
-) -> tuple[bytearray, I64]:
-    """frames_of for full frames of payloads of one length: all have the same offsets and the same size.
-
-    Every payload is copied once, by one join of all frames.
-    """
-    count, data_bytes = len(payloads) // records, records * length
-    ends = np.arange(0, data_bytes + 1, length, dtype="<i4").tobytes()
-    ends += _PADS[-len(ends) & 7]
-    body = len(ends) + layout.padded(data_bytes)
-    total = layout.HEADER_BYTES + body
-    head = pack_header(template._replace(frame_len=total - layout.LEN_FIELD_BYTES, raw_len=body)) + ends
-    pad = _PADS[-data_bytes & 7]
-    pieces: list[bytes] = []
-    for start in range(0, len(payloads), records):
-        pieces.append(head)
-        pieces += payloads[start : start + records]
-        pieces.append(pad)
-    buffer = bytearray().join(pieces)
-    if len(buffer) != count * total:
-        raise TypeError("a payload is not a buffer of single bytes")
-    view = memoryview(buffer)
-    words = np.frombuffer(buffer, dtype="<u8").reshape(count, total >> 3)
-    words[:, layout.W_PRODUCER_SEQ] += np.arange(count, dtype=np.uint64)
-    hashes = [_hash(view[at + layout.HEADER_BYTES : at + total]) for at in range(0, count * total, total)]
-    words[:, layout.W_BODY_XXH3] = np.array(hashes, dtype=np.uint64)
-    return buffer, np.arange(0, count * total + 1, total, dtype=np.int64)
+    for index, view in enumerate(views):
+        if view.nbytes != len(view):
+            raise UsageError("a payload is not a buffer of single bytes", index=index, bytes=view.nbytes)
+        if view.nbytes > RECORD_BYTES_MAX:
+            raise RecordTooLarge("record too large", index=index, bytes=view.nbytes, max=RECORD_BYTES_MAX)
+    total = sum(view.nbytes for view in views)
+    if total > FRAME_BYTES_MAX:
+        raise PayloadTooLarge("too many bytes in one call", bytes=total, max=FRAME_BYTES_MAX)
+    return [bytes(view) for view in views]
 
 
 def patch(
@@ -305,7 +237,7 @@ def _append_header(
     )  # fmt: skip
 
 
-def _flags(durability: Durability, payload_kind: PayloadKind) -> int:
+def _flags(durability: Durability | int, payload_kind: PayloadKind) -> int:
     return int(durability) | int(payload_kind) << layout.PAYLOAD_KIND_SHIFT
 
 
@@ -313,74 +245,3 @@ def _with_epoch(word: int, epoch: int) -> int:
     if not 0 <= epoch < 1 << 32:
         raise UsageError("a frame's header field is out of range", epoch=epoch)
     return (word & 0xFFFFFFFF) | epoch << layout.EPOCH_SHIFT
-
-
-def _alike_length(payloads: Sequence[bytes]) -> int:
-    """The length of every payload, where all have one above 0; otherwise 0. Raises UsageError."""
-    try:
-        lengths = set(map(len, payloads))
-    except TypeError as e:
-        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
-    return lengths.pop() if len(lengths) == 1 else 0
-
-
-def _is_small(payloads: Sequence[bytes], length: int) -> bool:
-    """Within every limit by far, so that nothing has to be checked one by one."""
-    return (
-        0 < length <= RECORD_BYTES_MAX and len(payloads) > 1 and length * len(payloads) < FRAME_BYTES_MAX >> 1
-    )
-
-
-def _frames_alike(payloads: Sequence[bytes], length: int, template: Header) -> tuple[bytearray, I64]:
-    """frames_of_one for payloads of one length: whole columns of words at a time."""
-    count, body = len(payloads), 8 + layout.padded(length)
-    total = layout.HEADER_BYTES + body
-    header = template._replace(frame_len=total - layout.LEN_FIELD_BYTES, raw_len=body)
-    head = pack_header(header) + (length << 32).to_bytes(8, "little")
-    buffer = bytearray(count * total)
-    words = np.frombuffer(buffer, dtype="<u8").reshape(count, total >> 3)
-    words[:, : layout.HEADER_WORDS + 1] = np.frombuffer(head, dtype="<u8")
-    words[:, layout.W_PRODUCER_SEQ] += np.arange(count, dtype=np.uint64)
-    joined = b"".join(payloads)
-    if len(joined) != count * length:
-        raise TypeError("a payload is not a buffer of single bytes")
-    data = np.frombuffer(joined, dtype=np.uint8).reshape(count, length)
-    words.view(np.uint8)[:, _ONE_RECORD_PREFIX : _ONE_RECORD_PREFIX + length] = data
-    bodies = np.ndarray((count,), f"V{body}", buffer, layout.HEADER_BYTES, (total,)).tolist()
-    words[:, layout.W_BODY_XXH3] = np.fromiter(map(_hash, bodies), dtype=np.uint64, count=count)
-    return buffer, np.arange(0, count * total + 1, total, dtype=np.int64)
-
-
-def _payload_lengths(payloads: Sequence[bytes]) -> I64:
-    try:
-        lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
-    except TypeError as e:
-        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
-    if not len(lengths):
-        raise InvalidRequest("a write holds at least one record", records=0, min=1)
-    longest = int(lengths.argmax())
-    if lengths[longest] > RECORD_BYTES_MAX:
-        raise RecordTooLarge(
-            "record too large", index=longest, bytes=int(lengths[longest]), max=RECORD_BYTES_MAX
-        )
-    return lengths
-
-
-def _prefix_rows(template: Header, lengths: I64, totals: I64) -> NDArray[np.uint64]:
-    """(n, 11) words: the header of each frame and the two offsets of its payload."""
-    words = np.frombuffer(pack_header(template), dtype="<u8")
-    rows = np.empty((len(lengths), layout.HEADER_WORDS + 1), dtype="<u8")
-    rows[:, : layout.HEADER_WORDS] = words
-    rows[:, layout.W_HEAD] += (totals - layout.LEN_FIELD_BYTES).astype(np.uint64)
-    rows[:, layout.W_PRODUCER_SEQ] += np.arange(len(lengths), dtype=np.uint64)
-    rows[:, layout.W_TAIL] += (totals - layout.HEADER_BYTES).astype(np.uint64)
-    rows[:, layout.HEADER_WORDS] = lengths.astype(np.uint64) << np.uint64(32)
-    return rows
-
-
-def _join_mixed(payloads: Sequence[bytes], rows: NDArray[np.uint64], lengths: I64) -> bytearray:
-    parts: list[Any] = [b""] * (3 * len(lengths))
-    parts[0::3] = rows.view(f"V{_ONE_RECORD_PREFIX}").ravel().tolist()
-    parts[1::3] = payloads
-    parts[2::3] = map(_PADS.__getitem__, (-lengths & 7).tolist())
-    return bytearray().join(parts)

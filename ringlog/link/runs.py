@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from ringlog.errors import RingError, RinglogError
 from ringlog.frame import layout
 from ringlog.frame.batch import FOLLOWS
-from ringlog.frame.kernel import has_kernel, stamp_frames
+from ringlog.frame.kernel import stamp_frames
 from ringlog.frame.settle import S_POSITION, Entries
 
 I64 = NDArray[np.int64]
-_FOLLOWS = int(FOLLOWS)
 
 
 class Run:
@@ -45,8 +44,8 @@ class Run:
         self.buffer = buffer
         self.offsets = offsets
         self.count = len(offsets) - 1
-        self.frame_bytes = 0 if has_kernel() else self._alike_bytes()
-        """Size of every frame, where there are several of one size and that is known; else 0."""
+        self.frame_bytes = 0
+        """Size of every frame, where several of one size were stamped; else 0."""
         self.deadline_ns = deadline_ns
         """When it is given up; the owner sees to it and sets `is_abandoned`."""
         self.pushed = 0
@@ -57,10 +56,6 @@ class Run:
         """Frames whose entry has come; they are the first ones."""
         self.is_abandoned = False
         """Nobody waits for it any more: what was not pushed must not be pushed."""
-
-    def _alike_bytes(self) -> int:
-        first = int(self.offsets[1])
-        return first if self.count > 1 and bool((np.diff(self.offsets) == first).all()) else 0
 
     def on_entries(self, first: int, entries: Entries) -> None:
         """Frames first, first + 1, … have these entries."""
@@ -123,47 +118,9 @@ class Run:
 
         Each frame follows the one before (layout.FLAG_FOLLOWS), the first one too if `follows`.
         """
-        if self.count == 1:
-            with memoryview(self.buffer) as view, view.cast("Q") as one:
-                one[layout.W_TOPIC] = topic_id
-                one[layout.W_PRODUCER_ID] = producer_id
-                one[layout.W_PRODUCER_SEQ] = first_producer_seq
-                count = one[layout.W_COUNT_EPOCH] & 0xFFFFFFFF
-                one[layout.W_COUNT_EPOCH] = count | epoch << layout.EPOCH_SHIFT
-                tail = one[layout.W_TAIL]
-                if follows != bool(tail & _FOLLOWS):
-                    one[layout.W_TAIL] = tail ^ _FOLLOWS
-            return
-        if has_kernel():
-            self.frame_bytes = stamp_frames(
-                self.buffer, self.offsets, topic_id, epoch, producer_id, first_producer_seq, follows
-            )
-            return
-        words = np.frombuffer(self.buffer, dtype="<u8")
-        if self.frame_bytes:
-            table = words.reshape(self.count, self.frame_bytes >> 3)
-            table[:, layout.W_TOPIC] = topic_id
-            table[:, layout.W_PRODUCER_ID] = producer_id
-            table[:, layout.W_PRODUCER_SEQ] = np.arange(
-                first_producer_seq, first_producer_seq + self.count, dtype=np.uint64
-            )
-            halves = table.view(np.uint32)
-            halves[:, 2 * layout.W_COUNT_EPOCH + 1] = epoch
-            table[:, layout.W_TAIL] |= FOLLOWS
-            if not follows:
-                table[0, layout.W_TAIL] ^= FOLLOWS
-            return
-        at = self.offsets[:-1] >> 3
-        words[at + layout.W_TOPIC] = topic_id
-        words[at + layout.W_PRODUCER_ID] = producer_id
-        words[at + layout.W_PRODUCER_SEQ] = np.arange(self.count, dtype=np.uint64) + np.uint64(
-            first_producer_seq
+        self.frame_bytes = stamp_frames(
+            self.buffer, self.offsets, topic_id, epoch, producer_id, first_producer_seq, follows
         )
-        counts = words[at + layout.W_COUNT_EPOCH] & np.uint64(0xFFFFFFFF)
-        words[at + layout.W_COUNT_EPOCH] = counts | np.uint64(epoch << layout.EPOCH_SHIFT)
-        words[at + layout.W_TAIL] |= FOLLOWS
-        if not follows:
-            words[at[0] + layout.W_TAIL] ^= FOLLOWS
 
     def put_claim(self, claim: int) -> None:
         """Every frame says under which claim its named producer sends it."""

@@ -34,8 +34,8 @@ _KEPT_VARIABLES = frozenset(
         "VIRTUAL_ENV",
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
-        environment.KERNEL,  # No setting of the engine: which code runs (ringlog/frame/kernel.py).
-        environment.CORES,  # The same (ringlog/cores.py).
+        # No setting of the engine: which code runs (ringlog/frame/kernel.py).
+        environment.CORES,  # No setting of the engine: which code runs (ringlog/cores.py).
     }
 )
 _KEPT_PREFIXES = ("LC_", "PYTHON", "MALLOC_")

@@ -33,8 +33,6 @@ from ringlog.topic.dedup import SESSION_BIT, Producers
 from ringlog.topic.state import Topic
 from ringlog.types import PayloadKind
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 
 @pytest.fixture
 def world() -> World:

@@ -26,8 +26,6 @@ from ringlog.types import Durability
 
 MIB = 1 << 20
 
-pytestmark = pytest.mark.usefixtures("either_way")
-
 
 def world_with(**options: Any) -> World:
     """A started world with a topic `f` of class `fsync` and one `d` of class `disk`."""

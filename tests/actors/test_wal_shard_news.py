@@ -15,7 +15,7 @@ import ringlog
 from actors.wal_shard import events as ev
 from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.group import News
-from ringlog import compiled, waiting
+from ringlog import waiting
 from ringlog.board.board import Board
 from ringlog.board.layout import P, ProcessState, news_name
 from ringlog.board.news import SLOT_MASK, VOLATILE_BIT, NewsReader, NewsRow
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
-def world(either_way: str) -> World:
+def world() -> World:
     made = World(SimulatedDisk(DATA))
     made.start()
     made.put("f", durability="fsync")
@@ -347,7 +347,6 @@ def test_none_is_woken_ahead_for_frames_that_lead_to_no_news(announcer, sleeper)
     assert sleeper.drain() == 0
 
 
-@pytest.mark.skipif(compiled.kernel is None, reason="without the compiled kernel nobody looks on")
 def test_a_reader_of_news_shows_the_word_to_look_at(announcer, shm_dir):
     one = announcer(1)
     one.begin()

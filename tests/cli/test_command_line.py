@@ -20,7 +20,6 @@ from ringlog.cli.doctor import (
     WARN,
     check_cores,
     check_kernel,
-    check_kernel_of_frames,
     check_open_files,
     check_packages,
     check_python,
@@ -243,13 +242,6 @@ def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path) -> None:
     ]
     assert [finding.verdict for finding in found] == [BAD, BAD, BAD, WARN, BAD]
     assert all(finding.advice for finding in found)
-
-
-def test_a_missing_kernel_is_no_fault_but_told_with_what_to_do() -> None:
-    assert check_kernel_of_frames(is_there=True).advice == ""
-    found = check_kernel_of_frames(is_there=False)
-    assert found.verdict == OK
-    assert "C compiler" in found.advice
 
 
 def test_cores_that_are_not_compiled_are_no_fault_and_have_a_remedy() -> None:

@@ -11,20 +11,9 @@ from hypothesis import strategies as st
 from ringlog.client.assembler import Assembler
 from ringlog.client.core import ProducerOptions, named_producer_id, parse_codec, parse_durability
 from ringlog.client.fields import NewRecord, column_values, fields_of
-from ringlog.client.single import single_frame
 from ringlog.errors import InvalidRequest, UsageError
-from ringlog.frame.codec import frame
-from ringlog.frame.columns import encode_records
 from ringlog.payload import JSON, RAW, TEXT
-from ringlog.types import Codec, Durability, PayloadKind
-
-
-@given(
-    payload=st.binary(max_size=300), durability=st.sampled_from(Durability), kind=st.sampled_from(PayloadKind)
-)
-def test_the_frame_of_a_lone_record_is_the_one_the_codec_makes(payload, durability, kind):
-    expected = frame(encode_records([payload]), topic_id=0, durability=durability, payload_kind=kind)
-    assert single_frame(payload, durability=durability, payload_kind=kind) == expected
+from ringlog.types import Codec, Durability
 
 
 @given(tags=st.lists(st.one_of(st.none(), st.text("abc", min_size=1, max_size=3)), min_size=1, max_size=20))

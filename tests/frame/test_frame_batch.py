@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringlog.frame import batch as frames
-from ringlog.frame import encode_records, frame, frames_of_one, layout, open_frame, seal
+from ringlog.frame import encode_records, frame, frames_of, layout, open_frame, seal
 from ringlog.frame.batch import End, FrameBatch, scan
 from ringlog.limits import FRAME_BYTES_MAX
 
@@ -104,7 +104,7 @@ payload_runs = st.lists(
 
 
 def joined(runs: list[tuple[bytes, int]]) -> bytearray:
-    return frames_of_one([payload for payload, count in runs for _ in range(count)], topic_id=3)[0]
+    return frames_of([payload for payload, count in runs for _ in range(count)], 1, topic_id=3)[0]
 
 
 @given(payload_runs, st.randoms(use_true_random=False))
@@ -127,7 +127,7 @@ def test_body_hashes_are_those_of_each_body_in_any_order_of_rows(
 
 def test_frames_swapped_inside_a_run_of_equals_hash_to_their_own() -> None:
     """The first and last rows lie where a run would have them, those between do not."""
-    buffer, offsets = frames_of_one([bytes([i]) * 16 for i in range(6)], topic_id=1)
+    buffer, offsets = frames_of([bytes([i]) * 16 for i in range(6)], 1, topic_id=1)
     batch = scan(buffer).take(np.array([0, 2, 1, 3, 4, 5]))
     assert int(batch.offsets[-1] - batch.offsets[0]) == 5 * int(offsets[1])
     assert frames.first_bad_body(buffer, batch) is None

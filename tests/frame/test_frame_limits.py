@@ -28,7 +28,7 @@ from ringlog.frame import (
     encode_buffer,
     encode_records,
     frame,
-    frames_of_one,
+    frames_of,
     measure,
     open_frame,
     patch,
@@ -90,7 +90,7 @@ def test_accounted_bytes_of_a_record_are_its_payload_and_its_meta() -> None:
     with pytest.raises(RecordTooLarge) as caught:
         encode_records([b"", at_limit + b"x"], metas=[meta, meta])
     assert caught.value.detail == {"index": 1, "bytes": RECORD_BYTES_MAX + 1, "max": RECORD_BYTES_MAX}
-    for call in (encode_records, lambda payloads: frames_of_one(payloads, topic_id=1)):
+    for call in (encode_records, lambda payloads: frames_of(payloads, 1, topic_id=1)):
         assert call([b"x" * RECORD_BYTES_MAX])
         with pytest.raises(RecordTooLarge):
             call([b"", b"x" * (RECORD_BYTES_MAX + 1)])
@@ -107,7 +107,7 @@ def test_a_write_holds_one_to_ten_thousand_records() -> None:
         lambda: encode_records([], event_ts=np.array([], dtype=np.int64)),
         lambda: encode_buffer(b"", [0]),
         lambda: encode_arrow(pa.array([], pa.binary())),
-        lambda: frames_of_one([], topic_id=1),
+        lambda: frames_of([], 1, topic_id=1),
     ):
         with pytest.raises(InvalidRequest, match="at least one"):
             empty()
@@ -125,7 +125,7 @@ def test_a_write_larger_than_a_frame_is_refused_before_it_is_built() -> None:
     """N-6g."""
     big = b"x" * RECORD_BYTES_MAX
     assert 65 * MIB == FRAME_BYTES_MAX
-    for call in (lambda n: encode_records([big] * n), lambda n: frames_of_one([big] * n, topic_id=1)):
+    for call in (lambda n: encode_records([big] * n), lambda n: frames_of([big] * n, 1, topic_id=1)):
         with pytest.raises(PayloadTooLarge) as caught:
             call(65)
         assert caught.value.detail["max"] == FRAME_BYTES_MAX
@@ -177,10 +177,10 @@ def test_numbers_beyond_64_bits_are_refused() -> None:
         lambda: encode_records(iter([b"a"])),  # type: ignore[arg-type]
         lambda: frame(encode_records(["a"]), topic_id=1),  # type: ignore[list-item]
         lambda: frame(encode_records([memoryview(np.zeros(3, np.int64))]), topic_id=1),  # type: ignore[list-item]
-        lambda: frames_of_one(["a", "b"], topic_id=1),  # type: ignore[list-item]
-        lambda: frames_of_one(["a", "bc"], topic_id=1),  # type: ignore[list-item]
-        lambda: frames_of_one([memoryview(np.zeros(3, np.int64))], topic_id=1),  # type: ignore[list-item]
-        lambda: frames_of_one([1], topic_id=1),  # type: ignore[list-item]
+        lambda: frames_of(["a", "b"], 1, topic_id=1),  # type: ignore[list-item]
+        lambda: frames_of(["a", "bc"], 1, topic_id=1),  # type: ignore[list-item]
+        lambda: frames_of([memoryview(np.zeros(3, np.int64))], 1, topic_id=1),  # type: ignore[list-item]
+        lambda: frames_of([1], 1, topic_id=1),  # type: ignore[list-item]
         lambda: encode_records([b"x"], tags=[b"bytes"]),  # type: ignore[list-item]
         lambda: encode_records([b"x"], tags=["a", "b"]),
         lambda: encode_records([b"x"], keys=[]),

@@ -24,7 +24,7 @@ from ringlog.frame import (
     encode_records,
     frame,
     frame_pieces,
-    frames_of_one,
+    frames_of,
     open_frame,
     patch,
     seal,
@@ -142,7 +142,7 @@ def test_frames_of_one_are_the_frames_that_frame_makes(payloads: list[bytes]) ->
         "durability": Durability.FSYNC,
         "payload_kind": PayloadKind.TEXT,
     }
-    buffer, offsets = frames_of_one(payloads, first_producer_seq=5, **options)
+    buffer, offsets = frames_of(payloads, 1, first_producer_seq=5, **options)
     assert offsets[-1] == len(buffer)
     for index, payload in enumerate(payloads):
         one = frame(encode_records([payload]), producer_seq=5 + index, **options)

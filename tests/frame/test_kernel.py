@@ -1,7 +1,4 @@
-"""The compiled kernel does what the way through NumPy does, on every input, and touches nothing else.
-
-Where it was not built there is nothing to compare, and the tests say so.
-"""
+"""The compiled kernel does what NumPy and plain Python do, on every input, and touches nothing else."""
 
 from __future__ import annotations
 
@@ -19,18 +16,15 @@ from frame_samples import any_frame, fix_body_checksum, mutated_frame
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from ringlog.compiled import kernel
 from ringlog.frame import batch as frames
-from ringlog.frame import codec, encode_records, frame, kernel, layout, measure
+from ringlog.frame import codec, encode_records, frame, layout, measure
 from ringlog.frame.batch import End, FrameBatch, scan
-from ringlog.frame.kernel import find
+from ringlog.frame.kernel import find, seal_rows
 from ringlog.frame.settle import S_POSITION, S_PRODUCER_SEQ, S_TOPIC, WORDS
 from ringlog.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, SEQ_MAX
 
 ROOT = Path(__file__).parent.parent.parent
-needs_kernel = pytest.mark.skipif(
-    not kernel.has_kernel(), reason="the kernel was not built here: no C compiler, or RINGLOG_KERNEL=0"
-)
-pytestmark = needs_kernel
 
 payloads = st.lists(st.binary(max_size=30), min_size=1, max_size=12)
 
@@ -67,7 +61,7 @@ tails = st.sampled_from(
 
 
 def judged(buffer: bytearray, batch: FrameBatch) -> tuple[list[bool], Any]:
-    """Which frames are sound ones of payloads alone, as admission judges without a kernel; their measures."""
+    """Which frames are sound ones of payloads alone, as admission means it; their measures."""
     words = batch.words.copy()
     words[:, layout.W_TAIL] &= ~frames.FOLLOWS
     bare = FrameBatch(batch.offsets, words, batch.stop, batch.end)
@@ -140,21 +134,6 @@ def test_what_is_found_is_what_scan_finds_and_admission_judges(
     assert checked.is_even == (len(set(frames.counts_of(words).tolist())) == 1)
 
 
-@given(payloads, st.integers(1, 5))
-def test_frames_are_encoded_as_without_it(items: list[bytes], records: int) -> None:
-    """Both ways through codec.frames_of, byte for byte; tuples as lists."""
-    with_kernel = codec.frames_of(items, records, topic_id=7, producer_id=9, first_producer_seq=3, epoch=2)
-    assert (
-        codec.frames_of(tuple(items), records, topic_id=7, producer_id=9, first_producer_seq=3, epoch=2)[0]
-        == (with_kernel[0])
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "_kernel", None)
-        without = codec.frames_of(items, records, topic_id=7, producer_id=9, first_producer_seq=3, epoch=2)
-    assert with_kernel[0] == without[0]
-    assert with_kernel[1].tolist() == without[1].tolist()
-
-
 @pytest.mark.parametrize(
     "items",
     [[], [b"x", bytearray(b"y")], [b"x", "y"], [b"x", None], (memoryview(b"x"),), "abc", iter([b"x"]), 5,
@@ -162,20 +141,20 @@ def test_frames_are_encoded_as_without_it(items: list[bytes], records: int) -> N
     ids=["none", "bytearray", "text", "nothing", "view", "a text", "iterator", "number", "too large"],
 )  # fmt: skip
 def test_what_is_not_plain_is_left_to_the_other_way(items: Any) -> None:
-    found = kernel._kernel.encode(items, 1, bytes(80), RECORD_BYTES_MAX, FRAME_BYTES_MAX)
+    found = kernel.encode(items, 1, bytes(80), RECORD_BYTES_MAX, FRAME_BYTES_MAX)
     assert found is None
 
 
 @pytest.mark.parametrize("arguments", [(0, bytes(80)), (-1, bytes(80)), (1, bytes(79)), (1 << 40, bytes(80))])
 def test_numbers_that_make_no_sense_are_left_to_the_other_way(arguments: tuple[int, bytes]) -> None:
     records, header = arguments
-    assert kernel._kernel.encode([b"x"], records, header, RECORD_BYTES_MAX, FRAME_BYTES_MAX) is None
+    assert kernel.encode([b"x"], records, header, RECORD_BYTES_MAX, FRAME_BYTES_MAX) is None
 
 
 def test_more_than_a_call_may_hold_is_left_to_the_other_way() -> None:
     one = codec.frames_of([b"x"] * 4, 2, topic_id=1)[0]
-    assert kernel._kernel.encode([b"x"] * 4, 2, bytes(80), 10, len(one)) is not None
-    assert kernel._kernel.encode([b"x"] * 4, 2, bytes(80), 10, len(one) - 1) is None
+    assert kernel.encode([b"x"] * 4, 2, bytes(80), 10, len(one)) is not None
+    assert kernel.encode([b"x"] * 4, 2, bytes(80), 10, len(one) - 1) is None
 
 
 def rows(count: int) -> np.ndarray[Any, Any]:
@@ -187,12 +166,12 @@ def test_rows_outside_of_a_matrix_are_an_error(start: int, stop: int) -> None:
     """A mistake of ours must not become somebody else's memory."""
     entries = np.zeros((3, WORDS), dtype=np.uint64)
     with pytest.raises(ValueError, match="outside"):
-        kernel._kernel.number(rows(3), entries, start, stop, 1, 1, 1, 1)
+        kernel.number(rows(3), entries, start, stop, 1, 1, 1, 1)
     with pytest.raises(ValueError, match="outside"):
-        kernel._kernel.number(rows(9), entries, 0, 4, 1, 1, 1, 1)
+        kernel.number(rows(9), entries, 0, 4, 1, 1, 1, 1)
     offsets = np.arange(3, dtype=np.int64) * 80
     with pytest.raises(ValueError, match="outside"):
-        kernel._kernel.seal(bytearray(240), offsets, rows(3), start, stop, 1)
+        kernel.seal(bytearray(240), offsets, rows(3), start, stop, 1)
 
 
 @pytest.mark.parametrize("offset", [-8, 161, 1 << 62])
@@ -200,17 +179,17 @@ def test_offsets_outside_of_a_buffer_are_an_error(offset: int) -> None:
     offsets = np.array([0, offset, 240], dtype=np.int64)
     buffer = bytearray(240)
     with pytest.raises(ValueError, match="outside"):
-        kernel._kernel.seal(buffer, offsets, rows(3), 1, 2, 1)
+        kernel.seal(buffer, offsets, rows(3), 1, 2, 1)
     assert buffer == bytes(240)
     with pytest.raises(ValueError, match="outside"):
-        kernel._kernel.stamp(buffer, offsets, 1, 1, 1, 1, True)
+        kernel.stamp(buffer, offsets, 1, 1, 1, 1, True)
 
 
 def test_what_may_not_be_written_is_not() -> None:
     with pytest.raises((TypeError, BufferError)):
-        kernel._kernel.take(bytes(80), 1, FRAME_BYTES_MAX, SEQ_MAX, 0)
+        kernel.take(bytes(80), 1, FRAME_BYTES_MAX, SEQ_MAX, 0)
     with pytest.raises((TypeError, BufferError)):
-        kernel._kernel.seal(bytes(80), np.zeros(1, np.int64), rows(1), 0, 1, 1)
+        kernel.seal(bytes(80), np.zeros(1, np.int64), rows(1), 0, 1, 1)
 
 
 @given(st.lists(plain_frame(), min_size=1, max_size=5), st.integers(0, (1 << 64) - 1))
@@ -218,10 +197,10 @@ def test_seals_are_those_of_batch(pieces: Sequence[bytearray], salt: int) -> Non
     buffer = bytearray().join(pieces)
     batch = find(buffer)
     other, expected = bytearray(buffer), scan(bytearray(buffer))
-    last = kernel.seal_rows(buffer, batch, 0, len(batch), salt)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "_kernel", None)
-        assert kernel.seal_rows(other, expected, 0, len(expected), salt) == last
+    last = seal_rows(buffer, batch, 0, len(batch), salt)
+    expected.words[:, layout.W_SEAL_XXH3] = frames.seals(expected.words, salt)
+    frames.put_headers(frames.words_of(other), expected)
+    assert last == int(expected.words[-1, layout.W_SEAL_XXH3])
     assert buffer == other
     assert (batch.words == expected.words).all()
 
@@ -299,11 +278,41 @@ def test_no_byte_outside_of_a_buffer_is_touched(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "clean"), done.stderr[-3_000:]
 
 
-@pytest.mark.parametrize(("wish", "expected"), [("0", "False"), ("1", "True"), ("", "True")])
-def test_it_is_left_out_when_the_environment_says_so(wish: str, expected: str) -> None:
-    code = "from ringlog.frame.kernel import has_kernel; print(has_kernel())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,
-        env=os.environ | {"RINGLOG_KERNEL": wish},
-    )  # fmt: skip
-    assert done.stdout.strip() == expected
+WITHOUT = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ringlog._kernel":
+            raise ModuleNotFoundError("no such file", name=name)
+sys.meta_path.insert(0, Blocked())
+import ringlog, ringlog.errors
+"""
+
+
+def without_kernel(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT + code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def test_where_it_is_missing_the_error_says_what_to_do() -> None:
+    done = without_kernel(
+        "try:\n    ringlog.connect\nexcept ringlog.errors.KernelMissing as e:\n    print(e.code, e)"
+    )
+    assert done.stdout.startswith("kernel_missing ringlog's compiled kernel is missing: reinstall"), (
+        done.stderr
+    )
+    assert "no such file" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["ringlog.cli.main(['doctor'])", "supervisor.main()"])
+def test_where_it_is_missing_a_command_says_so_in_one_line(command: str) -> None:
+    done = without_kernel(f"import ringlog.cli, supervisor\nsys.argv = ['x']\nsys.exit({command})")
+    assert done.returncode == 1
+    assert done.stderr.startswith("ringlog's compiled kernel is missing")
+    assert done.stderr.count("\n") == 1

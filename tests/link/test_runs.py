@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ringlog.errors import RingError
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.codec import frames_of_one
+from ringlog.frame.codec import frames_of
 from ringlog.frame.settle import S_POSITION, WORDS
 from ringlog.link.runs import InFlight, Run
 
@@ -24,7 +24,7 @@ class Kept(Run):
     __slots__ = ("got", "lost")
 
     def __init__(self, count, payload=b"x" * 24):
-        buffer, offsets = frames_of_one([payload] * count, topic_id=0)
+        buffer, offsets = frames_of([payload] * count, 1, topic_id=0)
         super().__init__("t", buffer, offsets, 0)
         self.got, self.lost = [], []
 

@@ -21,7 +21,6 @@ HEADER_BYTES_MAX = 16 * KIB
 REQUEST_BYTES_MAX = 64 * MIB
 IDEMPOTENCY_KEY_BYTES_MAX = 256
 TOPIC_NAME_BYTES_MAX = 255
-CONFIG_BYTES_MAX = 16 * KIB
 
 # -- numbers in messages and settings. Beyond: refused where they are decoded ------------------------
 MILLIS_MAX = 1 << 43
@@ -57,8 +56,6 @@ SETTLE_ENTRIES_DEFAULT = 16_384
 """Frames in flight on one ring; the producer waits beyond it."""
 SETTLE_ENTRY_BYTES = 64
 RINGS_PER_SHARD_MAX = 1_024
-RING_VERIFY_RETRIES = 8
-"""Turns a published frame that does not verify is looked at again before its ring is closed (RD-12)."""
 
 # -- group commit --------------------------------------------------------------------------------------
 GROUP_FRAMES_MAX = 8_192

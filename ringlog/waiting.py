@@ -15,7 +15,6 @@ import math
 import os
 from collections.abc import Callable
 
-from ringlog.clock import Clock
 from ringlog.compiled import kernel
 
 ANSWER_NS = 1_000_000
@@ -34,8 +33,7 @@ _GROUPS = "/sys/fs/cgroup"
 class LookingOn:
     """Whether to look on before sleeping, in this process, at present."""
 
-    def __init__(self, clock: Clock, *, pressure: str = _PRESSURE) -> None:
-        self._clock = clock
+    def __init__(self, pressure: str = _PRESSURE) -> None:
         self._pressure = pressure
         self._measured_ns = self._stalled_us = 0
         self._next_ns = 0

@@ -12,7 +12,6 @@ import pytest
 
 from ringlog import waiting
 from ringlog.compiled import kernel
-from ringlog.testing.clock import ManualClock
 from ringlog.waiting import CROWDED_SHARE, MEASURE_NS, WORDS_MAX, LookingOn, look, quota
 
 LONG_NS = 900_000_000
@@ -104,11 +103,9 @@ def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_processors", lambda: 2)
 
 
-def test_where_others_want_the_processors_nobody_looks_on(
-    tmp_path: Path, clock: ManualClock, two_processors: None
-) -> None:
+def test_where_others_want_the_processors_nobody_looks_on(tmp_path: Path, two_processors: None) -> None:
     file = tmp_path / "cpu"
-    looking = LookingOn(clock, pressure=pressure(file, 1_000_000))
+    looking = LookingOn(pressure(file, 1_000_000))
     at_ns = 10 * MEASURE_NS
     assert looking.is_wanted(at_ns), "nothing is known of what was before"
     share_us = int(CROWDED_SHARE * MEASURE_NS / 1_000)
@@ -121,17 +118,17 @@ def test_where_others_want_the_processors_nobody_looks_on(
 
 @pytest.mark.parametrize("text", ["", "some avg10=1 total=many\n", None])
 def test_where_the_host_does_not_tell_everybody_looks_on(
-    tmp_path: Path, clock: ManualClock, two_processors: None, text: str | None
+    tmp_path: Path, two_processors: None, text: str | None
 ) -> None:
     if text is not None:
         (tmp_path / "cpu").write_text(text)
-    looking = LookingOn(clock, pressure=str(tmp_path / "cpu"))
+    looking = LookingOn(str(tmp_path / "cpu"))
     assert all(looking.is_wanted(second * MEASURE_NS) for second in range(3))
 
 
-def test_on_one_processor_nobody_looks_on(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_one_processor_nobody_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_processors", lambda: 1)
-    assert not LookingOn(clock).is_wanted(MEASURE_NS)
+    assert not LookingOn().is_wanted(MEASURE_NS)
 
 
 @pytest.mark.parametrize(

@@ -98,11 +98,6 @@ class ColdReads:
         self._by_range: dict[tuple[str, int, int], int] = {}
         self._ticket = 0
 
-    @property
-    def open_fetches(self) -> int:
-        """Fetches that run or wait for a thread."""
-        return len(self._open)
-
     def ask(self, client: bytes, corr: int, message: m.ColdRead, now_ns: int) -> list[Reply | Fetch]:
         """Take a request in; an answer, a fetch, or nothing yet."""
         self.asked += 1

@@ -107,7 +107,7 @@ class Shell:
         """Encoded Turns by number of rows: the same words again and again."""
         self._turns = 0
         self._missed = 0
-        self._looking_on = LookingOn(self._clock)
+        self._looking_on = LookingOn()
         self._governing = Governing.of(
             self._board, number, boot.slot, boot.shards, schedulers, self._clock.monotonic_ns(),
             is_reacting=is_governed,

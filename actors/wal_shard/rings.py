@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from actors.wal_shard.events import FramesArrived
-from ringlog.errors import RingError, Status
+from ringlog.errors import RingError
 from ringlog.frame.batch import End
 from ringlog.frame.kernel import find
 from ringlog.frame.layout import LEN_FIELD_BYTES
@@ -183,7 +183,7 @@ class Rings:
         if not ring.is_broken:
             ring.is_broken = True
             say(log, logging.WARNING, "ring closed", ring=ring.name, reason=reason)
-            ring.consumer.close(int(Status.CORRUPT_FRAME))
+            ring.consumer.close()
             ring.bell.ring()
 
     def settle(self, source: int, entries: Entries, new_tail: int) -> None:

@@ -155,7 +155,7 @@ class Shell:
         self._commit_from_ns = 0
         self._has_published = False
         self._is_idle = True
-        self._looking_on = LookingOn(self._clock)
+        self._looking_on = LookingOn()
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
         requests = self.core.requests

@@ -211,8 +211,6 @@ def _scribble_once(path: Path, chance: random.Random) -> None:
         kind = chance.randrange(4)
         if kind < 2:
             word = chance.choice(list(Word))
-            if word is Word.CONSUMER_REASON:
-                word = Word.HEAD
             scribbler.put(word, any_word(chance, scribbler.word(word)))
         elif kind == 2:
             start = scribbler.word(Word.HEAD) % scribbler.identity.capacity

@@ -88,14 +88,14 @@ class RawRing:
         """Put any value into a live word."""
         self.memory.store(word, value & 0xFFFFFFFFFFFFFFFF)
 
-    def wait_closed(self, within_s: float = WAIT_S) -> int:
-        """The reason for which the shard closed it, 0 when it did not within that time."""
+    def wait_closed(self, within_s: float = WAIT_S) -> bool:
+        """Whether the shard closed it within that time."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             if self.memory.load(layout.Word.CONSUMER_STATE) == layout.ConsumerState.CLOSED:
-                return self.memory.load(layout.Word.CONSUMER_REASON)
+                return True
             time.sleep(LOOK_S)
-        return 0
+        return False
 
     def wait_settled(self, position: int, within_s: float = WAIT_S) -> bool:
         """Whether the tail came to a position."""

@@ -32,14 +32,6 @@ def bucket_of(value: int, shift: int) -> int:
     return 1 + QUARTERS * octave + ((value << 2 >> (shift + octave)) & 3)
 
 
-def buckets_of(values: NDArray[np.generic], shift: int) -> NDArray[np.int64]:
-    """(n,) buckets of n values."""
-    fraction, exponent = np.frexp(np.asarray(values, dtype=np.float64) / (1 << shift))
-    quarter = ((fraction - 0.5) * (2 * QUARTERS)).astype(np.int64)
-    index = 1 + QUARTERS * (exponent.astype(np.int64) - 1) + quarter
-    return np.where(exponent < 1, 0, np.minimum(index, LAST))
-
-
 def bucket_floor(bucket: int, shift: int) -> float:
     """Least value of a bucket."""
     if bucket == 0:
@@ -96,16 +88,6 @@ class Histogram:
         words, base = self._words, self._base
         words[base + 1 + bucket_of(value, self._shift)] += n
         words[base] = (words[base] + value * n) & 0xFFFFFFFFFFFFFFFF
-
-    def record_many(self, values: NDArray[np.generic]) -> None:
-        """Count each of n values."""
-        if not len(values):
-            return
-        words, base = self._words, self._base
-        counts = np.bincount(buckets_of(values, self._shift), minlength=BUCKETS)
-        for bucket in np.flatnonzero(counts).tolist():
-            words[base + 1 + bucket] += int(counts[bucket])
-        words[base] = (words[base] + int(values.sum())) & 0xFFFFFFFFFFFFFFFF
 
     def snapshot(self) -> HistogramSnapshot:
         """A private copy of the counts."""

@@ -128,10 +128,7 @@ class P(IntEnum):
     DUPLICATES = 22
     REFUSED = 23
     RINGS = 24
-    WAL_BYTES = 25
     WAL_FILES = 26
-    UNSYNCED = 27
-    """Bytes acked without a sync and not synced yet."""
     CORRUPT = 28
     RECOVERY_NS = 29
     TRUNCATED = 30
@@ -140,15 +137,6 @@ class P(IntEnum):
     TOPICS = 32
     """Topics of the shard, those that it is about to make included; all shards together have at most
     limits.max_topics."""
-    RING_BYTES = 33
-    """Bytes waiting in rings when last looked at."""
-    SETTLED = 34
-    CONNECTIONS = 35
-    RINGS_CLOSED = 36
-    """Rings closed because their words or frames made no sense."""
-    RECOVERED_FRAMES = 37
-    VOLATILE_BYTES = 38
-    EVICTED = 39
     DISK_LOW = 40
     """Reclaimer: 1 while the data directory's device has less free than data.min_free_bytes; shards look."""
     DISK_FREE = 41

@@ -158,21 +158,6 @@ class TopicTable:
         words[at + 12], words[at + 13], words[at + 14], words[at + 15] = more
         words[at] = odd + 1
 
-    def publish_head(
-        self, slot: int, head_seq: int, earliest: int, count: int, bytes: int, last_write_us: int
-    ) -> None:
-        """Replace only what an append changes."""
-        words = self._words[slot >> _CHUNK_SHIFT]
-        at = _BASE + (slot & _CHUNK_MASK) * TOPIC_SLOT_WORDS
-        odd = words[at] | 1
-        words[at] = odd
-        words[at + 4] = head_seq
-        words[at + 5] = earliest
-        words[at + 9] = count
-        words[at + 10] = bytes
-        words[at + 11] = last_write_us
-        words[at] = odd + 1
-
     def reset(self) -> dict[int, int]:
         """Empty every slot, also those a dead writer left half written. Readers keep their mappings.
 

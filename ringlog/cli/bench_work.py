@@ -35,8 +35,6 @@ class AppendResult(msgspec.Struct, frozen=True):
     records: int
     frames: int
     seconds: float
-    warm_up: int
-    """Records appended before the clock ran."""
     ack_ms: list[float]
     """A sample of at most 10,000 acks, ascending."""
 
@@ -57,7 +55,7 @@ def append(work: AppendWork, clock: Clock) -> AppendResult:
         _send(producer, batch, is_single=is_single).result()
         print(READY, flush=True)
         if sys.stdin.readline() != GO:
-            return AppendResult(0, 0, 0.0, len(batch), [])
+            return AppendResult(0, 0, 0.0, [])
         return _run(producer, batch, most_open, work, clock, is_single=is_single)
 
 
@@ -85,7 +83,7 @@ def _run(
         take()
     seconds = (clock.monotonic_ns() - began) / 1e9
     step = len(acks) // SAMPLE_MAX + 1
-    return AppendResult(sent, sent // work.frame_records, seconds, len(batch), sorted(acks[::step]))
+    return AppendResult(sent, sent // work.frame_records, seconds, sorted(acks[::step]))
 
 
 def _send(producer: Producer[bytes], batch: list[bytes], *, is_single: bool) -> Ticket:

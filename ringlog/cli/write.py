@@ -18,7 +18,6 @@ from ringlog.types import Durability, PayloadKind
 
 CHUNK_RECORDS = 1000
 CHUNK_BYTES = 1 << 20
-PROGRESS_EVERY_RECORDS = 10_000
 
 
 def write(

@@ -140,7 +140,7 @@ class Shell:
         self.descriptors = Descriptors()
         self.session = self._make_session(self.descriptors)
         self._leader: object | None = None
-        self._looking_on = LookingOn(self._clock)
+        self._looking_on = LookingOn()
         self._wakes_ns = 0  # When the sleeping leader will look at the time again; 0 = it is awake.
         self._followers: dict[int, threading.Lock] = {}
         self._followed = memoryview(array("Q", [0]))

@@ -239,10 +239,6 @@ class LocalLinks:
             message, deadline_ns, attachment, is_patient=is_patient, by_lane=by_ring, is_awaited=is_awaited
         )
 
-    def ask_supervisor(self, message: Message, deadline_ns: int) -> Pending[Reply]:
-        """Ask the supervisor."""
-        return self._supervisor.request(message, deadline_ns)
-
     def ask_relocator(self, message: Message, deadline_ns: int) -> Pending[Reply]:
         """Ask the process that reads cold segments; it is connected to when it is first needed.
 

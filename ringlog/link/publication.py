@@ -113,7 +113,7 @@ class PublicationWatch:
     def _look_again(self) -> None:
         self._timer = None
         ring = self._ring
-        if ring is not None and (ring.producer.consumer_closed or ring.producer.is_removed):
+        if ring is not None and (ring.producer.is_consumer_closed or ring.producer.is_removed):
             self._ring = None
             ring.close()
         if self._ring is None:

@@ -202,16 +202,16 @@ class RingChannel:
             return False
         try:
             count = self._in_flight.match(ring.producer.settled())
-            reason = ring.producer.consumer_closed if self._ring is ring else 0
-            if reason:
+            is_closed = self._ring is ring and ring.producer.is_consumer_closed
+            if is_closed:
                 # Read after the entries: what was settled before the end has been taken, or comes now.
                 self._in_flight.match(ring.producer.settled())
         except RingError as e:
             if self._ring is ring:
                 self._displace(f"ring unusable: {e}")
             return True
-        if reason and self._ring is ring:
-            self._displace(f"ring closed by its shard, reason {reason}")
+        if is_closed and self._ring is ring:
+            self._displace("the ring was closed by its shard")
             return True
         if count or self._outbox:
             self._push()
@@ -326,7 +326,7 @@ class RingChannel:
     def _move_to_larger(self) -> ClientRing | None:
         """The ring to push into: the larger one, once the present one is empty; None until then."""
         ring, larger = self._ring, self._larger
-        if ring is None or larger is None or ring.producer.consumer_closing:
+        if ring is None or larger is None or ring.producer.is_consumer_closed:
             return ring
         if self._in_flight.frames:
             return None
@@ -441,16 +441,13 @@ class RingChannel:
         producer = self._ring.producer
         if producer.is_removed:
             self._displace("the ring was removed")
-        elif producer.consumer_closing and not self._in_flight.frames:
-            # All it held is settled and it still is not closed: an engine that stops is gone before that.
-            self._displace("the ring stays closing")
         else:
             self._look_later()
 
     def _push_what_fits(self, ring: ClientRing) -> int:
         """Frames that were pushed. Raises RingError for a ring that is of no use any more."""
         pushed = 0
-        while self._outbox and not self._is_sending_message and not ring.producer.consumer_closing:
+        while self._outbox and not self._is_sending_message and not ring.producer.is_consumer_closed:
             run = self._outbox[0]
             if run.is_abandoned:
                 self._outbox.popleft()

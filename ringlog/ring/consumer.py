@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ringlog import stop_points
 from ringlog.errors import RingError
-from ringlog.ring.layout import SETTLE_WORDS, CloseReason, ConsumerState, ProducerState, Word
+from ringlog.ring.layout import SETTLE_WORDS, ConsumerState, ProducerState, Word
 from ringlog.ring.region import RingMemory, open_ring, require_engine
 
 _LEN_BYTES = 4
@@ -55,8 +55,7 @@ class RingConsumer:
                     "ring of another shard", path=path, found=memory.identity.shard, expected=shard
                 )
             if memory.load(Word.CONSUMER_STATE) == ConsumerState.CLOSED:
-                reason = memory.load(Word.CONSUMER_REASON)
-                raise RingError("the ring was closed by its consumer", path=path, reason=reason)
+                raise RingError("the ring was closed by its consumer", path=path)
             return cls(memory, path)
         except BaseException:
             memory.close()
@@ -165,16 +164,12 @@ class RingConsumer:
             raise RingError("ring words make no sense", producer_state=state, path=self.path)
         return state
 
-    def begin_close(self, reason: int = CloseReason.SHUTDOWN) -> None:
-        """Ask the producer to push nothing more; what is in the ring will still be settled."""
-        self._set_state(ConsumerState.CLOSING, reason)
-
-    def close(self, reason: int) -> None:
-        """Say for good that nothing more will be read, and why (positive).
+    def close(self) -> None:
+        """Say for good that nothing more will be read: the ring is corrupt.
 
         What was read may still be settled. Detach afterwards; no consumer attaches to this ring again.
         """
-        self._set_state(ConsumerState.CLOSED, reason)
+        self._memory.store(Word.CONSUMER_STATE, ConsumerState.CLOSED)
 
     def detach(self) -> None:
         """Unmap without a word: the ring stays as it is. Idempotent; other calls then raise RingError."""
@@ -200,13 +195,6 @@ class RingConsumer:
             return
         self._tail = self._read = stop
         self._memory.store(Word.TAIL, stop)
-
-    def _set_state(self, state: ConsumerState, reason: int) -> None:
-        if reason <= 0:
-            raise RingError("a close reason is positive", reason=reason)
-        # Reason first: whoever sees the state sees why.
-        self._memory.store(Word.CONSUMER_REASON, reason)
-        self._memory.store(Word.CONSUMER_STATE, state)
 
     def _look(self) -> int:
         """Load the head and check it against everything we know ourselves."""

@@ -27,8 +27,7 @@ byte   size  field             written by
  512   8     settle_tail       producer   settle entries ever taken
  640   8     wants             producer   bits: what to wake the client for
  768   8     producer_state    producer   0 new, 1 attached, 2 closed
- 896   8     consumer_state    consumer   0 open, 1 closing, 2 closed
- 1024  8     consumer_reason   consumer   why it is closing or closed
+ 896   8     consumer_state    consumer   0 open, 2 closed
 
 A position counts bytes ever written and never wraps; its index is position % capacity. A frame is a
 multiple of 8 bytes whose first 4 bytes hold its length less 4, and it never straddles the end of the
@@ -81,7 +80,6 @@ class Word(IntEnum):
     WANTS = 80
     PRODUCER_STATE = 96
     CONSUMER_STATE = 112
-    CONSUMER_REASON = 128
 
 
 class Wants(IntFlag):
@@ -105,18 +103,8 @@ class ConsumerState(IntEnum):
     """Life of the consumer's side; CLOSED is final."""
 
     OPEN = 0
-    CLOSING = 1
     CLOSED = 2
-
-
-class CloseReason(IntEnum):
-    """Why a consumer closes a ring. Any other positive number may be used as well."""
-
-    DRAINED = 1
-    """The producer is gone and everything it published is settled."""
-    WORDS_MAKE_NO_SENSE = 2
-    FRAMES_MAKE_NO_SENSE = 3
-    SHUTDOWN = 4
+    """The words or frames in the ring are corrupt: it is read no more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from ringlog.ring.layout import (
     PAD_BYTES,
     PAD_WORD,
     SETTLE_WORDS,
-    CloseReason,
     ConsumerState,
     ProducerState,
     Word,
@@ -75,8 +74,7 @@ class RingProducer:
             if memory.load(Word.PRODUCER_STATE) == ProducerState.CLOSED:
                 raise RingError("the ring was closed by its producer", path=path)
             if memory.load(Word.CONSUMER_STATE) == ConsumerState.CLOSED:
-                reason = memory.load(Word.CONSUMER_REASON)
-                raise RingError("the ring was closed by its consumer", path=path, reason=reason)
+                raise RingError("the ring was closed by its consumer", path=path)
             producer = cls(memory, fd, path)
         except BaseException:
             memory.close()
@@ -237,16 +235,8 @@ class RingProducer:
         return self._head
 
     @property
-    def consumer_closed(self) -> int:
-        """0 while the ring is in use, else why the consumer closed it (CloseReason): it reads no more."""
-        if self._memory.load(Word.CONSUMER_STATE) != ConsumerState.CLOSED:
-            return 0
-        # Closed without a reason is what nobody of ours writes; closed it is.
-        return self._memory.load(Word.CONSUMER_REASON) or CloseReason.WORDS_MAKE_NO_SENSE
-
-    @property
-    def consumer_closing(self) -> bool:
-        """True when the consumer asks for nothing more to be pushed; what is in the ring will be settled."""
+    def is_consumer_closed(self) -> bool:
+        """True when the consumer found the ring corrupt and reads no more."""
         return self._memory.load(Word.CONSUMER_STATE) != ConsumerState.OPEN
 
     @property

@@ -95,10 +95,10 @@ def producer_closed(path: str) -> bool:
     return int.from_bytes(word, "little") == layout.ProducerState.CLOSED
 
 
-def close_from_outside(path: str, reason: int) -> None:
+def close_from_outside(path: str) -> None:
     """Tell a ring's producer that nobody reads it any more: for who removes a ring its shard cannot use.
 
-    `reason` is 1..255 (CloseReason). Nothing happens where there is no such file or it holds no header.
+    Nothing happens where there is no such file or it holds no header.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -107,8 +107,7 @@ def close_from_outside(path: str, reason: int) -> None:
     try:
         if os.fstat(fd).st_size < layout.HEADER_BYTES:
             return  # Cut by somebody: writing would make it grow.
-        # Reason first, as a consumer does. Both change one byte of their word, so neither is seen half.
-        os.pwrite(fd, reason.to_bytes(8, "little"), layout.Word.CONSUMER_REASON * 8)
+        # Changes one byte of the word, so it is never seen half written.
         os.pwrite(fd, layout.ConsumerState.CLOSED.to_bytes(8, "little"), layout.Word.CONSUMER_STATE * 8)
     finally:
         os.close(fd)

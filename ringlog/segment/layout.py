@@ -116,7 +116,6 @@ class NumberAllocator:
 
     def __init__(self, maker: int, known: Iterable[int] = ()) -> None:
         """`known` are the numbers on disk and in snapshots, of whatever maker."""
-        self._maker = maker
         own = [number for number in known if number >> MAKER_SHIFT == maker]
         self._last = max(own, default=maker << MAKER_SHIFT)
 

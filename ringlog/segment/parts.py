@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringlog.errors import DiskError
-from ringlog.segment.layout import DATA, DEL, IDX, PACKS_DIR, TAGS, TOPICS_DIR, parse_stem
+from ringlog.segment.layout import PACKS_DIR, TOPICS_DIR, parse_stem
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import TMP_SUFFIX
 
@@ -118,16 +118,3 @@ def _names_in(disk: Disk, data_dir: str, directory: str) -> list[str]:
         if e.errno != errno.ENOENT:
             raise
         return []
-
-
-def remove_segment(disk: Disk, data_dir: str, stem: str) -> None:
-    """Remove every part there is; the data part's name goes first, and durably, so that no crash leaves
-    a data part whose index is made anew. Raises DiskError.
-    """
-    directory = os.path.dirname(f"{data_dir}/{stem}")
-    for suffixes in ((DATA,), (IDX, TAGS, DEL)):
-        present = [path for suffix in suffixes if disk.exists(path := f"{data_dir}/{stem}{suffix}")]
-        for path in present:
-            disk.unlink(path)
-        if present:
-            disk.sync_dir(directory)

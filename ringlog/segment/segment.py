@@ -59,7 +59,7 @@ class Segment:
         self, disk: Disk, data_dir: str, stem: str, fd: int, header: IndexHeader, topics: Table,
         entries: Table,
     ) -> None:  # fmt: skip
-        self._disk, self._data_dir, self._fd = disk, data_dir, fd
+        self._disk, self._fd = disk, fd
         self._base = f"{data_dir}/{stem}"
         self._tags_fd = -1
         self._tags: TagsIndex | None = None

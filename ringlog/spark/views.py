@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from ringlog.client.client import Client
 from ringlog.errors import TopicNotFound
@@ -62,7 +62,7 @@ TRIES_MAX = 5
 FILES_PER_PARTITION = 64
 """Indexes one task reads, of views that look at indexes only."""
 
-_TEXT, _LONG, _INT, _TIME = StringType(), LongType(), IntegerType(), TimestampType()
+_TEXT, _LONG, _TIME = StringType(), LongType(), TimestampType()
 _OWNER = {"topic": _TEXT, "topic_id": _TEXT, "epoch": _LONG}
 _RANGE = {"first_seq": _LONG, "last_seq": _LONG, "records": _LONG}
 

@@ -33,8 +33,6 @@ _SPARSE = 4
 _TAG_RECORDS = 8
 """A tag, its number and its place among the others take some 200 bytes: as much as so many records."""
 
-Visible = Callable[[ExtentFacts], int]
-"""File offset up to which an extent may be read now."""
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 

@@ -41,7 +41,6 @@ from ringlog.limits import (
 from ringlog.lives import born_of
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellRinger, make_bell
-from ringlog.ring.layout import CloseReason
 from ringlog.ring.region import close_from_outside, create_ring, producer_alive, producer_closed, remove_ring
 from ringlog.supervision.restart import NS_PER_S
 from ringlog.supervision.sockets import ShardLink, error_reply
@@ -303,7 +302,7 @@ class RingKeeper:
 
     def _tell_producer(self, ring: Ring) -> None:
         """A producer that is in the ring already would push into a file nobody reads, for ever."""
-        close_from_outside(self._path(ring.name), CloseReason.WORDS_MAKE_NO_SENSE)
+        close_from_outside(self._path(ring.name))
         bell = BellRinger(self._path(ring.bell))
         # Not our bell any more: its client looks by itself when a request of it ends.
         with contextlib.suppress(RingError):

@@ -59,7 +59,7 @@ def test_who_asks_for_what_is_being_fetched_waits_for_the_same_fetch():
     fetch = fetch_of(ask(core, 0, 10, client=b"a"))
     assert ask(core, 10, 20, client=b"b") == []
     assert [reply.client for reply in done(core, fetch)] == [b"a", b"b"]
-    assert core.open_fetches == 0
+    assert core.next_deadline_ns() is None
 
 
 def test_too_many_are_throttled_and_those_who_wait_are_not():

@@ -15,7 +15,6 @@ from ringlog.board.histogram import (
     Histogram,
     bucket_floor,
     bucket_of,
-    buckets_of,
 )  # fmt: skip
 from ringlog.board.layout import HISTOGRAM_WORDS
 
@@ -32,7 +31,6 @@ def test_a_value_lies_within_its_bucket_and_both_ways_agree(value: int, shift: i
     assert 0 <= bucket <= LAST < BUCKETS
     assert bucket_floor(bucket, shift) <= value
     assert bucket == LAST or value < bucket_floor(bucket + 1, shift)
-    assert buckets_of(np.array([value]), shift).tolist() == [bucket]
 
 
 @SHIFTS
@@ -50,13 +48,11 @@ def test_times_reach_from_a_microsecond_to_more_than_a_minute() -> None:
 
 @given(st.lists(st.integers(0, 1 << 45), min_size=1, max_size=200), st.floats(0, 100))
 def test_a_percentile_is_within_a_quarter_of_the_truth(values: list[int], p: float) -> None:
-    one, many = histogram(), histogram()
+    one = histogram()
     for value in values:
         one.record(value)
-    many.record_many(np.array(values))
     snapshot = one.snapshot()
-    assert snapshot.counts.tolist() == many.snapshot().counts.tolist()
-    assert snapshot.total == many.snapshot().total == sum(values)
+    assert (snapshot.count, snapshot.total) == (len(values), sum(values))
     assert snapshot.mean == pytest.approx(sum(values) / len(values))
     truth = float(np.percentile(values, p, method="inverted_cdf"))
     found = snapshot.percentile(p)
@@ -74,7 +70,6 @@ def test_one_record_may_stand_for_many() -> None:
 
 def test_an_empty_histogram_says_zero() -> None:
     empty = histogram()
-    empty.record_many(np.array([], dtype=np.int64))
     assert (empty.percentile(99), empty.snapshot().mean, empty.snapshot().count) == (0.0, 0.0, 0)
 
 

@@ -42,15 +42,6 @@ def test_a_published_slot_reads_back_whole(table: TopicTable, reader: TopicTable
     assert reader.read(first) == big
 
 
-def test_publishing_a_head_leaves_the_rest(table: TopicTable, reader: TopicTable) -> None:
-    slot = table.allocate()
-    table.publish(slot, FACTS)
-    table.publish_head(slot, 60, 4, 57, 5_700, 1_700_000_000_000_001)
-    assert reader.read(slot) == FACTS._replace(
-        head_seq=60, earliest_seq=4, count=57, bytes=5_700, last_write_us=1_700_000_000_000_001
-    )
-
-
 def test_a_released_slot_is_empty_and_used_again_lowest_first(table: TopicTable, reader: TopicTable) -> None:
     slots = [table.allocate() for _ in range(4)]
     assert slots == [0, 1, 2, 3]
@@ -186,7 +177,7 @@ def test_a_peek_tells_of_changes_and_of_nothing_that_is_not_mapped(
     table.publish(slots[0], FACTS)
     before = reader.peek(0)
     assert before == reader.sequence(0)
-    table.publish_head(0, 60, 4, 57, 5_700, 1_700_000_000_000_001)
+    table.publish(0, FACTS._replace(head_seq=60))
     assert reader.peek(0) != before
     assert reader.peek(CHUNK) == -1, "a chunk made since is not looked for"
     assert reader.sequence(CHUNK) >= 0

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ringlog.ring import layout
-from ringlog.ring.layout import CloseReason, RingIdentity, Word, hash_id
+from ringlog.ring.layout import RingIdentity, Word, hash_id
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 RINGS = PAGE.split("\n## Rings\n")[1].split("\n## ")[0]
@@ -26,8 +26,3 @@ def test_the_worked_identity_is_what_the_code_writes() -> None:
 def test_the_live_words_lie_where_the_page_says() -> None:
     rows = re.findall(r"^\| (\d+) \| ([a-z_]+) \| (?:producer|consumer) \|", RINGS, re.M)
     assert {name.upper(): int(byte) for byte, name in rows} == {word.name: word * 8 for word in Word}
-
-
-def test_the_close_reasons_are_on_the_page() -> None:
-    for reason in CloseReason:
-        assert f"{int(reason)} {reason.name.lower().replace('_', ' ')}" in RINGS

@@ -80,7 +80,7 @@ def test_a_producer_survives_any_words(lies: list[tuple[Word, int]]) -> None:
     answers(producer.settled)
     answers(lambda: producer.push([frame_of(4)]))
     answers(lambda: producer.push_run(frame_of(4) * 30, 64))
-    answers(lambda: producer.consumer_closed)
+    answers(lambda: producer.is_consumer_closed)
     answers(lambda: producer.free_bytes)
     answers(lambda: RingProducer(memory).push([frame_of(5)]))
 

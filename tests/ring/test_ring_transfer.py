@@ -17,7 +17,7 @@ from ringlog.frame import settle as frame_settle
 from ringlog.ring import layout
 from ringlog.ring.layout import RingIdentity
 from ringlog.ring.region import RingMemory
-from ringlog.ring.ring import CloseReason, RingConsumer, RingProducer, Wants
+from ringlog.ring.ring import RingConsumer, RingProducer, Wants
 
 Ends = tuple[RingProducer, RingConsumer]
 
@@ -197,16 +197,12 @@ def test_wants_and_closing_words_reach_the_other_side(ends: Ends) -> None:
     producer, consumer = ends
     producer.set_wants(Wants.SETTLEMENTS | Wants.PUBLICATION)
     assert consumer.wants == 3
-    assert (producer.consumer_closed, producer.consumer_closing) == (0, False)
-    consumer.begin_close()
-    assert (producer.consumer_closed, producer.consumer_closing) == (0, True)
-    with pytest.raises(RingError, match="positive"):
-        consumer.close(0)
+    assert not producer.is_consumer_closed
     producer.push([frame_of(1)])
     frames = take(consumer)
-    consumer.close(CloseReason.FRAMES_MAKE_NO_SENSE)
-    consumer.close(CloseReason.FRAMES_MAKE_NO_SENSE)
-    assert producer.consumer_closed == CloseReason.FRAMES_MAKE_NO_SENSE
+    consumer.close()
+    consumer.close()
+    assert producer.is_consumer_closed
     settle(consumer, frames)
     assert len(producer.settled()) == 1, "what was read before is still settled"
 
@@ -219,7 +215,7 @@ def test_a_detached_consumer_refuses_by_type(ends: Ends) -> None:
         lambda: consumer.pending,
         lambda: consumer.wants,
         lambda: consumer.copy(8),
-        lambda: consumer.close(1),
+        consumer.close,
     ):
         with pytest.raises(RingError, match="not mapped"):
             call()

@@ -18,8 +18,8 @@ from ringlog.segment.layout import (
     parse_stem,
     split_part,
 )
-from ringlog.segment.parts import part_names, remove_segment
-from ringlog.segment.segment import Segment, find_segments
+from ringlog.segment.parts import part_names
+from ringlog.segment.segment import Segment
 from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.types import Codec, Durability, PayloadKind
@@ -201,13 +201,3 @@ def test_numbers_go_on_above_all_that_is_known_of_their_maker() -> None:
     assert NumberAllocator(MAKER_RECLAIMER).take() == first + 1
     allocator = NumberAllocator(MAKER_RECLAIMER, [first + 9, NUMBER, first + 4])
     assert [allocator.take(), allocator.take()] == [first + 10, first + 11]
-
-
-def test_a_removed_segment_is_gone_with_all_its_parts(disk) -> None:
-    topic = simple_topic()
-    topic.dead = {3}
-    refs = [write(disk, DATA_DIR, [topic], number=NUMBER + i) for i in range(2)]
-    remove_segment(disk, DATA_DIR, refs[0].stem)
-    disk.power_loss(1)
-    assert find_segments(disk, DATA_DIR) == [refs[1].stem]
-    assert not any(name.startswith(refs[0].stem) for name in part_names(disk, DATA_DIR))

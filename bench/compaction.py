@@ -15,7 +15,7 @@ from bench.load import Shape, counters, run
 from bench.rows import Row, row, say, scaled
 from ringlog.board.board import Board
 from ringlog.board.layout import H, ProcessState
-from ringlog.supervision.tree import COMPACTOR, shard_slot, slot_of
+from ringlog.board.processes import COMPACTOR, shard_slot, slot_of
 
 COMPACTED_BYTES = 1 << 30
 FILL_STEP_BYTES = 1 << 28

@@ -13,7 +13,7 @@ import numpy as np
 
 from ringlog.board.board import Board
 from ringlog.board.layout import P
-from ringlog.topic.names import home_shard
+from ringlog.placement import home_shard
 
 _spawn = multiprocessing.get_context("spawn")
 

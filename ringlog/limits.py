@@ -159,6 +159,8 @@ PACE_BYTES_MAX = 1 << 40
 CLAIM_JITTER_MS_MAX = 5_000
 PRIORITY_LEVELS_MAX = 256
 """The priority column of a frame is one byte."""
+BANDS = 5
+"""Bands of priority that a scheduler serves in turn, the lowest first."""
 TOPIC_PRIORITY_MAX = 1_000
 
 # -- reads ---------------------------------------------------------------------------------------------
@@ -476,6 +478,8 @@ AUTO_COMMIT_MS_DEFAULT = 5_000
 
 # -- envelopes -----------------------------------------------------------------------------------------
 ENVELOPE_BYTES_MAX = 1 * MIB
+SOCKET_COPY_BYTES_MAX = 32_768
+"""Messages up to this size are copied into a socket; larger ones are lent, which costs a fixed sum."""
 ENVELOPE_PARTS_MAX = 8
 MESSAGE_BYTES_MAX = FRAME_BYTES_MAX + ENVELOPE_BYTES_MAX
 SOCKET_HWM = 4_096

@@ -51,3 +51,8 @@ class PayloadKind(IntEnum):
     BYTES = 0
     JSON = 1
     TEXT = 2
+
+
+SESSION_BIT = 1 << 63
+"""Set in ids of producers that the client library draws at random; such a producer may be forgotten, a named
+one not."""

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
     "shm", "governor", "payload", "lives", "tags", "digests", "environment", "bounded", "compiled", "cores",
-    "settings", "names", "descriptors", "waiting",
+    "settings", "names", "descriptors", "waiting", "placement",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The cold tier without its engine: what a shard keeps in its snapshots, and where segments are sent.
     "spark.cold_alone": {
         "base", "board", "frame", "envelope", "link", "segment", "storage.disk", "storage.log_map",
-        "storage.snapshot", "tier", "topic.names", "topic.row", "topic.state", "spark", "spark.cold_alone",
+        "storage.snapshot", "tier", "topic.row", "topic.state", "spark", "spark.cold_alone",
     },
     # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
     "supervision": {
@@ -116,7 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "actors.core": {
         "base", "frame", "envelope", "contract", "topic", "topic.sealed", "queue", "group", "segment.layout",
-        *PURE_STORAGE, "root",
+        "board.layout", *PURE_STORAGE, "root",
     },
     "actors.shell": {
         *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH,
@@ -201,6 +201,8 @@ PURE_MODULES = {
     "ringlog.limits",
     "ringlog.tags",
     "ringlog.names",
+    "ringlog.placement",
+    "ringlog.board.layout",
     "ringlog.settings",
     "ringlog.digests",
     "ringlog.governor",
@@ -444,7 +446,7 @@ def test_an_import_that_the_table_has_is_not_found(module, source):
 
 
 @pytest.mark.parametrize("library", sorted(IMPURE))
-@pytest.mark.parametrize("module", ["actors.gateway.core", "ringlog.topic.names", "ringlog.storage.recovery"])
+@pytest.mark.parametrize("module", ["actors.gateway.core", "ringlog.placement", "ringlog.storage.recovery"])
 def test_an_impure_import_in_pure_code_is_found(module, library):
     for source in (f"import {library}", f"from {library} import x", f"def f():\n    import {library}.inner"):
         assert len(impure_imports({module: source})) == 1

@@ -32,6 +32,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError, Internal, RinglogError
 from ringlog.limits import MIB, SNAPSHOTS_KEPT
 from ringlog.logs import say
+from ringlog.placement import shard_of
 from ringlog.segment.layout import (
     DATA,
     DATA_HEADER_BYTES,
@@ -48,7 +49,6 @@ from ringlog.storage import snapshot as snapshots
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import META_DIR
 from ringlog.storage.snapshot import Snapshot
-from ringlog.topic.names import shard_of
 
 log = logging.getLogger("ringlog.compactor")
 

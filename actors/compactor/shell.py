@@ -18,6 +18,7 @@ from actors.compactor.schedule import NS_PER_S, Schedule, Waiting
 from actors.compactor.shards import Shard
 from ringlog.board.board import Board
 from ringlog.board.layout import P, ProcessState
+from ringlog.board.processes import shard_slot, socket_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.envelope import messages as m
@@ -83,7 +84,7 @@ class Shell:
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
         self._turns = 0
-        self._router = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
+        self._router = RouterSocket(socket_of(boot.shm_dir, boot.name))
         self._schedule = Schedule(
             boot.shards, file_bytes=settings.wal.file_bytes, age_ms=settings.storage.segment_age_ms,
             now_ns=self._clock.monotonic_ns(),
@@ -192,7 +193,7 @@ class Shell:
             raise ShuttingDown("told to stop in the middle of a pass")
 
     def _taken_by_shards(self) -> tuple[int, int]:
-        pages = [self._board.process(1 + number) for number in range(self._boot.shards)]
+        pages = [self._board.process(shard_slot(number)) for number in range(self._boot.shards)]
         return sum([page.get(P.GROUPS) for page in pages]), sum([page.get(P.BYTES) for page in pages])
 
     # -- checkpoints ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from actors.gateway.inspect import SentFrames, check_frames
 from actors.gateway.intake import Flow, Intake
 from ringlog.envelope import messages as m
 from ringlog.errors import Forbidden, StaleEpoch, TopicNotFound
-from ringlog.topic.names import home_shard
+from ringlog.placement import home_shard
 
 
 @dataclass(slots=True)

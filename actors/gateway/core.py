@@ -67,7 +67,7 @@ from ringlog.limits import (
     REQUEST_BYTES_MAX,
     SEQ_MAX,
 )
-from ringlog.topic.names import home_shard
+from ringlog.placement import home_shard
 
 _RETRY_AFTER_MS = 50
 

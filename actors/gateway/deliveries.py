@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from ringlog.envelope import messages as m
+from ringlog.envelope.messages.delivery import TAKEN_WORDS
 from ringlog.errors import RinglogError, Throttled
 from ringlog.limits import LINK_SILENCE_MS, LINKS_PER_SCHEDULER_MAX, SUBSCRIPTIONS_PER_LINK_MAX
-from ringlog.link.delivery import OPEN_END, TAKEN_WORDS, Delivery, Subscription, Turn
+from ringlog.link.delivery import OPEN_END, Delivery, Subscription, Turn
 from ringlog.link.peer import MS
 from ringlog.link.pending import Pending
 

@@ -27,6 +27,7 @@ from ringlog.limits import (
     GATEWAY_SEND_HWM,
     HANDSHAKE_MS,
     MESSAGE_BYTES_MAX,
+    SOCKET_COPY_BYTES_MAX,
     SOCKET_HWM,
 )
 from ringlog.link.curve import CurveKey
@@ -40,7 +41,6 @@ HEARTBEAT_TIMEOUT_MS = 10_000
 STRIKES_MAX = 16
 """Malformed messages after which a connection is not listened to any more."""
 _STRIKERS_MAX = 4_096
-_COPY_BYTES_MAX = 32_768
 
 
 class Request(NamedTuple):
@@ -203,7 +203,7 @@ class GatewayRouter:
 
     def _try_send(self, parts: list[Any]) -> _Sent:
         try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=_size(parts) <= _COPY_BYTES_MAX)
+            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=_size(parts) <= SOCKET_COPY_BYTES_MAX)
         except zmq.Again:
             return _Sent.LATER
         except zmq.ZMQError as e:

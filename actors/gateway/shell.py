@@ -31,12 +31,14 @@ from ringlog import __version__
 from ringlog.board import pressure
 from ringlog.board.board import Board, BoardError, BoardUnstable
 from ringlog.board.layout import G, Mark, P, ProcessState
+from ringlog.board.processes import shard_slot
 from ringlog.board.topics import TOPIC_LIVE
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config, Limits
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import (
     ConfigError,
@@ -60,7 +62,6 @@ from ringlog.limits import (
     RING_FRAME_FRACTION,
     ROUTER_SETTLE_MS_MAX,
 )
-from ringlog.link.address import EngineInfo
 from ringlog.link.curve import CurveKey, read_key_file, read_private_text
 from ringlog.link.delivery import Delivery
 from ringlog.link.local_links import LocalLinks, cold_unavailable
@@ -132,7 +133,9 @@ class Shell:
         self._fds = _Descriptors()
         board = Board.open(boot.shm_dir, writable=True)
         self._slot = board.process(boot.slot)
-        self._shards = [board.process(1 + shard) for shard in range(boot.shards if is_governed else 0)]
+        self._shards = [
+            board.process(shard_slot(shard)) for shard in range(boot.shards if is_governed else 0)
+        ]
         """Pages of shards whose governors are heeded."""
         self._refusing: frozenset[int] = frozenset()
         self._pressure_look_ns = 0
@@ -468,7 +471,7 @@ class Shell:
         self._events.append(found)
 
     def _mark(self, shard: int, *, is_volatile: bool) -> ReadMark:
-        page = self._links.board.process(1 + shard)
+        page = self._links.board.process(shard_slot(shard))
         return ReadMark(*page.mark(Mark.VOLATILE if is_volatile else Mark.PUBLISHED))
 
     def _marks(self, shard: int) -> Any:

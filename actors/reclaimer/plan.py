@@ -21,8 +21,8 @@ from pyroaring import BitMap64
 
 from ringlog.envelope.messages import SegmentRef
 from ringlog.limits import PACKS_MAX, SMALL_SEGMENTS_MAX
+from ringlog.placement import shard_of
 from ringlog.segment.layout import parse_stem
-from ringlog.topic.names import shard_of
 from ringlog.types import Codec
 
 Table = NDArray[Any]

@@ -21,6 +21,7 @@ from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
+from ringlog.placement import shard_of
 from ringlog.segment.layout import DATA, DEL, IDX, TAGS, NumberAllocator
 from ringlog.segment.rebuild import verify_segment
 from ringlog.segment.segment import Segment
@@ -28,7 +29,6 @@ from ringlog.segment.writer import SegmentWriter
 from ringlog.storage.disk import Disk
 from ringlog.tier.copies import Copies
 from ringlog.tier.proof import verified
-from ringlog.topic.names import shard_of
 
 Runs = Iterator[tuple[Any, FrameBatch]]
 

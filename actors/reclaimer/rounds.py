@@ -37,13 +37,13 @@ from ringlog.errors import (
     ShuttingDown,
 )
 from ringlog.logs import say
+from ringlog.placement import shards_of
 from ringlog.segment.layout import DATA, DEL, IDX, TAGS
 from ringlog.segment.parts import part_names, remove_topic_dir, topic_dirs, topic_of_dir
 from ringlog.segment.segment import Segment
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import TMP_SUFFIX
 from ringlog.tier.copies import Copies
-from ringlog.topic.names import shards_of
 from ringlog.types import Codec
 
 log = logging.getLogger("ringlog.reclaimer")

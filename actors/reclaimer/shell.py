@@ -22,6 +22,7 @@ from actors.reclaimer.scrubber import Scrubber
 from ringlog import __version__
 from ringlog.board.board import Board
 from ringlog.board.layout import P, ProcessState
+from ringlog.board.processes import COMPACTOR, socket_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.envelope import messages as m
@@ -76,7 +77,7 @@ class Shell:
         self._disk = RealDisk()
         store = open_store(settings.cold, self._disk)
         self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
-        self._router = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
+        self._router = RouterSocket(socket_of(boot.shm_dir, boot.name))
         self._cold_jobs = Workers("cold", 1, COLD_JOBS_MAX, self._wakeup.wake)
         self._links: dict[str, ShardRequests] = {}
         storage, stopping = settings.storage, self._ending.is_set
@@ -234,9 +235,7 @@ class Shell:
         if now_ns < self._checkpoint_ns:
             return
         self._checkpoint_ns = now_ns + CHECKPOINT_NS
-        compactor = Requester(
-            "the compactor", f"ipc://{self._boot.shm_dir}/compactor.sock", stop=self._ending
-        )
+        compactor = Requester("the compactor", socket_of(self._boot.shm_dir, COMPACTOR), stop=self._ending)
         try:
             compactor.ask(m.CheckpointNow(), m.CheckpointMade, timeout_s=CHECKPOINT_S)
         except ShuttingDown:

@@ -18,6 +18,7 @@ from actors.relocator.reads import ColdReads, Fetch, refuse
 from ringlog import __version__
 from ringlog.board.board import Board
 from ringlog.board.layout import P, ProcessState
+from ringlog.board.processes import socket_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.contract import Reply
@@ -79,7 +80,7 @@ class Shell:
         self._ending = threading.Event()
         self._reads = ColdReads(settings.cold.cache_bytes, round(settings.cold.timeout_s * 1e9))
         self._stale: list[str] = []
-        self._router = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
+        self._router = RouterSocket(socket_of(boot.shm_dir, boot.name))
         self._fetchers = Workers("fetch", COLD_READ_THREADS, COLD_READS_QUEUED_MAX, self._wakeup.wake)
         self.mover = Mover(
             Copies(disk, boot.data_dir, self._store), settings.cold, shards=boot.shards, ask=self._ask,

@@ -28,8 +28,6 @@ from typing import Any
 import numpy as np
 
 from actors.scheduler.events import (
-    SLOT_MASK,
-    VOLATILE_BIT,
     Asked,
     DurableMoved,
     FactsSeen,
@@ -46,8 +44,10 @@ from actors.scheduler.events import (
 from actors.scheduler.feeds import Feed, Hint, Link, Shard, State, Subscription, Topic
 from actors.scheduler.lag import Lag, lags
 from actors.scheduler.turns import Turns
+from ringlog.board.layout import SLOT_MASK, VOLATILE_BIT
 from ringlog.contract import Tick
 from ringlog.envelope import messages as m
+from ringlog.envelope.messages.delivery import TAKEN_WORDS
 from ringlog.errors import InvalidRequest, InvariantViolation, Refused, Throttled
 from ringlog.limits import (
     AGING_TICK_MS,
@@ -67,7 +67,6 @@ from ringlog.limits import (
 from ringlog.topic.priority import Standing, auto_of
 
 NUMBER_MAX = (1 << 32) - 1
-TAKEN_WORDS = 4
 SIFT_ROWS = 16
 """From so many rows on they are sifted by slot all at once."""
 AUTO_STEP = AGING_TICK_MS // 10

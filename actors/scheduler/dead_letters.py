@@ -21,6 +21,7 @@ from actors.scheduler.sources import EngineConnection
 from ringlog import stop_points
 from ringlog.board.board import BoardError, BoardUnstable
 from ringlog.board.layout import Q
+from ringlog.board.processes import shard_slot
 from ringlog.client.letters import in_parts, letter_cycle, targets_of
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Record
@@ -38,9 +39,8 @@ from ringlog.limits import (
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Steps, start
 from ringlog.logs import say
-from ringlog.topic.dedup import SESSION_BIT
-from ringlog.topic.names import home_shard
-from ringlog.types import Durability
+from ringlog.placement import home_shard
+from ringlog.types import SESSION_BIT, Durability
 
 log = logging.getLogger("ringlog.scheduler")
 
@@ -87,7 +87,7 @@ class DeadLetters:
 
     def _word(self, shard: int) -> int:
         try:
-            return self._links.board.process(1 + shard).get(Q.SET_ASIDE)
+            return self._links.board.process(shard_slot(shard)).get(Q.SET_ASIDE)
         except (BoardError, BoardUnstable, NotConnected):
             return -1
 

@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 from actors.scheduler.feeds import Feed, Topic
 from ringlog.envelope.messages import Message
 
-SLOT_MASK = (1 << 32) - 1
-VOLATILE_BIT = 1 << 32
-"""In the first word of a row of news (board/news.py)."""
-
 Mark = tuple[int, int]
 """(file_id, offset), as on the board."""
 

@@ -15,7 +15,6 @@ import zmq
 from actors.scheduler import events as ev
 from actors.scheduler import routing
 from actors.scheduler.copies import stretch_of
-from actors.scheduler.core import TAKEN_WORDS
 from actors.scheduler.dead_letters import DeadLetters
 from actors.scheduler.feeds import ROUTERS
 from actors.scheduler.letters import Letters
@@ -24,11 +23,14 @@ from actors.scheduler.routing import FlowKey, Routing
 from actors.scheduler.settling import Settling
 from actors.scheduler.source_uses import SourceUses
 from actors.scheduler.sources import ASK_NS, EngineConnection, Sources
-from actors.scheduler.turns import FIND_OUT, TURN_WORDS
+from actors.scheduler.turns import FIND_OUT
 from ringlog import stop_points
+from ringlog.board.processes import scheduler_socket
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.engine_file import EngineInfo
+from ringlog.envelope.messages.delivery import TAKEN_WORDS, TURN_WORDS
 from ringlog.errors import (
     CorruptData,
     DiskError,
@@ -45,13 +47,12 @@ from ringlog.limits import (
     RECORD_BYTES_MAX,
     ROUTERS_LOOK_S,
 )
-from ringlog.link.address import EngineInfo, scheduler_of, scheduler_socket
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.peer import FdSet, Peer
 from ringlog.link.pending import Pending, Steps, start
 from ringlog.link.timers import Timers
 from ringlog.logs import say
-from ringlog.topic.names import shard_of
+from ringlog.placement import scheduler_of, shard_of
 from ringlog.topic.routers import check_facts
 from ringlog.topic.tombstone import RECREATED
 

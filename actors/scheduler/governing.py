@@ -19,9 +19,10 @@ from actors.scheduler.lag import Lag
 from ringlog.board import pressure
 from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.histogram import HistogramSnapshot
-from ringlog.board.layout import BANDS, D, G, H, P
+from ringlog.board.layout import D, G, H, P
+from ringlog.board.processes import scheduler_slot, shard_slot
 from ringlog.governor import Governor, Sample, Step, coalesce_ns, of_averages
-from ringlog.limits import GOVERNOR_SAMPLE_MS, LAG_ANNOUNCED_MS
+from ringlog.limits import BANDS, GOVERNOR_SAMPLE_MS, LAG_ANNOUNCED_MS
 from ringlog.logs import say
 
 log = logging.getLogger("ringlog.scheduler")
@@ -55,13 +56,12 @@ class Governing:
         pressure.begin(page)
 
     @classmethod
-    def of(cls, board: Board, number: int, slot: int, shards: int, schedulers: int, now_ns: int, *,
+    def of(cls, board: Board, number: int, shards: int, schedulers: int, now_ns: int, *,
            is_reacting: bool) -> Governing:  # fmt: skip
-        """Find the pages: shards come behind the supervisor, schedulers last (supervision/tree.py)."""
-        return cls(
-            number, board.process(slot), [board.process(1 + shard) for shard in range(shards)],
-            [board.process(slot - number + n) for n in range(schedulers)], now_ns, is_reacting=is_reacting,
-        )  # fmt: skip
+        """Find the pages."""
+        pages = [board.process(scheduler_slot(shards, n)) for n in range(schedulers)]
+        of_shards = [board.process(shard_slot(shard)) for shard in range(shards)]
+        return cls(number, pages[number], of_shards, pages, now_ns, is_reacting=is_reacting)
 
     def turn(self, now_ns: int, events: Sequence[object], core: Scheduler) -> ev.Pressed | None:
         """Look at what a turn begins with; what delivery is to do from now on, if that is another thing."""

@@ -32,11 +32,10 @@ from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, WORD
 from ringlog.limits import DEAD_LETTERS_PER_MOVE, GROUP_LETTERS_PER_MOVE
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Steps
+from ringlog.placement import home_shard
 from ringlog.queue.stretches import spans_of
 from ringlog.topic.config import QUEUE
-from ringlog.topic.dedup import SESSION_BIT
-from ringlog.topic.names import home_shard
-from ringlog.types import Durability
+from ringlog.types import SESSION_BIT, Durability
 
 
 class Letters:

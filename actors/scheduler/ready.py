@@ -15,8 +15,8 @@ import heapq
 from collections import deque
 from typing import Generic, TypeVar
 
-from ringlog.limits import AGING_TICK_MS
-from ringlog.topic.priority import BANDS, CREDITS, TOP, Standing, band_of
+from ringlog.limits import AGING_TICK_MS, BANDS
+from ringlog.topic.priority import CREDITS, TOP, Standing, band_of
 
 _GONE = -1
 STALE_MIN = 64

@@ -20,7 +20,7 @@ from ringlog.errors import InvalidRequest, NotReady, Refused, RouterNotFound, Th
 from ringlog.limits import INTAKE_REQUESTS_MAX, ROUTER_SETTLE_MS_MAX
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Pending, Steps, start
-from ringlog.topic.names import home_shard, shard_of
+from ringlog.placement import home_shard, shard_of
 
 _NUMBER_SHIFT = 24
 _SETTLE_LOOK_S = 0.005

@@ -35,7 +35,7 @@ from ringlog.limits import (
     ROUTE_RECORDS_MAX,
     ROUTE_ROWS_MAX,
 )
-from ringlog.topic.names import shard_of
+from ringlog.placement import shard_of
 from ringlog.topic.routers import Fate, RouterFlag
 from ringlog.types import Durability
 

@@ -25,6 +25,7 @@ from ringlog import __version__
 from ringlog.board.board import Board, BoardError, BoardUnstable
 from ringlog.board.layout import TOPIC_DURABILITY_SHIFT, D, H, Mark, P, ProcessState
 from ringlog.board.news import NewsReader
+from ringlog.board.processes import scheduler_bell, scheduler_socket, shard_slot
 from ringlog.board.topics import TOPIC_LIVE, TopicTable, decode_order
 from ringlog.clock import Clock, SystemClock
 from ringlog.contract import Tick
@@ -40,7 +41,6 @@ from ringlog.limits import (
     ROUTERS_MAX_DEFAULT,
     TURNS_PER_MESSAGE_MAX,
 )
-from ringlog.link.address import scheduler_bell, scheduler_socket
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
@@ -89,7 +89,7 @@ class Shell:
         self.core = Scheduler(number, boot.incarnation, boot.shards)
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
-        self._pages = [self._board.process(1 + shard) for shard in range(boot.shards)]
+        self._pages = [self._board.process(shard_slot(shard)) for shard in range(boot.shards)]
         self._router = RouterSocket(scheduler_socket(boot.shm_dir, number))
         self._bell = BellListener(scheduler_bell(boot.shm_dir, number))
         self._rings = TurnRings(boot.shm_dir, number, boot.incarnation)
@@ -109,9 +109,8 @@ class Shell:
         self._missed = 0
         self._looking_on = LookingOn()
         self._governing = Governing.of(
-            self._board, number, boot.slot, boot.shards, schedulers, self._clock.monotonic_ns(),
-            is_reacting=is_governed,
-        )  # fmt: skip
+            self._board, number, boot.shards, schedulers, self._clock.monotonic_ns(), is_reacting=is_governed
+        )
         self._poll = select.poll()
         self.forwarder = Forwarder(
             boot, number, schedulers=schedulers, routers_max=routers_max, clock=self._clock,

@@ -23,8 +23,8 @@ from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Pending, Steps, resolved, start
 from ringlog.link.protocol import Marks, Transport
 from ringlog.link.timers import Timers
+from ringlog.placement import shard_of
 from ringlog.storage.log_map import LogMap
-from ringlog.topic.names import shard_of
 
 ASK_NS = 10_000_000_000
 _NS_PER_S = 1_000_000_000

@@ -18,15 +18,15 @@ from actors.scheduler.events import Tell
 from actors.scheduler.feeds import NO_HINT, Feed, Link, Shard, State, Subscription, Topic
 from actors.scheduler.ready import ReadySet
 from ringlog.envelope import messages as m
-from ringlog.limits import TURNS_PER_MESSAGE_MAX
-from ringlog.topic.priority import BANDS, band_of
+from ringlog.envelope.messages.delivery import TURN_WORDS
+from ringlog.limits import BANDS, TURNS_PER_MESSAGE_MAX
+from ringlog.topic.priority import band_of
 
 FIND_OUT = (1 << 63) - 1
 """`until` of a turn that says: this is not what it was, see for yourself."""
-TURN_WORDS = 8
 ORDER_LOOK_MS = 1_000
 """A topic that somebody waits for is looked at anew so often."""
-_ROW = Struct("<8Q")
+_ROW = Struct(f"<{TURN_WORDS}Q")
 _ONE_TURN = m.Turns(1)
 
 

@@ -51,9 +51,9 @@ from ringlog.limits import (
     TAG_BYTES_MAX,
 )
 from ringlog.topic.config import DISCARD_REJECT
-from ringlog.topic.dedup import SESSION_BIT, Producer
+from ringlog.topic.dedup import Producer
 from ringlog.topic.state import Topic
-from ringlog.types import Durability
+from ringlog.types import SESSION_BIT, Durability
 
 U64 = np.uint64
 _EPOCH_SHIFT = U64(layout.EPOCH_SHIFT)

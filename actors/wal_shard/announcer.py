@@ -13,19 +13,17 @@ from collections.abc import Sequence
 
 from actors.wal_shard.group import News
 from ringlog.board.board import Board
-from ringlog.board.layout import P, ProcessState
-from ringlog.board.news import VOLATILE_BIT, NewsWriter
+from ringlog.board.layout import VOLATILE_BIT, P, ProcessState
+from ringlog.board.news import NewsWriter
+from ringlog.board.processes import scheduler_bell, scheduler_slot
 from ringlog.envelope.boot import ActorBoot
 from ringlog.limits import ROUSED_BYTES_MAX
-from ringlog.link.address import scheduler_bell
 from ringlog.ring.doorbell import BellRinger
 from ringlog.topic.state import Topic
 from ringlog.waiting import ANSWER_NS
 
 _SOON_NS = ANSWER_NS
 """A scheduler that is woken ahead looks for news so long: those that take longer are not there by then."""
-SCHEDULERS_AFTER_SHARDS = 5
-"""The first scheduler's process slot is the number of shards plus this (supervision/tree.py)."""
 
 
 class Announcer:
@@ -34,9 +32,9 @@ class Announcer:
     def __init__(self, boot: ActorBoot, board: Board, schedulers: int) -> None:
         self._shm_dir = boot.shm_dir
         self._shard = boot.shard
-        first = boot.shards + SCHEDULERS_AFTER_SHARDS
         self._sleepers = [
-            (board.process(first + n), BellRinger(scheduler_bell(boot.shm_dir, n))) for n in range(schedulers)
+            (board.process(scheduler_slot(boot.shards, n)), BellRinger(scheduler_bell(boot.shm_dir, n)))
+            for n in range(schedulers)
         ]
         self._writer: NewsWriter | None = None
         self.has_told = False

@@ -23,6 +23,7 @@ from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData, DiskError
 from ringlog.limits import SNAPSHOTS_KEPT
 from ringlog.logs import say
+from ringlog.placement import shard_of, shards_of
 from ringlog.segment.layout import DATA, IDX, parse_stem
 from ringlog.segment.rebuild import rebuild_index
 from ringlog.segment.segment import Segment, find_segments, read_data_header
@@ -37,7 +38,6 @@ from ringlog.storage.snapshot import (
     snapshot_name,
     snapshot_numbers,
 )
-from ringlog.topic.names import shard_of, shards_of
 from ringlog.topic.row import decode_row
 from ringlog.topic.sealed import MissingSegment, Sealed, owned_by
 from ringlog.topic.state import Topic

@@ -46,6 +46,7 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.limits import WAL_FILE_BYTES_DEFAULT, WAL_HEADER_BYTES
 from ringlog.logs import say
+from ringlog.placement import shard_of, shards_of
 from ringlog.storage.disk import Disk, replace_file
 from ringlog.storage.layout import (
     COLD_OWNER,
@@ -80,7 +81,6 @@ from ringlog.storage.recovery import (
     sealed_behind,
 )
 from ringlog.topic.directory import Halt
-from ringlog.topic.names import shard_of, shards_of
 from ringlog.topic.sealed import MissingSegment
 
 log = logging.getLogger("ringlog.shard")

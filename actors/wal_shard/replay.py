@@ -56,6 +56,7 @@ from ringlog.frame.routed import CopyRow, carried_by, routed_frame
 from ringlog.frame.settle import WORDS
 from ringlog.group.change import Change
 from ringlog.limits import RECORDS_PER_BYTE_MAX
+from ringlog.placement import home_shard, shard_of, shards_of
 from ringlog.queue.change import JobsChange
 from ringlog.segment.layout import parse_stem
 from ringlog.storage.layout import beyond
@@ -63,7 +64,6 @@ from ringlog.storage.recovery import PassedOver, Piece
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Directory, Halt
 from ringlog.topic.idempotency import Remembered
-from ringlog.topic.names import home_shard, shard_of, shards_of
 from ringlog.topic.sealed import MissingSegment, Sealed
 from ringlog.topic.state import Topic, with_range
 from ringlog.types import Durability

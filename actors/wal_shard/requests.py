@@ -69,15 +69,14 @@ from ringlog.limits import (
     REQUEST_BYTES_MAX,
 )
 from ringlog.names import check_topic_name
+from ringlog.placement import home_shard
 from ringlog.segment.layout import parse_stem
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.dedup import SESSION_BIT
 from ringlog.topic.directory import Directory, Halt
 from ringlog.topic.idempotency import Remembered
-from ringlog.topic.names import home_shard
 from ringlog.topic.retention import held_from
 from ringlog.topic.state import Topic
-from ringlog.types import Durability
+from ringlog.types import SESSION_BIT, Durability
 
 CHANGES = (
     m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,

@@ -20,13 +20,10 @@ from ringlog.frame.settle import Entries
 from ringlog.limits import DRAIN_BYTES_PER_RING_MAX, GROUP_BYTES_MAX, GROUP_FRAMES_MAX
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellRinger
-from ringlog.ring.ring import RingConsumer
+from ringlog.ring.ring import RingConsumer, Wants
 
 log = logging.getLogger("ringlog.shard")
 
-WANTS_SETTLED = 1
-WANTS_PUBLISHED = 2
-WANTS_NO_GATHERING = 4
 FULL_SHARE = 15 / 16
 """A ring counts as full from here on: the next frame need not fit, nor the padding before it."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -109,7 +106,7 @@ class Rings:
         for ring in self._by_number.values():
             if not ring.is_broken and (pending := self._pending(ring)):
                 rings, nbytes, wants = rings + 1, nbytes + pending, wants | ring.consumer.wants
-        return rings, nbytes, bool(wants & WANTS_NO_GATHERING)
+        return rings, nbytes, bool(wants & Wants.NO_GATHERING)
 
     def fill(self) -> float:
         """How full the fullest ring is, 0.0 to 1.0, for its producer: what is not settled takes room."""
@@ -199,13 +196,13 @@ class Rings:
             self._break(ring, str(e))
             return
         # At once: a lone append waits for nothing else.
-        if ring.consumer.wants & WANTS_SETTLED:
+        if ring.consumer.wants & Wants.SETTLEMENTS:
             ring.bell.ring()
 
     def tell_published(self) -> None:
         """Wake the clients that sleep until something is published."""
         for ring in self._by_number.values():
-            if ring.consumer.wants & WANTS_PUBLISHED:
+            if ring.consumer.wants & Wants.PUBLICATION:
                 ring.bell.ring()
 
     def let_go(self) -> Iterator[tuple[str, int, list[tuple[bytes, int]]]]:

@@ -41,6 +41,7 @@ from actors.wal_shard.volatile import VolatileLog
 from ringlog import cores, stop_points
 from ringlog.board.board import Board
 from ringlog.board.layout import H, Mark, P, ProcessState
+from ringlog.board.processes import RECLAIMER, bell_of, slot_of, socket_of
 from ringlog.board.topics import TopicFacts, TopicTable, encode_order
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import from_plain
@@ -86,8 +87,6 @@ LOCK_TRIES = 600
 LOCK_WAIT_S = 0.05
 CHECK_EVERY_TURNS = 4_096
 NS_PER_S = 1_000_000_000
-RECLAIMER_AFTER_SHARDS = 3
-"""The reclaimer's process slot is the number of shards plus this (supervision/tree.py)."""
 DISK_WORD_NS = 10 * NS_PER_S
 """How long its word about free space is believed when its heart does not beat."""
 
@@ -124,8 +123,8 @@ class Shell:
         self._governing = Governing(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
         self._table = TopicTable.create(boot.shm_dir, boot.shard)
         self._announcer = Announcer(boot, self._board, schedulers)
-        self._socket = RouterSocket(f"ipc://{boot.shm_dir}/{boot.name}.sock")
-        self._bell = BellListener(f"{boot.shm_dir}/{boot.name}.bell")
+        self._socket = RouterSocket(socket_of(boot.shm_dir, boot.name))
+        self._bell = BellListener(bell_of(boot.shm_dir, boot.name))
         self._deadly = DeadlyRequests(boot.shm_dir, boot.shard)
         self._rings = Rings(boot.shm_dir, boot.shard, boot.engine_id)
         self._calls = Calls(boot.shm_dir, boot.shard, boot.incarnation, self._clock)
@@ -356,7 +355,7 @@ class Shell:
     def _look_at_disk(self, now_ns: int) -> None:
         """Does the reclaimer say that space runs out? Believed as long as it shows a heartbeat."""
         self._disk_look_ns = now_ns + round(DISK_LOOK_S * NS_PER_S)
-        page = self._board.process(self._boot.shards + RECLAIMER_AFTER_SHARDS)
+        page = self._board.process(slot_of(RECLAIMER, self._boot.shards))
         is_fresh = now_ns - page.get(P.HEARTBEAT_NS) < DISK_WORD_NS
         is_low = bool(page.get(P.DISK_LOW)) and is_fresh
         missing = 0

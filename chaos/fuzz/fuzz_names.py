@@ -9,11 +9,11 @@ from ringlog.client.pages import node_filter
 from ringlog.errors import InvalidRequest
 from ringlog.limits import NODE_BYTES_MAX
 from ringlog.names import check_topic_name, is_topic_name
+from ringlog.placement import home_shard
 from ringlog.segment.layout import parse_stem, split_part
 from ringlog.storage.layout import parse_shard_dir, parse_wal_name
 from ringlog.storage.snapshot import parse_snapshot_name
 from ringlog.tags import kept_match, long_form, parse_match
-from ringlog.topic.names import home_shard
 
 MAX_LEN = 300
 SHARE = 2.5

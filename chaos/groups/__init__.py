@@ -42,8 +42,8 @@ from chaos.kills.nursery import Client, Nursery
 from chaos.kills.rig import close_down, kill_tree, on_shard
 from chaos.kills.scene import SHARDS, Scene, Stage
 from chaos.order import Account, Order
+from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.errors import RinglogError
-from ringlog.supervision.tree import GATEWAY, SCHEDULER, WAL_SHARD
 
 DEFAULTS: dict[str, Any] = {"storm_s": 10.0, "empty_s": 60.0}
 TIMEOUT_MS = 60_000

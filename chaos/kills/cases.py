@@ -15,9 +15,10 @@ from chaos.kills.keys import tried_twice
 from chaos.kills.load import Stuck, wait_for
 from chaos.kills.rig import SETTLE_S, kill_tree
 from chaos.kills.scene import KEYED_SHARD, SHARDS, Scene, Stage
+from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.envelope.messages import ProcessStatus
 from ringlog.errors import RinglogError
-from ringlog.supervision.tree import BACKGROUND, GATEWAY, SCHEDULER, WAL_SHARD
+from ringlog.supervision.tree import BACKGROUND
 
 PER_S = 3_000.0
 KEYS = 4

@@ -9,9 +9,9 @@ import ringlog
 from chaos.kills import points as stop_plan
 from chaos.kills.scene import Scene, Stage
 from chaos.kills.work import KEPT_TOPICS
+from ringlog.board.processes import SCHEDULER, WAL_SHARD
 from ringlog.client import Client
 from ringlog.errors import RinglogError
-from ringlog.supervision.tree import SCHEDULER, WAL_SHARD
 
 PER_S = 800.0
 DESTS = (("fsync", 0), ("disk", 1), ("memory", 2))

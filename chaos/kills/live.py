@@ -36,7 +36,8 @@ from chaos.kills.rig import SETTINGS, Engine, close_down, kill_tree
 from chaos.kills.scene import longest_gap_ms
 from ringlog.envelope.messages import EngineStatusReply
 from ringlog.errors import NotConnected, UsageError
-from ringlog.link.address import home_shard, parse_url, read_engine
+from ringlog.link.address import parse_url, read_engine
+from ringlog.placement import home_shard
 
 TOPIC_PREFIX = "ringlog-chaos-"
 TOPICS_MAX = 8

@@ -9,8 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+from ringlog.board.processes import (
+    COMPACTOR,
+    GATEWAY,
+    RECLAIMER,
+    RELOCATOR,
+    SCHEDULER,
+    WAL_SHARD,
+)
 from ringlog.stop_points import POINTS
-from ringlog.supervision.tree import COMPACTOR, GATEWAY, RECLAIMER, RELOCATOR, SCHEDULER, WAL_SHARD
 
 PASSES = (1, 2, 7)
 SUPERVISOR_POINT = "supervisor_before_respawn"

@@ -13,7 +13,7 @@ from chaos import leaks
 from chaos.kills import targets
 from chaos.kills.load import Load, Stuck, wait_for
 from ringlog.envelope.messages import EngineStatusReply
-from ringlog.link.address import home_shard
+from ringlog.placement import home_shard
 from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 from ringlog.testing.real_engine import TestEngine
 from ringlog.verify.directory import verify_directory

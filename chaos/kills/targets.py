@@ -8,10 +8,10 @@ import select
 import signal
 from pathlib import Path
 
+from ringlog.board.processes import KINDS
 from ringlog.envelope.messages import EngineStatusReply, ProcessStatus
 from ringlog.errors import RinglogError
 from ringlog.supervision import asking
-from ringlog.supervision.tree import KINDS
 
 ROLES = (*KINDS, "supervisor", "all")
 """What can be killed; `all` is the whole tree at once."""

@@ -14,11 +14,12 @@ import xxhash
 import zmq
 
 from chaos.rigs.cases import Broken, require
+from ringlog.board.processes import SUPERVISOR, shard_bell, socket_of
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import RingClose, RingClosed, RingOpen, RingOpened
 from ringlog.envelope.wire import decode, encode
 from ringlog.frame import layout as frame_layout
 from ringlog.frame import seal
-from ringlog.link.address import EngineInfo, shard_bell, supervisor_socket
 from ringlog.ring import layout
 from ringlog.ring.doorbell import BellRinger
 from ringlog.ring.producer import RingProducer
@@ -36,7 +37,7 @@ class Opener:
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.connect(supervisor_socket(info.shm_dir))
+        self._socket.connect(socket_of(info.shm_dir, SUPERVISOR))
         self._corr = 0
 
     def ask(self, message: Any) -> Any:

@@ -15,7 +15,7 @@ from chaos.order import Account, Order
 from chaos.rigs.cases import Broken, require
 from chaos.rigs.load import SLOW_S, Load
 from ringlog.errors import RinglogError
-from ringlog.link.address import home_shard
+from ringlog.placement import home_shard
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 from ringlog.verify.directory import verify_directory
 

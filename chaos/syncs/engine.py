@@ -19,8 +19,8 @@ from chaos.rigs.mount import KINDS, RigError, bind, unmount, volume
 from chaos.rigs.program import TOPICS, Traffic, checkpoint, program, until, verify
 from chaos.rigs.promises import Broken
 from ringlog.errors import RinglogError
+from ringlog.placement import home_shard
 from ringlog.testing.real_engine import TestEngine
-from ringlog.topic.names import home_shard
 
 WARM_ACKS = 12
 MORE_ACKS = 6

@@ -30,7 +30,7 @@ from ringlog.frame.settle import (
     WORDS,
     entry_error,
 )
-from ringlog.topic.names import home_shard
+from ringlog.placement import home_shard
 from ringlog.types import Durability
 
 OPEN_MAX = 40

@@ -61,7 +61,7 @@ from enum import IntEnum
 import xxhash
 
 from ringlog.errors import RinglogError
-from ringlog.limits import NEWS_ROWS
+from ringlog.limits import BANDS, NEWS_ROWS
 
 VERSION = 2
 BOARD_MAGIC = b"RLBOARD\0"
@@ -292,7 +292,9 @@ class D(IntEnum):
     ROUTER_PASSES = 498
 
 
-BANDS = 5
+VOLATILE_BIT = 1 << 32
+"""In the first word of a row of news: the frames lie in the volatile log. The bits below are the slot."""
+SLOT_MASK = VOLATILE_BIT - 1
 PROCESS_WORDS = 64
 MARK_BASE = 64
 MARK_WORDS = 8

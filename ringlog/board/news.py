@@ -22,8 +22,6 @@ from ringlog.board.row_ring import ROW_BYTES, RowReader, RowWriter
 from ringlog.limits import NEWS_ROWS
 
 N_SLOT, N_TOPIC_ID, N_EPOCH, N_FIRST_SEQ, N_LAST_SEQ, N_FILE_ID, N_OFFSET, N_STOP = range(8)
-VOLATILE_BIT = 1 << 32
-SLOT_MASK = VOLATILE_BIT - 1
 
 
 class NewsRow(NamedTuple):

@@ -6,13 +6,15 @@ from typing import Annotated, TypeVar
 
 from cyclopts import Parameter
 
+from ringlog.board.processes import socket_of
 from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format
 from ringlog.clock import SystemClock
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow, Message, ScrubNow, ScrubReport
 from ringlog.errors import NotConnected, NotReady, UsageError
-from ringlog.link.address import EngineInfo, parse_url, read_engine
+from ringlog.link.address import parse_url, read_engine
 from ringlog.link.shard_requests import Requester
 
 Given = Annotated[Options, Parameter(parse=False)]
@@ -66,7 +68,7 @@ def ask_actor(shm_dir: str, actor: str, request: Message, wanted: type[M], *, ti
     """Ask, and again while the process is being started or replaced: such requests are harmless twice."""
     clock = SystemClock()
     deadline = clock.monotonic_ns() + round(START_S * 1e9)
-    requester = Requester(actor, f"ipc://{shm_dir}/{actor}.sock", clock=clock)
+    requester = Requester(actor, socket_of(shm_dir, actor), clock=clock)
     try:
         while True:
             try:

@@ -14,6 +14,7 @@ from ringlog.cli.options import Options
 from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format, Printer
 from ringlog.cli.places import human_bytes
+from ringlog.envelope.engine_file import ENGINE_FILE
 from ringlog.envelope.messages import (
     Consumer,
     DeliveryStatus,
@@ -25,7 +26,7 @@ from ringlog.envelope.messages import (
 )
 from ringlog.errors import ConnectionTrouble, RinglogError, UsageError
 from ringlog.limits import LAG_ANNOUNCED_MS
-from ringlog.link.address import ENGINE_FILE, parse_url
+from ringlog.link.address import parse_url
 
 READY = "ready"
 DISK_FULL = "disk_full"

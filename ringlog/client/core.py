@@ -23,7 +23,7 @@ from ringlog.client.fields import column_values, digest_of, fields_of
 from ringlog.client.once import append_once
 from ringlog.client.results import Appended, FlushReport, ProducerStats
 from ringlog.client.session import Session
-from ringlog.client.stream import SESSION_BIT, Stream
+from ringlog.client.stream import Stream
 from ringlog.errors import (
     Backpressure,
     ConnectionTrouble,
@@ -39,7 +39,7 @@ from ringlog.limits import BATCH_RECORDS_MAX, COMPRESS_BYTES_MIN, RECORD_BYTES_M
 from ringlog.link.pending import Pending, Steps, resolved
 from ringlog.link.timers import Timer
 from ringlog.payload import RAW, PayloadCodec
-from ringlog.types import Codec, Durability
+from ringlog.types import SESSION_BIT, Codec, Durability
 
 FRAME_OVERHEAD_BYTES = HEADER_BYTES + 16
 COLUMN_LISTS = (

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from ringlog.client.batch import Batch, Shipment
 from ringlog.client.shell import Shell
-from ringlog.client.stream import SESSION_BIT, Stream
+from ringlog.client.stream import Stream
 from ringlog.client.ticket import Ticket
 from ringlog.envelope.messages import ProducerState, ProducerStateReply, TopicInfo
 from ringlog.errors import RinglogError, UsageError
 from ringlog.frame import layout
 from ringlog.link.pending import Pending, Steps, start
-from ringlog.types import Durability
+from ringlog.types import SESSION_BIT, Durability
 
 
 class NumberedShipment(Shipment):

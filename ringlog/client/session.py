@@ -25,6 +25,7 @@ from ringlog.client.stream import RETRY_MS_MAX, Stream, class_met
 from ringlog.client.uses import Use, Uses
 from ringlog.clock import Clock, SystemClock
 from ringlog.descriptors import explained
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import (
     Append,
     ColdRead,
@@ -72,7 +73,7 @@ from ringlog.frame.settle import (
     entry_error,
 )  # fmt: skip
 from ringlog.limits import LIST_PAGE_MAX, READ_SETTLE_MS
-from ringlog.link.address import Address, EngineInfo
+from ringlog.link.address import Address
 from ringlog.link.delivery import GIVE_BACK_BUSY_NS, Delivery
 from ringlog.link.gateway_links import GatewayLinks, curve_of
 from ringlog.link.local_links import LocalLinks, cold_unavailable

@@ -46,7 +46,7 @@ from ringlog.errors import (
 from ringlog.limits import PRESSURE_RETRY_MS
 from ringlog.link.peer import FINAL_REASONS, MS
 from ringlog.link.pending import Pending, Steps, start
-from ringlog.types import Durability
+from ringlog.types import SESSION_BIT, Durability
 
 RETRY_MS = 20
 RETRY_MS_MAX = 1_000
@@ -54,7 +54,6 @@ _LATER = (Throttled, NotReady, ShuttingDown)
 _OF_ONE_RECORD = (RecordTooLarge, BatchTooLarge, PayloadTooLarge, TopicFull)
 """Refusals of a frame that its records, each sent alone, may not all meet."""
 _ELSEWHERE = (StaleEpoch, TopicNotFound)
-SESSION_BIT = 1 << 63
 
 
 def class_met(info: TopicInfo, asked: Durability | None) -> Durability:

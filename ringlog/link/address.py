@@ -1,4 +1,4 @@
-"""Where an engine is: URLs, the file a running engine leaves in its run directory, a topic's home."""
+"""Where an engine is: URLs, the file a running engine leaves in its run directory."""
 
 from __future__ import annotations
 
@@ -10,36 +10,15 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
-import xxhash
 
 from ringlog import environment
 from ringlog.descriptors import no_room
+from ringlog.envelope.engine_file import ENGINE_FILE, EngineInfo
 from ringlog.errors import UsageError
-from ringlog.link.curve import is_public_key
+from ringlog.link.curve import KEY_CHARS, is_public_key
 
-ENGINE_FILE = "engine.json"
 DEFAULT_RUN_DIR = "ringlog-data/run"
 _RULE = "ringlog:///run/directory or ringlog://host:port?server_key=<40 characters>"
-KEY_CHARS = 40
-
-
-class EngineInfo(msgspec.Struct, frozen=True):
-    """What a running engine says about itself in `engine.json`. A new `start_id` is a new start."""
-
-    engine_id: str
-    start_id: str
-    shm_dir: str
-    data_dir: str
-    shards: int
-    protocol: int = 1
-    version: str = ""
-    supervisor_pid: int = 0
-    gateway_ipc: str = ""
-    """Endpoint of the gateway's local socket; a bare name lies in the run directory."""
-    gateway_tcp: str = ""
-    public_key: str = ""
-    cold_dir: str = ""
-    schedulers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,43 +156,3 @@ def is_beyond_shared_memory(engine: EngineInfo) -> bool:
     finally:
         probe.close()
     return True
-
-
-def home_shard(name: str, shards: int) -> int:
-    """Shard at which a topic of this name is created and resolved."""
-    return xxhash.xxh3_64_intdigest(name.encode()) % shards
-
-
-def shard_socket(shm_dir: str, shard: int) -> str:
-    """Endpoint of a shard's control socket."""
-    return f"ipc://{shm_dir}/wal_shard-{shard:02d}.sock"
-
-
-def shard_bell(shm_dir: str, shard: int) -> str:
-    """Path of the named pipe a shard sleeps on."""
-    return f"{shm_dir}/wal_shard-{shard:02d}.bell"
-
-
-def relocator_socket(shm_dir: str) -> str:
-    """Endpoint of the process that reads cold segments."""
-    return f"ipc://{shm_dir}/relocator.sock"
-
-
-def supervisor_socket(shm_dir: str) -> str:
-    """Endpoint of the supervisor's control socket."""
-    return f"ipc://{shm_dir}/supervisor.sock"
-
-
-def scheduler_socket(shm_dir: str, number: int) -> str:
-    """Endpoint of a delivery scheduler."""
-    return f"ipc://{shm_dir}/scheduler-{number:02d}.sock"
-
-
-def scheduler_bell(shm_dir: str, number: int) -> str:
-    """Path of the named pipe a scheduler sleeps on."""
-    return f"{shm_dir}/scheduler-{number:02d}.bell"
-
-
-def scheduler_of(topic_id: int, schedulers: int) -> int:
-    """Which scheduler looks after a topic."""
-    return xxhash.xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % schedulers

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ringlog.board.layout import BoardError
+from ringlog.board.processes import shard_bell
 from ringlog.clock import Clock
 from ringlog.envelope.messages import OpenCalls
 from ringlog.errors import ConnectionTrouble, RingError
-from ringlog.link.address import shard_bell
 from ringlog.link.call_ring import CallCaller
 from ringlog.link.peer import MS, FdSet, Peer, Reply
 from ringlog.link.pending import Pending

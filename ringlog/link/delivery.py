@@ -31,6 +31,7 @@ from ringlog.envelope.messages import (
     Turns,
     Unsubscribe,
 )
+from ringlog.envelope.messages.delivery import TAKEN_WORDS, TURN_WORDS
 from ringlog.errors import (
     ConnectionTrouble,
     InvalidRequest,
@@ -44,14 +45,12 @@ from ringlog.errors import (
     is_shard_failed,
 )
 from ringlog.limits import CREDIT_MAX, FEEDS_PER_MESSAGE_MAX, FEEDS_PER_SUBSCRIPTION_MAX, LINK_SILENCE_MS
-from ringlog.link.address import scheduler_of
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps, start
 from ringlog.link.protocol import Links
 from ringlog.link.timers import Timer, Timers
+from ringlog.placement import scheduler_of
 
-TURN_WORDS = 8
-TAKEN_WORDS = 4
 WORD_OF_LIFE_NS = LINK_SILENCE_MS * MS // 3
 AGAIN_NS = 100 * MS
 """Pause before a scheduler that refused is asked again."""

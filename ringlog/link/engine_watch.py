@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ringlog.clock import Clock
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.errors import UsageError
-from ringlog.link.address import EngineInfo, read_engine
+from ringlog.link.address import read_engine
 from ringlog.link.peer import MS
 from ringlog.link.timers import Timer, Timers
 

@@ -15,11 +15,12 @@ import numpy as np
 import zmq
 
 from ringlog.clock import Clock
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import Append, Message
 from ringlog.errors import AuthFailed, InvariantViolation, NotConnected, RinglogError
 from ringlog.frame.settle import WORDS
 from ringlog.limits import MIB
-from ringlog.link.address import Address, EngineInfo
+from ringlog.link.address import Address
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.peer import Curve, FdSet, Peer, Reply
 from ringlog.link.pending import Pending

@@ -16,19 +16,22 @@ import zmq
 
 from ringlog.board.board import Board, BoardError, BoardUnstable
 from ringlog.board.layout import Mark, P
+from ringlog.board.processes import (
+    RELOCATOR,
+    SUPERVISOR,
+    scheduler_socket,
+    shard_slot,
+    shard_socket,
+    socket_of,
+)
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts, TopicTable
 from ringlog.clock import Clock
 from ringlog.descriptors import no_room
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import Located, Message, TopicInfo
 from ringlog.errors import ColdUnavailable, NotConnected, NotReady, RinglogError, ShardsChanged
 from ringlog.link.address import (
-    EngineInfo,
-    home_shard,
     is_beyond_shared_memory,
-    relocator_socket,
-    scheduler_socket,
-    shard_socket,
-    supervisor_socket,
 )
 from ringlog.link.call_link import CallLink
 from ringlog.link.engine_watch import EngineWatch
@@ -40,6 +43,7 @@ from ringlog.link.ring_channel import RingChannel, RingPlace
 from ringlog.link.runs import Run
 from ringlog.link.timers import Timers
 from ringlog.link.turn_link import TurnLink
+from ringlog.placement import home_shard
 
 OPEN_BOARD_RETRY_NS = 20 * MS
 
@@ -165,7 +169,7 @@ class LocalLinks:
     def marks(self, shard: int) -> Marks:
         """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
         try:
-            process = self.board.process(1 + shard)
+            process = self.board.process(shard_slot(shard))
             return Marks(process.mark(Mark.PUBLISHED), process.mark(Mark.VOLATILE))
         except (BoardUnstable, BoardError, NotConnected):
             return Marks((0, 0), (0, 0))
@@ -233,7 +237,7 @@ class LocalLinks:
         if control.fd < 0 and self._board is not None:
             control.point_at(shard_socket(self.engine.shm_dir, shard))
         if by_ring and control.lane is None and self._board is not None:
-            page = self.board.process(1 + shard)
+            page = self.board.process(shard_slot(shard))
             link.calls.ask(control, self.engine.shm_dir, lambda: bool(page.get(P.ASLEEP)))
         return control.request(
             message, deadline_ns, attachment, is_patient=is_patient, by_lane=by_ring, is_awaited=is_awaited
@@ -245,7 +249,7 @@ class LocalLinks:
         Fails at once with ColdUnavailable when the engine has none: without the setting of its cold tier.
         """
         if self._relocator.fd < 0 and self._board is not None:
-            endpoint = relocator_socket(self.engine.shm_dir)
+            endpoint = socket_of(self.engine.shm_dir, RELOCATOR)
             if not os.path.exists(endpoint.removeprefix("ipc://")):
                 absent: Pending[Reply] = Pending()
                 absent.fail(cold_unavailable("the engine runs no relocator"))
@@ -485,9 +489,9 @@ class LocalLinks:
         # First: the supervisor may answer at once, and who waited for that asks a shard right away.
         while len(self._links) < engine.shards:
             self._links.append(self._new_link())
-        self._supervisor.point_at(supervisor_socket(engine.shm_dir) if is_there else "")
+        self._supervisor.point_at(socket_of(engine.shm_dir, SUPERVISOR) if is_there else "")
         is_asked = self._relocator.open_requests and is_there
-        self._relocator.point_at(relocator_socket(engine.shm_dir) if is_asked else "")
+        self._relocator.point_at(socket_of(engine.shm_dir, RELOCATOR) if is_asked else "")
         if engine.schedulers != self._dealt:
             # Before any of them may be there: with its connection it is told what it looks after.
             self._dealt = engine.schedulers
@@ -530,7 +534,7 @@ class LocalLinks:
             self._adopt(engine)
 
     def _place(self, engine: EngineInfo, shard: int) -> RingPlace:
-        process = self.board.process(1 + shard)
+        process = self.board.process(shard_slot(shard))
         return RingPlace(
             engine.shm_dir, engine.engine_id, self._supervisor, shard, lambda: bool(process.get(P.ASLEEP))
         )

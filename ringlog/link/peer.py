@@ -25,7 +25,7 @@ from ringlog.descriptors import CONTEXT_DESCRIPTORS, SOCKET_DESCRIPTORS, explain
 from ringlog.envelope.messages import ErrorReply, Message
 from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
 from ringlog.errors import NotConnected, RequestTimeout, RinglogError, Status, refusal
-from ringlog.limits import MESSAGE_BYTES_MAX
+from ringlog.limits import MESSAGE_BYTES_MAX, SOCKET_COPY_BYTES_MAX
 from ringlog.link.pending import Pending
 from ringlog.link.timers import Timer, Timers
 
@@ -40,7 +40,6 @@ SILENCE_NS = 5_000 * MS
 """No word for this long while requests are open: the connection is not to be trusted any more."""
 LINE_BYTES_PER_S = 128 << 10
 """The narrowest line that is promised, about 1 Mbit/s: what is on its way over it may take its time."""
-_COPY_BYTES_MAX = 32_768
 _LIFE = (
     zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -436,7 +435,7 @@ class Peer:
                 self._socket.send(asked.data, zmq.NOBLOCK)
             else:
                 self._socket.send(asked.data, zmq.NOBLOCK | zmq.SNDMORE)
-                is_small = len(asked.attachment) <= _COPY_BYTES_MAX
+                is_small = len(asked.attachment) <= SOCKET_COPY_BYTES_MAX
                 self._socket.send(asked.attachment, zmq.NOBLOCK, copy=is_small)
         except zmq.Again:
             return False  # The connection has just ended: pump sees it, and the next one gets the request.

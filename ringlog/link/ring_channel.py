@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from ringlog.board.processes import shard_bell
 from ringlog.clock import Clock
 from ringlog.envelope.messages import Append, RingClose, RingOpen, RingOpened
 from ringlog.errors import (
@@ -38,7 +39,6 @@ from ringlog.errors import (
 )
 from ringlog.frame.settle import WORDS
 from ringlog.limits import RING_BYTES_MAX, RING_FRAME_FRACTION, RING_GROWTH
-from ringlog.link.address import shard_bell
 from ringlog.link.peer import FINAL_REASONS, MS, FdSet, Peer, Reply
 from ringlog.link.pending import Pending
 from ringlog.link.runs import InFlight, Run

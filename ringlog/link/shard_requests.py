@@ -14,12 +14,12 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import zmq
 
+from ringlog.board.processes import shard_socket
 from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import ErrorReply, Message
 from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
 from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, refusal
 from ringlog.limits import MESSAGE_BYTES_MAX
-from ringlog.link.address import shard_socket
 
 TIMEOUT_S = 30.0
 CONNECT_S = 1.0

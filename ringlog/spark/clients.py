@@ -14,8 +14,9 @@ from typing import Any, cast
 
 import ringlog
 from ringlog.client.client import Client
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.errors import NotConnected
-from ringlog.link.address import EngineInfo, read_engine
+from ringlog.link.address import read_engine
 from ringlog.spark.cold_address import is_address
 from ringlog.spark.cold_alone import cold_client
 from ringlog.spark.errors import EngineNotRunning

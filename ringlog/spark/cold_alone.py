@@ -26,6 +26,7 @@ from ringlog.config import Cold
 from ringlog.envelope.messages import ColdRead, Extent, Located, SegmentRef
 from ringlog.errors import ColdUnavailable, CorruptData, DiskError, NotReady, TopicNotFound, UsageError
 from ringlog.link.pending import Pending, Steps, resolved
+from ringlog.placement import shard_of
 from ringlog.segment.layout import DATA
 from ringlog.segment.segment import Segment
 from ringlog.spark.cold_address import places_of_address
@@ -36,7 +37,6 @@ from ringlog.storage.snapshot import Snapshot, load_snapshots, snapshot_numbers
 from ringlog.tier.opening import open_store
 from ringlog.tier.ownership import NAME as OWNER
 from ringlog.tier.store import ColdMissing, SegmentStore
-from ringlog.topic.names import shard_of
 from ringlog.topic.row import decode_row
 from ringlog.topic.state import Topic
 

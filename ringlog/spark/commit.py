@@ -29,7 +29,6 @@ from ringlog import stop_points
 from ringlog.client.client import Client
 from ringlog.client.core import named_producer_id
 from ringlog.client.numbered import NumberedProducer
-from ringlog.client.stream import SESSION_BIT
 from ringlog.client.ticket import Ticket
 from ringlog.errors import CorruptData, NotReady, RinglogError, ShuttingDown, Throttled, TopicNotFound
 from ringlog.frame import layout
@@ -38,7 +37,7 @@ from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, FRAME_BYTES_MAX
 from ringlog.spark.errors import OptionError, StagingLost
 from ringlog.spark.staging import Locked, Plan, StagedFile, Staging, id_of
 from ringlog.storage.disk import Disk
-from ringlog.types import Durability
+from ringlog.types import SESSION_BIT, Durability
 
 FRAMES_IN_FLIGHT = 512
 """Less than this between the lowest number in flight and the highest: what a resume has to send again."""

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import zmq
 
+from ringlog.board.processes import SUPERVISOR, scheduler_name, socket_of
 from ringlog.envelope.messages import (
     ConsumersAsk,
     ConsumersReply,
@@ -20,7 +21,7 @@ from ringlog.envelope.messages import (
 from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
 from ringlog.errors import NotConnected, RequestTimeout, refusal
 from ringlog.limits import ENVELOPE_BYTES_MAX
-from ringlog.supervision.run_dir import SUPERVISOR_SOCKET, read_engine_json
+from ringlog.supervision.run_dir import read_engine_json
 
 TIMEOUT_S = 5.0
 _CORR = 1
@@ -44,24 +45,20 @@ def stop(run_dir: str, timeout_s: float = TIMEOUT_S) -> None:
 
 def consumers(run_dir: str, number: int, most: int, timeout_s: float = TIMEOUT_S) -> ConsumersReply:
     """Which consumers are furthest behind at scheduler `number`; raises as `status` does."""
-    return _ask(run_dir, ConsumersAsk(most), ConsumersReply, timeout_s, f"scheduler-{number:02d}.sock")
+    return _ask(run_dir, ConsumersAsk(most), ConsumersReply, timeout_s, scheduler_name(number))
 
 
-def _ask(
-    run_dir: str, request: Message, wanted: type[R], timeout_s: float, socket_name: str = SUPERVISOR_SOCKET
-) -> R:
-    socket_path = os.path.join(read_engine_json(run_dir).shm_dir, socket_name)
-    if not os.path.exists(socket_path):
-        raise NotConnected("the engine announced here is gone", socket=socket_path)
+def _ask(run_dir: str, request: Message, wanted: type[R], timeout_s: float, process: str = SUPERVISOR) -> R:
+    endpoint = socket_of(read_engine_json(run_dir).shm_dir, process)
+    if not os.path.exists(endpoint.removeprefix("ipc://")):
+        raise NotConnected("the engine announced here is gone", socket=endpoint)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES_MAX)
-        socket.connect(f"ipc://{socket_path}")
+        socket.connect(endpoint)
         socket.send(encode(request, _CORR))
         if not socket.poll(round(timeout_s * 1000)):
-            raise RequestTimeout(
-                "no answer in time", socket=socket_name, outcome="unknown", timeout_s=timeout_s
-            )
+            raise RequestTimeout("no answer in time", process=process, outcome="unknown", timeout_s=timeout_s)
         reply = decode(socket.recv_multipart()[0]).message
     if isinstance(reply, ErrorReply):
         raise refusal(reply.status, reply.message, reply.detail)

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from ringlog import stop_points
 from ringlog.board.board import Board, P, ProcessSlot, ProcessState
+from ringlog.board.processes import GATEWAY, KINDS, SCHEDULER, WAL_SHARD
 from ringlog.clock import Clock
 from ringlog.envelope.boot import ActorBoot, ForkOrder, dump_boot
 from ringlog.errors import DiskError, ExitCode
@@ -28,7 +29,7 @@ from ringlog.supervision.progress import Progress
 from ringlog.supervision.restart import Exit, GiveUp, History, Wait
 from ringlog.supervision.spawn import Child, actor_command, spawn
 from ringlog.supervision.starvation import STARVED_PATIENCE, Hunger, sight_of
-from ringlog.supervision.tree import GATEWAY, KINDS, SCHEDULER, WAL_SHARD, ChildSpec, Tree
+from ringlog.supervision.tree import ChildSpec, Tree
 
 log = logging.getLogger("ringlog.supervision")
 

@@ -29,9 +29,20 @@ import ringlog
 from ringlog import config as configuration
 from ringlog import environment, hardening, logs, stop_points
 from ringlog.board.board import P, ProcessSlot, ProcessState
+from ringlog.board.processes import (
+    GATEWAY,
+    RECLAIMER,
+    RELOCATOR,
+    SCHEDULER,
+    SUPERVISOR,
+    SUPERVISOR_SLOT,
+    WAL_SHARD,
+    socket_of,
+)
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import DiskError, NotReady, StartRefused
 from ringlog.limits import HEARTBEAT_INTERVAL_MS, SECOND_SIGNAL_S
@@ -47,19 +58,12 @@ from ringlog.supervision.notify import Notifier
 from ringlog.supervision.reception import Reception
 from ringlog.supervision.restart import NS_PER_MS, NS_PER_S
 from ringlog.supervision.rings import RingKeeper
-from ringlog.supervision.run_dir import EngineInfo
 from ringlog.supervision.sockets import Desk, ShardLink, error_reply
 from ringlog.supervision.spawn import SUPERVISOR_OOM_SCORE, child_environment, cold_environment
 from ringlog.supervision.topics import TopicsAtStart
 from ringlog.supervision.tree import (
     BACKGROUND,
-    GATEWAY,
     LOWERED,
-    RECLAIMER,
-    RELOCATOR,
-    SCHEDULER,
-    SUPERVISOR_SLOT,
-    WAL_SHARD,
     ChildSpec,
     Tree,
     build_tree,
@@ -167,7 +171,7 @@ class Engine:
             test_stop_points=environ.get(STOP_POINTS_VARIABLE, ""),
             more_environ=dict.fromkeys((RECLAIMER, RELOCATOR), cold_environment(environ)),
         )
-        self._desk = Desk(context, f"ipc://{ground.shm_dir}/{run_dir.SUPERVISOR_SOCKET}")
+        self._desk = Desk(context, socket_of(ground.shm_dir, SUPERVISOR))
         self._stand_ins: dict[int, Desk] = {}
         """Where shards that were given up were asked: somebody must say so (PR-12)."""
         self._reception = Reception(
@@ -348,16 +352,14 @@ class Engine:
     def _shard_changed(self, what: str, ward: Ward) -> None:
         shard = ward.spec.shard
         if what == READY:
-            link = ShardLink(self._context, f"ipc://{self._ground.shm_dir}/{ward.spec.name}.sock")
+            link = ShardLink(self._context, socket_of(self._ground.shm_dir, ward.spec.name))
             self._rings.shard_ready(shard, link)
             self._topics.shard_ready(shard, link)
         elif what == DOWN:
             self._rings.shard_down(shard)
         elif what == GIVEN_UP:
             self._rings.shard_failed(shard, ward.given_up)
-            self._stand_ins[shard] = Desk(
-                self._context, f"ipc://{self._ground.shm_dir}/{ward.spec.name}.sock"
-            )
+            self._stand_ins[shard] = Desk(self._context, socket_of(self._ground.shm_dir, ward.spec.name))
 
     # -- phases ---------------------------------------------------------------------------------------
 

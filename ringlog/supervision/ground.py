@@ -14,8 +14,10 @@ from collections.abc import Callable
 
 from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.layout import CHUNK_BYTES, NEWS_BYTES, PAGE_BYTES, BoardError, BoardUnstable, Mark, P
+from ringlog.board.processes import KINDS, SCHEDULER, WAL_SHARD, bell_of
 from ringlog.clock import Clock
 from ringlog.config import Config
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.errors import DiskError, StartRefused
 from ringlog.limits import PROCESSES_MAX
 from ringlog.logs import say
@@ -25,7 +27,7 @@ from ringlog.storage.layout import LOCK_NAME
 from ringlog.supervision import run_dir
 from ringlog.supervision.identity import Identity
 from ringlog.supervision.rings import first_ring_file_bytes
-from ringlog.supervision.tree import KINDS, SCHEDULER, WAL_SHARD, Tree
+from ringlog.supervision.tree import Tree
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -67,7 +69,7 @@ class Ground:
             undo.callback(os.close, self.life_line)
             self._hand_on(published, tree)
             for spec in (*tree.of_kind(WAL_SHARD), *tree.of_kind(SCHEDULER)):
-                make_bell(os.path.join(self.shm_dir, f"{spec.name}.bell"))
+                make_bell(bell_of(self.shm_dir, spec.name))
             undo.pop_all()
 
     def time_base_us(self, boot_id: str, clock: Clock) -> int:
@@ -111,11 +113,11 @@ class Ground:
             for spec in shards:
                 self.board.process(spec.slot).set_mark(Mark.PUBLISHED, *published[spec.shard])
 
-    def announce(self, info: run_dir.EngineInfo) -> None:
+    def announce(self, info: EngineInfo) -> None:
         """Say in engine.json that the engine is ready."""
         run_dir.announce(self._disk, self.run_dir, info)
 
-    def announce_start(self, info: run_dir.EngineInfo) -> None:
+    def announce_start(self, info: EngineInfo) -> None:
         """Say in starting.json where an engine that is not ready yet can be asked."""
         run_dir.announce_start(self._disk, self.run_dir, info)
 

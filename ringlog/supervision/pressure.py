@@ -8,11 +8,12 @@ import msgspec
 
 from ringlog.board import pressure
 from ringlog.board.board import ProcessSlot
-from ringlog.board.layout import BANDS, C, D, G, Q
+from ringlog.board.layout import C, D, G, Q
+from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.envelope.messages import DeliveryStatus, GroupsStatus, PressureStatus, QueuesStatus
+from ringlog.limits import BANDS
 from ringlog.supervision.children import Ward
 from ringlog.supervision.restart import NS_PER_S
-from ringlog.supervision.tree import GATEWAY, SCHEDULER, WAL_SHARD
 
 INSTANCE = "instance"
 _QUEUES = set(Q) - {Q.SET_ASIDE}

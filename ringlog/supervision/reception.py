@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ringlog.board.board import P, ProcessSlot, ProcessState
 from ringlog.board.layout import D
 from ringlog.clock import Clock
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import (
     EngineStatus,
     EngineStatusReply,
@@ -29,7 +30,6 @@ from ringlog.supervision.children import Children, Ward
 from ringlog.supervision.pressure import delivery, groups, pressures, queues
 from ringlog.supervision.restart import NS_PER_S
 from ringlog.supervision.rings import Answer, RingKeeper
-from ringlog.supervision.run_dir import EngineInfo
 from ringlog.supervision.sockets import error_reply
 
 DRAINING = "draining"

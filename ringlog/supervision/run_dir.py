@@ -20,43 +20,18 @@ import msgspec
 
 from ringlog.board.layout import BOARD_NAME
 from ringlog.clock import Clock
+from ringlog.envelope.engine_file import ENGINE_FILE, EngineInfo
 from ringlog.errors import DiskError, NotConnected, StartRefused
 from ringlog.storage.disk import Disk, replace_file
 
 SHM_ROOT = "/dev/shm"
-ENGINE_JSON = "engine.json"
 STARTING_JSON = "starting.json"
 TIME_JSON = "time.json"
-SUPERVISOR_SOCKET = "supervisor.sock"
 GATEWAY_SOCKET = "gateway.sock"
 SOCKET_PATH_BYTES_MAX = 107
 """Longest path that the kernel takes for a socket."""
 _ENGINE_JSON_BYTES_MAX = 65_536
 _SHM_TRIES = 16
-
-
-class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of engine.json: how to reach the engine. Fields may be added."""
-
-    engine_id: str
-    start_id: str
-    """New for every start: a client that sees another one opens new rings and resends."""
-    shm_dir: str
-    data_dir: str
-    shards: int
-    protocol: int
-    version: str
-    supervisor_pid: int
-    """For people."""
-    gateway_ipc: str = ""
-    """Endpoint of the gateway's local socket; a bare name lies in the run directory."""
-    gateway_tcp: str = ""
-    public_key: str = ""
-    """CURVE key of the TCP endpoint (Z85)."""
-    cold_dir: str = ""
-    """Where cold segments lie, when that is a directory: clients of this host read them there."""
-    schedulers: int = 0
-    """How many share the topics: clients find a topic's own by its id."""
 
 
 class TimeBase(msgspec.Struct, frozen=True):
@@ -184,7 +159,7 @@ def remove_shm_dir(path: str) -> None:
 
 def announce(disk: Disk, run_dir: str, info: EngineInfo) -> None:
     """Write engine.json as a whole: the engine is ready."""
-    replace_file(disk, run_dir, ENGINE_JSON, msgspec.json.encode(info))
+    replace_file(disk, run_dir, ENGINE_FILE, msgspec.json.encode(info))
     with contextlib.suppress(DiskError):
         disk.unlink(os.path.join(run_dir, STARTING_JSON))
 
@@ -196,7 +171,7 @@ def announce_start(disk: Disk, run_dir: str, info: EngineInfo) -> None:
 
 def withdraw(disk: Disk, run_dir: str) -> None:
     """Remove engine.json, starting.json and the gateway's socket if they are there."""
-    for name in (ENGINE_JSON, STARTING_JSON, GATEWAY_SOCKET):
+    for name in (ENGINE_FILE, STARTING_JSON, GATEWAY_SOCKET):
         with contextlib.suppress(DiskError):
             disk.unlink(os.path.join(run_dir, name))
 
@@ -223,7 +198,7 @@ def read_engine_json(run_dir: str) -> EngineInfo:
 
     Raises NotConnected when there is neither or it is no announcement.
     """
-    path = os.path.join(run_dir, ENGINE_JSON)
+    path = os.path.join(run_dir, ENGINE_FILE)
     if not os.path.exists(path) and os.path.exists(os.path.join(run_dir, STARTING_JSON)):
         path = os.path.join(run_dir, STARTING_JSON)
     try:

@@ -12,12 +12,12 @@ import zmq
 from ringlog import hardening, logs
 from ringlog.config import LoadedConfig, load_config, parse_flags
 from ringlog.descriptors import open_standard_descriptors
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.errors import ConfigError, RinglogError, StartRefused
 from ringlog.limits import DESCRIPTORS_MIN
 from ringlog.logs import say
 from ringlog.supervision.endpoints import check_listeners
 from ringlog.supervision.engine import run_engine
-from ringlog.supervision.run_dir import EngineInfo
 from ringlog.supervision.tree import build_tree
 
 log = logging.getLogger("ringlog.supervision")

@@ -9,26 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ringlog.board.processes import (
+    COMPACTOR,
+    GATEWAY,
+    RECLAIMER,
+    RELOCATOR,
+    SCHEDULER,
+    WAL_SHARD,
+    scheduler_name,
+    scheduler_slot,
+    shard_name,
+    shard_slot,
+    slot_of,
+)
 from ringlog.config import Config
 from ringlog.limits import PROCESSES_MAX
-
-WAL_SHARD = "wal_shard"
-GATEWAY = "gateway"
-COMPACTOR = "compactor"
-RECLAIMER = "reclaimer"
-RELOCATOR = "relocator"
-SCHEDULER = "scheduler"
-KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR, SCHEDULER)
-"""Kinds of actor; the index is what the board's P.KIND holds."""
 
 BACKGROUND: tuple[str, ...] = (COMPACTOR, RECLAIMER, RELOCATOR)
 """Kinds that tidy up behind the others, at low priority, and without which the engine serves as before: they
 start behind them, and may be replaced."""
 LOWERED: tuple[str, ...] = (RECLAIMER, RELOCATOR)
 """Kinds whose whole process gives way to everybody. The compactor does so pass by pass, while it keeps up."""
-
-SUPERVISOR_SLOT = 0
-"""The supervisor's own process slot; shard n has slot 1 + n, then come the other kinds in their order."""
 
 _STOP_FIRST = 0
 _STOP_LAST = 1
@@ -74,21 +75,6 @@ class Tree:
         return "\n".join(["supervisor", *(f"  {spec}" for spec in self.children)])
 
 
-def shard_slot(shard: int) -> int:
-    """Process slot of a shard."""
-    return SUPERVISOR_SLOT + 1 + shard
-
-
-def slot_of(kind: str, shards: int) -> int:
-    """Process slot of a child that is the only one of its kind; its own whether or not the others run."""
-    return shard_slot(shards) + KINDS.index(kind) - KINDS.index(GATEWAY)
-
-
-def scheduler_slot(shards: int, n: int) -> int:
-    """Process slot of a scheduler; they come behind all others."""
-    return shard_slot(shards) + KINDS.index(SCHEDULER) - KINDS.index(GATEWAY) + n
-
-
 def build_tree(config: Config) -> Tree:
     """The tree this configuration asks for."""
     supervisor = config.supervisor
@@ -106,11 +92,11 @@ def build_tree(config: Config) -> Tree:
         )
 
     shards = config.wal.shards
-    children = [child(WAL_SHARD, f"{WAL_SHARD}-{n:02d}", shard_slot(n), _STOP_LAST, n) for n in range(shards)]
+    children = [child(WAL_SHARD, shard_name(n), shard_slot(n), _STOP_LAST, n) for n in range(shards)]
     if config.gateway.enabled:
         children.append(child(GATEWAY, GATEWAY, slot_of(GATEWAY, shards), _STOP_FIRST))
     children += [
-        child(SCHEDULER, f"{SCHEDULER}-{n:02d}", scheduler_slot(shards, n), _STOP_FIRST)
+        child(SCHEDULER, scheduler_name(n), scheduler_slot(shards, n), _STOP_FIRST)
         for n in range(config.delivery.schedulers)
     ]
     # They ask the shards, who therefore stop behind them.

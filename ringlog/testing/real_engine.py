@@ -27,12 +27,22 @@ import zmq
 
 import ringlog
 from ringlog.board.board import Board, BoardError, P
+from ringlog.board.processes import (
+    KINDS,
+    SCHEDULER,
+    SUPERVISOR,
+    WAL_SHARD,
+    scheduler_slot,
+    shard_slot,
+    slot_of,
+    socket_of,
+)
 from ringlog.clock import SystemClock
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import EngineStatus, EngineStatusReply
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RequestTimeout, StartRefused, UsageError
-from ringlog.link.address import EngineInfo, read_engine, supervisor_socket
-from ringlog.supervision.tree import KINDS, SCHEDULER, WAL_SHARD, scheduler_slot, shard_slot, slot_of
+from ringlog.link.address import read_engine
 
 READY_S = 20.0
 STOP_S = 20.0
@@ -211,7 +221,7 @@ class TestEngine:
         socket = context.socket(zmq.DEALER)
         try:
             socket.setsockopt(zmq.LINGER, 0)
-            socket.connect(supervisor_socket(self.info.shm_dir))
+            socket.connect(socket_of(self.info.shm_dir, SUPERVISOR))
             socket.send(encode(EngineStatus(), 1))
             if not socket.poll(STATUS_S * 1000):
                 raise RequestTimeout(

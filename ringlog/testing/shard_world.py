@@ -42,6 +42,7 @@ from ringlog.frame.routed import resolve
 from ringlog.frame.settle import WORDS, Entries, entry_error
 from ringlog.frame.view import open_row
 from ringlog.limits import KIB, WAL_HEADER_BYTES
+from ringlog.placement import home_shard
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import WAL_FLAG_PREV_ORDERLY, WalHeader, pack_file
 from ringlog.storage.ledger import Ledger
@@ -49,7 +50,6 @@ from ringlog.storage.reader import Mark
 from ringlog.storage.wal import PreparedFile, StreamIdentity, WalWriter
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.topic.names import home_shard
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 

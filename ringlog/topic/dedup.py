@@ -17,9 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, PRODUCERS_PER_TOPIC_MAX
-
-SESSION_BIT = 1 << 63
-"""Set in ids the client library draws at random; such a producer may be forgotten, a named one not."""
+from ringlog.types import SESSION_BIT
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ringlog.errors import Outcome, TopicHalted
+from ringlog.placement import shard_of
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.names import shard_of
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 

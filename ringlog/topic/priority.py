@@ -7,6 +7,8 @@ who is told first; it changes nothing else (SCH-8).
 
 from __future__ import annotations
 
+from ringlog.limits import BANDS
+
 AUTO_MAX = 500
 AUTO_HALF_MS = 30_000
 AUTO_END_MS = 300_000
@@ -14,7 +16,6 @@ AGE_MS_MAX = 10_000
 AGE_MS_PER_POINT = 10
 AGE_MAX = AGE_MS_MAX // AGE_MS_PER_POINT
 
-BANDS = 5
 CREDITS = (1, 1, 2, 4, 8)
 """Turns of a round, by band (SCH-2)."""
 FLOORS = (0, 250, 500, 750)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ringlog.envelope.messages import Extent, SegmentRef
 from ringlog.errors import InvariantViolation
-from ringlog.topic.names import shards_of
+from ringlog.placement import shards_of
 
 RUN_ROWS_MAX = 1 << 16
 """Runs are merged up to this size: a merge takes milliseconds, and holds up commits."""

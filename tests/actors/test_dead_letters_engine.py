@@ -10,6 +10,7 @@ import zmq
 import ringlog
 from actors.scheduler.dead_letters import producer_of
 from ringlog import stop_points
+from ringlog.board.processes import shard_socket
 from ringlog.client import EARLIEST, Client
 from ringlog.client.letters import in_parts
 from ringlog.client.pages import Record
@@ -23,10 +24,9 @@ from ringlog.limits import (
     META_BYTES_MAX,
     RECORD_BYTES_MAX,
 )
-from ringlog.link.address import shard_socket
+from ringlog.placement import home_shard
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
-from ringlog.topic.names import home_shard
 
 SLOW = pytest.mark.slow
 MOVED_S = 30.0

@@ -22,8 +22,8 @@ from ringlog.errors import (
 from ringlog.frame import batch, layout
 from ringlog.frame.settle import WORDS, refused_entry
 from ringlog.limits import GATEWAY_BYTES_PER_CONNECTION_MAX, GATEWAY_REQUESTS_PER_CONNECTION_MAX
+from ringlog.placement import home_shard
 from ringlog.testing.log_file import sealed_frame
-from ringlog.topic.names import home_shard
 
 ALICE, BOB = b"talice", b"tbob"
 KEYS = KeyRing(

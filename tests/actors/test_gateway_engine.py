@@ -16,8 +16,8 @@ import ringlog
 import ringlog.aio
 from ringlog.errors import AuthFailed, Forbidden, TopicNotFound
 from ringlog.limits import ORPHAN_DRAIN_S
-from ringlog.link.address import home_shard
 from ringlog.link.curve import key_file_text, new_key
+from ringlog.placement import home_shard
 from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 from ringlog.testing.real_engine import engine, wait_until
 

@@ -17,6 +17,7 @@ import ringlog
 from ringlog.board import pressure
 from ringlog.board.board import Board
 from ringlog.board.layout import G
+from ringlog.board.processes import scheduler_slot, shard_slot, shard_socket
 from ringlog.client.pages import Record
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
@@ -25,10 +26,8 @@ from ringlog.errors import RequestTimeout, RinglogError, Status, Throttled
 from ringlog.frame import encode_records, frame
 from ringlog.governor import Step
 from ringlog.limits import GOVERNOR_SAMPLE_MS, PRESSURE_RETRY_MS
-from ringlog.link.address import shard_socket
 from ringlog.ring.layout import Wants, Word
 from ringlog.ring.region import open_ring
-from ringlog.supervision.tree import scheduler_slot, shard_slot
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 

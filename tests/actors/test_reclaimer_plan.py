@@ -22,8 +22,8 @@ from actors.reclaimer.plan import (
 )
 from ringlog.envelope.messages import SegmentRef
 from ringlog.limits import PACKS_MAX, SMALL_SEGMENTS_MAX
+from ringlog.placement import shard_of
 from ringlog.segment.layout import TOPIC_DTYPE, own_stem, pack_stem
-from ringlog.topic.names import shard_of
 
 KIB = 1024
 

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from actors.scheduler import core as scheduler_core
 from actors.scheduler import events as ev
 from actors.scheduler.feeds import ROUTERS
-from actors.scheduler.turns import FIND_OUT, TURN_WORDS
-from ringlog.board import news, row_ring
+from actors.scheduler.turns import FIND_OUT
+from ringlog.board.layout import VOLATILE_BIT
 from ringlog.envelope import messages as m
 from ringlog.errors import Status
 from ringlog.limits import (
@@ -29,11 +29,6 @@ A, B = b"a", b"b"
 
 def untils(world: World, link: bytes = A) -> list[tuple[int, int]]:
     return [(row[1], row[2]) for row in world.links[link].turns]
-
-
-def test_words_of_news_are_those_of_the_board() -> None:
-    assert (ev.SLOT_MASK, ev.VOLATILE_BIT) == (news.SLOT_MASK, news.VOLATILE_BIT)
-    assert TURN_WORDS == row_ring.ROW_WORDS
 
 
 def test_news_are_told_at_once_with_the_place() -> None:
@@ -200,7 +195,7 @@ def test_strong_of_what_is_never_synced_is_told_like_everything_else() -> None:
     topic = world.topic(0, 0)
     world.subscribe(A, 1, [(1, topic, 0)], strong=True)
     topic.head = topic.durable = 3
-    row = [ev.VOLATILE_BIT, topic.topic_id, 1, 1, 3, 1, 0, 30]
+    row = [VOLATILE_BIT, topic.topic_id, 1, 1, 3, 1, 0, 30]
     world.turn(ev.NewsRows(0, np.array([row], dtype=np.uint64)))
     assert untils(world) == [(1, 3)]
 

@@ -16,12 +16,12 @@ import zmq
 import ringlog
 from ringlog.board.board import Board
 from ringlog.board.layout import D, H, P
+from ringlog.board.processes import scheduler_slot, scheduler_socket
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, decode, encode
-from ringlog.link.address import scheduler_of, scheduler_socket
 from ringlog.link.shard_requests import ShardRequests
 from ringlog.link.turn_ring import TurnReader
-from ringlog.supervision.tree import scheduler_slot
+from ringlog.placement import scheduler_of
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 

@@ -18,6 +18,7 @@ from actors.scheduler.lag import lags
 from ringlog.board import pressure
 from ringlog.board.board import Board, ProcessSlot
 from ringlog.board.layout import D, G, H, P
+from ringlog.board.processes import scheduler_slot, shard_slot
 from ringlog.envelope import messages as m
 from ringlog.governor import Governor, Sample, Step
 from ringlog.limits import (
@@ -42,13 +43,13 @@ class Engine:
         self.board = Board.create(str(directory), 16)
         self.now = 1_000_000 * MS
         self.core = Scheduler(0, 7, SHARDS)
-        self.shards = [self.board.process(1 + n) for n in range(SHARDS)]
-        self.pages = [self.board.process(8 + n) for n in range(2)]
+        self.shards = [self.board.process(shard_slot(n)) for n in range(SHARDS)]
+        self.pages = [self.board.process(scheduler_slot(SHARDS, n)) for n in range(2)]
         self.first, self.second = (self.governing(n) for n in range(2))
         self.breathe()
 
     def governing(self, number: int, *, is_reacting: bool = True) -> Governing:
-        return Governing.of(self.board, number, 8 + number, SHARDS, 2, self.now, is_reacting=is_reacting)
+        return Governing.of(self.board, number, SHARDS, 2, self.now, is_reacting=is_reacting)
 
     def breathe(self, *silent: ProcessSlot) -> None:
         """Everybody shows a heartbeat, but these."""

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from actors.scheduler import events as ev
 from actors.scheduler.feeds import ROUTERS
 from actors.scheduler.ready import ReadySet
-from ringlog.limits import COALESCE_MS_MAX
-from ringlog.topic.priority import AGE_MS_MAX, BANDS, Standing
+from ringlog.limits import BANDS, COALESCE_MS_MAX
+from ringlog.topic.priority import AGE_MS_MAX, Standing
 from tests.actors.scheduler_world import MS, World, WorldTopic
 
 A, B = b"a", b"b"

@@ -29,9 +29,9 @@ from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, SEQ_MAX
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.log_file import sealed_frame
 from ringlog.testing.shard_world import DATA, World, refusals
-from ringlog.topic.dedup import SESSION_BIT, Producers
+from ringlog.topic.dedup import Producers
 from ringlog.topic.state import Topic
-from ringlog.types import PayloadKind
+from ringlog.types import SESSION_BIT, PayloadKind
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ringlog.errors import InvalidRequest, ProducerFenced, StorageReadOnly, Thro
 from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, S_FIRST_SEQ, entry_error
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
-from ringlog.topic.dedup import SESSION_BIT
+from ringlog.types import SESSION_BIT
 
 NAMED = 77
 

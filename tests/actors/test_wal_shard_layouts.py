@@ -6,8 +6,8 @@ import pytest
 from checkpoint_world import Asking, checkpoint, checkpoint_all, fill, new_world, restart, state, wal_files
 
 from ringlog.envelope import messages as m
+from ringlog.placement import home_shard, shard_of
 from ringlog.testing.disk import Halted
-from ringlog.topic.names import home_shard, shard_of
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (4, 2), (2, 5)])

@@ -17,8 +17,9 @@ from actors.wal_shard.announcer import Announcer
 from actors.wal_shard.group import News
 from ringlog import waiting
 from ringlog.board.board import Board
-from ringlog.board.layout import P, ProcessState, news_name
-from ringlog.board.news import SLOT_MASK, VOLATILE_BIT, NewsReader, NewsRow
+from ringlog.board.layout import SLOT_MASK, VOLATILE_BIT, P, ProcessState, news_name
+from ringlog.board.news import NewsReader, NewsRow
+from ringlog.board.processes import scheduler_bell, scheduler_slot, shard_slot
 from ringlog.board.row_ring import Taken
 from ringlog.board.topics import TOPIC_EMPTY, TopicTable, decode_order
 from ringlog.client import Tombstone
@@ -27,10 +28,8 @@ from ringlog.envelope.boot import ActorBoot
 from ringlog.frame import encode_records, frame, open_frame
 from ringlog.frame.view import FrameView
 from ringlog.limits import ROUSED_BYTES_MAX
-from ringlog.link.address import scheduler_bell
 from ringlog.link.shard_requests import Requester
 from ringlog.ring.doorbell import BellListener, make_bell
-from ringlog.supervision.tree import scheduler_slot, shard_slot
 from ringlog.testing import engine
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.real_engine import wait_until

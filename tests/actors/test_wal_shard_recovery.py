@@ -13,10 +13,10 @@ from actors.wal_shard.recover import Recovery
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError
 from ringlog.limits import HEAD_RESERVATION_MIN
+from ringlog.placement import home_shard, shard_of
 from ringlog.storage.layout import unpack_file
 from ringlog.testing.disk import Damage, Fault, FaultyDisk, Halted, Monitor, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World, refusals
-from ringlog.topic.names import home_shard, shard_of
 from ringlog.topic.reservation import Reservation
 
 

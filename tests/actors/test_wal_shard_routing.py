@@ -12,10 +12,10 @@ from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, TopicNotFound, refusal
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout
+from ringlog.placement import shard_of
 from ringlog.testing.checkpoints import checkpoint_all
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
-from ringlog.topic.names import shard_of
 from ringlog.topic.routers import Fate, RouterFlag
 
 PLAIN = int(RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog.board import layout, news, row_ring
-from ringlog.board.layout import BoardError
+from ringlog.board.layout import SLOT_MASK, VOLATILE_BIT, BoardError
 from ringlog.board.mapping import make_board_file
-from ringlog.board.news import VOLATILE_BIT, NewsReader, NewsRow, NewsWriter
+from ringlog.board.news import NewsReader, NewsRow, NewsWriter
 from ringlog.board.row_ring import Taken
 
 ROWS = 8
@@ -77,7 +77,7 @@ def test_a_row_says_what_was_told_word_by_word(writer: NewsWriter, reader: NewsR
     writer.add([given])
     [found] = reader.take().rows
     assert NewsRow(*found.tolist()) == given
-    assert int(found[news.N_SLOT]) & news.SLOT_MASK == 7
+    assert int(found[news.N_SLOT]) & SLOT_MASK == 7
 
 
 def test_no_rows_are_no_news(writer: NewsWriter, reader: NewsReader) -> None:

@@ -26,10 +26,11 @@ from chaos.kills.rig import Engine
 from chaos.kills.scene import Stage, longest_gap_ms
 from chaos.kills.tasks import Report, Task
 from chaos.order import Account, Order
+from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.errors import UsageError
 from ringlog.link.delivery import Delivery
 from ringlog.stop_points import POINTS, configure
-from ringlog.supervision.tree import BACKGROUND, GATEWAY, SCHEDULER, WAL_SHARD
+from ringlog.supervision.tree import BACKGROUND
 from ringlog.testing import engine
 
 ROOT = Path(__file__).parent.parent.parent

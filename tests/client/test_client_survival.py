@@ -42,7 +42,7 @@ def on_shard(client, shard):
 
 
 def home(name):
-    from ringlog.link.address import home_shard
+    from ringlog.placement import home_shard
 
     return home_shard(name, 2)
 

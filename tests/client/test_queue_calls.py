@@ -14,9 +14,9 @@ import pytest
 import ringlog
 from ringlog.board import layout
 from ringlog.board.mapping import BoardFile
+from ringlog.board.processes import shard_bell
 from ringlog.client import Client
 from ringlog.limits import CLAIM_JOBS_MAX
-from ringlog.link.address import shard_bell
 from ringlog.ring.doorbell import BellRinger
 from ringlog.testing import engine
 from ringlog.testing.children import debug_environ

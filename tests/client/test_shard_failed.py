@@ -12,7 +12,7 @@ import ringlog
 import ringlog.aio
 from ringlog.client import LATEST, Page
 from ringlog.errors import NotReady
-from ringlog.link.address import home_shard
+from ringlog.placement import home_shard
 from ringlog.testing.real_engine import engine, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]

@@ -11,12 +11,12 @@ import zmq.utils.z85
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringlog.envelope.engine_file import EngineInfo
 from ringlog.errors import UsageError
-from ringlog.link.address import EngineInfo, home_shard, parse_url, read_engine
+from ringlog.link.address import parse_url, read_engine
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.timers import Timers
 from ringlog.testing.clock import ManualClock
-from ringlog.topic import names
 
 
 def test_a_local_url_names_a_run_directory():
@@ -98,11 +98,6 @@ def test_a_run_directory_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_
     clock.advance(1.0)
     timers.fire(clock.monotonic_ns())
     assert found == [info]
-
-
-@given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,40}", fullmatch=True), shards=st.integers(1, 64))
-def test_clients_and_shards_agree_where_a_topic_is_at_home(name, shards):
-    assert home_shard(name, shards) == names.home_shard(name, shards)
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"engine_id":"0\xa5\xa5"}', b"[" * 100_000, b"{}", b"\xff"])

@@ -15,9 +15,9 @@ from ringlog.errors import (
     UsageError,
 )
 from ringlog.limits import CREDIT_MAX, FEEDS_PER_MESSAGE_MAX
-from ringlog.link.address import scheduler_of
 from ringlog.link.delivery import OPEN_END, SEEK_AT_ONCE, TAKEN_ROWS_MAX
 from ringlog.link.peer import Reply
+from ringlog.placement import scheduler_of
 from ringlog.testing.played_scheduler import PlayedHost, topic
 
 pytestmark = pytest.mark.timeout(30)

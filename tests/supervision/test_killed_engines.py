@@ -10,8 +10,8 @@ import pytest
 import ringlog
 from ringlog import testing
 from ringlog.board.board import Board, Mark
+from ringlog.board.processes import shard_slot
 from ringlog.supervision.run_dir import read_engine_json
-from ringlog.supervision.tree import shard_slot
 from ringlog.testing.real_engine import TestEngine, wait_until
 
 pytestmark = pytest.mark.slow

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from ringlog.config import load_config
-from ringlog.limits import PROCESSES_MAX, SCHEDULERS_MAX, SHARDS_MAX
-from ringlog.supervision.tree import (
-    BACKGROUND,
+from ringlog.board.processes import (
     GATEWAY,
     KINDS,
     SCHEDULER,
     SUPERVISOR_SLOT,
     WAL_SHARD,
-    build_tree,
     scheduler_slot,
     slot_of,
+)
+from ringlog.config import load_config
+from ringlog.limits import PROCESSES_MAX, SCHEDULERS_MAX, SHARDS_MAX
+from ringlog.supervision.tree import (
+    BACKGROUND,
+    build_tree,
 )
 
 
@@ -47,28 +49,15 @@ def test_a_slot_stays_the_same_whoever_else_runs() -> None:
 
 
 def test_shards_find_the_schedulers_and_there_are_as_many_as_were_asked_for() -> None:
-    from actors.wal_shard.announcer import SCHEDULERS_AFTER_SHARDS
-
     found = tree_of(wal__shards="3", delivery__schedulers="8").of_kind(SCHEDULER)
-    assert [child.slot for child in found] == [3 + SCHEDULERS_AFTER_SHARDS + n for n in range(8)]
     assert [child.slot for child in found] == [scheduler_slot(3, n) for n in range(8)]
     assert found[7].name == "scheduler-07"
     assert tree_of(delivery__schedulers="0").of_kind(SCHEDULER) == ()
 
 
-def test_shards_find_the_reclaimers_word_about_free_space() -> None:
-    """ST-13."""
-    from actors.wal_shard.shell import RECLAIMER_AFTER_SHARDS
-
-    assert slot_of("reclaimer", 5) == 5 + RECLAIMER_AFTER_SHARDS
-
-
 def test_shards_find_the_schedulers_that_sleep() -> None:
     """N5. Schedulers come behind everybody else, and there is a page for each."""
-    from actors.wal_shard.announcer import SCHEDULERS_AFTER_SHARDS
-
     slots = [scheduler_slot(5, n) for n in range(SCHEDULERS_MAX)]
-    assert slots == [5 + SCHEDULERS_AFTER_SHARDS + n for n in range(SCHEDULERS_MAX)]
     assert slots[0] == max(slot_of(kind, 5) for kind in KINDS[1:])
     assert scheduler_slot(SHARDS_MAX, SCHEDULERS_MAX - 1) < PROCESSES_MAX
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER
-from ringlog.topic.dedup import SESSION_BIT, Producer, Producers
+from ringlog.topic.dedup import Producer, Producers
+from ringlog.types import SESSION_BIT
 
 
 def arrays(*columns: list[int]) -> list[np.ndarray]:

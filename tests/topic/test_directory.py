@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ringlog.placement import shard_of
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.directory import Directory
-from ringlog.topic.names import shard_of
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 

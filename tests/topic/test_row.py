@@ -11,10 +11,11 @@ from pyroaring import BitMap64
 from ringlog.digests import digest_of_id, digest_of_key
 from ringlog.errors import CorruptData
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.dedup import SESSION_BIT, Run
+from ringlog.topic.dedup import Run
 from ringlog.topic.idempotency import Remembered
 from ringlog.topic.row import decode_row, encode_row
 from ringlog.topic.state import Topic
+from ringlog.types import SESSION_BIT
 
 STAMP = 1_790_000_000_000_000
 KEYS_AT = 20

@@ -9,11 +9,11 @@ import pytest
 
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError
+from ringlog.placement import shard_of
 from ringlog.segment.layout import SUFFIXES
 from ringlog.testing.checkpoints import checkpoint
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
-from ringlog.topic.names import shard_of
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import FileReport
 from ringlog.verify.log_order import is_covered

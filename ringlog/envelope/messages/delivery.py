@@ -5,6 +5,11 @@ from __future__ import annotations
 from ringlog.envelope.messages.base import Message
 from ringlog.envelope.messages.ranges import U32, U64, Name, Place, Seq
 
+TURN_WORDS = 8
+"""Words of a row of Turns."""
+TAKEN_WORDS = 4
+"""Words of a row of Taken."""
+
 
 class Feed(Message, frozen=True):
     """One topic of a subscription, and how far its reader is."""

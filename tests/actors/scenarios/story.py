@@ -20,9 +20,9 @@ from ringlog.frame.settle import (
     S_PRODUCER_SEQ,
     entry_error,
 )
+from ringlog.placement import home_shard
 from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
-from ringlog.topic.names import home_shard
 from ringlog.types import Durability
 
 CLASSES = {

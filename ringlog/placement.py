@@ -1,4 +1,4 @@
-"""Which shard a topic belongs to. Pure."""
+"""Which shard and which scheduler a topic belongs to. Pure."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def shards_of(topic_ids: NDArray[Any], shards: int) -> NDArray[np.int64]:
     raw = np.ascontiguousarray(topic_ids, dtype="<u8").tobytes()
     hashes = [_hash(raw[at : at + 8]) for at in range(0, len(raw), 8)]
     return (np.array(hashes, dtype=np.uint64) % np.uint64(shards)).astype(np.int64)
+
+
+def scheduler_of(topic_id: int, schedulers: int) -> int:
+    """Scheduler that looks after a topic."""
+    return _hash(topic_id.to_bytes(8, "little")) % schedulers

@@ -8,7 +8,7 @@ import xxhash
 
 from ringlog.errors import InvalidRequest
 from ringlog.names import check_topic_name, is_topic_name
-from ringlog.topic.names import home_shard, shard_of, shards_of
+from ringlog.placement import home_shard, shard_of, shards_of
 
 VECTORS = {
     1: [0] * 16,

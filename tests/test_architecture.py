@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
     "shm", "governor", "payload", "lives", "tags", "digests", "environment", "bounded", "compiled", "cores",
-    "settings", "names", "descriptors", "waiting", "placement",
+    "settings", "names", "descriptors", "waiting", "placement", "observers",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -202,6 +202,7 @@ PURE_MODULES = {
     "ringlog.tags",
     "ringlog.names",
     "ringlog.placement",
+    "ringlog.observers",
     "ringlog.board.layout",
     "ringlog.settings",
     "ringlog.digests",

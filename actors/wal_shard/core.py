@@ -123,7 +123,14 @@ class _Owed:
 class ShardCore:
     """One shard's decisions. `handle` takes events and returns effects in the order to perform them."""
 
-    def __init__(self, identity: Identity, settings: Settings | None = None) -> None:
+    def __init__(
+        self, identity: Identity, settings: Settings | None = None, *,
+        topics_elsewhere: Callable[[int], int] = lambda own: 0,
+        looked_at: Callable[[ControlReceived], object] = lambda request: None,
+    ) -> None:  # fmt: skip
+        """`topics_elsewhere` is as in Requests; `looked_at` gets each request before it is dealt with, for
+        tests that have something break over it."""
+        self._looked_at = looked_at
         self.identity = identity
         self.settings = settings or Settings()
         self.directory = Directory(identity.shard, identity.shards)
@@ -136,14 +143,14 @@ class ShardCore:
             identity.shard, identity.shards, identity.incarnation, self.directory, self.places, self.log,
             topics_of_volatile,
         )  # fmt: skip
-        self.requests = Requests(identity, self.directory, self.admission, self.places, self.checkpoint)
+        self.requests = Requests(
+            identity, self.directory, self.admission, self.places, self.checkpoint, self.ephemerals,
+            topics_elsewhere,
+        )  # fmt: skip
         self.removals = self.requests.removals
-        self.removals.volatile_files = self.ephemerals.files_of
         self.phase = Phase.RECOVERING
         self.in_hand: ControlReceived | None = None
         """Taken up and not dealt with: what the shell wants to know when this breaks."""
-        self.on_look: Callable[[ControlReceived], None] = lambda _: None
-        """Called with each, for tests that have something break over it."""
         self.waiting = Waiting.NOTHING
         self.disk_missing_bytes = 0
         """So much must become free on a full device: no more records, but deletes go on (ST-13)."""
@@ -322,7 +329,7 @@ class ShardCore:
             self._stage_acks()
         if type(event) is ControlReceived:
             self.in_hand = event
-            self.on_look(event)
+            self._looked_at(event)
         room = self._room_for(event)
         if room is not Room.LATER:
             self._take(event, room)

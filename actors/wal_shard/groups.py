@@ -101,8 +101,7 @@ class Groups:
         self._dead: deque[tuple[int, str]] = deque()
         """(group, member) whose process died, as many as there are members; what they hold is to be released.
         """
-        self._told = removals.on_removed
-        removals.on_removed = self._removed
+        removals.removed.subscribe(self._removed)
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
         ] = {
@@ -590,7 +589,6 @@ class Groups:
         self.numbers.forget(group.number)
 
     def _removed(self, topic: Topic, removal: Removal, on_request: bool) -> None:
-        self._told(topic, removal, on_request)
         floor = max(removal.cap_floor, removal.ttl_floor, removal.delete_floor)
         for group in topic.groups.values():
             group.removed(floor, removal.seqs)

@@ -118,8 +118,8 @@ class Queues:
         """Numbers of the processes that claimed, as long as they live."""
         self._links_made = 0
         self.durable = DurableLeases(directory, self._queues, self._links, self._queue)
-        removals.on_removed = self._removed
-        removals.on_learned = self._learned
+        removals.removed.subscribe(self._removed)
+        removals.learned.subscribe(self._learned)
         self._ahead_ms = 0
         """Of the wall clock, against the time of leases."""
         self._now_us = 0

@@ -27,6 +27,7 @@ from ringlog.errors import CorruptData, Internal, InvalidRequest, StaleEpoch, To
 from ringlog.frame.batch import FrameBatch, scan
 from ringlog.frame.facts import RecordFacts, record_facts
 from ringlog.frame.routed import resolve
+from ringlog.observers import Observers
 from ringlog.tags import TagMatch, parse_match
 from ringlog.topic.config import DISCARD_REJECT
 from ringlog.topic.directory import Directory
@@ -154,14 +155,15 @@ class Removals:
     """Which topics have retention due, and the delete that is being answered."""
 
     def __init__(
-        self, incarnation: int, directory: Directory, extents: Callable[[Topic, int], list[m.Extent]]
-    ) -> None:
-        self.volatile_files: Callable[[Topic], Sequence[tuple[int, int]]] = lambda topic: ()
-        """Which volatile files hold an ephemeral topic, as a Question wants it."""
-        self.on_removed: Callable[[Topic, Removal, bool], None] = lambda topic, removal, on_request: None
-        """Who is told what left a topic, and whether somebody asked for it."""
-        self.on_learned: Callable[[Question, Learned | CorruptData], None] = lambda question, found: None
-        """Who asked by `questions_to_learn`."""
+        self, incarnation: int, directory: Directory, extents: Callable[[Topic, int], list[m.Extent]],
+        volatile_files: Callable[[Topic], Sequence[tuple[int, int]]],
+    ) -> None:  # fmt: skip
+        """`volatile_files` names those that hold an ephemeral topic, as a Question wants it."""
+        self._volatile_files = volatile_files
+        self.removed = Observers[Topic, Removal, bool]()
+        """What left a topic, and whether a client asked for it."""
+        self.learned = Observers[Question, Learned | CorruptData]()
+        """What was found for a question of `questions_to_learn`."""
         self._left: dict[tuple[int, int], tuple[int, int]] = {}
         """(volatile file, topic_id) -> (records, bytes) that left it by deletes, caps and expiry."""
         self._base = incarnation << _INCARNATION_SHIFT
@@ -292,7 +294,7 @@ class Removals:
         self._delete, self._delete_of = found, (topic, topic.version)
 
     def questions_to_learn(self, wanted: Sequence[tuple[Topic, Learn]], now_us: int) -> list[Question]:
-        """What queues have to know of published jobs; see `on_learned`."""
+        """What queues have to know of published jobs; see `learned`."""
         self._asked = [replace(self._question(topic, now_us, []), learn=learn) for topic, learn in wanted]
         return self._asked
 
@@ -309,7 +311,7 @@ class Removals:
             topic.name, topic.topic_id, topic.epoch, held.front, self._extents(topic, held.front - 1),
             [n for pair in topic.lost for n in pair],
         )  # fmt: skip
-        return Question(topic, held, place, staged, now_us, wanted, self.volatile_files(topic))
+        return Question(topic, held, place, staged, now_us, wanted, self._volatile_files(topic))
 
     def take(self, answers: Sequence[Answer], group: Group, now_us: int) -> None:
         """The answers are there: stage what retention takes away, keep a delete's for its handler."""
@@ -317,7 +319,7 @@ class Removals:
         for question, found in zip(asked, answers, strict=True):
             if question.learn is not None:
                 assert not isinstance(found, Removal)
-                self.on_learned(question, found)
+                self.learned.notify(question, found)
             elif isinstance(found, Learned):
                 raise Internal("storage answered another question", topic=question.topic.name)
             elif question.wanted is not None:
@@ -396,7 +398,7 @@ class Removals:
         is_logged = topic.config.durability != Durability.EPHEMERAL
         apply(topic, removal)
         if is_told:
-            self.on_removed(topic, removal, on_request)
+            self.removed.notify(topic, removal, on_request)
         for file_id, records, accounted in removal.shares:
             left, left_bytes = self._left.get((file_id, topic.topic_id), (0, 0))
             self._left[file_id, topic.topic_id] = (left + records, left_bytes + accounted)
@@ -417,7 +419,7 @@ class Removals:
         if records > left:
             removal = Removal(cap_floor=floor, records=records - left, bytes=accounted - left_bytes)
             apply(topic, removal)
-            self.on_removed(topic, removal, False)
+            self.removed.notify(topic, removal, False)
             self.bump(topic)
 
     def bump(self, topic: Topic) -> None:

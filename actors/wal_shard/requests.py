@@ -16,6 +16,7 @@ from pyroaring import BitMap64
 from actors.wal_shard import groups, repeats
 from actors.wal_shard.admission import Admission, Intake
 from actors.wal_shard.checkpoint import Answer, Checkpoint
+from actors.wal_shard.ephemerals import Ephemerals
 from actors.wal_shard.group import Group
 from actors.wal_shard.groups import Groups
 from actors.wal_shard.places import Places
@@ -111,9 +112,11 @@ class Requests:
 
     def __init__(
         self, identity: Identity, directory: Directory, admission: Admission, places: Places,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint, ephemerals: Ephemerals, topics_elsewhere: Callable[[int], int],
     ) -> None:  # fmt: skip
+        """`topics_elsewhere` publishes how many topics this shard has; returns how many the others have."""
         self._me = identity
+        self._topics_elsewhere = topics_elsewhere
         self._directory = directory
         self._admission = admission
         self._places = places
@@ -130,13 +133,11 @@ class Requests:
         """Appends that were refused for that."""
         self.free_slots = 1 << 32
         """Slots for topics that shared memory has now, as the shell last counted them."""
-        self.topics_elsewhere: Callable[[int], int] = lambda own: 0
-        """Publishes how many topics this shard has and returns how many all other shards have."""
         self._without_slot: list[Topic] = []
         """Topics that were created and have no slot yet."""
         self.retired: list[Topic] = []
         """Topics whose removal is staged; the core retires their slots when the group is durable."""
-        self.removals = Removals(identity.incarnation, directory, self._all_extents)
+        self.removals = Removals(identity.incarnation, directory, self._all_extents, ephemerals.files_of)
         self.routing = Routing(directory, admission, self._ask_again)
         self.queues = Queues(identity.incarnation, directory, self.removals)
         self.groups = Groups(identity.incarnation, directory, self.removals)
@@ -298,9 +299,9 @@ class Requests:
         """Raise Throttled where the engine has as many topics as it may. The place is claimed first and
         counted then: of shards that claim the last one at the same time none or one gets it, never two."""
         most, own = self._me.topics_max, len(self._directory)
-        if not most or own + 1 + self.topics_elsewhere(own + 1) <= most:
+        if not most or own + 1 + self._topics_elsewhere(own + 1) <= most:
             return
-        self.topics_elsewhere(own)
+        self._topics_elsewhere(own)
         raise Throttled(
             f"the engine has as many topics as limits.max_topics allows ({most})", limit="max_topics",
             max=most, retry_after_ms=1_000,
@@ -418,7 +419,7 @@ class Requests:
         self.groups.forget(topic)
         self.unused.forget(topic)
         self.retired.append(topic)
-        self.topics_elsewhere(len(self._directory))
+        self._topics_elsewhere(len(self._directory))
 
     # -- appends by message ---------------------------------------------------------------------------
 

@@ -114,12 +114,12 @@ class Shell:
         identity = Identity(
             boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max, boot.time_base_us
         )
-        self.core = ShardCore(identity, settings)
-        self.core.on_look = _looked_at
+        self.core = ShardCore(
+            identity, settings, topics_elsewhere=self._topics_elsewhere, looked_at=_looked_at
+        )
         self.core.requests.queues.has_mover = self.core.requests.groups.has_mover = schedulers > 0
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
-        self.core.requests.topics_elsewhere = self._topics_elsewhere
         self._governing = Governing(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
         self._table = TopicTable.create(boot.shm_dir, boot.shard)
         self._announcer = Announcer(boot, self._board, schedulers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,13 +225,13 @@ def test_a_queue_whose_marks_are_damaged_hands_out_nothing(world, monkeypatch):
     make(world, 1)
     put(world, 10)
     queues = world.run_of("q").core.requests.queues
-    learned = queues.removals.on_learned
+    learned = queues.removals.learned.notify
     broken = [True]
 
     def damage(question, found):
         learned(question, CorruptData("bytes are wrong") if broken[0] else found)
 
-    monkeypatch.setattr(queues.removals, "on_learned", damage)
+    monkeypatch.setattr(queues.removals, "learned", SimpleNamespace(notify=damage))
     for _ in range(2):
         with pytest.raises(Internal, match="damaged"):
             claim(world)

@@ -19,6 +19,7 @@ import zmq
 
 from ringlog.envelope import messages as m
 from ringlog.envelope import wire
+from ringlog.envelope.refusal import error_reply
 from ringlog.errors import StartRefused
 from ringlog.limits import (
     ENVELOPE_PARTS_MAX,
@@ -186,7 +187,7 @@ class GatewayRouter:
         except wire.MessageInvalid as e:
             # A field out of range is a request like others, and refused like others.
             self.malformed += 1
-            self.send(client, _refusal(e), e.corr)
+            self.send(client, error_reply(e), e.corr)
             return None
         except wire.EnvelopeInvalid as e:
             self._strike(client, e)
@@ -199,7 +200,7 @@ class GatewayRouter:
         if len(self._strikes) >= _STRIKERS_MAX:
             self._strikes.pop(next(iter(self._strikes)))
         self._strikes[client] = self._strikes.get(client, 0) + 1
-        self.send(client, _refusal(error), error.corr)
+        self.send(client, error_reply(error), error.corr)
 
     def _try_send(self, parts: list[Any]) -> _Sent:
         try:
@@ -222,10 +223,6 @@ class GatewayRouter:
         self._outboxes.setdefault(client, deque()).append(parts)
         self._outbox_bytes[client] = held
         return True
-
-
-def _refusal(error: wire.EnvelopeInvalid) -> m.ErrorReply:
-    return m.ErrorReply(int(error.status), error.message, error.detail)
 
 
 def _size(parts: list[Any]) -> int:

@@ -27,6 +27,7 @@ from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.refusal import error_reply
 from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import (
     DiskError,
@@ -164,14 +165,16 @@ class Shell:
         boot = self._boot
         if isinstance(message, m.ScrubNow):
             if len(self._scrubs_asked) >= SCRUBS_ASKED_MAX:
-                return _error(Throttled("scrubs are being made", retry_after_ms=1_000))
+                return error_reply(Throttled("scrubs are being made", retry_after_ms=1_000))
             self._scrubs_asked.append((client, corr))
             return None
         if isinstance(message, m.Ping):
             return m.Pong(boot.incarnation, self._turns)
         if isinstance(message, m.Hello):
             return m.Welcome(PROTOCOL, __version__, boot.engine_id, boot.shards, -1, boot.incarnation)
-        return _error(InvalidRequest("a reclaimer does not take this request", kind=type(message).__name__))
+        return error_reply(
+            InvalidRequest("a reclaimer does not take this request", kind=type(message).__name__)
+        )
 
     def _beat(self, now_ns: int) -> None:
         self._turns += 1
@@ -287,7 +290,7 @@ class Shell:
             answer = self._whole_pass()
         except DiskError as e:
             say(log, logging.ERROR, "scrub cannot read the data directory", reason=str(e))
-            answer = _error(Internal("the data directory cannot be read", reason=str(e)))
+            answer = error_reply(Internal("the data directory cannot be read", reason=str(e)))
         self._scrubs_done.extend((client, corr, answer) for client, corr in asked)
         self._wakeup.wake()
 
@@ -351,7 +354,3 @@ class _Links:
 
     def __exit__(self, *_: object) -> None:
         self._links.pop(self._who).close()
-
-
-def _error(refused: Refused) -> m.ErrorReply:
-    return m.ErrorReply(int(refused.status), refused.message, refused.detail)

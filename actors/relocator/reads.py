@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
+from ringlog.envelope.refusal import error_reply
 from ringlog.errors import ColdUnavailable, InvalidRequest, Refused, RinglogError, Throttled
 from ringlog.limits import COLD_BLOCK_BYTES, COLD_READ_THREADS, COLD_READS_QUEUED_MAX, FRAME_BYTES_MAX
 from ringlog.segment.layout import split_part
@@ -181,4 +182,4 @@ def _answer(client: bytes, corr: int, data: bytes) -> Reply:
 
 def refuse(client: bytes, corr: int, error: Refused) -> Reply:
     """The error as an answer."""
-    return Reply(client, corr, m.ErrorReply(int(error.status), error.message, error.detail, error.outcome))
+    return Reply(client, corr, error_reply(error))

@@ -48,6 +48,7 @@ from ringlog.board.layout import SLOT_MASK, VOLATILE_BIT
 from ringlog.contract import Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages.delivery import TAKEN_WORDS
+from ringlog.envelope.refusal import error_reply
 from ringlog.errors import InvalidRequest, InvariantViolation, Refused, Throttled
 from ringlog.limits import (
     AGING_TICK_MS,
@@ -222,7 +223,7 @@ class Scheduler:
                     kind = type(asked.message).__name__
                     raise InvalidRequest("a scheduler does not take this request", kind=kind)
         except Refused as e:
-            error = m.ErrorReply(int(e.status), e.message, e.detail)
+            error = error_reply(e)
             self._effects.append(Tell(asked.link, error, asked.corr))
 
     def _consumers(self, message: m.ConsumersAsk) -> m.ConsumersReply:

@@ -14,7 +14,8 @@ from actors.wal_shard.caller import Caller
 from ringlog.board.layout import BoardError
 from ringlog.clock import Clock
 from ringlog.envelope import wire
-from ringlog.envelope.messages import ErrorReply, Message
+from ringlog.envelope.messages import Message
+from ringlog.envelope.refusal import error_reply
 from ringlog.errors import RingError
 from ringlog.limits import CALL_RING_GRACE_S, CALL_RING_LOOK_MS, CALL_RINGS_MAX
 from ringlog.link.call_ring import CallServer, calls_prefix, remove_leftovers
@@ -111,7 +112,7 @@ class Calls:
         try:
             return wire.decode(data)
         except wire.MessageInvalid as e:
-            refusal = ErrorReply(int(e.status), e.message, e.detail)
+            refusal = error_reply(e)
             if not self.answer(ring.caller, refusal, e.corr):
                 raise
             return None

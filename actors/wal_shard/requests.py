@@ -37,6 +37,7 @@ from actors.wal_shard.unused import Unused
 from ringlog import __version__
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
+from ringlog.envelope.refusal import error_reply
 from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import (
     Internal,
@@ -717,8 +718,3 @@ def _may_create(message: m.Append) -> bool:
 def head_base_frame(topic: Topic) -> bytearray:
     """Makes the topic's head so far a durable base for the appends that follow (C-11)."""
     return frame_of(HeadReserved(topic.next_seq - 1, settled=True), topic.topic_id, topic.epoch)
-
-
-def error_reply(error: Refused) -> m.ErrorReply:
-    """The wire form of a refusal."""
-    return m.ErrorReply(int(error.status), error.message, error.detail, error.outcome)

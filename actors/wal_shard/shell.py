@@ -35,7 +35,7 @@ from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.recover import Recovered, Recovery, make_stream, stream_directory, tidy
 from actors.wal_shard.removal import answer
 from actors.wal_shard.replay import Replay
-from actors.wal_shard.requests import Identity, error_reply
+from actors.wal_shard.requests import Identity
 from actors.wal_shard.rings import Rings
 from actors.wal_shard.volatile import VolatileLog
 from ringlog import cores, stop_points
@@ -48,6 +48,7 @@ from ringlog.config import from_plain
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.refusal import error_reply
 from ringlog.errors import (
     CorruptData,
     DiskError,

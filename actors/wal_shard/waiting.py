@@ -14,6 +14,7 @@ from typing import Any
 
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
+from ringlog.envelope.refusal import error_reply
 from ringlog.errors import Refused, Throttled
 from ringlog.limits import PRESSURE_RETRY_MS, WAIT_MS_MAX, WAITING_CLAIMS_MAX
 
@@ -140,7 +141,7 @@ class Waiting:
 
     def dismiss(self, error: Refused, topic_id: int | None = None) -> None:
         """Who waits, for this queue or for any, is told that it is in vain."""
-        answer = m.ErrorReply(int(error.status), error.message, error.detail, error.outcome)
+        answer = error_reply(error)
         for each in list(self._of) if topic_id is None else [topic_id]:
             while (parked := self.first(each)) is not None:
                 self.over(parked)

@@ -16,6 +16,7 @@ import zmq
 
 from ringlog.envelope import messages as m
 from ringlog.envelope import wire
+from ringlog.envelope.refusal import error_reply
 from ringlog.limits import ENVELOPE_PARTS_MAX, HANDSHAKE_MS, MESSAGE_BYTES_MAX, SOCKET_HWM
 from ringlog.runtime.listening import AcceptGuard, Listener
 
@@ -82,7 +83,7 @@ class RouterSocket:
 
     def _refuse(self, client: bytes, error: wire.EnvelopeInvalid) -> None:
         self.malformed += 1
-        self.send(client, m.ErrorReply(int(error.status), error.message, error.detail), error.corr)
+        self.send(client, error_reply(error), error.corr)
 
     def send(self, client: bytes, message: m.Message, corr: int, attachment: Any = None) -> bool:
         """Answer; False when the peer is gone or does not read."""

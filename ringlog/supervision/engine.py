@@ -43,6 +43,7 @@ from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.engine_file import EngineInfo
+from ringlog.envelope.refusal import error_reply
 from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import DiskError, NotReady, StartRefused
 from ringlog.limits import HEARTBEAT_INTERVAL_MS, SECOND_SIGNAL_S
@@ -58,7 +59,7 @@ from ringlog.supervision.notify import Notifier
 from ringlog.supervision.reception import Reception
 from ringlog.supervision.restart import NS_PER_MS, NS_PER_S
 from ringlog.supervision.rings import RingKeeper
-from ringlog.supervision.sockets import Desk, ShardLink, error_reply
+from ringlog.supervision.sockets import Desk, ShardLink
 from ringlog.supervision.spawn import SUPERVISOR_OOM_SCORE, child_environment, cold_environment
 from ringlog.supervision.topics import TopicsAtStart
 from ringlog.supervision.tree import (

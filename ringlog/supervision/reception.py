@@ -24,13 +24,13 @@ from ringlog.envelope.messages import (
     RingOpen,
     Welcome,
 )
+from ringlog.envelope.refusal import error_reply
 from ringlog.errors import InvalidRequest, Refused, ShuttingDown
 from ringlog.limits import RING_BYTES_MAX, RING_BYTES_MIN, RINGS_PER_SHARD_MAX
 from ringlog.supervision.children import Children, Ward
 from ringlog.supervision.pressure import delivery, groups, pressures, queues
 from ringlog.supervision.restart import NS_PER_S
 from ringlog.supervision.rings import Answer, RingKeeper
-from ringlog.supervision.sockets import error_reply
 
 DRAINING = "draining"
 LIMITS = {

@@ -28,6 +28,7 @@ from ringlog.envelope.messages import (
     RingOpen,
     RingOpened,
 )
+from ringlog.envelope.refusal import error_reply
 from ringlog.errors import Internal, InvalidRequest, NotReady, RingError, Throttled
 from ringlog.limits import (
     RING_BYTES_FIRST,
@@ -43,7 +44,7 @@ from ringlog.logs import say
 from ringlog.ring.doorbell import BellRinger, make_bell
 from ringlog.ring.region import close_from_outside, create_ring, producer_alive, producer_closed, remove_ring
 from ringlog.supervision.restart import NS_PER_S
-from ringlog.supervision.sockets import ShardLink, error_reply
+from ringlog.supervision.sockets import ShardLink
 
 log = logging.getLogger("ringlog.supervision")
 

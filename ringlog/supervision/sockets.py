@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import zmq
 
-from ringlog.envelope.messages import ErrorReply, Message
+from ringlog.envelope.messages import Message
+from ringlog.envelope.refusal import error_reply
 from ringlog.envelope.wire import Envelope, EnvelopeInvalid, decode, encode
-from ringlog.errors import Refused
 from ringlog.limits import ENVELOPE_BYTES_MAX, ENVELOPE_PARTS_MAX, HANDSHAKE_MS, SOCKET_HWM
 from ringlog.logs import say
 from ringlog.runtime.listening import AcceptGuard, Listener
@@ -30,11 +30,6 @@ def _bound(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.SNDHWM, SOCKET_HWM)
     socket.setsockopt(zmq.RCVHWM, SOCKET_HWM)
     socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES_MAX)
-
-
-def error_reply(error: Refused) -> ErrorReply:
-    """The message that carries a refusal."""
-    return ErrorReply(int(error.status), error.message, error.detail, error.outcome)
 
 
 class Desk:

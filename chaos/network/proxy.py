@@ -126,18 +126,16 @@ class Proxy:
         while not self._stop.is_set():
             with selectors.DefaultSelector() as selector:
                 selector.register(self._listener, selectors.EVENT_READ)
-                with self._lock:
-                    flows = [flow for pair in self._pairs for flow in pair]
-                for flow in flows:
-                    if self._reads(flow):
-                        with contextlib.suppress(ValueError, KeyError):
+                with self._lock:  # Whoever cuts connections closes their sockets.
+                    for flow in (flow for pair in self._pairs for flow in pair):
+                        if self._reads(flow):
                             selector.register(flow.source, selectors.EVENT_READ, flow)
                 ready = selector.select(TICK_S)
             with self._lock:
                 for key, _ in ready:
                     if key.data is None:
                         self._accept()
-                    else:
+                    elif key.data.source.fileno() >= 0:  # Else it was cut meanwhile.
                         self._take(key.data)
                 for pair in list(self._pairs):
                     self._pass_on(pair)

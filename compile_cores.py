@@ -26,7 +26,7 @@ GROUPS = {
     "ringlog_lines": (
         "ringlog/board/*.py", "ringlog/envelope/wire.py", "ringlog/frame/batch.py", "ringlog/frame/codec.py",
         "ringlog/frame/header.py", "ringlog/frame/settle.py", "ringlog/link/call_ring.py",
-        "ringlog/ring/doorbell.py",
+        "ringlog/ring/doorbell.py", "ringlog/runtime/duty_cycle.py",
     ),
     "ringlog_client": (
         "actors/gateway/pushed.py",  # It derives from link.runs.Run.

@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # How far named groups of consumers are; built of what queues are built of.
     "group": {"base", "queue", "group"},
     "contract": {"base", "frame", "envelope"},
-    "runtime": {*WIRE, "contract", "runtime", "runtime.listening"},
+    "runtime": {*WIRE, "contract", "runtime", "runtime.listening", "root"},
     "runtime.listening": {"base", "runtime.listening"},
     "link": {*WIRE, "link"},
     # On the engine's host the client reads files itself: with the reader, through the disk seam it asks

@@ -1,4 +1,4 @@
-"""The compactor's loop: look at the shards in turn, make the checkpoints that are due, answer operators.
+"""The compactor, performed: look at the shards in turn, make the checkpoints that are due, answer operators.
 
 It does one thing at a time and has no state that must survive: what it has begun and not ended is begun anew
 by its successor. Idle it wakes about once a second.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 from dataclasses import replace
 
 from actors.compactor.checkpoint import Checkpoint, Made, Workplace
@@ -17,7 +16,7 @@ from actors.compactor.passes import BACKLOG_BYTES, Passes
 from actors.compactor.schedule import NS_PER_S, Schedule, Waiting
 from actors.compactor.shards import Shard
 from ringlog.board.board import Board
-from ringlog.board.layout import P, ProcessState
+from ringlog.board.layout import P
 from ringlog.board.processes import shard_slot, socket_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
@@ -33,10 +32,10 @@ from ringlog.errors import (
     ShuttingDown,
     Status,
 )
-from ringlog.limits import HEARTBEAT_INTERVAL_MS, STOP_CHECKPOINT_BYTES_MIN, STOP_CHECKPOINT_SHARE
+from ringlog.limits import STOP_CHECKPOINT_BYTES_MIN, STOP_CHECKPOINT_SHARE
 from ringlog.link.shard_requests import ShardRequests, Stopping
 from ringlog.logs import say
-from ringlog.runtime.router_socket import RouterSocket
+from ringlog.runtime.control import ControlSocket, Sleeper
 from ringlog.segment.layout import (
     DATA,
     IDX,
@@ -83,8 +82,7 @@ class Shell:
         self._disk = disk or RealDisk()
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
-        self._turns = 0
-        self._router = RouterSocket(socket_of(boot.shm_dir, boot.name))
+        self._router = ControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
         self._schedule = Schedule(
             boot.shards, file_bytes=settings.wal.file_bytes, age_ms=settings.storage.segment_age_ms,
             now_ns=self._clock.monotonic_ns(),
@@ -105,28 +103,54 @@ class Shell:
         self._clients: dict[int, tuple[bytes, int]] = {}
         """Operators' requests that wait: ticket -> (reply address, correlation id)."""
         self._tickets = 0
+        self._ended: ExitCode | None = None
 
-    def run(self, stop: StopFlag) -> int:
-        """Work until stopped; returns the exit code."""
-        poller = select.poll()
-        poller.register(stop.fileno(), select.POLLIN)
-        poller.register(self._router.fileno(), select.POLLIN)
+    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
+
+    def on_start(self, stop: StopFlag) -> ExitCode | None:
+        """See Actor."""
         self._stop = stop
-        asking = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=stop, beat=self._beat)
-        shards = [Shard(asking, number) for number in range(self._boot.shards)]
-        self._slot.set(P.STATE, ProcessState.READY)
-        while not stop.is_set():
-            if not self.turn(shards):
-                poller.poll(self._idle_ms())
-        self._slot.set(P.STATE, ProcessState.DRAINING)
+        self._sleeper = Sleeper(stop.fileno(), self._router.fileno())
+        self._asking = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=stop, beat=self._beat)
+        self._shards = [Shard(self._asking, number) for number in range(self._boot.shards)]
+        return None
+
+    def do_work(self) -> int:
+        """Take requests, then look at one shard if it is its turn."""
+        self._beat()
+        asked = self._receive()
+        number = self._schedule.next_shard(self._clock.monotonic_ns())
+        if number is None:
+            return asked
+        self._look_at(self._shards[number])
+        return asked + 1
+
+    def idle(self, work: int) -> None:
+        """Sleep until the next look is due."""
+        if not work:
+            self._sleeper.sleep(self._clock.monotonic_ns(), self._schedule.next_look_ns())
+
+    def may_drain(self) -> bool:
+        """At any time: a pass ends by itself when the stop is asked for."""
+        return True
+
+    def drain(self) -> None:
+        """Leave snapshots, for the next start to replay little."""
         if not self._passes.is_abandoned:
             # Of one that still runs in its thread these are the sockets, and the place where it writes.
-            asking.close()
+            self._asking.close()
             self._leave_snapshots()
+        self._ended = ExitCode.OK
+
+    def ended(self) -> ExitCode | None:
+        """Once it has drained."""
+        return self._ended
+
+    def on_close(self) -> None:
+        """See Actor."""
         self._passes.close()
         self._fail(list(self._clients), ShuttingDown("the engine is stopping"))
         self._router.close()
-        return ExitCode.OK
 
     def _leave_snapshots(self) -> None:
         """Absorb the log of shards that have much of it, so that the next start replays little: as far as
@@ -156,25 +180,8 @@ class Shell:
                 except RinglogError as e:
                     say(log, logging.WARNING, "no checkpoint at the stop", shard=number, reason=str(e))
 
-    def turn(self, shards: list[Shard]) -> bool:
-        """Take requests, then look at one shard if it is its turn; True when there was something to do."""
-        self._beat()
-        was_asked = self._receive()
-        number = self._schedule.next_shard(self._clock.monotonic_ns())
-        if number is not None:
-            self._look_at(shards[number], shards)
-        return was_asked or number is not None
-
-    def _idle_ms(self) -> int:
-        left_ns = self._schedule.next_look_ns() - self._clock.monotonic_ns()
-        return max(0, min(HEARTBEAT_INTERVAL_MS, left_ns // 1_000_000 + 1))
-
     def _beat(self) -> None:
-        self._turns += 1
-        now_ns = self._clock.monotonic_ns()
-        self._slot.set(P.TURNS, self._turns)
-        self._slot.set(P.HEARTBEAT_NS, now_ns)
-        self._router.guard(now_ns)
+        self._router.beat(self._clock.monotonic_ns())
 
     def _is_stopping(self) -> bool:
         return self._stop is not None and self._stop.is_set()
@@ -198,7 +205,7 @@ class Shell:
 
     # -- checkpoints ----------------------------------------------------------------------------------
 
-    def _look_at(self, shard: Shard, shards: list[Shard]) -> None:
+    def _look_at(self, shard: Shard) -> None:
         started_ns = self._clock.monotonic_ns()
         try:
             look = shard.look(roll=self._schedule.must_roll(shard.number, started_ns))
@@ -218,7 +225,7 @@ class Shell:
         else:
             self._tell(shard.number, made, started_ns)
             tickets = self._schedule.done(shard.number, self._clock.monotonic_ns())
-            self._answer(tickets, shards)
+            self._answer(tickets)
 
     def _tell(self, shard: int, made: Made, started_ns: int) -> None:
         took_ns = self._clock.monotonic_ns() - started_ns
@@ -245,29 +252,23 @@ class Shell:
 
     # -- operators ------------------------------------------------------------------------------------
 
-    def _receive(self) -> bool:
-        happened = False
-        for client, envelope, _ in self._router.receive(REQUESTS_PER_TURN):
-            happened = True
-            self._slot.add(P.REQUESTS, 1)
+    def _receive(self) -> int:
+        count = 0
+        for client, envelope, _ in self._router.requests(REQUESTS_PER_TURN):
+            count += 1
             if isinstance(envelope.message, m.CheckpointNow):
                 self._tickets += 1
                 self._clients[self._tickets] = client, envelope.corr
                 self._schedule.want(self._tickets, self._clock.monotonic_ns())
-            elif isinstance(envelope.message, m.Ping):
-                self._router.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
             else:
-                refused = m.ErrorReply(
-                    int(Status.INVALID_REQUEST), "not for the compactor", {"kind": envelope.kind}
-                )
-                self._router.send(client, refused, envelope.corr)
-        return happened
+                self._router.refuse(client, envelope)
+        return count
 
-    def _answer(self, tickets: list[int], shards: list[Shard]) -> None:
+    def _answer(self, tickets: list[int]) -> None:
         if not tickets:
             return
         try:
-            files = self._files_of_a_copy(shards)
+            files = self._files_of_a_copy()
         except RinglogError as e:
             self._fail(tickets, e)
             return
@@ -281,13 +282,13 @@ class Shell:
             client, corr = self._clients.pop(ticket)
             self._router.send(client, m.ErrorReply(int(status), error.message, {"reason": str(error)}), corr)
 
-    def _files_of_a_copy(self, shards: list[Shard]) -> list[str]:
+    def _files_of_a_copy(self) -> list[str]:
         """Files that together are a consistent copy (ST-14): identity, snapshots, segments in force, log.
 
         The log is taken whole: what a snapshot absorbs is passed over by whoever recovers from the copy.
         """
         disk, data_dir = self._disk, self._boot.data_dir
-        plans = [shard.plan() for shard in shards]
+        plans = [shard.plan() for shard in self._shards]
         in_force = {ref.stem for plan in plans for ref in plan.segments}
         parts = [
             name for name in part_names(disk, data_dir)

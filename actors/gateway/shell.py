@@ -30,7 +30,8 @@ from actors.gateway.zap import IPC_DOMAIN, TCP_DOMAIN, ZapHandler
 from ringlog import __version__
 from ringlog.board import pressure
 from ringlog.board.board import Board, BoardError, BoardUnstable
-from ringlog.board.layout import G, Mark, P, ProcessState
+from ringlog.board.heartbeat import Heartbeat
+from ringlog.board.layout import G, Mark, P
 from ringlog.board.processes import shard_slot
 from ringlog.board.topics import TOPIC_LIVE
 from ringlog.clock import Clock, SystemClock
@@ -168,7 +169,9 @@ class Shell:
         self._watches: dict[int, ev.WatchTopic] = {}
         self._waits: dict[int, Pending[bool]] = {}
         self._stop: Stop | None = None
-        self._turns = 0
+        self._heartbeat = Heartbeat(self._slot)
+        self._give_up_ns: int | None = None
+        """When the drain ends at the latest."""
         self._perform: dict[type, Callable[[Any], None]] = {
             Reply: self._reply,
             ev.AskShard: self._ask,
@@ -205,10 +208,10 @@ class Shell:
             self._close_sockets()
             raise
 
-    # -- life -----------------------------------------------------------------------------------------
+    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def run(self, stop: StopFlag) -> int:
-        """Serve until stopped, then answer what is held; returns the exit code."""
+    def on_start(self, stop: StopFlag) -> ExitCode | None:
+        """See Actor."""
         boot = self._boot
         self._links.join(
             EngineInfo(
@@ -218,27 +221,29 @@ class Shell:
         )  # fmt: skip
         for fd in (stop.fileno(), self._zap.fileno(), *(router.fileno() for router in self._routers)):
             self._fds.watch(fd)
-        self._slot.set(P.STATE, ProcessState.READY)
         say(log, logging.INFO, "ready", endpoints=self.endpoints, keys=len(self._keys))
-        give_up_ns = 0
-        while self._stop is None:
-            if stop.is_set() and not give_up_ns:
-                give_up_ns = self._clock.monotonic_ns() + round(self._drain_s * 1e9)
-                self._slot.set(P.STATE, ProcessState.DRAINING)
-                self._events.append(DrainRequested())
-            elif give_up_ns and self._clock.monotonic_ns() >= give_up_ns:
-                # Who waits asks again, as he would of a gateway that died: the next one is given the answer.
-                say(log, logging.WARNING, "shards answer too late", held=self.core.requests_held)
-                self._stop = Stop(ExitCode.OK, "drain limit reached")
-            is_busy = self.turn()
-            if not is_busy and self._stop is None:
-                self._sleep()
-        self.close()
-        return self._stop.code
+        return None
 
-    def turn(self) -> bool:
-        """One pass: gather, decide, do. True when there was something to do."""
+    def may_drain(self) -> bool:
+        """At any time."""
+        return True
+
+    def drain(self) -> None:
+        """Answer what is held, and take nothing more."""
+        self._give_up_ns = self._clock.monotonic_ns() + round(self._drain_s * 1e9)
+        self._events.append(DrainRequested())
+
+    def ended(self) -> ExitCode | None:
+        """When the core has answered all it held."""
+        return None if self._stop is None else ExitCode(self._stop.code)
+
+    def do_work(self) -> int:
+        """One pass: gather, decide, do."""
         now_ns = self._clock.monotonic_ns()
+        if self._give_up_ns is not None and now_ns >= self._give_up_ns:
+            # Who waits asks again, as he would of a gateway that died: the next one is given the answer.
+            say(log, logging.WARNING, "shards answer too late", held=self.core.requests_held)
+            self._stop = Stop(ExitCode.OK, "drain limit reached")
         fired = self._timers.fire(now_ns)
         self._links.pump()
         self._zap.serve()
@@ -257,7 +262,7 @@ class Shell:
                 for client in router.flush():
                     self._gone(client)
         self._beat()
-        return bool(events or effects or fired or self._events)
+        return len(events) + len(effects) + fired + len(self._events)
 
     def _contain(self, effect: Any, error: Exception) -> None:
         """What could not be performed ends the request that it is for, and not the gateway."""
@@ -276,7 +281,7 @@ class Shell:
         say(log, logging.ERROR, "a request met an error of ours", kind=effect.kind, error=repr(error),
             where=where)  # fmt: skip
 
-    def close(self) -> None:
+    def on_close(self) -> None:
         """Let go of everything."""
         self._shelf.close()
         self._links.close()
@@ -300,8 +305,10 @@ class Shell:
                     )
                 )  # fmt: skip
 
-    def _sleep(self) -> None:
+    def idle(self, work: int) -> None:
         """Wait for a descriptor or the next deadline; look once more after asking to be woken."""
+        if work:
+            return
         if not self._links.arm() or self._events or any(router.has_input() for router in self._routers):
             self._links.disarm()
             return
@@ -319,10 +326,8 @@ class Shell:
             self._links.on_readable(fd)
 
     def _beat(self) -> None:
-        self._turns += 1
         now_ns = self._clock.monotonic_ns()
-        self._slot.set(P.TURNS, self._turns)
-        self._slot.set(P.HEARTBEAT_NS, now_ns)
+        self._heartbeat.beat(now_ns)
         for router in self._routers:
             router.guard(now_ns)
         if now_ns >= self._silence_look_ns:

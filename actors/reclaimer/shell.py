@@ -7,7 +7,6 @@ main one answers, beats, and watches the disk.
 from __future__ import annotations
 
 import logging
-import select
 import shutil
 import threading
 from collections import deque
@@ -19,21 +18,18 @@ from actors.reclaimer.rewriter import Rewriter
 from actors.reclaimer.rounds import Reclaimer
 from actors.reclaimer.scrub import Pass, items, pass_seconds
 from actors.reclaimer.scrubber import Scrubber
-from ringlog import __version__
 from ringlog.board.board import Board
-from ringlog.board.layout import P, ProcessState
+from ringlog.board.layout import P
 from ringlog.board.processes import COMPACTOR, socket_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.refusal import error_reply
-from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import (
     DiskError,
     ExitCode,
     Internal,
-    InvalidRequest,
     Refused,
     RequestTimeout,
     ShuttingDown,
@@ -42,7 +38,7 @@ from ringlog.errors import (
 from ringlog.limits import DISK_LOOK_S, HEARTBEAT_INTERVAL_MS, SCRUB_EVERY_S
 from ringlog.link.shard_requests import Requester, ShardRequests
 from ringlog.logs import say
-from ringlog.runtime.router_socket import RouterSocket
+from ringlog.runtime.control import ControlSocket, Sleeper
 from ringlog.runtime.wakeup import Wakeup
 from ringlog.runtime.workers import Loop, Workers
 from ringlog.segment.layout import MAKER_RECLAIMER, MAKER_SHIFT, NumberAllocator
@@ -78,7 +74,7 @@ class Shell:
         self._disk = RealDisk()
         store = open_store(settings.cold, self._disk)
         self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
-        self._router = RouterSocket(socket_of(boot.shm_dir, boot.name))
+        self._router = ControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
         self._cold_jobs = Workers("cold", 1, COLD_JOBS_MAX, self._wakeup.wake)
         self._links: dict[str, ShardRequests] = {}
         storage, stopping = settings.storage, self._ending.is_set
@@ -110,78 +106,82 @@ class Shell:
             clock=self._clock, quarantined=lambda: set(self.scrubber.quarantined),
             want_checkpoint=self._want_checkpoint, later=self._later,
         )  # fmt: skip
-        self._turns = 0
+        self._ended: ExitCode | None = None
         self._disk_look_ns = 0
         self._is_low = False
 
-    # -- life -----------------------------------------------------------------------------------------
+    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def run(self, stop: StopFlag) -> int:
-        """Work until stopped; returns the exit code."""
-        poll = select.poll()
-        for fd in (stop.fileno(), self._wakeup.fileno(), self._router.fileno()):
-            poll.register(fd, select.POLLIN)
+    def on_start(self, stop: StopFlag) -> ExitCode | None:
+        """See Actor."""
+        self._sleeper = Sleeper(stop.fileno(), self._wakeup.fileno(), self._router.fileno())
         self._watch_disk(self._clock.monotonic_ns())
-        loops = [
+        self._loops = [
             Loop("rounds", self._rounds, self._wakeup.wake),
             Loop("scrub", self._scrub, self._wakeup.wake),
         ]
-        self._slot.set(P.STATE, ProcessState.READY)
         say(log, logging.INFO, "ready")
-        try:
-            while not stop.is_set():
-                for loop in loops:
-                    loop.check()
-                if not self.turn():
-                    poll.poll(0 if self._router.has_input() else HEARTBEAT_INTERVAL_MS)
-        finally:
-            self._ending.set()
-        self._slot.set(P.STATE, ProcessState.DRAINING)
-        for loop in loops:
-            loop.join(STOP_S)
-        self._slot.set(P.DISK_LOW, 0)
-        self._router.close()
-        self._wakeup.close()
-        return ExitCode.OK
+        return None
 
-    def turn(self) -> bool:
-        """One pass of the main thread; True when there was something to do."""
+    def do_work(self) -> int:
+        """One pass of the main thread."""
+        for loop in self._loops:
+            loop.check()
         self._wakeup.clear()
         now_ns = self._clock.monotonic_ns()
         self._cold_jobs.take()
-        requests = list(self._router.receive(REQUESTS_PER_TURN))
-        for client, envelope, _ in requests:
-            answer = self._serve(client, envelope.corr, envelope.message)
-            if answer is not None:
-                self._router.send(client, answer, envelope.corr)
+        work = self._receive()
         while self._scrubs_done:
             client, corr, report = self._scrubs_done.popleft()
             self._router.send(client, report, corr)
         self._watch_disk(now_ns)
-        self._beat(now_ns)
-        return bool(requests)
+        self._router.beat(now_ns)
+        self._show_counts()
+        return work
 
-    def _serve(self, client: bytes, corr: int, message: m.Message) -> m.Message | None:
-        boot = self._boot
-        if isinstance(message, m.ScrubNow):
-            if len(self._scrubs_asked) >= SCRUBS_ASKED_MAX:
-                return error_reply(Throttled("scrubs are being made", retry_after_ms=1_000))
-            self._scrubs_asked.append((client, corr))
-            return None
-        if isinstance(message, m.Ping):
-            return m.Pong(boot.incarnation, self._turns)
-        if isinstance(message, m.Hello):
-            return m.Welcome(PROTOCOL, __version__, boot.engine_id, boot.shards, -1, boot.incarnation)
-        return error_reply(
-            InvalidRequest("a reclaimer does not take this request", kind=type(message).__name__)
-        )
+    def idle(self, work: int) -> None:
+        """Sleep until a request, or a thread of ours, wakes us."""
+        if not work and not self._router.has_input():
+            self._sleeper.sleep(self._clock.monotonic_ns())
 
-    def _beat(self, now_ns: int) -> None:
-        self._turns += 1
-        self._router.guard(now_ns)
+    def may_drain(self) -> bool:
+        """At any time: what was begun is begun anew by the next incarnation."""
+        return True
+
+    def drain(self) -> None:
+        """Let the threads come to an end, for a while."""
+        self._ending.set()
+        for loop in self._loops:
+            loop.join(STOP_S)
+        self._ended = ExitCode.OK
+
+    def ended(self) -> ExitCode | None:
+        """Once it has drained."""
+        return self._ended
+
+    def on_close(self) -> None:
+        """See Actor."""
+        self._slot.set(P.DISK_LOW, 0)
+        self._router.close()
+        self._wakeup.close()
+
+    def _receive(self) -> int:
+        count = 0
+        for client, envelope, _ in self._router.requests(REQUESTS_PER_TURN):
+            count += 1
+            if not isinstance(envelope.message, m.ScrubNow):
+                self._router.refuse(client, envelope)
+            elif len(self._scrubs_asked) >= SCRUBS_ASKED_MAX:
+                throttled = Throttled("scrubs are being made", retry_after_ms=1_000)
+                self._router.send(client, error_reply(throttled), envelope.corr)
+            else:
+                self._scrubs_asked.append((client, envelope.corr))
+        return count
+
+    def _show_counts(self) -> None:
         counts, scrubbed, pace = self.reclaimer.counts, self.scrubber.counts, self._settings.storage
         for word, value in (
-            (P.TURNS, self._turns), (P.HEARTBEAT_NS, now_ns), (P.SEGMENTS_DROPPED, counts.dropped),
+            (P.SEGMENTS_DROPPED, counts.dropped),
             (P.SEGMENTS_REWRITTEN, counts.rewritten), (P.RECLAIMED_BYTES, counts.reclaimed_bytes),
             (P.SCRUB_BYTES, self._scrub_pace.bytes + self._hand_pace.bytes),
             (P.SCRUB_LEFT, self._pass.left_bytes), (P.SCRUB_PASSES, self._passes),

@@ -9,35 +9,31 @@ from __future__ import annotations
 import functools
 import logging
 import random
-import select
 import threading
 from typing import Any
 
 from actors.relocator.mover import M, Mover
-from actors.relocator.reads import ColdReads, Fetch, refuse
-from ringlog import __version__
+from actors.relocator.reads import ColdReads, Fetch
 from ringlog.board.board import Board
-from ringlog.board.layout import P, ProcessState
+from ringlog.board.layout import P
 from ringlog.board.processes import socket_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
-from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import (
     ColdUnavailable,
     ConfigError,
     CorruptData,
     DiskError,
     ExitCode,
-    InvalidRequest,
     ShuttingDown,
 )
-from ringlog.limits import COLD_READ_THREADS, COLD_READS_QUEUED_MAX, HEARTBEAT_INTERVAL_MS
+from ringlog.limits import COLD_READ_THREADS, COLD_READS_QUEUED_MAX
 from ringlog.link.shard_requests import ShardRequests
 from ringlog.logs import say
-from ringlog.runtime.router_socket import RouterSocket
+from ringlog.runtime.control import ControlSocket, Sleeper
 from ringlog.runtime.wakeup import Wakeup
 from ringlog.runtime.workers import Loop, Workers
 from ringlog.signals import StopFlag
@@ -80,7 +76,7 @@ class Shell:
         self._ending = threading.Event()
         self._reads = ColdReads(settings.cold.cache_bytes, round(settings.cold.timeout_s * 1e9))
         self._stale: list[str] = []
-        self._router = RouterSocket(socket_of(boot.shm_dir, boot.name))
+        self._router = ControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
         self._fetchers = Workers("fetch", COLD_READ_THREADS, COLD_READS_QUEUED_MAX, self._wakeup.wake)
         self.mover = Mover(
             Copies(disk, boot.data_dir, self._store), settings.cold, shards=boot.shards, ask=self._ask,
@@ -88,32 +84,20 @@ class Shell:
             on_change=self._stale.append,
         )  # fmt: skip
         self._requests: ShardRequests | None = None
-        self._turns = 0
+        self._ended: ExitCode | None = None
 
-    # -- life -----------------------------------------------------------------------------------------
+    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def run(self, stop: StopFlag) -> int:
-        """Serve until stopped; returns the exit code."""
-        poll = select.poll()
-        for fd in (stop.fileno(), self._wakeup.fileno(), self._router.fileno()):
-            poll.register(fd, select.POLLIN)
-        moving = Loop("move", self._move, self._wakeup.wake)
-        self._slot.set(P.STATE, ProcessState.READY)
+    def on_start(self, stop: StopFlag) -> ExitCode | None:
+        """See Actor."""
+        self._sleeper = Sleeper(stop.fileno(), self._wakeup.fileno(), self._router.fileno())
+        self._moving = Loop("move", self._move, self._wakeup.wake)
         say(log, logging.INFO, "ready", cold=self._cold.dir or self._cold.url)
-        try:
-            while not stop.is_set():
-                moving.check()
-                if not self.turn():
-                    poll.poll(self._wait_ms())
-        finally:
-            self._ending.set()
-        self._slot.set(P.STATE, ProcessState.DRAINING)
-        moving.join(STOP_S)
-        self.close()
-        return ExitCode.OK
+        return None
 
-    def turn(self) -> bool:
-        """One pass; True when there was something to do."""
+    def do_work(self) -> int:
+        """One pass of the main thread."""
+        self._moving.check()
         self._wakeup.clear()
         now_ns = self._clock.monotonic_ns()
         while self._stale:
@@ -122,33 +106,45 @@ class Shell:
         for done in self._fetchers.take():
             effects += self._reads.fetched(done.ticket, done.result, done.error)
         effects += self._reads.tick(now_ns)
-        for client, envelope, _ in self._router.receive(REQUESTS_PER_TURN):
-            effects += self._serve(client, envelope.corr, envelope.message, now_ns)
+        for client, envelope, _ in self._router.requests(REQUESTS_PER_TURN):
+            if isinstance(envelope.message, m.ColdRead):
+                effects += self._reads.ask(client, envelope.corr, envelope.message, now_ns)
+            else:
+                self._router.refuse(client, envelope)
         for effect in effects:
             self._perform(effect)
-        self._beat(now_ns)
-        return bool(effects)
+        self._router.beat(now_ns)
+        self._show_counts()
+        return len(effects)
 
-    def close(self) -> None:
-        """Let go of the socket; threads are daemons and hold nothing that outlives the process."""
+    def idle(self, work: int) -> None:
+        """Sleep until a request, a thread of ours or a read's deadline."""
+        if not work and not self._router.has_input():
+            self._sleeper.sleep(self._clock.monotonic_ns(), self._reads.next_deadline_ns())
+
+    def may_drain(self) -> bool:
+        """At any time: what was begun is begun anew by the next incarnation."""
+        return True
+
+    def drain(self) -> None:
+        """Let a move come to its end, for a while."""
+        self._ending.set()
+        self._moving.join(STOP_S)
+        self._ended = ExitCode.OK
+
+    def ended(self) -> ExitCode | None:
+        """Once it has drained."""
+        return self._ended
+
+    def on_close(self) -> None:
+        """See Actor. Threads are daemons and hold nothing that outlives the process."""
         self._router.close()
         self._wakeup.close()
 
-    def _wait_ms(self) -> int:
-        if self._router.has_input():
-            return 0
-        deadline_ns = self._reads.next_deadline_ns()
-        if deadline_ns is None:
-            return HEARTBEAT_INTERVAL_MS
-        left_ms = (deadline_ns - self._clock.monotonic_ns()) // 1_000_000 + 1
-        return max(0, min(HEARTBEAT_INTERVAL_MS, left_ms))
-
-    def _beat(self, now_ns: int) -> None:
-        self._turns += 1
-        self._router.guard(now_ns)
+    def _show_counts(self) -> None:
         counts, slot = self.mover.counts, self._slot
         for word, value in (
-            (P.TURNS, self._turns), (P.HEARTBEAT_NS, now_ns), (P.MOVED, counts.moved),
+            (P.MOVED, counts.moved),
             (P.MOVED_BYTES, counts.moved_bytes), (P.MOVES_DUE, counts.due), (P.MOVES_FAILED, counts.failed),
             (P.HEALED, counts.healed), (P.QUARANTINED, len(self.mover.patience.quarantined)),
             (P.COLD_READS, self._reads.asked), (P.COLD_HITS, self._reads.hits),
@@ -157,18 +153,6 @@ class Shell:
             slot.set(word, value)
 
     # -- requests -------------------------------------------------------------------------------------
-
-    def _serve(self, client: bytes, corr: int, message: m.Message, now_ns: int) -> list[Reply | Fetch]:
-        boot = self._boot
-        if isinstance(message, m.ColdRead):
-            return self._reads.ask(client, corr, message, now_ns)
-        if isinstance(message, m.Ping):
-            return [Reply(client, corr, m.Pong(boot.incarnation, self._turns))]
-        if isinstance(message, m.Hello):
-            welcome = m.Welcome(PROTOCOL, __version__, boot.engine_id, boot.shards, -1, boot.incarnation)
-            return [Reply(client, corr, welcome)]
-        kind = type(message).__name__
-        return [refuse(client, corr, InvalidRequest("a relocator does not take this request", kind=kind))]
 
     def _perform(self, effect: Any) -> None:
         if isinstance(effect, Fetch):

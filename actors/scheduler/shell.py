@@ -21,7 +21,6 @@ from actors.scheduler.feeds import ROUTERS
 from actors.scheduler.forwarder import REQUESTS, Forwarder
 from actors.scheduler.governing import Governing
 from actors.scheduler.turn_rings import TurnRings
-from ringlog import __version__
 from ringlog.board.board import Board, BoardError, BoardUnstable
 from ringlog.board.layout import TOPIC_DURABILITY_SHIFT, D, H, Mark, P, ProcessState
 from ringlog.board.news import NewsReader
@@ -43,7 +42,7 @@ from ringlog.limits import (
 )
 from ringlog.logs import say
 from ringlog.ring.doorbell import BellListener
-from ringlog.runtime.router_socket import RouterSocket
+from ringlog.runtime.control import ControlSocket
 from ringlog.signals import StopFlag
 from ringlog.types import Durability
 from ringlog.waiting import ANSWER_NS, WORDS_MAX, LookingOn, look
@@ -90,7 +89,7 @@ class Shell:
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
         self._pages = [self._board.process(shard_slot(shard)) for shard in range(boot.shards)]
-        self._router = RouterSocket(scheduler_socket(boot.shm_dir, number))
+        self._router = ControlSocket(scheduler_socket(boot.shm_dir, number), boot, self._slot)
         self._bell = BellListener(scheduler_bell(boot.shm_dir, number))
         self._rings = TurnRings(boot.shm_dir, number, boot.incarnation)
         self._sweep_ns = 0
@@ -105,7 +104,7 @@ class Shell:
         self._latency_ns = 0
         self._said: dict[int, bytes] = {}
         """Encoded Turns by number of rows: the same words again and again."""
-        self._turns = 0
+        self._ended: ExitCode | None = None
         self._missed = 0
         self._looking_on = LookingOn()
         self._governing = Governing.of(
@@ -118,26 +117,31 @@ class Shell:
         )  # fmt: skip
         self._perform: dict[type, Callable[[Any], Any]] = {ev.Tell: self._tell, ev.LookAt: self._look}
 
-    # -- life -----------------------------------------------------------------------------------------
+    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def run(self, stop: StopFlag) -> int:
-        """Tell until stopped; returns the exit code."""
+    def on_start(self, stop: StopFlag) -> ExitCode | None:
+        """See Actor."""
         for fd in (stop.fileno(), self._router.fileno(), self._bell.fileno()):
             self._poll.register(fd, select.POLLIN)
         self.forwarder.begin()
         gc.freeze()
-        self._slot.set(P.STATE, ProcessState.READY)
         say(log, logging.INFO, "ready", scheduler=self.core.number)
-        while not stop.is_set():
-            if not self.turn():
-                self.sleep()
-        # Who is told nothing any more reads from the files all the same: there is nothing to drain.
-        self._slot.set(P.STATE, ProcessState.DRAINING)
-        self.close()
-        return ExitCode.OK
+        return None
 
-    def close(self) -> None:
-        """Let go of everything."""
+    def may_drain(self) -> bool:
+        """At any time."""
+        return True
+
+    def drain(self) -> None:
+        """Readers that get no turns any more read from the files all the same: there is nothing to drain."""
+        self._ended = ExitCode.OK
+
+    def ended(self) -> ExitCode | None:
+        """Once it has drained."""
+        return self._ended
+
+    def on_close(self) -> None:
+        """See Actor."""
         self._slot.set(P.ASLEEP, 0)
         self.forwarder.close()
         self._router.close()
@@ -148,8 +152,8 @@ class Shell:
         for table in self._tables.values():
             table.close()
 
-    def turn(self) -> bool:
-        """One pass: gather, decide, do. True when there was something to do."""
+    def do_work(self) -> int:
+        """One pass: gather, decide, do."""
         now_ns = self._clock.monotonic_ns()
         events: list[Any] = [Tick(0, now_ns)]
         # First what somebody waits for: whoever gives a turn back has time.
@@ -157,7 +161,7 @@ class Shell:
         if now_ns >= self._shards_look_ns:
             self._gather_given_up(events, now_ns)
         if self._router.has_input():
-            for link, envelope, attachment in self._router.receive(REQUESTS_PER_TURN):
+            for link, envelope, attachment in self._router.requests(REQUESTS_PER_TURN):
                 self._take_in(events, link, envelope, attachment)
         events += self.forwarder.turn(now_ns)
         if self.core.wants_names:
@@ -173,10 +177,12 @@ class Shell:
             has_done |= self._pump(marks)
         self.forwarder.perform()
         self._beat(now_ns, has_told=self.core.turns.told != told)
-        return has_done or has_come
+        return int(has_done or has_come)
 
-    def sleep(self) -> None:
+    def idle(self, work: int) -> None:
         """Wait for the bell, a message or the next deadline; look once more after saying so."""
+        if work:
+            return
         core, slot = self.core, self._slot
         follows = [shard for shard in range(self._boot.shards) if core.is_followed(shard)]
         # While nobody follows anything no shard is to spend time on a bell.
@@ -210,7 +216,6 @@ class Shell:
         return wait_ms
 
     def _beat(self, now_ns: int, *, has_told: bool) -> None:
-        self._turns += 1
         core, slot = self.core, self._slot
         if has_told:
             took_ns = max(self._clock.monotonic_ns() - now_ns, 0)
@@ -218,8 +223,6 @@ class Shell:
             self._latency_ns += (took_ns - self._latency_ns) // LATENCY_SHARE
             slot.set(D.LATENCY_NS, max(self._latency_ns, 0))
             slot.set(D.TURNS_TOLD, core.turns.told)
-        slot.set(P.TURNS, self._turns)
-        slot.set(P.HEARTBEAT_NS, now_ns)
         slot.set(D.READY, core.turns.ready)
         slot.set(D.LINKS, len(core.links))
         slot.set(D.SUBSCRIPTIONS, core.subscriptions)
@@ -231,11 +234,11 @@ class Shell:
             slot.set(D.ROUTERS, routers.routers)
             slot.set(D.ROUTER_LAG, routers.lag)
             slot.set(D.ROUTER_PASSES, routers.passes)
-        self._router.guard(now_ns)
+        self._router.beat(now_ns)
         if now_ns >= self._sweep_ns:
             self._sweep_ns = now_ns + HEARTBEAT_INTERVAL_MS * _NS_PER_MS
             self._rings.sweep(core.links)
-        if self._turns % CHECK_EVERY_TURNS == 0:
+        if self._router.turns % CHECK_EVERY_TURNS == 0:
             slot.set(D.TOPICS_FOLLOWED, core.topics)
             if core.feeds <= CHECK_FEEDS_MAX:
                 core.check()
@@ -247,16 +250,10 @@ class Shell:
     def _take_in(
         self, events: list[Any], link: bytes, envelope: wire.Envelope, data: bytearray | None
     ) -> None:
-        self._slot.add(P.REQUESTS, 1)
-        boot, message = self._boot, envelope.message
-        if isinstance(message, m.Ping):
-            self._router.send(link, m.Pong(boot.incarnation, self._turns), envelope.corr)
-        elif isinstance(message, m.OpenTurns):
+        message = envelope.message
+        if isinstance(message, m.OpenTurns):
             name = self._rings.open(link) if message.wanted else self._rings.give_up(link)
             self._router.send(link, m.TurnsOpened(name), envelope.corr)
-        elif isinstance(message, m.Hello):
-            welcome = m.Welcome(wire.PROTOCOL, __version__, boot.engine_id, boot.shards, -1, boot.incarnation)
-            self._router.send(link, welcome, envelope.corr)
         elif isinstance(message, REQUESTS):
             self.forwarder.ask(link, envelope.corr, message)
         else:

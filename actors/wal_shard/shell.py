@@ -40,6 +40,7 @@ from actors.wal_shard.rings import Rings
 from actors.wal_shard.volatile import VolatileLog
 from ringlog import cores, stop_points
 from ringlog.board.board import Board
+from ringlog.board.heartbeat import Heartbeat
 from ringlog.board.layout import H, Mark, P, ProcessState
 from ringlog.board.processes import RECLAIMER, bell_of, slot_of, socket_of
 from ringlog.board.topics import TopicFacts, TopicTable, encode_order
@@ -150,7 +151,10 @@ class Shell:
         self._lock = -1
         self._order = threading.Lock()
         self._stop: Stop | None = None
-        self._turns = 0
+        self._heartbeat = Heartbeat(self._slot)
+        self._stop_asked_ns = 0
+        """When the stop was asked for; 0 = it was not."""
+        self._must_drain = False
         self._idle_sleeps = 0
         self._commit_from_ns = 0
         self._has_published = False
@@ -173,10 +177,10 @@ class Shell:
             Stop: self._note_stop,
         }
 
-    # -- life -----------------------------------------------------------------------------------------
+    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def run(self, stop: StopFlag) -> int:
-        """Recover, serve until stopped, drain; returns the exit code."""
+    def on_start(self, stop: StopFlag) -> ExitCode | None:
+        """Recover."""
         # Millions of objects are made that stay: to look for garbage among them takes half of a start.
         gc.disable()
         try:
@@ -202,42 +206,55 @@ class Shell:
             *self._own_bells,
         ):  # fmt: skip
             self._poll.register(fd, select.EPOLLIN)
-        self._slot.set(P.STATE, ProcessState.READY)
         say(
             log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory),
             compiled=cores.are_used(),
         )  # fmt: skip
-        is_draining, stopped_ns = False, 0
-        while self._ended_by() is None:
-            events = self._gather()
-            if stop.is_set() and not is_draining:
-                stopped_ns = stopped_ns or self._clock.monotonic_ns()
-                is_late = self._clock.monotonic_ns() - stopped_ns >= INTAKE_END_S * NS_PER_S
-                # Whoever goes on writing would keep the rings from ever being empty.
-                is_draining = is_late or not self._rings.has_pending()
-            if is_draining and stopped_ns:
-                stopped_ns = 0
-                self._slot.set(P.STATE, ProcessState.DRAINING)
-                stop_points.hit("drain_mid")
-                events.append(DrainRequested())
-            self._is_idle = is_idle = len(events) == 1
-            self._pump(events)
-            self._let_rings_go()
-            self._beat()
-            if self._ended_by() is None and self._latch.is_over():
-                say(log, logging.WARNING, "the directory takes writes again", directory=self._directory)
-                self._pump([self._tick(), DrainRequested()])
-            if not is_idle:
-                self._idle_sleeps = 0
-                if self.core.wants_intake:
-                    self._look_on()
-            elif self._ended_by() is None:
-                self._sleep()
-        self._close()
-        end = self._ended_by()
-        return ExitCode.OK if end is None else end.code
+        return None
 
-    def _close(self) -> None:
+    def do_work(self) -> int:
+        """One pass: gather, decide, do."""
+        events = self._gather()
+        if self._must_drain:
+            self._must_drain = False
+            events.append(DrainRequested())
+        work = len(events) - 1
+        self._is_idle = not work
+        self._pump(events)
+        self._let_rings_go()
+        self._beat()
+        if self._stop is None and self._latch.is_over():
+            say(log, logging.WARNING, "the directory takes writes again", directory=self._directory)
+            self._pump([self._tick(), DrainRequested()])
+        return work
+
+    def idle(self, work: int) -> None:
+        """Look on for a moment behind a pass with work, else sleep."""
+        if not work:
+            self._sleep()
+            return
+        self._idle_sleeps = 0
+        if self.core.wants_intake:
+            self._look_on()
+
+    def may_drain(self) -> bool:
+        """Once the rings are empty, or after a while: clients that go on writing would keep them full."""
+        now_ns = self._clock.monotonic_ns()
+        self._stop_asked_ns = self._stop_asked_ns or now_ns
+        is_late = now_ns - self._stop_asked_ns >= INTAKE_END_S * NS_PER_S
+        return is_late or not self._rings.has_pending()
+
+    def drain(self) -> None:
+        """Finish what was taken in."""
+        stop_points.hit("drain_mid")
+        self._must_drain = True
+
+    def ended(self) -> ExitCode | None:
+        """When the core has settled all it took."""
+        return None if self._stop is None else ExitCode(self._stop.code)
+
+    def on_close(self) -> None:
+        """See Actor."""
         self._log.close_files(is_read_only=bool(self._boot.read_only_ms))
         if not self._boot.read_only_ms:
             self._disk.sync_dir(self._directory)
@@ -250,7 +267,6 @@ class Shell:
         self._presence.close()
         self._log.close()
         self._poll.close()
-        self._slot.set(P.STATE, ProcessState.STOPPED)
         if self._lock >= 0:
             self._disk.unlock(self._lock)
 
@@ -268,7 +284,7 @@ class Shell:
             governing.sample(now_ns, self._rings, self.core.requests.pressed_away)
         self._receive()
         events += self._log.arrived()
-        if self._presence and (self._is_idle or not self._turns % LOOK_AT_SOCKET_TURNS):
+        if self._presence and (self._is_idle or not self._heartbeat.turns % LOOK_AT_SOCKET_TURNS):
             events += [ev.WorkerDied(*life) for life in self._presence.take()]
         if self.core.wants_intake:
             window = governing.window
@@ -337,11 +353,9 @@ class Shell:
             raise
 
     def _beat(self) -> None:
-        self._turns += 1
         slot = self._slot
         now_ns = self._clock.monotonic_ns()
-        slot.set(P.TURNS, self._turns)
-        slot.set(P.HEARTBEAT_NS, now_ns)
+        self._heartbeat.beat(now_ns)
         groups = self.core.requests.groups.numbers
         self._queue_board.beat(slot, self.core.requests.queues, groups.set_aside, now_ns)
         self._group_board.beat(slot, groups, now_ns, self.core.requests.steady_us // 1_000)
@@ -350,7 +364,7 @@ class Shell:
         if now_ns >= self._disk_look_ns:
             self._look_at_disk(now_ns)
         self._log.tell()
-        if self._turns % CHECK_EVERY_TURNS == 0:
+        if self._heartbeat.turns % CHECK_EVERY_TURNS == 0:
             self.core.check()
 
     def _look_at_disk(self, now_ns: int) -> None:
@@ -411,7 +425,7 @@ class Shell:
         A look at the socket costs as much as taking a frame: in a turn behind one with work it is left out,
         but every few turns, so that a shard that never sleeps answers too.
         """
-        if not self._is_idle and self._turns % LOOK_AT_SOCKET_TURNS:
+        if not self._is_idle and self._heartbeat.turns % LOOK_AT_SOCKET_TURNS:
             return
         if not self._socket.has_input():
             return
@@ -425,7 +439,8 @@ class Shell:
                 elif isinstance(message, m.OpenCalls):
                     self._socket.send(client, m.CallsOpened(self._calls.open(client)), envelope.corr)
                 elif isinstance(message, m.Ping):
-                    self._socket.send(client, m.Pong(self._boot.incarnation, self._turns), envelope.corr)
+                    pong = m.Pong(self._boot.incarnation, self._heartbeat.turns)
+                    self._socket.send(client, pong, envelope.corr)
                 else:
                     opened = None
                     self._deadly.require_harmless(message, attachment)
@@ -584,10 +599,6 @@ class Shell:
     def _note_stop(self, effect: Stop) -> None:
         self._stop = effect
 
-    def _ended_by(self) -> Stop | None:
-        """Asked for, not looked at: what is done between two looks changes it."""
-        return self._stop
-
     # -- recovery -------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
@@ -702,9 +713,7 @@ class Shell:
                 self._clock.sleep(LOCK_WAIT_S)
 
     def _report_progress(self, done: int, total: int) -> None:
-        self._turns += 1
-        self._slot.set(P.TURNS, self._turns)
-        self._slot.set(P.HEARTBEAT_NS, self._clock.monotonic_ns())
+        self._heartbeat.beat(self._clock.monotonic_ns())
         self._slot.set(P.PROGRESS, done * 1000 // total)
 
     def _begin(self, found: Recovered) -> None:

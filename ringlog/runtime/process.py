@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -35,6 +35,7 @@ from ringlog.errors import (
 )
 from ringlog.frame.heap import keep_freed_memory
 from ringlog.limits import ORPHAN_DRAIN_S
+from ringlog.runtime.duty_cycle import Actor, run_duty_cycle
 from ringlog.signals import StopFlag
 
 log = logging.getLogger("ringlog.process")
@@ -43,19 +44,7 @@ _STORY_CHARS_MAX = 400
 _REASON_CHARS_MAX = 2_000
 
 
-class Runner(Protocol):
-    """A built actor."""
-
-    def run(self, stop: StopFlag) -> int:
-        """Work until `stop` is set or the actor ends by itself; returns an errors.ExitCode.
-
-        It publishes ProcessState READY, DRAINING and its turns on its process slot itself. The
-        descriptor `stop.fileno()` belongs into its poll, so that a signal ends the wait.
-        """
-        ...
-
-
-Build = Callable[[ActorBoot], Runner]
+Build = Callable[[ActorBoot], Actor]
 
 
 def main(build: Build) -> NoReturn:
@@ -150,9 +139,9 @@ def _run(build: Build, boot: ActorBoot, stop: StopFlag, stopping: _Stopping) -> 
         if stop.is_set():
             slot.set(P.STATE, ProcessState.STOPPED)
             return ExitCode.OK
-        runner = build(boot)
+        actor = build(boot)
         is_built = True
-        code = ExitCode(runner.run(stop))
+        code = run_duty_cycle(actor, slot, stop)
     except Exception as e:  # noqa: BLE001  the one of this process: it ends here
         code = exit_code_for(e, is_built=is_built)
         _tell(e, code)

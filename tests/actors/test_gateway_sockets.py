@@ -73,7 +73,7 @@ class House:
         while not is_done():
             if time.monotonic() > deadline:
                 return False
-            if not self.shell.turn():
+            if not self.shell.do_work():
                 zmq.zmq_poll([(socket, zmq.POLLIN) for socket in self.sockets], 2)
         return True
 
@@ -90,7 +90,7 @@ class House:
         for socket in self.sockets:
             socket.close(0)
         self.context.term()
-        self.shell.close()
+        self.shell.on_close()
         shutil.rmtree(self.dir)
 
 
@@ -151,8 +151,8 @@ def test_a_revoked_key_is_refused_on_its_open_connection_and_on_new_ones(house):
     assert house.ask(anne, HELLO).kind == "Welcome"
     house.write_keys(EVE)
     house.clock.advance(KEYS_LOOK_NS / 1e9)
-    house.shell.turn()
-    house.shell.turn()
+    house.shell.do_work()
+    house.shell.do_work()
     assert house.ask(anne, HELLO).message.status == Status.UNAUTHORIZED
     assert house.ask(house.peer(house.tcp, ANNE), HELLO, seconds=QUIET_S) is None
     assert house.ask(house.peer(house.tcp, EVE), HELLO).kind == "Welcome"
@@ -173,8 +173,8 @@ def change_keys(house, text):
     with open(house.keys_file, "w") as file:
         file.write(text)
     house.clock.advance(KEYS_LOOK_NS / 1e9)
-    house.shell.turn()
-    house.shell.turn()
+    house.shell.do_work()
+    house.shell.do_work()
 
 
 def test_a_keys_file_that_others_may_read_is_not_taken_over(house):
@@ -182,8 +182,8 @@ def test_a_keys_file_that_others_may_read_is_not_taken_over(house):
     house.write_keys(EVE)
     os.chmod(house.keys_file, 0o644)
     house.clock.advance(KEYS_LOOK_NS / 1e9)
-    house.shell.turn()
-    house.shell.turn()
+    house.shell.do_work()
+    house.shell.do_work()
     assert house.ask(house.peer(house.tcp, EVE), HELLO, seconds=QUIET_S) is None
     assert house.ask(house.peer(house.tcp, ANNE), HELLO) is not None
 

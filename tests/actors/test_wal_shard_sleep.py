@@ -17,6 +17,7 @@ from ringlog.board.layout import ProcessState
 from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import DiskError
 from ringlog.ring.doorbell import make_bell
+from ringlog.runtime.duty_cycle import run_duty_cycle
 from ringlog.signals import StopFlag
 from ringlog.testing.real_engine import wait_until
 
@@ -42,7 +43,7 @@ def shard(tmp_path):
     )  # fmt: skip
     stop = StopFlag(lambda: None)
     codes = []
-    thread = threading.Thread(target=lambda: codes.append(made.run(stop)))
+    thread = threading.Thread(target=lambda: codes.append(run_duty_cycle(made, board.process(1), stop)))
     thread.start()
     slot = board.process(1)
     try:

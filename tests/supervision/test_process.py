@@ -31,21 +31,22 @@ SLOT = 3
 PROGRAM = """
 import os, select, signal, sys, threading, time
 from ringlog import errors
-from ringlog.board.board import Board, P, ProcessState
 from ringlog.runtime.process import main
 
 what = sys.argv.pop(2)
 
 class Actor:
     def __init__(self, boot):
-        self.slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
+        self.code = None
 
-    def run(self, stop):
+    def on_start(self, stop):
+        self.stop = stop
         if what == "recover":
             print("up", flush=True)
             while True:
                 time.sleep(0.01)
-        self.slot.set(P.STATE, ProcessState.READY)
+
+    def do_work(self):
         if what == "raise":
             raise errors.InvariantViolation("W2 is false", story=["first", "second"], seq=7)
         if what == "facts":
@@ -54,7 +55,8 @@ class Actor:
             mask = os.umask(0o777)
             print(status["NoNewPrivs"].strip(), resource.getrlimit(resource.RLIMIT_CORE)[0], oct(mask),
                   status["Name"].strip(), flush=True)
-            return 0
+            self.drain()
+            return 1
         if what == "linger":
             import logging
             logging.shutdown = lambda: (print("ends", flush=True), signal.pause())
@@ -68,16 +70,30 @@ class Actor:
             # As a pass of the compactor: another thread looks first, and the main one waits for it.
             seen = []
             def look():
-                while not stop.is_set():
+                while not self.stop.is_set():
                     time.sleep(0.001)
-                seen.append(stop.is_set())
+                seen.append(self.stop.is_set())
             thread = threading.Thread(target=look)
             thread.start()
             thread.join()
-            return 0 if seen == [True] else 1
-        while not stop.is_set():
-            select.select([stop.fileno()], [], [])
+            self.code = errors.ExitCode.OK if seen == [True] else errors.ExitCode.CRASH
         return 0
+
+    def idle(self, work):
+        while not self.stop.is_set():
+            select.select([self.stop.fileno()], [], [])
+
+    def may_drain(self):
+        return True
+
+    def drain(self):
+        self.code = errors.ExitCode.OK
+
+    def ended(self):
+        return self.code
+
+    def on_close(self):
+        pass
 
 def build(boot):
     if what == "refuse":

@@ -1,0 +1,22 @@
+"""A process shows that it makes progress."""
+
+from __future__ import annotations
+
+from ringlog.board.board import ProcessSlot
+from ringlog.board.layout import P
+
+
+class Heartbeat:
+    """Counts the passes of one incarnation's duty cycle and shows them on its slot."""
+
+    def __init__(self, slot: ProcessSlot) -> None:
+        self._slot = slot
+        self.turns = 0
+        """Passes so far."""
+
+    def beat(self, now_ns: int) -> None:
+        """A pass, or a step of a long one, is done at `now_ns` (monotonic)."""
+        self.turns += 1
+        slot = self._slot
+        slot.set(P.TURNS, self.turns)
+        slot.set(P.HEARTBEAT_NS, now_ns)

@@ -1,0 +1,76 @@
+"""An actor's control socket: what every actor answers alike, and how it waits for requests."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+
+from ringlog import __version__
+from ringlog.board.board import ProcessSlot
+from ringlog.board.heartbeat import Heartbeat
+from ringlog.board.layout import P
+from ringlog.envelope import messages as m
+from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.refusal import error_reply
+from ringlog.envelope.wire import PROTOCOL, Envelope
+from ringlog.errors import InvalidRequest
+from ringlog.limits import HEARTBEAT_INTERVAL_MS
+from ringlog.runtime.router_socket import RouterSocket
+
+
+class ControlSocket(RouterSocket):
+    """A RouterSocket that answers Ping and Hello itself and counts requests on the process slot."""
+
+    def __init__(self, endpoint: str, boot: ActorBoot, slot: ProcessSlot) -> None:
+        super().__init__(endpoint)
+        self._boot, self._slot = boot, slot
+        self._heartbeat = Heartbeat(slot)
+
+    def beat(self, now_ns: int) -> None:
+        """A pass is done: show it, and listen only while there are descriptors to spare."""
+        self._heartbeat.beat(now_ns)
+        self.guard(now_ns)
+
+    @property
+    def turns(self) -> int:
+        """Passes so far."""
+        return self._heartbeat.turns
+
+    def requests(self, most: int) -> Iterator[tuple[bytes, Envelope, bytearray | None]]:
+        """As `receive`, without the requests that are answered here."""
+        for client, envelope, attachment in self.receive(most):
+            self._slot.add(P.REQUESTS, 1)
+            answer = self._answer(envelope.message)
+            if answer is None:
+                yield client, envelope, attachment
+            else:
+                self.send(client, answer, envelope.corr)
+
+    def _answer(self, message: m.Message) -> m.Message | None:
+        boot = self._boot
+        if isinstance(message, m.Ping):
+            return m.Pong(boot.incarnation, self.turns)
+        if isinstance(message, m.Hello):
+            return m.Welcome(PROTOCOL, __version__, boot.engine_id, boot.shards, -1, boot.incarnation)
+        return None
+
+    def refuse(self, client: bytes, envelope: Envelope) -> None:
+        """Answer a request that this actor does not take."""
+        error = InvalidRequest(f"the {self._boot.kind} does not take this request", kind=envelope.kind)
+        self.send(client, error_reply(error), envelope.corr)
+
+
+class Sleeper:
+    """Waits for descriptors to become readable, at most for a heartbeat's interval."""
+
+    def __init__(self, *fds: int) -> None:
+        self._poll = select.poll()
+        for fd in fds:
+            self._poll.register(fd, select.POLLIN)
+
+    def sleep(self, now_ns: int, due_ns: int | None = None) -> None:
+        """Sleep until one is readable or, at the latest, `due_ns` (monotonic) has come."""
+        wait_ms = HEARTBEAT_INTERVAL_MS
+        if due_ns is not None:
+            wait_ms = max(0, min(wait_ms, (due_ns - now_ns) // 1_000_000 + 1))
+        self._poll.poll(wait_ms)

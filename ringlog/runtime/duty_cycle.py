@@ -1,0 +1,69 @@
+"""The loop that every actor runs on: a pass of work, then a wait of the actor's own.
+
+An actor is what Aeron calls an agent. In one pass it gathers what arrived, decides, and does what follows.
+How it waits belongs to the actor too, since what can wake it does.
+
+    on_start  READY     (do_work, idle) ... until a stop is asked for and may_drain
+    drain     DRAINING  (do_work, idle) ... until ended
+    on_close
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ringlog.board.board import ProcessSlot
+from ringlog.board.layout import P, ProcessState
+from ringlog.errors import ExitCode
+from ringlog.signals import StopFlag
+
+
+class Actor(Protocol):
+    """What runs on the duty cycle."""
+
+    def on_start(self, stop: StopFlag) -> ExitCode | None:
+        """Open and recover what passes need; an exit code ends the actor before it serves.
+
+        `stop.fileno()` belongs into what `idle` waits on, so that a signal ends the wait.
+        """
+
+    def do_work(self) -> int:
+        """One pass; returns how much there was to do, 0 = nothing."""
+
+    def idle(self, work: int) -> None:
+        """Wait behind a pass that had so much to do; without work at most for a heartbeat's interval."""
+
+    def may_drain(self) -> bool:
+        """Asked before each pass from the request to stop on: can the actor begin to end now?"""
+
+    def drain(self) -> None:
+        """Take nothing more. Passes go on until `ended` has an answer."""
+
+    def ended(self) -> ExitCode | None:
+        """The code to end the process with; None = go on. Asked behind each pass."""
+
+    def on_close(self) -> None:
+        """Let go of everything. Not called when a pass raises: then the process ends."""
+
+
+def run_duty_cycle(actor: Actor, slot: ProcessSlot, stop: StopFlag) -> ExitCode:
+    """Run the actor to its end and return its exit code; what it raises passes through."""
+    code = actor.on_start(stop)
+    if code is not None:
+        return code
+    slot.set(P.STATE, ProcessState.READY)
+    is_draining = False
+    code = actor.ended()
+    while code is None:
+        if not is_draining and stop.is_set() and actor.may_drain():
+            is_draining = True
+            slot.set(P.STATE, ProcessState.DRAINING)
+            actor.drain()
+            code = actor.ended()
+            continue
+        work = actor.do_work()
+        code = actor.ended()
+        if code is None:
+            actor.idle(work)
+    actor.on_close()
+    return code

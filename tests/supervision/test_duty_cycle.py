@@ -1,0 +1,124 @@
+"""The loop that every actor runs on: what is called when, and what its process slot shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringlog.board.board import Board, ProcessSlot
+from ringlog.board.layout import P, ProcessState
+from ringlog.errors import ExitCode
+from ringlog.runtime.duty_cycle import run_duty_cycle
+
+
+class Stop:
+    """A StopFlag that is set by hand."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def is_set(self) -> bool:
+        return self.asked
+
+
+class Actor:
+    """Notes what it is asked, and the state that its slot showed."""
+
+    def __init__(self, slot: ProcessSlot, works: list[int], *, passes_to_drain: int = 0) -> None:
+        self.slot, self.works, self.passes_to_drain = slot, works, passes_to_drain
+        self.calls: list[tuple[str, ProcessState]] = []
+        self.code: ExitCode | None = None
+        self.start_code: ExitCode | None = None
+        self.stop: Stop | None = None
+        self.may = True
+        self.is_draining = False
+
+    def note(self, call: str) -> None:
+        self.calls.append((call, self.slot.state))
+
+    def on_start(self, stop: Stop) -> ExitCode | None:
+        self.stop = stop
+        self.note("start")
+        return self.start_code
+
+    def do_work(self) -> int:
+        self.note("work")
+        if self.is_draining:
+            self.passes_to_drain -= 1
+            if self.passes_to_drain <= 0:
+                self.code = ExitCode.OK
+            return 1
+        assert self.stop is not None
+        self.stop.asked = len(self.works) == 1
+        return self.works.pop(0)
+
+    def idle(self, work: int) -> None:
+        self.note(f"idle {work}")
+
+    def may_drain(self) -> bool:
+        self.note("may drain")
+        may, self.may = self.may, True
+        return may
+
+    def drain(self) -> None:
+        self.note("drain")
+        self.is_draining = True
+        if not self.passes_to_drain:
+            self.code = ExitCode.OK
+
+    def ended(self) -> ExitCode | None:
+        return self.code
+
+    def on_close(self) -> None:
+        self.note("close")
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> ProcessSlot:
+    found = Board.create(tmp_path, 2).process(1)
+    found.set(P.STATE, ProcessState.STARTING)
+    return found
+
+
+def names(actor: Actor) -> list[str]:
+    return [name for name, _ in actor.calls]
+
+
+def test_an_actor_works_and_idles_until_it_is_stopped(slot: ProcessSlot) -> None:
+    actor = Actor(slot, [3, 0])
+    assert run_duty_cycle(actor, slot, Stop()) is ExitCode.OK
+    assert actor.calls == [
+        ("start", ProcessState.STARTING), ("work", ProcessState.READY), ("idle 3", ProcessState.READY),
+        ("work", ProcessState.READY), ("idle 0", ProcessState.READY), ("may drain", ProcessState.READY),
+        ("drain", ProcessState.DRAINING), ("close", ProcessState.DRAINING),
+    ]  # fmt: skip
+
+
+def test_an_actor_that_drains_works_on_until_it_has_ended_and_does_not_idle_then(slot: ProcessSlot) -> None:
+    actor = Actor(slot, [0], passes_to_drain=2)
+    run_duty_cycle(actor, slot, Stop())
+    assert names(actor)[-5:] == ["drain", "work", "idle 1", "work", "close"]
+
+
+def test_an_actor_that_may_not_drain_yet_works_on(slot: ProcessSlot) -> None:
+    actor = Actor(slot, [0, 0])
+    actor.may, stop = False, Stop()
+    stop.asked = True
+    run_duty_cycle(actor, slot, stop)
+    assert names(actor)[:4] == ["start", "may drain", "work", "idle 0"]
+
+
+def test_a_start_that_ends_the_actor_never_shows_it_ready(slot: ProcessSlot) -> None:
+    actor = Actor(slot, [])
+    actor.start_code = ExitCode.READ_ONLY
+    assert run_duty_cycle(actor, slot, Stop()) is ExitCode.READ_ONLY
+    assert actor.calls == [("start", ProcessState.STARTING)]
+    assert slot.state is ProcessState.STARTING
+
+
+def test_what_a_pass_raises_ends_the_loop_without_a_close(slot: ProcessSlot) -> None:
+    actor = Actor(slot, [])
+    with pytest.raises(IndexError):
+        run_duty_cycle(actor, slot, Stop())
+    assert names(actor) == ["start", "work"]

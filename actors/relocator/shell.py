@@ -12,14 +12,14 @@ import random
 import threading
 from typing import Any
 
+from actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
 from actors.relocator.mover import M, Mover
-from actors.relocator.reads import ColdReads, Fetch
 from ringlog.board.board import Board
 from ringlog.board.layout import P
 from ringlog.board.processes import socket_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
-from ringlog.contract import Reply
+from ringlog.contract import ControlReceived, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import (
@@ -74,7 +74,7 @@ class Shell:
         self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
         self._wakeup = Wakeup()
         self._ending = threading.Event()
-        self._reads = ColdReads(settings.cold.cache_bytes, round(settings.cold.timeout_s * 1e9))
+        self.core = ColdReads(settings.cold.cache_bytes, round(settings.cold.timeout_s * 1e9))
         self._stale: list[str] = []
         self._router = ControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
         self._fetchers = Workers("fetch", COLD_READ_THREADS, COLD_READS_QUEUED_MAX, self._wakeup.wake)
@@ -100,27 +100,26 @@ class Shell:
         self._moving.check()
         self._wakeup.clear()
         now_ns = self._clock.monotonic_ns()
+        events: list[Any] = [Tick(self._clock.now_us(), now_ns)]
         while self._stale:
-            self._reads.cache.forget(self._stale.pop())
-        effects: list[Reply | Fetch] = []
-        for done in self._fetchers.take():
-            effects += self._reads.fetched(done.ticket, done.result, done.error)
-        effects += self._reads.tick(now_ns)
-        for client, envelope, _ in self._router.requests(REQUESTS_PER_TURN):
+            events.append(PartChanged(self._stale.pop()))
+        events += [Fetched(*done) for done in self._fetchers.take()]
+        for client, envelope, attachment in self._router.requests(REQUESTS_PER_TURN):
             if isinstance(envelope.message, m.ColdRead):
-                effects += self._reads.ask(client, envelope.corr, envelope.message, now_ns)
+                events.append(ControlReceived(client, envelope.corr, envelope.message, attachment))
             else:
                 self._router.refuse(client, envelope)
+        effects = self.core.handle(events)
         for effect in effects:
             self._perform(effect)
         self._router.beat(now_ns)
         self._show_counts()
-        return len(effects)
+        return len(events) - 1 + len(effects)
 
     def idle(self, work: int) -> None:
         """Sleep until a request, a thread of ours or a read's deadline."""
         if not work and not self._router.has_input():
-            self._sleeper.sleep(self._clock.monotonic_ns(), self._reads.next_deadline_ns())
+            self._sleeper.sleep(self._clock.monotonic_ns(), self.core.next_deadline_ns())
 
     def may_drain(self) -> bool:
         """At any time: what was begun is begun anew by the next incarnation."""
@@ -147,8 +146,8 @@ class Shell:
             (P.MOVED, counts.moved),
             (P.MOVED_BYTES, counts.moved_bytes), (P.MOVES_DUE, counts.due), (P.MOVES_FAILED, counts.failed),
             (P.HEALED, counts.healed), (P.QUARANTINED, len(self.mover.patience.quarantined)),
-            (P.COLD_READS, self._reads.asked), (P.COLD_HITS, self._reads.hits),
-            (P.COLD_FAILED, self._reads.failed),
+            (P.COLD_READS, self.core.asked), (P.COLD_HITS, self.core.hits),
+            (P.COLD_FAILED, self.core.failed),
         ):  # fmt: skip
             slot.set(word, value)
 

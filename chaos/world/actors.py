@@ -19,12 +19,12 @@ from actors.reclaimer import rounds as reclaimer_rounds
 from actors.reclaimer.pace import Pace
 from actors.reclaimer.rewriter import Rewriter
 from actors.reclaimer.rounds import Reclaimer
+from actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
 from actors.relocator.mover import Mover
-from actors.relocator.reads import ColdReads, Fetch
 from chaos.world.engine import COLD, Child, Engine
 from chaos.world.model import Broken
 from chaos.world.tasks import NS, Process
-from ringlog.contract import Reply
+from ringlog.contract import ControlReceived, Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     ColdUnavailable,
@@ -232,25 +232,28 @@ class RelocatorActor:
         self.mover = Mover(
             Copies(self.disk, DATA, self.store), cold, shards=engine.base.shards,
             ask=lambda shard, message, wanted: asking.ask(shard, message, wanted).message, clock=loop,
-            jitter=engine.rng.random, on_change=self.reads.cache.forget,
+            jitter=engine.rng.random, on_change=self._changed,
         )  # fmt: skip
         self.waiting: dict[int, Any] = {}
         self.corr = 0
         child.actor, child.was_ready = self, True
         process.spawn(self._move)
 
+    def _changed(self, path: str) -> None:
+        self.reads.handle([PartChanged(path)])
+
     def run(self) -> None:
         """Answer cold reads."""
         loop, bell = self.engine.loop, self.child.bell
         assert bell is not None
         while True:
-            self._perform(self.reads.tick(loop.now_ns))
+            self._perform(self.reads.handle([Tick(0, loop.now_ns)]))
             while self.child.inbox:
                 request = self.child.inbox.popleft()
                 self.corr += 1
                 self.waiting[self.corr] = request.answer
                 assert isinstance(request.message, m.ColdRead)
-                self._perform(self.reads.ask(b"", self.corr, request.message, loop.now_ns))
+                self._perform(self.reads.handle([ControlReceived(b"", self.corr, request.message)]))
             loop.wait(bell, 0.5)
 
     def _perform(self, effects: Any) -> None:
@@ -267,7 +270,7 @@ class RelocatorActor:
         except RinglogError as e:
             error = e
         self.engine.counts["cold fetches"] += 1
-        self._perform(self.reads.fetched(fetch.ticket, data, error))
+        self._perform(self.reads.handle([Fetched(fetch.ticket, data, error)]))
 
     def _move(self) -> None:
         engine, loop, is_ours = self.engine, self.engine.loop, False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.relocator.reads import BlockCache, ColdReads, Fetch
-from ringlog.contract import Reply
+from actors.relocator.core import BlockCache, ColdReads, Fetch, Fetched
+from ringlog.contract import ControlReceived, Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable, CorruptData, Status
 from ringlog.limits import COLD_BLOCK_BYTES, COLD_READ_THREADS, COLD_READS_QUEUED_MAX, FRAME_BYTES_MAX
@@ -20,7 +20,12 @@ def reads(cache: int = 64 * B) -> ColdReads:
 
 
 def ask(core: ColdReads, start: int, stop: int, *, client: bytes = b"a", path: str = PATH, now: int = 0):
-    return core.ask(client, 7, m.ColdRead(path, start, stop), now)
+    request = ControlReceived(client, 7, m.ColdRead(path, start, stop))
+    return tick(core, now) + core.handle([request])
+
+
+def tick(core: ColdReads, now_ns: int) -> list[Reply]:
+    return core.handle([Tick(0, now_ns)])
 
 
 def fetch_of(effects) -> Fetch:
@@ -30,7 +35,9 @@ def fetch_of(effects) -> Fetch:
 
 
 def done(core: ColdReads, fetch: Fetch) -> list[Reply]:
-    return core.fetched(fetch.ticket, DATA[fetch.start : fetch.stop], None)
+    replies = core.handle([Fetched(fetch.ticket, DATA[fetch.start : fetch.stop])])
+    core.check()
+    return replies
 
 
 def test_a_read_is_one_fetch_of_whole_blocks_and_the_next_comes_from_memory():
@@ -70,7 +77,7 @@ def test_too_many_are_throttled_and_those_who_wait_are_not():
     (refused,) = ask(core, most * B, most * B + 1)
     assert refused.message.status == Status.THROTTLED
     assert refused.message.detail["retry_after_ms"] > 0
-    core.fetched(fetches[0].ticket, b"x", None)
+    core.handle([Fetched(fetches[0].ticket, b"x")])
     fetch_of(ask(core, most * B, most * B + 1))
 
 
@@ -78,9 +85,9 @@ def test_time_over_is_unavailable_once_and_late_bytes_serve_the_next():
     """C1, TI-10."""
     core = reads()
     fetch = fetch_of(ask(core, 0, 10, now=0))
-    assert core.tick(999) == []
+    assert tick(core, 999) == []
     assert core.next_deadline_ns() == 1_000
-    (late,) = core.tick(1_000)
+    (late,) = tick(core, 1_000)
     assert late.message.status == Status.NOT_READY
     assert late.message.detail["reason"] == "cold_unavailable"
     assert done(core, fetch) == []
@@ -93,7 +100,7 @@ def test_a_store_that_fails_is_never_told_as_an_end_of_data(error):
     """C4, TI-10."""
     core = reads()
     fetch = fetch_of(ask(core, 0, 10))
-    (reply,) = core.fetched(fetch.ticket, None, error)
+    (reply,) = core.handle([Fetched(fetch.ticket, None, error)])
     assert reply.message.status == Status.NOT_READY
     assert reply.message.detail["reason"] == "cold_unavailable"
     assert core.failed == 1

@@ -1,4 +1,5 @@
-"""Reads of cold parts: from memory, or by one fetch for all who wait for the same bytes. Pure.
+"""The relocator's decisions about reads of cold parts: from memory, or by one fetch for all who wait for the
+same bytes. What is moved, the moving thread decides (plan.py). Pure.
 
 C1  a request is answered once: with bytes, with a refusal, or, when its time is over, with cold_unavailable.
 C2  at most COLD_READ_THREADS fetches run and COLD_READS_QUEUED_MAX wait; beyond that the answer is Throttled.
@@ -9,13 +10,21 @@ C4  a part that the store does not have, or that came in another shape, is never
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from ringlog.contract import Reply
+from ringlog.contract import ControlReceived, Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.refusal import error_reply
-from ringlog.errors import ColdUnavailable, InvalidRequest, Refused, RinglogError, Throttled
+from ringlog.errors import (
+    ColdUnavailable,
+    InvalidRequest,
+    InvariantViolation,
+    Refused,
+    RinglogError,
+    Throttled,
+)
 from ringlog.limits import COLD_BLOCK_BYTES, COLD_READ_THREADS, COLD_READS_QUEUED_MAX, FRAME_BYTES_MAX
 from ringlog.segment.layout import split_part
 
@@ -31,6 +40,25 @@ class Fetch:
     path: str
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Event: what came of a Fetch: its bytes, or None and why."""
+
+    ticket: int
+    data: bytes | None
+    error: RinglogError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartChanged:
+    """Event: a part was moved, replaced or deleted."""
+
+    path: str
+
+
+Effect = Fetch | Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +110,11 @@ class BlockCache:
             _, oldest = self._blocks.popitem(last=False)
             self.bytes -= len(oldest)
 
+    def check(self) -> None:
+        """Assert C3."""
+        if not sum(map(len, self._blocks.values())) == self.bytes <= self._bytes_max:
+            raise InvariantViolation("the cache miscounts", bytes=self.bytes, max=self._bytes_max)
+
     def forget(self, path: str) -> None:
         """The part changed or went."""
         for key in [key for key in self._blocks if key[0] == path]:
@@ -89,7 +122,7 @@ class BlockCache:
 
 
 class ColdReads:
-    """Who waits for which cold bytes."""
+    """Which clients wait for which cold bytes. Times come in Tick."""
 
     def __init__(self, cache_bytes: int, timeout_ns: int) -> None:
         self.cache = BlockCache(cache_bytes)
@@ -98,9 +131,27 @@ class ColdReads:
         self._open: dict[int, _Open] = {}
         self._by_range: dict[tuple[str, int, int], int] = {}
         self._ticket = 0
+        self._now_ns = 0
 
-    def ask(self, client: bytes, corr: int, message: m.ColdRead, now_ns: int) -> list[Reply | Fetch]:
-        """Take a request in; an answer, a fetch, or nothing yet."""
+    def handle(self, events: Sequence[Any]) -> list[Effect]:
+        """Take events in order; returns effects in the order to perform them."""
+        effects: list[Effect] = []
+        for event in events:
+            match event:
+                case Tick():
+                    self._now_ns = event.monotonic_ns
+                    effects += self._end_late()
+                case ControlReceived(message=m.ColdRead() as message):
+                    effects += self._ask(event.client, event.corr, message)
+                case Fetched():
+                    effects += self._fetched(event)
+                case PartChanged():
+                    self.cache.forget(event.path)
+                case _:
+                    raise InvariantViolation("not an event of the relocator", event=type(event).__name__)
+        return effects
+
+    def _ask(self, client: bytes, corr: int, message: m.ColdRead) -> list[Effect]:
         self.asked += 1
         try:
             _check(message)
@@ -108,12 +159,12 @@ class ColdReads:
             if held is not None:
                 self.hits += 1
                 return [_answer(client, corr, held)]
-            asked = _Asked(client, corr, message.start, message.stop, now_ns + self._timeout_ns)
+            asked = _Asked(client, corr, message.start, message.stop, self._now_ns + self._timeout_ns)
             return self._wait(message.path, asked)
         except Refused as e:
-            return [refuse(client, corr, e)]
+            return [_refuse(client, corr, e)]
 
-    def _wait(self, path: str, asked: _Asked) -> list[Reply | Fetch]:
+    def _wait(self, path: str, asked: _Asked) -> list[Effect]:
         start = asked.start // COLD_BLOCK_BYTES * COLD_BLOCK_BYTES
         stop = -(-asked.stop // COLD_BLOCK_BYTES) * COLD_BLOCK_BYTES
         running = self._by_range.get((path, start, stop))
@@ -128,35 +179,43 @@ class ColdReads:
         self._by_range[path, start, stop] = fetch.ticket
         return [fetch]
 
-    def fetched(self, ticket: int, data: bytes | None, error: RinglogError | None) -> list[Reply]:
-        """A fetch is done; the answers. Bytes that came too late are kept for the next who asks."""
-        opened = self._open.pop(ticket)
-        fetch = opened.fetch
+    def _fetched(self, done: Fetched) -> list[Reply]:
+        """The answers. Bytes that came too late are kept for the next request."""
+        opened = self._open.pop(done.ticket)
+        fetch, data, error = opened.fetch, done.data, done.error
         self._by_range.pop((fetch.path, fetch.start, fetch.stop), None)
         if data is None:
             self.failed += 1
             refusal = error if isinstance(error, Refused) else _no_copy(fetch.path, error)
-            return [refuse(asked.client, asked.corr, refusal) for asked in opened.asked]
+            return [_refuse(asked.client, asked.corr, refusal) for asked in opened.asked]
         self.cache.put(fetch.path, fetch.start, data)
         return [
             _answer(asked.client, asked.corr, data[asked.start - fetch.start : asked.stop - fetch.start])
             for asked in opened.asked
         ]
 
-    def tick(self, now_ns: int) -> list[Reply]:
+    def _end_late(self) -> list[Reply]:
         """Answer those whose time is over; their fetches go on, and hold their threads (C1, C2)."""
         late: list[Reply] = []
         for opened in self._open.values():
-            for asked in [each for each in opened.asked if each.deadline_ns <= now_ns]:
+            for asked in [each for each in opened.asked if each.deadline_ns <= self._now_ns]:
                 opened.asked.remove(asked)
                 self.failed += 1
                 error = ColdUnavailable("the cold store did not answer in time", file=opened.fetch.path)
-                late.append(refuse(asked.client, asked.corr, error))
+                late.append(_refuse(asked.client, asked.corr, error))
         return late
 
     def next_deadline_ns(self) -> int | None:
-        """When `tick` has something to do at the earliest."""
+        """When the first request is late."""
         return min(_deadlines(self._open.values()), default=None)
+
+    def check(self) -> None:
+        """Assert C2 and C3."""
+        if len(self._open) > COLD_READ_THREADS + COLD_READS_QUEUED_MAX or len(self._by_range) > len(
+            self._open
+        ):
+            raise InvariantViolation("more fetches than allowed", open=len(self._open))
+        self.cache.check()
 
 
 def _deadlines(opened: Iterable[_Open]) -> Iterable[int]:
@@ -180,6 +239,5 @@ def _answer(client: bytes, corr: int, data: bytes) -> Reply:
     return Reply(client, corr, m.ColdBytes(len(data)), data)
 
 
-def refuse(client: bytes, corr: int, error: Refused) -> Reply:
-    """The error as an answer."""
+def _refuse(client: bytes, corr: int, error: Refused) -> Reply:
     return Reply(client, corr, error_reply(error))

@@ -103,21 +103,24 @@ class Shell:
         self._clients: dict[int, tuple[bytes, int]] = {}
         """Operators' requests that wait: ticket -> (reply address, correlation id)."""
         self._tickets = 0
-        self._ended: ExitCode | None = None
+        self._must_end = False
+        self.exit_code: ExitCode | None = None
 
     # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def on_start(self, stop: StopFlag) -> ExitCode | None:
+    def on_start(self, stop: StopFlag) -> None:
         """See Actor."""
         self._stop = stop
         self._sleeper = Sleeper(stop.fileno(), self._router.fileno())
         self._asking = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=stop, beat=self._beat)
         self._shards = [Shard(self._asking, number) for number in range(self._boot.shards)]
-        return None
 
     def do_work(self) -> int:
         """Take requests, then look at one shard if it is its turn."""
         self._beat()
+        if self._must_end:
+            self._end()
+            return 0
         asked = self._receive()
         number = self._schedule.next_shard(self._clock.monotonic_ns())
         if number is None:
@@ -130,21 +133,17 @@ class Shell:
         if not work:
             self._sleeper.sleep(self._clock.monotonic_ns(), self._schedule.next_look_ns())
 
-    def may_drain(self) -> bool:
-        """At any time: a pass ends by itself when the stop is asked for."""
+    def drain(self) -> bool:
+        """Leave snapshots in the next pass, for the next start to replay little."""
+        self._must_end = True
         return True
 
-    def drain(self) -> None:
-        """Leave snapshots, for the next start to replay little."""
+    def _end(self) -> None:
         if not self._passes.is_abandoned:
             # Of one that still runs in its thread these are the sockets, and the place where it writes.
             self._asking.close()
             self._leave_snapshots()
-        self._ended = ExitCode.OK
-
-    def ended(self) -> ExitCode | None:
-        """Once it has drained."""
-        return self._ended
+        self.exit_code = ExitCode.OK
 
     def on_close(self) -> None:
         """See Actor."""

@@ -168,7 +168,7 @@ class Shell:
         self._events: list[Any] = []
         self._watches: dict[int, ev.WatchTopic] = {}
         self._waits: dict[int, Pending[bool]] = {}
-        self._stop: Stop | None = None
+        self.exit_code: ExitCode | None = None
         self._heartbeat = Heartbeat(self._slot)
         self._give_up_ns: int | None = None
         """When the drain ends at the latest."""
@@ -210,7 +210,7 @@ class Shell:
 
     # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def on_start(self, stop: StopFlag) -> ExitCode | None:
+    def on_start(self, stop: StopFlag) -> None:
         """See Actor."""
         boot = self._boot
         self._links.join(
@@ -222,20 +222,12 @@ class Shell:
         for fd in (stop.fileno(), self._zap.fileno(), *(router.fileno() for router in self._routers)):
             self._fds.watch(fd)
         say(log, logging.INFO, "ready", endpoints=self.endpoints, keys=len(self._keys))
-        return None
 
-    def may_drain(self) -> bool:
-        """At any time."""
-        return True
-
-    def drain(self) -> None:
+    def drain(self) -> bool:
         """Answer what is held, and take nothing more."""
         self._give_up_ns = self._clock.monotonic_ns() + round(self._drain_s * 1e9)
         self._events.append(DrainRequested())
-
-    def ended(self) -> ExitCode | None:
-        """When the core has answered all it held."""
-        return None if self._stop is None else ExitCode(self._stop.code)
+        return True
 
     def do_work(self) -> int:
         """One pass: gather, decide, do."""
@@ -243,7 +235,7 @@ class Shell:
         if self._give_up_ns is not None and now_ns >= self._give_up_ns:
             # Who waits asks again, as he would of a gateway that died: the next one is given the answer.
             say(log, logging.WARNING, "shards answer too late", held=self.core.requests_held)
-            self._stop = Stop(ExitCode.OK, "drain limit reached")
+            self.exit_code = ExitCode.OK
         fired = self._timers.fire(now_ns)
         self._links.pump()
         self._zap.serve()
@@ -486,7 +478,7 @@ class Shell:
             return None
 
     def _note_stop(self, effect: Stop) -> None:
-        self._stop = effect
+        self.exit_code = ExitCode(effect.code)
 
     def _gone(self, client: bytes) -> None:
         self._events.append(ev.ClientGone(client))

@@ -106,13 +106,13 @@ class Shell:
             clock=self._clock, quarantined=lambda: set(self.scrubber.quarantined),
             want_checkpoint=self._want_checkpoint, later=self._later,
         )  # fmt: skip
-        self._ended: ExitCode | None = None
+        self.exit_code: ExitCode | None = None
         self._disk_look_ns = 0
         self._is_low = False
 
     # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def on_start(self, stop: StopFlag) -> ExitCode | None:
+    def on_start(self, stop: StopFlag) -> None:
         """See Actor."""
         self._sleeper = Sleeper(stop.fileno(), self._wakeup.fileno(), self._router.fileno())
         self._watch_disk(self._clock.monotonic_ns())
@@ -121,12 +121,16 @@ class Shell:
             Loop("scrub", self._scrub, self._wakeup.wake),
         ]
         say(log, logging.INFO, "ready")
-        return None
 
     def do_work(self) -> int:
         """One pass of the main thread."""
         for loop in self._loops:
             loop.check()
+        if self._ending.is_set():
+            for loop in self._loops:
+                loop.join(STOP_S)
+            self.exit_code = ExitCode.OK
+            return 0
         self._wakeup.clear()
         now_ns = self._clock.monotonic_ns()
         self._cold_jobs.take()
@@ -144,20 +148,10 @@ class Shell:
         if not work and not self._router.has_input():
             self._sleeper.sleep(self._clock.monotonic_ns())
 
-    def may_drain(self) -> bool:
-        """At any time: what was begun is begun anew by the next incarnation."""
-        return True
-
-    def drain(self) -> None:
-        """Let the threads come to an end, for a while."""
+    def drain(self) -> bool:
+        """Have the threads come to an end."""
         self._ending.set()
-        for loop in self._loops:
-            loop.join(STOP_S)
-        self._ended = ExitCode.OK
-
-    def ended(self) -> ExitCode | None:
-        """Once it has drained."""
-        return self._ended
+        return True
 
     def on_close(self) -> None:
         """See Actor."""

@@ -84,20 +84,23 @@ class Shell:
             on_change=self._stale.append,
         )  # fmt: skip
         self._requests: ShardRequests | None = None
-        self._ended: ExitCode | None = None
+        self.exit_code: ExitCode | None = None
 
     # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def on_start(self, stop: StopFlag) -> ExitCode | None:
+    def on_start(self, stop: StopFlag) -> None:
         """See Actor."""
         self._sleeper = Sleeper(stop.fileno(), self._wakeup.fileno(), self._router.fileno())
         self._moving = Loop("move", self._move, self._wakeup.wake)
         say(log, logging.INFO, "ready", cold=self._cold.dir or self._cold.url)
-        return None
 
     def do_work(self) -> int:
         """One pass of the main thread."""
         self._moving.check()
+        if self._ending.is_set():
+            self._moving.join(STOP_S)
+            self.exit_code = ExitCode.OK
+            return 0
         self._wakeup.clear()
         now_ns = self._clock.monotonic_ns()
         events: list[Any] = [Tick(self._clock.now_us(), now_ns)]
@@ -121,19 +124,10 @@ class Shell:
         if not work and not self._router.has_input():
             self._sleeper.sleep(self._clock.monotonic_ns(), self.core.next_deadline_ns())
 
-    def may_drain(self) -> bool:
-        """At any time: what was begun is begun anew by the next incarnation."""
-        return True
-
-    def drain(self) -> None:
-        """Let a move come to its end, for a while."""
+    def drain(self) -> bool:
+        """Have a move come to its end."""
         self._ending.set()
-        self._moving.join(STOP_S)
-        self._ended = ExitCode.OK
-
-    def ended(self) -> ExitCode | None:
-        """Once it has drained."""
-        return self._ended
+        return True
 
     def on_close(self) -> None:
         """See Actor. Threads are daemons and hold nothing that outlives the process."""

@@ -104,7 +104,7 @@ class Shell:
         self._latency_ns = 0
         self._said: dict[int, bytes] = {}
         """Encoded Turns by number of rows: the same words again and again."""
-        self._ended: ExitCode | None = None
+        self.exit_code: ExitCode | None = None
         self._missed = 0
         self._looking_on = LookingOn()
         self._governing = Governing.of(
@@ -119,26 +119,18 @@ class Shell:
 
     # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def on_start(self, stop: StopFlag) -> ExitCode | None:
+    def on_start(self, stop: StopFlag) -> None:
         """See Actor."""
         for fd in (stop.fileno(), self._router.fileno(), self._bell.fileno()):
             self._poll.register(fd, select.POLLIN)
         self.forwarder.begin()
         gc.freeze()
         say(log, logging.INFO, "ready", scheduler=self.core.number)
-        return None
 
-    def may_drain(self) -> bool:
-        """At any time."""
-        return True
-
-    def drain(self) -> None:
+    def drain(self) -> bool:
         """Readers that get no turns any more read from the files all the same: there is nothing to drain."""
-        self._ended = ExitCode.OK
-
-    def ended(self) -> ExitCode | None:
-        """Once it has drained."""
-        return self._ended
+        self.exit_code = ExitCode.OK
+        return True
 
     def on_close(self) -> None:
         """See Actor."""

@@ -150,7 +150,7 @@ class Shell:
         )
         self._lock = -1
         self._order = threading.Lock()
-        self._stop: Stop | None = None
+        self.exit_code: ExitCode | None = None
         self._heartbeat = Heartbeat(self._slot)
         self._stop_asked_ns = 0
         """When the stop was asked for; 0 = it was not."""
@@ -179,7 +179,7 @@ class Shell:
 
     # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
-    def on_start(self, stop: StopFlag) -> ExitCode | None:
+    def on_start(self, stop: StopFlag) -> None:
         """Recover."""
         # Millions of objects are made that stay: to look for garbage among them takes half of a start.
         gc.disable()
@@ -198,7 +198,8 @@ class Shell:
                 directory=self._directory,
                 reason=str(e),
             )
-            return ExitCode.READ_ONLY
+            self.exit_code = ExitCode.READ_ONLY
+            return
         gc.freeze()
         gc.enable()
         for fd in (
@@ -210,20 +211,20 @@ class Shell:
             log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory),
             compiled=cores.are_used(),
         )  # fmt: skip
-        return None
 
     def do_work(self) -> int:
         """One pass: gather, decide, do."""
         events = self._gather()
         if self._must_drain:
             self._must_drain = False
+            stop_points.hit("drain_mid")
             events.append(DrainRequested())
         work = len(events) - 1
         self._is_idle = not work
         self._pump(events)
         self._let_rings_go()
         self._beat()
-        if self._stop is None and self._latch.is_over():
+        if self.exit_code is None and self._latch.is_over():
             say(log, logging.WARNING, "the directory takes writes again", directory=self._directory)
             self._pump([self._tick(), DrainRequested()])
         return work
@@ -237,21 +238,15 @@ class Shell:
         if self.core.wants_intake:
             self._look_on()
 
-    def may_drain(self) -> bool:
+    def drain(self) -> bool:
         """Once the rings are empty, or after a while: clients that go on writing would keep them full."""
         now_ns = self._clock.monotonic_ns()
         self._stop_asked_ns = self._stop_asked_ns or now_ns
         is_late = now_ns - self._stop_asked_ns >= INTAKE_END_S * NS_PER_S
-        return is_late or not self._rings.has_pending()
-
-    def drain(self) -> None:
-        """Finish what was taken in."""
-        stop_points.hit("drain_mid")
+        if not is_late and self._rings.has_pending():
+            return False
         self._must_drain = True
-
-    def ended(self) -> ExitCode | None:
-        """When the core has settled all it took."""
-        return None if self._stop is None else ExitCode(self._stop.code)
+        return True
 
     def on_close(self) -> None:
         """See Actor."""
@@ -597,7 +592,7 @@ class Shell:
         self._answer(client, message, corr, found.data or None)
 
     def _note_stop(self, effect: Stop) -> None:
-        self._stop = effect
+        self.exit_code = ExitCode(effect.code)
 
     # -- recovery -------------------------------------------------------------------------------------
 

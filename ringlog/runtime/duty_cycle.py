@@ -3,8 +3,8 @@
 An actor is what Aeron calls an agent. In one pass it gathers what arrived, decides, and does what follows.
 How it waits belongs to the actor too, since what can wake it does.
 
-    on_start  READY     (do_work, idle) ... until a stop is asked for and may_drain
-    drain     DRAINING  (do_work, idle) ... until ended
+    on_start  READY     (do_work, idle) ... until a stop is asked for
+    drain     DRAINING  (do_work, idle) ... until exit_code is set
     on_close
 """
 
@@ -21,8 +21,11 @@ from ringlog.signals import StopFlag
 class Actor(Protocol):
     """What runs on the duty cycle."""
 
-    def on_start(self, stop: StopFlag) -> ExitCode | None:
-        """Open and recover what passes need; an exit code ends the actor before it serves.
+    exit_code: ExitCode | None
+    """Set by the actor when it has come to its end; looked at behind each pass."""
+
+    def on_start(self, stop: StopFlag) -> None:
+        """Open and recover what passes need. With an `exit_code` then the actor ends before it serves.
 
         `stop.fileno()` belongs into what `idle` waits on, so that a signal ends the wait.
         """
@@ -33,14 +36,11 @@ class Actor(Protocol):
     def idle(self, work: int) -> None:
         """Wait behind a pass that had so much to do; without work at most for a heartbeat's interval."""
 
-    def may_drain(self) -> bool:
-        """Asked before each pass from the request to stop on: can the actor begin to end now?"""
+    def drain(self) -> bool:
+        """A stop is asked for: take nothing more, and come to an end in the passes that follow.
 
-    def drain(self) -> None:
-        """Take nothing more. Passes go on until `ended` has an answer."""
-
-    def ended(self) -> ExitCode | None:
-        """The code to end the process with; None = go on. Asked behind each pass."""
+        False = not yet; then it is asked again before the next pass.
+        """
 
     def on_close(self) -> None:
         """Let go of everything. Not called when a pass raises: then the process ends."""
@@ -48,21 +48,20 @@ class Actor(Protocol):
 
 def run_duty_cycle(actor: Actor, slot: ProcessSlot, stop: StopFlag) -> ExitCode:
     """Run the actor to its end and return its exit code; what it raises passes through."""
-    code = actor.on_start(stop)
+    actor.on_start(stop)
+    code = actor.exit_code
     if code is not None:
         return code
     slot.set(P.STATE, ProcessState.READY)
     is_draining = False
-    code = actor.ended()
     while code is None:
-        if not is_draining and stop.is_set() and actor.may_drain():
+        if not is_draining and stop.is_set() and actor.drain():
             is_draining = True
             slot.set(P.STATE, ProcessState.DRAINING)
-            actor.drain()
-            code = actor.ended()
+            code = actor.exit_code
             continue
         work = actor.do_work()
-        code = actor.ended()
+        code = actor.exit_code
         if code is None:
             actor.idle(work)
     actor.on_close()

@@ -28,7 +28,7 @@ class Actor:
     def __init__(self, slot: ProcessSlot, works: list[int], *, passes_to_drain: int = 0) -> None:
         self.slot, self.works, self.passes_to_drain = slot, works, passes_to_drain
         self.calls: list[tuple[str, ProcessState]] = []
-        self.code: ExitCode | None = None
+        self.exit_code: ExitCode | None = None
         self.start_code: ExitCode | None = None
         self.stop: Stop | None = None
         self.may = True
@@ -37,17 +37,17 @@ class Actor:
     def note(self, call: str) -> None:
         self.calls.append((call, self.slot.state))
 
-    def on_start(self, stop: Stop) -> ExitCode | None:
+    def on_start(self, stop: Stop) -> None:
         self.stop = stop
         self.note("start")
-        return self.start_code
+        self.exit_code = self.start_code
 
     def do_work(self) -> int:
         self.note("work")
         if self.is_draining:
             self.passes_to_drain -= 1
             if self.passes_to_drain <= 0:
-                self.code = ExitCode.OK
+                self.exit_code = ExitCode.OK
             return 1
         assert self.stop is not None
         self.stop.asked = len(self.works) == 1
@@ -56,19 +56,15 @@ class Actor:
     def idle(self, work: int) -> None:
         self.note(f"idle {work}")
 
-    def may_drain(self) -> bool:
-        self.note("may drain")
-        may, self.may = self.may, True
-        return may
-
-    def drain(self) -> None:
+    def drain(self) -> bool:
         self.note("drain")
+        if not self.may:
+            self.may = True
+            return False
         self.is_draining = True
         if not self.passes_to_drain:
-            self.code = ExitCode.OK
-
-    def ended(self) -> ExitCode | None:
-        return self.code
+            self.exit_code = ExitCode.OK
+        return True
 
     def on_close(self) -> None:
         self.note("close")
@@ -90,8 +86,8 @@ def test_an_actor_works_and_idles_until_it_is_stopped(slot: ProcessSlot) -> None
     assert run_duty_cycle(actor, slot, Stop()) is ExitCode.OK
     assert actor.calls == [
         ("start", ProcessState.STARTING), ("work", ProcessState.READY), ("idle 3", ProcessState.READY),
-        ("work", ProcessState.READY), ("idle 0", ProcessState.READY), ("may drain", ProcessState.READY),
-        ("drain", ProcessState.DRAINING), ("close", ProcessState.DRAINING),
+        ("work", ProcessState.READY), ("idle 0", ProcessState.READY), ("drain", ProcessState.READY),
+        ("close", ProcessState.DRAINING),
     ]  # fmt: skip
 
 
@@ -106,7 +102,7 @@ def test_an_actor_that_may_not_drain_yet_works_on(slot: ProcessSlot) -> None:
     actor.may, stop = False, Stop()
     stop.asked = True
     run_duty_cycle(actor, slot, stop)
-    assert names(actor)[:4] == ["start", "may drain", "work", "idle 0"]
+    assert names(actor)[:4] == ["start", "drain", "work", "idle 0"]
 
 
 def test_a_start_that_ends_the_actor_never_shows_it_ready(slot: ProcessSlot) -> None:

@@ -37,7 +37,7 @@ what = sys.argv.pop(2)
 
 class Actor:
     def __init__(self, boot):
-        self.code = None
+        self.exit_code = None
 
     def on_start(self, stop):
         self.stop = stop
@@ -76,21 +76,16 @@ class Actor:
             thread = threading.Thread(target=look)
             thread.start()
             thread.join()
-            self.code = errors.ExitCode.OK if seen == [True] else errors.ExitCode.CRASH
+            self.exit_code = errors.ExitCode.OK if seen == [True] else errors.ExitCode.CRASH
         return 0
 
     def idle(self, work):
         while not self.stop.is_set():
             select.select([self.stop.fileno()], [], [])
 
-    def may_drain(self):
-        return True
-
     def drain(self):
-        self.code = errors.ExitCode.OK
-
-    def ended(self):
-        return self.code
+        self.exit_code = errors.ExitCode.OK
+        return True
 
     def on_close(self):
         pass

@@ -37,24 +37,40 @@
 enum { W_HEAD, W_TOPIC, W_BASE_SEQ, W_COMMIT_TS, W_COUNT_EPOCH, W_PRODUCER_ID, W_PRODUCER_SEQ, W_TAIL, W_BODY, W_SEAL };
 enum { HEADER_WORDS = 10, HEADER_BYTES = 80, SEALED_BYTES = 72, LEN_BYTES = 4, FRAME_LEN_MIN = HEADER_BYTES - LEN_BYTES };
 enum { S_POSITION, S_FIRST_SEQ, S_COMMIT_TS, S_COUNT_STATUS, S_HEAD_SEQ, S_EPOCH, S_TOPIC, S_PRODUCER_SEQ, ENTRY_WORDS };
-enum { END_LIMIT, END_CLEAN, END_PARTIAL, END_PAD };
+enum { END_LIMIT, END_CLEAN, END_PARTIAL, END_PAD, END_LEFT_OVER, END_ZERO, END_LENGTH };
+/* Limits of ringlog/limits.py, in the order in which ringlog/frame/kernel.py packs them. */
+enum { L_FRAME, L_SEQ, L_RECORD, L_KEY, L_TAG, L_NODE, L_META, L_HEADERS, L_HEADER_BYTES, L_HOPS, LIMITS };
 /* Columns of the table that `take` returns, behind the headers: one 64-bit word a frame each. */
-enum { T_OFFSET, T_TOTAL, T_ACCOUNTED, T_LARGEST, T_FOLLOWS, T_COLUMNS };
-enum { IS_RUN = 1, IS_EVEN = 2, HAS_FOLLOWS = 4 };
+enum { T_OFFSET, T_TOTAL, T_ACCOUNTED, T_LARGEST, T_FAULT, T_FOLLOWS, T_COLUMNS };
+/* What is wrong with a frame that a producer sent, by itself: ringlog/frame/measure.py. */
+enum { FAULT_NONE, FAULT_STRUCTURE, FAULT_TEXT, FAULT_TAG, FAULT_NODE, FAULT_KEY, FAULT_META, FAULT_HEADERS,
+       FAULT_PACKED = 8, FAULT_CORRUPT = 9, FAULT_UNSOUND = 10 };
+/* Why a header is none: ringlog/frame/header.py has the words. */
+enum { H_SOUND, H_LENGTH, H_TYPE, H_VERSION, H_COLUMN, H_RESERVED, H_KIND, H_CODEC, H_NO_PAYLOADS, H_CONTROL, H_NO_RECORDS,
+       H_RECORDS, H_RANGE, H_RAW_LEN, H_RAW_LEN_IMPOSSIBLE };
+/* Why a body is none: ringlog/frame/body.py has the words. */
+enum { B_SOUND, B_OFFSETS_PAST, B_OFFSETS_FALL, B_COLUMN_PAST, B_PADDING, B_TEXT, B_LEFT_OVER };
+enum { PAYLOAD, KEY, TAG, NODE, HEADERS, META, EVENT_TS, EXPIRES_AT, NOT_BEFORE, PRIORITY, STAMPS, COLUMNS };
+enum { APPEND = 1, TYPE_MAX = 17, VERSION = 1, CODEC_MAX = 2, COLUMNS_KNOWN = (1 << COLUMNS) - 1,
+       PRODUCER_COLUMNS = COLUMNS_KNOWN & ~(1 << STAMPS) };
 
 #define PAD_WORD 0xFFFFFFFFu
-#define APPEND_PLAIN 0x0001010100000000ull /* payloads only, version 1, append: a header's first word without its length */
 #define DURABILITY 0x03ull
 #define PAYLOAD_KIND 0x30ull
 #define FOLLOWS 0x80ull
 #define FLAGS_SHIFT 40
-#define KNOWN_TAIL (((DURABILITY | PAYLOAD_KIND | FOLLOWS) << FLAGS_SHIFT) | 0xFFFFFFFFull)
+#define FOLLOWS_BIT (FOLLOWS << FLAGS_SHIFT)
+#define COLUMNS_SHIFT 48
 #define LOW32 0xFFFFFFFFull
+#define EVENT_TS_NONE INT64_MIN
 #define PADDED(n) (((n) + 7) & ~(int64_t)7)
+#define TEXT_COLUMNS (1 << TAG | 1 << NODE | 1 << META)
 
 static uint64_t load(const uint8_t *at) { uint64_t word; memcpy(&word, at, 8); return word; }
 static void store(uint8_t *at, uint64_t word) { memcpy(at, &word, 8); }
 static uint32_t load32(const uint8_t *at) { uint32_t word; memcpy(&word, at, 4); return word; }
+static void store32(uint8_t *at, uint32_t word) { memcpy(at, &word, 4); }
+static int64_t total_of(const uint8_t *frame) { return (int64_t)(load(frame) & LOW32) + LEN_BYTES; }
 
 static int are_zeros(const uint8_t *at, int64_t count)
 {
@@ -63,64 +79,921 @@ static int are_zeros(const uint8_t *at, int64_t count)
     return 1;
 }
 
-/* ---- encoding ------------------------------------------------------------------------------------------------ */
-
-typedef struct { const char *data; Py_ssize_t length; } Payload;
-
-/* The items of a list or tuple of bytes, none longer than `longest`; 0, without an error set, for anything else. */
-static int gather(PyObject *payloads, Py_ssize_t count, Py_ssize_t longest, Payload *found)
+/* Limits from the 8-byte words that a caller hands over; 0, with an error set, where they are not as many. */
+static int limits_of(const char *data, Py_ssize_t length, uint64_t *limits)
 {
-    int is_list = PyList_Check(payloads);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *item = is_list ? PyList_GetItem(payloads, i) : PyTuple_GetItem(payloads, i);
-        char *data;
-        if (item == NULL || PyBytes_AsStringAndSize(item, &data, &found[i].length) < 0) {
-            PyErr_Clear();
-            return 0;
-        }
-        found[i].data = data;
-        if (found[i].length > longest) return 0;
+    if (length != LIMITS * 8) {
+        PyErr_SetString(PyExc_ValueError, "not as many limits as there are");
+        return 0;
+    }
+    memcpy(limits, data, LIMITS * 8);
+    return 1;
+}
+
+/* ---- headers ------------------------------------------------------------------------------------------------- */
+
+/* Why this is a header that version 1 does not allow. */
+static int header_fault_of(const uint8_t *header, const uint64_t *limits)
+{
+    uint64_t head = load(header), tail = load(header + W_TAIL * 8);
+    uint64_t length = head & LOW32, type = head >> 32 & 0xFF, columns = head >> COLUMNS_SHIFT;
+    uint64_t count = load(header + W_COUNT_EPOCH * 8) & LOW32, raw_len = tail & LOW32, codec = tail >> 32 & 0xFF;
+    uint64_t flags = tail >> FLAGS_SHIFT & 0xFF, hops = tail >> 48;
+    int is_append = type == APPEND;
+    if (length < FRAME_LEN_MIN || (length + LEN_BYTES) & 7 || length + LEN_BYTES > limits[L_FRAME]) return H_LENGTH;
+    if (type == 0 || type > TYPE_MAX) return H_TYPE;
+    if ((head >> 40 & 0xFF) != VERSION) return H_VERSION;
+    if (columns & ~(uint64_t)COLUMNS_KNOWN) return H_COLUMN;
+    if (hops > limits[L_HOPS] || flags & ~(DURABILITY | PAYLOAD_KIND)) return H_RESERVED;
+    if ((flags & PAYLOAD_KIND) == PAYLOAD_KIND) return H_KIND;
+    if (codec > CODEC_MAX) return H_CODEC;
+    if (is_append && !(columns & 1 << PAYLOAD)) return H_NO_PAYLOADS;
+    if (!is_append && (columns || codec || hops)) return H_CONTROL;
+    if ((count > 0) != is_append) return is_append ? H_NO_RECORDS : H_RECORDS;
+    if (load(header + W_BASE_SEQ * 8) > limits[L_SEQ] + 1 - count || load(header + W_COMMIT_TS * 8) > limits[L_SEQ])
+        return H_RANGE;
+    if (is_append && raw_len & 7) return H_RAW_LEN;
+    if (codec == 0) return (uint64_t)PADDED((int64_t)raw_len) == length - FRAME_LEN_MIN ? H_SOUND : H_RAW_LEN;
+    return raw_len == 0 || raw_len > limits[L_FRAME] - HEADER_BYTES ? H_RAW_LEN_IMPOSSIBLE : H_SOUND;
+}
+
+PyDoc_STRVAR(header_faults_doc,
+"header_faults(headers, limits, /)\n--\n\n"
+"(n,) bytes: of each 80-byte header, 0 or why it is not one that version 1 allows (ringlog/frame/header.py).");
+
+static PyObject *header_faults(PyObject *self, PyObject *args)
+{
+    Py_buffer headers;
+    const char *given;
+    Py_ssize_t given_bytes;
+    uint64_t limits[LIMITS];
+    if (!PyArg_ParseTuple(args, "y*y#", &headers, &given, &given_bytes)) return NULL;
+    PyObject *found = NULL;
+    if (limits_of(given, given_bytes, limits)) {
+        Py_ssize_t count = headers.len / HEADER_BYTES;
+        found = PyBytes_FromStringAndSize(NULL, count);
+        char *faults = found == NULL ? NULL : PyBytes_AsString(found);
+        for (Py_ssize_t i = 0; found != NULL && i < count; i++)
+            faults[i] = (char)header_fault_of((const uint8_t *)headers.buf + i * HEADER_BYTES, limits);
+    }
+    PyBuffer_Release(&headers);
+    return found;
+}
+
+/* ---- bodies -------------------------------------------------------------------------------------------------- */
+
+/* `entries + 1` offsets at `offsets_at`, then bytes. Places count from the body's beginning. */
+typedef struct { int64_t entries, offsets_at, data_at, data_bytes; } Span;
+/* Where the columns lie; those that are not there mean nothing. */
+typedef struct { Span spans[META + 1], keys, values; int64_t lists_at, fixed[COLUMNS]; } Body;
+
+/* Is this UTF-8, as Python means it: nothing overlong, no surrogates, nothing above U+10FFFF? */
+static int is_utf8(const uint8_t *at, int64_t length)
+{
+    const uint8_t *stop = at + length;
+    while (at < stop) {
+        if (stop - at >= 8 && !(load(at) & 0x8080808080808080ull)) { at += 8; continue; }
+        uint8_t first = *at++;
+        if (first < 0x80) continue;
+        int more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
+        if (first < 0xC2 || first > 0xF4 || stop - at < more) return 0;
+        uint8_t low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+        uint8_t high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+        if (*at < low || *at > high) return 0;
+        for (int i = 1; i < more; i++)
+            if ((at[i] & 0xC0) != 0x80) return 0;
+        at += more;
     }
     return 1;
 }
 
+/* Check the offsets at *at and move it behind them; *last becomes the last one. */
+static int pass_offsets(const uint8_t *body, int64_t length, int64_t *at, int64_t entries, int64_t *last)
+{
+    int64_t stop = *at + 4 * (entries + 1), past = PADDED(stop);
+    if (past > length) return B_OFFSETS_PAST;
+    if (!are_zeros(body + stop, past - stop)) { *at = stop; return B_PADDING; }
+    const uint8_t *offsets = body + *at;
+    uint32_t before = load32(offsets);
+    if (before) return B_OFFSETS_FALL;
+    for (int64_t i = 1; i <= entries; i++) {
+        uint32_t next = load32(offsets + 4 * i);
+        if (next < before || next > INT32_MAX) return B_OFFSETS_FALL;
+        before = next;
+    }
+    *last = before;
+    *at = past;
+    return B_SOUND;
+}
+
+static int pass_span(const uint8_t *body, int64_t length, int64_t *at, int64_t entries, int is_text, Span *found)
+{
+    int64_t offsets_at = *at, size = 0;
+    int fault = pass_offsets(body, length, at, entries, &size);
+    if (fault) return fault;
+    int64_t data_at = *at, stop = data_at + size, past = PADDED(stop);
+    if (past > length) { *at = offsets_at; return B_COLUMN_PAST; }
+    if (!are_zeros(body + stop, past - stop)) { *at = stop; return B_PADDING; }
+    if (is_text) {
+        if (!is_utf8(body + data_at, size)) return B_TEXT;
+        for (int64_t i = 0; i < entries; i++) {
+            uint32_t begin = load32(body + offsets_at + 4 * i);
+            if (begin < size && (body[data_at + begin] & 0xC0) == 0x80) return B_TEXT;
+        }
+    }
+    *found = (Span){entries, offsets_at, data_at, size};
+    *at = past;
+    return B_SOUND;
+}
+
+/* The one decoder of bodies: find and check every column of an uncompressed body of `count` records, at least one.
+ * Where it is none, *where is the place of the fault. */
+static int walk(const uint8_t *body, int64_t length, uint64_t bitmap, int64_t count, Body *found, int64_t *where)
+{
+    int64_t at = 0;
+    int fault = B_SOUND;
+    for (int column = 0; bitmap >> column && !fault; column++) {
+        if (!(bitmap >> column & 1)) continue;
+        if (column == HEADERS) {
+            int64_t entries = 0;
+            found->lists_at = at;
+            fault = pass_offsets(body, length, &at, count, &entries);
+            if (!fault) fault = pass_span(body, length, &at, entries, 1, &found->keys);
+            if (!fault) fault = pass_span(body, length, &at, entries, 0, &found->values);
+        } else if (column <= META) {
+            fault = pass_span(body, length, &at, count, TEXT_COLUMNS >> column & 1, &found->spans[column]);
+        } else {
+            int64_t stop = at + (column == PRIORITY ? count : 8 * count), past = PADDED(stop);
+            if (past > length) {
+                fault = B_COLUMN_PAST;
+            } else if (!are_zeros(body + stop, past - stop)) {
+                fault = B_PADDING;
+                at = stop;
+            } else {
+                found->fixed[column] = at;
+                at = past;
+            }
+        }
+    }
+    *where = at;
+    return fault ? fault : at == length ? B_SOUND : B_LEFT_OVER;
+}
+
+static int64_t length_at(const uint8_t *body, const Span *span, int64_t i)
+{
+    const uint8_t *at = body + span->offsets_at + 4 * i;
+    return (int64_t)load32(at + 4) - load32(at);
+}
+
+static int is_over(const uint8_t *body, const Span *span, uint64_t most)
+{
+    if ((uint64_t)span->data_bytes > most)
+        for (int64_t i = 0; i < span->entries; i++)
+            if ((uint64_t)length_at(body, span, i) > most) return 1;
+    return 0;
+}
+
+/* Accounted bytes of all records and of the largest one; and the first limit of a record that is exceeded. */
+static int measure_body(const uint8_t *body, const Body *places, uint64_t bitmap, int64_t count, const uint64_t *limits,
+                        uint64_t *accounted, uint64_t *largest)
+{
+    static const struct { int column, limit, fault; } LONGEST[] = {
+        {TAG, L_TAG, FAULT_TAG}, {NODE, L_NODE, FAULT_NODE}, {KEY, L_KEY, FAULT_KEY}, {META, L_META, FAULT_META}};
+    int has_meta = bitmap >> META & 1;
+    *accounted = (uint64_t)(places->spans[PAYLOAD].data_bytes + (has_meta ? places->spans[META].data_bytes : 0));
+    *largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t size = (uint64_t)length_at(body, &places->spans[PAYLOAD], i);
+        if (has_meta) size += (uint64_t)length_at(body, &places->spans[META], i);
+        if (size > *largest) *largest = size;
+    }
+    if (bitmap == 1 << PAYLOAD) return FAULT_NONE;
+    for (size_t i = 0; i < sizeof LONGEST / sizeof *LONGEST; i++)
+        if (bitmap >> LONGEST[i].column & 1 && is_over(body, &places->spans[LONGEST[i].column], limits[LONGEST[i].limit]))
+            return LONGEST[i].fault;
+    if (!(bitmap >> HEADERS & 1)) return FAULT_NONE;
+    const uint8_t *lists = body + places->lists_at, *keys = body + places->keys.offsets_at;
+    const uint8_t *values = body + places->values.offsets_at;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t first = load32(lists + 4 * i), stop = load32(lists + 4 * (i + 1));
+        uint64_t size = (uint64_t)load32(keys + 4 * stop) - load32(keys + 4 * first)
+                        + load32(values + 4 * stop) - load32(values + 4 * first);
+        if ((uint64_t)(stop - first) > limits[L_HEADERS] || size > limits[L_HEADER_BYTES]) return FAULT_HEADERS;
+    }
+    return FAULT_NONE;
+}
+
+/* Walk and measure one uncompressed body; a fault of its structure leaves the numbers 0. */
+static int judge_body(const uint8_t *body, int64_t length, uint64_t bitmap, int64_t count, const uint64_t *limits,
+                      uint64_t *accounted, uint64_t *largest)
+{
+    Body places;
+    int64_t where;
+    int fault = walk(body, length, bitmap, count, &places, &where);
+    *accounted = *largest = 0;
+    if (fault) return fault == B_TEXT ? FAULT_TEXT : FAULT_STRUCTURE;
+    return measure_body(body, &places, bitmap, count, limits, accounted, largest);
+}
+
+PyDoc_STRVAR(walk_doc,
+"walk(body, columns, count, /)\n--\n\n"
+"Find and check every column of an uncompressed body of `count` records, at least one. `columns`: the bitmap.\n\n"
+"Returns one tuple a column, in bit order: (offsets_at, data_at, data_bytes); for headers (lists_at, entries,\n"
+"offsets_at, data_at, data_bytes of the keys, the same three of the values); for fixed columns (at,). Or, where it is\n"
+"no such body, (fault, where): two integers.");
+
+static PyObject *walk_py(PyObject *self, PyObject *args)
+{
+    Py_buffer body;
+    unsigned long long bitmap;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "y*Kn", &body, &bitmap, &count)) return NULL;
+    PyObject *found = NULL;
+    Body places;
+    int64_t where = 0;
+    if (count < 1 || bitmap & ~(unsigned long long)COLUMNS_KNOWN) {
+        PyErr_SetString(PyExc_ValueError, "no records, or columns that are not known");
+        goto done;
+    }
+    int fault = walk(body.buf, body.len, bitmap, count, &places, &where);
+    if (fault) {
+        found = Py_BuildValue("iL", fault, (long long)where);
+        goto done;
+    }
+    Py_ssize_t columns = 0, next = 0;
+    for (int column = 0; column < COLUMNS; column++) columns += bitmap >> column & 1;
+    found = PyTuple_New(columns);
+    for (int column = 0; column < COLUMNS && found != NULL; column++) {
+        if (!(bitmap >> column & 1)) continue;
+        PyObject *place;
+        const Span *keys = &places.keys, *values = &places.values, *span = &places.spans[column <= META ? column : 0];
+        if (column == HEADERS)
+            place = Py_BuildValue("LLLLLLLL", (long long)places.lists_at, (long long)keys->entries,
+                                  (long long)keys->offsets_at, (long long)keys->data_at, (long long)keys->data_bytes,
+                                  (long long)values->offsets_at, (long long)values->data_at,
+                                  (long long)values->data_bytes);
+        else if (column <= META)
+            place = Py_BuildValue("LLL", (long long)span->offsets_at, (long long)span->data_at,
+                                  (long long)span->data_bytes);
+        else
+            place = Py_BuildValue("(L)", (long long)places.fixed[column]);
+        if (place == NULL || PyTuple_SetItem(found, next++, place)) Py_CLEAR(found);
+    }
+done:
+    PyBuffer_Release(&body);
+    return found;
+}
+
+PyDoc_STRVAR(judge_doc,
+"judge(body, columns, count, limits, /)\n--\n\n"
+"(accounted bytes of all records, of the largest one, fault) of an uncompressed body; see ringlog/frame/measure.py.");
+
+static PyObject *judge(PyObject *self, PyObject *args)
+{
+    Py_buffer body;
+    unsigned long long bitmap;
+    Py_ssize_t count, given_bytes;
+    const char *given;
+    uint64_t limits[LIMITS], accounted = 0, largest = 0;
+    if (!PyArg_ParseTuple(args, "y*Kny#", &body, &bitmap, &count, &given, &given_bytes)) return NULL;
+    PyObject *found = NULL;
+    if (limits_of(given, given_bytes, limits)) {
+        int fault = count < 1 || bitmap & ~(unsigned long long)COLUMNS_KNOWN || !(bitmap & 1 << PAYLOAD)
+                        ? FAULT_STRUCTURE
+                        : judge_body(body.buf, body.len, bitmap, count, limits, &accounted, &largest);
+        found = Py_BuildValue("KKi", (unsigned long long)accounted, (unsigned long long)largest, fault);
+    }
+    PyBuffer_Release(&body);
+    return found;
+}
+
+/* ---- many frames --------------------------------------------------------------------------------------------- */
+
+/* Count frames that lie back to back from *at on, at most `most`; *at moves behind them. Returns why that ends. */
+static int pass_frames(const uint8_t *start, int64_t limit, int64_t *at, Py_ssize_t most, uint64_t frame_max, Py_ssize_t *count)
+{
+    for (*count = 0;; ++*count) {
+        if (limit - *at < 8) return limit == *at ? END_CLEAN : END_LEFT_OVER;
+        if (*count >= most) return END_LIMIT;
+        uint64_t head = load(start + *at), length = head & LOW32, total = length + LEN_BYTES;
+        if (length == 0) return head >> 32 ? END_ZERO : END_CLEAN;
+        if (length == PAD_WORD) return END_PAD;
+        if (length < FRAME_LEN_MIN || total & 7 || total > frame_max) return END_LENGTH;
+        if ((int64_t)total > limit - *at) return END_PARTIAL;
+        *at += (int64_t)total;
+    }
+}
+
+PyDoc_STRVAR(scan_doc,
+"scan(buffer, start, stop, frames_max, frame_max, /)\n--\n\n"
+"Find the frames that lie back to back in `buffer[start:stop]`. Judges lengths only.\n\n"
+"Returns (table, count, stop, end): `table` is a bytearray of `count` headers of 10 words, behind them `count` offsets\n"
+"and `count` sizes, words as well; `stop` lies behind the last frame; `end` is why there are no more (batch.py).");
+
+static PyObject *scan(PyObject *self, PyObject *args)
+{
+    Py_buffer view;
+    Py_ssize_t from, to, most;
+    unsigned long long frame_max;
+    if (!PyArg_ParseTuple(args, "y*nnnK", &view, &from, &to, &most, &frame_max)) return NULL;
+    PyObject *table = NULL, *found = NULL;
+    if (from < 0 || from & 7 || from > to || to > view.len) {
+        PyErr_SetString(PyExc_ValueError, "a range outside of the buffer, or not at a multiple of 8");
+        goto done;
+    }
+    const uint8_t *start = view.buf;
+    int64_t at = from;
+    Py_ssize_t count;
+    int end = pass_frames(start, to, &at, most, frame_max, &count);
+    table = PyByteArray_FromStringAndSize(NULL, count * (HEADER_WORDS + 2) * 8);
+    if (table == NULL) goto done;
+    uint8_t *row = (uint8_t *)PyByteArray_AsString(table), *offset = row + count * HEADER_BYTES, *size = offset + count * 8;
+    int64_t stop = at;
+    at = from;
+    for (Py_ssize_t i = 0; i < count; i++, row += HEADER_BYTES) {
+        int64_t total = total_of(start + at);
+        memcpy(row, start + at, HEADER_BYTES);
+        store(offset + i * 8, (uint64_t)at);
+        store(size + i * 8, (uint64_t)total);
+        at += total;
+    }
+    found = Py_BuildValue("OnLi", table, count, (long long)stop, end);
+done:
+    Py_XDECREF(table);
+    PyBuffer_Release(&view);
+    return found;
+}
+
+PyDoc_STRVAR(hashes_doc,
+"hashes(buffer, starts, sizes, /)\n--\n\n"
+"XXH3-64 of each of the ranges of `buffer` that begin at `starts`, (n,) int64, and are `sizes`, (n,) int64, long.");
+
+static PyObject *hashes(PyObject *self, PyObject *args)
+{
+    Py_buffer view, starts, sizes;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &view, &starts, &sizes)) return NULL;
+    Py_ssize_t count = starts.len / 8;
+    PyObject *found = PyByteArray_FromStringAndSize(NULL, count * 8);
+    uint8_t *hash = found == NULL ? NULL : (uint8_t *)PyByteArray_AsString(found);
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        int64_t start = (int64_t)load((const uint8_t *)starts.buf + i * 8);
+        int64_t size = i < sizes.len / 8 ? (int64_t)load((const uint8_t *)sizes.buf + i * 8) : -1;
+        if (start < 0 || size < 0 || start > view.len || size > view.len - start) {
+            PyErr_SetString(PyExc_ValueError, "a range is outside of the buffer");
+            Py_CLEAR(found);
+        } else {
+            store(hash + i * 8, XXH3_64bits((const uint8_t *)view.buf + start, (size_t)size));
+        }
+    }
+    PyBuffer_Release(&view);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&sizes);
+    return found;
+}
+
+PyDoc_STRVAR(seals_doc,
+"seals(headers, salt, /)\n--\n\n"
+"The seal of each 80-byte header under the salt of the file that it lies in: 64-bit words.");
+
+static PyObject *seals(PyObject *self, PyObject *args)
+{
+    Py_buffer headers;
+    unsigned long long salt;
+    if (!PyArg_ParseTuple(args, "y*K", &headers, &salt)) return NULL;
+    Py_ssize_t count = headers.len / HEADER_BYTES;
+    PyObject *found = PyByteArray_FromStringAndSize(NULL, count * 8);
+    uint8_t *seal = found == NULL ? NULL : (uint8_t *)PyByteArray_AsString(found);
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++)
+        store(seal + i * 8,
+              XXH3_64bits_withSeed((const uint8_t *)headers.buf + i * HEADER_BYTES, SEALED_BYTES, salt));
+    PyBuffer_Release(&headers);
+    return found;
+}
+
+PyDoc_STRVAR(measure_doc,
+"measure(buffer, offsets, headers, limits, /)\n--\n\n"
+"Three stretches of n words: of each frame accounted bytes, those of its largest record, and what is wrong with its\n"
+"structure or over a limit (ringlog/frame/measure.py). `headers`: n of 80 bytes, of frames at byte `offsets`, (n,)\n"
+"int64. Of control and compressed frames the caller judges the body: FAULT_PACKED.");
+
+static PyObject *measure(PyObject *self, PyObject *args)
+{
+    Py_buffer view, offsets, headers;
+    const char *given;
+    Py_ssize_t given_bytes;
+    uint64_t limits[LIMITS];
+    if (!PyArg_ParseTuple(args, "y*y*y*y#", &view, &offsets, &headers, &given, &given_bytes)) return NULL;
+    PyObject *found = NULL;
+    Py_ssize_t count = headers.len / HEADER_BYTES;
+    if (!limits_of(given, given_bytes, limits)) goto done;
+    found = PyByteArray_FromStringAndSize(NULL, 3 * count * 8);
+    if (found == NULL) goto done;
+    uint8_t *words = (uint8_t *)PyByteArray_AsString(found);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const uint8_t *header = (const uint8_t *)headers.buf + i * HEADER_BYTES;
+        int64_t at = i < offsets.len / 8 ? (int64_t)load((const uint8_t *)offsets.buf + i * 8) : -1, total = total_of(header);
+        uint64_t accounted = 0, largest = 0, head = load(header);
+        int fault = header_fault_of(header, limits) ? FAULT_STRUCTURE : FAULT_NONE;
+        if (at < 0 || at > view.len || total > view.len - at) {
+            PyErr_SetString(PyExc_ValueError, "a frame is outside of the buffer");
+            Py_CLEAR(found);
+            goto done;
+        }
+        if (!fault && ((head >> 32 & 0xFF) != APPEND || load(header + W_TAIL * 8) >> 32 & 0xFF))
+            fault = FAULT_PACKED;
+        else if (!fault)
+            fault = judge_body((const uint8_t *)view.buf + at + HEADER_BYTES, total - HEADER_BYTES, head >> COLUMNS_SHIFT,
+                               (int64_t)(load(header + W_COUNT_EPOCH * 8) & LOW32), limits, &accounted, &largest);
+        store(words + i * 8, accounted);
+        store(words + (count + i) * 8, largest);
+        store(words + (2 * count + i) * 8, (uint64_t)fault);
+    }
+done:
+    PyBuffer_Release(&view);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&headers);
+    return found;
+}
+
+/* ---- admission ----------------------------------------------------------------------------------------------- */
+
+/* What is wrong with a frame, by itself, as a producer sent it. */
+static int judge_frame(const uint8_t *frame, int64_t total, const uint64_t *limits, uint64_t *accounted, uint64_t *largest)
+{
+    uint64_t head = load(frame), tail = load(frame + W_TAIL * 8), columns = head >> COLUMNS_SHIFT;
+    *accounted = *largest = 0;
+    if (header_fault_of(frame, limits) || (head >> 32 & 0xFF) != APPEND || columns & ~(uint64_t)PRODUCER_COLUMNS || tail >> 48
+        || load(frame + W_PRODUCER_ID * 8) == 0 || load(frame + W_PRODUCER_SEQ * 8) == 0)
+        return FAULT_UNSOUND;
+    if (XXH3_64bits(frame + HEADER_BYTES, (size_t)(total - HEADER_BYTES)) != load(frame + W_BODY * 8)) return FAULT_CORRUPT;
+    if (tail >> 32 & 0xFF) return FAULT_PACKED;
+    return judge_body(frame + HEADER_BYTES, total - HEADER_BYTES, columns, (int64_t)(load(frame + W_COUNT_EPOCH * 8) & LOW32),
+                      limits, accounted, largest);
+}
+
+/* Does a frame go on with the run of the one before: one topic, epoch, producer, claim and class, the next number? */
+static int goes_on(const uint8_t *a, const uint8_t *b)
+{
+    return load(a + W_TOPIC * 8) == load(b + W_TOPIC * 8) && load(a + W_PRODUCER_ID * 8) == load(b + W_PRODUCER_ID * 8)
+        && load(a + W_COUNT_EPOCH * 8) >> 32 == load(b + W_COUNT_EPOCH * 8) >> 32
+        && load(a + W_BASE_SEQ * 8) == load(b + W_BASE_SEQ * 8)
+        && ((load(a + W_TAIL * 8) ^ load(b + W_TAIL * 8)) >> FLAGS_SHIFT & DURABILITY) == 0
+        && load(a + W_PRODUCER_SEQ * 8) + 1 == load(b + W_PRODUCER_SEQ * 8);
+}
+
+typedef struct { Py_ssize_t start; int fault, is_even; uint64_t records, bytes, largest, most, columns; } Run;
+
+static int add_run(PyObject *runs, const Run *run, Py_ssize_t stop)
+{
+    PyObject *row = Py_BuildValue("nniKKKKiK", run->start, stop, run->fault, (unsigned long long)run->records,
+                                  (unsigned long long)run->bytes, (unsigned long long)run->largest,
+                                  (unsigned long long)run->most, run->is_even, (unsigned long long)run->columns);
+    int failed = row == NULL || PyList_Append(runs, row);
+    Py_XDECREF(row);
+    return !failed;
+}
+
+PyDoc_STRVAR(take_doc,
+"take(buffer, frames_max, position, limits, /)\n--\n\n"
+"Find, lift and check the frames that lie back to back from the buffer's beginning, as producers send them. Their flag\n"
+"FOLLOWS is taken off, in headers and buffer.\n\n"
+"Returns (table, entries, count, stop, end, follows, runs). `table`: a bytearray of `count` rows of 10 words, the\n"
+"headers, behind them stretches of `count` words: offsets, sizes, accounted bytes, largest records, faults, FOLLOWS.\n"
+"`entries`: a bytearray of `count` rows of 8 words with position (`position` is that of the buffer's first byte), topic\n"
+"and producer_seq. `stop`, `end`: as in scan. `follows`: FOLLOWS was on one. `runs`: a list of (start, stop, fault,\n"
+"records, bytes, largest, records_max, is_even, columns). A run is one frame, or sound ones of one topic, epoch,\n"
+"producer, claim and class, with numbers that follow each other; `columns` are those that any of it has.");
+
+static PyObject *take(PyObject *self, PyObject *args)
+{
+    Py_buffer view;
+    Py_ssize_t most, given_bytes, count;
+    unsigned long long position;
+    const char *given;
+    uint64_t limits[LIMITS];
+    if (!PyArg_ParseTuple(args, "w*nKy#", &view, &most, &position, &given, &given_bytes)) return NULL;
+    PyObject *table = NULL, *entries = NULL, *runs = NULL, *found = NULL;
+    if (!limits_of(given, given_bytes, limits)) goto done;
+    uint8_t *start = view.buf;
+    int64_t stop = 0, at = 0;
+    int end = pass_frames(start, view.len, &stop, most, limits[L_FRAME], &count), follows = 0;
+    table = PyByteArray_FromStringAndSize(NULL, count * (HEADER_WORDS + T_COLUMNS) * 8);
+    entries = PyByteArray_FromStringAndSize(NULL, count * ENTRY_WORDS * 8);
+    runs = PyList_New(0);
+    if (table == NULL || entries == NULL || runs == NULL) goto done;
+    uint8_t *entry = (uint8_t *)PyByteArray_AsString(entries), *row = (uint8_t *)PyByteArray_AsString(table);
+    uint8_t *columns = row + count * HEADER_BYTES;
+    memset(entry, 0, (size_t)count * ENTRY_WORDS * 8);
+    Run run = {0};
+    for (Py_ssize_t i = 0; i < count; i++, row += HEADER_BYTES, entry += ENTRY_WORDS * 8) {
+        uint8_t *frame = start + at;
+        int64_t total = total_of(frame);
+        uint64_t accounted, largest, tail = load(frame + W_TAIL * 8), flag = tail & FOLLOWS_BIT;
+        if (flag) {
+            follows = 1;
+            store(frame + W_TAIL * 8, tail ^ flag);
+        }
+        memcpy(row, frame, HEADER_BYTES);
+        int fault = judge_frame(frame, total, limits, &accounted, &largest);
+        uint64_t held = load(row + W_COUNT_EPOCH * 8) & LOW32;
+        store(columns + (T_OFFSET * count + i) * 8, (uint64_t)at);
+        store(columns + (T_TOTAL * count + i) * 8, (uint64_t)total);
+        store(columns + (T_ACCOUNTED * count + i) * 8, accounted);
+        store(columns + (T_LARGEST * count + i) * 8, largest);
+        store(columns + (T_FAULT * count + i) * 8, (uint64_t)fault);
+        store(columns + (T_FOLLOWS * count + i) * 8, flag != 0);
+        store(entry + S_POSITION * 8, position + (uint64_t)at);
+        store(entry + S_TOPIC * 8, load(row + W_TOPIC * 8));
+        store(entry + S_PRODUCER_SEQ * 8, load(row + W_PRODUCER_SEQ * 8));
+        if (i && (fault || run.fault || !goes_on(row - HEADER_BYTES, row))) {
+            if (!add_run(runs, &run, i)) goto done;
+            run = (Run){.start = i};
+        }
+        if (i == run.start) run = (Run){.start = i, .fault = fault, .is_even = 1, .most = held};
+        run.is_even &= held == run.most;
+        if (held > run.most) run.most = held;
+        if (largest > run.largest) run.largest = largest;
+        run.records += held;
+        run.bytes += accounted;
+        run.columns |= load(row) >> COLUMNS_SHIFT;
+        at += total;
+    }
+    if (count && !add_run(runs, &run, count)) goto done;
+    found = Py_BuildValue("OOnLiiO", table, entries, count, (long long)stop, end, follows, runs);
+done:
+    Py_XDECREF(table);
+    Py_XDECREF(entries);
+    Py_XDECREF(runs);
+    PyBuffer_Release(&view);
+    return found;
+}
+
+/* ---- spans --------------------------------------------------------------------------------------------------- */
+
+static void lay_span(const uint8_t *body, int64_t base, const Span *span, uint8_t *starts, uint8_t *stops)
+{
+    for (int64_t i = 0; i < span->entries; i++) {
+        const uint8_t *at = body + span->offsets_at + 4 * i;
+        store(starts + 8 * i, (uint64_t)(base + span->data_at + load32(at)));
+        store(stops + 8 * i, (uint64_t)(base + span->data_at + load32(at + 4)));
+    }
+}
+
+PyDoc_STRVAR(spans_doc,
+"spans(buffer, offsets, headers, /)\n--\n\n"
+"Where every value lies of uncompressed frames with the same columns, which are at byte `offsets`, (n,) int64.\n\n"
+"Returns (table, records, entries). `table`: stretches of `records` words: seqs, stamps, rows of the frames; then of\n"
+"each column, in bit order, starts and stops in the buffer (of headers: which entries are a record's), or values. Then\n"
+"stretches of `entries` words: starts and stops of keys and of values of headers. Or, where one is no such frame,\n"
+"(fault, row): two integers.");
+
+static PyObject *spans(PyObject *self, PyObject *args)
+{
+    Py_buffer view, offsets, headers;
+    if (!PyArg_ParseTuple(args, "y*y*y*", &view, &offsets, &headers)) return NULL;
+    Py_ssize_t count = headers.len / HEADER_BYTES;
+    const uint8_t *start = view.buf, *rows = headers.buf, *places = offsets.buf;
+    int64_t records = 0, entries = 0, where;
+    PyObject *found = NULL, *table = NULL;
+    Body body;
+    if (count < 1 || offsets.len / 8 < count) {
+        PyErr_SetString(PyExc_ValueError, "no frames, or not as many offsets");
+        goto done;
+    }
+    uint64_t bitmap = load(rows) >> COLUMNS_SHIFT;
+    int has_headers = bitmap >> HEADERS & 1, words = 3;
+    for (int column = 0; column < COLUMNS; column++)
+        if (bitmap >> column & 1) words += column <= META ? 2 : 1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const uint8_t *row = rows + i * HEADER_BYTES;
+        int64_t at = (int64_t)load(places + i * 8), total = total_of(row), held = (int64_t)(load(row + W_COUNT_EPOCH * 8) & LOW32);
+        if (at < 0 || at > view.len || total < HEADER_BYTES || total > view.len - at || load(row) >> COLUMNS_SHIFT != bitmap
+            || bitmap & ~(uint64_t)COLUMNS_KNOWN || held < 1 || 4 * held > total) {
+            PyErr_SetString(PyExc_ValueError, "a frame is outside of the buffer, or has other columns");
+            goto done;
+        }
+        records += held;
+        if (!has_headers) continue;
+        int fault = walk(start + at + HEADER_BYTES, total - HEADER_BYTES, bitmap, held, &body, &where);
+        if (fault) {
+            found = Py_BuildValue("in", fault, i);
+            goto done;
+        }
+        entries += body.keys.entries;
+    }
+    table = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(8 * (words * records + 4 * entries)));
+    if (table == NULL) goto done;
+    uint8_t *out = (uint8_t *)PyByteArray_AsString(table), *tail = out + 8 * words * records;
+    int64_t before = 0, earlier = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const uint8_t *row = rows + i * HEADER_BYTES;
+        int64_t at = (int64_t)load(places + i * 8) + HEADER_BYTES, held = (int64_t)(load(row + W_COUNT_EPOCH * 8) & LOW32);
+        const uint8_t *columns = start + at;
+        int fault = walk(columns, total_of(row) - HEADER_BYTES, bitmap, held, &body, &where);
+        if (fault) {
+            found = Py_BuildValue("in", fault, i);
+            goto done;
+        }
+        uint8_t *seqs = out + 8 * before, *stamps = seqs + 8 * records, *frames = stamps + 8 * records;
+        uint64_t seq = load(row + W_BASE_SEQ * 8), stamp = load(row + W_COMMIT_TS * 8);
+        for (int64_t k = 0; k < held; k++) {
+            store(seqs + 8 * k, seq + (uint64_t)k);
+            store(stamps + 8 * k, stamp);
+            store(frames + 8 * k, (uint64_t)i);
+        }
+        uint8_t *next = frames + 8 * records;
+        for (int column = 0; column < COLUMNS; column++) {
+            if (!(bitmap >> column & 1)) continue;
+            if (column == HEADERS) {
+                for (int64_t k = 0; k < held; k++) {
+                    store(next + 8 * k, (uint64_t)earlier + load32(columns + body.lists_at + 4 * k));
+                    store(next + 8 * (records + k), (uint64_t)earlier + load32(columns + body.lists_at + 4 * k + 4));
+                }
+                uint8_t *keys = tail + 8 * earlier;
+                lay_span(columns, at, &body.keys, keys, keys + 8 * entries);
+                lay_span(columns, at, &body.values, keys + 16 * entries, keys + 24 * entries);
+                earlier += body.keys.entries;
+                next += 16 * records;
+            } else if (column <= META) {
+                lay_span(columns, at, &body.spans[column], next, next + 8 * records);
+                next += 16 * records;
+            } else if (column == PRIORITY) {
+                for (int64_t k = 0; k < held; k++) store(next + 8 * k, columns[body.fixed[column] + k]);
+                next += 8 * records;
+            } else {
+                memcpy(next, columns + body.fixed[column], (size_t)(8 * held));
+                next += 8 * records;
+            }
+        }
+        before += held;
+    }
+    found = Py_BuildValue("OLL", table, (long long)records, (long long)entries);
+done:
+    Py_XDECREF(table);
+    PyBuffer_Release(&view);
+    PyBuffer_Release(&offsets);
+    PyBuffer_Release(&headers);
+    return found;
+}
+
+/* ---- encoding ------------------------------------------------------------------------------------------------ */
+
+/* A column on its way into bodies: values one by one, or numbers. */
+typedef struct { const char *data; int64_t length; } Value;
+typedef struct { Value *values; uint8_t *numbers; int is_there; } Column;
+
+/* n values from (data, (n + 1,) int64 offsets into it); 0 without an error where that is not what it is. */
+static int values_of_buffer(PyObject *given, Py_ssize_t count, Value *values, Py_buffer *held, Py_ssize_t *buffers)
+{
+    if (PyTuple_Size(given) != 2) return 0;
+    for (Py_ssize_t i = 0; i < 2; i++, ++*buffers)
+        if (PyObject_GetBuffer(PyTuple_GetItem(given, i), &held[*buffers], PyBUF_SIMPLE)) return 0;
+    const Py_buffer *data = &held[*buffers - 2], *offsets = &held[*buffers - 1];
+    if (offsets->len != (count + 1) * 8) return 0;
+    int64_t before = (int64_t)load(offsets->buf);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t next = (int64_t)load((const uint8_t *)offsets->buf + 8 * (i + 1));
+        if (before < 0 || next < before || next > data->len) return 0;
+        values[i] = (Value){(const char *)data->buf + before, next - before};
+        before = next;
+    }
+    return 1;
+}
+
+static int value_of(PyObject *item, int is_text, Value *value)
+{
+    Py_ssize_t length;
+    char *data;
+    if (is_text) {
+        const char *text = PyUnicode_Check(item) ? PyUnicode_AsUTF8AndSize(item, &length) : NULL;
+        if (text == NULL) return 0;
+        *value = (Value){text, length};
+    } else {
+        if (PyBytes_AsStringAndSize(item, &data, &length)) return 0;
+        *value = (Value){data, length};
+    }
+    return 1;
+}
+
+/* The items of a list: bytes, or str where `is_text`; None is empty where it `may_lack`. */
+static int values_of_list(PyObject *list, Py_ssize_t count, int is_text, int may_lack, Value *values)
+{
+    if (PyList_Size(list) != count) return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyList_GetItem(list, i);
+        if (item == Py_None && may_lack)
+            values[i] = (Value){"", 0};
+        else if (!value_of(item, is_text, &values[i]))
+            return 0;
+    }
+    return 1;
+}
+
+static int numbers_of(PyObject *given, Py_ssize_t count, int column, uint8_t *numbers)
+{
+    int width = column == PRIORITY ? 1 : 8;
+    if (!PyList_Check(given)) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(given, &view, PyBUF_SIMPLE)) return 0;
+        int fits = view.len == count * width;
+        if (fits) memcpy(numbers, view.buf, (size_t)view.len);
+        PyBuffer_Release(&view);
+        return fits;
+    }
+    if (PyList_Size(given) != count) return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyList_GetItem(given, i);
+        int64_t number = column == EVENT_TS ? EVENT_TS_NONE : 0;
+        if (item != Py_None) {
+            if (!PyLong_CheckExact(item)) return 0;
+            number = PyLong_AsLongLong(item);
+            if (number == -1 && PyErr_Occurred()) return 0;
+            if ((number < 0 && column != EVENT_TS) || (column == PRIORITY && number > UINT8_MAX)) return 0;
+        }
+        if (column == PRIORITY) numbers[i] = (uint8_t)number;
+        else store(numbers + 8 * i, (uint64_t)number);
+    }
+    return 1;
+}
+
+/* Headers: a list of None, dict of str to bytes, or list or tuple of pairs. First how many entries there are. */
+static int64_t entries_of(PyObject *list, Py_ssize_t count, int64_t *ends)
+{
+    int64_t entries = 0;
+    if (PyList_Size(list) != count) return -1;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyList_GetItem(list, i);
+        if (PyDict_CheckExact(item)) entries += PyDict_Size(item);
+        else if (PyList_Check(item)) entries += PyList_Size(item);
+        else if (PyTuple_Check(item)) entries += PyTuple_Size(item);
+        else if (item != Py_None) return -1;
+        ends[i] = entries;
+    }
+    return entries;
+}
+
+static int pairs_of(PyObject *list, Py_ssize_t count, Value *keys, Value *values)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyList_GetItem(list, i), *key, *value;
+        Py_ssize_t at = 0;
+        if (PyDict_CheckExact(item)) {
+            while (PyDict_Next(item, &at, &key, &value))
+                if (!value_of(key, 1, keys++) || !value_of(value, 0, values++)) return 0;
+            continue;
+        }
+        Py_ssize_t held = item == Py_None ? 0 : PyList_Check(item) ? PyList_Size(item) : PyTuple_Size(item);
+        for (; at < held; at++) {
+            PyObject *pair = PyList_Check(item) ? PyList_GetItem(item, at) : PyTuple_GetItem(item, at);
+            if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 2 || !value_of(PyTuple_GetItem(pair, 0), 1, keys++)
+                || !value_of(PyTuple_GetItem(pair, 1), 0, values++))
+                return 0;
+        }
+    }
+    return 1;
+}
+
+static int64_t bytes_of(const Value *values, int64_t start, int64_t stop)
+{
+    int64_t size = 0;
+    for (; start < stop; start++) size += values[start].length;
+    return size;
+}
+
+static uint8_t *lay_zeros(uint8_t *at, uint8_t *stop)
+{
+    while (at < stop) *at++ = 0;
+    return stop;
+}
+
+static uint8_t *lay_values(uint8_t *at, const Value *values, int64_t count)
+{
+    uint8_t *data = at + PADDED(4 * (count + 1)), *next = data;
+    store(data - 8, 0); /* the padding of the offsets, if there is any */
+    store32(at, 0);
+    for (int64_t i = 0; i < count; i++) {
+        if (values[i].length) memcpy(next, values[i].data, (size_t)values[i].length);
+        next += values[i].length;
+        store32(at + 4 * (i + 1), (uint32_t)(next - data));
+    }
+    return lay_zeros(next, data + PADDED(next - data));
+}
+
+static int64_t laid_bytes(int64_t entries, int64_t data) { return PADDED(4 * (entries + 1)) + PADDED(data); }
+
 PyDoc_STRVAR(encode_doc,
-"encode(payloads, records, header, record_max, total_max, /)\n--\n\n"
-"Frames of `records` payloads each, the last one perhaps smaller, back to back.\n\n"
-"`payloads`: list or tuple of bytes; `header`: 80 bytes, of which count, lengths, checksum and (from its value on)\n"
-"producer_seq are filled in. Returns (bytearray, bytes of (frames + 1,) int64 offsets), or None where a payload is\n"
-"not bytes or a limit, in bytes, is exceeded.");
+"encode(columns, count, records, header, total_max, limits, /)\n--\n\n"
+"Frames of `records` records each, of `count` in all, the last one perhaps smaller, back to back.\n\n"
+"`columns`: a tuple, by bit, of None or: a list of bytes, for tag and node of str, None where a record has none; or\n"
+"(data, offsets): a buffer and (count + 1,) int64 places in it. Headers: a list of None, dict of str to bytes, or list\n"
+"or tuple of pairs; or ((count + 1,) int64, keys, values), both as (data, offsets). Numbers: a list of int or None, or a\n"
+"buffer of int64, of priorities uint8. `header`: 80 bytes, of which columns, count, lengths, checksum and (from its\n"
+"value on) producer_seq are filled in.\n\n"
+"Returns (bytearray, bytes of (frames + 1,) int64 offsets), or None where a value is not of these types or a limit is\n"
+"exceeded: then ringlog/frame/columns.py says which.");
 
 static PyObject *encode(PyObject *self, PyObject *args)
 {
-    PyObject *payloads, *buffer = NULL, *offsets = NULL, *found = NULL;
-    Py_ssize_t records, record_max, total_max;
-    Payload *items = NULL;
-    const char *header;
-    Py_ssize_t header_bytes;
-    if (!PyArg_ParseTuple(args, "Ony#nn", &payloads, &records, &header, &header_bytes, &record_max, &total_max))
+    PyObject *given, *buffer = NULL, *offsets = NULL, *found = NULL;
+    Py_ssize_t count, records, header_bytes, limit_bytes, buffers = 0;
+    long long total_max;
+    const char *header, *limit_words;
+    uint64_t limits[LIMITS];
+    Column columns[STAMPS] = {{0}};
+    Py_buffer held[2 * META + 8];
+    int64_t *ends = NULL, entries = 0, total = 0;
+    Value *keys = NULL, *values = NULL;
+    static const int LONGEST[STAMPS] = {[KEY] = L_KEY, [TAG] = L_TAG, [NODE] = L_NODE, [META] = L_META};
+    if (!PyArg_ParseTuple(args, "O!nny#Ly#", &PyTuple_Type, &given, &count, &records, &header, &header_bytes, &total_max,
+                          &limit_words, &limit_bytes) || !limits_of(limit_words, limit_bytes, limits))
         return NULL;
-    int is_list = PyList_Check(payloads);
-    if (header_bytes != HEADER_BYTES || records < 1 || records > INT32_MAX || record_max > INT32_MAX
-        || (!is_list && !PyTuple_Check(payloads)))
-        Py_RETURN_NONE;
-    Py_ssize_t count = is_list ? PyList_Size(payloads) : PyTuple_Size(payloads);
-    if (count < 1) Py_RETURN_NONE;
+    if (header_bytes != HEADER_BYTES || PyTuple_Size(given) != STAMPS || total_max > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "not a header, not as many columns as there are, or too much");
+        return NULL;
+    }
+    if (count < 1 || records < 1 || count > INT32_MAX || records > INT32_MAX) Py_RETURN_NONE;
+    uint64_t bitmap = 0;
+    for (int column = 0; column < STAMPS; column++) {
+        PyObject *source = PyTuple_GetItem(given, column);
+        if (source == Py_None) continue;
+        bitmap |= 1ull << column;
+        columns[column].is_there = 1;
+        if (column == HEADERS) {
+            ends = PyMem_Malloc((size_t)count * sizeof *ends);
+            if (ends == NULL) goto no_memory;
+            if (PyTuple_Check(source)) {
+                Py_buffer *lists = &held[buffers];
+                if (PyTuple_Size(source) != 3 || PyObject_GetBuffer(PyTuple_GetItem(source, 0), lists, PyBUF_SIMPLE)) goto none;
+                buffers++;
+                if (lists->len != (count + 1) * 8 || load(lists->buf)) goto none;
+                for (Py_ssize_t i = 0; i < count; i++) {
+                    ends[i] = (int64_t)load((const uint8_t *)lists->buf + 8 * (i + 1));
+                    if (ends[i] < (i ? ends[i - 1] : 0) || ends[i] > INT32_MAX) goto none;
+                }
+                entries = ends[count - 1];
+            } else if (!PyList_Check(source) || (entries = entries_of(source, count, ends)) < 0) {
+                goto none;
+            }
+            keys = PyMem_Malloc((size_t)(entries + 1) * sizeof *keys);
+            values = PyMem_Malloc((size_t)(entries + 1) * sizeof *values);
+            if (keys == NULL || values == NULL) goto no_memory;
+            if (PyList_Check(source)) {
+                if (!pairs_of(source, count, keys, values)) goto none;
+                continue;
+            }
+            PyObject *of_keys = PyTuple_GetItem(source, 1), *of_values = PyTuple_GetItem(source, 2);
+            if (!PyTuple_Check(of_keys) || !PyTuple_Check(of_values)
+                || !values_of_buffer(of_keys, (Py_ssize_t)entries, keys, held, &buffers)
+                || !values_of_buffer(of_values, (Py_ssize_t)entries, values, held, &buffers))
+                goto none;
+        } else if (column > META) {
+            columns[column].numbers = PyMem_Malloc((size_t)count * 8);
+            if (columns[column].numbers == NULL) goto no_memory;
+            if (!numbers_of(source, count, column, columns[column].numbers)) goto none;
+        } else {
+            Value *items = columns[column].values = PyMem_Malloc((size_t)count * sizeof *items);
+            if (items == NULL) goto no_memory;
+            int is_text = column == TAG || column == NODE;
+            if (PyTuple_Check(source) ? !values_of_buffer(source, count, items, held, &buffers)
+                                      : !PyList_Check(source) || !values_of_list(source, count, is_text, column != PAYLOAD, items))
+                goto none;
+            if (LONGEST[column])
+                for (Py_ssize_t i = 0; i < count; i++)
+                    if ((uint64_t)items[i].length > limits[LONGEST[column]]) goto none;
+        }
+    }
+    if (!columns[PAYLOAD].is_there) goto none;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t size = columns[PAYLOAD].values[i].length + (columns[META].is_there ? columns[META].values[i].length : 0);
+        if ((uint64_t)size > limits[L_RECORD]) goto none;
+        if (!columns[HEADERS].is_there) continue;
+        int64_t first = i ? ends[i - 1] : 0;
+        if ((uint64_t)(ends[i] - first) > limits[L_HEADERS]
+            || (uint64_t)(bytes_of(keys, first, ends[i]) + bytes_of(values, first, ends[i])) > limits[L_HEADER_BYTES])
+            goto none;
+    }
     Py_ssize_t frames = (count + records - 1) / records;
-    int64_t total = 0;
-    items = PyMem_Malloc((size_t)count * sizeof *items);
-    if (items == NULL) return PyErr_NoMemory();
-    if (!gather(payloads, count, record_max, items)) goto none;
     offsets = PyBytes_FromStringAndSize(NULL, (frames + 1) * 8);
     if (offsets == NULL) goto done;
     uint8_t *places = (uint8_t *)PyBytes_AsString(offsets);
     for (Py_ssize_t frame = 0, i = 0; frame < frames; frame++) {
         store(places + frame * 8, (uint64_t)total);
-        Py_ssize_t stop = i + records < count ? i + records : count;
-        int64_t held = stop - i, data = 0;
-        for (; i < stop; i++) data += items[i].length;
-        total += HEADER_BYTES + PADDED(4 * (held + 1)) + PADDED(data);
-        if (data > INT32_MAX || total > total_max) goto none;
+        Py_ssize_t stop = i + records < count ? i + records : count, size = stop - i;
+        total += HEADER_BYTES;
+        for (int column = 0; column < STAMPS; column++) {
+            if (!columns[column].is_there) continue;
+            if (column == HEADERS) {
+                int64_t first = i ? ends[i - 1] : 0, last = ends[stop - 1];
+                total += PADDED(4 * ((int64_t)size + 1)) + laid_bytes(last - first, bytes_of(keys, first, last))
+                         + laid_bytes(last - first, bytes_of(values, first, last));
+            } else if (column > META) {
+                total += PADDED((int64_t)size * (column == PRIORITY ? 1 : 8));
+            } else {
+                total += laid_bytes(size, bytes_of(columns[column].values, i, stop));
+            }
+        }
+        if (total > total_max) goto none;
+        i = stop;
     }
     store(places + frames * 8, (uint64_t)total);
     buffer = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)total);
@@ -129,178 +1002,56 @@ static PyObject *encode(PyObject *self, PyObject *args)
     uint64_t seq = load((const uint8_t *)header + W_PRODUCER_SEQ * 8);
     for (Py_ssize_t frame = 0, i = 0; frame < frames; frame++) {
         Py_ssize_t stop = i + records < count ? i + records : count;
-        int64_t held = stop - i;
-        int64_t size = (int64_t)(load(places + frame * 8 + 8) - load(places + frame * 8));
-        uint8_t *ends = at + HEADER_BYTES, *data = ends + PADDED(4 * (held + 1)), *next = data;
+        int64_t size = (int64_t)(load(places + frame * 8 + 8) - load(places + frame * 8)), held_records = stop - i;
+        uint8_t *next = at + HEADER_BYTES;
         memcpy(at, header, HEADER_BYTES);
-        store(at + W_HEAD * 8, (load(at + W_HEAD * 8) & ~LOW32) | (uint64_t)(size - LEN_BYTES));
-        store(at + W_COUNT_EPOCH * 8, (load(at + W_COUNT_EPOCH * 8) & ~LOW32) | (uint64_t)held);
+        store(at + W_HEAD * 8, (load(at + W_HEAD * 8) & ~LOW32) | (uint64_t)(size - LEN_BYTES) | bitmap << COLUMNS_SHIFT);
+        store(at + W_COUNT_EPOCH * 8, (load(at + W_COUNT_EPOCH * 8) & ~LOW32) | (uint64_t)held_records);
         store(at + W_PRODUCER_SEQ * 8, seq + (uint64_t)frame);
         store(at + W_TAIL * 8, (load(at + W_TAIL * 8) & ~LOW32) | (uint64_t)(size - HEADER_BYTES));
-        store(data - 8, 0); /* the padding of the offsets, if there is any */
-        memset(ends, 0, 4);
-        for (Py_ssize_t k = 1; i < stop; i++, k++) {
-            memcpy(next, items[i].data, (size_t)items[i].length);
-            next += items[i].length;
-            uint32_t end = (uint32_t)(next - data);
-            memcpy(ends + 4 * k, &end, 4);
+        for (int column = 0; column < STAMPS; column++) {
+            if (!columns[column].is_there) continue;
+            if (column == HEADERS) {
+                int64_t first = i ? ends[i - 1] : 0, last = ends[stop - 1];
+                uint8_t *lists = next;
+                next += PADDED(4 * (held_records + 1));
+                store(next - 8, 0);
+                store32(lists, 0);
+                for (Py_ssize_t k = i; k < stop; k++) store32(lists + 4 * (k - i + 1), (uint32_t)(ends[k] - first));
+                next = lay_values(next, keys + first, last - first);
+                next = lay_values(next, values + first, last - first);
+            } else if (column > META) {
+                int width = column == PRIORITY ? 1 : 8;
+                memcpy(next, columns[column].numbers + i * width, (size_t)(held_records * width));
+                next = lay_zeros(next + held_records * width, next + PADDED(held_records * width));
+            } else {
+                next = lay_values(next, columns[column].values + i, held_records);
+            }
         }
-        memset(next, 0, (size_t)(at + size - next));
-        store(at + W_BODY * 8, XXH3_64bits(ends, (size_t)(size - HEADER_BYTES)));
+        store(at + W_BODY * 8, XXH3_64bits(at + HEADER_BYTES, (size_t)(size - HEADER_BYTES)));
         at += size;
+        i = stop;
     }
     found = PyTuple_Pack(2, buffer, offsets);
     goto done;
+no_memory:
+    PyErr_NoMemory();
+    goto done;
 none:
+    PyErr_Clear();
     found = Py_NewRef(Py_None);
 done:
-    PyMem_Free(items);
+    for (int column = 0; column < STAMPS; column++) {
+        PyMem_Free(columns[column].values);
+        PyMem_Free(columns[column].numbers);
+    }
+    PyMem_Free(ends);
+    PyMem_Free(keys);
+    PyMem_Free(values);
+    while (buffers > 0) PyBuffer_Release(&held[--buffers]);
     Py_XDECREF(buffer);
     Py_XDECREF(offsets);
     return found;
-}
-
-/* ---- checking ------------------------------------------------------------------------------------------------ */
-
-/* Is this a sound frame of payloads alone, as a producer may send it? Its sizes, if so. */
-static int is_sound(const uint8_t *frame, int64_t total, uint64_t seq_max, uint64_t *accounted, uint64_t *largest)
-{
-    uint64_t head = load(frame), tail = load(frame + W_TAIL * 8);
-    uint64_t count = load(frame + W_COUNT_EPOCH * 8) & LOW32;
-    if ((head & ~LOW32) != APPEND_PLAIN || (tail & ~KNOWN_TAIL) || (tail & LOW32) != (uint64_t)(total - HEADER_BYTES))
-        return 0;
-    if ((tail >> FLAGS_SHIFT & PAYLOAD_KIND) == PAYLOAD_KIND || count == 0 || count > (uint64_t)total / 4) return 0;
-    if (load(frame + W_BASE_SEQ * 8) > seq_max + 1 - count || load(frame + W_COMMIT_TS * 8) > seq_max) return 0;
-    if (load(frame + W_PRODUCER_ID * 8) == 0 || load(frame + W_PRODUCER_SEQ * 8) == 0) return 0;
-    const uint8_t *ends = frame + HEADER_BYTES;
-    int64_t body = total - HEADER_BYTES, data_at = PADDED(4 * ((int64_t)count + 1));
-    if (data_at > body || load32(ends) != 0) return 0;
-    uint32_t before = 0, longest = 0;
-    for (uint64_t i = 1; i <= count; i++) {
-        uint32_t end = load32(ends + 4 * i);
-        if (end < before || end > INT32_MAX) return 0;
-        if (end - before > longest) longest = end - before;
-        before = end;
-    }
-    if (data_at + PADDED((int64_t)before) != body) return 0;
-    if (!are_zeros(ends + 4 * (count + 1), data_at - 4 * ((int64_t)count + 1))) return 0;
-    if (!are_zeros(ends + data_at + before, body - data_at - before)) return 0;
-    if (XXH3_64bits(ends, (size_t)body) != load(frame + W_BODY * 8)) return 0;
-    *accounted = before;
-    *largest = longest;
-    return 1;
-}
-
-PyDoc_STRVAR(take_doc,
-"take(buffer, frames_max, frame_max, seq_max, position, /)\n--\n\n"
-"Find, lift and check the frames that lie back to back from the buffer's beginning.\n\n"
-"Returns (table, entries, count, stop, end, is_sound, flags, bytes, largest, records). `table`: a bytearray of `count` rows of\n"
-"10 words, the headers, behind them five stretches of `count` words: offsets, whole sizes, accounted bytes, largest\n"
-"records, FOLLOWS. `stop`: behind the last frame. `end`: 0 as many as were asked for, 1 nothing follows, 2 a part of\n"
-"one, 3 padding. What comes then, and the last three stretches, hold only if `is_sound`: all are sound frames of\n"
-"payloads alone. Then their flag FOLLOWS is taken off, in headers and buffer. `flags`: 1 one topic, epoch, producer\n"
-"and class, with numbers that follow each other; 2 as many records in each; 4 FOLLOWS was on one. `bytes`: accounted,\n"
-"of all; `largest`, `records`: the most of any. `entries`: a bytearray of `count` rows of 8 words with position\n"
-"(`position` is that of the buffer's first byte), topic and producer_seq. None where what follows is no frame.");
-
-/* What frames of one run share beside topic and producer: the upper halves of these words, FOLLOWS apart. */
-static int are_alike(const uint8_t *a, const uint8_t *b)
-{
-    return load(a + W_TOPIC * 8) == load(b + W_TOPIC * 8) && load(a + W_PRODUCER_ID * 8) == load(b + W_PRODUCER_ID * 8)
-        && load(a + W_COUNT_EPOCH * 8) >> 32 == load(b + W_COUNT_EPOCH * 8) >> 32
-        && ((load(a + W_TAIL * 8) ^ load(b + W_TAIL * 8)) & ~LOW32 & ~(FOLLOWS << FLAGS_SHIFT)) == 0;
-}
-
-static PyObject *take(PyObject *self, PyObject *args)
-{
-    Py_buffer view;
-    Py_ssize_t frames_max;
-    unsigned long long frame_max, seq_max, position;
-    if (!PyArg_ParseTuple(args, "w*nKKK", &view, &frames_max, &frame_max, &seq_max, &position)) return NULL;
-    uint8_t *start = view.buf;
-    int64_t limit = view.len, at = 0;
-    Py_ssize_t count = 0;
-    int end = -1;
-    PyObject *table = NULL, *entries = NULL, *found = NULL;
-    while (end < 0) {
-        if (limit - at < 8) {
-            if (limit != at) goto none;
-            end = END_CLEAN;
-            break;
-        }
-        if (count >= frames_max) {
-            end = END_LIMIT;
-            break;
-        }
-        uint64_t head = load(start + at);
-        uint64_t length = head & LOW32, total = length + LEN_BYTES;
-        if (length == 0) {
-            if (head >> 32) goto none;
-            end = END_CLEAN;
-        } else if (length == PAD_WORD) {
-            end = END_PAD;
-        } else if (length < FRAME_LEN_MIN || total & 7 || total > frame_max) {
-            goto none;
-        } else if ((int64_t)total > limit - at) {
-            end = END_PARTIAL;
-        } else {
-            at += (int64_t)total;
-            count++;
-        }
-    }
-    int64_t stop = at;
-    table = PyByteArray_FromStringAndSize(NULL, count * (HEADER_WORDS + T_COLUMNS) * 8);
-    entries = PyByteArray_FromStringAndSize(NULL, count * ENTRY_WORDS * 8);
-    if (table == NULL || entries == NULL) goto failed;
-    uint8_t *entry = (uint8_t *)PyByteArray_AsString(entries);
-    memset(entry, 0, (size_t)count * ENTRY_WORDS * 8);
-    uint8_t *headers = (uint8_t *)PyByteArray_AsString(table), *columns = headers + count * HEADER_BYTES;
-    int sound = 1, flags = IS_RUN | IS_EVEN;
-    uint64_t accounted = 0, largest = 0, bytes = 0, most = 0, records = 0;
-    at = 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        const uint8_t *frame = start + at;
-        uint8_t *row = headers + i * HEADER_BYTES;
-        int64_t total = (int64_t)(load(frame) & LOW32) + LEN_BYTES;
-        memcpy(row, frame, HEADER_BYTES);
-        store(columns + (T_OFFSET * count + i) * 8, (uint64_t)at);
-        store(columns + (T_TOTAL * count + i) * 8, (uint64_t)total);
-        sound = sound && is_sound(frame, total, seq_max, &accounted, &largest);
-        if (!sound) accounted = largest = 0;
-        uint64_t held = load(row + W_COUNT_EPOCH * 8) & LOW32, tail = load(row + W_TAIL * 8);
-        bytes += accounted;
-        if (largest > most) most = largest;
-        if (held > records) records = held;
-        if (tail >> FLAGS_SHIFT & FOLLOWS) flags |= HAS_FOLLOWS;
-        if (i && held != (load(row - HEADER_BYTES + W_COUNT_EPOCH * 8) & LOW32)) flags &= ~IS_EVEN;
-        if (i && (!are_alike(row, row - HEADER_BYTES)
-                  || load(row + W_PRODUCER_SEQ * 8) != load(row - HEADER_BYTES + W_PRODUCER_SEQ * 8) + 1))
-            flags &= ~IS_RUN;
-        store(columns + (T_ACCOUNTED * count + i) * 8, accounted);
-        store(columns + (T_LARGEST * count + i) * 8, largest);
-        store(columns + (T_FOLLOWS * count + i) * 8, tail >> FLAGS_SHIFT & FOLLOWS);
-        store(entry + S_POSITION * 8, position + (uint64_t)at);
-        store(entry + S_TOPIC * 8, load(row + W_TOPIC * 8));
-        store(entry + S_PRODUCER_SEQ * 8, load(row + W_PRODUCER_SEQ * 8));
-        entry += ENTRY_WORDS * 8;
-        at += total;
-    }
-    for (Py_ssize_t i = 0; sound && flags & HAS_FOLLOWS && i < count; i++) {
-        uint8_t *row = headers + i * HEADER_BYTES;
-        uint64_t tail = load(row + W_TAIL * 8) & ~(FOLLOWS << FLAGS_SHIFT);
-        store(row + W_TAIL * 8, tail);
-        store(start + load(columns + (T_OFFSET * count + i) * 8) + W_TAIL * 8, tail);
-    }
-    found = Py_BuildValue("OOnLiiiKKK", table, entries, count, (long long)stop, end, sound, flags, bytes, most,
-                          records);
-failed:
-    Py_XDECREF(table);
-    Py_XDECREF(entries);
-    PyBuffer_Release(&view);
-    return found;
-none:
-    PyBuffer_Release(&view);
-    Py_RETURN_NONE;
 }
 
 /* ---- numbering and sealing ----------------------------------------------------------------------------------- */
@@ -524,11 +1275,19 @@ done:
 
 static PyMethodDef methods[] = {
     {"encode", encode, METH_VARARGS, encode_doc},
-    {"take", take, METH_VARARGS, take_doc},
-    {"number", number, METH_VARARGS, number_doc},
-    {"seal", seal, METH_VARARGS, seal_doc},
-    {"stamp", stamp, METH_VARARGS, stamp_doc},
+    {"header_faults", header_faults, METH_VARARGS, header_faults_doc},
+    {"hashes", hashes, METH_VARARGS, hashes_doc},
+    {"judge", judge, METH_VARARGS, judge_doc},
     {"look", look, METH_VARARGS, look_doc},
+    {"measure", measure, METH_VARARGS, measure_doc},
+    {"number", number, METH_VARARGS, number_doc},
+    {"scan", scan, METH_VARARGS, scan_doc},
+    {"seal", seal, METH_VARARGS, seal_doc},
+    {"seals", seals, METH_VARARGS, seals_doc},
+    {"spans", spans, METH_VARARGS, spans_doc},
+    {"stamp", stamp, METH_VARARGS, stamp_doc},
+    {"take", take, METH_VARARGS, take_doc},
+    {"walk", walk_py, METH_VARARGS, walk_doc},
     {NULL, NULL, 0, NULL},
 };
 

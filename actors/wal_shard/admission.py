@@ -1,28 +1,26 @@
 """Admitting frames: from a buffer somebody sent to numbered rows that may be logged. Pure.
 
-All checks run on the header matrix of a whole buffer. Rows then go through in stretches of one topic
-and one producer, which is how producers send; a stretch costs the same for one frame and for
-thousands. A row's fate is an entry (frame/settle.py): admitted, repeated or refused; entries keep
-the order of the frames.
+The kernel has checked every frame by itself (frame/batch.py, `find`) and says which rows are runs: sound
+frames of one topic and one producer, numbered one after the other, which is how producers send. A run costs
+the same for one frame and for thousands. A row's fate is an entry (frame/settle.py): admitted, repeated or
+refused; entries keep the order of the frames.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from ringlog.errors import Status
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.batch import Checked, FrameBatch
+from ringlog.frame.batch import Checked, FrameBatch, Run
 from ringlog.frame.facts import record_facts
-from ringlog.frame.kernel import number_rows
-from ringlog.frame.measure import Fault, measure, measure_alike
+from ringlog.frame.measure import Fault, measure_packed
 from ringlog.frame.settle import (
     CAP_BYTES,
     CAP_RECORDS,
@@ -37,7 +35,6 @@ from ringlog.frame.settle import (
     S_PRODUCER_SEQ,
     S_TOPIC,
     STATUS_SHIFT,
-    WORDS,
     Entries,
     refused_entry,
 )
@@ -81,10 +78,9 @@ class Intake:
     batch: FrameBatch
     entries: Entries
     stretches: list[Stretch] = field(default_factory=list)
-    accounted: NDArray[np.int64] | None = None
-    largest: NDArray[np.int64] | None = None
-    follows: NDArray[np.bool_] | None = None
-    """(n,) frames that were sent as following the producer's one before; None = none was."""
+    runs: list[Run] = field(default_factory=list)
+    """All rows, in order. What is wrong with frames by themselves is known."""
+    checked: Checked | None = None
     records: int = 0
     frames: int = 0
     refused: int = 0
@@ -124,301 +120,131 @@ class Admission:
         self.newly_due: list[Topic] = []
         """Topics whose next record expires earlier than was known."""
 
-    def open(self, buffer: bytearray, batch: FrameBatch, positions: NDArray[np.int64] | int) -> Intake:
-        """Begin an intake; entries carry positions, topics and producer numbers already.
+    def open(
+        self, buffer: bytearray, batch: FrameBatch, positions: NDArray[np.int64] | None = None
+    ) -> Intake:
+        """Begin an intake of a batch that `find` found; entries carry positions, topics and producer numbers.
 
-        `positions`: of each frame, or of the buffer's first byte in its ring.
+        `positions`: of each frame, where they are not those in a ring.
         """
-        entries, batch.entries = batch.entries, None
-        if entries is None:
-            entries = np.zeros((len(batch), WORDS), dtype=U64)
-            is_start = isinstance(positions, int)
-            entries[:, S_POSITION] = batch.offsets + positions if is_start else positions
-            entries[:, S_TOPIC] = batch.words[:, layout.W_TOPIC]
-            entries[:, S_PRODUCER_SEQ] = batch.words[:, layout.W_PRODUCER_SEQ]
-        intake = Intake(buffer, batch, entries)
-        checked = batch.checked
-        if checked is not None:
-            intake.follows, intake.accounted, intake.largest = (
-                checked.follows, checked.accounted, checked.largest,
-            )  # fmt: skip
+        checked, batch.checked = batch.checked, None
+        assert checked is not None
+        if positions is not None:
+            checked.entries[:, S_POSITION] = positions
+        intake = Intake(buffer, batch, checked.entries, runs=checked.runs, checked=checked)
+        if any(run.fault == Fault.PACKED or self._is_over_limits(run) for run in checked.runs):
+            measure_packed(buffer, batch, checked.accounted, checked.largest, checked.faults)
+            intake.runs = [part for run in checked.runs for part in self._judged(intake, run)]
         return intake
 
     def admit(self, intake: Intake, topics: dict[int, Topic], now_us: int, closed: Status | None) -> None:
         """Give every frame of the intake its fate. `closed` refuses all that is new with that status."""
         words = intake.batch.words
-        if closed is None and self._admit_run(intake, topics, now_us):
-            return
-        is_lone = len(words) == 1 and closed is None and intake.follows is None
-        if is_lone and self._admit_one(intake, topics, now_us):
-            return
-        _part_follows(intake)
-        if closed is not None:
-            self._refuse_new(intake, topics, closed)
-            return
-        if intake.batch.checked is None and len(words) > 1 and self._admit_alike(intake, topics, now_us):
-            return
-        faults = self._faults(intake)
-        for start, stop in _stretches(words, faults):
-            if faults[start]:
-                for row in range(start, stop):
-                    self._refuse_fault(intake, row, int(faults[row]))
-                    self._pass_over(intake, topics.get(int(words[row, layout.W_TOPIC])), row)
-                continue
-            topic = topics.get(int(words[start, layout.W_TOPIC]))
-            if topic is None:
-                for row in range(start, stop):
-                    self._refuse(intake, row, Status.TOPIC_NOT_FOUND)
-                continue
-            self._admit_stretch(intake, topic, start, stop, now_us)
-
-    def _admit_one(self, intake: Intake, topics: dict[int, Topic], now_us: int) -> bool:
-        """One sound fresh frame, without NumPy: a lone append is all latency. False, with nothing done but
-        that its flag may be taken off, when the general path has to look.
-        """
-        header = intake.batch.words[0].tolist()
-        head, topic_id, claim, _, count_epoch, producer_id, producer_seq, tail, body_xxh3, _ = header
-        topic = topics.get(topic_id)
-        count = count_epoch & 0xFFFFFFFF
-        if topic is None or not producer_id or not 0 < count <= self._limits.batch_records:
-            return False
-        if (head >> 32) & 0xFFFF != _APPEND_HEAD or not _is_plain(head, tail & ~_FOLLOWS):
-            return False
-        known = topic.producers.get(producer_id)
-        if producer_seq <= (known.highest if known else 0):
-            return False
-        if producer_id < SESSION_BIT and claim != (known.claim if known else 0):
-            return False
-        if tail & _FOLLOWS:
-            if known is None or producer_seq != known.next_seq:
-                return False
-            tail ^= _FOLLOWS
-            intake.follows = _LONE_FOLLOWS
-            intake.batch.words[0, layout.W_TAIL] = tail
-            with memoryview(intake.buffer) as view, view.cast("Q") as stored:
-                stored[(int(intake.batch.offsets[0]) >> 3) + layout.W_TAIL] = tail
-        own = int(topic.config.durability)
-        has_cap = topic.config.discard == DISCARD_REJECT and (
-            topic.config.cap_records or topic.config.cap_bytes
-        )
-        if count_epoch >> 32 not in (0, topic.epoch) or has_cap or own == Durability.EPHEMERAL:
-            return False
-        accounted = self._accounted_of_one(intake, head, count, body_xxh3)
-        if accounted < 0 or topic.next_seq + count - 1 > SEQ_MAX:
-            return False
-        producer = topic.producers.admit(producer_id)
-        if producer is None:
-            return False
-        durability = max(own, tail >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK)
-        base, stamp = topic.next_seq, max(now_us, topic.last_ts)
-        row = intake.batch.words[0]
-        row[layout.W_BASE_SEQ] = base
-        row[layout.W_COMMIT_TS] = stamp
-        row[layout.W_COUNT_EPOCH] = count | topic.epoch << layout.EPOCH_SHIFT
-        row[layout.W_TAIL] = tail & int(_DURABILITY_CLEAR) | durability << layout.FLAGS_SHIFT
-        topic.is_reserving |= durability < Durability.FSYNC
-        producer.extend(producer_seq, 1, base, count)
-        topic.next_seq = base + count
-        topic.last_ts = stamp
-        topic.staged_count += count
-        topic.staged_bytes += accounted
-        config = topic.config
-        if config.ttl_ms or config.cap_records or config.cap_bytes or head >> _EXPIRES_SHIFT & 1:
-            self._note_retention(intake, topic, 0, 1, stamp)
-        if head & HAVE_MARKS:
-            topic.marked_to = base + count - 1
-        position = intake.entries[0, S_POSITION]
-        intake.entries[0] = (
-            position,
-            base,
-            stamp,
-            count,
-            base + count - 1,
-            topic.epoch,
-            topic_id,
-            producer_seq,
-        )
-        intake.stretches.append(Stretch(topic, 0, 1, False))
-        intake.records, intake.frames = count, 1
-        intake.needs_sync = durability == Durability.FSYNC
-        return True
-
-    def _accounted_of_one(self, intake: Intake, head: int, count: int, body_xxh3: int) -> int:
-        """Accounted bytes of the intake's only frame, or -1 when anything about its body is not plain."""
-        start = int(intake.batch.offsets[0])
-        with memoryview(intake.buffer) as view:
-            body = view[
-                start + layout.HEADER_BYTES : start + (head & layout.LEN_MASK) + layout.LEN_FIELD_BYTES
-            ]
-            if xxhash.xxh3_64_intdigest(body) != body_xxh3:
-                return -1
-            if count == 1 and head >> layout.COLUMNS_SHIFT == 1:
-                length = int.from_bytes(body[4:8], "little")
-                is_plain = (
-                    len(body) == 8 + layout.padded(length)
-                    and not any(body[:4])
-                    and not any(body[8 + length :])
-                )
-                return length if is_plain and length <= self._limits.record_bytes else -1
-        measures = measure(intake.buffer, intake.batch)
-        if measures.bad[0] or measures.largest[0] > self._limits.record_bytes:
-            return -1
-        intake.accounted = measures.accounted
-        return int(measures.accounted[0])
-
-    def _admit_run(self, intake: Intake, topics: dict[int, Topic], now_us: int) -> bool:
-        """Sound fresh frames of one producer, numbered one after the other: what a busy producer sends, and
-        nothing of it is looked at here frame by frame. False, with nothing done, when the general path has to
-        look.
-        """
-        checked = intake.batch.checked
-        if checked is None or not checked.is_run or self._is_over_limits(checked):
-            return False
-        words = intake.batch.words
-        _, topic_id, _, _, count_epoch, producer_id, producer_seq, tail, _, _ = words[0].tolist()
-        topic = topics.get(topic_id)
-        if topic is None or count_epoch >> 32 not in (0, topic.epoch):
-            return False
-        config = topic.config
-        own = int(config.durability)
-        if own == Durability.EPHEMERAL or (
-            config.discard == DISCARD_REJECT and (config.cap_records or config.cap_bytes)
-        ):
-            return False
-        producer = topic.producers.get(producer_id)
-        if producer_seq <= (producer.highest if producer else 0):
-            return False
-        if producer_id < SESSION_BIT and _other_claims(words, producer).any():
-            return False
-        is_following = checked.follows is not None and bool(checked.follows[0])
-        if is_following and (producer is None or producer_seq != producer.next_seq):
-            return False
-        if topic.next_seq + checked.records_max * len(words) - 1 > SEQ_MAX:
-            return False
-        producer = topic.producers.admit(producer_id)
-        if producer is None:
-            return False
-        durability = max(own, tail >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK)
-        frames_count, base, stamp = len(words), topic.next_seq, max(now_us, topic.last_ts)
-        following = number_rows(words, intake.entries, base, stamp, topic.epoch, durability)
-        total = following - base
-        topic.is_reserving |= durability < Durability.FSYNC
-        if checked.is_even:
-            producer.extend(producer_seq, frames_count, base, checked.records_max)
-        else:
-            counts = words[:, layout.W_COUNT_EPOCH] & _LOW32
-            topic.producers.record(
-                producer_id, words[:, layout.W_PRODUCER_SEQ], words[:, layout.W_BASE_SEQ], counts
-            )
-        topic.next_seq = following
-        topic.last_ts = stamp
-        topic.staged_count += total
-        topic.staged_bytes += checked.bytes
-        if config.ttl_ms or config.cap_records or config.cap_bytes:
-            self._note_retention(intake, topic, 0, frames_count, stamp)
-        intake.stretches.append(Stretch(topic, 0, frames_count, False))
-        intake.records, intake.frames = total, frames_count
-        intake.needs_sync = durability == Durability.FSYNC
-        return True
-
-    def _is_over_limits(self, checked: Checked) -> bool:
-        limits = self._limits
-        return checked.records_max > limits.batch_records or checked.record_bytes_max > limits.record_bytes
-
-    def _admit_alike(self, intake: Intake, topics: dict[int, Topic], now_us: int) -> bool:
-        """The common case at a fraction of the cost: sound frames of one producer that differ in nothing
-        but content and number. False, with nothing done, when the general path has to look.
-        """
-        words = intake.batch.words
-        if len(words) > 1 and not (words[1:, _ALIKE] == words[0, _ALIKE]).all():
-            return False
-        head, topic_id, _, _, count_epoch, producer_id, _, tail, _, _ = words[0].tolist()
-        topic = topics.get(topic_id)
-        count = count_epoch & 0xFFFFFFFF
-        if topic is None or not producer_id or not 0 < count <= self._limits.batch_records:
-            return False
-        if (head >> 32) & 0xFFFF != _APPEND_HEAD or not _is_plain(head, tail):
-            return False
-        if not words[:, layout.W_PRODUCER_SEQ].all():
-            return False
-        if (frames.body_hashes(intake.buffer, intake.batch) != words[:, layout.W_BODY_XXH3]).any():
-            return False
-        holds_payloads = head >> layout.COLUMNS_SHIFT == 1
-        found = measure_alike(intake.buffer, intake.batch, count) if holds_payloads else None
-        if found is None:
-            measures = measure(intake.buffer, intake.batch)
-            if measures.bad.any():
-                return False
-            intake.accounted, intake.largest = measures.accounted, measures.largest
-        else:
-            intake.accounted, intake.largest = found
-        if intake.largest.max() > self._limits.record_bytes:
-            return False
-        self._admit_stretch(intake, topic, 0, len(words), now_us)
-        return True
+        for run in intake.runs:
+            topic = topics.get(int(words[run.start, layout.W_TOPIC]))
+            if closed is not None:
+                self._refuse_new(intake, topic, run, closed)
+            elif run.fault:
+                self._refuse_fault(intake, run)
+                self._pass_over(intake, topic, run.start)
+            elif topic is None:
+                self._refuse_run(intake, run, Status.TOPIC_NOT_FOUND)
+            else:
+                self._admit_run(intake, topic, run, now_us)
 
     def is_any_sound(self, intake: Intake) -> bool:
         """Is there a frame that would not be refused whatever the topic?"""
-        _part_follows(intake)
-        return bool((self._faults(intake) == 0).any())
+        return any(not run.fault for run in intake.runs)
 
-    def _faults(self, intake: Intake) -> NDArray[np.int64]:
-        """(n,) 0 for a sound frame, else a code >= 1: what is wrong with it by itself."""
-        batch, words = intake.batch, intake.batch.words
-        faults = np.zeros(len(words), dtype=np.int64)
-        if batch.checked is not None and not self._is_over_limits(batch.checked):
-            return faults
-        counts = frames.counts_of(words)
-        unsound = (
-            frames.malformed(words)
-            | ((frames.columns_of(words) & ~U64(layout.PRODUCER_COLUMNS)) != 0)
-            | (frames.types_of(words) != layout.FrameType.APPEND)
-            | (frames.hops_of(words) != 0)
-            | (words[:, layout.W_PRODUCER_ID] == 0)
-            | (words[:, layout.W_PRODUCER_SEQ] == 0)
-            | (counts == 0)
-        )
-        faults[frames.body_hashes(intake.buffer, batch) != words[:, layout.W_BODY_XXH3]] = _CORRUPT
-        faults[unsound] = _UNSOUND
-        if faults.any():
-            # Only sound rows may be measured: the others' lengths mean nothing.
-            sound = np.flatnonzero(faults == 0)
-            measures = measure(intake.buffer, batch.take(sound))
-            intake.accounted = np.zeros(len(words), dtype=np.int64)
-            intake.largest = np.zeros(len(words), dtype=np.int64)
-            intake.accounted[sound] = measures.accounted
-            intake.largest[sound] = measures.largest
-            faults[sound] = np.where(measures.bad != 0, measures.bad.astype(np.int64) + _MEASURED, 0)
-        else:
-            measures = measure(intake.buffer, batch)
-            intake.accounted, intake.largest = measures.accounted, measures.largest
-            if measures.bad.any():
-                faults = np.where(measures.bad != 0, measures.bad.astype(np.int64) + _MEASURED, 0)
-        faults[(faults == 0) & (counts > self._limits.batch_records)] = _TOO_MANY
-        faults[(faults == 0) & (intake.largest > self._limits.record_bytes)] = _RECORD_LARGE
-        return faults
+    def _is_over_limits(self, run: Run) -> bool:
+        limits = self._limits
+        return run.records_max > limits.batch_records or run.record_bytes_max > limits.record_bytes
 
-    def _refuse_fault(self, intake: Intake, row: int, fault: int) -> None:
-        if fault == _CORRUPT:
+    def _judged(self, intake: Intake, run: Run) -> list[Run]:
+        """A run whose frames have to be looked at one by one, as such frames; others as they are."""
+        if run.fault != Fault.PACKED and not self._is_over_limits(run):
+            return [run]
+        checked = intake.checked
+        assert checked is not None
+        found = []
+        for part in _each(intake, run):
+            fault = int(checked.faults[part.start])
+            if not fault and part.records_max > self._limits.batch_records:
+                fault = _TOO_MANY
+            elif not fault and part.record_bytes_max > self._limits.record_bytes:
+                fault = _RECORD_LARGE
+            found.append(part._replace(fault=fault))
+        return found
+
+    def _admit_run(self, intake: Intake, topic: Topic, run: Run, now_us: int) -> None:
+        """Give sound frames of one producer, numbered one after the other, their fate. Their number costs
+        nothing here, unless some of them are repeats or the topic refuses what exceeds its caps."""
+        header: list[int] = intake.batch.words[run.start].tolist()
+        epoch = header[layout.W_COUNT_EPOCH] >> layout.EPOCH_SHIFT
+        if epoch not in (0, topic.epoch):
+            self._refuse_run(intake, run, Status.STALE_EPOCH, epoch, topic.epoch)
+            return
+        producer_id, number = header[layout.W_PRODUCER_ID], header[layout.W_PRODUCER_SEQ]
+        producer = topic.producers.get(producer_id)
+        if _is_fenced(header, producer):
+            for row in range(run.start, run.stop):
+                self._refuse_fenced(intake, producer, row)
+            return
+        if producer is None and not topic.producers.has_room:
+            self._refuse_run(intake, run, Status.THROTTLED, 1_000, len(topic.producers))
+            return
+        config = topic.config
+        is_capped = config.discard == DISCARD_REJECT and (config.cap_records or config.cap_bytes)
+        is_repeat = number <= (producer.highest if producer else 0)
+        if run.stop - run.start > 1 and (is_repeat or is_capped):
+            for part in _each(intake, run):
+                self._admit_run(intake, topic, part, now_us)
+            return
+        if is_repeat:
+            self._repeat(intake, topic, run.start)
+            return
+        # Only what is new is turned away: a repeat that is refused would come again under a new number.
+        if self.is_volatile_closed and config.durability == Durability.EPHEMERAL:
+            self._refuse_run(intake, run, Status.THROTTLED, 1_000)
+            return
+        if is_capped and self._over_cap(intake, topic, run):
+            self._pass_over(intake, topic, run.start)
+            return
+        follows = intake.checked.follows if intake.checked is not None else None
+        if follows is not None and follows[run.start] and (producer is None or number != producer.next_seq):
+            self._refuse_followers(intake, topic, run, follows, now_us)
+            return
+        self._stage(intake, topic, run, header, now_us)
+
+    def _refuse_followers(
+        self, intake: Intake, topic: Topic, run: Run, follows: NDArray[np.bool_], now_us: int
+    ) -> None:
+        """What follows a frame that was refused for the moment is refused as well, or one producer's records
+        would change places (W9); the next frame of the run that follows none may come."""
+        leader = frames.first_true(~follows[run.start : run.stop])
+        until = run.stop if leader is None else run.start + leader
+        for row in range(run.start, until):
+            self._refuse(intake, row, Status.NOT_READY, 0)
+        if until < run.stop:
+            self._admit_run(intake, topic, _part(intake, run, until, run.stop), now_us)
+
+    def _refuse_fault(self, intake: Intake, run: Run) -> None:
+        row, words = run.start, intake.batch.words[run.start : run.stop]
+        if run.fault == Fault.CORRUPT:
             self._refuse(intake, row, Status.CORRUPT_FRAME, int(intake.batch.offsets[row]))
-        elif fault == _UNSOUND:
-            self._refuse(
-                intake,
-                row,
-                Status.INVALID_REQUEST,
-                0,
-                int(frames.types_of(intake.batch.words[row : row + 1])[0]),
-            )
-        elif fault == _TOO_MANY:
-            count = int(frames.counts_of(intake.batch.words[row : row + 1])[0])
-            self._refuse(intake, row, Status.BATCH_TOO_LARGE, count, self._limits.batch_records)
-        elif fault == _RECORD_LARGE:
-            assert intake.largest is not None
-            self._refuse(
-                intake, row, Status.RECORD_TOO_LARGE, int(intake.largest[row]), self._limits.record_bytes
-            )
+        elif run.fault == Fault.UNSOUND:
+            self._refuse(intake, row, Status.INVALID_REQUEST, 0, int(frames.types_of(words)[0]))
+        elif run.fault == _TOO_MANY:
+            self._refuse(intake, row, Status.BATCH_TOO_LARGE, run.records_max, self._limits.batch_records)
+        elif run.fault == _RECORD_LARGE:
+            most = self._limits.record_bytes
+            self._refuse(intake, row, Status.RECORD_TOO_LARGE, run.record_bytes_max, most)
         else:
-            status, details = _FAULT_DETAILS[fault - _MEASURED]
+            status, details = _FAULT_DETAILS[run.fault]
+            self._refuse(intake, row, status, *details)
+
+    def _refuse_run(self, intake: Intake, run: Run, status: Status, *details: int) -> None:
+        for row in range(run.start, run.stop):
             self._refuse(intake, row, status, *details)
 
     def _refuse(self, intake: Intake, row: int, status: Status, *details: int) -> None:
@@ -431,93 +257,21 @@ class Admission:
         )
         intake.refused += 1
 
-    def _refuse_new(self, intake: Intake, topics: dict[int, Topic], closed: Status) -> None:
+    def _refuse_new(self, intake: Intake, topic: Topic | None, run: Run, closed: Status) -> None:
         """Nothing can be written now. What is in the log already is a repeat all the same (W4): its producer,
         told that it was refused, would send it again under a new number.
         """
-        faults = self._faults(intake)
-        for row, words in enumerate(intake.batch.words):
-            topic = None if faults[row] else topics.get(int(words[layout.W_TOPIC]))
-            epoch = int(words[layout.W_COUNT_EPOCH] >> _EPOCH_SHIFT)
-            if topic is None or epoch not in {0, topic.epoch}:
+        for row in range(run.start, run.stop):
+            words = intake.batch.words[row].tolist()
+            epoch = words[layout.W_COUNT_EPOCH] >> layout.EPOCH_SHIFT
+            if run.fault or topic is None or epoch not in {0, topic.epoch}:
                 self._refuse(intake, row, closed, 100)
-            elif _is_fenced(words, topic.producers.get(int(words[layout.W_PRODUCER_ID]))):
-                self._refuse_fenced(intake, topic.producers.get(int(words[layout.W_PRODUCER_ID])), row)
+            elif _is_fenced(words, topic.producers.get(words[layout.W_PRODUCER_ID])):
+                self._refuse_fenced(intake, topic.producers.get(words[layout.W_PRODUCER_ID]), row)
             elif _is_known(topic, words):
                 self._repeat(intake, topic, row)
             else:
                 self._refuse(intake, row, closed, 100)
-
-    def _admit_stretch(self, intake: Intake, topic: Topic, start: int, stop: int, now_us: int) -> None:
-        words = intake.batch.words[start:stop]
-        epochs = words[:, layout.W_COUNT_EPOCH] >> _EPOCH_SHIFT
-        stale = (epochs != 0) & (epochs != topic.epoch)
-        if stale.any():
-            self._row_by_row(intake, topic, start, stop, now_us, stale)
-            return
-        producer_id = int(words[0, layout.W_PRODUCER_ID])
-        producer = topic.producers.get(producer_id)
-        if producer_id < SESSION_BIT and _other_claims(words, producer).any():
-            if stop - start > 1:
-                for row in range(start, stop):
-                    self._admit_stretch(intake, topic, row, row + 1, now_us)
-            else:
-                self._refuse_fenced(intake, producer, start)
-            return
-        if producer is None and not topic.producers.has_room:
-            for row in range(start, stop):
-                self._refuse(intake, row, Status.THROTTLED, 1_000, len(topic.producers))
-            return
-        seqs = words[:, layout.W_PRODUCER_SEQ]
-        ascending = len(seqs) == 1 or bool((seqs[1:] > seqs[:-1]).all())
-        if int(seqs[0]) <= (producer.highest if producer else 0) or not ascending:
-            if stop - start > 1:
-                for row in range(start, stop):
-                    self._admit_stretch(intake, topic, row, row + 1, now_us)
-                return
-            self._repeat(intake, topic, start)
-            return
-        # Only what is new is turned away: a repeat that is refused would come again under a new number.
-        if self.is_volatile_closed and topic.config.durability == Durability.EPHEMERAL:
-            for row in range(start, stop):
-                self._refuse(intake, row, Status.THROTTLED, 1_000)
-            return
-        if topic.config.discard == DISCARD_REJECT and (topic.config.cap_records or topic.config.cap_bytes):
-            if stop - start > 1:
-                for row in range(start, stop):
-                    self._admit_stretch(intake, topic, row, row + 1, now_us)
-                return
-            if self._over_cap(intake, topic, start):
-                self._pass_over(intake, topic, start)
-                return
-        if intake.follows is not None:
-            self._stage_unbroken(intake, topic, producer_id, start, stop, now_us)
-            return
-        self._stage(intake, topic, producer_id, start, stop, now_us)
-
-    def _stage_unbroken(
-        self, intake: Intake, topic: Topic, producer_id: int, start: int, stop: int, now_us: int
-    ) -> None:
-        """Stage these fresh, ascending frames. One that follows what was refused for the moment is refused
-        as well, or one producer's records would change places (W9).
-        """
-        assert intake.follows is not None
-        while start < stop:
-            producer = topic.producers.get(producer_id)
-            seqs = intake.batch.words[start:stop, layout.W_PRODUCER_SEQ]
-            broken = intake.follows[start:stop].copy()
-            broken[0] &= producer is None or int(seqs[0]) != producer.next_seq
-            broken[1:] &= seqs[1:] - seqs[:-1] != 1
-            sound = frames.first_true(broken)
-            if sound != 0:
-                until = stop if sound is None else start + sound
-                self._stage(intake, topic, producer_id, start, until, now_us)
-            else:
-                leader = frames.first_true(~intake.follows[start:stop])
-                until = stop if leader is None else start + leader
-                for row in range(start, until):
-                    self._refuse(intake, row, Status.NOT_READY, 0)
-            start = until
 
     def _refuse_fenced(self, intake: Intake, producer: Producer | None, row: int) -> None:
         """The frame was sent under a claim that is not the latest one of its producer's name."""
@@ -527,22 +281,12 @@ class Admission:
 
     def _pass_over(self, intake: Intake, topic: Topic | None, row: int) -> None:
         """A frame was refused for good, so nobody sends it again: what follows it may come (W9)."""
-        words = intake.batch.words[row]
-        producer = topic.producers.get(int(words[layout.W_PRODUCER_ID])) if topic is not None else None
-        number = int(words[layout.W_PRODUCER_SEQ])
+        words = intake.batch.words[row].tolist()
+        producer = topic.producers.get(words[layout.W_PRODUCER_ID]) if topic is not None else None
+        number = words[layout.W_PRODUCER_SEQ]
         if producer is None or number != producer.next_seq or _is_fenced(words, producer):
             return
         producer.passed = number
-
-    def _row_by_row(
-        self, intake: Intake, topic: Topic, start: int, stop: int, now_us: int, stale: Any
-    ) -> None:
-        for row in range(start, stop):
-            if stale[row - start]:
-                sent = int(intake.batch.words[row, layout.W_COUNT_EPOCH] >> _EPOCH_SHIFT)
-                self._refuse(intake, row, Status.STALE_EPOCH, sent, topic.epoch)
-            else:
-                self._admit_stretch(intake, topic, row, row + 1, now_us)
 
     def _repeat(self, intake: Intake, topic: Topic, row: int) -> None:
         """A frame this topic has already: answer with the numbers it got then."""
@@ -565,12 +309,10 @@ class Admission:
         intake.repeats += 1
         # The first copy may be in this very group, so the answer waits for the group like any other.
 
-    def _over_cap(self, intake: Intake, topic: Topic, row: int) -> bool:
+    def _over_cap(self, intake: Intake, topic: Topic, run: Run) -> bool:
         """Refuse a frame that would exceed the caps of a `discard: reject` topic (W-12 to W-14)."""
-        assert intake.accounted is not None
-        config = topic.config
-        count = int(frames.counts_of(intake.batch.words[row : row + 1])[0])
-        size = int(intake.accounted[row])
+        config, row = topic.config, run.start
+        count, size = run.records, run.bytes
         if config.cap_records and count > config.cap_records:
             self._refuse(intake, row, Status.RECORD_TOO_LARGE, count, config.cap_records, CAP_RECORDS)
             return True
@@ -585,49 +327,48 @@ class Admission:
             self._refuse(intake, row, Status.TOPIC_FULL, config.cap_records, config.cap_bytes, head, earliest)
         return bool(full)
 
-    def _stage(
-        self, intake: Intake, topic: Topic, producer_id: int, start: int, stop: int, now_us: int
-    ) -> None:
-        """Assign numbers and stamps to rows [start, stop) and count them in (W1, CK-3)."""
-        assert intake.accounted is not None
-        words = intake.batch.words[start:stop]
-        counts = words[:, layout.W_COUNT_EPOCH] & _LOW32
-        ends = np.cumsum(counts)
-        total = int(ends[-1])
-        if topic.next_seq + total - 1 > SEQ_MAX:
-            for row in range(start, stop):
-                self._refuse(intake, row, Status.INTERNAL)
+    def _stage(self, intake: Intake, topic: Topic, run: Run, header: list[int], now_us: int) -> None:
+        """Assign numbers and stamps to a run and count it in (W1, CK-3)."""
+        start, stop = run.start, run.stop
+        if topic.next_seq + run.records - 1 > SEQ_MAX:
+            self._refuse_run(intake, run, Status.INTERNAL)
             return
-        bases = ends - counts + U64(topic.next_seq)
+        config, base = topic.config, topic.next_seq
         stamp = max(now_us, topic.last_ts)
-        words[:, layout.W_BASE_SEQ] = bases
-        words[:, layout.W_COMMIT_TS] = stamp
-        words[:, layout.W_COUNT_EPOCH] = counts | U64(topic.epoch << layout.EPOCH_SHIFT)
-        durability = self._effective_class(topic, words)
-        tail = words[:, layout.W_TAIL]
-        words[:, layout.W_TAIL] = (tail & _DURABILITY_CLEAR) | U64(durability << layout.FLAGS_SHIFT)
+        durability = int(config.durability)
+        # Records of an ephemeral topic stay ephemeral: they have no place in the log.
+        if durability != Durability.EPHEMERAL:
+            durability = max(durability, header[layout.W_TAIL] >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK)
+        words, entries = intake.batch.words, intake.entries
+        following = frames.number_rows(words, entries, start, stop, base, stamp, topic.epoch, durability)
         topic.is_reserving |= durability < Durability.FSYNC
-        topic.producers.admit(producer_id)
-        topic.producers.record(producer_id, words[:, layout.W_PRODUCER_SEQ], bases, counts)
-        topic.next_seq += total
+        producer_id, number = header[layout.W_PRODUCER_ID], header[layout.W_PRODUCER_SEQ]
+        producer = topic.producers.admit(producer_id)
+        assert producer is not None
+        if run.is_even:
+            producer.extend(number, stop - start, base, run.records_max)
+        else:
+            rows = words[start:stop]
+            topic.producers.record(
+                producer_id,
+                rows[:, layout.W_PRODUCER_SEQ],
+                rows[:, layout.W_BASE_SEQ],
+                frames.counts_of(rows),
+            )
+        topic.next_seq = following
         topic.last_ts = stamp
-        topic.staged_count += total
-        topic.staged_bytes += int(intake.accounted[start:stop].sum())
-        config = topic.config
-        heads = int(np.bitwise_or.reduce(words[:, layout.W_HEAD]))
-        if config.ttl_ms or config.cap_records or config.cap_bytes or heads >> _EXPIRES_SHIFT & 1:
+        topic.staged_count += run.records
+        topic.staged_bytes += run.bytes
+        if config.ttl_ms or config.cap_records or config.cap_bytes or run.columns & _HAVE_EXPIRES:
             self._note_retention(intake, topic, start, stop, stamp)
-        if heads & HAVE_MARKS:
-            topic.marked_to = topic.next_seq - 1
-        entries = intake.entries[start:stop]
-        entries[:, S_FIRST_SEQ] = bases
-        entries[:, S_COMMIT_TS] = stamp
-        entries[:, S_COUNT_STATUS] = counts
-        entries[:, S_HEAD_SEQ] = topic.next_seq - 1
-        entries[:, S_EPOCH] = topic.epoch
-        is_volatile = durability == Durability.EPHEMERAL
-        intake.stretches.append(Stretch(topic, start, stop, is_volatile))
-        intake.records += total
+        if run.columns << layout.COLUMNS_SHIFT & HAVE_MARKS:
+            topic.marked_to = following - 1
+        last = intake.stretches[-1] if intake.stretches else None
+        if last is not None and last.topic is topic and last.stop == start:
+            last.stop = stop
+        else:
+            intake.stretches.append(Stretch(topic, start, stop, durability == Durability.EPHEMERAL))
+        intake.records += run.records
         intake.frames += stop - start
         intake.needs_sync |= durability == Durability.FSYNC
 
@@ -637,29 +378,30 @@ class Admission:
         if note_written(topic, intake.buffer, intake.batch.take(slice(start, stop)), stamp):
             self.newly_due.append(topic)
 
-    @staticmethod
-    def _effective_class(topic: Topic, words: NDArray[np.uint64]) -> int:
-        """The topic's class, or a stronger one that a frame of the stretch asks for.
 
-        A stretch is one producer's, so one class for all of it is what its frames ask for. Records of
-        an ephemeral topic stay ephemeral: they have no place in the log.
-        """
-        own = int(topic.config.durability)
-        if own == Durability.EPHEMERAL:
-            return own
-        asked = int(((words[:, layout.W_TAIL] >> _FLAGS_SHIFT) & _DURABILITY_MASK).max())
-        return max(own, asked)
-
-
-_ALIKE = np.array([layout.W_HEAD, layout.W_TOPIC, layout.W_COUNT_EPOCH, layout.W_PRODUCER_ID, layout.W_TAIL])
-"""Words in which frames of one producer, of one shape, do not differ."""
-_EXPIRES_SHIFT = layout.COLUMNS_SHIFT + layout.Column.EXPIRES_AT
+_HAVE_EXPIRES = 1 << layout.Column.EXPIRES_AT
 HAVE_MARKS = (1 << layout.Column.NOT_BEFORE | 1 << layout.Column.PRIORITY) << layout.COLUMNS_SHIFT
 """Frames with one of these columns in their head hold records that queues have to know more of."""
-_APPEND_HEAD = layout.FrameType.APPEND | layout.VERSION << 8
-_FOLLOWS = int(frames.FOLLOWS)
-_LONE_FOLLOWS = np.array([True])
-_PLAIN_TAIL = ~(layout.FLAGS_KNOWN << layout.FLAGS_SHIFT | 0xFFFFFFFF)
+_TOO_MANY, _RECORD_LARGE = 32, 33
+"""What is wrong with a frame beside a measure.Fault: more than this shard takes at once."""
+
+
+def _part(intake: Intake, run: Run, start: int, stop: int) -> Run:
+    """Some rows of a run."""
+    checked = intake.checked
+    assert checked is not None
+    words = intake.batch.words[start:stop]
+    counts = frames.counts_of(words)
+    columns = int(np.bitwise_or.reduce(frames.columns_of(words)))
+    return Run(
+        start, stop, run.fault, int(counts.sum()), int(checked.accounted[start:stop].sum()),
+        int(checked.largest[start:stop].max()), int(counts.max()), run.is_even, columns,
+    )  # fmt: skip
+
+
+def _each(intake: Intake, run: Run) -> list[Run]:
+    """A run's frames, each as a run of its own."""
+    return [_part(intake, run, row, row + 1) for row in range(run.start, run.stop)]
 
 
 def note_written(topic: Topic, buffer: Any, batch: FrameBatch, stamp: int) -> bool:
@@ -679,64 +421,18 @@ def note_written(topic: Topic, buffer: Any, batch: FrameBatch, stamp: int) -> bo
     return topic.due_us != known
 
 
-def _is_plain(head: int, tail: int) -> bool:
-    """Uncompressed, nothing unknown set, and as long as it says."""
-    raw_len, columns = tail & 0xFFFFFFFF, head >> layout.COLUMNS_SHIFT
-    kind = tail >> layout.FLAGS_SHIFT & layout.PAYLOAD_KIND_MASK
-    is_known = not columns & ~layout.PRODUCER_COLUMNS and not tail & _PLAIN_TAIL
-    is_known = is_known and columns & 1 == 1 and kind != layout.PAYLOAD_KIND_MASK
-    return is_known and raw_len == (head & layout.LEN_MASK) - layout.FRAME_LEN_MIN
+def _is_fenced(header: Sequence[int], producer: Producer | None) -> bool:
+    """Was this frame of a named producer sent under another claim than the latest?"""
+    latest = producer.claim if producer is not None else 0
+    return header[layout.W_PRODUCER_ID] < SESSION_BIT and header[layout.W_BASE_SEQ] != latest
 
 
-def _part_follows(intake: Intake) -> None:
-    """Take from the headers what must not be stored. Once is enough, twice is harmless.
-
-    From the buffer too: what opens a frame there on the way to the log takes the flag for damage.
-    """
-    tails = intake.batch.words[:, layout.W_TAIL]
-    flags = tails & frames.FOLLOWS
-    if flags.any():
-        intake.follows = flags != 0
-        tails ^= flags
-        frames.words_of(intake.buffer)[(intake.batch.offsets >> 3) + layout.W_TAIL] = tails
-
-
-_CORRUPT, _UNSOUND, _TOO_MANY, _RECORD_LARGE, _MEASURED = 1, 2, 3, 4, 16
-
-
-def _stretches(words: NDArray[np.uint64], faults: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """[start, stop) of rows with equal topic, producer and soundness."""
-    if len(words) == 0:
-        return []
-    if len(words) == 1:
-        return [(0, 1)]
-    changes = (
-        (words[1:, layout.W_TOPIC] != words[:-1, layout.W_TOPIC])
-        | (words[1:, layout.W_PRODUCER_ID] != words[:-1, layout.W_PRODUCER_ID])
-        | ((faults[1:] != 0) != (faults[:-1] != 0))
-    )
-    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(words)]
-    return list(itertools.pairwise(edges))
+def _is_known(topic: Topic, header: Sequence[int]) -> bool:
+    """Was the frame appended before?"""
+    producer = topic.producers.get(header[layout.W_PRODUCER_ID])
+    number = header[layout.W_PRODUCER_SEQ]
+    return producer is not None and (number <= producer.forgotten or producer.find(number) is not None)
 
 
 assert S_COUNT_STATUS == 3
 assert STATUS_SHIFT == 32
-
-
-def _other_claims(words: NDArray[np.uint64], producer: Producer | None) -> NDArray[np.bool_]:
-    """(n,) frames of this producer that were sent under another claim than the latest."""
-    latest = producer.claim if producer is not None else 0
-    return np.asarray(words[:, layout.W_BASE_SEQ] != U64(latest), dtype=np.bool_)
-
-
-def _is_fenced(words: Any, producer: Producer | None) -> bool:
-    """Was this frame of a named producer sent under another claim than the latest?"""
-    latest = producer.claim if producer is not None else 0
-    return int(words[layout.W_PRODUCER_ID]) < SESSION_BIT and int(words[layout.W_BASE_SEQ]) != latest
-
-
-def _is_known(topic: Topic, words: Any) -> bool:
-    """Was the frame appended before?"""
-    producer = topic.producers.get(int(words[layout.W_PRODUCER_ID]))
-    number = int(words[layout.W_PRODUCER_SEQ])
-    return producer is not None and (number <= producer.forgotten or producer.find(number) is not None)

@@ -435,7 +435,7 @@ class ShardCore:
             latch = self.requests.read_only
             closed = Status.INTERNAL if room is Room.NONE or self.disk_missing_bytes else None
             closed = closed if latch is None else Status.STORAGE_READ_ONLY
-            intake = self.admission.open(event.buffer, event.batch, event.position)
+            intake = self.admission.open(event.buffer, event.batch)
             self.admission.admit(intake, self.directory.by_id, self._now_us, closed)
             if latch is not None:
                 latch.explain(intake)

@@ -132,9 +132,9 @@ def _count(intake: Intake, held: Held) -> None:
     for stretch in intake.stretches:
         if not stretch.is_volatile:
             continue
-        assert intake.accounted is not None
+        assert intake.checked is not None
         rows = slice(stretch.start, stretch.stop)
-        records, accounted = int(counts[rows].sum()), int(intake.accounted[rows].sum())
+        records, accounted = int(counts[rows].sum()), int(intake.checked.accounted[rows].sum())
         floor = int(words[stretch.stop - 1, layout.W_BASE_SEQ] + counts[stretch.stop - 1])
         _, _, had, had_bytes = held.get(stretch.topic.topic_id, (stretch.topic, 0, 0, 0))
         held[stretch.topic.topic_id] = (stretch.topic, floor, had + records, had_bytes + accounted)

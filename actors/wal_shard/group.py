@@ -18,7 +18,6 @@ from actors.wal_shard.admission import Intake
 from actors.wal_shard.records import GroupMark, frame_of
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.kernel import seal_rows
 from ringlog.frame.layout import FrameType
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
@@ -284,7 +283,7 @@ def _lay_out_intake(
         if stretch.is_volatile != is_volatile:
             continue
         rows = intake.batch.words[stretch.start : stretch.stop]
-        seal = seal_rows(intake.buffer, intake.batch, stretch.start, stretch.stop, salt)
+        seal = frames.seal_rows(intake.buffer, intake.batch, stretch.start, stretch.stop, salt)
         first = int(starts[stretch.start])
         stop = int(starts[stretch.stop - 1] + totals[stretch.stop - 1])
         places = starts[stretch.start : stretch.stop] + (offset - first)
@@ -317,13 +316,7 @@ def _lay_out_one(
     topic.index.add(base, file_id, offset)
     _note(news, topic, base, base + intake.records - 1, file_id, offset, offset + total, is_volatile)
     buffers.append(memoryview(intake.buffer)[start : start + total])
-    if intake.batch.checked is not None:
-        return offset + total, seal_rows(intake.buffer, intake.batch, 0, 1, salt)
-    header = row[: layout.W_SEAL_XXH3].tobytes()
-    seal = xxhash.xxh3_64_intdigest(header, salt)
-    row[layout.W_SEAL_XXH3] = seal
-    intake.buffer[start : start + layout.HEADER_BYTES] = header + seal.to_bytes(8, "little")
-    return offset + total, seal
+    return offset + total, frames.seal_rows(intake.buffer, intake.batch, 0, 1, salt)
 
 
 def _seqs_of(rows: frames.U64) -> tuple[int, int]:

@@ -230,8 +230,8 @@ class HotTail:
             sizes = None
             if is_plain:
                 sizes = np.array([length])
-            elif intake.accounted is not None:
-                sizes = intake.accounted[row : row + 1].copy()
+            elif intake.checked is not None:
+                sizes = intake.checked.accounted[row : row + 1].copy()
             framed = Framed([base], base + 1, bytes(buffer[start : start + size]), [0], [size], sizes)
             self._keep(topic, framed, size)
         return True

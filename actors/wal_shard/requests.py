@@ -523,7 +523,7 @@ class Requests:
             raise InvalidRequest("frames are missing or not a multiple of 8 bytes", bytes=len(data or b""))
         if len(data) > FRAME_BYTES_MAX:
             raise InvalidRequest("message too large", bytes=len(data), max=FRAME_BYTES_MAX)
-        batch = frames.scan(data)
+        batch = frames.find(data)
         if batch.stop != len(data) or len(batch) != message.frames or not len(batch):
             raise InvalidRequest(
                 "attached bytes are not the frames announced", announced=message.frames, found=len(batch),

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from actors.wal_shard.events import FramesArrived
 from ringlog.errors import RingError
-from ringlog.frame.batch import End
-from ringlog.frame.kernel import find
+from ringlog.frame.batch import End, find
 from ringlog.frame.layout import LEN_FIELD_BYTES
 from ringlog.frame.settle import Entries
 from ringlog.limits import DRAIN_BYTES_PER_RING_MAX, GROUP_BYTES_MAX, GROUP_FRAMES_MAX

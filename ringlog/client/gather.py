@@ -218,7 +218,7 @@ def malformed(run: FrameRun, offset: int, topic: str, reason: str) -> CorruptDat
 def gather(run: FrameRun, rows: slice, after: int, topic: str) -> GatheredPiece:
     """Decode the records behind `after` of these frames, all uncompressed and with the same columns.
 
-    Raises CorruptData, naming the first of them, when a column does not fit its frame.
+    Raises CorruptData, naming the frame, when a column does not fit it.
     """
     try:
         found = spans_of(run.buffer, run.batch.take(rows))

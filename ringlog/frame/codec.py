@@ -19,7 +19,7 @@ from ringlog.frame.columns import Columns
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
 from ringlog.frame.header import Header, pack_header
-from ringlog.frame.kernel import encode_plain
+from ringlog.frame.kernel import LIMITS, kernel
 from ringlog.frame.layout import Column, FrameType
 from ringlog.limits import BATCH_RECORDS_MAX, FRAME_BYTES_MAX, RECORD_BYTES_MAX
 from ringlog.types import Codec, Durability, PayloadKind
@@ -29,6 +29,7 @@ I64 = NDArray[np.int64]
 _PADS = tuple(bytes(n) for n in range(8))
 _HEADERS_MAX = 64
 """Headers kept: a client's frames get topic and producer later, and differ in class and kind alone."""
+_NO_COLUMNS = (None,) * 9
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -136,12 +137,21 @@ def frames_of(
     header = _payload_header(
         topic_id, producer_id, first_producer_seq, epoch, _flags(durability, payload_kind)
     )
-    found = encode_plain(payloads, records, header)
+    try:
+        values = payloads if isinstance(payloads, list) else list(payloads)
+    except TypeError as e:
+        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
+    found = _encoded(values, records, header)
     if found is None:
-        found = encode_plain(_as_bytes(payloads), records, header)
+        found = _encoded(_as_bytes(values), records, header)
     if found is None:
         raise PayloadTooLarge("too many bytes in one call", max=FRAME_BYTES_MAX)
-    return found
+    return found[0], np.frombuffer(found[1], dtype=np.int64)
+
+
+def _encoded(payloads: list[bytes], records: int, header: bytes) -> tuple[bytearray, bytes] | None:
+    columns = (payloads, *_NO_COLUMNS)
+    return kernel.encode(columns, len(payloads), records, header, FRAME_BYTES_MAX, LIMITS)
 
 
 @lru_cache(_HEADERS_MAX)

@@ -1,7 +1,6 @@
 """What retention and deletes must know of each record: its number, size, stamps and tag. Nothing of content.
 
-Frames are taken as verified (checksums looked at). Those without headers and without compression, which
-is nearly all, are walked side by side, column by column; the others are opened one by one.
+Frames are taken as verified (checksums looked at). Compressed ones are opened one by one.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.errors import FrameInvalid
-from ringlog.frame import layout
-from ringlog.frame.batch import I64, U64, FrameBatch, codecs_of, columns_of, counts_of
-from ringlog.frame.body import columns_in
+from ringlog.frame.batch import I64, U64, FrameBatch, codecs_of, columns_of
 from ringlog.frame.layout import Column
+from ringlog.frame.spans import spans_of
 from ringlog.frame.view import FrameView, open_row
 
-_OPENED = 1 << Column.HEADERS
-"""Columns whose frames are opened one by one."""
+_CODEC_SHIFT = 16
+"""Of the codec in a shape, above the columns."""
 
 
 @dataclass(slots=True)
@@ -55,7 +52,7 @@ def record_facts(buffer: Any, batch: FrameBatch, *, with_tags: bool = False) -> 
     """
     if not len(batch):
         return NOTHING
-    shapes = columns_of(batch.words) | (codecs_of(batch.words) << np.uint64(16))
+    shapes = columns_of(batch.words) | (codecs_of(batch.words) << np.uint64(_CODEC_SHIFT))
     if (shapes == shapes[0]).all():
         return _of_shape(buffer, batch, int(shapes[0]), with_tags=with_tags)
     parts = [
@@ -99,11 +96,25 @@ def _filled(parts: list[RecordFacts], columns: list[Any], order: I64) -> Any:
 
 
 def _of_shape(buffer: Any, batch: FrameBatch, shape: int, *, with_tags: bool) -> RecordFacts:
-    bitmap = shape & 0xFFFF
-    if shape >> 16 or bitmap & _OPENED:
+    if shape >> _CODEC_SHIFT:
         opened = [open_row(buffer, batch, row) for row in range(len(batch))]
         return joined([_of_view(view, with_tags=with_tags) for view in opened])
-    return _Walk(buffer, batch).facts(bitmap, with_tags=with_tags)
+    found = spans_of(buffer, batch)
+    starts, stops = found.spans[Column.PAYLOAD]
+    sizes = stops - starts
+    if Column.META in found.spans:
+        starts, stops = found.spans[Column.META]
+        sizes += stops - starts
+    tags = None
+    if with_tags and Column.TAG in found.spans:
+        starts, stops = found.spans[Column.TAG]
+        first = int(starts[0])
+        whole = bytes(found.buffer[first : int(stops[-1])])
+        tags = [whole[a:b] for a, b in zip((starts - first).tolist(), (stops - first).tolist(), strict=True)]
+    return RecordFacts(
+        found.seqs.view(np.uint64), sizes, found.times, found.fixed.get(Column.EXPIRES_AT), tags,
+        found.fixed.get(Column.NOT_BEFORE), found.fixed.get(Column.PRIORITY),
+    )  # fmt: skip
 
 
 def _of_view(view: FrameView, *, with_tags: bool) -> RecordFacts:
@@ -122,79 +133,3 @@ def _of_view(view: FrameView, *, with_tags: bool) -> RecordFacts:
         view.fixed_column(Column.NOT_BEFORE),
         view.fixed_column(Column.PRIORITY),
     )
-
-
-class _Walk:
-    """Goes over the columns of many frames at once; positions are bytes of the buffer."""
-
-    def __init__(self, buffer: Any, batch: FrameBatch) -> None:
-        self._view = memoryview(buffer).cast("B")
-        usable = len(self._view) & ~7
-        self._i32 = np.frombuffer(self._view[:usable], "<i4")
-        self._i64 = np.frombuffer(self._view[:usable], "<i8")
-        self._words = batch.words
-        self._at = batch.offsets + layout.HEADER_BYTES
-        self._end = batch.offsets + batch.total_bytes
-        self._counts = counts_of(batch.words).astype(np.int64)
-        total = int(self._counts.sum())
-        if total == len(batch):
-            self._frame_of: Any = slice(None)
-            self._index_of: Any = 0
-        else:
-            self._frame_of = np.repeat(np.arange(len(batch)), self._counts)
-            ends = np.cumsum(self._counts)
-            self._index_of = np.arange(total) - (ends - self._counts)[self._frame_of]
-
-    def facts(self, bitmap: int, *, with_tags: bool) -> RecordFacts:
-        """The facts of all frames, which have the columns of `bitmap`."""
-        sizes: Any = 0
-        expires = tags = not_before = priorities = None
-        stamps = self._words[:, layout.W_COMMIT_TS].astype(np.int64)[self._frame_of]
-        for column in columns_in(bitmap):
-            if column <= Column.META:
-                starts, stops = self._bytes_column()
-                if column in (Column.PAYLOAD, Column.META):
-                    sizes = sizes + (stops - starts)
-                elif column == Column.TAG and with_tags:
-                    whole = bytes(self._view[int(starts[0]) : int(stops[-1])])
-                    bounds = zip((starts - starts[0]).tolist(), (stops - starts[0]).tolist(), strict=True)
-                    tags = [whole[a:b] for a, b in bounds]
-            elif column == Column.PRIORITY:
-                at = self._past(_padded(self._counts))
-                priorities = np.frombuffer(self._view, np.uint8)[at[self._frame_of] + self._index_of]
-            else:
-                values = self._times()
-                if column == Column.EXPIRES_AT:
-                    expires = values
-                elif column == Column.NOT_BEFORE:
-                    not_before = values
-                elif column == Column.COMMIT_TS:
-                    stamps = values
-        bases = self._words[:, layout.W_BASE_SEQ][self._frame_of]
-        seqs = bases + np.asarray(self._index_of, dtype=np.uint64)
-        return RecordFacts(seqs, sizes, stamps, expires, tags, not_before, priorities)
-
-    def _past(self, sizes: I64) -> I64:
-        at = self._at
-        self._at = at + sizes
-        if (self._at > self._end).any():
-            raise FrameInvalid("column runs past the body")
-        return at
-
-    def _times(self) -> I64:
-        at = self._past(_padded(8 * self._counts))
-        values: I64 = self._i64[(at >> 3)[self._frame_of] + self._index_of]
-        return values
-
-    def _bytes_column(self) -> tuple[I64, I64]:
-        at = self._past(_padded(4 * (self._counts + 1)))
-        sizes = self._i32[(at >> 2) + self._counts].astype(np.int64)
-        if (sizes < 0).any():
-            raise FrameInvalid("offsets do not start at 0 and rise")
-        data = self._past(_padded(sizes))[self._frame_of]
-        base = (at >> 2)[self._frame_of] + self._index_of
-        return data + self._i32[base], data + self._i32[base + 1]
-
-
-def _padded(sizes: I64) -> I64:
-    return (sizes + 7) & ~7

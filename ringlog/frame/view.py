@@ -372,9 +372,10 @@ def open_row(buffer: Any, batch: FrameBatch, row: int) -> FrameView:
     routed frame nothing else says it. Structure is checked; raises FrameInvalid as open_frame.
     """
     offset = int(batch.offsets[row])
-    header = unpack_header(batch.words[row].tobytes(), 0)
+    words = batch.words[row].tobytes()
+    header = unpack_header(words, 0)
     try:
-        fault = header_fault(header)
+        fault = header_fault(words)
         if fault is not None:
             raise FrameInvalid(fault)
         view = memoryview(buffer).cast("B").toreadonly()
@@ -386,18 +387,22 @@ def open_row(buffer: Any, batch: FrameBatch, row: int) -> FrameView:
 
 def checked_body(header: Header, stored: memoryview) -> tuple[memoryview, BodyLayout]:
     """Decompress, if need be, and walk the body of a header that passed header_fault; raises FrameInvalid."""
+    body = unpacked_body(header, stored)
+    return body, walk_body(body, header.columns, header.records) if header.records else BodyLayout()
+
+
+def unpacked_body(header: Header, stored: memoryview) -> memoryview:
+    """The body before compression of a header that passed header_fault. A control frame's is checked, one of
+    records is not; raises FrameInvalid."""
     if header.type == FrameType.ROUTED:
         _check_routed(stored)
-        return stored, BodyLayout()
-    if header.type not in layout.TYPES_WITH_COLUMNS:
+    elif header.type not in layout.TYPES_WITH_COLUMNS:
         check_control(bytes(stored[: header.raw_len]))
         if any(stored[header.raw_len :]):
             raise FrameInvalid("padding is not zero")
-        return stored, BodyLayout()
-    body = stored
-    if header.codec != Codec.NONE:
-        body = memoryview(decompress(stored, header.codec, header.raw_len))
-    return body, walk_body(body, header.columns, header.records)
+    elif header.codec != Codec.NONE:
+        return memoryview(decompress(stored, header.codec, header.raw_len))
+    return stored
 
 
 def _check_routed(stored: memoryview) -> None:
@@ -421,7 +426,7 @@ def _checked_header(view: memoryview, offset: int) -> Header:
     if available < layout.HEADER_BYTES:
         raise FrameInvalid("shorter than a header", available=max(available, 0))
     header = unpack_header(view, offset)
-    fault = header_fault(header)
+    fault = header_fault(view[offset : offset + layout.HEADER_BYTES])
     if fault is not None:
         raise FrameInvalid(fault)
     if header.total_bytes > available:

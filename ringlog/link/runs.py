@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ringlog.errors import RingError, RinglogError
 from ringlog.frame import layout
 from ringlog.frame.batch import FOLLOWS
-from ringlog.frame.kernel import stamp_frames
+from ringlog.frame.kernel import kernel
 from ringlog.frame.settle import S_POSITION, Entries
 
 I64 = NDArray[np.int64]
@@ -118,7 +118,7 @@ class Run:
 
         Each frame follows the one before (layout.FLAG_FOLLOWS), the first one too if `follows`.
         """
-        self.frame_bytes = stamp_frames(
+        self.frame_bytes = kernel.stamp(
             self.buffer, self.offsets, topic_id, epoch, producer_id, first_producer_seq, follows
         )
 

@@ -37,7 +37,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, FrameInvalid, InvariantViolation, Refused, refusal
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout
-from ringlog.frame.kernel import find
+from ringlog.frame.batch import find
 from ringlog.frame.routed import resolve
 from ringlog.frame.settle import WORDS, Entries, entry_error
 from ringlog.frame.view import open_row

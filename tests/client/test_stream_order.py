@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.wal_shard import admission as admitting
 from actors.wal_shard.admission import Admission, Limits
 from ringlog.client.batch import Batch
 from ringlog.client.stream import Stream
@@ -113,8 +112,8 @@ class Engine:
             part.fate = ShuttingDown("the engine is stopping", outcome="unknown")
 
     def admit(self, buffer: bytearray) -> Any:
-        batch = frames.scan(buffer)
-        intake = self.admission.open(buffer, batch, batch.offsets)
+        batch = frames.find(buffer)
+        intake = self.admission.open(buffer, batch)
         self.admission.admit(intake, {5: self.shard}, self.clock.now_us(), None)
         assert not frames.malformed(batch.words).any(), "what is stored says nothing of its way"
         for row in range(len(batch)):
@@ -245,11 +244,14 @@ def test_trouble_costs_a_second_way_and_no_order(acts):
 def test_a_shard_that_does_not_look_at_what_follows_is_noticed(monkeypatch):
     """Without W9 the same trouble changes places: the test above says something."""
 
-    def forgets(intake):
-        intake.batch.words[:] = frames.as_stored(intake.batch.words)
+    opens = Admission.open
 
-    monkeypatch.setattr(admitting, "_part_follows", forgets)
-    monkeypatch.setattr(Admission, "_admit_one", lambda *_: False)
+    def forgets(*args):
+        intake = opens(*args)
+        intake.checked.follows = None
+        return intake
+
+    monkeypatch.setattr(Admission, "open", forgets)
     for acts in TROUBLE[:3]:
         sender = play(acts)
         assert sender.engine.appended != [n.to_bytes(8, "big") for n in range(sender.sent)]

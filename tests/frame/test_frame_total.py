@@ -9,6 +9,7 @@ from typing import Any
 import lz4.block
 import msgpack
 import numpy as np
+import oracle
 import pytest
 import zstandard
 from frame_samples import (
@@ -207,7 +208,8 @@ _GOOD = unpack_header(golden_frames()["payload_only"][1], 0)
 def test_one_header_and_many_are_judged_alike(rows: list[Header]) -> None:
     assert [unpack_header(pack_header(row), 0) for row in rows] == rows
     words = np.frombuffer(b"".join(map(pack_header, rows)), dtype="<u8").reshape(-1, 10)
-    assert frames.malformed(words).tolist() == [header_fault(row) is not None for row in rows]
+    assert frames.malformed(words).tolist() == [oracle.header_fault(row) is not None for row in rows]
+    assert [header_fault(pack_header(row)) for row in rows] == list(map(oracle.header_fault, rows))
 
 
 # -- decompression (SEC-15, RF-103) -------------------------------------------------------------------

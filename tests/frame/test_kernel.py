@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import subprocess
 import sys
@@ -11,18 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 from frame_samples import any_frame, fix_body_checksum, mutated_frame
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from ringlog.compiled import kernel
+from ringlog.errors import FrameInvalid
 from ringlog.frame import batch as frames
-from ringlog.frame import codec, encode_records, frame, layout, measure
-from ringlog.frame.batch import End, FrameBatch, scan
-from ringlog.frame.kernel import find, seal_rows
+from ringlog.frame import codec, encode_records, frame, layout
+from ringlog.frame.batch import End, FrameBatch, Run, find, scan
+from ringlog.frame.body import walk_body
+from ringlog.frame.header import unpack_header
+from ringlog.frame.kernel import LIMITS
 from ringlog.frame.settle import S_POSITION, S_PRODUCER_SEQ, S_TOPIC, WORDS
-from ringlog.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, SEQ_MAX
+from ringlog.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -60,101 +67,128 @@ tails = st.sampled_from(
 )
 
 
-def judged(buffer: bytearray, batch: FrameBatch) -> tuple[list[bool], Any]:
-    """Which frames are sound ones of payloads alone, as admission means it; their measures."""
-    words = batch.words.copy()
-    words[:, layout.W_TAIL] &= ~frames.FOLLOWS
-    bare = FrameBatch(batch.offsets, words, batch.stop, batch.end)
-    measures = measure(buffer, bare)
-    sound = (
-        ~frames.malformed(words)
-        & (frames.columns_of(words) == 1)
-        & (frames.codecs_of(words) == 0)
-        & (frames.types_of(words) == layout.FrameType.APPEND)
-        & (words[:, layout.W_PRODUCER_ID] != 0)
-        & (words[:, layout.W_PRODUCER_SEQ] != 0)
-        & (frames.body_hashes(buffer, bare) == words[:, layout.W_BODY_XXH3])
-        & (measures.bad == 0)
-    )
-    return sound.tolist(), measures
-
-
 @given(
     st.lists(plain_frame() | damaged() | any_frame() | mutated_frame(), max_size=6), tails, st.integers(0, 8)
 )
 @example([], b"", 5)
-def test_what_is_found_is_what_scan_finds_and_admission_judges(
+def test_what_a_producer_sent_is_found_as_scan_finds_it_and_judged_as_the_oracle_judges(
     pieces: list[bytearray], tail: bytes, frames_max: int
 ) -> None:
-    """RF-31: whatever a producer wrote, both ways see the same frames, and the same ones are sound."""
+    """RF-31: whatever a producer wrote."""
     buffer = bytearray().join([*pieces, tail])
     assume(len(buffer) % 8 == 0)
-    before = bytes(buffer)
-    expected = scan(bytearray(buffer), frames_max=frames_max)
+    before = bytearray(buffer)
+    expected = scan(before, frames_max=frames_max)
     found = find(buffer, 1_000, frames_max=frames_max)
-    assert (found.stop, found.end) == (expected.stop, expected.end)
+    assert (found.stop, found.end, found.reason) == (expected.stop, expected.end, expected.reason)
     assert found.offsets.tolist() == expected.offsets.tolist()
     assert found.total_bytes.tolist() == expected.total_bytes.tolist()
-    if found.entries is not None:
-        assert found.entries.shape == (len(found), WORDS)
-        assert (found.entries[:, S_POSITION] == expected.offsets + 1_000).all()
-        assert (found.entries[:, S_TOPIC] == expected.words[:, layout.W_TOPIC]).all()
-        assert (found.entries[:, S_PRODUCER_SEQ] == expected.words[:, layout.W_PRODUCER_SEQ]).all()
-    if not len(expected) or found.end is End.INVALID:
-        assert found.checked is None
-        return
-    sound, measures = judged(bytearray(before), expected)
-    assert (found.checked is not None) == all(sound)
-    if found.checked is None:
-        assert buffer == before, "nothing is changed in what is not sound"
-        assert (found.words == expected.words).all()
-        return
     checked, words = found.checked, expected.words
+    assert checked is not None
+    assert checked.entries.shape == (len(found), WORDS)
+    assert (checked.entries[:, S_POSITION] == expected.offsets + 1_000).all()
+    assert (checked.entries[:, S_TOPIC] == words[:, layout.W_TOPIC]).all()
+    assert (checked.entries[:, S_PRODUCER_SEQ] == words[:, layout.W_PRODUCER_SEQ]).all()
     follows = (words[:, layout.W_TAIL] & frames.FOLLOWS) != 0
-    assert checked.accounted.tolist() == measures.accounted.tolist()
-    assert checked.largest.tolist() == measures.largest.tolist()
-    assert checked.bytes == measures.accounted.sum()
-    assert checked.record_bytes_max == measures.largest.max()
-    assert checked.records_max == frames.counts_of(words).max()
     assert (checked.follows is None) == (not follows.any())
     if checked.follows is not None:
         assert checked.follows.tolist() == follows.tolist()
     bare = words.copy()
     bare[:, layout.W_TAIL] &= ~frames.FOLLOWS
     assert (found.words == bare).all()
-    assert (frames.headers_at(frames.words_of(buffer), found.offsets) == bare).all()
-    alike = (layout.W_TOPIC, layout.W_PRODUCER_ID)
-    is_run = all((words[1:, column] == words[:-1, column]).all() for column in alike)
-    is_run &= bool((frames.epochs_of(words)[1:] == frames.epochs_of(words)[:-1]).all())
-    is_run &= bool(
-        (bare[1:, layout.W_TAIL] >> np.uint64(32) == bare[:-1, layout.W_TAIL] >> np.uint64(32)).all()
-    )
-    is_run &= bool((np.diff(words[:, layout.W_PRODUCER_SEQ].astype(np.int64)) == 1).all())
-    assert checked.is_run == is_run
-    assert checked.is_even == (len(set(frames.counts_of(words).tolist())) == 1)
+    frames.put_headers(frames.words_of(before), FrameBatch(expected.offsets, bare, 0, End.CLEAN))
+    assert buffer == before, "nothing else is changed"
+    spans = zip(found.offsets.tolist(), (found.offsets + found.total_bytes).tolist(), strict=True)
+    judged = [oracle.judge_sent(bytes(before[start:stop])) for start, stop in spans]
+    seen = zip(checked.accounted.tolist(), checked.largest.tolist(), checked.faults.tolist(), strict=True)
+    assert list(seen) == judged
+    require_runs(checked.runs, found.words, judged)
+
+
+def require_runs(runs: list[Run], words: Any, judged: list[tuple[int, int, int]]) -> None:
+    """Runs cover all rows, are as long as they can be, and say of their frames what is so."""
+    assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])][: len(runs)]
+    assert (runs[-1].stop if runs else 0) == len(words)
+    counts, columns = frames.counts_of(words).tolist(), frames.columns_of(words).tolist()
+    alike = [
+        (each[layout.W_TOPIC], each[layout.W_PRODUCER_ID], each[layout.W_BASE_SEQ],
+         each[layout.W_COUNT_EPOCH] >> 32, each[layout.W_TAIL] >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK)
+        for each in words.tolist()
+    ]  # fmt: skip
+    numbers = words[:, layout.W_PRODUCER_SEQ].tolist()
+    starts = {run.start for run in runs}
+    for row in range(1, len(words)):
+        goes_on = alike[row] == alike[row - 1] and numbers[row] == numbers[row - 1] + 1
+        goes_on &= not judged[row][2] and not judged[row - 1][2]
+        assert (row not in starts) == goes_on
+    for run in runs:
+        rows = range(run.start, run.stop)
+        assert run.fault == judged[run.start][2]
+        assert run.records == sum(counts[row] for row in rows)
+        assert run.bytes == sum(judged[row][0] for row in rows)
+        assert run.record_bytes_max == max(judged[row][1] for row in rows)
+        assert run.records_max == max(counts[row] for row in rows)
+        assert run.is_even == (len({counts[row] for row in rows}) == 1)
+        assert run.columns == functools.reduce(operator.or_, [columns[row] for row in rows])
+
+
+@given(st.lists(any_frame(), min_size=1, max_size=5), st.integers(0, (1 << 64) - 1))
+def test_hashes_and_seals_are_those_of_xxhash(pieces: list[bytearray], salt: int) -> None:
+    buffer = bytes(bytearray().join(pieces))
+    batch = scan(buffer)
+    assert frames.body_hashes(buffer, batch).tolist() == [xxh3_64_intdigest(bytes(p[80:])) for p in pieces]
+    assert frames.seals(batch.words, salt).tolist() == [
+        xxh3_64_intdigest(bytes(p[:72]), salt) for p in pieces
+    ]
+
+
+@given(mutated_frame() | any_frame())
+def test_a_body_is_walked_as_the_oracle_walks_it(whole: bytearray) -> None:
+    """The same places, or the same fault at the same place."""
+    header = unpack_header(whole, 0)
+    assume(not oracle.header_fault(header) and header.records and not header.codec)
+    body = memoryview(bytes(whole))[layout.HEADER_BYTES : header.total_bytes]
+    try:
+        expected: Any = oracle.walk_body(body, header.columns, header.records)
+    except FrameInvalid as e:
+        expected = (e.reason, e.offset)
+    try:
+        found: Any = walk_body(body, header.columns, header.records)
+    except FrameInvalid as e:
+        found = (e.reason, e.offset)
+    assert found == expected
+
+
+ROWS_OF_NOTHING = (None,) * 9
 
 
 @pytest.mark.parametrize(
     "items",
-    [[], [b"x", bytearray(b"y")], [b"x", "y"], [b"x", None], (memoryview(b"x"),), "abc", iter([b"x"]), 5,
-     [b"x" * (RECORD_BYTES_MAX + 1)]],
-    ids=["none", "bytearray", "text", "nothing", "view", "a text", "iterator", "number", "too large"],
+    [[], [b"x", bytearray(b"y")], [b"x", "y"], [b"x", None], [memoryview(b"x")],
+     [b"x" * (RECORD_BYTES_MAX + 1)], (b"x", [0, 1])],
+    ids=["none", "bytearray", "text", "nothing", "view", "too large", "no offsets"],
 )  # fmt: skip
-def test_what_is_not_plain_is_left_to_the_other_way(items: Any) -> None:
-    found = kernel.encode(items, 1, bytes(80), RECORD_BYTES_MAX, FRAME_BYTES_MAX)
-    assert found is None
+def test_what_is_not_plain_is_not_encoded(items: Any) -> None:
+    columns = (items, *ROWS_OF_NOTHING)
+    assert kernel.encode(columns, len(items), 1, bytes(80), FRAME_BYTES_MAX, LIMITS) is None
 
 
-@pytest.mark.parametrize("arguments", [(0, bytes(80)), (-1, bytes(80)), (1, bytes(79)), (1 << 40, bytes(80))])
-def test_numbers_that_make_no_sense_are_left_to_the_other_way(arguments: tuple[int, bytes]) -> None:
-    records, header = arguments
-    assert kernel.encode([b"x"], records, header, RECORD_BYTES_MAX, FRAME_BYTES_MAX) is None
+@pytest.mark.parametrize("records", [0, -1, 1 << 40])
+def test_numbers_of_records_that_make_no_sense_are_not_encoded(records: int) -> None:
+    columns = ([b"x"], *ROWS_OF_NOTHING)
+    assert kernel.encode(columns, 1, records, bytes(80), FRAME_BYTES_MAX, LIMITS) is None
 
 
-def test_more_than_a_call_may_hold_is_left_to_the_other_way() -> None:
+def test_a_header_of_another_size_is_an_error() -> None:
+    with pytest.raises(ValueError, match="header"):
+        kernel.encode(([b"x"], *ROWS_OF_NOTHING), 1, 1, bytes(79), FRAME_BYTES_MAX, LIMITS)
+
+
+def test_more_than_a_call_may_hold_is_not_encoded() -> None:
     one = codec.frames_of([b"x"] * 4, 2, topic_id=1)[0]
-    assert kernel.encode([b"x"] * 4, 2, bytes(80), 10, len(one)) is not None
-    assert kernel.encode([b"x"] * 4, 2, bytes(80), 10, len(one) - 1) is None
+    columns = ([b"x"] * 4, *ROWS_OF_NOTHING)
+    assert kernel.encode(columns, 4, 2, bytes(80), len(one), LIMITS) is not None
+    assert kernel.encode(columns, 4, 2, bytes(80), len(one) - 1, LIMITS) is None
 
 
 def rows(count: int) -> np.ndarray[Any, Any]:
@@ -187,7 +221,7 @@ def test_offsets_outside_of_a_buffer_are_an_error(offset: int) -> None:
 
 def test_what_may_not_be_written_is_not() -> None:
     with pytest.raises((TypeError, BufferError)):
-        kernel.take(bytes(80), 1, FRAME_BYTES_MAX, SEQ_MAX, 0)
+        kernel.take(bytes(80), 1, 0, LIMITS)
     with pytest.raises((TypeError, BufferError)):
         kernel.seal(bytes(80), np.zeros(1, np.int64), rows(1), 0, 1, 1)
 
@@ -197,7 +231,7 @@ def test_seals_are_those_of_batch(pieces: Sequence[bytearray], salt: int) -> Non
     buffer = bytearray().join(pieces)
     batch = find(buffer)
     other, expected = bytearray(buffer), scan(bytearray(buffer))
-    last = seal_rows(buffer, batch, 0, len(batch), salt)
+    last = frames.seal_rows(buffer, batch, 0, len(batch), salt)
     expected.words[:, layout.W_SEAL_XXH3] = frames.seals(expected.words, salt)
     frames.put_headers(frames.words_of(other), expected)
     assert last == int(expected.words[-1, layout.W_SEAL_XXH3])
@@ -211,6 +245,7 @@ spec = importlib.util.spec_from_file_location("_kernel", sys.argv[1])
 kernel = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kernel)
 chance = random.Random(7)
+LIMITS = bytes.fromhex(sys.argv[2])
 for turn in range(4_000):
     count = chance.randint(1, 30)
     kind = chance.choice((chance.randbytes, bytes))
@@ -218,32 +253,47 @@ for turn in range(4_000):
     head = bytearray(80)
     head[4:8] = bytes((1, 1, 1, 0))
     head[40:48] = head[48:56] = (5).to_bytes(8, "little")
-    buffer, offsets = kernel.encode(payloads, chance.randint(1, 9), bytes(head), 1 << 20, 1 << 26)
+    def some(values):
+        return [chance.choice((None, *values)) for _ in range(count)]
+    columns = chance.choice(((None,) * 9, (
+        some((b"k", b"")), some(("t", "\u00e9" * 3)), some(("n",)),
+        some(({"a": b"b"}, [("c", b""), ("d", b"e")], {})),
+        some((b"{}",)), some((5, -5)), some((6,)), some((7,)), some((8, 255)),
+    )))
+    columns = (payloads, *columns)
+    buffer, offsets = kernel.encode(columns, count, chance.randint(1, 9), bytes(head), 1 << 26, LIMITS)
     kernel.stamp(buffer, offsets, 1, 2, 3, 4, True)
     frames = len(offsets) // 8 - 1
-    whole = kernel.take(buffer, 1 << 40, 1 << 26, (1 << 63) - 1, 0)
-    assert whole[2] == frames and whole[5] == 1, whole
+    whole = kernel.take(buffer, 1 << 40, 0, LIMITS)
+    assert whole[2] == frames and all(not run[2] for run in whole[6]), whole
     last = int.from_bytes(offsets[-16:-8], "little")
     for held in (2, 300, 1 << 16, (1 << 31) - 1, (1 << 32) - 1):
         lying = bytearray(buffer)
         lying[last + 32 : last + 36] = held.to_bytes(4, "little")
         lying[last + 80 :] = bytes(len(lying) - last - 80)
-        kernel.take(lying, 1 << 40, 1 << 26, (1 << 63) - 1, 0)
+        kernel.take(lying, 1 << 40, 0, LIMITS)
     table, entries = whole[0], whole[1]
     words, places = memoryview(table)[: frames * 80], memoryview(table)[frames * 80 : frames * 88]
     kernel.number(words, entries, 0, frames, 1, 2, 3, 3)
     kernel.seal(buffer, places, words, 0, frames, 9)
+    kernel.measure(buffer, places, words, LIMITS)
+    assert len(kernel.spans(buffer, places, words)) == 3
     # Every length and count that a producer may invent, in a buffer that ends with its allocation.
     for _ in range(6):
         hostile = bytearray(buffer[: chance.randrange(0, len(buffer) + 1)])
         for _ in range(chance.randint(1, 4)):
             if hostile:
-                places = (0, 1, 4, 32, 33, 35, 56, 58, 60, 80, 84, 88, chance.randrange(len(hostile)))
+                places = (0, 1, 4, 6, 7, 32, 33, 35, 56, 58, 60, 80, 84, 88, chance.randrange(len(hostile)))
                 at = chance.choice(places)
                 value = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
                 if at < len(hostile):
                     hostile[at] = value
-        kernel.take(hostile, chance.choice((0, 1, 1 << 40)), 1 << 26, (1 << 63) - 1, 0)
+        kernel.take(hostile, chance.choice((0, 1, 1 << 40)), 0, LIMITS)
+        kernel.scan(hostile, 0, len(hostile), 1 << 40, 1 << 26)
+        body = bytes(hostile[80:])
+        for count_said in (1, 2, 30, (1 << 32) - 1):
+            kernel.walk(body, chance.randrange(1 << 11), count_said)
+            kernel.judge(body, chance.randrange(1 << 11) | 1, count_said, LIMITS)
 print("clean")
 """
 
@@ -272,8 +322,8 @@ def test_no_byte_outside_of_a_buffer_is_touched(tmp_path: Path) -> None:
         "PYTHONMALLOC": "malloc",
     }
     done = subprocess.run(
-        [sys.executable, "-c", SANITIZED, str(target)], capture_output=True, text=True, timeout=150,
-        env=environment, check=False,
+        [sys.executable, "-c", SANITIZED, str(target), LIMITS.hex()], capture_output=True, text=True,
+        timeout=150, env=environment, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "clean"), done.stderr[-3_000:]
 

@@ -1,0 +1,233 @@
+"""What the kernel does, in NumPy and plain Python: its oracle. Written for reading, one frame at a time."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ringlog.errors import FrameInvalid
+from ringlog.frame import layout
+from ringlog.frame.body import (
+    NOT_TEXT,
+    TEXT_COLUMNS,
+    BodyLayout,
+    HeaderSpans,
+    Span,
+    columns_in,
+    offsets_in,
+)
+from ringlog.frame.header import Header, unpack_header
+from ringlog.frame.layout import Column, padded
+from ringlog.frame.measure import Fault
+from ringlog.limits import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    HEADERS_PER_RECORD_MAX,
+    KEY_BYTES_MAX,
+    META_BYTES_MAX,
+    NODE_BYTES_MAX,
+    ROUTER_HOPS_MAX,
+    SEQ_MAX,
+    TAG_BYTES_MAX,
+)
+from ringlog.types import Codec
+
+_CODEC_MAX = max(Codec)
+_SMALL = 16
+
+_LONGEST: tuple[tuple[Column, int, Fault], ...] = (
+    (Column.TAG, TAG_BYTES_MAX, Fault.TAG_TOO_LONG),
+    (Column.NODE, NODE_BYTES_MAX, Fault.NODE_TOO_LONG),
+    (Column.KEY, KEY_BYTES_MAX, Fault.KEY_TOO_LONG),
+    (Column.META, META_BYTES_MAX, Fault.META_TOO_LONG),
+)
+
+
+def header_fault(header: Header) -> str | None:
+    """Say what makes this a header that version 1 does not allow, or None."""
+    if (
+        header.frame_len < layout.FRAME_LEN_MIN
+        or header.total_bytes & 7
+        or header.total_bytes > FRAME_BYTES_MAX
+    ):
+        return "frame_len is impossible"
+    fault = shape_fault(header.type, header.version, header.columns, header.codec, header.flags, header.hops)
+    return fault or _number_fault(header)
+
+
+def shape_fault(frame_type: int, version: int, columns: int, codec: int, flags: int, hops: int) -> str | None:
+    """Judge the fields in which frames of one producer seldom differ."""
+    if not 0 < frame_type <= layout.FRAME_TYPE_MAX:
+        return "unknown frame type"
+    if version != layout.VERSION:
+        return "unknown format version"
+    if columns & ~layout.COLUMNS_KNOWN:
+        return "unknown column"
+    if hops > ROUTER_HOPS_MAX or flags & ~layout.FLAGS_KNOWN:
+        return "reserved bits are set"
+    if flags & layout.PAYLOAD_KIND_MASK == layout.PAYLOAD_KIND_MASK:
+        return "unknown payload kind"
+    if codec > _CODEC_MAX:
+        return "unknown codec"
+    if frame_type in layout.TYPES_WITH_COLUMNS:
+        return None if columns & 1 << Column.PAYLOAD else "records without payloads"
+    return "control frame with columns, a codec or hops" if columns or codec or hops else None
+
+
+def _number_fault(header: Header) -> str | None:
+    holds_records = header.type in layout.TYPES_WITH_COLUMNS
+    if (header.records > 0) != holds_records:
+        return "no records" if holds_records else "control frame with records"
+    if header.base_seq + header.records > SEQ_MAX + 1 or header.commit_ts > SEQ_MAX:
+        return "seq or time is out of range"
+    if holds_records and header.raw_len & 7:
+        return "raw_len does not agree with the body"
+    if header.codec == Codec.NONE:
+        if layout.padded(header.raw_len) != header.stored_bytes:
+            return "raw_len does not agree with the body"
+    elif not 0 < header.raw_len <= FRAME_BYTES_MAX - layout.HEADER_BYTES:
+        return "raw_len is impossible"
+    return None
+
+
+def walk_body(body: memoryview, columns: int, count: int) -> BodyLayout:
+    """Find every column of an uncompressed body of `count` (>= 1) records.
+
+    Raises FrameInvalid (its offset counts in the body) unless the columns fill the body exactly.
+    """
+    found = BodyLayout()
+    at = 0
+    for column in columns_in(columns):
+        if column == Column.HEADERS:
+            found.headers, at = _headers_at(body, at, count)
+        elif column <= Column.META:
+            found.spans[column], at = _span_at(body, at, count, column in TEXT_COLUMNS)
+        else:
+            found.fixed[column] = at
+            at = _past_fixed(body, at, count if column == Column.PRIORITY else 8 * count)
+    if at != len(body):
+        raise FrameInvalid("bytes left over in the body", offset=at)
+    return found
+
+
+def _headers_at(body: memoryview, at: int, count: int) -> tuple[HeaderSpans, int]:
+    lists_at = at
+    entries, at = _offsets_at(body, at, count)
+    keys, at = _span_at(body, at, entries, text=True)
+    values, at = _span_at(body, at, entries, text=False)
+    return HeaderSpans(lists_at, keys, values), at
+
+
+def _span_at(body: memoryview, at: int, entries: int, text: bool) -> tuple[Span, int]:
+    offsets_at = at
+    data_bytes, data_at = _offsets_at(body, at, entries)
+    stop = data_at + data_bytes
+    at = padded(stop)
+    if at > len(body):
+        raise FrameInvalid("column runs past the body", offset=offsets_at)
+    _check_zeros(body, stop, at)
+    if text and not _is_text(body, offsets_at, entries, data_at, stop):
+        raise FrameInvalid(NOT_TEXT, offset=data_at)
+    return Span(entries, offsets_at, data_at, data_bytes), at
+
+
+def _offsets_at(body: memoryview, at: int, entries: int) -> tuple[int, int]:
+    """Check the offsets at `at`; return the last one and the place just past them."""
+    stop = at + 4 * (entries + 1)
+    past = padded(stop)
+    if past > len(body):
+        raise FrameInvalid("offsets run past the body", offset=at)
+    _check_zeros(body, stop, past)
+    if entries <= _SMALL:
+        few = struct.unpack_from(f"<{entries + 1}i", body, at)
+        rising, last = few[0] == 0 and list(few) == sorted(few), few[-1]
+    else:
+        many = offsets_in(body, at, entries)
+        rising, last = many[0] == 0 and bool((many[1:] >= many[:-1]).all()), int(many[-1])
+    if not rising:
+        raise FrameInvalid("offsets do not start at 0 and rise", offset=at)
+    return last, past
+
+
+def _past_fixed(body: memoryview, at: int, size: int) -> int:
+    stop = at + size
+    past = padded(stop)
+    if past > len(body):
+        raise FrameInvalid("column runs past the body", offset=at)
+    _check_zeros(body, stop, past)
+    return past
+
+
+def _check_zeros(body: memoryview, start: int, stop: int) -> None:
+    if start != stop and any(body[start:stop]):
+        raise FrameInvalid("padding is not zero", offset=start)
+
+
+def _is_text(body: memoryview, offsets_at: int, entries: int, start: int, stop: int) -> bool:
+    """True if every entry is UTF-8: the whole decodes and no entry begins inside a character."""
+    data = bytes(body[start:stop])
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    begins = offsets_in(body, offsets_at, entries)
+    begins = begins[begins < len(data)]
+    firsts: NDArray[Any] = np.frombuffer(data, dtype=np.uint8)[begins]
+    return not bool(((firsts & 0xC0) == 0x80).any())
+
+
+def judge(body: memoryview, header: Header) -> tuple[int, int, int]:
+    """(accounted bytes, those of the largest record, fault) of an uncompressed append."""
+    try:
+        places = walk_body(body, header.columns, header.records)
+    except FrameInvalid as e:
+        return 0, 0, Fault.TEXT if e.reason == NOT_TEXT else Fault.STRUCTURE
+    sizes = _lengths(body, places.spans[Column.PAYLOAD]).astype(np.int64)
+    if Column.META in places.spans:
+        sizes += _lengths(body, places.spans[Column.META])
+    return int(sizes.sum()), int(sizes.max()), _over_limit(body, places, header.records)
+
+
+def judge_sent(data: bytes) -> tuple[int, int, int]:
+    """The same of one frame as a producer sends it, without the flag FOLLOWS; compressed: PACKED."""
+    header = unpack_header(data, 0)
+    is_append = header.type == layout.FrameType.APPEND and not header.columns & ~layout.PRODUCER_COLUMNS
+    if (
+        header_fault(header)
+        or not is_append
+        or header.hops
+        or not header.producer_id
+        or not header.producer_seq
+    ):
+        return 0, 0, Fault.UNSOUND
+    body = memoryview(data)[layout.HEADER_BYTES :]
+    if xxhash.xxh3_64_intdigest(body) != header.body_xxh3:
+        return 0, 0, Fault.CORRUPT
+    return (0, 0, Fault.PACKED) if header.codec else judge(body, header)
+
+
+def _over_limit(body: memoryview, places: BodyLayout, count: int) -> Fault:
+    for column, most, code in _LONGEST:
+        span = places.spans.get(column)
+        if span is not None and span.data_bytes > most and int(_lengths(body, span).max()) > most:
+            return code
+    if places.headers is not None:
+        lists = offsets_in(body, places.headers.lists_at, count)
+        keys = offsets_in(body, places.headers.keys.offsets_at, places.headers.keys.entries)
+        values = offsets_in(body, places.headers.values.offsets_at, places.headers.values.entries)
+        sizes = np.diff(keys[lists].astype(np.int64) + values[lists])
+        if int(np.diff(lists).max()) > HEADERS_PER_RECORD_MAX or int(sizes.max()) > HEADER_BYTES_MAX:
+            return Fault.HEADERS_TOO_LARGE
+    return Fault.OK
+
+
+def _lengths(body: memoryview, span: Span) -> NDArray[np.int32]:
+    offsets = offsets_in(body, span.offsets_at, span.entries)
+    lengths: NDArray[np.int32] = offsets[1:] - offsets[:-1]
+    return lengths

@@ -794,7 +794,7 @@ static int numbers_of(PyObject *given, Py_ssize_t count, int column, uint8_t *nu
     int width = column == PRIORITY ? 1 : 8;
     if (!PyList_Check(given)) {
         Py_buffer view;
-        if (PyObject_GetBuffer(given, &view, PyBUF_SIMPLE)) return 0;
+        if (!PyMemoryView_Check(given) || PyObject_GetBuffer(given, &view, PyBUF_SIMPLE)) return 0;
         int fits = view.len == count * width;
         if (fits) memcpy(numbers, view.buf, (size_t)view.len);
         PyBuffer_Release(&view);
@@ -871,10 +871,16 @@ static uint8_t *lay_values(uint8_t *at, const Value *values, int64_t count)
     uint8_t *data = at + PADDED(4 * (count + 1)), *next = data;
     store(data - 8, 0); /* the padding of the offsets, if there is any */
     store32(at, 0);
-    for (int64_t i = 0; i < count; i++) {
-        if (values[i].length) memcpy(next, values[i].data, (size_t)values[i].length);
-        next += values[i].length;
-        store32(at + 4 * (i + 1), (uint32_t)(next - data));
+    for (int64_t i = 0; i < count;) {
+        /* Values that lie one behind the other, as those of a buffer do, are copied at one stroke. */
+        const char *from = values[i].data;
+        int64_t size = 0;
+        do {
+            size += values[i].length;
+            store32(at + 4 * ++i, (uint32_t)(next - data + size));
+        } while (i < count && values[i].data == from + size);
+        if (size) memcpy(next, from, (size_t)size);
+        next += size;
     }
     return lay_zeros(next, data + PADDED(next - data));
 }
@@ -887,7 +893,7 @@ PyDoc_STRVAR(encode_doc,
 "`columns`: a tuple, by bit, of None or: a list of bytes, for tag and node of str, None where a record has none; or\n"
 "(data, offsets): a buffer and (count + 1,) int64 places in it. Headers: a list of None, dict of str to bytes, or list\n"
 "or tuple of pairs; or ((count + 1,) int64, keys, values), both as (data, offsets). Numbers: a list of int or None, or a\n"
-"buffer of int64, of priorities uint8. `header`: 80 bytes, of which columns, count, lengths, checksum and (from its\n"
+"memoryview of int64, of priorities uint8. `header`: 80 bytes, of which columns, count, lengths, checksum and (from its\n"
 "value on) producer_seq are filled in.\n\n"
 "Returns (bytearray, bytes of (frames + 1,) int64 offsets), or None where a value is not of these types or a limit is\n"
 "exceeded: then ringlog/frame/columns.py says which.");

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ringlog.errors import Status
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.batch import Checked, FrameBatch, Run
+from ringlog.frame.batch import Checked, CheckedRun, FrameBatch
 from ringlog.frame.facts import record_facts
 from ringlog.frame.measure import Fault, measure_packed
 from ringlog.frame.settle import (
@@ -78,7 +78,7 @@ class Intake:
     batch: FrameBatch
     entries: Entries
     stretches: list[Stretch] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[CheckedRun] = field(default_factory=list)
     """All rows, in order. What is wrong with frames by themselves is known."""
     checked: Checked | None = None
     records: int = 0
@@ -156,11 +156,11 @@ class Admission:
         """Is there a frame that would not be refused whatever the topic?"""
         return any(not run.fault for run in intake.runs)
 
-    def _is_over_limits(self, run: Run) -> bool:
+    def _is_over_limits(self, run: CheckedRun) -> bool:
         limits = self._limits
         return run.records_max > limits.batch_records or run.record_bytes_max > limits.record_bytes
 
-    def _judged(self, intake: Intake, run: Run) -> list[Run]:
+    def _judged(self, intake: Intake, run: CheckedRun) -> list[CheckedRun]:
         """A run whose frames have to be looked at one by one, as such frames; others as they are."""
         if run.fault != Fault.PACKED and not self._is_over_limits(run):
             return [run]
@@ -176,7 +176,7 @@ class Admission:
             found.append(part._replace(fault=fault))
         return found
 
-    def _admit_run(self, intake: Intake, topic: Topic, run: Run, now_us: int) -> None:
+    def _admit_run(self, intake: Intake, topic: Topic, run: CheckedRun, now_us: int) -> None:
         """Give sound frames of one producer, numbered one after the other, their fate. Their number costs
         nothing here, unless some of them are repeats or the topic refuses what exceeds its caps."""
         header: list[int] = intake.batch.words[run.start].tolist()
@@ -217,7 +217,7 @@ class Admission:
         self._stage(intake, topic, run, header, now_us)
 
     def _refuse_followers(
-        self, intake: Intake, topic: Topic, run: Run, follows: NDArray[np.bool_], now_us: int
+        self, intake: Intake, topic: Topic, run: CheckedRun, follows: NDArray[np.bool_], now_us: int
     ) -> None:
         """What follows a frame that was refused for the moment is refused as well, or one producer's records
         would change places (W9); the next frame of the run that follows none may come."""
@@ -228,7 +228,7 @@ class Admission:
         if until < run.stop:
             self._admit_run(intake, topic, _part(intake, run, until, run.stop), now_us)
 
-    def _refuse_fault(self, intake: Intake, run: Run) -> None:
+    def _refuse_fault(self, intake: Intake, run: CheckedRun) -> None:
         row, words = run.start, intake.batch.words[run.start : run.stop]
         if run.fault == Fault.CORRUPT:
             self._refuse(intake, row, Status.CORRUPT_FRAME, int(intake.batch.offsets[row]))
@@ -243,7 +243,7 @@ class Admission:
             status, details = _FAULT_DETAILS[run.fault]
             self._refuse(intake, row, status, *details)
 
-    def _refuse_run(self, intake: Intake, run: Run, status: Status, *details: int) -> None:
+    def _refuse_run(self, intake: Intake, run: CheckedRun, status: Status, *details: int) -> None:
         for row in range(run.start, run.stop):
             self._refuse(intake, row, status, *details)
 
@@ -257,7 +257,7 @@ class Admission:
         )
         intake.refused += 1
 
-    def _refuse_new(self, intake: Intake, topic: Topic | None, run: Run, closed: Status) -> None:
+    def _refuse_new(self, intake: Intake, topic: Topic | None, run: CheckedRun, closed: Status) -> None:
         """Nothing can be written now. What is in the log already is a repeat all the same (W4): its producer,
         told that it was refused, would send it again under a new number.
         """
@@ -309,7 +309,7 @@ class Admission:
         intake.repeats += 1
         # The first copy may be in this very group, so the answer waits for the group like any other.
 
-    def _over_cap(self, intake: Intake, topic: Topic, run: Run) -> bool:
+    def _over_cap(self, intake: Intake, topic: Topic, run: CheckedRun) -> bool:
         """Refuse a frame that would exceed the caps of a `discard: reject` topic (W-12 to W-14)."""
         config, row = topic.config, run.start
         count, size = run.records, run.bytes
@@ -327,7 +327,7 @@ class Admission:
             self._refuse(intake, row, Status.TOPIC_FULL, config.cap_records, config.cap_bytes, head, earliest)
         return bool(full)
 
-    def _stage(self, intake: Intake, topic: Topic, run: Run, header: list[int], now_us: int) -> None:
+    def _stage(self, intake: Intake, topic: Topic, run: CheckedRun, header: list[int], now_us: int) -> None:
         """Assign numbers and stamps to a run and count it in (W1, CK-3)."""
         start, stop = run.start, run.stop
         if topic.next_seq + run.records - 1 > SEQ_MAX:
@@ -386,20 +386,20 @@ _TOO_MANY, _RECORD_LARGE = 32, 33
 """What is wrong with a frame beside a measure.Fault: more than this shard takes at once."""
 
 
-def _part(intake: Intake, run: Run, start: int, stop: int) -> Run:
+def _part(intake: Intake, run: CheckedRun, start: int, stop: int) -> CheckedRun:
     """Some rows of a run."""
     checked = intake.checked
     assert checked is not None
     words = intake.batch.words[start:stop]
     counts = frames.counts_of(words)
     columns = int(np.bitwise_or.reduce(frames.columns_of(words)))
-    return Run(
+    return CheckedRun(
         start, stop, run.fault, int(counts.sum()), int(checked.accounted[start:stop].sum()),
         int(checked.largest[start:stop].max()), int(counts.max()), run.is_even, columns,
     )  # fmt: skip
 
 
-def _each(intake: Intake, run: Run) -> list[Run]:
+def _each(intake: Intake, run: CheckedRun) -> list[CheckedRun]:
     """A run's frames, each as a run of its own."""
     return [_part(intake, run, row, row + 1) for row in range(run.start, run.stop)]
 

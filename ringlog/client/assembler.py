@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ringlog.frame.columns import Columns, encode_records
-
 RECORD_OVERHEAD_BYTES = 8
 """What a record without fields costs in a frame beside its payload: an offset and its share of padding."""
 
@@ -51,10 +49,6 @@ class Assembler:
         part.columns = {name: [column[row] for row in rows] for name, column in self.columns.items()}
         part.ids = {at: self.ids[row] for at, row in enumerate(rows) if row in self.ids}
         return part
-
-    def encode(self) -> Columns:
-        """All records as a frame's body; raises RecordTooLarge or InvalidRequest naming the index."""
-        return encode_records(self.payloads, **self.columns)
 
 
 def _size(value: Any) -> int:

@@ -33,6 +33,7 @@ from ringlog.errors import (
     UsageError,
 )
 from ringlog.frame import codec as frame_codec
+from ringlog.frame.columns import COLUMN_NAMES, encode_records
 from ringlog.frame.layout import HEADER_BYTES
 from ringlog.frame.view import open_frame
 from ringlog.limits import BATCH_RECORDS_MAX, COMPRESS_BYTES_MIN, RECORD_BYTES_MAX, REQUEST_BYTES_MAX
@@ -42,10 +43,6 @@ from ringlog.payload import RAW, PayloadCodec
 from ringlog.types import SESSION_BIT, Codec, Durability
 
 FRAME_OVERHEAD_BYTES = HEADER_BYTES + 16
-COLUMN_LISTS = (
-    "keys", "tags", "nodes", "headers", "metas", "event_ts", "expires_at", "not_before", "priorities",
-)  # fmt: skip
-"""Columns beside the payload, as frame.columns.encode_records takes them and FrameView.records gives them."""
 EACH_PART_RECORDS = 8_192
 """One-record frames are handed over in runs of this many, so that the first are on their way early."""
 
@@ -251,7 +248,7 @@ class ProducerCore:
         records = Assembler()
         records.payloads = found.payloads
         records.columns = {
-            name: values for name in COLUMN_LISTS if (values := getattr(found, name)) is not None
+            name: values for name in COLUMN_NAMES[1:] if (values := getattr(found, name)) is not None
         }
         return joined([self._frame(records.only([row])) for row in range(len(found.payloads))])
 
@@ -327,15 +324,15 @@ class ProducerCore:
     def _frame(self, records: Assembler) -> bytearray:
         # A class of 0 asks for nothing beyond the topic's own.
         options, codec = self.options, self._codec_for(records)
-        if not records.columns and codec is Codec.NONE:
+        durability = options.durability or Durability.EPHEMERAL
+        if codec is Codec.NONE:
             whole, _ = frame_codec.frames_of(
-                records.payloads, len(records.payloads), topic_id=0,
-                durability=options.durability or Durability.EPHEMERAL, payload_kind=options.payload.kind,
+                records.payloads, len(records.payloads), records.columns, topic_id=0, durability=durability,
+                payload_kind=options.payload.kind,
             )  # fmt: skip
             return whole
-        columns = records.encode()
         return frame_codec.frame(
-            columns, topic_id=0, durability=options.durability or Durability.EPHEMERAL,
+            encode_records(records.payloads, **records.columns), topic_id=0, durability=durability,
             payload_kind=options.payload.kind, codec=codec,
         )  # fmt: skip
 

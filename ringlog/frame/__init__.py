@@ -5,8 +5,8 @@ measure judges them for the shard; settle is what a shard answers. arrow needs t
 """
 
 from ringlog.frame.arrow import encode_arrow
-from ringlog.frame.codec import control_frame, frame, frame_pieces, frames_of, patch, seal, total_bytes_at
-from ringlog.frame.columns import Columns, encode_buffer, encode_records
+from ringlog.frame.codec import control_frame, frame, frames_of, patch, seal, total_bytes_at
+from ringlog.frame.columns import Columns, encode_records
 from ringlog.frame.heap import keep_freed_memory
 from ringlog.frame.layout import Column, FrameType
 from ringlog.frame.measure import Fault, Measures, measure
@@ -24,10 +24,8 @@ __all__ = [
     "Records",
     "control_frame",
     "encode_arrow",
-    "encode_buffer",
     "encode_records",
     "frame",
-    "frame_pieces",
     "frames_of",
     "keep_freed_memory",
     "measure",

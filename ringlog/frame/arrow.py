@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.frame.body import Span, columns_in
 from ringlog.frame.columns import (
-    BytesInput,
+    COLUMN_NAMES,
+    BufferColumn,
+    BufferHeaders,
     Columns,
-    HeadersInput,
-    RecordsInput,
+    Values,
+    buffer_values,
     check_record_count,
-    encode_input,
-    fixed_input,
-    input_of_buffer,
+    encode_values,
 )
+from ringlog.frame.header import append_header
 from ringlog.frame.layout import EVENT_TS_NONE, PRODUCER_COLUMNS, TIME_COLUMNS, Column
 from ringlog.frame.view import FrameView
 
@@ -78,7 +79,7 @@ def producer_arrays(view: FrameView, columns: int) -> dict[Column, Any]:
     return {column: _arrow_column(arrow, view, body, column, True) for column in _in(columns & view.columns)}
 
 
-def encode_arrow(source: Any) -> Columns:
+def encode_arrow(source: Any, header: bytes = append_header()) -> Columns:
     """Encode an Arrow array of payloads, or a RecordBatch or Table with fields named as in to_arrow.
 
     Payloads may be (large_)binary or (large_)string; nulls mean that the record has none, and are
@@ -88,7 +89,8 @@ def encode_arrow(source: Any) -> Columns:
     arrow = _pyarrow()
     named = _named_arrays(arrow, source)
     try:
-        return encode_input(_arrow_input(arrow, named))
+        values, count = _arrow_values(arrow, named)
+        return Columns(encode_values(values, header, count)[0])
     except arrow.ArrowException as e:
         raise UsageError("an Arrow column does not convert", reason=str(e)) from None
 
@@ -235,28 +237,25 @@ def _one_array(arrow: ModuleType, values: Any) -> Any:
     return values.dictionary_decode() if arrow.types.is_dictionary(values.type) else values
 
 
-def _arrow_input(arrow: ModuleType, named: dict[Column, Any]) -> RecordsInput:
+def _arrow_values(arrow: ModuleType, named: dict[Column, Any]) -> tuple[Values, int]:
     payloads = named[Column.PAYLOAD]
     count = len(payloads)
     check_record_count(count)
     if payloads.null_count:
         index = payloads.is_null().index(True).as_py()
         raise InvalidRequest("a record without a payload", index=index)
-    spans: dict[Column, BytesInput] = {
-        column: _bytes_of(arrow, NAMES[column], values, column in _TEXT)
-        for column, values in named.items()
-        if column <= Column.META and column != Column.HEADERS
-    }
-    fixed: dict[Column, NDArray[Any]] = {
-        column: fixed_input(column, _numbers_of(arrow, column, values), count)
-        for column, values in named.items()
-        if column > Column.META
-    }
-    headers = named.get(Column.HEADERS)
-    return RecordsInput(count, spans, None if headers is None else _headers_of(arrow, headers), fixed)
+    found: list[Any] = [None] * len(COLUMN_NAMES)
+    for column, values in named.items():
+        if column == Column.HEADERS:
+            found[column] = _headers_of(arrow, values)
+        elif column <= Column.META:
+            found[column] = _bytes_of(arrow, NAMES[column], values, column in _TEXT)
+        else:
+            found[column] = _numbers_of(arrow, column, values)
+    return tuple(found), count
 
 
-def _bytes_of(arrow: ModuleType, name: str, values: Any, text: bool) -> BytesInput:
+def _bytes_of(arrow: ModuleType, name: str, values: Any, text: bool) -> BufferColumn:
     """Read a bytes column where it lies; a null slot may hide bytes, so it is emptied first."""
     types = arrow.types
     if values.null_count:
@@ -270,10 +269,10 @@ def _bytes_of(arrow: ModuleType, name: str, values: Any, text: bool) -> BytesInp
         values = values.cast(arrow.binary())
     _, offsets, data = values.buffers()
     if not len(values):
-        return BytesInput(np.empty(0, dtype=np.int64), [], 0)
+        return BufferColumn(memoryview(b""), np.zeros(1, dtype=np.int64))
     dtype = np.dtype("<i8" if wide else "<i4")
     bounds = np.frombuffer(offsets, dtype=dtype, count=len(values) + 1, offset=values.offset * dtype.itemsize)
-    return input_of_buffer(name, b"" if data is None else data, bounds)
+    return buffer_values(name, b"" if data is None else data, bounds)
 
 
 def _numbers_of(arrow: ModuleType, column: Column, values: Any) -> NDArray[Any]:
@@ -287,7 +286,7 @@ def _numbers_of(arrow: ModuleType, column: Column, values: Any) -> NDArray[Any]:
     return numbers
 
 
-def _headers_of(arrow: ModuleType, values: Any) -> HeadersInput:
+def _headers_of(arrow: ModuleType, values: Any) -> BufferHeaders:
     """Take list<struct<key, value>> or map<string, binary>; a null list has no headers."""
     types = arrow.types
     if not (types.is_list(values.type) or types.is_large_list(values.type) or types.is_map(values.type)):
@@ -311,6 +310,6 @@ def _headers_of(arrow: ModuleType, values: Any) -> HeadersInput:
         keys, items = flat["key"], flat["value"]
     if keys.null_count:
         raise InvalidRequest("headers: a key is null")
-    return HeadersInput(
-        counts, _bytes_of(arrow, "header keys", keys, True), _bytes_of(arrow, "header values", items, False)
-    )
+    lists = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    of_keys = _bytes_of(arrow, "header keys", keys, True)
+    return BufferHeaders(lists, of_keys, _bytes_of(arrow, "header values", items, False))

@@ -49,7 +49,7 @@ class End(Enum):
 _ENDS = (End.LIMIT, End.CLEAN, End.PARTIAL, End.PAD, End.INVALID, End.INVALID, End.INVALID)
 
 
-class Run(NamedTuple):
+class CheckedRun(NamedTuple):
     """Rows [start, stop) of a batch: one frame, or sound ones of one topic, epoch, producer, claim and class,
     with producer numbers that follow each other."""
 
@@ -83,7 +83,7 @@ class Checked:
     """(n,) measure.Fault of each frame by itself."""
     follows: Mask | None
     """(n,) frames that were sent as following the producer's one before; None = none was."""
-    runs: list[Run]
+    runs: list[CheckedRun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def find(buffer: bytearray, position: int = 0, *, frames_max: int = _FRAMES_MAX)
     batch = FrameBatch(offsets, headers, stop, _ENDS[end], _reason(buffer, stop, len(buffer), end), totals)
     batch.checked = Checked(
         words_of(entries).reshape(count, WORDS), accounted, largest, faults,
-        follows != 0 if has_follows else None, list(map(Run._make, runs)),
+        follows != 0 if has_follows else None, list(map(CheckedRun._make, runs)),
     )  # fmt: skip
     return batch
 

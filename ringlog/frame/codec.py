@@ -5,31 +5,29 @@ A producer fills in everything but base_seq, commit_ts and the seal, which are t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ringlog.errors import BatchTooLarge, InvalidRequest, PayloadTooLarge, RecordTooLarge, UsageError
+from ringlog.errors import BatchTooLarge, UsageError
 from ringlog.frame import layout
-from ringlog.frame.columns import Columns
+from ringlog.frame.columns import COLUMN_NAMES, Columns, encode_values
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
-from ringlog.frame.header import Header, pack_header
-from ringlog.frame.kernel import LIMITS, kernel
-from ringlog.frame.layout import Column, FrameType
-from ringlog.limits import BATCH_RECORDS_MAX, FRAME_BYTES_MAX, RECORD_BYTES_MAX
+from ringlog.frame.header import Header, append_header, pack_header
+from ringlog.frame.layout import FrameType
+from ringlog.limits import BATCH_RECORDS_MAX
 from ringlog.types import Codec, Durability, PayloadKind
 
 I64 = NDArray[np.int64]
 
 _PADS = tuple(bytes(n) for n in range(8))
-_HEADERS_MAX = 64
-"""Headers kept: a client's frames get topic and producer later, and differ in class and kind alone."""
-_NO_COLUMNS = (None,) * 9
+_NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
+_NOTHING = (None,) * (len(COLUMN_NAMES) - 1)
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -46,41 +44,21 @@ def frame(
 ) -> bytearray:
     """Build one append frame. The codec is what to try: a body it does not shrink is stored as it is.
 
-    Raises UsageError for a field out of range and for values that are not bytes.
+    Raises UsageError for a field out of range.
     """
-    header = _append_header(
-        columns, topic_id, _flags(durability, payload_kind), producer_id, producer_seq, epoch
-    )
-    if codec == Codec.NONE:
-        whole = columns.joined(pack_header(header))
-    else:
+    header = columns.header._replace(
+        topic_id=topic_id, producer_id=producer_id, producer_seq=producer_seq, epoch=epoch,
+        flags=_flags(durability, payload_kind),
+    )  # fmt: skip
+    if codec != Codec.NONE:
         used, stored = compress(columns.body, codec)
-        header = header._replace(frame_len=layout.FRAME_LEN_MIN + len(stored), codec=used)
-        whole = bytearray().join((pack_header(header), stored))
-    with memoryview(whole) as view, view.cast("Q") as words:
-        words[layout.W_BODY_XXH3] = _hash(view[layout.HEADER_BYTES :])
+        if used != Codec.NONE:
+            frame_len = layout.FRAME_LEN_MIN + len(stored)
+            header = header._replace(frame_len=frame_len, codec=used, body_xxh3=_hash(stored))
+            return bytearray().join((pack_header(header), stored))
+    whole = bytearray(columns.whole)
+    whole[: layout.HEADER_BYTES] = pack_header(header)
     return whole
-
-
-def frame_pieces(
-    columns: Columns, *, topic_id: int, durability: Durability = Durability.DISK
-) -> tuple[list[Any], int]:
-    """(pieces, bytes) of the frame that `frame` would build, for a writer that gathers: nothing is copied.
-
-    The columns' values must not change before the pieces are written. Raises as frame.
-    """
-    whole, size = xxhash.xxh3_64(), 0
-    for piece in columns.pieces:
-        try:
-            whole.update(piece)
-            size += memoryview(piece).nbytes
-        except TypeError as e:
-            raise UsageError("a value is not bytes", reason=str(e)) from None
-    if size != columns.raw_len:
-        raise UsageError("a value is not a buffer of single bytes", bytes=size)
-    header = _append_header(columns, topic_id, _flags(durability, PayloadKind.BYTES))
-    pieces = [pack_header(header._replace(body_xxh3=whole.intdigest())), *columns.pieces]
-    return pieces, layout.HEADER_BYTES + size
 
 
 def control_frame(
@@ -117,6 +95,7 @@ def control_frame(
 def frames_of(
     payloads: Sequence[bytes],
     records: int,
+    columns: Mapping[str, Any] = _NO_COLUMNS,
     *,
     topic_id: int,
     producer_id: int = 0,
@@ -125,63 +104,18 @@ def frames_of(
     durability: Durability | int = Durability.DISK,
     payload_kind: PayloadKind = PayloadKind.BYTES,
 ) -> tuple[bytearray, I64]:
-    """Build frames of `records` payloads each back to back; the last frame holds what is left.
+    """Build frames of `records` records each back to back; the last frame holds what is left.
 
-    Returns the buffer and (n + 1,) int64 offsets: frame i is `buffer[offsets[i]:offsets[i + 1]]` and has
-    producer_seq first + i. Raises InvalidRequest for no payload, BatchTooLarge for too many records a frame,
-    RecordTooLarge naming index, bytes and max, PayloadTooLarge when the buffer would exceed the limit of one
-    message, UsageError for payloads that are not bytes.
+    `columns`: lists of values beside the payloads, by the names of encode_records' arguments. Returns the
+    buffer and (n + 1,) int64 offsets: frame i is `buffer[offsets[i]:offsets[i + 1]]` and has producer_seq
+    first + i. Raises as encode_records, and BatchTooLarge for too many records a frame.
     """
     if not 0 < records <= BATCH_RECORDS_MAX:
         raise BatchTooLarge("too many records in one write", records=records, max=BATCH_RECORDS_MAX)
-    header = _payload_header(
-        topic_id, producer_id, first_producer_seq, epoch, _flags(durability, payload_kind)
-    )
-    try:
-        values = payloads if isinstance(payloads, list) else list(payloads)
-    except TypeError as e:
-        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
-    found = _encoded(values, records, header)
-    if found is None:
-        found = _encoded(_as_bytes(values), records, header)
-    if found is None:
-        raise PayloadTooLarge("too many bytes in one call", max=FRAME_BYTES_MAX)
-    return found[0], np.frombuffer(found[1], dtype=np.int64)
-
-
-def _encoded(payloads: list[bytes], records: int, header: bytes) -> tuple[bytearray, bytes] | None:
-    columns = (payloads, *_NO_COLUMNS)
-    return kernel.encode(columns, len(payloads), records, header, FRAME_BYTES_MAX, LIMITS)
-
-
-@lru_cache(_HEADERS_MAX)
-def _payload_header(topic_id: int, producer_id: int, producer_seq: int, epoch: int, flags: int) -> bytes:
-    """What frames of payloads alone have in common; the kernel fills in the rest."""
-    return pack_header(
-        Header(
-            0, FrameType.APPEND, layout.VERSION, 1 << Column.PAYLOAD, topic_id, 0, 0, 0, epoch, producer_id,
-            producer_seq, 0, Codec.NONE, flags, 0, 0, 0,
-        )
-    )  # fmt: skip
-
-
-def _as_bytes(payloads: Sequence[Any]) -> list[bytes]:
-    """Payloads that are buffers as bytes; raises for what cannot be one, and for one that is too large."""
-    try:
-        views = [memoryview(payload) for payload in payloads]
-    except TypeError as e:
-        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
-    if not views:
-        raise InvalidRequest("a write holds at least one record", records=0, min=1)
-    for index, view in enumerate(views):
-        if view.nbytes != len(view):
-            raise UsageError("a payload is not a buffer of single bytes", index=index, bytes=view.nbytes)
-        if view.nbytes > RECORD_BYTES_MAX:
-            raise RecordTooLarge("record too large", index=index, bytes=view.nbytes, max=RECORD_BYTES_MAX)
-    total = sum(view.nbytes for view in views)
-    if total > FRAME_BYTES_MAX:
-        raise PayloadTooLarge("too many bytes in one call", bytes=total, max=FRAME_BYTES_MAX)
-    return [bytes(view) for view in views]
+    header = append_header(topic_id, producer_id, first_producer_seq, epoch, _flags(durability, payload_kind))
+    others = map(columns.get, COLUMN_NAMES[1:]) if columns else _NOTHING
+    buffer, offsets = encode_values((payloads, *others), header, records=records)
+    return buffer, np.frombuffer(offsets, dtype=np.int64)
 
 
 def patch(
@@ -235,16 +169,6 @@ def total_bytes_at(buffer: Any, offset: int = 0) -> int:
         return (
             int.from_bytes(view[offset : offset + layout.LEN_FIELD_BYTES], "little") + layout.LEN_FIELD_BYTES
         )
-
-
-def _append_header(
-    columns: Columns, topic_id: int, flags: int, producer_id: int = 0, producer_seq: int = 0, epoch: int = 0
-) -> Header:
-    """Of an append that is not compressed; without its checksum."""
-    return Header(
-        layout.FRAME_LEN_MIN + columns.raw_len, FrameType.APPEND, layout.VERSION, columns.bitmap, topic_id,
-        0, 0, columns.count, epoch, producer_id, producer_seq, columns.raw_len, Codec.NONE, flags, 0, 0, 0,
-    )  # fmt: skip
 
 
 def _flags(durability: Durability | int, payload_kind: PayloadKind) -> int:

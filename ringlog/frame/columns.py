@@ -1,22 +1,25 @@
-"""From records to an encoded body: lists of Python values, or one buffer with offsets.
+"""From records to frames: lists of Python values, or buffers with offsets, encoded by the kernel.
 
-Every limit of a record is checked here, before anything is sent, so that the error names the record.
-The shard checks the same limits again (measure.py), since it cannot know who encoded a frame.
+The kernel checks every limit of a record. Where it takes something for none, what is wrong is found here, so
+that the error names the record. The shard checks the same limits again (measure.py), since it cannot know who
+encoded a frame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.errors import BatchTooLarge, InvalidRequest, PayloadTooLarge, RecordTooLarge, UsageError
-from ringlog.frame.layout import EVENT_TS_NONE, HEADER_BYTES, Column, padded
+from ringlog.frame.header import Header, append_header, unpack_header
+from ringlog.frame.kernel import LIMITS, kernel
+from ringlog.frame.layout import EVENT_TS_NONE, HEADER_BYTES, Column
 from ringlog.limits import (
     BATCH_RECORDS_MAX,
     FRAME_BYTES_MAX,
@@ -30,11 +33,17 @@ from ringlog.limits import (
     TAG_BYTES_MAX,
 )
 
-I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 Headers = Mapping[str, bytes] | Sequence[tuple[str, bytes]] | None
 Integers = Sequence[int | None] | NDArray[Any] | None
+Values = tuple[Any, ...]
+"""Of each column by its bit: None, a list of values, or buffers, as the kernel's `encode` takes them."""
 
+COLUMN_NAMES = (
+    "payloads", "keys", "tags", "nodes", "headers", "metas", "event_ts", "expires_at", "not_before",
+    "priorities",
+)  # fmt: skip
+"""Arguments of encode_records, by bit."""
 _COLUMN_BYTES_MAX = {
     Column.KEY: KEY_BYTES_MAX,
     Column.TAG: TAG_BYTES_MAX,
@@ -42,67 +51,48 @@ _COLUMN_BYTES_MAX = {
     Column.META: META_BYTES_MAX,
 }
 _meta_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ZEROS = bytes(8)
+
+
+class BufferColumn(NamedTuple):
+    """Values in one buffer: value i is `data[offsets[i]:offsets[i + 1]]`; (n + 1,) int64."""
+
+    data: memoryview
+    offsets: I64
+
+
+class BufferHeaders(NamedTuple):
+    """Headers in buffers: record i has the entries `lists[i]:lists[i + 1]`; (n + 1,) int64."""
+
+    lists: I64
+    keys: BufferColumn
+    values: BufferColumn
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Encoded records: the body of a frame, not yet compressed.
+    """Encoded records: a frame that says nothing yet of topic, producer and class. See codec.frame."""
 
-    The body stays in pieces, the payloads themselves among them, until it is joined behind a header:
-    joining twice would cost as much again.
-    """
+    whole: bytearray
 
-    pieces: Sequence[Any]
-    bitmap: int
-    """Bit i = Column i is present."""
-    count: int
-    """Records, at least 1."""
-    raw_len: int
-    """Bytes of the body before compression, a multiple of 8."""
+    @property
+    def header(self) -> Header:
+        """What the frame says of itself."""
+        return unpack_header(self.whole, 0)
 
-    def joined(self, header: bytes = b"") -> bytearray:
-        """Return header and body in one new buffer; raises UsageError for values that are not bytes."""
-        try:
-            whole = bytearray().join([header, *self.pieces])
-        except TypeError as e:
-            raise UsageError("a value is not bytes", reason=str(e)) from None
-        if len(whole) != len(header) + self.raw_len:
-            raise UsageError("a value is not a buffer of single bytes", bytes=len(whole) - len(header))
-        return whole
+    @property
+    def bitmap(self) -> int:
+        """Bit i = Column i is present."""
+        return self.header.columns
+
+    @property
+    def count(self) -> int:
+        """Records, at least 1."""
+        return self.header.records
 
     @property
     def body(self) -> bytes:
-        """The columns, joined."""
-        return bytes(self.joined())
-
-
-@dataclass(slots=True)
-class BytesInput:
-    """A bytes column on its way into a body: (n,) lengths and the bytes, in any number of pieces."""
-
-    lengths: NDArray[Any]
-    pieces: Sequence[Any]
-    data_bytes: int
-
-
-@dataclass(slots=True)
-class HeadersInput:
-    """The headers column on its way into a body: (n,) headers of each record, then all keys, all values."""
-
-    counts: NDArray[Any]
-    keys: BytesInput
-    values: BytesInput
-
-
-@dataclass(slots=True)
-class RecordsInput:
-    """Everything that goes into one body, by column."""
-
-    count: int
-    spans: dict[Column, BytesInput]
-    headers: HeadersInput | None
-    fixed: dict[Column, NDArray[Any]]
+        """The columns, not compressed."""
+        return bytes(memoryview(self.whole)[HEADER_BYTES:])
 
 
 DEAD_LETTER_FROM = "$dead_letter_from"
@@ -142,111 +132,56 @@ def encode_records(
 
     In a column, None (or an empty value) means that the record has none. `metas` are JSON objects as
     compact bytes. Times are microseconds since the epoch. Raises RecordTooLarge, InvalidRequest,
-    BatchTooLarge or PayloadTooLarge naming index, bytes and max, and UsageError for wrong types; that
-    a value is of the right length but no bytes at all shows when the frame is made.
+    BatchTooLarge or PayloadTooLarge naming index, bytes and max, and UsageError for wrong types.
     """
-    fixed = (event_ts, expires_at, not_before, priorities)
-    if keys is tags is nodes is headers is metas is None and all(values is None for values in fixed):
-        return _encode_payloads(payloads)
-    source = _bytes_input("payloads", payloads)
-    return encode_input(
-        _records_input(
-            source, keys, tags, nodes, headers, metas, fixed,
-        )
+    values = (
+        payloads, keys, tags, nodes, headers, metas, event_ts, expires_at, not_before, priorities,
     )  # fmt: skip
+    return Columns(encode_values(values, append_header())[0])
 
 
-def _encode_payloads(payloads: Sequence[bytes]) -> Columns:
-    """encode_records of payloads alone, which is what a busy producer sends: as few steps as there can be."""
-    try:
-        count = len(payloads)
-        if not 0 < count <= BATCH_RECORDS_MAX:
-            check_record_count(count)
-        lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=count)
-    except TypeError as e:
-        raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
-    offsets = np.empty(count + 1, dtype="<i4")
-    offsets[0] = 0
-    at = int(lengths.argmax())
-    if lengths[at] > RECORD_BYTES_MAX:
-        raise RecordTooLarge("record too large", index=at, bytes=int(lengths[at]), max=RECORD_BYTES_MAX)
-    if int(lengths[at]) * count > FRAME_BYTES_MAX and (total := int(lengths.sum())) > FRAME_BYTES_MAX:
-        raise PayloadTooLarge("one write is too large", bytes=total, max=FRAME_BYTES_MAX)
-    np.cumsum(lengths, out=offsets[1:])
-    size = int(offsets[-1])
-    head = offsets.tobytes() if count & 1 else offsets.tobytes() + _ZEROS[:4]
-    pieces = [head, *payloads]
-    if size & 7:
-        pieces.append(_ZEROS[: -size & 7])
-    raw_len = len(head) + padded(size)
-    if raw_len + HEADER_BYTES > FRAME_BYTES_MAX:
-        raise PayloadTooLarge("one write is too large", bytes=raw_len + HEADER_BYTES, max=FRAME_BYTES_MAX)
-    return Columns(pieces, 1 << Column.PAYLOAD, count, raw_len)
+def encode_values(
+    values: Values, header: bytes, count: int = -1, records: int = -1
+) -> tuple[bytearray, bytes]:
+    """Encode frames of `records` records each, back to back, the last one perhaps smaller; -1: one frame.
 
-
-def encode_buffer(
-    data: Any,
-    offsets: Any,
-    *,
-    keys: Sequence[bytes | None] | None = None,
-    tags: Sequence[str | None] | None = None,
-    nodes: Sequence[str | None] | None = None,
-    headers: Sequence[Headers] | None = None,
-    metas: Sequence[bytes | None] | None = None,
-    event_ts: Integers = None,
-    expires_at: Integers = None,
-    not_before: Integers = None,
-    priorities: Integers = None,
-) -> Columns:
-    """Encode records whose payloads lie in one buffer: record i is `data[offsets[i]:offsets[i + 1]]`.
-
-    `offsets` are n + 1 rising integers; the first need not be 0. Otherwise as encode_records.
+    `header` gives what they have in common and the first producer_seq. `count`: records in all, -1: as many
+    as payloads. Returns the buffer and (n + 1,) int64 offsets, as bytes. Raises as encode_records.
     """
-    return encode_input(
-        _records_input(
-            input_of_buffer("payloads", data, offsets), keys, tags, nodes, headers, metas,
-            (event_ts, expires_at, not_before, priorities),
+    if count < 0:
+        try:
+            count = len(values[0])
+        except TypeError as e:
+            raise UsageError("payloads must be a sequence of bytes", reason=str(e)) from None
+    if records < 0:
+        check_record_count(count)
+        records = count
+    found = kernel.encode(values, count, records, header, FRAME_BYTES_MAX, LIMITS)
+    if found is None:
+        values = tuple(
+            [None if each is None else _ready(bit, each, count) for bit, each in enumerate(values)]
         )
-    )  # fmt: skip
+        found = kernel.encode(values, count, records, header, FRAME_BYTES_MAX, LIMITS)
+    if found is None:
+        values, size = _checked(values, count)
+        found = kernel.encode(values, count, records, header, FRAME_BYTES_MAX, LIMITS)
+        if found is None:
+            raise PayloadTooLarge("one write is too large", bytes=size, max=FRAME_BYTES_MAX)
+    if values[Column.META] is not None:
+        _check_metas(values[Column.META])
+    return found
 
 
-def encode_input(records: RecordsInput) -> Columns:
-    """Check every limit, then lay the columns out."""
-    _check_limits(records)
-    pieces: list[Any] = []
-    bitmap = size = 0
-    for column in Column:
-        if column in records.spans:
-            size += _lay_bytes(pieces, records.spans[column])
-        elif column == Column.HEADERS and records.headers is not None:
-            size += _lay_offsets(pieces, records.headers.counts)
-            size += _lay_bytes(pieces, records.headers.keys) + _lay_bytes(pieces, records.headers.values)
-        elif column in records.fixed:
-            size += _lay(pieces, [records.fixed[column].tobytes()], records.fixed[column].nbytes)
-        else:
-            continue
-        bitmap |= 1 << column
-    if size + HEADER_BYTES > FRAME_BYTES_MAX:
-        raise PayloadTooLarge("one write is too large", bytes=size + HEADER_BYTES, max=FRAME_BYTES_MAX)
-    return Columns(pieces, bitmap, records.count, size)
-
-
-def input_of_buffer(name: str, data: Any, offsets: Any) -> BytesInput:
-    """Take a bytes column from one buffer with n + 1 offsets; raises UsageError if they do not fit it."""
-    try:
-        view = memoryview(data).cast("B")
-    except TypeError as e:
-        raise UsageError(f"{name}: a contiguous buffer is wanted", reason=str(e)) from None
-    bounds = np.asarray(offsets)
-    if bounds.ndim != 1 or len(bounds) < 1 or bounds.dtype.kind not in "iu":
-        raise UsageError(f"{name}: offsets must be one row of n + 1 integers")
-    lengths = np.diff(bounds.astype(np.int64, copy=False))
+def buffer_values(name: str, data: Any, offsets: Any) -> BufferColumn:
+    """A bytes column from one buffer with n + 1 offsets; raises UsageError if they do not fit it."""
+    view = memoryview(data).cast("B")
+    bounds = np.ascontiguousarray(offsets, dtype=np.int64)
     start, stop = int(bounds[0]), int(bounds[-1])
-    if start < 0 or stop > len(view) or bool((lengths < 0).any()):
+    if start < 0 or stop > len(view) or bool((np.diff(bounds) < 0).any()):
         raise UsageError(
             f"{name}: offsets must rise and end inside the buffer", buffer_bytes=len(view), stop=stop
         )
-    return BytesInput(lengths, [view[start:stop]], stop - start)
+    return BufferColumn(view, bounds)
 
 
 def fixed_input(column: Column, values: Any, count: int) -> NDArray[Any]:
@@ -269,77 +204,109 @@ def fixed_input(column: Column, values: Any, count: int) -> NDArray[Any]:
     return found.astype(np.uint8 if column == Column.PRIORITY else "<i8", copy=False)
 
 
-# -- taking columns from Python values ----------------------------------------------------------------
-
-
-def _records_input(
-    payloads: BytesInput, keys: Any, tags: Any, nodes: Any, headers: Any, metas: Any, fixed: Sequence[Any]
-) -> RecordsInput:
-    count = len(payloads.lengths)
-    check_record_count(count)
-    spans = {Column.PAYLOAD: payloads}
-    given: tuple[tuple[Column, Any, Callable[[str, Any], BytesInput]], ...] = (
-        (Column.KEY, keys, _optional_bytes_input),
-        (Column.TAG, tags, _text_input),
-        (Column.NODE, nodes, _text_input),
-        (Column.META, metas, _optional_bytes_input),
-    )
-    for column, values, take in given:
-        if values is not None:
-            spans[column] = take(f"{column.name.lower()}s", values)
-    numbers = {
-        column: fixed_input(column, values, count)
-        for column, values in zip(
-            (Column.EVENT_TS, Column.EXPIRES_AT, Column.NOT_BEFORE, Column.PRIORITY), fixed, strict=True
-        )
-        if values is not None
-    }
-    return RecordsInput(count, spans, None if headers is None else _headers_input(headers), numbers)
-
-
-def _bytes_input(name: str, values: Sequence[Any]) -> BytesInput:
+def _ready(bit: int, values: Any, count: int) -> Any:
+    """A column as the kernel takes it, unless its values are wrong."""
+    if isinstance(values, list | BufferColumn | BufferHeaders):
+        return values
+    if bit >= Column.EVENT_TS:
+        return np.ascontiguousarray(fixed_input(Column(bit), values, count)).data
     try:
-        lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+        return list(values)
     except TypeError as e:
-        raise UsageError(f"{name} must be a sequence of bytes", reason=str(e)) from None
-    return BytesInput(lengths, values, int(lengths.sum()))
+        raise UsageError(f"{COLUMN_NAMES[bit]} must be a sequence", reason=str(e)) from None
 
 
-def _optional_bytes_input(name: str, values: Sequence[Any]) -> BytesInput:
-    return _bytes_input(name, [b"" if value is None else value for value in values])
+# -- what is wrong ------------------------------------------------------------------------------------
 
 
-def _text_input(name: str, values: Sequence[Any]) -> BytesInput:
+def _checked(values: Values, count: int) -> tuple[Values, int]:
+    """(values, their bytes): raises for what cannot be encoded; other buffers of bytes become bytes."""
+    check_record_count(count)
+    found = list(values)
+    sizes: dict[Column, I64] = {}
+    for column in (Column.PAYLOAD, Column.KEY, Column.TAG, Column.NODE, Column.META):
+        if values[column] is not None:
+            name = COLUMN_NAMES[column]
+            found[column], sizes[column] = _sized(name, values[column], column in (Column.TAG, Column.NODE))
+            _check_count(name, len(sizes[column]), count)
+            if column in _COLUMN_BYTES_MAX:
+                most = _COLUMN_BYTES_MAX[column]
+                _check_most(InvalidRequest, f"{column.name.lower()} too long", sizes[column], most)
+    for column in (Column.EVENT_TS, Column.EXPIRES_AT, Column.NOT_BEFORE, Column.PRIORITY):
+        if isinstance(values[column], list):
+            found[column] = _ready(column, fixed_input(column, values[column], count), count)
+    accounted = sizes[Column.PAYLOAD]
+    _check_most(RecordTooLarge, "record too large", accounted + sizes.get(Column.META, 0), RECORD_BYTES_MAX)
+    if values[Column.HEADERS] is not None:
+        found[Column.HEADERS] = _checked_headers(values[Column.HEADERS], count)
+    return tuple(found), sum(int(each.sum()) for each in sizes.values())
+
+
+def _sized(name: str, values: Any, is_text: bool) -> tuple[Any, I64]:
+    if isinstance(values, BufferColumn):
+        return values, np.diff(values.offsets)
+    if is_text:
+        lengths = [0 if value is None else len(_utf8(name, value)) for value in values]
+        return values, np.array(lengths, dtype=np.int64)
+    made = [_as_bytes(name, index, value) for index, value in enumerate(values)]
+    return made, np.fromiter(map(len, made), dtype=np.int64, count=len(made))
+
+
+def _utf8(name: str, value: Any) -> bytes:
     try:
-        return _bytes_input(name, [b"" if value is None else value.encode() for value in values])
+        encoded: bytes = str.encode(value)
     except UnicodeEncodeError as e:
         raise InvalidRequest(f"{name}: text that UTF-8 cannot hold", reason=e.reason) from None
-    except AttributeError as e:
-        raise UsageError(f"{name} must be a sequence of str", reason=str(e)) from None
+    except TypeError:
+        raise UsageError(f"{name} must be a sequence of str", found=type(value).__name__) from None
+    return encoded
 
 
-def _headers_input(values: Sequence[Any]) -> HeadersInput:
-    rows = [_pairs(index, value) for index, value in enumerate(values)]
-    flat = list(chain.from_iterable(rows))
-    counts = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    return HeadersInput(
-        counts,
-        _text_input("header keys", [key for key, _ in flat]),
-        _bytes_input("header values", [value for _, value in flat]),
-    )
+def _as_bytes(name: str, index: int, value: Any) -> bytes:
+    if value is None and name not in _REQUIRED:
+        return b""
+    try:
+        view = memoryview(value)
+    except TypeError as e:
+        raise UsageError(f"{name} must be a sequence of bytes", reason=str(e)) from None
+    if view.nbytes != len(view):
+        raise UsageError(f"{name}: a value is not a buffer of single bytes", index=index, bytes=view.nbytes)
+    return bytes(view)
+
+
+_REQUIRED = ("payloads", "header values")
+
+
+def _checked_headers(values: Any, count: int) -> Any:
+    if isinstance(values, BufferHeaders):
+        counts = np.diff(values.lists)
+        sizes = np.diff(values.keys.offsets) + np.diff(values.values.offsets)
+    else:
+        _check_count("headers", len(values), count)
+        values = [_pairs(index, value) for index, value in enumerate(values)]
+        counts = np.fromiter(map(len, values), dtype=np.int64, count=count)
+        flat = chain.from_iterable(values)
+        lengths = [len(_utf8("header keys", key)) + len(content) for key, content in flat]
+        sizes = np.array(lengths, dtype=np.int64)
+    at = int(counts.argmax())
+    if counts[at] > HEADERS_PER_RECORD_MAX:
+        raise InvalidRequest(
+            "too many headers", index=at, headers=int(counts[at]), max=HEADERS_PER_RECORD_MAX
+        )
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    bounds = np.concatenate(([0], np.cumsum(counts)))
+    _check_most(InvalidRequest, "headers too large", np.diff(ends[bounds]), HEADER_BYTES_MAX)
+    return values
 
 
 def _pairs(index: int, value: Any) -> list[tuple[str, bytes]]:
     if not value:
         return []
-    pairs: Iterable[Any] = value.items() if isinstance(value, Mapping) else value
     try:
-        return [(key, content) for key, content in pairs]
+        pairs = list(value.items() if isinstance(value, Mapping) else value)
+        return [(key, _as_bytes("header values", index, content)) for key, content in pairs]
     except (TypeError, ValueError):
         raise UsageError("headers must be mappings or pairs of (str, bytes)", index=index) from None
-
-
-# -- limits -------------------------------------------------------------------------------------------
 
 
 def _check_count(name: str, found: int, count: int) -> None:
@@ -355,22 +322,6 @@ def check_record_count(count: int) -> None:
         raise BatchTooLarge("too many records in one write", records=count, max=BATCH_RECORDS_MAX)
 
 
-def _check_limits(records: RecordsInput) -> None:
-    count = records.count
-    for column, source in records.spans.items():
-        name = column.name.lower()
-        _check_count(name, len(source.lengths), count)
-        if column in _COLUMN_BYTES_MAX:
-            _check_most(InvalidRequest, f"{name} too long", source.lengths, _COLUMN_BYTES_MAX[column])
-    accounted = records.spans[Column.PAYLOAD].lengths
-    if Column.META in records.spans:
-        accounted = accounted + records.spans[Column.META].lengths
-        _check_metas(records.spans[Column.META])
-    _check_most(RecordTooLarge, "record too large", accounted, RECORD_BYTES_MAX)
-    if records.headers is not None:
-        _check_headers(records.headers, count)
-
-
 def _check_most(
     kind: type[InvalidRequest] | type[RecordTooLarge], message: str, sizes: NDArray[Any], most: int
 ) -> None:
@@ -379,29 +330,12 @@ def _check_most(
         raise kind(message, index=at, bytes=int(sizes[at]), max=most)
 
 
-def _check_headers(headers: HeadersInput, count: int) -> None:
-    _check_count("headers", len(headers.counts), count)
-    at = int(headers.counts.argmax())
-    if headers.counts[at] > HEADERS_PER_RECORD_MAX:
-        raise InvalidRequest(
-            "too many headers", index=at, headers=int(headers.counts[at]), max=HEADERS_PER_RECORD_MAX
-        )
-    entries = np.concatenate(([0], np.cumsum(headers.keys.lengths + headers.values.lengths)))
-    bounds = np.concatenate(([0], np.cumsum(headers.counts)))
-    _check_most(InvalidRequest, "headers too large", np.diff(entries[bounds]), HEADER_BYTES_MAX)
-
-
-def _check_metas(metas: BytesInput) -> None:
+def _check_metas(metas: Any) -> None:
     """Each meta must be a JSON object (R-12) with a bounded number of keys (N-6f)."""
-    try:
-        whole = b"".join(metas.pieces)
-    except TypeError as e:
-        raise UsageError("metas must be a sequence of bytes", reason=str(e)) from None
-    stop = 0
-    for index, length in enumerate(metas.lengths.tolist()):
-        meta = whole[stop : stop + length]
-        stop += length
-        if not length:
+    if isinstance(metas, BufferColumn):
+        metas = [metas.data[start:stop] for start, stop in pairwise(metas.offsets.tolist())]
+    for index, meta in enumerate(metas):
+        if not meta:
             continue
         try:
             names = _meta_decoder.decode(meta)
@@ -410,25 +344,3 @@ def _check_metas(metas: BytesInput) -> None:
         # What the engine stamps on a copy is not counted (R-11).
         if len(names) > META_KEYS_MAX and len(names.keys() - STAMPED_KEYS) > META_KEYS_MAX:
             raise InvalidRequest("meta has too many keys", index=index, keys=len(names), max=META_KEYS_MAX)
-
-
-# -- laying out ---------------------------------------------------------------------------------------
-
-
-def _lay(pieces: list[Any], parts: Sequence[Any], size: int) -> int:
-    pieces.extend(parts)
-    if size & 7:
-        pieces.append(_ZEROS[: -size & 7])
-    return padded(size)
-
-
-def _lay_offsets(pieces: list[Any], lengths: NDArray[Any]) -> int:
-    offsets = np.zeros(len(lengths) + 1, dtype="<i4")
-    np.cumsum(lengths, out=offsets[1:])
-    return _lay(pieces, [offsets.tobytes()], offsets.nbytes)
-
-
-def _lay_bytes(pieces: list[Any], source: BytesInput) -> int:
-    if source.data_bytes > FRAME_BYTES_MAX:
-        raise PayloadTooLarge("one write is too large", bytes=source.data_bytes, max=FRAME_BYTES_MAX)
-    return _lay_offsets(pieces, source.lengths) + _lay(pieces, source.pieces, source.data_bytes)

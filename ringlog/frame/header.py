@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ringlog.errors import UsageError
@@ -10,6 +11,8 @@ from ringlog.frame import layout
 from ringlog.frame.kernel import LIMITS, kernel
 
 _HEADER = struct.Struct("<IBBHQQQIIQQIBBHQQ")
+_HEADERS_MAX = 64
+"""Headers kept: a client's frames get topic and producer later, and differ in class and kind alone."""
 
 assert _HEADER.size == layout.HEADER_BYTES
 
@@ -59,6 +62,19 @@ def pack_header(header: Header) -> bytes:
             if not isinstance(value, int) or not 0 <= value < 1 << width
         }
         raise UsageError("a frame's header field is out of range", fields=wrong) from None
+
+
+@lru_cache(_HEADERS_MAX)
+def append_header(
+    topic_id: int = 0, producer_id: int = 0, producer_seq: int = 0, epoch: int = 0, flags: int = 0
+) -> bytes:
+    """What a frame of records says of itself, for the kernel to fill in the rest; raises as pack_header."""
+    return pack_header(
+        Header(
+            0, layout.FrameType.APPEND, layout.VERSION, 0, topic_id, 0, 0, 0, epoch, producer_id,
+            producer_seq, 0, 0, flags, 0, 0, 0,
+        )
+    )  # fmt: skip
 
 
 def unpack_header(buffer: Any, offset: int) -> Header:

@@ -29,7 +29,8 @@ from pyspark.sql.types import (
 )
 
 from ringlog.errors import InvalidRequest
-from ringlog.frame import encode_arrow, frame_pieces
+from ringlog.frame import encode_arrow
+from ringlog.frame.header import append_header
 from ringlog.limits import BATCH_RECORDS_MAX
 from ringlog.spark.errors import SchemaError
 from ringlog.spark.option_values import near_names
@@ -222,13 +223,12 @@ class FrameMaker:
         """A frame of the rows up to each cut; whatever lies behind the last is left."""
         for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
             try:
-                columns = encode_arrow(rows.slice(start, stop - start))
+                header = append_header(self._number_of(topic), flags=int(self._durability))
+                whole = encode_arrow(rows.slice(start, stop - start), header).whole
             except InvalidRequest as e:
                 e.detail.setdefault("topic", topic)
                 raise
-            number = self._number_of(topic)
-            pieces, size = frame_pieces(columns, topic_id=number, durability=self._durability)
-            yield Encoded(topic, pieces, size, stop - start)
+            yield Encoded(topic, [whole], len(whole), stop - start)
 
 
 def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from ringlog.frame import (
     patch,
     seal,
 )
+from ringlog.frame.header import pack_header
 from ringlog.frame.layout import HEADER_BYTES, W_BODY_XXH3
 from ringlog.types import Codec, Durability, PayloadKind
 
@@ -58,10 +59,13 @@ def encoded(given: dict[str, list]) -> Columns:
 def stamped(columns: Columns, stamps: list[int]) -> Columns:
     """The same records with the column of commit stamps, which only the engine adds."""
     column = b"".join(stamp.to_bytes(8, "little", signed=True) for stamp in stamps)
-    pieces = [*columns.pieces, column]
-    return Columns(
-        pieces, columns.bitmap | 1 << Column.COMMIT_TS, columns.count, columns.raw_len + len(column)
-    )
+    body = columns.body + column
+    header = columns.header
+    header = header._replace(
+        frame_len=header.frame_len + len(column), columns=columns.bitmap | 1 << Column.COMMIT_TS,
+        raw_len=len(body), body_xxh3=xxhash.xxh3_64_intdigest(body),
+    )  # fmt: skip
+    return Columns(bytearray(pack_header(header) + body))
 
 
 control_values = st.recursive(

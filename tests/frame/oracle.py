@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from ringlog.frame.body import (
     columns_in,
     offsets_in,
 )
-from ringlog.frame.header import Header, unpack_header
+from ringlog.frame.header import Header, pack_header, unpack_header
 from ringlog.frame.layout import Column, padded
 from ringlog.frame.measure import Fault
 from ringlog.limits import (
@@ -34,7 +36,7 @@ from ringlog.limits import (
     SEQ_MAX,
     TAG_BYTES_MAX,
 )
-from ringlog.types import Codec
+from ringlog.types import Codec, Durability
 
 _CODEC_MAX = max(Codec)
 _SMALL = 16
@@ -231,3 +233,48 @@ def _lengths(body: memoryview, span: Span) -> NDArray[np.int32]:
     offsets = offsets_in(body, span.offsets_at, span.entries)
     lengths: NDArray[np.int32] = offsets[1:] - offsets[:-1]
     return lengths
+
+
+# -- encoding -----------------------------------------------------------------------------------------
+
+
+def body_of(columns: Mapping[Column, Sequence[Any]]) -> bytes:
+    """The body that holds these values, nothing of which is checked: of bytes columns bytes, of headers lists
+    of pairs of bytes, of others integers."""
+    whole = b""
+    for column in sorted(columns):
+        values = columns[column]
+        if column == Column.HEADERS:
+            pairs = [pair for each in values for pair in each]
+            whole += _offsets_of([len(each) for each in values])
+            whole += _values_of([key for key, _ in pairs]) + _values_of([value for _, value in pairs])
+        elif column <= Column.META:
+            whole += _values_of(values)
+        else:
+            whole += _padded(
+                struct.pack(f"<{len(values)}{'B' if column == Column.PRIORITY else 'q'}", *values)
+            )
+    return whole
+
+
+def frame_of(columns: Mapping[Column, Sequence[Any]], **fields: int) -> bytearray:
+    """A frame of records with these columns, and these fields of its header."""
+    body = body_of(columns)
+    header = Header(
+        layout.FRAME_LEN_MIN + len(body), layout.FrameType.APPEND, layout.VERSION,
+        sum(1 << column for column in columns), 0, 0, 0, len(columns[Column.PAYLOAD]), 0, 0, 0, len(body), 0,
+        Durability.DISK, 0, xxhash.xxh3_64_intdigest(body), 0,
+    )  # fmt: skip
+    return bytearray(pack_header(header._replace(**fields)) + body)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) & 7)
+
+
+def _offsets_of(lengths: Sequence[int]) -> bytes:
+    return _padded(struct.pack(f"<{len(lengths) + 1}i", 0, *itertools.accumulate(lengths)))
+
+
+def _values_of(values: Sequence[bytes]) -> bytes:
+    return _offsets_of([len(value) for value in values]) + _padded(b"".join(values))

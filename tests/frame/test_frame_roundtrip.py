@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import oracle
 import pyarrow as pa
 import pytest
 from frame_samples import any_frame, encoded, record_columns
@@ -20,10 +22,8 @@ from ringlog.frame import (
     FrameView,
     control_frame,
     encode_arrow,
-    encode_buffer,
     encode_records,
     frame,
-    frame_pieces,
     frames_of,
     open_frame,
     patch,
@@ -31,6 +31,8 @@ from ringlog.frame import (
     total_bytes_at,
 )
 from ringlog.frame.batch import first_bad_body, malformed, scan
+from ringlog.frame.columns import COLUMN_NAMES
+from ringlog.frame.layout import EVENT_TS_NONE
 from ringlog.types import Codec, Durability, PayloadKind
 
 
@@ -70,18 +72,35 @@ def test_records_come_back_as_they_were_written(given: dict[str, list[Any]], cod
         assert found == (expected(name, given[name]) if name in given else None), name
 
 
-@given(record_columns(), st.sampled_from(Durability))
-def test_pieces_of_a_frame_are_that_frame(given: dict[str, list[Any]], durability: Durability) -> None:
-    pieces, size = frame_pieces(encoded(given), topic_id=7, durability=durability)
-    whole = frame(encoded(given), topic_id=7, durability=durability)
-    assert (b"".join(pieces), size) == (whole, len(whole))
+_BITS = {name: Column(bit) for bit, name in enumerate(COLUMN_NAMES)}
+_ABSENT = {"event_ts": EVENT_TS_NONE, "expires_at": 0, "not_before": 0, "priorities": 0}
 
 
-def test_pieces_that_are_no_bytes_are_refused() -> None:
-    with pytest.raises(UsageError):
-        frame_pieces(encode_records([np.zeros(3, dtype="<i4")]), topic_id=1)
-    with pytest.raises(UsageError):
-        frame_pieces(encode_records(["text"]), topic_id=1)
+def as_stored(name: str, values: list[Any]) -> list[Any]:
+    """What the format holds for values of a column."""
+    if name == "headers":
+        pairs = [value.items() if isinstance(value, dict) else value or () for value in values]
+        return [[(key.encode(), content) for key, content in each] for each in pairs]
+    if name in _ABSENT:
+        return [_ABSENT[name] if value is None else value for value in values]
+    return [value.encode() if isinstance(value, str) else value or b"" for value in values]
+
+
+@given(record_columns(), st.integers(1, 12))
+def test_frames_with_any_columns_are_the_oracles(given: dict[str, list[Any]], records: int) -> None:
+    columns = {name: values for name, values in given.items() if name != "payloads"}
+    buffer, offsets = frames_of(given["payloads"], records, columns, topic_id=7, first_producer_seq=3)
+    frames = [
+        oracle.frame_of(
+            {_BITS[name]: as_stored(name, values[start : start + records]) for name, values in given.items()},
+            topic_id=7, producer_seq=3 + start // records,
+        )
+        for start in range(0, len(given["payloads"]), records)
+    ]  # fmt: skip
+    assert buffer == b"".join(frames)
+    assert offsets.tolist() == [0, *itertools.accumulate(map(len, frames))]
+    loose = {name: np.array(v) if name == "priorities" else tuple(v) for name, v in columns.items()}
+    assert frames_of(tuple(given["payloads"]), records, loose, topic_id=7, first_producer_seq=3)[0] == buffer
 
 
 @given(record_columns(), st.integers(0, 22), st.integers(0, 22))
@@ -118,16 +137,6 @@ def test_a_sliced_arrow_batch_is_read_from_where_its_slice_begins(
     part = table.slice(min(start, table.num_rows - 1), length)
     rebuilt = opened(encode_arrow(part)).to_arrow(nulls=True).drop_columns(["seq", "ts"])
     assert rebuilt.equals(part)
-
-
-@given(
-    st.lists(st.binary(max_size=30), min_size=1, max_size=40), st.sampled_from(["<i4", "<i8", "<u4", "<u8"])
-)
-def test_one_buffer_with_offsets_encodes_like_a_list(payloads: list[bytes], dtype: str) -> None:
-    lengths = np.array([0, 3, *map(len, payloads)])
-    offsets = np.cumsum(lengths)[1:].astype(dtype)
-    columns = encode_buffer(b"xyz" + b"".join(payloads) + b"tail", offsets, tags=["t"] * len(payloads))
-    assert columns.body == encode_records(payloads, tags=["t"] * len(payloads)).body
 
 
 @given(

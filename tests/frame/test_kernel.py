@@ -24,7 +24,7 @@ from ringlog.compiled import kernel
 from ringlog.errors import FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import codec, encode_records, frame, layout
-from ringlog.frame.batch import End, FrameBatch, Run, find, scan
+from ringlog.frame.batch import CheckedRun, End, FrameBatch, find, scan
 from ringlog.frame.body import walk_body
 from ringlog.frame.header import unpack_header
 from ringlog.frame.kernel import LIMITS
@@ -105,7 +105,7 @@ def test_what_a_producer_sent_is_found_as_scan_finds_it_and_judged_as_the_oracle
     require_runs(checked.runs, found.words, judged)
 
 
-def require_runs(runs: list[Run], words: Any, judged: list[tuple[int, int, int]]) -> None:
+def require_runs(runs: list[CheckedRun], words: Any, judged: list[tuple[int, int, int]]) -> None:
     """Runs cover all rows, are as long as they can be, and say of their frames what is so."""
     assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])][: len(runs)]
     assert (runs[-1].stop if runs else 0) == len(words)

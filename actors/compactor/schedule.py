@@ -90,7 +90,7 @@ class Schedule:
         # What was written meanwhile may be much: look again at once, behind the others.
         state.look_ns = now_ns
         asked, state.asked = state.asked, set()
-        return [ticket for ticket in sorted(asked) if not self._is_open(ticket)]
+        return [ticket for ticket in sorted(asked) if not self.is_open(ticket)]
 
     def failed(self, shard: int, now_ns: int) -> list[int]:
         """It failed, or the shard could not be asked; returns the operators' requests that fail with it."""
@@ -108,7 +108,8 @@ class Schedule:
             state.asked.add(ticket)
             state.look_ns = min(state.look_ns, now_ns)
 
-    def _is_open(self, ticket: int) -> bool:
+    def is_open(self, ticket: int) -> bool:
+        """Does this request wait for a shard?"""
         return any(ticket in state.asked for state in self._shards)
 
 

@@ -1,4 +1,4 @@
-"""The compactor, performed: look at the shards in turn, make the checkpoints that are due, answer operators.
+"""The compactor, performed: a socket for operators, questions to shards, passes in threads.
 
 It does one thing at a time and has no state that must survive: what it has begun and not ended is begun anew
 by its successor. Idle it wakes about once a second.
@@ -8,18 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from actors.compactor.checkpoint import Checkpoint, Made, Workplace
+from actors.compactor.checkpoint import Checkpoint, Workplace
+from actors.compactor.checkpoint import Made as Result
+from actors.compactor.core import (
+    Compactor,
+    Failed,
+    FilesListed,
+    LeaveSnapshots,
+    ListFiles,
+    LookAt,
+    Looked,
+    Made,
+    MakeCheckpoint,
+)
 from actors.compactor.pace import Pace
 from actors.compactor.passes import BACKLOG_BYTES, Passes
-from actors.compactor.schedule import NS_PER_S, Schedule, Waiting
+from actors.compactor.schedule import NS_PER_S, Waiting
 from actors.compactor.shards import Shard
 from ringlog.board.board import Board
 from ringlog.board.layout import P
 from ringlog.board.processes import shard_slot, socket_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
+from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import (
@@ -27,10 +42,8 @@ from ringlog.errors import (
     DiskError,
     ExitCode,
     InvariantViolation,
-    Refused,
     RinglogError,
     ShuttingDown,
-    Status,
 )
 from ringlog.limits import STOP_CHECKPOINT_BYTES_MIN, STOP_CHECKPOINT_SHARE
 from ringlog.link.shard_requests import ShardRequests, Stopping
@@ -83,7 +96,7 @@ class Shell:
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
         self._router = ControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
-        self._schedule = Schedule(
+        self.core = Compactor(
             boot.shards, file_bytes=settings.wal.file_bytes, age_ms=settings.storage.segment_age_ms,
             now_ns=self._clock.monotonic_ns(),
         )  # fmt: skip
@@ -100,11 +113,16 @@ class Shell:
             beat=self._step, rest=self._rest,
         )  # fmt: skip
         self._stop: Stopping | None = None
-        self._clients: dict[int, tuple[bytes, int]] = {}
-        """Operators' requests that wait: ticket -> (reply address, correlation id)."""
-        self._tickets = 0
-        self._must_end = False
         self.exit_code: ExitCode | None = None
+        self._events: list[Any] = []
+        self._perform: dict[type, Callable[[Any], Any]] = {
+            LookAt: self._look_at,
+            MakeCheckpoint: self._make,
+            ListFiles: self._list_files,
+            LeaveSnapshots: self._leave_snapshots,
+            Reply: self._reply,
+            Stop: self._note_stop,
+        }
 
     # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
@@ -116,44 +134,58 @@ class Shell:
         self._shards = [Shard(self._asking, number) for number in range(self._boot.shards)]
 
     def do_work(self) -> int:
-        """Take requests, then look at one shard if it is its turn."""
+        """One pass: gather, decide, do."""
         self._beat()
-        if self._must_end:
-            self._end()
-            return 0
-        asked = self._receive()
-        number = self._schedule.next_shard(self._clock.monotonic_ns())
-        if number is None:
-            return asked
-        self._look_at(self._shards[number])
-        return asked + 1
+        self._receive()
+        events, self._events = self._events, []
+        return self._pump(events)
 
     def idle(self, work: int) -> None:
         """Sleep until the next look is due."""
         if not work:
-            self._sleeper.sleep(self._clock.monotonic_ns(), self._schedule.next_look_ns())
+            self._sleeper.sleep(self._clock.monotonic_ns(), self.core.next_deadline_ns())
 
     def drain(self) -> bool:
-        """Leave snapshots in the next pass, for the next start to replay little."""
-        self._must_end = True
+        """Leave snapshots, for the next start to replay little."""
+        self._events.append(DrainRequested())
         return True
-
-    def _end(self) -> None:
-        if not self._passes.is_abandoned:
-            # Of one that still runs in its thread these are the sockets, and the place where it writes.
-            self._asking.close()
-            self._leave_snapshots()
-        self.exit_code = ExitCode.OK
 
     def on_close(self) -> None:
         """See Actor."""
         self._passes.close()
-        self._fail(list(self._clients), ShuttingDown("the engine is stopping"))
         self._router.close()
 
-    def _leave_snapshots(self) -> None:
+    def _pump(self, events: list[Any]) -> int:
+        """Decide and do until nothing is left to do; returns how much there was."""
+        effects = self.core.handle([self._tick(), *events])
+        work = len(events) + len(effects)
+        while effects:
+            done = [event for effect in effects if (event := self._perform[type(effect)](effect)) is not None]
+            effects = self.core.handle([self._tick(), *done]) if done else []
+        return work
+
+    def _tick(self) -> Tick:
+        return Tick(self._clock.now_us(), self._clock.monotonic_ns())
+
+    def _receive(self) -> None:
+        for client, envelope, _ in self._router.requests(REQUESTS_PER_TURN):
+            if isinstance(envelope.message, m.CheckpointNow):
+                self._events.append(ControlReceived(client, envelope.corr, envelope.message))
+            else:
+                self._router.refuse(client, envelope)
+
+    def _reply(self, effect: Reply) -> None:
+        self._router.send(effect.client, effect.message, effect.corr)
+
+    def _note_stop(self, effect: Stop) -> None:
+        self.exit_code = ExitCode(effect.code)
+
+    def _leave_snapshots(self, _: LeaveSnapshots) -> None:
         """Absorb the log of shards that have much of it, so that the next start replays little: as far as
         that is done within a part of the drain limit. What is not leaves the log as it is."""
+        if self._passes.is_abandoned:
+            return  # The sockets, and the place where it writes, are those of its thread.
+        self._asking.close()
         over = _Deadline(self._clock, self._drain_s * STOP_CHECKPOINT_SHARE)
 
         def rest() -> None:
@@ -204,29 +236,30 @@ class Shell:
 
     # -- checkpoints ----------------------------------------------------------------------------------
 
-    def _look_at(self, shard: Shard) -> None:
-        started_ns = self._clock.monotonic_ns()
+    def _look_at(self, effect: LookAt) -> Looked | Failed:
         try:
-            look = shard.look(roll=self._schedule.must_roll(shard.number, started_ns))
-            waiting = Waiting(tuple(each.stop - each.start for each in look.files), look.log_bytes)
-            if not self._schedule.is_due(shard.number, waiting, started_ns):
-                return
-            self._pace.is_urgent = look.log_bytes >= BACKLOG_BYTES
-            made = self._passes.run(
-                Checkpoint(self._place, shard, shard.plan()).run, look.log_bytes, self._is_stopping
-            )
-        except ShuttingDown:
-            self._schedule.failed(shard.number, self._clock.monotonic_ns())
+            look = self._shards[effect.shard].look(roll=effect.roll)
         except InvariantViolation:
             raise
         except RinglogError as e:
-            self._failed(shard.number, e)
-        else:
-            self._tell(shard.number, made, started_ns)
-            tickets = self._schedule.done(shard.number, self._clock.monotonic_ns())
-            self._answer(tickets)
+            return self._failed(effect.shard, e)
+        files = tuple(each.stop - each.start for each in look.files)
+        return Looked(effect.shard, Waiting(files, look.log_bytes))
 
-    def _tell(self, shard: int, made: Made, started_ns: int) -> None:
+    def _make(self, effect: MakeCheckpoint) -> Made | Failed:
+        shard, started_ns = self._shards[effect.shard], self._clock.monotonic_ns()
+        self._pace.is_urgent = effect.log_bytes >= BACKLOG_BYTES
+        try:
+            checkpoint = Checkpoint(self._place, shard, shard.plan())
+            made = self._passes.run(checkpoint.run, effect.log_bytes, self._is_stopping)
+        except InvariantViolation:
+            raise
+        except RinglogError as e:
+            return self._failed(effect.shard, e)
+        self._tell(shard.number, made, started_ns)
+        return Made(shard.number)
+
+    def _tell(self, shard: int, made: Result, started_ns: int) -> None:
         took_ns = self._clock.monotonic_ns() - started_ns
         self._slot.add(P.ABSORBED, made.absorbed_bytes)
         self._slot.add(P.SEGMENTS, made.segments)
@@ -239,47 +272,24 @@ class Shell:
             took_ms=took_ns * 1_000 // NS_PER_S,
         )  # fmt: skip
 
-    def _failed(self, shard: int, error: RinglogError) -> None:
+    def _failed(self, shard: int, error: RinglogError) -> Failed:
         """Leave the log as it is and try again later (CKP-9)."""
-        self._slot.add(P.FAILURES, 1)
-        if isinstance(error, CorruptData):
-            self._slot.add(P.CORRUPT, 1)
-        # A shard that restarts is an ordinary thing; damage and a failing disk are not.
-        level = logging.ERROR if isinstance(error, CorruptData | DiskError) else logging.WARNING
-        say(log, level, "checkpoint failed", shard=shard, reason=str(error))
-        self._fail(self._schedule.failed(shard, self._clock.monotonic_ns()), error)
+        if not isinstance(error, ShuttingDown):
+            self._slot.add(P.FAILURES, 1)
+            if isinstance(error, CorruptData):
+                self._slot.add(P.CORRUPT, 1)
+            # A shard that restarts is an ordinary thing; damage and a failing disk are not.
+            level = logging.ERROR if isinstance(error, CorruptData | DiskError) else logging.WARNING
+            say(log, level, "checkpoint failed", shard=shard, reason=str(error))
+        return Failed(shard, error)
 
-    # -- operators ------------------------------------------------------------------------------------
-
-    def _receive(self) -> int:
-        count = 0
-        for client, envelope, _ in self._router.requests(REQUESTS_PER_TURN):
-            count += 1
-            if isinstance(envelope.message, m.CheckpointNow):
-                self._tickets += 1
-                self._clients[self._tickets] = client, envelope.corr
-                self._schedule.want(self._tickets, self._clock.monotonic_ns())
-            else:
-                self._router.refuse(client, envelope)
-        return count
-
-    def _answer(self, tickets: list[int]) -> None:
-        if not tickets:
-            return
+    def _list_files(self, effect: ListFiles) -> FilesListed:
         try:
-            files = self._files_of_a_copy()
+            return FilesListed(effect.tickets, self._files_of_a_copy())
+        except InvariantViolation:
+            raise
         except RinglogError as e:
-            self._fail(tickets, e)
-            return
-        for ticket in tickets:
-            client, corr = self._clients.pop(ticket)
-            self._router.send(client, m.CheckpointMade(files), corr)
-
-    def _fail(self, tickets: list[int], error: RinglogError) -> None:
-        status = error.status if isinstance(error, Refused) else Status.INTERNAL
-        for ticket in tickets:
-            client, corr = self._clients.pop(ticket)
-            self._router.send(client, m.ErrorReply(int(status), error.message, {"reason": str(error)}), corr)
+            return FilesListed(effect.tickets, e)
 
     def _files_of_a_copy(self) -> list[str]:
         """Files that together are a consistent copy (ST-14): identity, snapshots, segments in force, log.

@@ -6,6 +6,17 @@ import numpy as np
 import pytest
 from pyroaring import BitMap64
 
+from actors.compactor.core import (
+    Compactor,
+    Failed,
+    FilesListed,
+    LeaveSnapshots,
+    ListFiles,
+    LookAt,
+    Looked,
+    Made,
+    MakeCheckpoint,
+)
 from actors.compactor.schedule import (
     BACKOFF_NS_MAX,
     LOG_BYTES,
@@ -17,7 +28,9 @@ from actors.compactor.schedule import (
     Waiting,
 )
 from actors.compactor.sealing import Appends, Live, Ordered, Sizes, decode_live, joined
-from ringlog.errors import CorruptData
+from ringlog.contract import ControlReceived, DrainRequested, Reply, Tick
+from ringlog.envelope import messages as m
+from ringlog.errors import CorruptData, ExitCode, ShuttingDown, Status
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout
 
@@ -219,3 +232,82 @@ def test_an_answer_about_what_is_alive_is_read_with_its_deleted_numbers():
 def test_an_answer_that_makes_no_sense_is_refused(rows):
     with pytest.raises(CorruptData):
         decode_live(np.array(rows, "<u8").tobytes(), b"abc")
+
+
+# -- the core -----------------------------------------------------------------------------------------
+
+
+def compactor(shards=2):
+    return Compactor(shards, file_bytes=64 * MIB, age_ms=0, now_ns=0)
+
+
+def at(now_ns, *events):
+    return [Tick(0, now_ns), *events]
+
+
+def asked(corr, client=b"op"):
+    return ControlReceived(client, corr, m.CheckpointNow())
+
+
+def test_one_shard_is_looked_at_a_turn_and_none_while_word_is_awaited():
+    """K2."""
+    core = compactor()
+    assert core.handle(at(NS_PER_S)) == [LookAt(0, roll=False)]
+    assert core.handle(at(NS_PER_S)) == []
+    assert core.handle(at(NS_PER_S, Looked(0, NOTHING))) == [], "requests are taken before the next look"
+    assert core.handle(at(NS_PER_S)) == [LookAt(1, roll=False)]
+    core.handle(at(NS_PER_S, Looked(1, NOTHING)))
+    assert core.handle(at(NS_PER_S)) == []
+    assert core.next_deadline_ns() == NS_PER_S + LOOK_NS
+
+
+def test_a_request_is_answered_when_each_shard_has_had_a_checkpoint():
+    """K1."""
+    core = compactor()
+    assert core.handle(at(0, asked(7))) == [LookAt(0, roll=True)]
+    assert core.handle(at(1, Looked(0, NOTHING))) == [MakeCheckpoint(0, 0)]
+    assert core.handle(at(2, Made(0))) == []
+    core.check()
+    assert core.handle(at(2)) == [LookAt(1, roll=True)]
+    assert core.handle(at(3, Looked(1, NOTHING))) == [MakeCheckpoint(1, 0)]
+    assert core.handle(at(4, Made(1))) == [ListFiles((1,))]
+    assert core.handle(at(5, FilesListed((1,), ["meta/engine"]))) == [
+        Reply(b"op", 7, m.CheckpointMade(["meta/engine"]))
+    ]
+    core.check()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (CorruptData("bad"), Status.INTERNAL),
+        (ShuttingDown("told to stop in the middle of a pass"), Status.SHUTTING_DOWN),
+    ],
+)
+def test_a_request_fails_once_with_the_first_shard_that_does(error, status):
+    """K1: also when a shard stops; nothing else would ever answer the operator."""
+    core = compactor()
+    core.handle(at(0, asked(7)))
+    (reply,) = core.handle(at(1, Failed(0, error)))
+    assert (reply.client, reply.corr, reply.message.status) == (b"op", 7, status)
+    core.check()
+    core.handle(at(2, Failed(1, error)))
+    assert not [each for each in core.handle(at(3)) if isinstance(each, Reply)]
+
+
+def test_files_that_cannot_be_listed_are_the_answer():
+    core = compactor(shards=1)
+    core.handle(at(0, asked(7)))
+    core.handle(at(1, Looked(0, NOTHING)))
+    core.handle(at(2, Made(0)))
+    (reply,) = core.handle(at(3, FilesListed((1,), CorruptData("bad"))))
+    assert isinstance(reply.message, m.ErrorReply)
+
+
+def test_a_drain_leaves_snapshots_refuses_who_waits_and_stops():
+    core = compactor()
+    core.handle(at(0, asked(7)))
+    leave, refused, stop = core.handle(at(1, DrainRequested()))
+    assert isinstance(leave, LeaveSnapshots)
+    assert (refused.corr, refused.message.status) == (7, Status.SHUTTING_DOWN)
+    assert stop.code == ExitCode.OK

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,25 @@ class Enough(BaseException):
 
     Not an Exception, so that no case takes it for a broken promise of its own.
     """
+
+
+class Broken(AssertionError):
+    """A promise that did not hold: which one, and what was seen."""
+
+    def __init__(self, what: str, topic: str = "", *, case: str = "", path: Sequence[int] = ()) -> None:
+        super().__init__(what)
+        self.topic = topic
+        """The topic whose events belong into the story, where that is known."""
+        self.case = case
+        """The case that shows it again, where that is known."""
+        self.path = path
+        """Which choice was made at each step of a schedule."""
+
+
+def require(holds: object, otherwise: str | Callable[[], str]) -> None:
+    """Raise Broken unless it holds. Not an assertion: those may be switched off."""
+    if not holds:
+        raise Broken(otherwise if isinstance(otherwise, str) else otherwise())
 
 
 class CannotRun(Exception):

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from functools import partial
 
 from chaos.attack import envelopes, local, names, rights, secrets, sockets
-from chaos.attack.arena import Arena, Broken, Census, arena, came_back
-from chaos.order import Account, CannotRun, Order
+from chaos.attack.arena import Arena, Census, arena, came_back
+from chaos.order import Account, Broken, CannotRun, Order
 from ringlog.errors import RinglogError
 
 Row = Callable[[Arena, random.Random], int]

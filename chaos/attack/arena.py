@@ -12,7 +12,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import psutil
 import zmq
 
 import ringlog
+from chaos.order import Broken
 from ringlog.cli.passes import COMPACTOR, RECLAIMER, ask_actor
 from ringlog.client import Client
 from ringlog.envelope import messages as m
@@ -47,10 +48,6 @@ CANARY = "canary.log"
 MARKER = b"S3CRET-payload-marker"
 BACKGROUND = ("wal_shard", "scheduler", "gateway", "compactor", "reclaimer", "relocator")
 SCOPES = ("read", "write", "delete", "admin")
-
-
-class Broken(AssertionError):
-    """A promise that did not hold, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,9 +398,3 @@ def head_of(client: Client, topic: str) -> int:
 def data_of(record: Any) -> bytes:
     """A record's payload; no tombstone is expected where this is used."""
     return bytes(record.data)
-
-
-def must(holds: Any, otherwise: str | Callable[[], str]) -> None:
-    """Raise Broken unless it holds."""
-    if not holds:
-        raise Broken(otherwise if isinstance(otherwise, str) else otherwise())

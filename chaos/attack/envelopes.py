@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from chaos.attack.arena import ANSWER_S, SLOWER_MAX, Arena, a_frame, a_producer, ask, head_of, hear, must
+from chaos.attack.arena import ANSWER_S, SLOWER_MAX, Arena, a_frame, a_producer, ask, head_of, hear
+from chaos.order import require
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages import KINDS
 from ringlog.envelope.wire import PROTOCOL, encode
@@ -116,7 +117,7 @@ def edges(arena: Arena, dice: random.Random, *, per_kind: int = PER_KIND) -> int
         for together in _batched(bursts, CONNECTIONS):
             sent += _send_all(arena, endpoint, key, together)
     sent += _frames(arena, a_producer(dice))
-    must(arena.audit() == before, "records of somebody else moved")
+    require(arena.audit() == before, "records of somebody else moved")
     return sent
 
 
@@ -164,7 +165,7 @@ def _send_all(arena: Arena, endpoint: str, key: Any, bursts: Sequence[_Burst]) -
                 peer.send_multipart([_encoder.encode([PROTOCOL, burst.name, 7, body]), *attached])
         for peer, burst in zip(peers, bursts, strict=True):
             for answered in range(len(burst.bodies)):
-                must(
+                require(
                     peer.poll(round(patience * 1000)),
                     f"{where}: {burst.name} got {answered} answers to {len(burst.bodies)}: {burst.bodies!r}\n"
                     f"{arena.log_tail()}",
@@ -201,11 +202,11 @@ def _frames(arena: Arena, producer_id: int) -> int:
         stored, sent = 0, 0
         for what, frame in hostile_frames(info.topic_id, info.epoch, producer_id):
             answer = ask(peer, [encode(m.Append(topic, 1), 1), frame])
-            must(answer is not None, f"a frame with {what} got no answer")
+            require(answer is not None, f"a frame with {what} got no answer")
             stored += _acked(answer)
             sent += 1
         readable = _count(peer, topic, before)
-    must(readable == stored, f"{stored} records of strange frames were acked, {readable} can be read")
+    require(readable == stored, f"{stored} records of strange frames were acked, {readable} can be read")
     return sent
 
 
@@ -228,9 +229,9 @@ def _count(peer: Any, topic: str, after: int) -> int:
     seen = 0
     while after < state.head_seq:
         page = ask(peer, [encode(m.Read(topic, after), 2)])
-        must(isinstance(page, m.ReadReply), f"what was acked cannot be read: {page!r}")
+        require(isinstance(page, m.ReadReply), f"what was acked cannot be read: {page!r}")
         assert isinstance(page, m.ReadReply)
-        must(page.next_after > after, "reading does not move on")
+        require(page.next_after > after, "reading does not move on")
         seen += page.next_after - after
         after = page.next_after
     return seen
@@ -259,15 +260,17 @@ def old_news(arena: Arena, dice: random.Random) -> int:
             (info.topic_id, info.epoch - 1), (info.topic_id, info.epoch + 1), (info.topic_id, 0xFFFFFFFF),
             (info.topic_id ^ 1, info.epoch), (dice.getrandbits(63), info.epoch),
         ):  # fmt: skip
-            must(_acked(append(topic_id, epoch, 1)) == 0, f"a frame for {topic_id:x}, {epoch} was stored")
+            require(_acked(append(topic_id, epoch, 1)) == 0, f"a frame for {topic_id:x}, {epoch} was stored")
             cases += 1
-        must(_acked(append(info.topic_id, info.epoch, 5)) == 1, "a good frame was refused")
+        require(_acked(append(info.topic_id, info.epoch, 5)) == 1, "a good frame was refused")
         for number in (5, 5, 4, 3, 1):
-            must(_acked(append(info.topic_id, info.epoch, number)) == 0, f"number {number} was stored again")
+            require(
+                _acked(append(info.topic_id, info.epoch, number)) == 0, f"number {number} is stored again"
+            )
             cases += 1
         cases += _replayed(arena, topic)
         state = ask(peer, [encode(m.TopicState(topic), 1)])
-        must(isinstance(state, m.TopicStateReply) and state.count == 2, f"not two records: {state!r}")
+        require(isinstance(state, m.TopicStateReply) and state.count == 2, f"not two records: {state!r}")
     return cases
 
 
@@ -280,7 +283,7 @@ def _replayed(arena: Arena, topic: str) -> int:
             peer.send_multipart(message)
             peer.send_multipart(message)
             stored += _acked(hear(peer)) + _acked(hear(peer))
-    must(stored == 1, f"one envelope sent ten times was stored {stored} times")
+    require(stored == 1, f"one envelope sent ten times was stored {stored} times")
     return 10
 
 

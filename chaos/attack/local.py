@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 
 import ringlog
-from chaos.attack.arena import Arena, Broken, must
-from chaos.order import CannotRun
+from chaos.attack.arena import Arena
+from chaos.order import Broken, CannotRun, require
 from ringlog.cli.passes import COMPACTOR, ask_actor
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.testing.real_engine import engine, wait_until
@@ -40,10 +40,10 @@ def other_user(arena: Arena, dice: random.Random) -> int:
     paths = [str(path) for root in targets for path in (root, *root.rglob("*"))]
     pids = list(arena.census().pids.values())
     opened = as_nobody(lambda: _intrude(paths, pids))
-    must(not opened, f"another user got at {opened[:10]}")
-    must(len(paths) > 20, "there was too little to try")
+    require(not opened, f"another user got at {opened[:10]}")
+    require(len(paths) > 20, "there was too little to try")
     wrong = loose_modes([arena.running.data_dir, info.shm_dir])
-    must(not wrong, f"open to others: {wrong[:10]}")
+    require(not wrong, f"open to others: {wrong[:10]}")
     return len(paths) + len(pids) * (len(PROC_FILES) + len(PROC_LINKS) + 1)
 
 
@@ -151,11 +151,11 @@ def bound(arena: Arena, dice: random.Random) -> int:
     del dice
     paths = [endpoint.removeprefix("ipc://") for endpoint in arena.sockets()]
     got = as_nobody(lambda: [path for path in paths if _may(lambda p=path: _bind(p))])  # type: ignore[misc]
-    must(not got, f"another user bound {got}")
+    require(not got, f"another user bound {got}")
     before = {path: os.stat(path).st_ino for path in paths}
     words = refusal_of(arena.root, arena.root.parent / "second.log")
-    must(words and arena.running.data_dir in words, f"a second engine on the same data said {words!r}")
-    must(
+    require(words and arena.running.data_dir in words, f"a second engine on the same data said {words!r}")
+    require(
         before == {path: os.stat(path).st_ino for path in paths},
         "a second engine touched the first's sockets",
     )
@@ -270,7 +270,7 @@ def planted(arena: Arena, dice: random.Random, *, most: int = len(PLANTS)) -> in
                 _judge_plant(plant, found[0], root)
                 tried += 1
             shutil.rmtree(root)
-    must(tried == len(plants), f"only {tried} of {len(plants)} plants had a place")
+    require(tried == len(plants), f"only {tried} of {len(plants)} plants had a place")
     return tried
 
 
@@ -286,11 +286,11 @@ def _judge_plant(plant: Plant, path: Path, root: Path) -> None:
     if not words and plant.find == IDX:
         # The engine starts: only the topics of that segment are halted, and the log names its part.
         words, name = (root / "planted.log").read_text(), path.stem
-    must(words, f"{plant.what}: the engine started all the same")
-    must(name in words, f"{plant.what}: the refusal does not name {name}: {words[-500:]}")
+    require(words, f"{plant.what}: the engine started all the same")
+    require(name in words, f"{plant.what}: the refusal does not name {name}: {words[-500:]}")
     is_typed = "Traceback" not in words or "ringlog.errors." in words
-    must(is_typed, f"{plant.what}: an error of nobody's instead of a refusal: {words[-1500:]}")
-    must(_contents(outside) == before, f"{plant.what}: something outside was changed")
+    require(is_typed, f"{plant.what}: an error of nobody's instead of a refusal: {words[-1500:]}")
+    require(_contents(outside) == before, f"{plant.what}: something outside was changed")
 
 
 def _remove_shared_memory(root: Path) -> None:

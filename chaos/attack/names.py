@@ -19,13 +19,12 @@ from chaos.attack.arena import (
     RSS_GROWTH_BYTES_MAX,
     SLOWER_MAX,
     Arena,
-    Broken,
     a_frame,
     a_producer,
     ask,
     head_of,
-    must,
 )
+from chaos.order import Broken, require
 from ringlog.cli.passes import COMPACTOR, ask_actor
 from ringlog.client import Client
 from ringlog.client.fields import NewRecord
@@ -68,21 +67,21 @@ def names(arena: Arena, dice: random.Random) -> int:
             ):  # fmt: skip
                 answer = ask(peer, [encode(message, 1), *attached])
                 is_absent = isinstance(answer, m.TopicDeleted) and not answer.deleted
-                must(isinstance(answer, m.ErrorReply) or is_absent, f"{name[:40]!r}: {answer!r}")
+                require(isinstance(answer, m.ErrorReply) or is_absent, f"{name[:40]!r}: {answer!r}")
                 is_short = not isinstance(answer, m.ErrorReply) or len(str(answer)) < 2_000
-                must(is_short, f"an error repeats a name of {len(name)} characters")
+                require(is_short, f"an error repeats a name of {len(name)} characters")
     with arena.connect() as client:
         heads = {name: head_of(client, name) for name in GOOD_NAMES}
         for name in GOOD_NAMES:
             client.append(name, name.encode())
         for name, head in heads.items():
             found = [record.data for record in client.read(name, head)]
-            must(found == [name.encode()], f"{name} holds {found!r}")
+            require(found == [name.encode()], f"{name} holds {found!r}")
     ask_actor(arena.running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
     for root in (arena.running.data_dir, arena.running.info.shm_dir):
         for path in Path(root).rglob("*"):
             held = [name for name in (*GOOD_NAMES, "canary.log", "mine.log") if name in path.name]
-            must(not held, f"a path holds a name: {path.name}")
+            require(not held, f"a path holds a name: {path.name}")
     return len(BAD_NAMES) * 5 + len(GOOD_NAMES)
 
 
@@ -108,7 +107,7 @@ def patterns(arena: Arena, dice: random.Random, *, tags: int = TAGS) -> int:
         asked.patience += SLOWER_MAX * (time.monotonic() - begun)
         plain_s = asked.harmless()
         most_s = SLOWER_MAX * few_s * FIRST_PART + CPU_SLACK_S
-        must(plain_s < most_s, f"{first:,} tags took {few_s:.2f} s, and {tags:,} took {plain_s:.2f} s")
+        require(plain_s < most_s, f"{first:,} tags took {few_s:.2f} s, and {tags:,} took {plain_s:.2f} s")
         cases: list[Any] = [
             "*a" * 100 + "b", "a*" * 100 + "b", "(a+)+$", "a" * 257 + "*", ["tag", "Glob", "*" * 200],
             ["tag", "Glob", "[a-z]*"], ["tag", "Regex", "(a|aa)+$"], ["tag", "Eq", "a" * 10_000],
@@ -119,14 +118,14 @@ def patterns(arena: Arena, dice: random.Random, *, tags: int = TAGS) -> int:
         for match in cases:
             answer, took_s = asked.ask(match)
             is_nothing = isinstance(answer, m.RecordsDeleted) and answer.deleted == 0
-            must(isinstance(answer, m.ErrorReply) or is_nothing, f"{str(match)[:60]}: {answer!r}")
-            must(took_s < most_s, f"{str(match)[:60]} took {took_s:.2f} s, a plain delete {plain_s:.2f} s")
+            require(isinstance(answer, m.ErrorReply) or is_nothing, f"{str(match)[:60]}: {answer!r}")
+            require(took_s < most_s, f"{str(match)[:60]} took {took_s:.2f} s, a plain delete {plain_s:.2f} s")
         deleted, took_s = asked.deleted(prefix + "*")
-        must(deleted == tags, f"{tags:,} tags matched, and {deleted:,} were deleted")
-        must(took_s < most_s, f"{tags:,} deletes took {took_s:.2f} s, a plain one {plain_s:.2f} s")
+        require(deleted == tags, f"{tags:,} tags matched, and {deleted:,} were deleted")
+        require(took_s < most_s, f"{tags:,} deletes took {took_s:.2f} s, a plain one {plain_s:.2f} s")
         # The next question about the topic forgets what is gone, and its tags.
         client.append(topic, b"", tag="last")
-        must(asked.deleted("last")[0] == 1, "a record behind all that was deleted is not found")
+        require(asked.deleted("last")[0] == 1, "a record behind all that was deleted is not found")
     return len(cases) + 2
 
 
@@ -221,11 +220,11 @@ def decompression(arena: Arena, dice: random.Random) -> int:
         for number, (what, codec, packed, raw_len) in enumerate(dice.sample(made, len(made)), 1):
             frame = compressed_frame(info, codec, packed, raw_len, producer_id=producer_id, number=number)
             answer = ask(peer, [encode(m.Append(topic, 1), number), frame], 10.0)
-            must(answer is not None, f"a body that {what} got no answer\n{arena.log_tail()}")
+            require(answer is not None, f"a body that {what} got no answer\n{arena.log_tail()}")
     ask_actor(arena.running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
     for name, pid in arena.census().pids.items():
         grown = _peak(pid) - before.get(name, 0)
-        must(grown < PEAK_GROWTH_MAX, f"{name} allocated {grown >> 20} MiB for bodies of a few KiB")
+        require(grown < PEAK_GROWTH_MAX, f"{name} allocated {grown >> 20} MiB for bodies of a few KiB")
     _reads_or_says_why(arena, topic)
     return len(made)
 
@@ -234,7 +233,7 @@ def _reads_or_says_why(arena: Arena, topic: str) -> None:
     """What was stored is read, or refused with its place: never silence, never a dead process."""
     with arena.peer(key=arena.limited) as peer:
         answer = ask(peer, [encode(m.Read(topic, 0), 1)], 10.0)
-        must(isinstance(answer, m.ReadReply | m.ErrorReply), f"reading bombs: {answer!r}")
+        require(isinstance(answer, m.ReadReply | m.ErrorReply), f"reading bombs: {answer!r}")
 
 
 def _peak(pid: int) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 
 import zmq
 
-from chaos.attack.arena import QUIET_S, Arena, a_frame, ask, hello, must
+from chaos.attack.arena import QUIET_S, Arena, a_frame, ask, hello
+from chaos.order import require
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, encode
 from ringlog.errors import Status
@@ -31,10 +32,10 @@ def strangers(arena: Arena, dice: random.Random) -> int:
     ]
     for what, how in ways:
         with arena.peer(**how) as peer:
-            must(ask(peer, HELLO, QUIET_S) is None, f"somebody with {what} got an answer")
-    must(not _confides(arena), "a client with the right key confided in a server without the right one")
+            require(ask(peer, HELLO, QUIET_S) is None, f"somebody with {what} got an answer")
+    require(not _confides(arena), "a client with the right key confided in a server without the right one")
     with arena.peer(key=arena.owner) as peer:
-        must(hello(peer), "somebody with a listed key got none")
+        require(hello(peer), "somebody with a listed key got none")
     return len(ways) + 1
 
 
@@ -174,7 +175,7 @@ def table(arena: Arena, dice: random.Random) -> int:
             if scope == "read":
                 assert isinstance(listed, m.TopicListReply)
                 names = [topic.topic for topic in listed.topics]
-                must(names and all(name.startswith("mine.") for name in names), f"a list shows {names}")
+                require(names and all(name.startswith("mine.") for name in names), f"a list shows {names}")
     return cases
 
 
@@ -182,17 +183,17 @@ def _try(peer: zmq.Socket[Any], operation: Operation, scope: str) -> int:
     may = scope in operation.scopes
     what = f"{operation.name} with scope {scope}"
     inside = ask(peer, _said(operation.name, INSIDE))
-    must(inside is not None, f"{what} got no answer")
+    require(inside is not None, f"{what} got no answer")
     is_refused = isinstance(inside, m.ErrorReply) and inside.status == Status.FORBIDDEN
-    must(is_refused != may, f"{what} inside its prefix: {inside!r}")
+    require(is_refused != may, f"{what} inside its prefix: {inside!r}")
     if not operation.has_topic:
         return 1
     answers = []
     for topic in (OUTSIDE, NOWHERE):
         outside = ask(peer, _said(operation.name, topic))
         is_refused = isinstance(outside, m.ErrorReply) and outside.status == Status.FORBIDDEN
-        must(is_refused, f"{what} outside its prefix: {outside!r}")
+        require(is_refused, f"{what} outside its prefix: {outside!r}")
         assert isinstance(outside, m.ErrorReply)
         answers.append((outside.status, outside.message, {**outside.detail, "topic": ""}, outside.outcome))
-    must(answers[0] == answers[1], f"{what}: the answer says whether a topic exists: {answers}")
+    require(answers[0] == answers[1], f"{what}: the answer says whether a topic exists: {answers}")
     return 3

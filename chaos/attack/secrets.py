@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from chaos.attack.arena import MARKER, Arena, Broken, must
+from chaos.attack.arena import MARKER, Arena
+from chaos.order import Broken, require
 from ringlog.envelope.wire import encode
 
 KEPT_SUFFIXES = (".log", ".data", ".idx", ".tags", ".del", ".bin", ".ring")
@@ -20,7 +21,7 @@ def searched(arena: Arena, dice: random.Random) -> int:
     looked = 0
     for what, text in _said(arena):
         for secret in (*keys, MARKER):
-            must(secret not in text, f"{what} holds {'a payload' if secret == MARKER else 'a secret key'}")
+            require(secret not in text, f"{what} holds {'a payload' if secret == MARKER else 'a secret key'}")
         looked += 1
     for path in (*Path(arena.running.data_dir).rglob("*"), *Path(arena.running.info.shm_dir).rglob("*")):
         if path.is_file():
@@ -28,7 +29,7 @@ def searched(arena: Arena, dice: random.Random) -> int:
                 data = path.read_bytes()
             except FileNotFoundError:  # the compactor or the reclaimer removed it
                 continue
-            must(not any(key in data for key in keys), f"{path.name} holds a secret key")
+            require(not any(key in data for key in keys), f"{path.name} holds a secret key")
             looked += 1
     if looked < len(_said(arena)) + 5:
         raise Broken(f"only {looked} places were searched")
@@ -47,5 +48,5 @@ def _said(arena: Arena) -> list[tuple[str, bytes]]:
             (f"{entry} of {name}", Path(f"/proc/{pid}/{entry}").read_bytes())
             for entry in ("cmdline", "comm", "environ")
         ]
-    must(b"ready" in said[0][1], "the log is empty: nothing was searched")
+    require(b"ready" in said[0][1], "the log is empty: nothing was searched")
     return said

@@ -10,7 +10,8 @@ import time
 
 import zmq
 
-from chaos.attack.arena import ANSWER_S, QUIET_S, Arena, a_frame, a_producer, ask, hear, hello, must
+from chaos.attack.arena import ANSWER_S, QUIET_S, Arena, a_frame, a_producer, ask, hear, hello
+from chaos.order import require
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, encode
 from ringlog.limits import FRAME_BYTES_MAX
@@ -51,14 +52,14 @@ def floods(arena: Arena, dice: random.Random, *, idle: int = IDLE_CONNECTIONS) -
                 opened += 1
             arena.use()
             with arena.connect() as late:
-                must(late.read("mine.log") is not None, "a client that comes late is not served")
+                require(late.read("mine.log") is not None, "a client that comes late is not served")
             for _ in range(DROPPED_CONNECTIONS):
                 with arena.raw() as raw:
                     raw.sendall(GREETING)
                 opened += 1
             arena.use()
             for raw in unfinished:
-                must(_is_ended(raw), "a handshake that is never finished is waited for without end")
+                require(_is_ended(raw), "a handshake that is never finished is waited for without end")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return opened
@@ -80,12 +81,12 @@ def _is_ended(raw: socket.socket) -> bool:
 def identities(arena: Arena, dice: random.Random) -> int:
     """RF-96: one routing id twice; another's producer id."""
     with arena.peer(key=arena.owner, ROUTING_ID=b"same") as first:
-        must(hello(first), "a client with a name of its own choice is not served")
+        require(hello(first), "a client with a name of its own choice is not served")
         with arena.peer(key=arena.limited, ROUTING_ID=b"same") as second:
             second.send(encode(m.TopicState("canary.log"), 2))
             stolen = hear(second, QUIET_S)
-            must(not isinstance(stolen, m.TopicStateReply), "a name of one's own choice gave rights")
-            must(hello(first), "a connection lost its place to one of the same name")
+            require(not isinstance(stolen, m.TopicStateReply), "a name of one's own choice gave rights")
+            require(hello(first), "a connection lost its place to one of the same name")
     return 2 + _producers(arena, a_producer(dice))
 
 
@@ -110,16 +111,16 @@ def _producers(arena: Arena, producer_id: int) -> int:
         before = ask(mine, [encode(m.TopicState("mine.log"), 1)])
         assert isinstance(before, m.TopicStateReply)
         for number, peer in ((1, mine), (1, theirs), (2, mine), (2, theirs)):
-            must(
+            require(
                 isinstance(push(peer, info, number, b"%d" % number), m.Appended), "an append was not answered"
             )
             cases += 1
         refused = push(theirs, other, 3, b"stranger")
-        must(isinstance(refused, m.ErrorReply), "a stranger wrote where he may not, by a producer's id")
+        require(isinstance(refused, m.ErrorReply), "a stranger wrote where he may not, by a producer's id")
         after = ask(mine, [encode(m.TopicState("mine.log"), 1)])
         assert isinstance(after, m.TopicStateReply)
         stored = after.head_seq - before.head_seq
-        must(stored == 2, f"two numbers of one producer, each sent twice, were stored {stored} times")
+        require(stored == 2, f"two numbers of one producer, each sent twice, were stored {stored} times")
     return cases + 1
 
 
@@ -137,7 +138,7 @@ def no_handshakes(arena: Arena, dice: random.Random) -> int:
         cut = dice.choice([len(recorded), dice.randrange(1, len(recorded))])
         heard = _throw(arena, arena.endpoint, [recorded[:cut]], listen_s=QUIET_S)
         # A server that took the old handshake would answer the old Hello: READY and Welcome, at length.
-        must(b"READY" not in heard, "a recorded handshake was taken for a new one")
+        require(b"READY" not in heard, "a recorded handshake was taken for a new one")
         cases += 1
     return cases
 
@@ -178,7 +179,7 @@ def _relay(inner: socket.socket, outer: socket.socket, client: zmq.Socket[bytes]
                 data = source.recv(CHUNK)
                 target.sendall(data)
                 said += data if source is inner else b""
-    must(client.poll(0), "a client behind a relay is not served")
+    require(client.poll(0), "a client behind a relay is not served")
     return said
 
 
@@ -186,13 +187,13 @@ def parts(arena: Arena, dice: random.Random) -> int:
     """RF-101: a part beyond the limit; a hundred thousand parts; both by somebody with a key."""
     del dice
     with arena.peer(key=arena.limited) as hostile:
-        must(hello(hostile), "the attacker has to get in first")
+        require(hello(hostile), "the attacker has to get in first")
         hostile.send_multipart([encode(m.Append("mine.log", 1)), bytes(FRAME_BYTES_MAX + (2 << 20))])
-        must(not isinstance(hear(hostile, QUIET_S), m.Appended), "a part beyond the limit was stored")
+        require(not isinstance(hear(hostile, QUIET_S), m.Appended), "a part beyond the limit was stored")
     arena.use()
     with arena.peer(key=arena.limited, SNDHWM=0) as hostile:
-        must(hello(hostile), "the attacker has to get in first")
+        require(hello(hostile), "the attacker has to get in first")
         hostile.send_multipart([encode(m.Append("mine.log", 1)), *([b"x"] * PARTS)])
-        must(isinstance(hear(hostile), m.ErrorReply), "a message of many parts was not refused")
-        must(hello(hostile), "one message of many parts ended the connection's right to be heard")
+        require(isinstance(hear(hostile), m.ErrorReply), "a message of many parts was not refused")
+        require(hello(hostile), "one message of many parts ended the connection's right to be heard")
     return 2

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 
 from chaos.blocks.recorded import EMPTY, FOLDER, Recorded, read_image, record
 from chaos.doctor import Lacks, need_root
-from chaos.order import Account, CannotRun, Order
+from chaos.order import Account, Broken, CannotRun, Order
 from chaos.rigs.blockstore import StoredVolume, stored_volume
+from chaos.rigs.judge import POWER_LOSS, check, observe, require_same, verify
 from chaos.rigs.life import FILE_BYTES
+from chaos.rigs.model import Model
 from chaos.rigs.mount import KINDS, RigError
-from chaos.rigs.promises import Broken, Promises, seen
 from chaos.states.images import Image, Tree
 from chaos.states.membership import why_illegal
 from ringlog.errors import RinglogError
 from ringlog.testing import disk as d
 from ringlog.testing.shard_world import World
-from ringlog.verify.directory import verify_directory
 
 SETTINGS = {"steps": 14, "subsets": 4, "states_per_s": 25, "states_min": 330}
 """steps: of one life; subsets: states of each epoch besides those at its ends; states_per_s: so many are
@@ -112,24 +112,21 @@ class _Checks:
         stored.volume.up()
         try:
             image = read_image(stored.volume.root)
-            promises = self.recorded.promises.until(state.cut_ns)
-            key = (image.key(), promises.acked, len(promises.frames))
+            model = self.recorded.model.until(state.cut_ns)
+            key = (image.key(), model.owed, len(model.frames))
             is_new = key not in self.judged
             self.judged.add(key)
             if is_new and "/data/wal" in image.directories:
-                found = verify_directory(str(stored.volume.root / FOLDER), jobs=1)
-                if found.is_damaged:
-                    wrong = [each for each in found.findings if each.severity == "damage"]
-                    raise Broken(f"the offline verifier: {wrong}")
+                verify(stored.volume.root / FOLDER)
         finally:
             stored.volume.down()
         rows = ("RF-62",) if state.extra else ("RF-62", "RF-64")
         self.account.did("block_states", 1, *rows)
         self._cross_check(image, state.cut_ns)
         if is_new:
-            judge_image(image, promises)
+            judge_image(image, model)
             self.account.did("different states judged")
-            self.account.did("acked frames held to", promises.acked)
+            self.account.did("acked frames held to", model.owed)
 
     def _cross_check(self, image: Image, cut_ns: int) -> None:
         done, is_under_way = self.recorded.calls_at(cut_ns)
@@ -154,20 +151,19 @@ def _apply(tree: Tree, operation: d.Operation) -> None:
         tree.do(operation)
 
 
-def judge_image(image: Image, promises: Promises) -> None:
+def judge_image(image: Image, model: Model) -> None:
     """Recover it twice in memory, judge, go on writing; raises Broken."""
     try:
         world = World(image.mount(), file_bytes=FILE_BYTES, incarnation=INCARNATION)
         world.reboot()
         world.start()
-        promises.check(world)
-        before = seen(world)
+        before = observe(world)
+        check(model, before, POWER_LOSS)
         world.kill()
         world.start()
-        if seen(world) != before:
-            raise Broken("starting twice changes the state")
+        require_same(before, observe(world), "starting twice changes the state")
         if world.runs[0].core.directory.find("f") is not None:
-            highest = promises.highest.get("f", 0)
+            highest = model.highest.get(("f", world.topic("f").topic_id), 0)
             fresh = world.append("f", [b"new"], producer=99, seq=1)
             world.kill()
             world.start()

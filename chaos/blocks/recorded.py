@@ -13,7 +13,7 @@ from pathlib import Path
 from chaos.rigs.blockstore import BlockEntry, StoredVolume
 from chaos.rigs.hostdisk import HostDisk, WatchedDisk
 from chaos.rigs.life import Life
-from chaos.rigs.promises import Promises
+from chaos.rigs.model import Model
 from chaos.states.images import Image
 from ringlog.testing import disk as d
 from ringlog.testing.recording_disk import RecordingDisk
@@ -39,7 +39,7 @@ class Recorded:
     """Everything that happened."""
 
     steps: list[str]
-    promises: Promises
+    model: Model
     operations: list[d.Operation]
     done_ns: list[int]
     begun_ns: list[int]
@@ -79,7 +79,7 @@ def record(stored: StoredVolume, rng: random.Random, steps: int) -> Recorded:
     finally:
         life.end()
     volume.down()
-    return Recorded(names, life.promises, list(operations), operations.done_ns, begun_ns, store.recorded())
+    return Recorded(names, life.model, list(operations), operations.done_ns, begun_ns, store.recorded())
 
 
 def _sync_folder(path: Path) -> None:

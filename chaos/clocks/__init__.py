@@ -13,9 +13,9 @@ from typing import Any
 
 from chaos.clocks import steps
 from chaos.clocks.walls import Walls
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 from chaos.rigs.bench import Bench, bench
-from chaos.rigs.cases import Broken, Case, named, run_case, run_cases
+from chaos.rigs.cases import Case, named, run_case, run_cases
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "gateway": {"enabled": True},

@@ -8,8 +8,9 @@ from typing import Literal
 
 import ringlog
 from chaos.clocks.walls import LAST_NS, NS, Walls
+from chaos.order import require
 from chaos.rigs.bench import Bench, process_cpu_s
-from chaos.rigs.cases import Case, require
+from chaos.rigs.cases import Case
 from chaos.rigs.cgroups import group
 from ringlog.client import Record
 

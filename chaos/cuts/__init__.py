@@ -13,18 +13,16 @@ import shutil
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from chaos.cuts import engine
 from chaos.doctor import Lacks, need_root
-from chaos.order import Account, CannotRun, Order
+from chaos.order import Account, Broken, CannotRun, Order
 from chaos.rigs.hostdisk import HostDisk, WatchedDisk
+from chaos.rigs.judge import verify
 from chaos.rigs.life import Life
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
-from chaos.rigs.promises import Broken
 from ringlog.errors import RinglogError
 from ringlog.testing.shard_world import Gone
-from ringlog.verify.directory import verify_directory
 
 SETTINGS = {"engine_points": 2, "engine_share": 0.3}
 """engine_points: how many of engine.POINTS are tried in one run, 0 = all, those of the seed first;
@@ -102,14 +100,14 @@ def live(volume: Volume, rng: random.Random, account: Account, name: str) -> Non
         for _ in range(CUTS_A_LIFE):
             _work_until_cut(life, cutter, rng, story)
             _power_on(life, cutter)
-            _verify(root)
+            verify(root)
             if rng.random() < RECOVERY_SHARE:
                 _cut_recovery(life, cutter, rng, story)
                 _power_on(life, cutter)
                 account.did("cuts", 1, "RF-61")
                 account.did("cuts inside a recovery")
             life.recover()
-            acked = life.promises.acked
+            acked = life.model.owed
             account.did("cuts", 1, "RF-61")
             account.did(f"cuts of {volume.kind}, flag {cutter.flag}")
             account.did("acked frames held to", acked)
@@ -126,7 +124,7 @@ def _power_on(life: Life, cutter: _Cutter) -> None:
     life.end()
     cutter.volume.down()
     cutter.volume.up()
-    life.promises.forget_after(cutter.cut_ns)
+    life.model.forget_after(cutter.cut_ns)
 
 
 def _arm(cutter: _Cutter, rng: random.Random, calls: int) -> None:
@@ -155,14 +153,6 @@ def _work_until_cut(life: Life, cutter: _Cutter, rng: random.Random, story: list
                 break
     cutter.finish()
     story.append(f"CUT({cutter.calls[-1]}, flag {cutter.flag}, {cutter.beside_s:.4f} s)")
-
-
-def _verify(root: Path) -> None:
-    found = verify_directory(str(root), jobs=1)
-    if found.is_damaged:
-        raise Broken(
-            f"the offline verifier: {[each for each in found.findings if each.severity == 'damage']}"
-        )
 
 
 def _check_host() -> None:

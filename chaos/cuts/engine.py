@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from chaos.hurry import hurry
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
+from chaos.rigs.judge import verify
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
 from chaos.rigs.program import (
     BATCH,
     TOPICS,
     Traffic,
     checkpoint,
+    data_of,
     delete_below,
     program,
     settings_of_cold,
     until,
-    verify,
 )
-from chaos.rigs.promises import Broken
 from ringlog.errors import RinglogError
 from ringlog.testing.real_engine import TestEngine
 
@@ -91,9 +91,9 @@ def cut_at(one: Volume, point: str, flag: int, rng: random.Random, account: Acco
             _reach_point(one, root, f"{point}:{pass_number}:pause", flag, traffic, cold)
         one.down()
         one.up()
-        verify(root, cold=bool(cold))
+        verify(data_of(root), root / "cold" if cold else "")
         _judge_again(root, traffic, cold, account)
-        verify(root, cold=bool(cold))
+        verify(data_of(root), root / "cold" if cold else "")
         account.did("cuts", 1, "RF-65", "RF-61")
         account.did("cuts of the whole program")
         account.did("acked batches held to", traffic.acked)

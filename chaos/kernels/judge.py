@@ -6,25 +6,26 @@ import base64
 import json
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
 
 from chaos.kernels import load
-
-Tag = tuple[int, int, int]
-"""Life, frame, record."""
+from chaos.order import Broken
+from chaos.rigs.judge import POWER_LOSS, Seen, check, note_seen
+from chaos.rigs.model import Model, SentFrame
 
 
 @dataclass(slots=True)
 class Story:
-    """Everything that was said of one image, over all lives on it."""
+    """Everything that was said of one image, over all lives on it. Records are known by their tags."""
 
-    acked: dict[tuple[int, int], tuple[str, int, int]] = field(default_factory=dict)
-    """(life, frame) -> topic, first number, records."""
+    model: Model = field(default_factory=Model)
     highest: dict[int, int] = field(default_factory=dict)
     """Life -> the last frame that was acknowledged; absent for a life of which nothing was heard."""
-    seen: dict[int, str] = field(default_factory=dict)
-    """Number -> tag of records of the fsync topic that a guest showed after its recovery."""
     wrong: list[str] = field(default_factory=list)
+    _sent: dict[tuple[int, int], SentFrame] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for topic in load.TOPICS:
+            self.model.change(topic, exists=True)
 
     def hear(self, life: int, line: str) -> bool:
         """Take one line of a guest; True when it was an ack."""
@@ -34,11 +35,27 @@ class Story:
         if not line.startswith("@ack ") or len(words) != 5:
             return False  # the last line may be half of one
         topic, frame, first, count = words[1], int(words[2]), int(words[3]), int(words[4])
-        if count != load.count_of(life, frame):
+        if (topic, count) != (load.topic_of(frame), load.count_of(life, frame)):
             return False
-        self.acked[life, frame] = topic, first, count
+        self._send(life, frame)
+        for asked in self.model.changes:  # A guest makes its topics before all else.
+            self.model.grant(asked)
         self.highest[life] = frame
+        try:
+            self.model.settle(self._sent[life, frame], first)
+        except Broken as e:
+            self.wrong.append(f"life {life}: {e}")
         return True
+
+    def _send(self, life: int, last: int) -> None:
+        """A guest sends its frames one after the other, each once the one before was acknowledged."""
+        for frame in range(last + 1):
+            if (life, frame) not in self._sent:
+                tags = tuple(f"{life}.{frame}.{i}".encode() for i in range(load.count_of(life, frame)))
+                topic = load.topic_of(frame)
+                sent = SentFrame(topic, tags, number=len(self._sent), is_fsync=topic == "f")
+                self._sent[life, frame] = sent
+                self.model.send(sent)
 
     def judge(self, life: int, line: str) -> int:
         """Compare with a guest's `@state`; returns how many records it found."""
@@ -47,62 +64,18 @@ class Story:
         except (ValueError, IndexError, zlib.error) as e:
             self.wrong.append(f"life {life}: its state cannot be read: {e}")
             return 0
-        found = {topic: dict(facts["records"]) for topic, facts in state.items()}
-        for topic in load.TOPICS:
-            facts = state.get(topic, {"records": [], "lost": [], "head": 0})
-            self._judge_records(life, topic, facts)
-            self._judge_acks(life, topic, found.get(topic, {}), facts["lost"])
-        self._judge_seen(life, found.get("f", {}))
-        return sum(map(len, found.values()))
-
-    def _judge_records(self, life: int, topic: str, facts: dict[str, Any]) -> None:
-        """Nothing made up, doubled, out of order, or half a frame."""
-        tags = [_parsed(tag) for _, tag in facts["records"]]
-        if None in tags:
-            self.wrong.append(f"life {life}: topic {topic} holds a record that nobody wrote")
-            return
-        known = [tag for tag in tags if tag is not None]
-        if known != sorted(set(known)):
-            self.wrong.append(f"life {life}: topic {topic} is doubled or out of order")
-        whole: dict[tuple[int, int], int] = {}
-        for at, frame, _ in known:
-            whole[at, frame] = whole.get((at, frame), 0) + 1
-        for (at, frame), count in whole.items():
-            if count != load.count_of(at, frame):
-                self.wrong.append(f"life {life}: topic {topic} has {count} records of frame {at}.{frame}")
-            if load.topic_of(frame) != topic or at >= life or frame > self.highest.get(at, -1) + 1:
-                self.wrong.append(
-                    f"life {life}: topic {topic} has frame {at}.{frame}, which was not sent yet"
-                )
-
-    def _judge_acks(self, life: int, topic: str, found: dict[int, str], lost: list[Any]) -> None:
-        for (at, frame), (where, first, count) in self.acked.items():
-            if where != topic:
-                continue
-            there = [found.get(first + i) for i in range(count)]
-            if there == [f"{at}.{frame}.{i}" for i in range(count)]:
-                continue
-            is_told = any(low <= first and first + count - 1 <= high for low, high in lost)
-            if topic == "f" or not is_told:
-                self.wrong.append(
-                    f"life {life}: acked frame {at}.{frame}, records {first}..{first + count - 1} of {topic},"
-                    f" is {there}; announced as lost: {lost}"
-                )
-        if topic == "f" and lost:
-            self.wrong.append(f"life {life}: {lost} of the fsync topic announced as lost")
-
-    def _judge_seen(self, life: int, found: dict[int, str]) -> None:
-        gone = [seq for seq, tag in self.seen.items() if found.get(seq) != tag]
-        if gone:
-            self.wrong.append(
-                f"life {life}: records {gone[:8]} of f were shown after a recovery and are not the same"
+        for before in range(1, life):
+            self._send(before, self.highest.get(before, -1) + 1)
+        seen = {
+            topic: Seen(
+                0, 0, facts["head"], 0, len(facts["records"]), 0, None, None, facts["lost"],
+                {seq: tag.encode() for seq, tag in facts["records"]},
             )
-        self.seen = found
-
-
-def _parsed(tag: str) -> Tag | None:
-    try:
-        life, frame, record = map(int, tag.split("."))
-    except ValueError:
-        return None
-    return life, frame, record
+            for topic, facts in state.items()
+        }  # fmt: skip
+        try:
+            check(self.model, seen, POWER_LOSS)
+            note_seen(self.model, seen)
+        except Broken as e:
+            self.wrong.append(f"life {life}: {e}")
+        return sum(topic.live for topic in seen.values())

@@ -12,6 +12,8 @@ from typing import Any
 from chaos import leaks
 from chaos.kills import targets
 from chaos.kills.load import Load, Stuck, wait_for
+from chaos.order import Broken
+from chaos.rigs.judge import verify
 from ringlog.envelope.messages import EngineStatusReply
 from ringlog.placement import home_shard
 from ringlog.supervision.engine import STOP_POINTS_VARIABLE
@@ -142,24 +144,19 @@ def close_down(engine: Engine, complaints: list[str]) -> None:
     if Path(shm_dir).exists():
         complaints.append(f"{shm_dir} outlives the orderly end")
     engine.stop()
-    verify(engine, complaints)
-
-
-def verify(engine: Engine, complaints: list[str]) -> None:
-    """Read every file with the verifier's own decoders (O3)."""
-    found = verify_directory(engine.data_dir, jobs=1, cold_dir=str(engine.cold_dir))
-    complaints += [
-        f"verify: {each.path} at {each.offset}: {each.what}"
-        for each in found.findings if each.severity == "damage"
-    ]  # fmt: skip
-    if not found.files:
-        complaints.append("verify found no file at all")
+    try:
+        if not verify(engine.data_dir, engine.cold_dir).files:
+            complaints.append("verify found no file at all")
+    except Broken as e:
+        complaints.append(str(e))
 
 
 def check_topics(engine: Engine, load: Load, complaints: list[str]) -> None:
     """The verifier counts what the final read counted (O6); call after `verdict` and the orderly stop."""
-    found = {topic.topic: topic for topic in verify_directory(
-        engine.data_dir, jobs=1, cold_dir=str(engine.cold_dir)).topics}  # fmt: skip
+    found = {
+        topic.topic: topic
+        for topic in verify_directory(engine.data_dir, jobs=1, cold_dir=str(engine.cold_dir)).topics
+    }
     for fact in load.facts:
         topic = found.get(fact.topic)
         if topic is None or (topic.records, topic.head) != (fact.counted, fact.head):

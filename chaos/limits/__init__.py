@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from chaos.limits import disks, processes
-from chaos.order import Account, CannotRun, Order
+from chaos.order import Account, Broken, CannotRun, Order
 from chaos.rigs.bench import Bench, bench
-from chaos.rigs.cases import Broken, Case, named, run_case, run_cases
+from chaos.rigs.cases import Case, named, run_case, run_cases
 from chaos.rigs.small_disks import own_mounts
 
 CASES: tuple[Case[Bench], ...] = (*disks.CASES, *processes.CASES)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chaos.hurry import hurry
-from chaos.order import CannotRun
+from chaos.order import CannotRun, require
 from chaos.rigs import small_disks
 from chaos.rigs.bench import Bench, bench, is_refused
-from chaos.rigs.cases import Case, require
+from chaos.rigs.cases import Case
 from chaos.rigs.history import ACKED, READ, REFUSED
 from ringlog.client import Record
 from ringlog.errors import RequestTimeout, StorageReadOnly

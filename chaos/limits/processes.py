@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 
 import ringlog
-from chaos.order import CannotRun
+from chaos.order import Broken, CannotRun, require
 from chaos.rigs.bench import Bench, is_refused, process_cpu_s, topics_of
-from chaos.rigs.cases import Broken, Case, require
+from chaos.rigs.cases import Case
 from chaos.rigs.cgroups import group
 from chaos.rigs.history import ACKED
 from chaos.rigs.load import SLOW_S

@@ -6,9 +6,9 @@ Real processes, one engine under load for most cases. Settings: `only`, the name
 from __future__ import annotations
 
 from chaos.memory import files, lies
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 from chaos.rigs.bench import Bench, bench
-from chaos.rigs.cases import Broken, Case, named, run_case, run_cases
+from chaos.rigs.cases import Case, named, run_case, run_cases
 
 CASES: tuple[Case[Bench], ...] = (*lies.CASES, *files.CASES)
 SETTINGS = {"run": {"ring_bytes": 1 << 20, "settle_entries": 1_024}}

@@ -12,9 +12,10 @@ import xxhash
 import ringlog
 from chaos.memory.lies import rings_of
 from chaos.memory.raw import Opener
+from chaos.order import require
 from chaos.rigs import small_disks
 from chaos.rigs.bench import Bench, bench, topics_of
-from chaos.rigs.cases import Case, require
+from chaos.rigs.cases import Case
 from chaos.rigs.history import ACKED, UNKNOWN
 from chaos.rigs.load import Load
 from ringlog.envelope.messages import ErrorReply, RingOpen

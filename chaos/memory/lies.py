@@ -10,8 +10,9 @@ from pathlib import Path
 
 import ringlog
 from chaos.memory.raw import Opener, RawRing, Scribbler, any_word, twisted
+from chaos.order import Broken, require
 from chaos.rigs.bench import Bench, topics_of
-from chaos.rigs.cases import Broken, Case, require
+from chaos.rigs.cases import Case
 from chaos.rigs.load import Load
 from ringlog.errors import RingError
 from ringlog.frame.settle import entry_error

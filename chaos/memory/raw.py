@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 import zmq
 
-from chaos.rigs.cases import Broken, require
+from chaos.order import Broken, require
 from ringlog.board.processes import SUPERVISOR, shard_bell, socket_of
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import RingClose, RingClosed, RingOpen, RingOpened

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from chaos.attack.arena import Arena, Broken, arena
+from chaos.attack.arena import Arena, arena
 from chaos.network import cuts, peers
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 from ringlog.errors import RinglogError
 
 Row = Callable[[Arena, random.Random], int]

@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.attack.arena import ANSWER_S, Arena, a_frame, ask, data_of, hear, hello, must
+from chaos.attack.arena import ANSWER_S, Arena, a_frame, ask, data_of, hear, hello
 from chaos.network.proxy import DOWN, UP, Proxy
+from chaos.order import require
 from ringlog.client import Client
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import encode
@@ -46,15 +47,15 @@ class History:
 
     def judge(self, stored: list[bytes]) -> None:
         """O4: acked once and in order, refused never, unknown at most once, nothing else; raises Broken."""
-        must(len(set(stored)) == len(stored), f"{len(stored) - len(set(stored))} records are there twice")
+        require(len(set(stored)) == len(stored), f"{len(stored) - len(set(stored))} records are there twice")
         there = set(stored)
         lost = [payload for payload in self.acked if payload not in there]
-        must(not lost, f"{len(lost)} acked records are nowhere: {lost[:3]!r}")
-        must(not there & set(self.refused), "a record is there that was said not to be")
+        require(not lost, f"{len(lost)} acked records are nowhere: {lost[:3]!r}")
+        require(not there & set(self.refused), "a record is there that was said not to be")
         strange = there - set(self.acked) - set(self.unknown)
-        must(not strange, f"{len(strange)} records nobody sent: {list(strange)[:3]!r}")
+        require(not strange, f"{len(strange)} records nobody sent: {list(strange)[:3]!r}")
         order = [payload for payload in stored if payload in set(self.acked)]
-        must(order == self.acked, "acked records are not in the order in which they were sent")
+        require(order == self.acked, "acked records are not in the order in which they were sent")
 
 
 def stored_in(arena: Arena, topic: str) -> list[bytes]:
@@ -85,8 +86,8 @@ def _through_storms(arena: Arena, dice: random.Random, topic: str, storm: Any) -
     history = History()
     with Proxy(arena.port, dice.getrandbits(32)) as proxy, arena.connect(port=proxy.port) as client:
         _send_through(client, topic, dice, proxy, storm, history)
-        must(proxy.resets >= STORMS // 2, f"only {proxy.resets} connections were cut")
-    must(
+        require(proxy.resets >= STORMS // 2, f"only {proxy.resets} connections were cut")
+    require(
         len(history.acked) >= STORMS * RECORDS_PER_STORM // 2, f"only {len(history.acked)} appends were acked"
     )
     history.judge(stored_in(arena, topic))
@@ -136,15 +137,17 @@ def every_byte(arena: Arena, dice: random.Random, *, step: int = 1) -> int:
         info = ask(direct, [encode(m.TopicResolve(topic), 1)])
         assert isinstance(info, m.TopicInfo)
         up, down = _measured(arena, proxy, info)
-        must(up > 150 and down > 100, f"an append of {up} and {down} bytes: not what was to be measured")
+        require(up > 150 and down > 100, f"an append of {up} and {down} bytes: not what was to be measured")
         cases = 1
         for direction, size in ((UP, up), (DOWN, down)):
             for at in range(0, size, step):
                 cases += 1
                 _cut_at(arena, proxy, direct, info, direction, at, cases)
         state = ask(direct, [encode(m.TopicState(topic), 1)])
-        must(isinstance(state, m.TopicStateReply) and state.count == cases, f"{cases} appends made {state!r}")
-    must(len(set(stored_in(arena, topic))) == cases, "some record is there twice")
+        require(
+            isinstance(state, m.TopicStateReply) and state.count == cases, f"{cases} appends made {state!r}"
+        )
+    require(len(set(stored_in(arena, topic))) == cases, "some record is there twice")
     return cases
 
 
@@ -157,9 +160,9 @@ def _request(info: m.TopicInfo, number: int) -> list[bytes]:
 
 def _measured(arena: Arena, proxy: Proxy, info: m.TopicInfo) -> tuple[int, int]:
     with arena.peer(f"tcp://127.0.0.1:{proxy.port}", arena.owner, RECONNECT_IVL=-1) as peer:
-        must(hello(peer), "a client behind the proxy is not served")
+        require(hello(peer), "a client behind the proxy is not served")
         proxy.count_from_here()
-        must(isinstance(ask(peer, _request(info, 1)), m.Appended), "an append through the proxy failed")
+        require(isinstance(ask(peer, _request(info, 1)), m.Appended), "an append through the proxy failed")
         return proxy.passed(UP), proxy.passed(DOWN)
 
 
@@ -168,21 +171,21 @@ def _cut_at(
 ) -> None:
     resets = proxy.resets
     with arena.peer(f"tcp://127.0.0.1:{proxy.port}", arena.owner, RECONNECT_IVL=-1) as peer:
-        must(hello(peer), "a client behind the proxy is not served")
+        require(hello(peer), "a client behind the proxy is not served")
         proxy.count_from_here()
         proxy.weather.cut_after[direction] = at
         peer.send_multipart(_request(info, number))
         wait_until(lambda: proxy.resets > resets, ANSWER_S, f"the cut {direction} after byte {at}")
-        must(
+        require(
             hear(peer, 0) is None or direction == UP,
             f"half a reply, cut after byte {at}, was taken for a whole",
         )
     again = ask(direct, _request(info, number))
     assert isinstance(again, m.Appended), again
     word = int.from_bytes(again.entries[8 * S_COUNT_STATUS : 8 * S_COUNT_STATUS + 8], "little")
-    must(not word >> STATUS_SHIFT & 0xFFFF, f"sent again after a cut {direction} at {at}: {again!r}")
+    require(not word >> STATUS_SHIFT & 0xFFFF, f"sent again after a cut {direction} at {at}: {again!r}")
     is_repeat = bool(word >> FLAGS_SHIFT & FLAG_DEDUPED)
-    must(not (is_repeat and direction == UP), f"{at} bytes of a request were enough to apply it")
+    require(not (is_repeat and direction == UP), f"{at} bytes of a request were enough to apply it")
 
 
 def reads(arena: Arena, dice: random.Random, *, cuts: int = 40) -> int:
@@ -202,5 +205,5 @@ def reads(arena: Arena, dice: random.Random, *, cuts: int = 40) -> int:
             except RinglogError:
                 continue
             found += [data_of(record) for record in page]
-        must(found == payloads, "records were missed, doubled or mixed up")
+        require(found == payloads, "records were missed, doubled or mixed up")
         return proxy.resets

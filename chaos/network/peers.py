@@ -11,9 +11,10 @@ from typing import Any
 import psutil
 import zmq
 
-from chaos.attack.arena import Arena, data_of, hello, must
+from chaos.attack.arena import Arena, data_of, hello
 from chaos.network.cuts import RESULT_S, History, _topic, stored_in
 from chaos.network.proxy import DOWN, UP, Proxy
+from chaos.order import require
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import RinglogError
@@ -50,11 +51,11 @@ class HalfOpen:
             for _ in range(HALF_OPEN)
         ]
         for peer in self._peers:
-            must(hello(peer), "a client behind the proxy is not served")
+            require(hello(peer), "a client behind the proxy is not served")
             # Half of them leave something open behind.
             peer.send(encode(m.Read("canary.log", 1 << 40, wait_ms=30_000), 2))
         self._ports = self.proxy.engine_side_ports()
-        must(len(_held(arena, self._ports)) == HALF_OPEN, "not all silent peers are connected")
+        require(len(_held(arena, self._ports)) == HALF_OPEN, "not all silent peers are connected")
         self.proxy.weather.holds = {UP, DOWN}
 
     def judge(self) -> int:
@@ -66,7 +67,7 @@ class HalfOpen:
             )  # fmt: skip
         except RinglogError:
             held = len(_held(self._arena, self._ports))
-            must(False, f"{held} of {HALF_OPEN} silent connections are still held after {NOTICE_S:.0f} s")
+            require(False, f"{held} of {HALF_OPEN} silent connections are still held after {NOTICE_S:.0f} s")
         finally:
             self._stack.close()
         return HALF_OPEN
@@ -92,7 +93,7 @@ def deaf(arena: Arena, dice: random.Random) -> int:
     before = process.memory_info().rss
     worst = 0
     with Proxy(arena.port) as proxy, _through(arena, proxy) as peer:
-        must(hello(peer), "the deaf reader has to be let in first")
+        require(hello(peer), "the deaf reader has to be let in first")
         proxy.weather.holds = {DOWN}
         for asked in range(PAGES_ASKED):
             peer.send(encode(m.Read(topic, asked % 4, max_bytes=PAGE_BYTES, limit=1), asked))
@@ -102,7 +103,9 @@ def deaf(arena: Arena, dice: random.Random) -> int:
         for _ in range(5):
             arena.use()
             worst = max(worst, process.memory_info().rss - before)
-    must(worst < UNREAD_BYTES_MAX, f"a reader that takes nothing made the gateway grow by {worst >> 20} MiB")
+    require(
+        worst < UNREAD_BYTES_MAX, f"a reader that takes nothing made the gateway grow by {worst >> 20} MiB"
+    )
     return PAGES_ASKED
 
 
@@ -113,7 +116,7 @@ def slow(arena: Arena, dice: random.Random) -> int:
     with arena.connect() as client:
         client.append(topic, dice.randbytes(SLOW_PAGE_BYTES))
     with Proxy(arena.port) as proxy, _through(arena, proxy) as peer:
-        must(hello(peer), "the slow reader has to be let in first")
+        require(hello(peer), "the slow reader has to be let in first")
         proxy.weather.holds = {DOWN}
         for asked in range(SLOW_PAGES):
             peer.send(encode(m.Read(topic, 0, max_bytes=PAGE_BYTES, limit=1), asked + 1))
@@ -122,7 +125,7 @@ def slow(arena: Arena, dice: random.Random) -> int:
         got: list[int] = []
         while len(got) < SLOW_PAGES and peer.poll(round(ANSWER_S * 1_000)):
             got.append(decode(peer.recv_multipart()[0]).corr)
-    must(got == list(range(1, SLOW_PAGES + 1)), f"of {SLOW_PAGES} answers a slow reader got {len(got)}")
+    require(got == list(range(1, SLOW_PAGES + 1)), f"of {SLOW_PAGES} answers a slow reader got {len(got)}")
     return SLOW_PAGES
 
 
@@ -151,11 +154,11 @@ def comeback(arena: Arena, dice: random.Random, *, clients: int = CLIENTS) -> in
     for thread in threads:
         thread.join(BACK_S + RESULT_S)
     took = time.monotonic() - begun
-    must(not any(thread.is_alive() for thread in threads), "some clients never got an answer")
-    must(took < BACK_S, f"{clients} clients were served again after {took:.1f} s")
+    require(not any(thread.is_alive() for thread in threads), "some clients never got an answer")
+    require(took < BACK_S, f"{clients} clients were served again after {took:.1f} s")
     stored = stored_in(arena, topic)
     for number, history in enumerate(histories):
-        must(len(history.acked) > 10, f"client {number} got {len(history.acked)} acks")
+        require(len(history.acked) > 10, f"client {number} got {len(history.acked)} acks")
         history.judge([payload for payload in stored if payload.startswith(b"%d-" % number)])
     return clients
 
@@ -179,7 +182,7 @@ def far_away(arena: Arena, dice: random.Random) -> int:
                 for payload, ticket in tickets:
                     history.note(payload, ticket)
             read = [data_of(record) for record in client.reader(topic)]
-    must(read == payloads, "what was read over a slow line is not what was written")
-    must(len(history.acked) == FAR_RECORDS, f"{len(history.acked)} of {FAR_RECORDS} were acked")
+    require(read == payloads, "what was read over a slow line is not what was written")
+    require(len(history.acked) == FAR_RECORDS, f"{len(history.acked)} of {FAR_RECORDS} were acked")
     history.judge(stored_in(arena, topic))
     return FAR_RECORDS

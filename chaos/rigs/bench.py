@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import ringlog
-from chaos.order import Account, Order
-from chaos.rigs.cases import Broken, require
+from chaos.order import Account, Broken, Order, require
+from chaos.rigs.judge import verify
 from chaos.rigs.load import SLOW_S, Load
 from ringlog.errors import RinglogError
 from ringlog.placement import home_shard
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
-from ringlog.verify.directory import verify_directory
 
 SHARDS = 2
 CLIENT_TIMEOUT_MS = 5_000
@@ -146,7 +145,7 @@ def bench(
             finish(made)
         if not account.findings:
             host.stop()
-            verify(made)
+            _verify(made)
 
 
 def finish(made: Bench) -> None:
@@ -162,13 +161,12 @@ def finish(made: Bench) -> None:
     made.account.did("reads", made.load.count("r", 0))
 
 
-def verify(made: Bench) -> None:
-    """Every byte at rest, read by the second decoder."""
-    found = verify_directory(made.host.data_dir, is_deep=True, jobs=1)
-    if found.is_damaged:
-        made.account.found(
-            "the offline verifier finds damage", f"all:{made.order.seed}", repr(found.findings)
-        )
+def _verify(made: Bench) -> None:
+    try:
+        found = verify(made.host.data_dir, is_deep=True)
+    except Broken as e:
+        made.account.found(str(e), f"all:{made.order.seed}")
+        return
     made.account.did("records_verified", sum(report.records for report in found.files))
 
 

@@ -9,19 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from chaos.order import Account, CannotRun, Order
+from chaos.order import Account, Broken, CannotRun, Order
 
 Bench = TypeVar("Bench")
-
-
-class Broken(Exception):
-    """A promise that did not hold; says which and what was seen."""
-
-
-def require(holds: object, what: str) -> None:
-    """Raise Broken unless it holds. Not an assertion: those may be switched off."""
-    if not holds:
-        raise Broken(what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from chaos.rigs.cases import Broken, require
+from chaos.order import Broken, require
 
 ACKED, REFUSED, UNKNOWN, READ, WRONG, READ_ERROR = "a", "f", "u", "r", "w", "e"
 

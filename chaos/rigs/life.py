@@ -8,24 +8,19 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from pyroaring import BitMap64
 
-from actors.compactor.checkpoint import Checkpoint, Workplace
-from actors.compactor.shards import Shard
 from actors.wal_shard import events as ev
 from chaos.rigs.hostdisk import HostDisk
-from chaos.rigs.promises import TOPICS, Broken, Delete, Promises, seen
-from ringlog.config import Storage
+from chaos.rigs.judge import POWER_LOSS, How, Seen, check, note_seen, observe, require_same
+from chaos.rigs.model import Model, SentFrame
 from ringlog.envelope import messages as m
-from ringlog.errors import refusal
 from ringlog.frame.settle import S_FIRST_SEQ, S_PRODUCER_SEQ, S_TOPIC, entry_error
-from ringlog.segment.layout import MAKER_COMPACTOR, NumberAllocator, parse_stem
-from ringlog.segment.segment import find_segments
 from ringlog.storage.disk import Disk
-from ringlog.testing.shard_world import DATA, ENGINE_ID, World
+from ringlog.testing.checkpoints import checkpoint
+from ringlog.testing.shard_world import World
 
 FILE_BYTES = 64 << 10
 BIG_BYTES = 24 << 10
@@ -35,6 +30,7 @@ IDLE_S = 0.15
 # What a shard says of each torn tail is for its operator, not for a thousand of them a minute.
 logging.getLogger("ringlog").addHandler(logging.NullHandler())
 
+TOPICS = {"f": "fsync", "d": "disk"}
 Wrap = Callable[[HostDisk], Disk]
 
 
@@ -44,10 +40,8 @@ class Life:
     def __init__(self, root: Path, wrap: Wrap = lambda disk: disk) -> None:
         self._root, self._wrap = root, wrap
         root.mkdir(mode=0o700, exist_ok=True)
-        self.promises = Promises()
+        self.model = Model(time.monotonic_ns)
         self._numbers = 0
-        self._made = 0
-        self._topic_ids: dict[int, str] = {}
         self._host = HostDisk(root)
         self.world = World(self._wrap(self._host), file_bytes=FILE_BYTES, watch=self._watch)
 
@@ -66,8 +60,7 @@ class Life:
             world.start()
         for name, durability in TOPICS.items():
             if world.runs[0].core.directory.find(name) is None:
-                world.put(name, durability=durability)
-            self._topic_ids[world.topic(name).topic_id] = name
+                self.put(name, durability=durability)
 
     def end(self) -> None:
         """The process is gone; its handles too."""
@@ -80,18 +73,21 @@ class Life:
             run.drain()
         self.end()
 
-    def recover(
-        self, *, is_reboot: bool = True, keeps_board: bool = False, is_power_loss: bool = True
-    ) -> None:
-        """Start, judge, start again, which must change nothing; raises Broken or what a start raises."""
-        self.start(is_reboot=is_reboot, keeps_board=keeps_board)
-        self.promises.check(self.world, is_power_loss=is_power_loss)
-        before = seen(self.world)
+    def recover(self) -> None:
+        """Start after a loss of power, judge, start again, which must change nothing; raises Broken or what a
+        start raises."""
+        self.start(is_reboot=True)
+        before = self.judge()
         self.end()
         self.start()
-        after = seen(self.world)
-        if after != before:
-            raise Broken(f"starting twice changes the state: {before} then {after}")
+        require_same(before, observe(self.world), "starting twice changes the state")
+
+    def judge(self, how: How = POWER_LOSS) -> dict[str, Seen]:
+        """Look at everything a reader can see now, and keep in mind that he saw it; raises Broken."""
+        seen = observe(self.world)
+        check(self.model, seen, how)
+        note_seen(self.model, seen)
+        return seen
 
     # -- work -----------------------------------------------------------------------------------------
 
@@ -106,45 +102,39 @@ class Life:
         frames = []
         for payloads in batches:
             self._numbers += 1
+            topic_id = self.world.topic(topic).topic_id
             frames.append(self.world.frame_for(topic, payloads, producer=PRODUCER, seq=self._numbers))
-            self.promises.sent(topic, self._numbers, payloads)
+            is_fsync = TOPICS[topic] == "fsync"
+            self.model.send(SentFrame(topic, tuple(payloads), topic_id, self._numbers, is_fsync))
         self._refuse(topic, self.world.send(topic, frames))
 
     def send_again(self, topic: str) -> None:
         """Send the last frame of a topic again, whatever became of it; it must not come in twice."""
-        mine = [each for each in self.promises.frames if each.topic == topic]
+        mine = [each for each in self.model.frames if each.topic == topic]
         if mine:
             frame = self.world.frame_for(topic, mine[-1].payloads, producer=PRODUCER, seq=mine[-1].number)
             self._refuse(topic, self.world.send(topic, [frame]))
 
     def payload(self, size: int = 24) -> bytes:
         """Another one each time."""
-        self._made += 1
-        return (f"{self._made}:".encode() * size)[:size]
+        return self.model.payload(size)
+
+    def put(self, topic: str, ttl_ms: int = 0, **config: Any) -> None:
+        """Create or configure a topic."""
+        asked = self.model.change(topic, exists=True, ttl_ms=ttl_ms)
+        self.world.put(topic, ttl_ms=ttl_ms, **config)
+        self.model.grant(asked)
 
     def delete(self, seqs: set[int]) -> None:
         """Delete records of `f`."""
-        delete = Delete(frozenset(seqs), self.now_ns())
-        self.promises.deletes.append(delete)
+        asked = self.model.remove(self.world.topic("f").topic_id, seqs)
         self.world.request(m.RecordsDelete("f", seqs=BitMap64(seqs).serialize()))
-        delete.acked_ns = self.now_ns()
+        self.model.grant(asked)
 
     def checkpoint(self) -> None:
         """What the compactor does, by its own code."""
         self.world.clock.advance(0.001)
-        parsed = [parse_stem(stem) for stem in find_segments(self.world.disk, DATA)]
-        known = [each[2] for each in parsed if each is not None]
-        place = Workplace(
-            disk=self.world.disk, data_dir=DATA, engine_id=ENGINE_ID, clock=self.world.clock,
-            storage=Storage(), numbers=NumberAllocator(MAKER_COMPACTOR, known), beat=lambda: None,
-        )  # fmt: skip
-        shard = Shard(_Asking(self.world), 0)
-        Checkpoint(place, shard, shard.plan(roll=True)).run()
-
-    @staticmethod
-    def now_ns() -> int:
-        """The clock of promises."""
-        return time.monotonic_ns()
+        checkpoint(self.world)
 
     def _refuse(self, topic: str, entries: Any) -> None:
         for entry in entries:
@@ -155,26 +145,12 @@ class Life:
     def _watch(self, shard: int, effect: Any) -> None:
         if isinstance(effect, ev.Settle):
             for entry in effect.entries.tolist():
-                topic = self._topic_ids[entry[S_TOPIC]]
-                if entry_error(entry, topic) is None:
-                    self.promises.settled(topic, entry[S_PRODUCER_SEQ], entry[S_FIRST_SEQ])
-
-
-class _Asking:
-    """Asks the World's shard as the compactor asks processes."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def ask(self, shard: int, message: m.Message, wanted: type[Any], *, attachment: Any = None) -> Any:
-        """See actors.compactor.shards.Asking."""
-        run = self._world.runs[shard]
-        run.attached = None
-        answer = self._world.ask(run, message, bytearray(attachment) if attachment is not None else None)
-        if isinstance(answer, m.ErrorReply):
-            raise refusal(answer.status, answer.message, answer.detail)
-        assert isinstance(answer, wanted), answer
-        return SimpleNamespace(message=answer, attachment=run.attached)
+                if entry_error(entry, "") is None:
+                    sent = next(
+                        each for each in reversed(self.model.frames)
+                        if (each.topic_id, each.number) == (entry[S_TOPIC], entry[S_PRODUCER_SEQ])
+                    )  # fmt: skip
+                    self.model.settle(sent, entry[S_FIRST_SEQ])
 
 
 def _append(life: Life, rng: random.Random) -> None:
@@ -201,7 +177,7 @@ def _delete(life: Life, rng: random.Random) -> None:
 
 
 def _config(life: Life, rng: random.Random) -> None:
-    life.world.put("g", durability="fsync", ttl_ms=rng.randrange(1 << 40, 1 << 41))
+    life.put("g", ttl_ms=rng.randrange(1 << 40, 1 << 41), durability="fsync")
 
 
 def _idle(life: Life, rng: random.Random) -> None:

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 import ringlog
-from chaos.rigs.cases import Broken, require
+from chaos.order import Broken, require
 from chaos.rigs.history import (
     ACKED,
     READ,

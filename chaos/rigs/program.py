@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import ringlog
-from chaos.rigs.promises import Broken
+from chaos.order import Broken
 from ringlog.client import Record
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError
 from ringlog.link.shard_requests import Requester
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine
-from ringlog.verify.directory import verify_directory
 
 TOPICS = ("alpha", "beta", "gamma")
 """All of class `fsync`. With two shards and with three they are spread over more than one."""
@@ -47,6 +46,11 @@ def program(root: Path, *, shards: int = 2, stop_points: str = "", **config: Any
     environ = {"RINGLOG_TEST_STOP_POINTS": stop_points} if stop_points else {}
     with engine(directory=root / "engine", environ=environ, **settings) as host:
         yield host
+
+
+def data_of(root: Path) -> Path:
+    """The data directory of a program that was started below `root`."""
+    return root / "engine" / "data"
 
 
 def settings_of_cold(root: Path) -> dict[str, Any]:
@@ -196,16 +200,6 @@ def checkpoint(host: TestEngine, timeout_s: float = 1.0) -> bool:
     finally:
         asking.close()
     return True
-
-
-def verify(root: Path, *, cold: bool = False) -> None:
-    """The offline verifier on the data below `root`; raises Broken for damage."""
-    found = verify_directory(
-        str(root / "engine" / "data"), jobs=1, cold_dir=str(root / "cold") if cold else ""
-    )
-    if found.is_damaged:
-        wrong = [each for each in found.findings if each.severity == "damage"]
-        raise Broken(f"the offline verifier: {wrong[:5]}")
 
 
 def until(condition: Callable[[], bool], seconds: float, pause_s: float = 0.01) -> bool:

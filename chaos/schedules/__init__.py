@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 from chaos.schedules import bell, ring, seqlock, starts
 from chaos.schedules.ring_memory import World
 from ringlog.board import seqlock as product
@@ -130,7 +130,7 @@ def _ring(name: str, space: Space, account: Account) -> None:
     explorer = ring.Explorer(space.plan)
     try:
         explorer.run()
-    except ring.Broken as e:
+    except Broken as e:
         account.found(f"{name}: {e}", f"{name}:{','.join(map(str, e.path))}")
         return
     account.counts["schedules"] = min(account.counts["schedules"] + explorer.schedules, SCHEDULES_MAX)
@@ -148,7 +148,7 @@ def _walks(order: Order, spaces: dict[str, Space], account: Account) -> None:
         for name, explorer in explorers.items():
             try:
                 explorer.walk(lambda successors: chance.randrange(len(successors)))
-            except ring.Broken as e:
+            except Broken as e:
                 account.found(f"{name}: {e}", f"{name}:{','.join(map(str, e.path))}")
             account.did("executed_schedules")
     account.did("transitions_executed", sum(explorer.steps for explorer in explorers.values()))
@@ -157,7 +157,7 @@ def _walks(order: Order, spaces: dict[str, Space], account: Account) -> None:
 def _bell(name: str, plan: bell.Plan, account: Account) -> None:
     try:
         explored = bell.explore(plan)
-    except bell.Broken as e:
+    except Broken as e:
         account.found(f"{name}: {e}", name)
         return
     if (plan.lost or plan.is_late) and not explored.missed:

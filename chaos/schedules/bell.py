@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from actors.wal_shard.shell import Shell
+from chaos.order import Broken
 from ringlog.board.layout import P
 from ringlog.link.call_link import CallLink
 from ringlog.link.ring_channel import ClientRing
@@ -24,10 +25,6 @@ from ringlog.link.ring_channel import ClientRing
 TURNS_MAX = 4
 """Turns in which a sleeper that is alone must have seen everything."""
 STEPS_PER_TURN_MAX = 16
-
-
-class Broken(AssertionError):
-    """Work that nobody wakes up for."""
 
 
 class Suspended(BaseException):

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from chaos.order import Broken
 from chaos.schedules.ring_memory import (
     WORDS,
     Frozen,
@@ -35,14 +36,6 @@ from ringlog.ring.layout import PAD_WORD, ProducerState, RingIdentity, Word
 from ringlog.ring.producer import RingProducer
 
 FRAME_BYTES = 16
-
-
-class Broken(AssertionError):
-    """A promise of the ring was broken in some schedule; `path`: which successor was taken at each state."""
-
-    def __init__(self, what: str, path: list[int] | None = None) -> None:
-        super().__init__(what)
-        self.path = path or []
 
 
 @dataclass(frozen=True)
@@ -348,7 +341,7 @@ class Explorer:
             while world in came:
                 world, index = came[world]
                 path.append(index)
-            raise Broken(str(e), path[::-1]) from e
+            raise Broken(str(e), path=path[::-1]) from e
         return found
 
     def _check(self, world: World) -> None:
@@ -367,7 +360,7 @@ class Explorer:
                 self._check(world)
                 successors = list(self.next_worlds(world))
             except Broken as e:
-                raise Broken(str(e), path) from e
+                raise Broken(str(e), path=path) from e
             if not successors:
                 return len(path)
             path.append(choose(successors))

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from chaos.order import Broken
 from ringlog import config as settings
 from ringlog.clock import SystemClock
 from ringlog.errors import StartRefused
@@ -43,10 +44,6 @@ GATED = frozenset(
     {"create", "open_read", "lock", "unlock", "rename", "unlink", "make_dir", "remove_dir", "sync_dir",
      "sync_file", "write_at", "exists", "list_dir"}
 )  # fmt: skip
-
-
-class Broken(AssertionError):
-    """Two engines on one directory, or none that can start; `order` repeats it."""
 
 
 class _Gate:

@@ -28,10 +28,10 @@ import numpy as np
 
 from chaos.beside import beside
 from chaos.hush import hushed
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 from chaos.states import edges
 from chaos.states.explore import ALONE, Explorer, Part, Share, Steps, Tally, histories, record
-from chaos.states.judge import Broken, Depth
+from chaos.states.judge import Depth
 from chaos.states.offline import Offline
 from chaos.states.replaying import replay_state
 from chaos.states.workload import ALPHABET

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from chaos.states.judge import KILL, KILL_SHARD, POWER_LOSS, Broken
+from chaos.order import Broken
+from chaos.rigs.judge import KILL, KILL_SHARD, POWER_LOSS
 
 TRAP = "failed sync"
 HOWS = {how.name: how for how in (KILL, KILL_SHARD, POWER_LOSS)}
@@ -32,9 +33,7 @@ class Case:
             yield
         except Broken as e:
             case = self.text(how, key, *again)
-            found = Broken(f"{case}: {e}")
-            found.case = case
-            raise found from e
+            raise Broken(f"{case}: {e}", case=case) from e
 
 
 def parse(text: str) -> tuple[Case, str, bytes, tuple[int, bytes] | None]:

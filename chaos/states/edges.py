@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from chaos.order import Broken
+from chaos.rigs.judge import KILL, POWER_LOSS, How, Seen
 from chaos.states.explore import cuts_of, record
 from chaos.states.images import Image
-from chaos.states.judge import KILL, POWER_LOSS, Broken, Depth, Facts, How, judge
+from chaos.states.judge import Depth, judge
+from chaos.states.workload import Facts
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.layout import decode_wal_header, parse_wal_name, wal_name
 from ringlog.testing import disk as d
-from ringlog.types import Durability
 from ringlog.verify.wal_decoder import Walk
 
 STREAM = "/data/wal/shard-00"
@@ -41,9 +42,9 @@ def judge_edge(row: str, edge: Edge, depth: Depth) -> None:
         _require_loss(seen, facts)
 
 
-def _require_loss(seen: dict[str, Any], facts: Facts) -> None:
+def _require_loss(seen: dict[str, Seen], facts: Facts) -> None:
     """What was acknowledged and seen is gone, or the case is none; the judge saw that it is announced."""
-    mine = [sent for i, sent in enumerate(facts.sent) if i in facts.acked and sent.topic == "d"]
+    mine = [sent for sent in facts.model.frames if sent.acked_at and sent.topic == "d"]
     if not any(seq not in seen["d"].records for sent in mine for seq in sent.seqs):
         raise Broken("nothing was lost: the case does not show what it is for")
 
@@ -51,9 +52,7 @@ def _require_loss(seen: dict[str, Any], facts: Facts) -> None:
 def at_end(*steps: str, salts: int = 0) -> tuple[Image, Image, Facts]:
     """(what the kernel shows, what is durable at least, facts) when a history has ended."""
     history, tree = record(steps, salts)
-    facts = Facts()
-    for _ in cuts_of(history, tree, facts):
-        continue
+    *_, (_, facts) = cuts_of(history, tree)
     return tree.as_killed(), tree.as_synced(), facts
 
 
@@ -61,8 +60,8 @@ def _cut_at_every_byte() -> Iterator[Edge]:
     """RF-60: the write of a frame of several records reached the device up to some byte, and no further."""
     for steps in (("delete_seq",), ("restart", "delete_seq")):
         history, tree = record(steps)
-        facts, before = Facts(), tree.as_killed()
-        for number in cuts_of(history, tree, facts):
+        before = tree.as_killed()
+        for number, facts in cuts_of(history, tree):
             done = history.operations[number]
             if isinstance(done, d.Write) and done.path.startswith(STREAM) and _is_of_many(facts):
                 break
@@ -76,7 +75,7 @@ def _cut_at_every_byte() -> Iterator[Edge]:
 
 def _is_of_many(facts: Facts) -> bool:
     """Whether frames are under way, and the first of them holds several records."""
-    under_way = [sent for i, sent in enumerate(facts.sent) if i not in facts.acked]
+    under_way = [sent for sent in facts.model.frames if not sent.acked_at]
     return bool(under_way) and len(under_way[0].payloads) > 1 and under_way[0].topic == "f"
 
 
@@ -145,7 +144,7 @@ def _lost_tails() -> Iterator[Edge]:
         ("append_disk_many", "delete_seq", "append_disk"),
     ):  # fmt: skip
         _, synced, facts = at_end(*steps)
-        assert any(each.durability is Durability.DISK for each in facts.sent)
+        assert not all(each.is_fsync for each in facts.model.frames)
         yield synced, facts, POWER_LOSS
 
 

@@ -9,25 +9,16 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from chaos.order import Broken
+from chaos.rigs.judge import KILL, KILL_SHARD, POWER_LOSS, How
 from chaos.states import actors
 from chaos.states.case import TRAP, Case
 from chaos.states.images import Image, Tree
-from chaos.states.judge import (
-    KILL,
-    KILL_SHARD,
-    LATER_SALTS,
-    POWER_LOSS,
-    Broken,
-    Depth,
-    Facts,
-    How,
-    judge,
-    judge_trap,
-    new_world,
-)
+from chaos.states.judge import LATER_SALTS, Depth, judge, judge_trap, new_world
 from chaos.states.offline import Offline
-from chaos.states.workload import ALPHABET, DIRECTORIES, History, Workload
+from chaos.states.workload import ALPHABET, DIRECTORIES, Facts, History, Workload
 from ringlog.testing import disk as d
+from ringlog.testing.shard_world import Marks
 
 JUDGED_PER_COLLECTION = 200
 Steps = tuple[str, ...]
@@ -62,7 +53,7 @@ class Tally:
     def is_new(self, image: Image, facts: Facts, how: How) -> bool:
         """Say whether this case was not judged yet, and remember it."""
         self.images += 1
-        key = hash((image.key(), facts.key(), how.name, facts.marks.durable if how.keeps_board else 0))
+        key = hash((image.key(), facts.key, how.name, facts.marks.durable if how.keeps_board else 0))
         if key in self.seen:
             return False
         self.seen.add(key)
@@ -152,16 +143,18 @@ def record(steps: Iterable[str], salts: int = 0) -> tuple[History, Tree]:
     return Workload(salts).run(steps), tree
 
 
-def cuts_of(history: History, tree: Tree, facts: Facts) -> Iterator[int]:
-    """Numbers of the operations after which an end makes a difference; `tree` and `facts` follow."""
+def cuts_of(history: History, tree: Tree) -> Iterator[tuple[int, Facts]]:
+    """Numbers of the operations after which an end makes a difference, and what is true by then. `tree`
+    follows."""
+    marks = Marks()
     for number, operation in enumerate(history.operations):
         if isinstance(operation, d.Note):
-            facts.take(history, operation.tag, operation.payload)
-            if operation.tag not in {"acked", "granted", "removed"}:
+            marks = operation.payload if operation.tag == "marks" else marks
+            if operation.tag not in {"acked", "granted"}:
                 continue
         else:
             tree.do(operation)
-        yield number
+        yield number, Facts(history, number, marks)
 
 
 @dataclass(slots=True)
@@ -179,9 +172,8 @@ class Explorer:
     def one(self, steps: Steps) -> None:
         """Judge every image of one history."""
         history, tree = record(steps)
-        facts = Facts()
         known = max((self._known(steps[:length]) for length in range(1, len(steps))), default=0)
-        for number in cuts_of(history, tree, facts):
+        for number, facts in cuts_of(history, tree):
             if number >= known:
                 self.tally.cuts += 1
                 self._cut(tree, facts, Case(steps, number))
@@ -215,8 +207,8 @@ class Explorer:
         self.tally.judged += 1
         if self.tally.judged % JUDGED_PER_COLLECTION == 0:
             gc.collect()  # Each image leaves an engine behind, in cycles; a history may have thousands.
-        self.tally.acked += len(facts.acked)
-        self.tally.deleted += len(facts.removed)
+        self.tally.acked += facts.model.acked
+        self.tally.deleted += facts.model.granted
 
     def _depth(self) -> Depth:
         tally, share = self.tally, self.share

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from chaos.order import Broken
+from chaos.rigs.judge import verify
 from chaos.states.actors import COLD
 from ringlog.testing.shard_world import DATA
 from ringlog.testing.simulated_disk import SimulatedDisk
-from ringlog.verify.directory import verify_directory
 from ringlog.verify.frame_decoder import VerifyError, decode_frame
 from ringlog.verify.segment_decoder import DATA_HEADER_BYTES, read_data_header
 from ringlog.verify.wal_decoder import Walk, read_header
@@ -58,10 +59,6 @@ class Laid(NamedTuple):
         return cls(files, digests, xxhash.xxh3_128_digest(repr(sorted(digests.items())).encode()))
 
 
-class Disagreement(AssertionError):
-    """The verifier finds damage, or other facts than the engine."""
-
-
 @dataclass(slots=True)
 class Offline:
     """Verifies images below `scratch`, an empty directory of its own."""
@@ -76,7 +73,7 @@ class Offline:
     _frames: dict[bytes, frozenset[tuple[Record, bytes]]] = field(default_factory=dict)
 
     def check(self, laid: Laid, topics: Mapping[str, tuple[Told, Mapping[int, bytes]]]) -> None:
-        """Hold a disk against what the engine says of each topic; raises Disagreement."""
+        """Hold a disk against what the engine says of each topic; raises Broken."""
         files, digests, key = laid
         if key not in self._kept:
             if len(self._kept) >= KEPT_MAX:
@@ -86,14 +83,14 @@ class Offline:
         self.checks += 1
         said = {name: told for name, (told, _) in topics.items()}
         if self._kept[key] != said:
-            raise Disagreement(f"the verifier says {self._kept[key]}, the engine {said}")
+            raise Broken(f"the verifier says {self._kept[key]}, the engine {said}")
         stored = frozenset[tuple[Record, bytes]]().union(
             *[self._decoded(path, files[path], digest) for path, digest in digests.items()]
         )
         for told, records in topics.values():
             for seq, payload in records.items():
                 if ((told.topic_id, told.epoch, seq), payload) not in stored:
-                    raise Disagreement(f"record {seq} of {told} is read by the engine and by nobody else")
+                    raise Broken(f"record {seq} of {told} is read by the engine and by nobody else")
 
     def _verify(self, files: Mapping[str, bytes], digests: Mapping[str, bytes]) -> dict[str, Told]:
         for path in self._laid.keys() - files.keys():
@@ -106,10 +103,7 @@ class Offline:
         self._laid = dict(digests)
         root, cold = self.scratch / DATA[1:], self.scratch / COLD[1:]
         cold.mkdir(exist_ok=True)
-        found = verify_directory(str(root), is_deep=True, jobs=1, cold_dir=str(cold))
-        wrong = [f"{each.path}: {each.what}" for each in found.findings if each.severity == "damage"]
-        if wrong:
-            raise Disagreement(f"the verifier finds damage: {'; '.join(wrong)}")
+        found = verify(root, cold, is_deep=True)
         return {
             each.topic: Told(
                 each.topic_id, each.epoch, each.head, each.earliest, each.records, tuple(each.lost),

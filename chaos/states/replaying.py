@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from chaos.rigs.judge import POWER_LOSS, How
 from chaos.states.case import HOWS, TRAP, parse
 from chaos.states.explore import cases, cuts_of, record, recovery_of
 from chaos.states.images import Image, Tree
-from chaos.states.judge import POWER_LOSS, Depth, Facts, How, judge, judge_trap
+from chaos.states.judge import Depth, judge, judge_trap
 from chaos.states.offline import Offline
 from chaos.states.workload import History
 from ringlog.testing import disk as d
@@ -22,11 +23,8 @@ def replay_state(text: str, scratch: Path) -> None:
     case that is none."""
     case, how_name, key, again = parse(text)
     history, tree = record(case.steps)
-    facts = Facts()
-    for number in cuts_of(history, tree, facts):
-        if number == case.cut:
-            break
-    else:
+    facts = next((facts for number, facts in cuts_of(history, tree) if number == case.cut), None)
+    if facts is None:
         raise ValueError(f"the history has {len(history.operations)} operations")
     _tell(history, case.cut)
     offline = Offline(scratch)

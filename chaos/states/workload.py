@@ -8,19 +8,21 @@ request was submitted and when it was acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pyroaring import BitMap64
 
 from actors.wal_shard import events as ev
+from chaos.rigs.model import Model, Removal, SentFrame, TopicChange
 from chaos.states import actors
 from chaos.states.actors import COLD
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
-from ringlog.frame.settle import S_FIRST_SEQ, S_PRODUCER_SEQ, S_TOPIC
+from ringlog.frame.settle import S_FIRST_SEQ, S_PRODUCER_SEQ
 from ringlog.limits import KIB
 from ringlog.testing import disk as d
 from ringlog.testing.shard_world import DATA, Marks, World
@@ -36,56 +38,35 @@ CLASSES = {"f": "fsync", "d": "disk"}
 PRODUCERS = {"f": 7, "d": 8}
 TAG = "a"
 """Of every second record."""
-
-
-@dataclass(slots=True)
-class Sent:
-    """One frame: what it held, and what it was told."""
-
-    topic: str
-    topic_id: int
-    seq: int
-    """The producer's number."""
-    payloads: list[bytes]
-    frame: bytes
-    durability: Durability
-    first_seq: int = 0
-    """As it came out in the end, whether or not the ack was seen before the cut."""
-
-    @property
-    def seqs(self) -> range:
-        """Numbers of its records."""
-        return range(self.first_seq, self.first_seq + len(self.payloads))
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """One request about a topic's existence or configuration."""
-
-    topic: str
-    exists: bool
-    ttl_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """Records that leave one life of a topic together, by a delete or because of a cap."""
-
-    topic_id: int
-    seqs: frozenset[int]
-    is_fsync: bool
-    """Its ack is a promise that outlives a loss of power."""
+_GRANTS = m.TopicInfo | m.TopicDeleted | m.RecordsDeleted
 
 
 @dataclass(slots=True)
 class History:
-    """What happened. Notes among the operations point into `sent`, `wishes` and `removals`."""
+    """What happened. Moments of the model are numbers of operations."""
 
     operations: list[d.Operation]
-    sent: list[Sent] = field(default_factory=list)
-    wishes: list[Wish] = field(default_factory=list)
-    removals: list[Removal] = field(default_factory=list)
+    model: Model
     incarnation: int = 0
+
+
+@dataclass
+class Facts:
+    """What was true when the operation `number` had been done."""
+
+    history: History
+    number: int
+    marks: Marks
+
+    @cached_property
+    def model(self) -> Model:
+        """What had been asked and answered by then."""
+        return self.history.model.until(self.number + 1, knows_places=True)
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal when judging the same image under the facts would be the same."""
+        return self.model.told()
 
 
 class Workload:
@@ -96,15 +77,13 @@ class Workload:
         self.world = World(
             self.disk, watch=self._watch, file_bytes=FILE_BYTES, cold=COLD, has_cold=True, _salt=salts
         )  # fmt: skip
-        self.history = History(self.disk.operations)
-        self._by_number: dict[tuple[int, int], int] = {}
-        self._open_wish = -1
-        self._open_removal = -1
-        self._made = 0
+        self.model = Model(lambda: len(self.disk.operations))
+        self.history = History(self.disk.operations, self.model)
+        self._open: Removal | TopicChange | None = None
         self._topics_made = 0
         self.world.start()
         for topic, durability in CLASSES.items():
-            self.wish(Wish(topic, True), durability=durability)
+            self.put(topic, durability=durability)
 
     def run(self, steps: Iterable[str]) -> History:
         """Do the steps; returns everything that happened."""
@@ -113,33 +92,37 @@ class Workload:
                 self.disk.note("step", step)
                 STEPS[step](self)
         self.history.incarnation = self.world.incarnation
-        for sent in self.history.sent:
-            assert sent.first_seq, f"{sent.topic} {sent.seq} was never settled"
+        for sent in self.model.frames:
+            assert sent.first_seq, f"{sent} of {sent.topic} was never settled"
         return self.history
 
     # -- what steps are made of -----------------------------------------------------------------------
 
-    def wish(self, wish: Wish, **config: Any) -> None:
-        """Create, configure or delete."""
-        run = self.world.run_of(wish.topic)
-        self.history.wishes.append(wish)
-        self._open_wish = len(self.history.wishes) - 1
-        self.disk.note("wish", self._open_wish)
-        put = m.TopicPut(wish.topic, {"ttl_ms": wish.ttl_ms, **config})
-        answer = self.world.ask(run, put if wish.exists else m.TopicDelete(wish.topic))
+    def put(self, topic: str, *, ttl_ms: int = 0, **config: Any) -> None:
+        """Create or configure."""
+        self._change(m.TopicPut(topic, {"ttl_ms": ttl_ms, **config}), exists=True, ttl_ms=ttl_ms)
+
+    def drop(self, topic: str) -> None:
+        """Delete."""
+        self._change(m.TopicDelete(topic), exists=False)
+
+    def _change(self, request: m.TopicPut | m.TopicDelete, *, exists: bool, ttl_ms: int = 0) -> None:
+        run = self.world.run_of(request.topic)
+        self._open = self.model.change(request.topic, exists=exists, ttl_ms=ttl_ms)
+        answer = self.world.ask(run, request)
         assert not isinstance(answer, m.ErrorReply), answer
-        self._open_wish = -1
+        self._open = None
 
     def configure(self, topic: str, **config: Any) -> None:
         """Another configuration, told apart by a time to live that ends after the test."""
         ttl_ms = 10**12 + self.world.clock.now_us() % 10**12
-        self.wish(Wish(topic, True, ttl_ms=ttl_ms), durability=CLASSES[topic], **config)
+        self.put(topic, ttl_ms=ttl_ms, durability=CLASSES[topic], **config)
         self.world.clock.advance(0.001)
 
     def need(self, topic: str) -> None:
         """Make the topic anew if it was deleted."""
         if self.world.run_of(topic).core.directory.find(topic) is None:
-            self.wish(Wish(topic, True), durability=CLASSES[topic])
+            self.put(topic, durability=CLASSES[topic])
 
     def send(self, topic: str, *batches: list[bytes]) -> None:
         """Send frames in one group; every second record of each has a tag."""
@@ -147,17 +130,14 @@ class Workload:
         live = self.world.topic(topic)
         frames = []
         for payloads in batches:
-            producer, number = PRODUCERS[topic], len(self.history.sent) + 1
+            producer, number = PRODUCERS[topic], len(self.model.frames) + 1
             tags = [TAG if i % 2 else None for i in range(len(payloads))]
             made = frame(
                 encode_records(payloads, tags=tags if len(tags) > 1 else None), topic_id=live.topic_id,
                 producer_id=producer, producer_seq=number, durability=Durability.EPHEMERAL,
             )  # fmt: skip
-            self._by_number[live.topic_id, number] = len(self.history.sent)
-            durability = live.config.durability
-            sent = Sent(topic, live.topic_id, number, payloads, bytes(made), durability)
-            self.disk.note("sent", len(self.history.sent))
-            self.history.sent.append(sent)
+            is_fsync = live.config.durability is Durability.FSYNC
+            self.model.send(SentFrame(topic, tuple(payloads), live.topic_id, number, is_fsync, bytes(made)))
             frames.append(made)
         self.world.send(topic, frames)
 
@@ -169,7 +149,7 @@ class Workload:
     def tagged(self, topic: str) -> set[int]:
         """Numbers of all records of this life of the topic that were sent with the tag."""
         topic_id = self.world.topic(topic).topic_id
-        mine = [sent for sent in self.history.sent if sent.topic_id == topic_id]
+        mine = [sent for sent in self.model.frames if sent.topic_id == topic_id]
         return {seq for sent in mine for seq in sent.seqs[1::2]}
 
     @property
@@ -177,26 +157,28 @@ class Workload:
         """What the shard knows of segments, by number."""
         return self.world.runs[0].core.checkpoint.sealed.refs
 
-    def submit_removal(self, topic: str, seqs: Iterable[int], *, is_eviction: bool = False) -> int:
+    def submit_removal(self, topic: str, seqs: Iterable[int], *, is_eviction: bool = False) -> Removal:
         """Note that these records are to leave. Evictions are synced whatever the class (X2)."""
         live = self.world.topic(topic)
-        is_fsync = is_eviction or live.config.durability is Durability.FSYNC
-        self.history.removals.append(Removal(live.topic_id, frozenset(seqs), is_fsync))
-        self.disk.note("remove", len(self.history.removals) - 1)
-        return len(self.history.removals) - 1
+        is_durable = is_eviction or live.config.durability is Durability.FSYNC
+        return self.model.remove(live.topic_id, seqs, is_durable=is_durable)
 
     def delete(self, topic: str, seqs: Iterable[int], request: m.RecordsDelete) -> None:
         """Delete records on request; `seqs` are those that the request has to find."""
         chosen = frozenset(seqs)
-        self._open_removal = self.submit_removal(topic, chosen)
+        self._open = self.submit_removal(topic, chosen)
         reply = self.world.request(request)
         assert reply.deleted == len(chosen), (reply, chosen)
-        self._open_removal = -1
+        self._open = None
+
+    def grant(self, asked: Removal | TopicChange) -> None:
+        """Note that it was answered: an end after this is judged by it."""
+        self.model.grant(asked)
+        self.disk.note("granted")
 
     def payload(self, size: int = 20) -> bytes:
         """Another payload each time."""
-        self._made += 1
-        return (f"{self._made}:".encode() * size)[:size]
+        return self.model.payload(size)
 
     def new_topic(self) -> str:
         """A name that was not used yet."""
@@ -206,21 +188,19 @@ class Workload:
     def _watch(self, shard: int, effect: Any) -> None:
         if isinstance(effect, ev.Settle):
             for entry in effect.entries.tolist():
-                index = self._by_number[entry[S_TOPIC], entry[S_PRODUCER_SEQ]]
-                self.history.sent[index].first_seq = entry[S_FIRST_SEQ]
-                self.disk.note("acked", index)
-        elif isinstance(effect, Reply) and isinstance(effect.message, m.TopicInfo | m.TopicDeleted):
-            if self._open_wish >= 0:
-                self.disk.note("granted", self._open_wish)
-        elif isinstance(effect, Reply) and isinstance(effect.message, m.RecordsDeleted):
-            self.disk.note("removed", self._open_removal)
+                sent = self.model.frames[entry[S_PRODUCER_SEQ] - 1]
+                self.model.settle(sent, entry[S_FIRST_SEQ])
+                self.disk.note("acked")
+        elif isinstance(effect, Reply) and isinstance(effect.message, _GRANTS):
+            is_of_records = isinstance(effect.message, m.RecordsDeleted)
+            if self._open is not None and is_of_records == isinstance(self._open, Removal):
+                self.grant(self._open)
         elif isinstance(effect, ev.PublishMarks):
             marks = self.world.marks[shard]
             self.disk.note("marks", Marks(marks.published, marks.durable))
 
     def restart(self) -> None:
         """An orderly stop and a start, as another start of the engine on the same boot."""
-        self.disk.note("stopping")
         self.world.stop()
         self.disk.note("marks", Marks())
         self.world.start()
@@ -230,7 +210,7 @@ class Workload:
 
 
 def _create(work: Workload) -> None:
-    work.wish(Wish(work.new_topic(), True), durability="fsync")
+    work.put(work.new_topic(), durability="fsync")
 
 
 def _append(work: Workload) -> None:
@@ -267,13 +247,13 @@ def _config(work: Workload) -> None:
     cap = len(visible) - 1
     evicted = work.submit_removal("f", visible[:1])
     work.configure("f", cap_records=cap)
-    work.disk.note("removed", evicted)
+    work.grant(evicted)
     work.configure("f")
 
 
 def _delete_topic(work: Workload) -> None:
     work.need("d")
-    work.wish(Wish("d", False))
+    work.drop("d")
 
 
 def _rotate(work: Workload) -> None:
@@ -356,7 +336,7 @@ def _evict(work: Workload) -> None:
     work.configure("d", cap_records=len(visible))
     evicted = work.submit_removal("d", visible[:1], is_eviction=True)
     work.send("d", [work.payload()])
-    work.disk.note("removed", evicted)
+    work.grant(evicted)
 
 
 ALPHABET = (

@@ -35,9 +35,9 @@ from typing import Any
 
 from chaos.beside import beside
 from chaos.hush import hushed
-from chaos.order import Account, CannotRun, Order
+from chaos.order import Account, Broken, CannotRun, Order
 from chaos.sweeps import allocations, calls, gateway, lines
-from chaos.sweeps.house import Broken, Image
+from chaos.sweeps.house import Image
 from chaos.sweeps.judge import ENDS, ENDS_EACH, Known
 from chaos.sweeps.workloads import BY_NAME
 from ringlog.errors import RinglogError

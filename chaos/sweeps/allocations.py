@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.beside import forked
-from chaos.order import CannotRun
+from chaos.order import Broken, CannotRun
+from chaos.rigs.judge import KILL, check, observe, require_same
+from chaos.rigs.model import SentFrame
 from chaos.sweeps.calls import begin
-from chaos.sweeps.house import VISIBLE, Broken, House, Image
-from chaos.sweeps.judge import ENDS_EACH, KILL, Known, check, dump, end_each
+from chaos.sweeps.house import VISIBLE, House, Image
+from chaos.sweeps.judge import ENDS_EACH, Known, end_each
 from chaos.sweeps.workloads import BY_NAME
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
@@ -54,7 +56,7 @@ def _take_in(house: House) -> Callable[[], Any]:
     sent = [house.model.payload(40)]
     made = house.world.frame_for("f", sent, producer=9)
     run = house.world.runs[0]
-    house.model.sent["f"].append(type(house.model.sent["f"][0])(tuple(sent)))
+    house.model.send(SentFrame("f", tuple(sent), house.world.topic("f").topic_id))
     event = run.frames(3, made)
     return lambda: house.shard(lambda: run.step(event))
 
@@ -134,7 +136,7 @@ def run_one(
     Raises Broken.
     """
     house, call = _begin(operation, image)
-    before = dump(house) if operation.name in CHANGES_NOTHING else None
+    before = observe(house.world) if operation.name in CHANGES_NOTHING else None
     failed, outcome = house.model.failed, "passed"
     try:
         with _no_memory(nth, nth + 1 if stop is None else stop):
@@ -150,9 +152,9 @@ def run_one(
     if outcome == "raised":
         house.world.runs.clear()
     elif 0 in house.world.runs:
-        check(house, KILL)
-    if operation.name in CHANGES_NOTHING and dump(begun(house)) != before:
-        raise Broken(f"{operation.name} changes something")
+        check(house.model, observe(house.world), KILL)
+    if before is not None:
+        require_same(before, observe(begun(house).world), f"{operation.name} changes something")
     end_each(house, nth, known)
     return outcome
 

@@ -15,7 +15,7 @@ from actors.gateway import events as ev
 from actors.gateway.auth import KeyRing, Principal
 from actors.gateway.core import Gateway, Identity
 from actors.gateway.rights import SCOPES
-from chaos.sweeps.house import Broken
+from chaos.order import Broken
 from chaos.sweeps.lines import ROOT, Line, TooFew, Tracer, Unexpected
 from ringlog.contract import DrainRequested, Reply, Tick
 from ringlog.envelope import messages as m

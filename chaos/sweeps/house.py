@@ -3,14 +3,14 @@
 The shard is the production core with its log writer and recovery (`shard_world.World`); compactor, reclaimer
 and relocator are their production rounds, asking it directly. A disk error that leaves a shard ends its
 incarnation and the next one recovers, as the supervisor would see to; one that leaves another actor ends
-its round. What was acknowledged is kept in `Model`, which the sweeps hold every recovery to.
+its round. What was acknowledged is kept in a model, which the sweeps hold every recovery to.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ from actors.reclaimer.scrub import items
 from actors.reclaimer.scrubber import Scrubber
 from actors.relocator.mover import Mover
 from actors.wal_shard import events as ev
+from chaos.rigs.model import Model, SentFrame, TopicChange
 from chaos.states.actors import counted_salts
 from ringlog.config import Cold, Storage
 from ringlog.envelope import messages as m
@@ -47,12 +48,10 @@ SETTINGS = Storage(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_r
 MINUTE_S = 61.0
 """Rounds that asked nothing new of the shards come this far apart."""
 RESTARTS_MAX = 3
+FSYNC_TOPICS = frozenset("fgh")
+"""By their first letter; others are of class `disk`."""
 VISIBLE = (DiskError, Refused, RequestTimeout, ColdUnavailable, Gone)
 """How an operation may fail: with an error that whoever asked gets to see."""
-
-
-class Broken(AssertionError):
-    """A promise that a fault broke."""
 
 
 class ShardEnded(NotReady):
@@ -61,45 +60,6 @@ class ShardEnded(NotReady):
 
 class Down(Exception):
     """The shard does not come back while the fault lasts."""
-
-
-@dataclass(slots=True)
-class Sent:
-    """One frame and its fate: 0 = unknown, else its first number; refused frames must never appear."""
-
-    payloads: tuple[bytes, ...]
-    first_seq: int = 0
-    is_refused: bool = False
-
-
-@dataclass(slots=True)
-class Model:
-    """What clients were told."""
-
-    sent: dict[str, list[Sent]] = field(default_factory=dict)
-    deleted: dict[str, set[int]] = field(default_factory=dict)
-    """Numbers whose deletion was granted."""
-    maybe_deleted: dict[str, set[int]] = field(default_factory=dict)
-    topics: dict[str, set[bool]] = field(default_factory=dict)
-    """Whether a topic exists; both when its creation or deletion was asked and not answered."""
-    made: int = 0
-    acked: int = 0
-    failed: int = 0
-    """Operations that failed visibly."""
-
-    def payload(self, size: int) -> bytes:
-        """Another one each time."""
-        self.made += 1
-        return f"{self.made:08d}:".encode().ljust(max(size, 9), b".")
-
-    def copy(self) -> Model:
-        """An independent one."""
-        return Model(
-            {name: [copy.copy(each) for each in sent] for name, sent in self.sent.items()},
-            {name: set(seqs) for name, seqs in self.deleted.items()},
-            {name: set(seqs) for name, seqs in self.maybe_deleted.items()},
-            {name: set(may) for name, may in self.topics.items()}, self.made, self.acked, self.failed,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +127,7 @@ class House:
         what the disk shows, what is known of its files, what clients were told, clocks and counters."""
         model, world = self.model, self.world
         told = [
-            {name: [astuple(each) for each in sent] for name, sent in model.sent.items()},
-            *({name: sorted(each) for name, each in one.items()}
-              for one in (model.deleted, model.maybe_deleted, model.topics)),
-            model.made, sorted(self.monitor.made), self.has_rot,
+            model.told(), model.made, sorted(self.monitor.made), self.has_rot,
             sorted((path, astuple(facts)) for path, facts in self.monitor.files.items()),
             world.clock.now_us(), world.clock.monotonic_ns(), world.boot_id, world.incarnation, world._salt,
             [(*key, seq) for key, seq in world._producer_seqs.items()],
@@ -253,52 +210,62 @@ class House:
 
     # -- clients --------------------------------------------------------------------------------------
 
-    def put(self, name: str, **config: Any) -> None:
+    def put(self, name: str, *, ttl_ms: int = 0, **config: Any) -> None:
         """Create or configure a topic."""
-        self._wish(name, lambda: self.world.put(name, **config), exists=True)
+        asked = self.model.change(name, exists=True, ttl_ms=ttl_ms)
+        self._change(asked, lambda: self.world.put(name, ttl_ms=ttl_ms, **config))
 
     def remove(self, name: str) -> None:
         """Delete a topic."""
-        self._wish(name, lambda: self.world.request(m.TopicDelete(name)), exists=False)
+        asked = self.model.change(name, exists=False)
+        self._change(asked, lambda: self.world.request(m.TopicDelete(name)))
 
-    def _wish(self, name: str, ask: Callable[[], Any], *, exists: bool) -> None:
-        may = self.model.topics.setdefault(name, {False})
-        may.add(exists)
+    def _change(self, asked: TopicChange, ask: Callable[[], Any]) -> None:
         try:
             self.shard(ask)
         except VISIBLE as e:
             self.model.failed += 1
-            if not isinstance(e, ShardEnded) and len(may) > 1:
-                may.discard(exists)
-            return
-        self.model.topics[name] = {exists}
-        if not exists:
-            self.model.sent.pop(name, None)
+            if not isinstance(e, ShardEnded):
+                self.model.withdraw(asked)
+        else:
+            self.model.grant(asked)
 
     def append(self, name: str, *batches: int, size: int = 40) -> None:
         """Send frames of so many records each, in one group."""
-        sent = [Sent(tuple(self.model.payload(size) for _ in range(count))) for count in batches]
-        self.model.sent.setdefault(name, []).extend(sent)
+        sent = [
+            SentFrame(
+                name, tuple(self.model.payload(size) for _ in range(count)), is_fsync=name[0] in FSYNC_TOPICS
+            )
+            for count in batches
+        ]
+        self.model.send(*sent)
 
         def send() -> Any:
+            topic_id = self.world.topic(name).topic_id
+            for each in sent:
+                each.topic_id = topic_id
             frames = [self.world.frame_for(name, each.payloads, producer=PRODUCER) for each in sent]
             return self.world.send(name, frames)
 
         entries = self.try_to(lambda: self.shard(send))
         for each, entry in zip(sent, entries if entries is not None else (), strict=False):
             if entry_error(entry, name) is None:
-                each.first_seq = int(entry[S_FIRST_SEQ])
-                self.model.acked += 1
+                self.model.settle(each, int(entry[S_FIRST_SEQ]))
             else:
                 each.is_refused = True
                 self.model.failed += 1
 
     def delete(self, name: str, seqs: set[int]) -> None:
         """Delete records by number."""
-        self.model.maybe_deleted.setdefault(name, set()).update(seqs)
+        asked = self.model.remove(0, seqs)
         request = m.RecordsDelete(name, 0, None, BitMap64(seqs).serialize())
-        if self.try_to(lambda: self.shard(lambda: self.world.request(request))) is not None:
-            self.model.deleted.setdefault(name, set()).update(seqs)
+
+        def delete() -> Any:
+            asked.topic_id = self.world.topic(name).topic_id
+            return self.world.request(request)
+
+        if self.try_to(lambda: self.shard(delete)) is not None:
+            self.model.grant(asked)
 
     # -- actors ---------------------------------------------------------------------------------------
 

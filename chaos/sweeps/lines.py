@@ -22,9 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from chaos.order import Broken
+from chaos.rigs.judge import observe, require_same
 from chaos.sweeps.calls import act, begin
-from chaos.sweeps.house import Broken, House, Image
-from chaos.sweeps.judge import Known, dump, end_each
+from chaos.sweeps.house import House, Image
+from chaos.sweeps.judge import Known, end_each
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS, Workload
 from ringlog.errors import RinglogError
 from ringlog.testing.disk import FaultyDisk, Halted
@@ -136,8 +138,8 @@ def stretches_of(workload: Workload, image: Image) -> list[tuple[int, int]]:
 def _survivors(house: House) -> tuple[Any, ...]:
     """What of a house outlives its processes, as numbers of changes: its disk, what clients were told."""
     model = house.model
-    told = sum(1 for sent in model.sent.values() for each in sent if each.first_seq or each.is_refused)
-    return house.base.changes, told, model.acked, len(model.topics), sum(map(len, model.deleted.values()))
+    told = sum(each.is_owed or each.is_refused for each in model.frames)
+    return house.base.changes, told, sum(each.done_at for each in model.changes), model.granted
 
 
 def cases(workload: Workload, lines: list[Line], chance: random.Random) -> Iterator[Case]:
@@ -202,16 +204,14 @@ def recover_killed(image: Image, deaths: int, chance: random.Random) -> int:
     """
     plain = House(image)
     plain.start()
-    expected = dump(plain)
+    expected = observe(plain.world)
     house = House(image, FaultyDisk)
     counted = _count(image)
     lines = 0
     for _ in range(deaths):
         lines += _die_in_start(house, chance.randint(1, counted))
     house.start()
-    found = dump(house)
-    if found != expected:
-        raise Broken(f"{deaths} deaths inside recovery change what comes out: {expected} then {found}")
+    require_same(expected, observe(house.world), f"{deaths} deaths inside recovery change what comes out")
     return lines
 
 

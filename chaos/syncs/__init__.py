@@ -11,10 +11,9 @@ import contextlib
 import time
 
 from chaos.doctor import Lacks, need_root
-from chaos.order import Account, CannotRun, Order
+from chaos.order import Account, Broken, CannotRun, Order
 from chaos.rigs.blockstore import stored_volume
 from chaos.rigs.mount import KINDS, RigError
-from chaos.rigs.promises import Broken
 from chaos.syncs import engine, shard
 
 SETTINGS = {"engine": ["fails", "lags"], "engine_share": 0.5, "rounds_min": 4}

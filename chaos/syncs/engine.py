@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 from chaos.rigs.blockstore import StoredVolume, stored_volume
 from chaos.rigs.extents import forget_pages, range_of
+from chaos.rigs.judge import verify
 from chaos.rigs.mount import KINDS, RigError, bind, unmount, volume
-from chaos.rigs.program import TOPICS, Traffic, checkpoint, program, until, verify
-from chaos.rigs.promises import Broken
+from chaos.rigs.program import TOPICS, Traffic, checkpoint, data_of, program, until
 from ringlog.errors import RinglogError
 from ringlog.placement import home_shard
 from ringlog.testing.real_engine import TestEngine
@@ -248,7 +248,7 @@ def _more_acks(traffic: Traffic, when: str) -> None:
 
 
 def _judge(root: Path, traffic: Traffic, account: Account) -> None:
-    verify(root)
+    verify(data_of(root))
     with program(root) as host:
         account.did("records read", traffic.judge(host.url))
         traffic.url = host.url

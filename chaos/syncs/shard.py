@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.order import Account
+from chaos.order import Account, Broken
 from chaos.rigs.blockstore import StoredVolume
 from chaos.rigs.extents import Range, forget_pages, range_of
+from chaos.rigs.judge import KILL_SHARD
 from chaos.rigs.life import Life
-from chaos.rigs.promises import Broken
 from ringlog.errors import CorruptData, DiskError, InvariantViolation, Refused, RinglogError
 from ringlog.testing.shard_world import DATA
 
@@ -63,7 +63,7 @@ class Bench:
 
     def sync_must_fail(self, work: Callable[[], None], calls: frozenset[str] = SYNC_CALLS) -> None:
         """Do work whose sync fails: visibly, by a typed error, and nothing of class `fsync` is acked."""
-        acked, before = self.life.promises.acked, self.stored.store.seen()["write_errors"]
+        acked, before = self.life.model.owed, self.stored.store.seen()["write_errors"]
         try:
             work()
         except DiskError as e:
@@ -73,7 +73,7 @@ class Bench:
         else:
             raise Broken("the device failed a write below a sync, and nobody noticed")
         finally:
-            now = self.life.promises.acked
+            now = self.life.model.owed
             if now != acked:
                 raise Broken(f"{now - acked} frames were acked over a failed sync")
         if not is_sync:
@@ -99,7 +99,7 @@ class Bench:
         except DiskError:
             self.life.end()
             return False
-        self.life.promises.check(self.life.world, is_power_loss=False)
+        self.life.judge(KILL_SHARD)
         return True
 
     def power_cycle_and_judge(self) -> None:
@@ -133,7 +133,7 @@ def cache_lies(bench: Bench) -> None:
     bench.well()
     is_set = payload in log.read_bytes()
     is_replaced = bench.replace()
-    is_shown = is_replaced and any(each.is_shown for each in life.promises.frames if payload in each.payloads)
+    is_shown = is_replaced and any(each.is_shown for each in life.model.frames if payload in each.payloads)
     if is_replaced:
         life.send_again("f")
         life.send("f", [life.payload()])
@@ -176,14 +176,14 @@ def write_back_fails(bench: Bench) -> None:
         os.close(other)
     if bench.stored.store.seen()["write_errors"] == before:
         raise Broken("the rig failed no write")
-    acked = life.promises.acked
+    acked = life.model.owed
     try:
         life.send("f", [life.payload()])
     except DiskError:
         bench.account.did("sync_failures")
     else:
         raise Broken("write-back failed between two syncs, and the next sync was believed")
-    if life.promises.acked != acked:
+    if life.model.owed != acked:
         raise Broken("acked over a write-back that failed")
     bench.may_not_go_on()
     bench.replace()
@@ -195,14 +195,14 @@ def device_vanishes(bench: Bench) -> None:
     """RF-50: everything fails, also a start, which must not take that for an empty directory."""
     life = bench.life
     bench.stored.store.mode("dead")
-    acked = life.promises.acked
+    acked = life.model.owed
     try:
         bench.sync_must_fail(lambda: life.send("f", [life.payload(700)]), SYNC_CALLS | {"write_at"})
         bench.may_not_go_on()
     except Refused:
         # It needed another log file and could not make one; its producer was told so.
         bench.account.did("writes refused over a dead device")
-    if life.promises.acked != acked:
+    if life.model.owed != acked:
         raise Broken("acked over a device that is gone")
     life.end()
     bench.stored.power_cycle()
@@ -251,7 +251,7 @@ def records_unreadable(bench: Bench) -> None:
     life.end()
     bench.stored.power_cycle()
     life.start(is_reboot=True)
-    life.promises.check(life.world)
+    life.judge()
     files = [
         path for path in bench.root.rglob("*") if path.suffix in {".log", ".data"} and path.stat().st_size
     ]
@@ -270,7 +270,7 @@ def records_unreadable(bench: Bench) -> None:
             raise Broken(f"a reader was given {len(found)} records over a device that cannot be read")
     finally:
         bench.well()
-    life.promises.check(life.world)
+    life.judge()
     life.send("f", [life.payload()])
     bench.power_cycle_and_judge()
     bench.account.did("cases", 1, "RF-51")
@@ -281,7 +281,7 @@ def device_lies(bench: Bench) -> None:
     """The device says yes to syncs and does nothing (RF-44 below a real file system): what was acked then may
     be gone, but what remains is what was there before, dense and unforged."""
     life = bench.life
-    honest = len(life.promises.frames)
+    honest = len(life.model.frames)
     # What the file system itself still has in memory belongs to the honest time.
     fd = os.open(bench.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -293,11 +293,11 @@ def device_lies(bench: Bench) -> None:
         life.send("f", [life.payload(700)])
     life.end()
     bench.stored.power_cycle()
-    for frame in life.promises.frames[honest:]:
-        frame.first_seq = frame.acked_ns = 0
-    life.promises.highest.clear()
+    for frame in life.model.frames[honest:]:
+        frame.first_seq = frame.acked_at = 0
+    life.model.highest.clear()
     life.recover()
-    if all(frame.is_shown for frame in life.promises.frames[honest:]):
+    if all(frame.is_shown for frame in life.model.frames[honest:]):
         raise Broken("the rig dropped nothing")
     life.send("f", [life.payload()])
     bench.power_cycle_and_judge()
@@ -341,10 +341,10 @@ def run_case(stored: StoredVolume, name: str, rng: random.Random, account: Accou
         life.send("f", [life.payload()])
         for _ in range(WARM_STEPS):
             life.step(rng)
-        if not life.promises.acked:
+        if not life.model.owed:
             raise Broken("nothing was acked before the fault")
         CASES[name](bench)
-        account.did("acked frames held to", life.promises.acked)
+        account.did("acked frames held to", life.model.owed)
     except (RinglogError, AssertionError) as e:
         raise e if isinstance(e, Broken) else Broken(f"{type(e).__name__}: {e}") from e
     finally:

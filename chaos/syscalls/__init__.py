@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos.order import Account, CannotRun, Order
-from chaos.rigs.program import TOPICS, Traffic, checkpoint, delete_below, program, until, verify
-from chaos.rigs.promises import Broken
+from chaos.order import Account, Broken, CannotRun, Order
+from chaos.rigs.judge import verify
+from chaos.rigs.program import TOPICS, Traffic, checkpoint, data_of, delete_below, program, until
 from ringlog.errors import RinglogError
 from ringlog.testing.real_engine import TestEngine
 
@@ -116,7 +116,7 @@ def _run_batch(root: Path, batch: list[Case], account: Account, until_s: float) 
             traffic.end()
         account.did("records read", traffic.judge(host.url))
         host.power_off()
-        verify(root)
+        verify(data_of(root))
         host.start()
         traffic.judge(host.url)
     account.did("acked batches held to", traffic.acked)

@@ -21,8 +21,8 @@ from actors.reclaimer.rewriter import Rewriter
 from actors.reclaimer.rounds import Reclaimer
 from actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
 from actors.relocator.mover import Mover
+from chaos.order import Broken
 from chaos.world.engine import COLD, Child, Engine
-from chaos.world.model import Broken
 from chaos.world.tasks import NS, Process
 from ringlog.contract import ControlReceived, Reply, Tick
 from ringlog.envelope import messages as m

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
+from chaos.order import Broken
 from chaos.world.engine import RING_FRAMES_MAX, Engine, Ring
-from chaos.world.model import Broken, Deletion, Life, Model, Sent
+from chaos.world.model import Deletion, Life, Model, Sent
 from chaos.world.tasks import Process, Signal
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError, StaleEpoch, TopicNotFound

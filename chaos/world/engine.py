@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from actors.wal_shard.core import Settings
+from chaos.order import Broken
 from chaos.world.disks import ProcessDisk, Weather
-from chaos.world.model import Broken, Model
+from chaos.world.model import Model
 from chaos.world.tasks import NS, Halted, Loop, Process, Signal
 from ringlog.config import Cold, Config, Delivery, Storage, Wal
 from ringlog.envelope import messages as m

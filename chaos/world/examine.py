@@ -9,16 +9,16 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from chaos.order import Broken
+from chaos.rigs.judge import verify
 from chaos.world.clients import Producer
 from chaos.world.engine import COLD, Engine
-from chaos.world.model import Broken, Model
+from chaos.world.model import Model
 from chaos.world.readers import Reader
 from chaos.world.tasks import NS
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, RinglogError, TopicNotFound
 from ringlog.testing.shard_world import DATA
-from ringlog.verify.directory import verify_directory
-from ringlog.verify.findings import DAMAGE
 
 PAGES_MAX = 400
 TRIES = 40
@@ -108,10 +108,7 @@ class Examiner:
         with tempfile.TemporaryDirectory(prefix="world-") as work:
             for root in (DATA, COLD):
                 self._export(root, work + root)
-            found = verify_directory(work + DATA, jobs=1, cold_dir=work + COLD)
-            wrong = [finding for finding in found.findings if finding.severity == DAMAGE]
-            if wrong:
-                raise Broken(f"the verifier finds damage: {'; '.join(map(str, wrong[:4]))}")
+            found = verify(work + DATA, work + COLD)
             heads = {topic.topic: topic.head for topic in found.topics}
             missing = {life.name for life in self.model.lives.values() if self._must_be(life)} - heads.keys()
             if missing:

@@ -12,17 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from chaos.order import Broken
 from ringlog.types import Durability
 
 HOLES_MAX = 5_000
-
-
-class Broken(AssertionError):
-    """A promise that did not hold; `topic` says whose story to tell."""
-
-    def __init__(self, what: str, topic: str = "") -> None:
-        super().__init__(what)
-        self.topic = topic
 
 
 @dataclass(eq=False, slots=True)

@@ -11,9 +11,10 @@ from typing import Any
 from actors.gateway import events as gateway_events
 from actors.gateway.files import read_files
 from actors.gateway.replies import plan_of, read_reply
+from chaos.order import Broken
 from chaos.world.clients import Client
 from chaos.world.engine import Engine
-from chaos.world.model import Broken, Model
+from chaos.world.model import Model
 from ringlog.client.portion import Portion
 from ringlog.client.remote_source import hidden_numbers, received
 from ringlog.envelope import messages as m

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from actors.wal_shard import events as ev
+from chaos.order import Broken
 from chaos.world.engine import RING_FRAMES_MAX, Child, Engine, Ring
-from chaos.world.model import Broken
 from chaos.world.tasks import NS, Process
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m

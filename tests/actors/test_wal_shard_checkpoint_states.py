@@ -7,8 +7,8 @@ import pytest
 
 from actors.wal_shard import recover
 from actors.wal_shard.checkpoint import Checkpoint as ShardSide
+from chaos.order import Broken
 from chaos.states.explore import Share, explore
-from chaos.states.judge import Broken
 
 SHARE = Share(recoveries_every=400, recovery_cuts=4, sends_again_every=5, goes_on_every=100)
 

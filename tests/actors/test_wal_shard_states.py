@@ -11,8 +11,8 @@ import pytest
 
 from actors.wal_shard import recover, replay
 from actors.wal_shard.core import ShardCore
+from chaos.order import Broken
 from chaos.states.explore import Share, explore, histories
-from chaos.states.judge import Broken
 from ringlog.storage.disk import Disk
 from ringlog.storage.wal import WalWriter
 from ringlog.topic.dedup import Producers

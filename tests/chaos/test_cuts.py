@@ -9,9 +9,8 @@ pytestmark = [needs_mounts, pytest.mark.slow]
 
 CUTS = """
 from chaos.cuts import live
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 from chaos.rigs.mount import volume
-from chaos.rigs.promises import Broken
 account, found = Account(), ""
 with volume(args[0], scratch) as one:
     for number in range(int(args[1])):
@@ -35,9 +34,8 @@ found = account.findings[0].what if account.findings else ""
 """
 
 SYNCS = """
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 from chaos.rigs.blockstore import stored_volume
-from chaos.rigs.promises import Broken
 from chaos.syncs.shard import run_case
 account, found = Account(), ""
 with stored_volume(args[0], scratch) as stored:

@@ -60,7 +60,8 @@ def test_syncs_that_do_nothing_are_caught(tmp_path: Path) -> None:
 
 def said(**topics: list[tuple[int, str]]) -> str:
     """A guest's `@state` of these records."""
-    state = {name: {"records": records, "lost": [], "head": 0} for name, records in topics.items()}
+    every = {"f": [], "d": [], **topics}
+    state = {name: {"records": records, "lost": [], "head": 0} for name, records in every.items()}
     return "@state " + base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
 
 
@@ -102,8 +103,9 @@ def test_each_lie_is_caught(lie: str) -> None:
 def test_a_record_that_was_shown_once_stays() -> None:
     story, records = heard()
     extra = [(len(records) + 1 + i, f"1.4.{i}") for i in range(load.count_of(1, 4))]
-    story.highest[1] = 3
-    story.judge(2, said(f=[*records, *extra]))
+    assert story.hear(1, f"@ack d 3 1 {load.count_of(1, 3)}")
+    others = [(1 + i, f"1.3.{i}") for i in range(load.count_of(1, 3))]
+    story.judge(2, said(f=[*records, *extra], d=others))
     assert story.wrong == []
-    story.judge(3, said(f=records))
+    story.judge(3, said(f=records, d=others))
     assert story.wrong != []

@@ -14,8 +14,8 @@ import chaos.clocks
 import chaos.limits
 import chaos.memory
 from chaos.clocks.walls import LAST_NS, Walls
-from chaos.order import Account, Order
-from chaos.rigs.cases import Broken, Case, run_cases
+from chaos.order import Account, Broken, Order
+from chaos.rigs.cases import Case, run_cases
 from chaos.rigs.history import ACKED, REFUSED, History, Line, judge, number_in, payload_of
 from ringlog.client import Record
 

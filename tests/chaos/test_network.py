@@ -11,9 +11,8 @@ import pytest
 
 import chaos
 from chaos import network
-from chaos.attack.arena import Broken
 from chaos.network.cuts import History
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 
 arenas = importlib.import_module("chaos.attack.arena")
 ROOT = Path(chaos.__file__).parent.parent

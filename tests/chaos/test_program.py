@@ -7,9 +7,8 @@ import shutil
 
 import pytest
 
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 from chaos.rigs.program import BATCH, Asked, Traffic
-from chaos.rigs.promises import Broken
 from chaos.syscalls import Case, _run_batch
 
 

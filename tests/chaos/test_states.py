@@ -13,11 +13,12 @@ from actors.wal_shard.core import ShardCore
 from actors.wal_shard.group import Group, LogPosition
 from actors.wal_shard.replay import Replay
 from chaos import states
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
+from chaos.rigs.judge import POWER_LOSS
 from chaos.states import edges, replay
 from chaos.states.explore import Explorer, Part, Share, Tally, cuts_of, explore, record
 from chaos.states.images import Image
-from chaos.states.judge import POWER_LOSS, Broken, Depth, Facts, judge
+from chaos.states.judge import Depth, judge
 from chaos.states.membership import is_legal, legal_images, why_illegal
 from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET
@@ -193,7 +194,7 @@ def test_every_image_that_is_made_is_legal_and_others_are_not():
     for steps in (("append_many",), ("restart",), ("seal",)):
         history, tree = record(steps)
         made = 0
-        for number in cuts_of(history, tree, Facts()):
+        for number, _ in cuts_of(history, tree):
             for image in [tree.as_killed(), tree.as_synced(), *tree.after_power_loss(number)]:
                 made += 1
                 assert not why_illegal(tree, image, garbled_max=1)
@@ -229,8 +230,7 @@ def test_a_deletion_mark_is_set_or_unset_in_every_image(tmp_path):
     """DL-17: a byte never tears; a third value would be damage, which no recovery mends at once."""
     history, tree = record(("append_many", "relocate", "delete_seq", "restart", "seal"))
     seen, offline = set(), Offline(tmp_path)
-    facts = Facts()
-    for number in cuts_of(history, tree, facts):
+    for number, facts in cuts_of(history, tree):
         done = history.operations[number]
         if not isinstance(done, d.Write) or not done.path.endswith(DEL):
             continue

@@ -14,10 +14,11 @@ from actors.wal_shard.core import ShardCore
 from actors.wal_shard.events import Sync
 from actors.wal_shard.recover import Recovery
 from chaos import sweeps
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
+from chaos.rigs.judge import KILL, POWER_LOSS
 from chaos.sweeps import allocations, calls, gateway, lines
-from chaos.sweeps.house import Broken, House
-from chaos.sweeps.judge import ENDS, ENDS_EACH, KILL, POWER_LOSS, Known, end_and_judge
+from chaos.sweeps.house import House
+from chaos.sweeps.judge import ENDS, ENDS_EACH, Known, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, WORKLOADS
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
@@ -246,7 +247,7 @@ def test_what_faults_leave_alike_is_judged_once_and_what_differs_each_time() -> 
 
     def forget(house: House) -> None:
         house.append("f", 1)
-        house.model.sent["f"].pop()
+        house.model.frames.pop()
 
     with pytest.raises(Broken, match="never sent"):
         after(forget)

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("greenlet")
 
 from chaos import world
-from chaos.order import Account, Order
+from chaos.order import Account, Broken, Order
 from chaos.world.cases import Case, Failed, parse_case
-from chaos.world.model import Broken, Model
+from chaos.world.model import Model
 from chaos.world.shrink import shrink
 from ringlog.types import Durability
 

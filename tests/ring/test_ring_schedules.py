@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.schedules.ring import FRAME_BYTES, Broken, Plan, explore
+from chaos.order import Broken
+from chaos.schedules.ring import FRAME_BYTES, Plan, explore
 from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import Word
 from ringlog.ring.producer import RingProducer

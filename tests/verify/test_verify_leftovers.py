@@ -8,7 +8,6 @@ import pytest
 
 from chaos.states.explore import cuts_of, record
 from chaos.states.images import Image
-from chaos.states.judge import Facts
 from ringlog.testing import disk as d
 from ringlog.verify.directory import Verification, verify_directory
 
@@ -25,7 +24,7 @@ def verified(image: Image, root: Path) -> Verification:
 def killed_after(kind: type[d.Operation], suffix: str, *steps: str) -> Image:
     """The disk when the engine was killed right after the first such call."""
     history, tree = record(steps)
-    for number in cuts_of(history, tree, Facts()):
+    for number, _ in cuts_of(history, tree):
         done = history.operations[number]
         name = getattr(done, "target", getattr(done, "path", ""))
         if isinstance(done, kind) and name.endswith(suffix):

@@ -1,0 +1,187 @@
+"""Whether what came back of a shard's topics is what the model allows, and what the offline verifier says.
+
+INV-1 acked survives; INV-2 nothing is made up; INV-3 no silent hole; INV-4 no number twice; INV-11 what was
+deleted does not come back; INV-18 a frame survives whole or not at all; what was once shown of class `fsync`
+stays, since somebody may have acted on it (RF-42).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from chaos.order import Broken
+from chaos.rigs.model import Model, SentFrame
+from ringlog.envelope import messages as m
+from ringlog.testing.shard_world import World
+from ringlog.verify.directory import Verification, verify_directory
+from ringlog.verify.findings import DAMAGE
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What kind of crash it was."""
+
+    name: str
+    is_power_loss: bool = False
+    keeps_board: bool = False
+    """A successor finds what the board says."""
+    is_lie: bool = False
+    """The disk had said that it synced, and had not: what is there must be whole, and was sent."""
+
+
+KILL = How("kill of the engine")
+KILL_SHARD = How("kill of the shard", keeps_board=True)
+POWER_LOSS = How("power loss", is_power_loss=True)
+
+
+class Seen(NamedTuple):
+    """Everything that a client can see of a topic."""
+
+    topic_id: int
+    epoch: int
+    head: int
+    earliest: int
+    live: int
+    live_bytes: int
+    last_write_ts: int | None
+    config: Any
+    """None where nobody asked."""
+    lost: list[tuple[int, int]]
+    records: dict[int, bytes]
+
+
+def observe(world: World, shard: int = 0) -> dict[str, Seen]:
+    """What is seen of every topic of a shard, by name."""
+    found = {}
+    run = world.runs[shard]
+    for topic in run.core.directory.by_id.values():
+        state = world.ask(run, m.TopicState(topic.name, touch=False))
+        assert isinstance(state, m.TopicStateReply), state
+        found[topic.name] = Seen(
+            state.topic_id, state.epoch, state.head_seq, state.earliest_seq, state.count, state.bytes,
+            state.last_write_ts, state.config, list(topic.lost), dict(world.records(topic.name)),
+        )  # fmt: skip
+    return found
+
+
+def require_same(before: Mapping[str, Seen], after: Mapping[str, Seen], what: str) -> None:
+    """Raise Broken saying `what` unless clients see the same."""
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            raise Broken(f"{what}: {name}: {str(before.get(name))[:600]} then {str(after.get(name))[:600]}")
+
+
+def check(model: Model, seen: Mapping[str, Seen], how: How) -> None:
+    """Hold what is seen after an end against what was asked and answered before it; raises Broken."""
+    names = model.topics
+    for name in names:
+        topic, may = seen.get(name), model.may_exist(name)
+        if (topic is not None) not in may:
+            raise Broken(f"topic {name}: exists is {topic is not None}, may be {may}")
+        if topic is None:
+            continue
+        ttl_ms = topic.config.get("ttl_ms", 0) if topic.config is not None else None
+        if ttl_ms is not None and ttl_ms not in model.may_have_ttl(name):
+            raise Broken(f"topic {name}: ttl_ms {ttl_ms} of {model.may_have_ttl(name)}")
+        _check_topic(name, topic, model, how)
+    if strangers := sorted(seen.keys() - set(names)):
+        raise Broken(f"topics {strangers} were never asked for")
+
+
+def _check_topic(name: str, topic: Seen, model: Model, how: How) -> None:
+    found, mine = dict(topic.records), [each for each in model.frames if each.topic == name]
+    mine = [each for each in mine if each.topic_id == topic.topic_id]
+    must_go, may_go = model.gone(topic.topic_id, is_power_loss=how.is_power_loss)
+    if back := sorted(must_go.intersection(found)):
+        raise Broken(f"topic {name}: deleted records {back} are there again after a {how.name}")
+    by_payload = {payload: seq for seq, payload in found.items()}
+    if len(by_payload) != len(found):
+        raise Broken(f"topic {name}: a record is there twice")
+    last = 0
+    for frame in mine:
+        first_seq = place(frame, by_payload)
+        expected = dict(enumerate(frame.payloads, first_seq)) if first_seq else {}
+        there = {seq: found.pop(seq) for seq in expected if seq in found}
+        missing = expected.keys() - there.keys() - must_go - may_go
+        if any(expected[seq] != payload for seq, payload in there.items()) or (there and missing):
+            raise Broken(f"topic {name}: {frame} came back as {there}")
+        if there:
+            if frame.is_refused:
+                raise Broken(f"topic {name}: {frame} was refused and is there")
+            if first_seq <= last:
+                raise Broken(f"topic {name}: {frame} lies before one that was sent earlier, at {last}")
+            last = first_seq
+        if missing and frame.is_owed:
+            _check_missing(name, topic, frame, sorted(missing), how)
+    if found:
+        raise Broken(f"topic {name}: records {sorted(found)} were never sent, or are not as they were sent")
+    if how.is_lie:
+        return
+    if topic.lost and mine and mine[0].is_fsync:
+        raise Broken(f"topic {name}: {topic.lost} announced as lost")
+    _check_removals(name, topic, model, mine)
+    if topic.live != len(topic.records):
+        raise Broken(f"topic {name}: says it has {topic.live} records, and there are {len(topic.records)}")
+
+
+def _check_missing(name: str, topic: Seen, frame: SentFrame, missing: list[int], how: How) -> None:
+    said = "acked" if frame.acked_at else "shown"
+    if frame.is_fsync or not how.is_power_loss:
+        raise Broken(f"topic {name}: {said} records {missing} are gone after a {how.name}")
+    if not all(any(a <= seq <= b for a, b in topic.lost) for seq in missing):
+        raise Broken(f"topic {name}: {said} records {missing} are gone and {topic.lost} is announced")
+
+
+def _check_removals(name: str, topic: Seen, model: Model, mine: list[SentFrame]) -> None:
+    """A removal takes all of its records or none, as far as they survived."""
+    removals = [each for each in model.removals if each.topic_id == topic.topic_id]
+    survived = {seq for sent in mine if sent.first_seq for seq in sent.seqs if seq <= topic.head}
+    survived -= {seq for seq in survived if any(a <= seq <= b for a, b in topic.lost)}
+    for each in removals:
+        others = set().union(*(other.seqs for other in removals if other is not each))
+        left = (each.seqs & survived) - others
+        there = left.intersection(topic.records)
+        if there and there != left:
+            raise Broken(
+                f"topic {name}: of records {sorted(left)}, removed at once, {sorted(there)} are there"
+            )
+
+
+def place(frame: SentFrame, by_payload: Mapping[bytes, int]) -> int:
+    """The first number of a frame, as told or as found; 0 = it is nowhere and nobody was told one."""
+    if frame.first_seq:
+        return frame.first_seq
+    for i, payload in enumerate(frame.payloads):
+        if payload in by_payload:
+            return by_payload[payload] - i
+    return 0
+
+
+def note_seen(model: Model, seen: Mapping[str, Seen]) -> None:
+    """Keep in mind what a reader saw after a start that was judged to be right."""
+    for frame in model.frames:
+        topic = seen.get(frame.topic)
+        if topic is None or frame.topic_id != topic.topic_id:
+            continue
+        must_go, may_go = model.gone(frame.topic_id, is_power_loss=False)
+        by_payload = {payload: seq for seq, payload in topic.records.items()}
+        first_seq = place(frame, by_payload)
+        numbered = enumerate(frame.payloads, first_seq)
+        rest = [payload for seq, payload in numbered if seq not in must_go | may_go]
+        if first_seq and rest and all(payload in by_payload for payload in rest):
+            model.show(frame, first_seq)
+        elif first_seq and rest:
+            model.lose(frame)
+
+
+def verify(data_dir: str | Path, cold_dir: str | Path = "", *, is_deep: bool = False) -> Verification:
+    """The offline verifier, which shares no decoder with the engine (O3); raises Broken for damage."""
+    found = verify_directory(str(data_dir), is_deep=is_deep, jobs=1, cold_dir=str(cold_dir))
+    damage = [each for each in found.findings if each.severity == DAMAGE]
+    if damage:
+        wrong = [f"{each.path} at {each.offset}: {each.what}" for each in damage[:5]]
+        raise Broken(f"the verifier finds damage: {'; '.join(wrong)}")
+    return found

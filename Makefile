@@ -100,7 +100,7 @@ check: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/test_architecture.py tests/test_house_rules.py
+	$(PY) -m pytest -q tests/test_architecture.py tests/test_house_rules.py tests/test_unasync.py
 
 bench: $(BENCH_STAMP) compiled
 	$(PY) -m bench $(AREA)
@@ -127,7 +127,9 @@ chaos-long: $(FUZZ_STAMP) compiled
 mutants: $(FUZZ_STAMP) compiled
 	$(PY) -m chaos run --plan night mutants
 
+# And write what is generated: the synchronous client.
 fmt: $(STAMP)
+	$(PY) tools/unasync.py
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 

@@ -91,11 +91,19 @@ class Client:
         self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
         """What it gave out and has to close at the latest when it is closed itself."""
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
-        self.topics = Topics(self._shell)
-        self.routers = Routers(self._shell)
         _live.add(self)
         _shells.add(self._shell)
         tell_multiprocessing()
+
+    @property
+    def topics(self) -> Topics:
+        """Topics of the engine."""
+        return Topics(self._shell, self)
+
+    @property
+    def routers(self) -> Routers:
+        """Routers of the engine."""
+        return Routers(self._shell, self)
 
     # -- how it is ----------------------------------------------------------------------------------
 
@@ -133,7 +141,7 @@ class Client:
         """Wait until the engine was met; raises NotConnected after `timeout` seconds, and AuthFailed."""
         wait_s = seconds(timeout, "timeout")
         try:
-            await self._shell.wait(self._shell.session.links.connect(), wait_s)
+            await self._shell.result(self._shell.session.links.connect(), wait_s)
         except TimeoutError:
             raise self._shell.session.no_engine(timeout_s=timeout) from None
 
@@ -164,7 +172,7 @@ class Client:
         if dedup_id is not None:
             records.ids[0] = digest_of(dedup_id)
             return await self._shell.run(core.append_once(records, window_ms))
-        return await self._shell.wait(core.add_frame(records))
+        return await self._shell.result(core.add_frame(records))
 
     async def append_many(
         self,
@@ -189,7 +197,7 @@ class Client:
             frame = core.keyed_frame(assembled)
             keyed = core.session.append_keyed(core.keyed_stream(), frame, key, window_ms)
             return await self._shell.run(keyed)
-        return await self._shell.wait(core.add_frame(assembled))
+        return await self._shell.result(core.add_frame(assembled))
 
     @overload
     def producer(
@@ -328,7 +336,7 @@ class Client:
             await queue.close(timeout)
         cores: list[ProducerCore] = list(shell.session.cores)
         try:
-            await shell.wait(gather([core.idle() for core in cores]), timeout)
+            await shell.result(gather([core.idle() for core in cores]), timeout)
         except TimeoutError:
             session.note("close_timeout", timeout_s=timeout)
         await shell.wait_undone(timeout)

@@ -59,7 +59,7 @@ class Producer(Generic[T]):
         """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""
         core, timeout = self._core(), seconds(timeout, "timeout")
         try:
-            await self._shell.wait(core.idle(), timeout)
+            await self._shell.result(core.idle(), timeout)
         except TimeoutError:
             return core.report()
         return core.report()
@@ -70,7 +70,7 @@ class Producer(Generic[T]):
 
     async def resume(self) -> ProducerStateReply | None:
         """Ask the engine what it last settled of this named producer; None for one without a name."""
-        return await self._shell.wait(self._core().stream.meet())
+        return await self._shell.result(self._core().stream.meet())
 
     async def close(self, timeout: float | None = None) -> FlushReport:
         """Flush and end. Idempotent."""
@@ -117,6 +117,6 @@ class Producer(Generic[T]):
         try:
             async with asyncio.timeout(core.session.timeout_ms / 1000):
                 while not core.has_room(size):
-                    await self._shell.wait(core.room())
+                    await self._shell.result(core.room())
         except TimeoutError:
             raise core.full() from None

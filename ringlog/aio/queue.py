@@ -50,7 +50,7 @@ from ringlog.client.queue import (
 )
 from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, PendingJob, QueueStats, Settled
-from ringlog.client.topics import Deletion
+from ringlog.client.topic_requests import Deletion
 from ringlog.client.working import Rest, Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
@@ -236,7 +236,7 @@ class Queue:
             pending = start(steps)
             if then is not None:
                 pending.when_done(then)
-            claimed = await self._shell.wait(pending)
+            claimed = await self._shell.result(pending)
         except (asyncio.CancelledError, GeneratorExit):
             # Perhaps it has its jobs already, and nobody will ever see them.
             self._call_off(wish)
@@ -386,7 +386,7 @@ class Queue:
         if self._shell.is_closed:
             return
         with suppress(TimeoutError):
-            await self._shell.wait(behind.all_answered(), timeout)
+            await self._shell.result(behind.all_answered(), timeout)
         if (error := behind.take_error()) is not None:
             log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
 
@@ -418,8 +418,8 @@ class Queue:
                 if behind is not None:
                     behind.send()  # Before the claim: the shard takes them in this order.
                     if slots.most == 1:
-                        await self._shell.wait(behind.all_answered())
-                await self._shell.wait(slots.room())
+                        await self._shell.result(behind.all_answered())
+                await self._shell.result(slots.room())
                 if slots.taken >= slots.most:
                     return None  # The queue was closed.
                 jobs = await self._claim(slots.most - slots.taken, wait_s, lease_ms, auto_extend, Wish())
@@ -453,7 +453,7 @@ class Queue:
         if self._shell.is_closed:
             return
         with suppress(TimeoutError, RinglogError):
-            await self._shell.wait(start(steps), timeout)
+            await self._shell.result(start(steps), timeout)
         lose(leases)
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:
@@ -501,7 +501,7 @@ class Queue:
         settling = start(steps)
         # It goes on when who waits for it is cancelled.
         settling.when_done(partial(_leave, jobs))
-        return await self._shell.wait(settling)
+        return await self._shell.result(settling)
 
     async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these jobs up to `lease_ms` from now."""

@@ -1,48 +1,74 @@
-"""Routers of an asyncio client."""
+"""Routers of a client."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
 from ringlog.aio.shell import LoopShell
-from ringlog.client import routers
 from ringlog.client.pages import TagFilter
-from ringlog.client.routers import RouterDescription, RouterOptions, RouterPages
+from ringlog.client.router_requests import (
+    RouterDescription,
+    RouterOptions,
+    RouterPages,
+    create,
+    delete,
+    get,
+    settle,
+)
 from ringlog.limits import LIST_PAGE_DEFAULT
+from ringlog.link.pending import start
 
 
 class Routers:
-    """`client.routers`; see ringlog.client.routers.Routers for what each does and raises."""
+    """`client.routers`."""
 
-    def __init__(self, shell: LoopShell) -> None:
+    def __init__(self, shell: LoopShell, client: object) -> None:
         self._shell = shell
+        self._client = client
+        """Lasts as long as it is of use."""
 
     async def create(
         self, name: str, source: str, dest: str, *, filter: TagFilter | None = None,
         preserve_node: bool = True, preserve_tag: bool = True, create_dest: bool = True,
         allow_cycle: bool = False, guarantee: str = "at_least_once",
     ) -> RouterDescription:  # fmt: skip
-        """Forward what is published to `source` from here on to `dest`."""
+        """Forward what is published to `source` from here on to `dest`, in order, each record once.
+
+        Without a backlog: what `source` holds already stays there. A copy is a record of `dest`, with a
+        number and a time of its own. `filter` is a tag, or a prefix ending in `*`; records it does not
+        select are passed over. `guarantee="exactly_once"` stamps each copy's metadata with where it came
+        from. The same name again changes the other fields and nothing else. `source` is made if it is
+        absent, and so is `dest` unless told not to. Raises InvalidRequest, TopicIncompatible (another
+        source or destination under this name; a destination that another source feeds), RouterCycle,
+        TopicNotFound, Throttled (max_routers).
+        """
         options = RouterOptions(filter, preserve_node, preserve_tag, create_dest, allow_cycle, guarantee)
-        return await self._shell.run(routers.create(self._shell.session, name, source, dest, options))
+        return await self._shell.ask(lambda session: start(create(session, name, source, dest, options)))
 
     async def get(self, name: str, *, settle_s: float = 0.0) -> RouterDescription:
-        """A router as it stands."""
-        return await self._shell.run(routers.get(self._shell.session, name, settle_s))
+        """A router as it stands; raises RouterNotFound. With `settle_s` it waits so long at most until all
+        that the source held at the call was forwarded."""
+        return await self._shell.ask(lambda session: start(get(session, name, settle_s)))
 
     async def settle(self, name: str, timeout_s: float = 10.0) -> RouterDescription:
-        """Wait until everything that the source holds now was forwarded."""
-        return await self._shell.run(routers.settle(self._shell.session, name, timeout_s))
+        """Wait until everything that the source holds now was forwarded: who has read the source's ack
+        finds the copy behind this. Raises NotReady after `timeout_s`, RouterNotFound."""
+        return await self._shell.ask(lambda session: start(settle(session, name, timeout_s)))
 
-    async def list(
+    def list(
         self, *, prefix: str = "", source: str = "", dest: str = "", page_size: int = LIST_PAGE_DEFAULT
     ) -> AsyncIterator[RouterDescription]:
-        """All routers whose name begins with `prefix`, in byte order of names."""
-        pages = RouterPages(self._shell.session, prefix, source, dest, page_size)
-        while page := await self._shell.run(pages.next_page()):
+        """All routers whose name begins with `prefix`, in byte order of names, fetched page by page; of one
+        source, or to one destination, if named."""
+        self._shell.require_open()
+        return self._paged(RouterPages(prefix, source, dest, page_size))
+
+    async def _paged(self, pages: RouterPages) -> AsyncIterator[RouterDescription]:
+        while page := await self._shell.ask(lambda session: start(pages.next_page(session))):
             for router in page:
                 yield router
 
     async def delete(self, name: str) -> bool:
-        """Forward no more; False when there was none."""
-        return await self._shell.run(routers.delete(self._shell.session, name))
+        """Forward no more: when it returns no further copy appears. Copies stay. False when there was
+        none."""
+        return await self._shell.ask(lambda session: start(delete(session, name)))

@@ -19,7 +19,7 @@ from ringlog.client.dropped import end_apart
 from ringlog.client.ending import warn_of_left
 from ringlog.client.session import Session
 from ringlog.client.shell import belongs_to_process
-from ringlog.errors import RinglogError, UsageError, WrongLoop
+from ringlog.errors import UsageError, WrongLoop
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending, Steps, start
 
@@ -117,8 +117,7 @@ class LoopShell:
             self._loop = running
         elif self._loop is not running:
             raise WrongLoop("this client belongs to another loop")
-        if self.is_closed:
-            raise UsageError("the client is closed")
+        self.require_open()
         if self._session is None:
             self._descriptors = LoopDescriptors(running, self)
             self._session = self._make_session(self._descriptors)
@@ -132,14 +131,40 @@ class LoopShell:
         """The session if there is one, from anywhere."""
         return self._session
 
-    async def wait(self, pending: Pending[T], timeout: float | None = None) -> T:
-        """Await the result; raises TimeoutError when `timeout` seconds ended first."""
-        if pending.is_done:
-            return pending.take()
-        future = self.future(pending)
-        if timeout is None:
-            return await future
-        return await asyncio.wait_for(future, timeout)
+    def require_open(self) -> None:
+        """Raise UsageError after close."""
+        if self.is_closed:
+            raise UsageError("the client is closed")
+
+    async def wait(self, pending: Pending[Any], timeout: float | None = None) -> bool:
+        """Wait until it is done; False when the timeout, in seconds, ended first."""
+        if not pending.is_done:
+            assert self._loop is not None
+            future = self._loop.create_future()
+            # Done before: cancelled by who waited; the work itself goes on.
+            pending.when_done(lambda _: None if future.done() else future.set_result(None))
+            self._see_to_it()
+            if timeout is None:
+                await future
+            else:
+                await asyncio.wait((future,), timeout=timeout)
+        return pending.is_done
+
+    async def result(self, pending: Pending[T], timeout: float | None = None) -> T:
+        """Wait for the result; raises TimeoutError when `timeout` seconds ended first."""
+        if not await self.wait(pending, timeout):
+            raise TimeoutError
+        return pending.take()
+
+    async def ask(self, begin: Callable[[Session], Pending[T]]) -> T:
+        """Begin something and wait for its result."""
+        pending = begin(self.session)
+        await self.wait(pending)
+        return pending.take()
+
+    def not_settled(self, topic: str, timeout: float | None) -> TimeoutError:
+        """What a ticket raises whose fate is still open."""
+        return TimeoutError(f"records of {topic} are not settled after {timeout} s")
 
     @property
     def is_left(self) -> bool:
@@ -163,43 +188,30 @@ class LoopShell:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 for each in list(undoing):
-                    with suppress(RinglogError):
-                        await self.wait(each)
+                    await self.wait(each)
 
     async def run(self, steps: Steps[T]) -> T:
         """Run an operation to its end."""
-        return await self.wait(start(steps))
+        return await self.result(start(steps))
 
     async def read(self, steps: Steps[T]) -> T:
         """Run an operation that changes nothing in the engine: it ends with who waits for it, and lets go of
         its files then."""
         try:
-            return await self.wait(start(steps))
+            return await self.result(start(steps))
         except (asyncio.CancelledError, GeneratorExit):
             steps.close()
             raise
 
-    def future(self, pending: Pending[T]) -> asyncio.Future[T]:
-        """A future of the loop for a pending result."""
+    def when_done(self, pending: Pending[Any], call: Callable[[], Any]) -> None:
+        """Call a function of the user in a later pass of the loop, once this is done."""
         assert self._loop is not None
-        future: asyncio.Future[T] = self._loop.create_future()
+        soon = self._loop.call_soon
 
-        def settle(done: Pending[T]) -> None:
-            if future.done():
-                return  # Cancelled by who waited; the work itself goes on.
-            if done.error is not None:
-                future.set_exception(done.error)
-            else:
-                future.set_result(done.take())
+        def done(_: Pending[Any]) -> None:
+            soon(call)
 
-        pending.when_done(settle)
-        self._see_to_it()
-        return future
-
-    def call_soon(self, call: Callable[[], Any]) -> None:
-        """Call a function of the user in a later pass of the loop."""
-        assert self._loop is not None
-        self._loop.call_soon(call)
+        pending.when_done(done)
 
     def close(self) -> None:
         """End the session."""

@@ -1,19 +1,20 @@
-"""Ticket of an asyncio producer: await it."""
+"""Ticket: what became of records that were sent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ringlog.aio.shell import LoopShell
 from ringlog.client.batch import Batch
 from ringlog.client.checks import function, seconds
 from ringlog.client.results import Appended
-from ringlog.errors import RinglogError
+
+if TYPE_CHECKING:
+    from ringlog.aio.shell import LoopShell
 
 
 class Ticket:
-    """Resolves by itself when the engine settled the records; `await ticket` gives their numbers."""
+    """Resolves by itself when the engine settled the records (CL-3); `await ticket` gives their numbers."""
 
     __slots__ = ("_batch", "_index", "_shell")
 
@@ -27,20 +28,28 @@ class Ticket:
         return self._batch.is_done
 
     async def result(self, timeout: float | None = None) -> Appended:
-        """Await the fate; TimeoutError after `timeout` seconds, and the ticket is still open then."""
-        timeout = seconds(timeout, "timeout")
-        if not self._batch.is_done:
-            try:
-                await self._shell.wait(self._batch, timeout)
-            except RinglogError:
-                if not self._batch.is_done:
-                    raise
-        return self._batch.own_result(self._index)
+        """Wait for the fate, at most `timeout` seconds; the numbers the records got.
 
-    def __await__(self) -> Generator[Any, None, Appended]:
+        Raises what they were refused for, RequestTimeout (outcome unknown) when the engine did not settle
+        in time, and TimeoutError when `timeout` ended first: then the ticket is still open.
+        """
+        batch, timeout = self._batch, seconds(timeout, "timeout")
+        if not batch.is_done and not await self._shell.wait(batch, timeout):
+            raise self._shell.not_settled(batch.stream.topic, timeout)
+        return batch.own_result(self._index)
+
+    def __await__(self) -> Generator[Any, None, Appended]:  # asyncio only
         return self.result().__await__()
 
+    def error(self) -> Exception | None:
+        """The reason of a failure; None when it is done well or not done."""
+        return self._batch.own_error(self._index)
+
     def on_done(self, fn: Callable[[Ticket], None]) -> None:
-        """Call `fn(ticket)` from the loop when the fate is known."""
+        """Call `fn(ticket)` when the fate is known, from the loop; soon if it is."""
         function(fn, "fn")
-        self._batch.when_done(lambda _: self._shell.call_soon(lambda: fn(self)))
+        self._shell.when_done(self._batch, lambda: fn(self))
+
+    def __repr__(self) -> str:
+        how = "done" if self.done() else "open"
+        return f"<Ticket {self._batch.stream.topic} {how}>"

@@ -1,4 +1,4 @@
-"""Topics of an asyncio client."""
+"""Topics of a client."""
 
 from __future__ import annotations
 
@@ -6,53 +6,80 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ringlog.aio.shell import LoopShell
-from ringlog.client import topics
 from ringlog.client.checks import text
 from ringlog.client.group_facts import GroupSummary
-from ringlog.client.grouping import list_groups
 from ringlog.client.pages import TagFilter
-from ringlog.client.topics import Deletion, ExistOk, TopicDescription, TopicMerge, TopicRemoval, TopicSummary
+from ringlog.client.topic_requests import (
+    Deletion,
+    ExistOk,
+    TopicDescription,
+    TopicMerge,
+    TopicRemoval,
+    TopicSummary,
+    configure,
+    create,
+    delete,
+    delete_records,
+    state,
+)
 from ringlog.limits import LIST_PAGE_DEFAULT
+from ringlog.link.pending import start
 
 
 class Topics:
-    """`client.topics`; see ringlog.client.topics.Topics for what each does and raises."""
+    """`client.topics`."""
 
-    def __init__(self, shell: LoopShell) -> None:
+    def __init__(self, shell: LoopShell, client: object) -> None:
         self._shell = shell
+        self._client = client
+        """Lasts as long as it is of use."""
 
     async def create(self, topic: str, *, exist_ok: ExistOk = False, **config: Any) -> TopicDescription:
-        """Make a topic with these settings; one that is there has to have them (`exist_ok=True`), or gets
-        them (`exist_ok="update"`)."""
-        return await self._shell.run(topics.create(self._shell.session, topic, exist_ok, config))
+        """Make a topic with these settings (durability="fsync", ttl_ms=…, cap_records=…, discard=…, …).
+
+        An existing topic is refused. With `exist_ok=True` it is described, if its type and the settings that
+        this call names are as asked for (no `type` = "log"). With `exist_ok="update"` the named settings are
+        changed as by `configure`. Raises TopicIncompatible naming each difference with both values, and
+        InvalidRequest naming a setting that does not exist, with the nearest name, or has a wrong value.
+        """
+        return await self._shell.ask(lambda session: start(create(session, topic, exist_ok, config)))
 
     async def configure(self, topic: str, **config: Any) -> TopicDescription:
-        """Change the named settings, keep the others."""
-        return await self._shell.run(topics.configure(self._shell.session, topic, config))
+        """Change the named settings, keep the others; raises TopicNotFound, InvalidRequest."""
+        return await self._shell.ask(lambda session: start(configure(session, topic, config)))
 
     async def state(self, topic: str, *, touch: bool = True) -> TopicSummary:
-        """A topic's numbers."""
-        return await self._shell.run(topics.state(self._shell.session, topic, touch))
+        """A topic's numbers; `touch` counts as use of the topic. Raises TopicNotFound; never creates."""
+        return await self._shell.ask(lambda session: start(state(session, topic, touch)))
 
-    async def list(
-        self, prefix: str = "", *, page_size: int = LIST_PAGE_DEFAULT
-    ) -> AsyncIterator[TopicSummary]:
-        """All topics whose name begins with `prefix`, in byte order of names."""
-        merge = TopicMerge(self._shell.session, prefix, page_size)
-        while page := await self._shell.run(merge.next_page()):
+    def list(self, prefix: str = "", *, page_size: int = LIST_PAGE_DEFAULT) -> AsyncIterator[TopicSummary]:
+        """All topics whose name begins with `prefix`, in byte order of names, fetched page by page."""
+        self._shell.require_open()
+        return self._merged(TopicMerge(prefix, page_size))
+
+    async def _merged(self, merge: TopicMerge) -> AsyncIterator[TopicSummary]:
+        while page := await self._shell.ask(lambda session: start(merge.next_page(session))):
             for summary in page:
                 yield summary
 
     async def groups(self, topic: str) -> tuple[GroupSummary, ...]:
-        """The consumer groups of a topic, in byte order of names."""
-        return await self._shell.run(list_groups(self._shell.session, text(topic, "topic")))
+        """The consumer groups of a topic, in byte order of names; raises TopicNotFound."""
+        from ringlog.client.grouping import list_groups
+
+        return await self._shell.ask(lambda session: start(list_groups(session, text(topic, "topic"))))
 
     async def delete(self, topic: str, *, if_empty: bool = False) -> TopicRemoval:
-        """Remove a topic, all it holds, and its routers; true when there was one."""
-        return await self._shell.run(topics.delete(self._shell.session, topic, if_empty))
+        """Remove a topic, all it holds, and its routers. The result is true when there was one, and names the
+        routers, as far as a scheduler could be asked. `if_empty` may raise TopicNotEmpty."""
+        return await self._shell.ask(lambda session: start(delete(session, topic, if_empty)))
 
     async def delete_records(
         self, topic: str, *, before_seq: int = 0, match: TagFilter | None = None
     ) -> Deletion:
-        """Delete records for good, by position or by tag."""
-        return await self._shell.run(topics.delete_records(self._shell.session, topic, before_seq, match))
+        """Delete records for good: those below `before_seq`, those whose tag matches, or both at once.
+
+        When it returns, no reader anywhere sees them any more; records that come later are not touched.
+        `match` is a tag, or a prefix ending in `*`. Raises InvalidRequest for neither or for what is no
+        filter, TopicNotFound.
+        """
+        return await self._shell.ask(lambda session: start(delete_records(session, topic, before_seq, match)))

@@ -9,7 +9,7 @@ from ringlog.aio.shell import LoopShell, running_loop
 from ringlog.client.checks import seconds
 from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
-from ringlog.client.topics import TopicMerge
+from ringlog.client.topic_requests import TopicMerge
 from ringlog.client.watching import TurnResult, WatchCore, WatchedTopic, WatchOptions
 from ringlog.errors import is_shard_failed
 from ringlog.limits import LIST_PAGE_MAX
@@ -70,7 +70,7 @@ class Watch:
             subscription = self._opened()
             left = None if deadline is None else max(0.0, deadline - loop.time())
             try:
-                await self._shell.wait(self._shell.session.delivery.waits(subscription), left)
+                await self._shell.result(self._shell.session.delivery.waits(subscription), left)
             except TimeoutError:
                 return None
         return None
@@ -112,9 +112,9 @@ class Watch:
         try:
             if options.patterns:
                 # First: a topic created from here on is listed below, or reported as a change of names.
-                await self._shell.wait(session.delivery.add(self._subscription, []))
+                await self._shell.result(session.delivery.add(self._subscription, []))
             beginning = start(self._core.begin_steps(session))
-            await self._follow(await self._shell.wait(beginning))
+            await self._follow(await self._shell.result(beginning))
             if options.patterns:
                 await self._look_for_names(is_new=False)
         except asyncio.CancelledError:
@@ -137,7 +137,7 @@ class Watch:
             return
         session, subscription = self._shell.session, self._opened()
         wanted = [(topic.info, topic.cursor.seq) for topic in topics]
-        feeds: list[int] = await self._shell.wait(session.delivery.add(subscription, wanted))
+        feeds: list[int] = await self._shell.result(session.delivery.add(subscription, wanted))
         self._core.follow(topics, feeds)
         for topic in topics:
             facts = session.facts(topic.info) if session.transport == "ring" else None
@@ -157,8 +157,8 @@ class Watch:
     async def _names(self, prefixes: Iterable[str]) -> list[str]:
         names = []
         for prefix in prefixes:
-            merge = TopicMerge(self._shell.session, prefix, LIST_PAGE_MAX)
-            while page := await self._shell.wait(start(merge.next_page())):
+            merge = TopicMerge(prefix, LIST_PAGE_MAX)
+            while page := await self._shell.result(start(merge.next_page(self._shell.session))):
                 names += [summary.topic for summary in page]
         return names
 
@@ -181,7 +181,7 @@ class Watch:
             self._reading = start(self._core.turn_steps(turn, now_s))
             self._reading.when_done(lambda _: self._core.close() if self._is_closed else None)
         try:
-            result = await self._shell.wait(self._reading)
+            result = await self._shell.result(self._reading)
         except asyncio.CancelledError:
             raise
         except BaseException:

@@ -23,9 +23,11 @@ from ringlog.client.results import (
     QueueStats,
     Settled,
 )  # fmt: skip
-from ringlog.client.routers import RouterDescription, Routers
+from ringlog.client.router_requests import RouterDescription
+from ringlog.client.routers import Routers
 from ringlog.client.ticket import Ticket
-from ringlog.client.topics import Deletion, TopicDescription, TopicRemoval, Topics, TopicSummary
+from ringlog.client.topic_requests import Deletion, TopicDescription, TopicRemoval, TopicSummary
+from ringlog.client.topics import Topics
 from ringlog.payload import JSON, RAW, TEXT, PayloadCodec, msgspec_codec
 
 __all__ = [

@@ -52,7 +52,7 @@ from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, PendingJob, QueueStats, Settled
-from ringlog.client.topics import Deletion
+from ringlog.client.topic_requests import Deletion
 from ringlog.client.working import Rest, Wish, Working, check_most
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.limits import CLAIM_JOBS_MAX, LEASE_MS_MIN

@@ -1,151 +1,23 @@
-"""Routers: make, look at, list, delete. The operations are written once, for both clients."""
+# Generated from ringlog/aio/routers.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+"""Routers of a client."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
-from ringlog.client.checks import SECONDS_MAX, at_least, flag, seconds, tags_of, text
 from ringlog.client.pages import TagFilter
-from ringlog.client.session import Session
-from ringlog.client.shell import Shell
-from ringlog.envelope.messages import (
-    RouterCreate,
-    RouterDelete,
-    RouterDeleted,
-    RouterGet,
-    RouterInfo,
-    RouterList,
-    RouterListReply,
+from ringlog.client.router_requests import (
+    RouterDescription,
+    RouterOptions,
+    RouterPages,
+    create,
+    delete,
+    get,
+    settle,
 )
-from ringlog.errors import NotReady
-from ringlog.limits import LIST_PAGE_DEFAULT, LIST_PAGE_MAX, ROUTER_SETTLE_MS_MAX
-from ringlog.link.pending import Steps, start
-
-
-@dataclass(frozen=True, slots=True)
-class RouterDescription:
-    """A router: what it forwards, how, and how far it is. `created` = by this call."""
-
-    router: str
-    source: str
-    dest: str
-    created: bool
-    filter: tuple[str, ...] | None
-    """["tag", "Eq", value] or ["tag", "Glob", "prefix*"]; None = every record."""
-    preserve_node: bool
-    preserve_tag: bool
-    create_dest: bool
-    allow_cycle: bool
-    guarantee: str
-    cursor: int
-    """Position of the source up to which everything was forwarded, or passed over."""
-    lag: int
-    """Positions of the source behind it."""
-    forwarded_total: int
-    """Copies made since its creation."""
-
-
-@dataclass(frozen=True, slots=True)
-class RouterOptions:
-    """How a router forwards; see Routers.create."""
-
-    filter: TagFilter | None = None
-    preserve_node: bool = True
-    preserve_tag: bool = True
-    create_dest: bool = True
-    allow_cycle: bool = False
-    guarantee: str = "at_least_once"
-
-
-def described(info: RouterInfo) -> RouterDescription:
-    """What a scheduler said, in the terms of this library."""
-    wanted = None if info.filter is None else tuple(info.filter)
-    return RouterDescription(
-        info.router, info.source, info.dest, info.created, wanted, info.preserve_node, info.preserve_tag,
-        info.create_dest, info.allow_cycle, info.guarantee, info.cursor, info.lag, info.forwarded_total,
-    )  # fmt: skip
-
-
-def create(
-    session: Session, name: str, source: str, dest: str, options: RouterOptions
-) -> Steps[RouterDescription]:
-    """Make a router, or change the one of this name."""
-    name, source, dest = text(name, "name"), text(source, "source"), text(dest, "dest")
-    guarantee = text(options.guarantee, "guarantee")
-    keeps_node = flag(options.preserve_node, "preserve_node")
-    keeps_tag = flag(options.preserve_tag, "preserve_tag")
-    wanted: Any = tags_of(options.filter, "filter")
-    if wanted is not None and not isinstance(wanted, str):
-        wanted = list(wanted)
-    order = RouterCreate(
-        name, source, dest, wanted, keeps_node, keeps_tag, flag(options.create_dest, "create_dest"),
-        flag(options.allow_cycle, "allow_cycle"), guarantee,
-    )  # fmt: skip
-    # Either may be made with it: what was known of them is asked for again.
-    session.forget(source)
-    session.forget(dest)
-    return described((yield session.ask_about_routers(order)))
-
-
-def get(session: Session, name: str, settle_s: float) -> Steps[RouterDescription]:
-    """A router, perhaps when it has forwarded all that its source holds now."""
-    found, _ = yield from _settled(session, name, settle_s, "settle_s")
-    return found
-
-
-def settle(session: Session, name: str, timeout_s: float) -> Steps[RouterDescription]:
-    """Wait until everything that the source holds now was forwarded."""
-    found, wanted = yield from _settled(session, name, timeout_s, "timeout_s")
-    if found.cursor < wanted:
-        raise NotReady("the router is behind its source", router=name, lag=found.lag, wanted=wanted)
-    return found
-
-
-def _settled(
-    session: Session, name: str, timeout_s: float, parameter: str
-) -> Steps[tuple[RouterDescription, int]]:
-    """The router when it has reached what is its source's head now, or after the time; and that head."""
-    name, wait_s = text(name, "name"), seconds(timeout_s, parameter)
-    deadline_ns = session.clock.monotonic_ns() + round((SECONDS_MAX if wait_s is None else wait_s) * 1e9)
-    info: RouterInfo = yield session.ask_about_routers(RouterGet(name))
-    wanted = info.cursor + info.lag
-    while info.cursor < wanted:
-        left_ms = (deadline_ns - session.clock.monotonic_ns()) // 1_000_000
-        if left_ms <= 0:
-            break
-        slice_ms = min(left_ms, ROUTER_SETTLE_MS_MAX)
-        info = yield session.ask_about_routers(RouterGet(name, slice_ms, wanted), extra_ms=slice_ms)
-    return described(info), wanted
-
-
-def delete(session: Session, name: str) -> Steps[bool]:
-    """Remove a router; False when there was none."""
-    reply: RouterDeleted = yield session.ask_about_routers(RouterDelete(text(name, "name")))
-    return reply.deleted
-
-
-class RouterPages:
-    """Routers page by page, by name."""
-
-    def __init__(self, session: Session, prefix: str, source: str, dest: str, page_size: int) -> None:
-        self._session = session
-        self._wanted = (text(prefix, "prefix"), text(source, "source"), text(dest, "dest"))
-        self._page_size = at_least(page_size, "page_size", 1, LIST_PAGE_MAX)
-        self._after = ""
-        self._has_more = True
-
-    def next_page(self) -> Steps[list[RouterDescription]]:
-        """The next routers; an empty list is the end."""
-        if not self._has_more:
-            return []
-        order = RouterList(*self._wanted, self._after, self._page_size)
-        reply: RouterListReply = yield self._session.ask_about_routers(order)
-        self._has_more = reply.more and bool(reply.routers)
-        if reply.routers:
-            self._after = reply.routers[-1].router
-        return [described(info) for info in reply.routers]
+from ringlog.client.shell import Shell
+from ringlog.limits import LIST_PAGE_DEFAULT
+from ringlog.link.pending import start
 
 
 class Routers:
@@ -190,10 +62,10 @@ class Routers:
         """All routers whose name begins with `prefix`, in byte order of names, fetched page by page; of one
         source, or to one destination, if named."""
         self._shell.require_open()
-        return self._paged(RouterPages(self._shell.session, prefix, source, dest, page_size))
+        return self._paged(RouterPages(prefix, source, dest, page_size))
 
     def _paged(self, pages: RouterPages) -> Iterator[RouterDescription]:
-        while page := self._shell.ask(lambda _: start(pages.next_page())):
+        while page := self._shell.ask(lambda session: start(pages.next_page(session))):
             yield from page
 
     def delete(self, name: str) -> bool:

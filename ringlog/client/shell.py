@@ -28,7 +28,7 @@ from ringlog.client.green_threads import are_green, patched_late
 from ringlog.client.session import Session
 from ringlog.clock import Clock, SystemClock
 from ringlog.descriptors import SOCKET_DESCRIPTORS, has_room, no_room
-from ringlog.errors import Interrupted, NotConnected, UsageError
+from ringlog.errors import Interrupted, NotConnected, RequestTimeout, UsageError
 from ringlog.link.peer import FdSet, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.link.poll import READABLE, new_bell, new_poll
@@ -314,12 +314,18 @@ class Shell:
                 raise
         return asked
 
-    def call_later(self, call: Callable[[], None]) -> None:
-        """Call a function of the user soon, without the lock."""
-        self._calls.append(call)
+    def when_done(self, pending: Pending[Any], call: Callable[[], None]) -> None:
+        """Call a function of the user without the lock once this is done, in whichever thread learns it."""
+        with self.lock:
+            pending.when_done(lambda _: self._calls.append(call))
+        self.run_calls()
+
+    def not_settled(self, topic: str, timeout: float | None) -> RequestTimeout:
+        """What a ticket raises whose fate is still open."""
+        return RequestTimeout("not settled yet", outcome="unknown", topic=topic, timeout_s=timeout)
 
     def run_calls(self) -> None:
-        """Call what `call_later` was given. Without the lock."""
+        """Call what `when_done` was given. Without the lock."""
         while self._calls:
             try:
                 call = self._calls.popleft()

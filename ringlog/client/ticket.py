@@ -1,3 +1,4 @@
+# Generated from ringlog/aio/ticket.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
 """Ticket: what became of records that were sent."""
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from typing import TYPE_CHECKING
 from ringlog.client.batch import Batch
 from ringlog.client.checks import function, seconds
 from ringlog.client.results import Appended
-from ringlog.errors import RequestTimeout
 
 if TYPE_CHECKING:
     from ringlog.client.shell import Shell
@@ -36,9 +36,7 @@ class Ticket:
         """
         batch, timeout = self._batch, seconds(timeout, "timeout")
         if not batch.is_done and not self._shell.wait(batch, timeout):
-            raise RequestTimeout(
-                "not settled yet", outcome="unknown", topic=batch.stream.topic, timeout_s=timeout
-            )
+            raise self._shell.not_settled(batch.stream.topic, timeout)
         return batch.own_result(self._index)
 
     def error(self) -> Exception | None:
@@ -48,10 +46,7 @@ class Ticket:
     def on_done(self, fn: Callable[[Ticket], None]) -> None:
         """Call `fn(ticket)` when the fate is known, from whichever thread learns it; at once if it is."""
         function(fn, "fn")
-        shell = self._shell
-        with shell.lock:
-            self._batch.when_done(lambda _: shell.call_later(lambda: fn(self)))
-        shell.run_calls()
+        self._shell.when_done(self._batch, lambda: fn(self))
 
     def __repr__(self) -> str:
         how = "done" if self.done() else "open"

@@ -9,7 +9,7 @@ from ringlog.client.borrowed import Borrowed
 from ringlog.client.checks import seconds
 from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
-from ringlog.client.topics import TopicMerge
+from ringlog.client.topic_requests import TopicMerge
 from ringlog.client.watching import TurnResult, WatchCore, WatchedTopic, WatchOptions
 from ringlog.errors import is_shard_failed
 from ringlog.limits import LIST_PAGE_MAX
@@ -169,8 +169,8 @@ class Watch:
 
     def _names(self, prefixes: Iterable[str]) -> Iterator[str]:
         for prefix in prefixes:
-            merge = TopicMerge(self._shell.session, prefix, LIST_PAGE_MAX)
-            while page := self._shell.ask(lambda _, merge=merge: start(merge.next_page())):  # type: ignore[misc]
+            merge = TopicMerge(prefix, LIST_PAGE_MAX)
+            while page := self._shell.ask(lambda session, merge=merge: start(merge.next_page(session))):  # type: ignore[misc]
                 for summary in page:
                     yield summary.topic
 

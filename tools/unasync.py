@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE, TARGET = "ringlog/aio", "ringlog/client"
-FACADES = ("routers", "ticket", "topics")
+FACADES = ("group", "queue", "routers", "ticket", "topics")
 
 NAMES = {
     "AsyncIterator": "Iterator",
@@ -30,6 +30,8 @@ NAMES = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "aio": "client",
+    "asyncio": "threading",
+    "run_reading": "run",
 }
 """Names of code, each as a whole."""
 TEXTS = {
@@ -42,8 +44,8 @@ TEXTS = {
 }
 """Patterns of docstrings and comments."""
 ONLY = "# asyncio only"
-TIDY = ["check", "--quiet", "--select=I,F401,UP028", "--fix-only", "--unsafe-fixes"]
-"""Imports that are left over, their order, and loops that are a `yield from` without `async`."""
+TIDY = ["check", "--quiet", "--select=F401,I,SIM117,UP028", "--fix-only", "--unsafe-fixes"]
+"""Imports that are left over, their order, and what is simpler without `async`."""
 
 Edit = tuple[int, int, str]
 """From, to, and what stands there instead."""

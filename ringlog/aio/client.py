@@ -30,7 +30,6 @@ from ringlog.client.checks import (
     text,
 )
 from ringlog.client.client import ClientOptions, checked_key
-from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
 from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing
 from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
@@ -133,7 +132,7 @@ class Client:
         return "ring" if self._options.transport == "auto" else self._options.transport
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> Session:
         """What readers need."""
         return self._shell.session
 
@@ -262,7 +261,7 @@ class Client:
             self._shell.session, topic, after, start=start, limit=limit, max_bytes=max_bytes, wait_ms=wait_ms,
             tags=tags, node=node,
         )  # fmt: skip
-        return await self._shell.read(steps)
+        return await self._shell.run_reading(steps)
 
     def reader(
         self, topic: str, start: Start = EARLIEST, *, follow: bool = False, tags: TagFilter | None = None,

@@ -1,27 +1,47 @@
-"""Consumer groups for asyncio: `async for job in client.group("orders", "billing", mode="queue").jobs():
-…`."""
+"""Consumer groups: several programs share the records of a topic, and the engine keeps how far they are.
+
+    billing = client.group("orders", "billing")
+    for job in billing.jobs(max_in_flight=8):
+        with job:
+            charge(job.json())
+
+    for order in client.group("orders", "report", mode="stream"):
+        add(order)
+
+Records stay in the topic for everybody else. In mode `queue` each is leased to one member at a time until it
+is acked; in mode `stream` one member reads all of them in order, and what it is done with is committed.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringlog.aio.queue import Job, Queue
-from ringlog.client.checks import commit_every, flag, number, pending_options, position, seqs_of, start_at
+from ringlog.client.checks import (
+    commit_every,
+    flag,
+    number,
+    pending_options,
+    position,
+    seconds_to_end,
+    seqs_of,
+    start_at,
+)
 from ringlog.client.claimed import Jobs
 from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
 from ringlog.client.grouping import GroupWorking, Streaming
 from ringlog.client.job import OnError
 from ringlog.client.pages import Page, Record, Start, Tombstone
-from ringlog.client.queue import GIVE_BACK_S, RETRY_S, check_claimed_for
+from ringlog.client.queue_options import GIVE_BACK_S, RETRY_S, check_claimed_for
 from ringlog.client.redrive import RedriveReport, Where
 from ringlog.client.results import ClientState, Settled
 from ringlog.client.working import Wish
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
+from ringlog.link.pending import Steps
 
 if TYPE_CHECKING:
     from ringlog.aio.client import Client
@@ -41,12 +61,14 @@ class Leases(Queue):
         """See Group.steal."""
         auto_extend, lease_ms = flag(auto_extend, "auto_extend"), check_claimed_for(lease_ms)
         min_idle_ms, wish = number(min_idle_ms, "min_idle_ms"), Wish()
-        steps = self._working.steal(self._shell.session, seqs, min_idle_ms, lease_ms, wish)
-        return self._jobs_of(await self._claimed(steps, auto_extend, wish))
+        steps = self._working.steal(self._client.connection, seqs, min_idle_ms, lease_ms, wish)
+        jobs = await self._claimed(steps, auto_extend, wish)
+        assert jobs is not None
+        return jobs
 
 
 class Group:
-    """One consumer group, as one member sees it; see ringlog.client.group.Group for what each call does."""
+    """One consumer group, as one member sees it. It is made when it is first used."""
 
     def __init__(self, client: Client, shell: LoopShell, working: GroupWorking) -> None:
         self._client, self._shell = client, shell
@@ -74,17 +96,20 @@ class Group:
         """What the client closes with itself."""
         return self._leases
 
+    # -- mode queue -----------------------------------------------------------------------------------
+
     async def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
     ) -> Jobs[Job]:
-        """Lease up to `max` records."""
+        """Lease up to `max` records (at most 1,000): those that came back, then new ones, each the lowest
+        number first. As Queue.claim."""
         return await self._leases.claim(max, wait_ms=wait_ms, lease_ms=lease_ms, auto_extend=auto_extend)
 
     def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
         ack_behind: bool = False, on_error: OnError | None = None, idle_s: float | None = None,
     ) -> AsyncIterator[Job]:  # fmt: skip
-        """Record after record, each leased to this member; ends as Queue.jobs does."""
+        """Record after record, each leased to this member; ends as Queue.jobs does. As Queue.jobs."""
         return self._leases.jobs(
             max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend, ack_behind=ack_behind,
             on_error=on_error, idle_s=idle_s,
@@ -100,25 +125,32 @@ class Group:
         )
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:
-        """These are done for the group."""
+        """These are done for the group. As Queue.ack, but that the records stay."""
         return await self._leases.ack(jobs)
 
     async def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0, reason: str = "") -> Settled:
-        """Give these back."""
+        """Give these back, ready now or after `delay_ms`."""
         return await self._leases.nack(jobs, delay_ms=delay_ms, reason=reason)
 
     async def reject(self, job: Job, reason: str = "") -> None:
-        """Send a record to the group's dead letters."""
+        """Send a record to the group's dead letters, whatever its deliveries; the first line of `reason` goes
+        with it. Raises InvalidRequest where the group has none, and LeaseLost."""
         await self._leases.reject(job, reason)
 
     def dead_letters(self) -> AsyncIterator[Record | Tombstone]:
-        """This group's records in its dead-letter topic, oldest first."""
+        """This group's records in its dead-letter topic, oldest first, up to the last one there is now.
+        Raises InvalidRequest where the group has none."""
         return self._leases.dead_letters()
 
     async def redrive(
         self, where: Where = None, *, limit: int | None = None, rate: float | None = None
     ) -> RedriveReport:
-        """Have the records of dead letters given out to this group once more, and delete the letters."""
+        """Have the records of dead letters given out to this group once more, as if they never had been, and
+        delete the letters: all, those with these numbers there, or those for which `where(record)` is true;
+        the oldest `limit`, at most `rate` a second. Nobody else who reads the topic notices.
+
+        Safe to repeat after an error or a crash. Letters whose records have left the topic stay, and are
+        counted as `gone`: what is in them can be appended again."""
         return await self._leases.redrive(where, limit=limit, rate=rate)
 
     async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
@@ -129,37 +161,53 @@ class Group:
         self, seqs: Iterable[int], *, min_idle_ms: int = 0, lease_ms: int | None = None,
         auto_extend: bool = False,
     ) -> Jobs[Job]:  # fmt: skip
-        """Lease those of these records that are pending, whoever holds them."""
+        """Lease those of these records that are pending, whoever holds them, if nothing was done about them
+        for `min_idle_ms`. Who held them finds his lease lost."""
         return await self._leases.steal(seqs_of(seqs), min_idle_ms, lease_ms, auto_extend)
 
     async def pending(
         self, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0, limit: int = 100
     ) -> list[PendingEntry]:
-        """What was given out and is not done."""
+        """What was given out and is not done, by number: of one member, untouched for so long, given out so
+        often. Looking changes nothing."""
         asked = pending_options(node, idle_ms, min_deliveries, after, limit)
-        steps = self._working.pending(self._shell.session, *asked)
+        steps = self._working.pending(self._client.connection, *asked)
         return await self._shell.run(steps)
 
     async def leave(self) -> int:
-        """What this member holds is ready for others at once."""
-        return await self._shell.run(self._working.leave(self._shell.session))
+        """This member leaves: what it holds is ready for others at once; how many records."""
+        return await self._shell.run(self._working.leave(self._client.connection))
+
+    # -- mode stream ----------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Record | Tombstone]:
         return self.records()
 
-    async def records(
+    def records(
         self, *, auto_commit_ms: int | None = AUTO_COMMIT_MS_DEFAULT
     ) -> AsyncIterator[Record | Tombstone]:
-        """Every record behind what is committed, in order, for ever. Close the iterator (`aclosing`) to
-        commit at once what is done."""
+        """Every record behind what is committed, in order, for ever; tombstones between them say what is
+        gone.
+
+        Whoever begins this reads the group alone: a member that read it before is told with LeaseLost when it
+        commits. A record is done when the next one is asked for. What is done is committed every
+        `auto_commit_ms` (0 = with each record), before waiting for more, and at the end; with None only
+        `commit` does.
+        """
         streaming = Streaming(self._working, commit_every(auto_commit_ms), SystemClock())
-        await self._shell.run(streaming.begin(self._shell.session))
+        return self._iterate(streaming, self._shell.begin(lambda: self._begin(streaming)))
+
+    def _begin(self, streaming: Streaming) -> Steps[None]:
+        yield from streaming.begin(self._client.connection)
         self._streaming = streaming
+
+    async def _iterate(self, streaming: Streaming, begun: Any) -> AsyncIterator[Record | Tombstone]:
+        await self._shell.finish(begun)
         try:
             while not self._shell.is_closed and streaming is self._streaming:
                 for item in streaming.items(await self._page(streaming)):
                     if streaming.is_due:
-                        await self._shell.run(streaming.commit_if_possible(self._shell.session))
+                        await self._shell.run(streaming.commit_if_possible(self._client.connection))
                     yield item
                     if streaming is not self._streaming:
                         return
@@ -169,33 +217,39 @@ class Group:
         finally:
             if streaming.is_auto and not self._shell.is_closed and streaming is self._streaming:
                 with suppress(RinglogError):
-                    await self._shell.run(streaming.commit(self._shell.session, streaming.done))
+                    await self._shell.run(streaming.commit(self._client.connection, streaming.done))
             streaming.close()
 
     async def _page(self, streaming: Streaming) -> Page | None:
+        """The next records; None, behind a pause, when the engine cannot answer for now (CL-7)."""
         try:
-            return await self._shell.read(streaming.page(self._shell.session))
+            return await self._shell.run_reading(streaming.page(self._client.connection))
         except RinglogError as e:
             if not e.retriable or self._client.state is ClientState.CLOSED:
                 raise
-            await asyncio.sleep(RETRY_S)
+            await self._shell.pause(RETRY_S)
             return None
 
     async def commit(self, seq: int | None = None) -> None:
-        """Everything up to `seq` is done, or everything that was given out so far."""
+        """Everything up to `seq` is done, or everything that was given out so far; durable as the topic's
+        class asks when this returns. Raises LeaseLost when somebody else reads the group now."""
         if seq is not None:
             seq = position(seq, "seq")
         streaming = self._streaming
         if streaming is None:
             raise UsageError("nothing is read from this group", group=self.name)
         wanted = streaming.delivered if seq is None else seq
-        await self._shell.run(streaming.commit(self._shell.session, wanted))
+        await self._shell.run(streaming.commit(self._client.connection, wanted))
+
+    # -- where it is ----------------------------------------------------------------------------------
 
     async def seek(self, start: Start) -> int:
-        """Have the group go on from there; the first number that is given out."""
+        """Have the group go on from there, back or forth: EARLIEST, LATEST, the number to go on after, or a
+        time. Nothing is pending then, and every lease has ended. Returns the first number that is given
+        out."""
         start = start_at(start)
         self._streaming = None
-        return await self._shell.run(self._working.seek(self._shell.session, start))
+        return await self._shell.run(self._working.seek(self._client.connection, start))
 
     async def lag(self) -> tuple[int, int]:
         """Records that nobody was given yet, and records that were given out and are not done."""
@@ -204,20 +258,22 @@ class Group:
 
     async def stats(self) -> GroupStats:
         """How the group is."""
-        found: GroupStats = await self._shell.run(self._working.stats(self._shell.session))
+        found: GroupStats = await self._shell.run(self._working.stats(self._client.connection))
         return found
 
     async def members(self) -> tuple[GroupMember, ...]:
-        """Who works for it."""
-        return (await self.stats()).members
+        """Who works for it: who holds something, or asked in the last two minutes."""
+        found = await self.stats()
+        return found.members
 
     async def delete(self) -> bool:
-        """Remove the group. Was it there?"""
+        """Remove the group: its place and its pending list are forgotten. Was it there?"""
         self._streaming = None
-        return await self._shell.run(self._working.delete(self._shell.session))
+        return await self._shell.run(self._working.delete(self._client.connection))
 
     async def close(self, timeout: float = GIVE_BACK_S) -> None:
-        """Give back what was claimed and not begun, and let go of files."""
+        """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
+        timeout = seconds_to_end(timeout)
         self._streaming = None
         await self._leases.close(timeout)
 

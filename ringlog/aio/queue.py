@@ -1,20 +1,34 @@
-"""Queues for asyncio: `async for job in client.queue("emails").jobs(): async with job: …`."""
+"""Queues for workers: `for job in client.queue("emails").jobs(): with job: deliver(job.json())`.
+
+A job is leased to one worker at a time. It is done when the worker acks it; given back, or not extended in
+time, it is handed out again. So every job is worked on at least once, and what it does should bear a second
+time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
+from ringlog.aio.shell import NO_ANSWER
 from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
-from ringlog.client.checks import at_least, codec, flag, position, seconds, seconds_to_end, text
+from ringlog.client.checks import (
+    at_least,
+    codec,
+    flag,
+    position,
+    seconds,
+    seconds_to_end,
+    text,
+)
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
 from ringlog.client.fields import RecordFields
@@ -35,15 +49,17 @@ from ringlog.client.job import (
 )
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
-from ringlog.client.queue import (
+from ringlog.client.queue_options import (
     GIVE_BACK_S,
     RETRY_S,
+    begin_move,
     check_batches,
     check_claim,
     check_claimed_for,
     check_iteration,
     check_lease,
     is_by_number,
+    leave,
     leave_over,
     lost_before,
     rest_of,
@@ -54,19 +70,20 @@ from ringlog.client.topic_requests import Deletion
 from ringlog.client.working import Rest, Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
-from ringlog.link.pending import Pending, Steps, start
+from ringlog.link.pending import Steps, start
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
     from ringlog.aio.client import Client
     from ringlog.aio.shell import LoopShell
+    from ringlog.client.session import Session
 
 log = logging.getLogger(__name__)
-_C = TypeVar("_C", bound="Claimed | None")
 
 
 class Job(JobFacts):
-    """One job and the right to it; see ringlog.client.queue.Job. `async with` acks it or gives it back."""
+    """One job and the right to it. As a context: acked when the block ends well, given back when it does not,
+    to rest for a while (`backoff_ms`)."""
 
     __slots__ = ("_behind", "_lost", "_queue")
 
@@ -96,22 +113,27 @@ class Job(JobFacts):
             self._lost.set()
 
     async def ack(self) -> None:
-        """The job is done; raises LeaseLost."""
-        if not (await self._queue.ack([self])).is_complete:
+        """The job is done; it is gone for good when this returns. Raises LeaseLost when the lease had ended:
+        the job was or will be handed out again, unless somebody finished it."""
+        settled = await self._queue.ack([self])
+        if not settled.is_complete:
             raise self.lost_error()
 
     async def nack(self, *, delay_ms: int | None = None, reason: str = "") -> None:
-        """Give the job back; raises LeaseLost."""
-        if not (await self._queue.nack([self], delay_ms=delay_ms, reason=reason)).is_complete:
+        """Give the job back, to be claimed by anybody after `delay_ms`; raises LeaseLost. See
+        Queue.nack."""
+        settled = await self._queue.nack([self], delay_ms=delay_ms, reason=reason)
+        if not settled.is_complete:
             raise self.lost_error()
 
     async def reject(self, reason: str = "") -> None:
-        """Send the job to the dead letters; raises LeaseLost."""
+        """Send the job to the dead letters: it would fail again. Raises LeaseLost; see Queue.reject."""
         await self._queue.reject(self, reason)
 
     async def extend(self, lease_ms: int) -> None:
         """Hold the job up to `lease_ms` from now; raises LeaseLost."""
-        if not (await self._queue.extend([self], lease_ms)).is_complete:
+        settled = await self._queue.extend([self], lease_ms)
+        if not settled.is_complete:
             raise self.lost_error()
 
     async def __aenter__(self) -> Job:
@@ -132,6 +154,8 @@ class Job(JobFacts):
                 report_failure(on_error, self, e)
             return False
         if not self.lease.is_over:
+            # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
+            # engine that is gone, gives the job to somebody else by itself.
             with suppress(RinglogError):
                 await self._queue.give_up(self, said_of(error))
         if on_error is None or not isinstance(error, Exception):
@@ -141,14 +165,14 @@ class Job(JobFacts):
 
     async def _done(self) -> None:
         if self._behind is not None and not self.lease.is_over:
-            self._behind.add(self)
+            self._queue.ack_behind(self, self._behind)
             self._behind = None
         elif not self.lease.is_over or self.lease.is_lost:
             await self.ack()
 
 
 class Queue:
-    """One queue, as the worker `node` sees it; see ringlog.client.queue.Queue for what each call does."""
+    """One queue, as one worker sees it. `node` names the worker, which holds the leases."""
 
     def __init__(
         self, client: Client, shell: LoopShell, topic: str, node: str, payload: PayloadCodec[Any] = RAW,
@@ -169,8 +193,9 @@ class Queue:
         self._gone = Gone()
         self._keeper: Keeper | None = None
         self._unbegun: list[deque[Job]] = []
+        """Of each iteration, jobs that were claimed and not given out."""
         self._behind: list[Behind] = []
-        """Claims that were called off, and the engine has not confirmed it."""
+        """Of each iteration that asked for it, acks that nobody waits for."""
 
     @property
     def topic(self) -> str:
@@ -182,11 +207,14 @@ class Queue:
         """The worker's name, which holds the leases."""
         return self._working.node
 
+    # -- putting jobs in ------------------------------------------------------------------------------
+
     async def put(
         self, data: Any, /, *, dedup_id: str | None = None, dedup_window_ms: int | None = None,
         **record: Unpack[RecordFields],
     ) -> Appended:  # fmt: skip
-        """Add a job."""
+        """Add a job: bytes, or what the queue's codec takes; fields and dedup as in Client.append. Raises
+        TopicNotFound: a queue is made with `client.topics.create(topic, type="queue")`; and NotAQueue."""
         await self._require_queue()
         return await self._client.append(
             self.topic, self._codec.encode(data), create=False, dedup_id=dedup_id,
@@ -194,17 +222,31 @@ class Queue:
         )  # fmt: skip
 
     async def put_many(self, jobs: Iterable[Any], /, *, dedup_window_ms: int | None = None) -> Appended:
-        """Add jobs in one atomic write."""
+        """Add jobs in one atomic write, at most 10,000: each as for `put`, a NewRecord, or a Record. Dedup
+        ids are as in Client.append_many."""
         await self._require_queue()
         return await self._client.append_many(
             self.topic, encoded(jobs, self._codec), create=False, dedup_window_ms=dedup_window_ms
         )
 
+    # -- taking them out ------------------------------------------------------------------------------
+
     async def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,
         order: str = "priority", done: Iterable[Job] = (),
     ) -> Jobs[Job]:  # fmt: skip
-        """Lease up to `max` jobs, behind the acks of those that are `done`."""
+        """Lease up to `max` jobs (at most 1,000), those that came back first, then lowest number first.
+
+        Where the topic has `record_priority` the more urgent of these go first; with `order="seq"` the lowest
+        number does all the same. An empty list: there was none within `wait_ms`. The leases last `lease_ms`,
+        or as long as the topic says; with `auto_extend` as long as this process lives and they are not
+        settled.
+
+        Jobs that are `done` are acked before, and are gone for good when this returns: in the same request,
+        where the engine is on this host and the queue has no priorities and no durable leases, so that it
+        takes half the time of an ack and a claim. Raises LeaseLost, and claims nothing, when one of their
+        leases had ended.
+        """
         max, wait_ms, lease_ms = check_claim(max, wait_ms, lease_ms)
         auto_extend, done = flag(auto_extend, "auto_extend"), jobs_of(done, "done")
         wish = Wish(by_number=is_by_number(order))
@@ -215,74 +257,108 @@ class Queue:
         return await self._claim(max, wait_ms / 1_000, lease_ms, auto_extend, wish)
 
     async def _claim(
-        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: Wish
-    ) -> Jobs[Job]:
-        steps = self._working.claim(self._shell.session, most, wait_s, lease_ms, wish)
+        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: Wish,
+        slots: Slots | None = None,
+    ) -> Jobs[Job]:  # fmt: skip
+        steps = self._working.claim(self._client.connection, most, wait_s, lease_ms, wish)
         self._waiting.add(wish)
         try:
-            return self._jobs_of(await self._claimed(steps, auto_extend, wish))
+            jobs = await self._claimed(steps, auto_extend, wish, slots)
         finally:
             self._waiting.discard(wish)
+        assert jobs is not None
+        return jobs
 
     async def _claimed(
-        self,
-        steps: Steps[_C],
-        auto_extend: bool,
-        wish: Wish,
-        then: Callable[[Pending[_C]], None] | None = None,
-    ) -> _C:
-        """`then` hears what came of it, also when nobody waits any more."""
+        self, steps: Steps[Claimed | None], auto_extend: bool, wish: Wish,
+        slots: Slots | None = None, then: Callable[[Any, BaseException | None], None] | None = None,
+    ) -> Jobs[Job] | None:  # fmt: skip
+        """Wait for a claim. What it is given is extended, and counted as in flight; `then` is told of it,
+        also when nobody waits any more."""
         try:
-            pending = start(steps)
-            if then is not None:
-                pending.when_done(then)
-            claimed = await self._shell.result(pending)
-        except (asyncio.CancelledError, GeneratorExit):
-            # Perhaps it has its jobs already, and nobody will ever see them.
+            claimed = await (self._shell.run(steps) if then is None else self._shell.run_then(steps, then))
+            if claimed is None:
+                return None
+            jobs = self._jobs_of(claimed)
+            if len(jobs) and (auto_extend or slots is not None):
+                with self._shell.locked() as session:
+                    if auto_extend:
+                        self._keep(session).keep(claimed.to_keep())
+                    if slots is not None:
+                        slots.take_all(jobs)
+        except Exception:
+            raise
+        except BaseException:
             self._call_off(wish)
             raise
-        if auto_extend and claimed is not None and len(claimed):
-            self._keep().keep(claimed.to_keep())
-        return claimed
+        return jobs
 
     def _call_off(self, wish: Wish) -> None:
-        with suppress(RinglogError):
-            session = self._shell.session
+        """Who waited for this claim was interrupted, and whatever it is given goes back."""
+        with suppress(RinglogError), self._shell.locked() as session:
             session.undo(self._working.call_off(session, wish))
 
     async def _claim_after(
         self, done: Iterable[Job], most: int, lease_ms: int | None, auto_extend: bool, wish: Wish
     ) -> Jobs[Job] | None:
-        """See ringlog.client.queue.Queue."""
+        """Ack these, and claim others in the same request; None: that was not possible, and they are acked
+        alone. Raises LeaseLost."""
         together = settled_together(done)
         jobs = [] if together is not None else list(done)
         leases: Leases = together if together is not None else [job.lease for job in jobs]
         try:
-            steps = self._working.next(self._shell.session, leases, most, lease_ms, wish)
+            steps = self._working.next(self._client.connection, leases, most, lease_ms, wish)
             claimed = await self._claimed(steps, auto_extend, wish) if len(leases) else None
-        except (RinglogError, asyncio.CancelledError):
-            lose(leases)
+        except NO_ANSWER:
+            with self._shell.lock:
+                lose(leases)
             raise
         finally:
-            leave_over(jobs)
+            # Also where what was claimed cannot be read: by then they are done.
+            if jobs:
+                with self._shell.lock:
+                    leave_over(jobs)
         if claimed is not None:
-            return self._jobs_of(claimed)
+            return claimed
         settled = await self.ack(jobs if together is None else done)
         if not settled.is_complete:
             raise lost_before(self.topic, settled)
         return None
 
-    async def jobs(
+    def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
         ack_behind: bool = False, on_error: OnError | None = None, idle_s: float | None = None,
     ) -> AsyncIterator[Job]:  # fmt: skip
-        """Jobs one after the other; `on_error` and `idle_s` as in ringlog.client.queue.Queue.jobs. Close the
-        iterator (`aclosing`) to give back at once what was not begun; the client's end does it at the
-        latest."""
-        lease_ms, auto_extend = check_claimed_for(lease_ms), flag(auto_extend, "auto_extend")
-        ack_behind = flag(ack_behind, "ack_behind")
-        on_error, idle_s = check_on_error(on_error), seconds(idle_s, "idle_s")
-        slots, unbegun = Slots(check_iteration(max_in_flight)), deque[Job]()
+        """Jobs one after the other: waits when there is none, and ends when the queue or the client is closed
+        or, with `idle_s`, when no job came for so many seconds.
+
+        An exception in a `with job:` block gives the job back and ends the loop. With `on_error`, a function
+        of (job, error) or "log", the loop goes on with the next job instead; the function is also told of
+        acks that fail. KeyboardInterrupt and its like end the loop all the same.
+
+        Up to `max_in_flight` are claimed and not settled; more are claimed as these are acked, given back or
+        lost. Whoever asks for the next one before that waits. Leaving the loop gives back at once what was
+        not begun (CL-10).
+
+        With `ack_behind` the end of a `with job:` block does not wait for its ack. With one job in flight the
+        ack travels with the claim of the next one, which is given when the first is gone for good: twice as
+        fast. With many in flight acks are sent as blocks end, and jobs wait here meanwhile: many times as
+        fast, where jobs are small. Leaving the loop waits for all acks. That a lease had ended before is
+        logged then, and sets `job.lost`, where it raises LeaseLost otherwise; an error that meets an ack
+        comes out of the loop with the next job.
+        """
+        slots = Slots(check_iteration(max_in_flight))
+        return self._iterate(
+            slots, check_claimed_for(lease_ms), flag(auto_extend, "auto_extend"),
+            flag(ack_behind, "ack_behind"), check_on_error(on_error),
+            seconds(idle_s, "idle_s"),
+        )  # fmt: skip
+
+    async def _iterate(
+        self, slots: Slots, lease_ms: int | None, auto_extend: bool, ack_behind: bool,
+        on_error: OnError | None, idle_s: float | None,
+    ) -> AsyncIterator[Job]:  # fmt: skip
+        unbegun: deque[Job] = deque()
         self._unbegun.append(unbegun)
         self._slots.add(slots)
         closings, begun_in = self._closings, forks()
@@ -294,10 +370,9 @@ class Queue:
             while not self._shell.is_closed and closings == self._closings:
                 if not unbegun:
                     wait_s = inf if idle_s is None else idle_s
-                    jobs = await self._fill(slots, lease_ms, auto_extend, behind, wait_s)
-                    if jobs is not None and not jobs and idle_s is not None:
+                    is_idle = await self._fill_again(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
+                    if is_idle and idle_s is not None:
                         return
-                    unbegun += jobs or ()
                 while unbegun:
                     job = unbegun[0]  # It is among those that nobody has begun until it is handed out.
                     is_good = not job.lease.is_lost and await self._is_readable(job)
@@ -316,20 +391,36 @@ class Queue:
             self._unbegun.remove(unbegun)
             self._slots.discard(slots)
             if begun_in == forks():
-                await self._give_back_unbegun(unbegun, GIVE_BACK_S)
+                await self._give_back(unbegun, GIVE_BACK_S)
             if behind is not None:
                 self._behind.remove(behind)
-                await self._catch_up(behind)
+                await self._catch_up(behind, None)
 
-    async def batches(
+    def batches(
         self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
         auto_extend: bool = True, idle_s: float | None = None,
     ) -> AsyncIterator[Jobs[Job]]:  # fmt: skip
-        """Batch after batch, of claims of up to `max_in_flight` jobs, acked with the next claim. Close the
-        iterator (`aclosing`) to give back at once what was not settled."""
-        (size, most), lease_ms = check_batches(size, max_in_flight), check_claimed_for(lease_ms)
-        wait_s = inf if (idle_s := seconds(idle_s, "idle_s")) is None else idle_s
-        auto_extend = flag(auto_extend, "auto_extend")
+        """Batch after batch of up to `size` jobs: waits when there is none, and ends as `jobs` does.
+
+        Up to `max_in_flight` jobs (as many as a batch has, if nothing is said; at most 1,000) are claimed at
+        once, and the next ones when these are done: of small jobs several batches at a time are faster. The
+        next claim acks those before it, as far as they were not settled one by one: both travel together, and
+        nobody waits for the ack. Of a claim of several batches those that are done are acked after 10 ms,
+        should the others take longer. `batch.payloads()` looks at all jobs at once.
+
+        Leaving the loop in the middle of a batch, by `break` or an error, gives back what was not settled of
+        it and of those behind it, and waits for the acks of the others. Lost leases and errors are told as
+        for `jobs(ack_behind=True)`.
+        """
+        size, most = check_batches(size, max_in_flight)
+        return self._in_batches(
+            size, most, check_claimed_for(lease_ms), flag(auto_extend, "auto_extend"),
+            seconds(idle_s, "idle_s"),
+        )  # fmt: skip
+
+    async def _in_batches(
+        self, size: int, most: int, lease_ms: int | None, auto_extend: bool, idle_s: float | None
+    ) -> AsyncIterator[Jobs[Job]]:
         behind = Behind(self._working, self._shell.session)
         batches = Batches(size, behind)
         self._behind.append(behind)
@@ -337,17 +428,19 @@ class Queue:
         closings, begun_in = self._closings, forks()
         try:
             while not self._shell.is_closed and closings == self._closings:
-                jobs = await self._next_claim(most, lease_ms, wait_s)
+                jobs = await self._next_claim(most, lease_ms, inf if idle_s is None else idle_s)
                 if jobs is not None and not jobs and idle_s is not None:
                     return
                 if not jobs:
                     continue
-                batches.begin(jobs.claimed, self._keep() if auto_extend else None)
-                part = batches.next(clock.monotonic_ns())
+                with self._shell.locked() as session:
+                    batches.begin(jobs.claimed, self._keep(session) if auto_extend else None)
+                    part = batches.next(clock.monotonic_ns())
                 while part is not None:
                     yield self._jobs_of(part)
-                    batches.done()
-                    part = batches.next(clock.monotonic_ns())
+                    with self._shell.locked():
+                        batches.done()
+                        part = batches.next(clock.monotonic_ns())
                     if (error := behind.take_error()) is not None:
                         raise error
         except RinglogError:
@@ -355,12 +448,9 @@ class Queue:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
             self._behind.remove(behind)
-            begun, unbegun = batches.leave() if begun_in == forks() else ([], [])
-            for leases in begun:
-                await self._give_back(self._working.nack(self._shell.session, leases, 0), leases)
-            for leases in unbegun:
-                await self._give_back(self._working.undo(self._shell.session, leases), leases)
-            await self._catch_up(behind)
+            if begun_in == forks():
+                await self._give_back_batches(batches)
+            await self._catch_up(behind, None)
 
     async def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job] | None:
         """None: the engine could not answer."""
@@ -372,26 +462,41 @@ class Queue:
             await self._pause_after(e)
             return None
 
-    async def _pause_after(self, error: RinglogError) -> None:
-        if self._client.state is ClientState.CLOSED or not self._gone.may_come_back(error):
-            raise error
-        await asyncio.sleep(RETRY_S)
-
-    def _keep(self) -> Keeper:
+    def _keep(self, session: Session) -> Keeper:
         if self._keeper is None:
-            self._keeper = Keeper(self._working.line(self._shell.session), self.topic, self.node)
+            self._keeper = Keeper(self._working.line(session), self.topic, self.node)
         return self._keeper
 
-    async def _catch_up(self, behind: Behind, timeout: float | None = None) -> None:
+    async def _give_back_batches(self, batches: Batches) -> None:
         if self._shell.is_closed:
             return
-        with suppress(TimeoutError):
-            await self._shell.result(behind.all_answered(), timeout)
+        with self._shell.locked() as session:
+            begun, unbegun = batches.leave()
+            giving = [start(self._working.nack(session, leases, 0)) for leases in begun]
+            giving += [start(self._working.undo(session, leases)) for leases in unbegun]
+        for each in giving:
+            await self._shell.wait(each, GIVE_BACK_S)
+        for leases in begun + unbegun:
+            lose(leases)
+
+    def ack_behind(self, job: Job, behind: Behind) -> None:
+        """The block of a job of this iteration has ended."""
+        with self._shell.locked():
+            behind.add(job)
+
+    async def _catch_up(self, behind: Behind, timeout: float | None) -> None:
+        """Wait until every ack has its answer, which each has or is refused in its time."""
+        if self._shell.is_closed:
+            return
+        with self._shell.locked():
+            all_answered = behind.all_answered()
+        await self._shell.wait(all_answered, timeout)
         if (error := behind.take_error()) is not None:
             log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
 
     async def _is_readable(self, job: Job) -> bool:
-        """See ringlog.client.queue.Queue."""
+        """What cannot be decoded never will be: it is rejected with the reason, or rests long where there are
+        no dead letters."""
         reason = None if self._codec is RAW else why_unreadable(job)
         if reason is None:
             return True
@@ -406,126 +511,160 @@ class Queue:
                 raise
         return False
 
-    async def _fill(
-        self, slots: Slots, lease_ms: int | None, auto_extend: bool, behind: Behind | None, wait_s: float
-    ) -> Sequence[Job] | None:
-        """Claim as many as may be in flight; None, behind a pause, when the engine cannot answer now."""
+    async def _fill_again(
+        self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
+        behind: Behind | None, wait_s: float,
+    ) -> bool:  # fmt: skip
+        """As `_fill`, and again as long as the engine cannot answer for now (CL-7)."""
         try:
-            jobs: Sequence[Job] | None = None
-            if behind is not None and slots.most == 1:
-                jobs = await self._go_on(behind, lease_ms, auto_extend)
-            if not jobs:
+            is_idle = await self._fill(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
+            self._gone.is_there()
+            return is_idle
+        except RinglogError as e:
+            await self._pause_after(e)
+            return False
+
+    async def _pause_after(self, error: RinglogError) -> None:
+        """Wait a moment before asking again; raises the error when that is of no use."""
+        if self._client.state is ClientState.CLOSED or not self._gone.may_come_back(error):
+            raise error
+        await self._shell.pause(RETRY_S)
+
+    async def _fill(
+        self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
+        behind: Behind | None, wait_s: float,
+    ) -> bool:  # fmt: skip
+        """Claim as many as may be in flight; waits for room, and for jobs. Was there none in `wait_s`?"""
+        jobs = None
+        if behind is not None and slots.most == 1:
+            jobs = await self._go_on(behind, slots, lease_ms, auto_extend)
+        if not jobs:
+            with self._shell.locked():
+                waits = [slots.room()]
                 if behind is not None:
                     behind.send()  # Before the claim: the shard takes them in this order.
                     if slots.most == 1:
-                        await self._shell.result(behind.all_answered())
-                await self._shell.result(slots.room())
-                if slots.taken >= slots.most:
-                    return None  # The queue was closed.
-                jobs = await self._claim(slots.most - slots.taken, wait_s, lease_ms, auto_extend, Wish())
-        except RinglogError as e:
-            await self._pause_after(e)
-            return None
-        self._gone.is_there()
-        for job in jobs:
-            if not job.lease.is_lost:
-                slots.take(job, job._was_lost)
-        return jobs
+                        waits.append(behind.all_answered())
+            for each in waits:
+                await self._shell.wait(each, None)
+            if slots.taken >= slots.most:
+                return False  # The queue was closed.
+            jobs = await self._claim(slots.most - slots.taken, wait_s, lease_ms, auto_extend, Wish(), slots)
+        unbegun += jobs
+        return not jobs
 
-    async def _go_on(self, behind: Behind, lease_ms: int | None, auto_extend: bool) -> Jobs[Job] | None:
-        """See ringlog.client.queue.Queue."""
-        leases = behind.take()
+    async def _go_on(
+        self, behind: Behind, slots: Slots, lease_ms: int | None, auto_extend: bool
+    ) -> Jobs[Job] | None:
+        """Ack what is done, and claim the next one in the same request, as far as both are possible."""
+        with self._shell.locked():
+            leases = behind.take()
         if not leases:
             return None
         wish = Wish()
-        steps = self._working.next(self._shell.session, leases, 1, lease_ms, wish)
-        claimed = await self._claimed(steps, auto_extend, wish, partial(behind.answered, leases))
-        return None if claimed is None else self._jobs_of(claimed)
+        steps = self._working.next(self._client.connection, leases, 1, lease_ms, wish)
+        return await self._claimed(steps, auto_extend, wish, slots, partial(behind.answered, leases))
 
-    async def _give_back_unbegun(self, unbegun: deque[Job], timeout: float) -> None:
-        leases = [job.lease for job in unbegun if not job.lease.is_over]
-        unbegun.clear()
-        if leases and not self._shell.is_closed:
-            await self._give_back(self._working.undo(self._shell.session, leases), leases, timeout)
-
-    async def _give_back(self, steps: Steps[Settled], leases: Leases, timeout: float = GIVE_BACK_S) -> None:
-        """Nobody works on these any more. If the engine is not there, their leases end by themselves."""
-        if self._shell.is_closed:
+    async def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
+        """Nobody begins these any more. If the engine is not there, their leases end by themselves."""
+        left: list[Job] = []
+        while unbegun:
+            left.append(unbegun.popleft())
+        leases = [job.lease for job in left if not job.lease.is_over]
+        if not leases or self._shell.is_closed:
             return
-        with suppress(TimeoutError, RinglogError):
-            await self._shell.result(start(steps), timeout)
-        lose(leases)
+        with self._shell.locked() as session:
+            giving = start(self._working.undo(session, leases))
+        await self._shell.wait(giving, timeout)
+        with self._shell.locked():
+            for job in left:
+                job.lease.lose()
+
+    # -- what becomes of them -------------------------------------------------------------------------
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:
-        """These jobs are done."""
+        """These jobs are done, all at once as far as their leases hold; `skipped` are those that do not. A
+        thousand in one request are one record of the log.
+
+        When the engine does not answer, the leases are not extended any more; trying again does no harm."""
         return await self._settle(jobs, None)
 
     async def nack(self, jobs: Iterable[Job], *, delay_ms: int | None = None, reason: str = "") -> Settled:
-        """Give these jobs back."""
+        """Give these jobs back, ready after `delay_ms` (at most a day), or when that is not said after the
+        topic's back-off (`backoff_ms`), which is none by default. A `reason` says that they failed: should
+        they become dead letters, its first line, the time, and how often that was go with
+        them."""
         return await self._settle(jobs, rest_of(delay_ms, reason))
-
-    def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
-        return Jobs(claimed, partial(Job, self, codec=self._codec))
-
-    async def _settle(self, jobs: Iterable[Job], rest: Rest | None) -> Settled:
-        together = settled_together(jobs)
-        if together is not None:
-            return await self._settled_together(together, rest)
-        jobs = list(jobs_of(jobs))
-        session, leases = self._shell.session, [job.lease for job in jobs]
-        if rest is None:
-            return await self._settled(jobs, self._working.ack(session, leases))
-        return await self._settled(jobs, self._working.nack(session, leases, *rest))
-
-    async def _settled_together(self, claimed: Claimed, rest: Rest | None) -> Settled:
-        session, working = self._shell.session, self._working
-        try:
-            if rest is None:
-                return await self._shell.run(working.ack(session, claimed))
-            return await self._shell.run(working.nack(session, claimed, *rest))
-        except RinglogError:
-            claimed.lose()
-            raise
 
     async def give_up(self, job: Job, reason: str) -> None:
         """Its block has failed: it rests as the topic says, or for `backoff_ms`."""
         await self._settle([job], Rest(backoff_ms(job.deliveries), reason, True))
 
     async def reject(self, job: Job, reason: str = "") -> None:
-        """Send a job to the dead letters at once."""
-        steps = self._working.reject(self._shell.session, [job_of(job).lease], reason_of(reason))
-        if not (await self._settled([job], steps)).is_complete:
+        """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
+        with it. Raises InvalidRequest where the queue has none, and LeaseLost."""
+        steps = self._working.reject(self._client.connection, [job_of(job).lease], reason_of(reason))
+        settled = await self._shell.run_then(steps, partial(leave, [job]))
+        if not settled.is_complete:
             raise job.lost_error()
 
-    async def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
-        settling = start(steps)
-        # It goes on when who waits for it is cancelled.
-        settling.when_done(partial(_leave, jobs))
-        return await self._shell.result(settling)
+    def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
+        return Jobs(claimed, partial(Job, self, codec=self._codec))
+
+    async def _settle(self, jobs: Iterable[Job], rest: Rest | None) -> Settled:
+        connection, working = self._client.connection, self._working
+        together = settled_together(jobs)
+        if together is not None:
+            return await self._settled_together(together, rest)
+        jobs = list(jobs_of(jobs))
+        leases = [job.lease for job in jobs]
+        if rest is None:
+            return await self._shell.run_then(working.ack(connection, leases), partial(leave, jobs))
+        return await self._shell.run_then(working.nack(connection, leases, *rest), partial(leave, jobs))
+
+    async def _settled_together(self, claimed: Claimed, rest: Rest | None) -> Settled:
+        connection, working = self._client.connection, self._working
+        try:
+            if rest is None:
+                return await self._shell.run(working.ack(connection, claimed))
+            return await self._shell.run(working.nack(connection, claimed, *rest))
+        except RinglogError:
+            claimed.lose()
+            raise
 
     async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
-        """Hold these jobs up to `lease_ms` from now."""
+        """Hold these jobs up to `lease_ms` from now, which may be earlier than before."""
         lease_ms = check_lease(lease_ms)
         leases = [job.lease for job in jobs_of(jobs)]
-        return await self._shell.run(self._working.extend(self._shell.session, leases, lease_ms))
+        return await self._shell.run(self._working.extend(self._client.connection, leases, lease_ms))
+
+    # -- looking --------------------------------------------------------------------------------------
 
     async def stats(self) -> QueueStats:
-        """How many jobs are in which state."""
-        return await self._shell.run(self._working.stats(self._shell.session))
+        """How many jobs are in which state; raises NotAQueue, TopicNotFound."""
+        return await self._shell.run(self._working.stats(self._client.connection))
 
     async def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
-        """The first jobs behind `after` that were handed out and are not done."""
+        """The first jobs behind `after` that were handed out and are not done: who holds them, until when,
+        how often they were handed out, why they failed. Looking changes nothing."""
         after, limit = position(after, "after"), at_least(limit, "limit", 1)
-        return await self._shell.run(self._working.known_jobs(self._shell.session, after, limit))
+        return await self._shell.run(self._working.known_jobs(self._client.connection, after, limit))
 
     async def peek(self, limit: int = 1) -> list[Record]:
-        """The first jobs that are there, whoever holds them."""
+        """The first jobs that are there, whoever holds them, without claiming any."""
         await self._require_queue()
-        return (await self._client.read(self.topic, limit=limit)).records
+        page = await self._client.read(self.topic, limit=limit)
+        return page.records
 
-    async def dead_letters(self) -> AsyncIterator[Record | Tombstone]:
-        """This queue's jobs in its dead-letter topic, oldest first."""
-        name = await self._shell.run(self._working.dead_letter(self._shell.session))
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def dead_letters(self) -> AsyncIterator[Record | Tombstone]:
+        """This queue's jobs in its dead-letter topic, oldest first, up to the last one there is now. A
+        tombstone says that some were lost there. Raises InvalidRequest where the queue has none."""
+        return self._letters(self._shell.begin(lambda: self._working.dead_letter(self._client.connection)))
+
+    async def _letters(self, begun: Any) -> AsyncIterator[Record | Tombstone]:
+        name: str = await self._shell.finish(begun)
         with suppress(TopicNotFound):
             async with self._client.reader(name) as reader:
                 async for item in reader:
@@ -535,42 +674,48 @@ class Queue:
     async def redrive(
         self, where: Where = None, *, limit: int | None = None, rate: float | None = None
     ) -> RedriveReport:
-        """Put dead letters back into this queue."""
-        plan, session = Redrive(self._working, where, limit, rate), self._shell.session
-        name = await self._shell.run(plan.begin(session))
+        """Put dead letters back into this queue, with all they have, and delete them there: all, those with
+        these numbers there, or those for which `where(record)` is true; the oldest `limit`, at most `rate` a
+        second.
+
+        Safe to repeat after an error or a crash: nothing is lost, and nothing comes back twice as long as the
+        shard remembers who wrote. Raises what an append raises; what was moved before stays so."""
+        plan = Redrive(self._working, where, limit, rate)
+        name = await self._shell.ask(lambda session: start(plan.begin(session)))
         if name is not None:
             async with self._client.reader(name) as reader:
                 async for page in reader.pages():
                     for part in plan.parts(page.records):
-                        await self._shell.run(plan.move(session, part))
+                        await self._shell.ask(partial(begin_move, plan, part))
                     if plan.is_done:
                         break
         return plan.report()
 
     async def purge(self) -> Deletion:
-        """Delete every job that is there now."""
+        """Delete every job that is there now: ready, leased and delayed ones. They do not come back."""
         await self._require_queue()
-        head = (await self._client.topics.state(self.topic, touch=False)).head_seq
-        return await self._client.topics.delete_records(self.topic, before_seq=head + 1)
+        found = await self._client.topics.state(self.topic, touch=False)
+        return await self._client.topics.delete_records(self.topic, before_seq=found.head_seq + 1)
 
     async def close(self, timeout: float = GIVE_BACK_S) -> None:
         """End its loops, also where they wait for jobs, give back what was claimed and not begun, and let go
-        of files."""
+        of files. The client calls it, too."""
         timeout = seconds_to_end(timeout)
         self._closings += 1
         for wish in list(self._waiting):
             self._call_off(wish)
-        for slots in self._slots:
-            slots.wake()
+        with suppress(RinglogError), self._shell.locked():
+            for slots in self._slots:
+                slots.wake()
         for unbegun in list(self._unbegun):
-            await self._give_back_unbegun(unbegun, timeout)
+            await self._give_back(unbegun, timeout)
         for behind in list(self._behind):
             await self._catch_up(behind, timeout)
         await self._shell.wait_undone(timeout)
         self._working.close()
 
     def restart_in_child(self) -> None:
-        """After a fork: the leases are the parent's."""
+        """After a fork: the leases are the parent's, and nobody here extends them or gives them back."""
         self._keeper = None
         for unbegun in self._unbegun:
             unbegun.clear()
@@ -579,20 +724,10 @@ class Queue:
         self._working.let_go()
 
     async def _require_queue(self) -> None:
-        await self._shell.run(self._working.known(self._shell.session))
+        await self._shell.run(self._working.known(self._client.connection))
 
     async def __aenter__(self) -> Queue:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _leave(jobs: Sequence[Job], settled: Pending[Settled]) -> None:
-    """They are in flight no longer. After an error nobody knows what became of them: kept alive, jobs that
-    nobody works on would never come back."""
-    for job in jobs:
-        if settled.error is not None:
-            job.lease.lose()
-        else:
-            job.leave()

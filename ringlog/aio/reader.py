@@ -86,7 +86,7 @@ class Reader:
 
     async def _run(self, steps: Steps[T]) -> T:
         try:
-            return await self._shell.read(steps)
+            return await self._shell.run_reading(steps)
         finally:
             if self._is_closed:
                 self.close()  # Meanwhile, and the step may have opened something since.
@@ -158,7 +158,7 @@ class Tailer:
 
     async def _run(self, steps: Steps[T]) -> T:
         try:
-            return await self._shell.read(steps)
+            return await self._shell.run_reading(steps)
         finally:
             if self._is_closed:
                 self.close()  # Meanwhile, and the step may have opened something since.

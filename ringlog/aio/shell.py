@@ -10,7 +10,7 @@ import asyncio
 import select
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -19,11 +19,13 @@ from ringlog.client.dropped import end_apart
 from ringlog.client.ending import warn_of_left
 from ringlog.client.session import Session
 from ringlog.client.shell import belongs_to_process
-from ringlog.errors import UsageError, WrongLoop
+from ringlog.errors import RinglogError, UsageError, WrongLoop
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending, Steps, start
 
 T = TypeVar("T")
+NO_ANSWER: tuple[type[BaseException], ...] = (RinglogError, asyncio.CancelledError)
+"""What leaves a request without an answer for who asked."""
 _LOOK_MS = 2
 """How often is looked for settlements where no loop waits for them."""
 
@@ -105,6 +107,8 @@ class LoopShell:
         self._is_scheduled = False
         self._end: weakref.finalize[..., LoopShell] | None = None
         self.is_closed = False
+        self.lock = nullcontext()
+        """Nobody else is in the loop."""
 
     def __reduce__(self) -> NoReturn:
         raise belongs_to_process()
@@ -135,6 +139,10 @@ class LoopShell:
         """Raise UsageError after close."""
         if self.is_closed:
             raise UsageError("the client is closed")
+
+    def locked(self) -> AbstractContextManager[Session]:
+        """Use the session; afterwards somebody looks after what was begun."""
+        return nullcontext(self.session)
 
     async def wait(self, pending: Pending[Any], timeout: float | None = None) -> bool:
         """Wait until it is done; False when the timeout, in seconds, ended first."""
@@ -191,10 +199,28 @@ class LoopShell:
                     await self.wait(each)
 
     async def run(self, steps: Steps[T]) -> T:
-        """Run an operation to its end."""
+        """Run an operation to its end, also when nobody waits any more."""
         return await self.result(start(steps))
 
-    async def read(self, steps: Steps[T]) -> T:
+    async def run_then(self, steps: Steps[T], then: Callable[[T | None, BaseException | None], None]) -> T:
+        """As `run`, and `then` is told the result or the error."""
+        pending = start(steps)
+        pending.when_done(lambda done: then(None if done.error else done.take(), done.error))
+        return await self.result(pending)
+
+    def begin(self, make: Callable[[], Steps[T]]) -> Callable[[], Steps[T]]:
+        """An operation that `finish` runs. (The other face runs it here.)"""
+        return make
+
+    async def finish(self, begun: Callable[[], Steps[T]]) -> T:
+        """Run what was begun."""
+        return await self.run(begun())
+
+    async def pause(self, seconds: float) -> None:
+        """Do nothing for a while."""
+        await asyncio.sleep(seconds)
+
+    async def run_reading(self, steps: Steps[T]) -> T:
         """Run an operation that changes nothing in the engine: it ends with who waits for it, and lets go of
         its files then."""
         try:

@@ -86,13 +86,13 @@ class Behind:
             self._unsent = leases + self._unsent
         self._look_whether_all()
 
-    def answered(self, leases: list[Lease], done: Pending[Claimed | None]) -> None:
-        """The same, for who asked for it by steps."""
-        error = done.error
+    def answered(self, leases: list[Lease], claimed: Claimed | None, error: BaseException | None) -> None:
+        """The same, for who had them acked with a claim."""
         if error is None:
-            self.sent(leases, is_taken=done.take() is not None)
+            self.sent(leases, is_taken=claimed is not None)
         else:
-            self.sent(leases, error)
+            # Interrupted, nobody knows: to ack them again does no harm.
+            self.sent(leases, error if isinstance(error, RinglogError) else None, is_taken=False)
 
     def _linger_on(self, then: Callable[[], None]) -> None:
         at_ns = self._connection.clock.monotonic_ns() + LINGER_MS * MS

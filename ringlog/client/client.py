@@ -26,7 +26,6 @@ from ringlog.client.checks import (
     whole,
 )
 from ringlog.client.checks import producer_id as checked_producer_id
-from ringlog.client.connection import Connection
 from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
 from ringlog.client.dropped import end_dropped, end_shell, end_with, forget_in_child
 from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing, warn_of_left
@@ -176,7 +175,8 @@ class Client:
         self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
         """What it gave out and has to close at the latest when it is closed itself."""
         self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
-        self._connection = LockedConnection(self._shell)
+        self.connection = LockedConnection(self._shell)
+        """What readers need."""
         self._shared_reads = SharedReads()
         _live.add(self)
         tell_multiprocessing()
@@ -218,11 +218,6 @@ class Client:
     def transport(self) -> Transport:
         """How it talks to the engine; `ring` where that is not decided before the engine was met."""
         return self._shell.session.transport
-
-    @property
-    def connection(self) -> Connection:
-        """What readers need."""
-        return self._connection
 
     def wait_ready(self, timeout: float) -> None:
         """Wait until the engine was met; raises NotConnected after `timeout` seconds, and AuthFailed as soon
@@ -399,7 +394,7 @@ class Client:
         from ringlog.client.reader import read
 
         steps = read(
-            self._connection, topic, after, start=start, limit=limit, max_bytes=max_bytes, wait_ms=wait_ms,
+            self.connection, topic, after, start=start, limit=limit, max_bytes=max_bytes, wait_ms=wait_ms,
             tags=tags, node=node,
         )  # fmt: skip
         return self.run(steps)
@@ -487,15 +482,8 @@ class Client:
         import_whole("ringlog.client.queue")
         from ringlog.client.queue import Queue
 
-        queue = Queue(
-            self,
-            self._shell,
-            self._connection,
-            topic,
-            node_name(node, self.client_id),
-            payload,
-            release_on_exit,
-        )
+        node = node_name(node, self.client_id)
+        queue = Queue(self, self._shell, topic, node, payload, release_on_exit)
         self._queues.add(queue)
         return queue
 
@@ -525,7 +513,7 @@ class Client:
             tags=tags_of(tags),
             **limits_of_group(limits),
         )  # fmt: skip
-        group = Group(self, self._shell, self._connection, working)
+        group = Group(self, self._shell, working)
         self._queues.add(group.leases)
         return group
 

@@ -1,3 +1,4 @@
+# Generated from ringlog/aio/group.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
 """Consumer groups: several programs share the records of a topic, and the engine keeps how far they are.
 
     billing = client.group("orders", "billing")
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringlog.client.checks import (
     commit_every,
@@ -33,26 +34,26 @@ from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
 from ringlog.client.grouping import GroupWorking, Streaming
 from ringlog.client.job import OnError
 from ringlog.client.pages import Page, Record, Start, Tombstone
-from ringlog.client.queue import GIVE_BACK_S, RETRY_S, Job, Queue, check_claimed_for
+from ringlog.client.queue import Job, Queue
+from ringlog.client.queue_options import GIVE_BACK_S, RETRY_S, check_claimed_for
 from ringlog.client.redrive import RedriveReport, Where
 from ringlog.client.results import ClientState, Settled
 from ringlog.client.working import Wish
+from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
+from ringlog.link.pending import Steps
 
 if TYPE_CHECKING:
     from ringlog.client.client import Client
-    from ringlog.client.locked import LockedConnection
     from ringlog.client.shell import Shell
 
 
 class Leases(Queue):
     """The queue's way to claim, keep and settle, over a group's records."""
 
-    def __init__(
-        self, client: Client, shell: Shell, connection: LockedConnection, working: GroupWorking
-    ) -> None:
-        super().__init__(client, shell, connection, working.topic, working.node)
+    def __init__(self, client: Client, shell: Shell, working: GroupWorking) -> None:
+        super().__init__(client, shell, working.topic, working.node)
         self._working: GroupWorking = working
 
     def steal(
@@ -61,19 +62,19 @@ class Leases(Queue):
         """See Group.steal."""
         auto_extend, lease_ms = flag(auto_extend, "auto_extend"), check_claimed_for(lease_ms)
         min_idle_ms, wish = number(min_idle_ms, "min_idle_ms"), Wish()
-        steps = self._working.steal(self._connection, seqs, min_idle_ms, lease_ms, wish)
-        return self._jobs_of(self._claimed(steps, auto_extend, wish))
+        steps = self._working.steal(self._client.connection, seqs, min_idle_ms, lease_ms, wish)
+        jobs = self._claimed(steps, auto_extend, wish)
+        assert jobs is not None
+        return jobs
 
 
 class Group:
     """One consumer group, as one member sees it. It is made when it is first used."""
 
-    def __init__(
-        self, client: Client, shell: Shell, connection: LockedConnection, working: GroupWorking
-    ) -> None:
-        self._client, self._shell, self._connection = client, shell, connection
+    def __init__(self, client: Client, shell: Shell, working: GroupWorking) -> None:
+        self._client, self._shell = client, shell
         self._working = working
-        self._leases = Leases(client, shell, connection, working)
+        self._leases = Leases(client, shell, working)
         self._streaming: Streaming | None = None
 
     @property
@@ -171,12 +172,12 @@ class Group:
         """What was given out and is not done, by number: of one member, untouched for so long, given out so
         often. Looking changes nothing."""
         asked = pending_options(node, idle_ms, min_deliveries, after, limit)
-        steps = self._working.pending(self._connection, *asked)
-        return self._client.run(steps)
+        steps = self._working.pending(self._client.connection, *asked)
+        return self._shell.run(steps)
 
     def leave(self) -> int:
         """This member leaves: what it holds is ready for others at once; how many records."""
-        return self._client.run(self._working.leave(self._connection))
+        return self._shell.run(self._working.leave(self._client.connection))
 
     # -- mode stream ----------------------------------------------------------------------------------
 
@@ -192,18 +193,20 @@ class Group:
         `auto_commit_ms` (0 = with each record), before waiting for more, and at the end; with None only
         `commit` does.
         """
-        streaming = Streaming(self._working, commit_every(auto_commit_ms), self._shell.session.clock)
-        self._client.run(streaming.begin(self._connection))
-        self._streaming = streaming
-        return self._iterate(streaming)
+        streaming = Streaming(self._working, commit_every(auto_commit_ms), SystemClock())
+        return self._iterate(streaming, self._shell.begin(lambda: self._begin(streaming)))
 
-    def _iterate(self, streaming: Streaming) -> Iterator[Record | Tombstone]:
-        is_auto = streaming.is_auto
+    def _begin(self, streaming: Streaming) -> Steps[None]:
+        yield from streaming.begin(self._client.connection)
+        self._streaming = streaming
+
+    def _iterate(self, streaming: Streaming, begun: Any) -> Iterator[Record | Tombstone]:
+        self._shell.finish(begun)
         try:
             while not self._shell.is_closed and streaming is self._streaming:
                 for item in streaming.items(self._page(streaming)):
                     if streaming.is_due:
-                        self._client.run(streaming.commit_if_possible(self._connection))
+                        self._shell.run(streaming.commit_if_possible(self._client.connection))
                     yield item
                     if streaming is not self._streaming:
                         return
@@ -211,21 +214,19 @@ class Group:
             if not self._shell.is_closed:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
-            if is_auto and not self._shell.is_closed and streaming is self._streaming:
+            if streaming.is_auto and not self._shell.is_closed and streaming is self._streaming:
                 with suppress(RinglogError):
-                    self._client.run(streaming.commit(self._connection, streaming.done))
+                    self._shell.run(streaming.commit(self._client.connection, streaming.done))
             streaming.close()
 
     def _page(self, streaming: Streaming) -> Page | None:
         """The next records; None, behind a pause, when the engine cannot answer for now (CL-7)."""
         try:
-            return self._client.run(streaming.page(self._connection))
+            return self._shell.run(streaming.page(self._client.connection))
         except RinglogError as e:
             if not e.retriable or self._client.state is ClientState.CLOSED:
                 raise
-            with self._shell.locked() as session:
-                pause = session.pause(RETRY_S)
-            self._shell.wait(pause, None)
+            self._shell.pause(RETRY_S)
             return None
 
     def commit(self, seq: int | None = None) -> None:
@@ -236,7 +237,8 @@ class Group:
         streaming = self._streaming
         if streaming is None:
             raise UsageError("nothing is read from this group", group=self.name)
-        self._client.run(streaming.commit(self._connection, streaming.delivered if seq is None else seq))
+        wanted = streaming.delivered if seq is None else seq
+        self._shell.run(streaming.commit(self._client.connection, wanted))
 
     # -- where it is ----------------------------------------------------------------------------------
 
@@ -246,7 +248,7 @@ class Group:
         out."""
         start = start_at(start)
         self._streaming = None
-        return self._client.run(self._working.seek(self._connection, start))
+        return self._shell.run(self._working.seek(self._client.connection, start))
 
     def lag(self) -> tuple[int, int]:
         """Records that nobody was given yet, and records that were given out and are not done."""
@@ -255,17 +257,18 @@ class Group:
 
     def stats(self) -> GroupStats:
         """How the group is."""
-        found: GroupStats = self._client.run(self._working.stats(self._connection))
+        found: GroupStats = self._shell.run(self._working.stats(self._client.connection))
         return found
 
     def members(self) -> tuple[GroupMember, ...]:
         """Who works for it: who holds something, or asked in the last two minutes."""
-        return self.stats().members
+        found = self.stats()
+        return found.members
 
     def delete(self) -> bool:
         """Remove the group: its place and its pending list are forgotten. Was it there?"""
         self._streaming = None
-        return self._client.run(self._working.delete(self._connection))
+        return self._shell.run(self._working.delete(self._client.connection))
 
     def close(self, timeout: float = GIVE_BACK_S) -> None:
         """Give back what was claimed and not begun, and let go of files. The client calls it, too."""

@@ -239,13 +239,21 @@ class Slots:
         self.taken = 0
         self._waits: list[Pending[None]] = []
 
-    def take(self, job: JobFacts, tell: Callable[[], None]) -> None:
-        """It is in flight until it is settled or lost; then `tell` its holder."""
+    def take_all(self, jobs: Iterable[JobFacts]) -> None:
+        """Those whose leases are not lost are in flight."""
+        for job in jobs:
+            if not job.lease.is_lost:
+                self.take(job)
+
+    def take(self, job: JobFacts) -> None:
+        """It is in flight until it is settled or lost; then its holder is told as well."""
+        tell = job.lease.on_lost
         job._slots = self
         self.taken += 1
 
         def lost() -> None:
-            tell()
+            if tell is not None:
+                tell()
             job.leave()
 
         job.lease.on_lost = lost

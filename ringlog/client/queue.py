@@ -1,3 +1,4 @@
+# Generated from ringlog/aio/queue.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
 """Queues for workers: `for job in client.queue("emails").jobs(): with job: deliver(job.json())`.
 
 A job is leased to one worker at a time. It is done when the worker acks it; given back, or not extended in
@@ -10,12 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
@@ -23,12 +24,10 @@ from ringlog.client.checks import (
     at_least,
     codec,
     flag,
-    number,
     position,
     seconds,
     seconds_to_end,
     text,
-    whole,
 )
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import encoded, why_unreadable
@@ -50,30 +49,37 @@ from ringlog.client.job import (
 )
 from ringlog.client.leases import Keeper, Lease
 from ringlog.client.pages import Record, Tombstone
+from ringlog.client.queue_options import (
+    GIVE_BACK_S,
+    RETRY_S,
+    begin_move,
+    check_batches,
+    check_claim,
+    check_claimed_for,
+    check_iteration,
+    check_lease,
+    is_by_number,
+    leave,
+    leave_over,
+    lost_before,
+    rest_of,
+)
 from ringlog.client.redrive import Redrive, RedriveReport, Where
 from ringlog.client.results import Appended, ClientState, PendingJob, QueueStats, Settled
+from ringlog.client.shell import NO_ANSWER
 from ringlog.client.topic_requests import Deletion
-from ringlog.client.working import Rest, Wish, Working, check_most
-from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound, UsageError
-from ringlog.limits import CLAIM_JOBS_MAX, LEASE_MS_MIN
-from ringlog.link.pending import Pending, Steps, start
+from ringlog.client.working import Rest, Wish, Working
+from ringlog.clock import SystemClock
+from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
+from ringlog.link.pending import Steps, start
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
     from ringlog.client.client import Client
-    from ringlog.client.locked import LockedConnection
     from ringlog.client.session import Session
     from ringlog.client.shell import Shell
 
 log = logging.getLogger(__name__)
-_C = TypeVar("_C", bound="Claimed | None")
-
-GIVE_BACK_S = 5.0
-"""Longest that leaving waits for an engine to take back what was not begun."""
-ORDERS = ("priority", "seq")
-"""In which a claim is given jobs that nobody had."""
-RETRY_S = 0.25
-"""Pause of an iteration whose engine cannot answer for now."""
 
 
 class Job(JobFacts):
@@ -110,13 +116,15 @@ class Job(JobFacts):
     def ack(self) -> None:
         """The job is done; it is gone for good when this returns. Raises LeaseLost when the lease had ended:
         the job was or will be handed out again, unless somebody finished it."""
-        if not self._queue.ack([self]).is_complete:
+        settled = self._queue.ack([self])
+        if not settled.is_complete:
             raise self.lost_error()
 
     def nack(self, *, delay_ms: int | None = None, reason: str = "") -> None:
         """Give the job back, to be claimed by anybody after `delay_ms`; raises LeaseLost. See
         Queue.nack."""
-        if not self._queue.nack([self], delay_ms=delay_ms, reason=reason).is_complete:
+        settled = self._queue.nack([self], delay_ms=delay_ms, reason=reason)
+        if not settled.is_complete:
             raise self.lost_error()
 
     def reject(self, reason: str = "") -> None:
@@ -125,7 +133,8 @@ class Job(JobFacts):
 
     def extend(self, lease_ms: int) -> None:
         """Hold the job up to `lease_ms` from now; raises LeaseLost."""
-        if not self._queue.extend([self], lease_ms).is_complete:
+        settled = self._queue.extend([self], lease_ms)
+        if not settled.is_complete:
             raise self.lost_error()
 
     def __enter__(self) -> Job:
@@ -167,15 +176,15 @@ class Queue:
     """One queue, as one worker sees it. `node` names the worker, which holds the leases."""
 
     def __init__(
-        self, client: Client, shell: Shell, connection: LockedConnection, topic: str, node: str,
-        payload: PayloadCodec[Any] = RAW, release_on_exit: bool = True,
+        self, client: Client, shell: Shell, topic: str, node: str, payload: PayloadCodec[Any] = RAW,
+        release_on_exit: bool = True,
     ) -> None:  # fmt: skip
-        self._client, self._shell, self._connection = client, shell, connection
+        self._client, self._shell = client, shell
         self._codec = codec(payload)
         self._working = Working(
             text(topic, "topic"),
             text(node, "node"),
-            shell.session.clock,
+            SystemClock(),
             release_on_exit=flag(release_on_exit, "release_on_exit"),
         )
         self._closings = 0
@@ -188,7 +197,6 @@ class Queue:
         """Of each iteration, jobs that were claimed and not given out."""
         self._behind: list[Behind] = []
         """Of each iteration that asked for it, acks that nobody waits for."""
-        """Claims that were called off, and the engine has not confirmed it."""
 
     @property
     def topic(self) -> str:
@@ -250,27 +258,41 @@ class Queue:
         return self._claim(max, wait_ms / 1_000, lease_ms, auto_extend, wish)
 
     def _claim(
-        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: Wish
-    ) -> Jobs[Job]:
-        steps = self._working.claim(self._connection, most, wait_s, lease_ms, wish)
+        self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: Wish,
+        slots: Slots | None = None,
+    ) -> Jobs[Job]:  # fmt: skip
+        steps = self._working.claim(self._client.connection, most, wait_s, lease_ms, wish)
         self._waiting.add(wish)
         try:
-            return self._jobs_of(self._claimed(steps, auto_extend, wish))
+            jobs = self._claimed(steps, auto_extend, wish, slots)
         finally:
             self._waiting.discard(wish)
+        assert jobs is not None
+        return jobs
 
-    def _claimed(self, steps: Steps[_C], auto_extend: bool, wish: Wish) -> _C:
+    def _claimed(
+        self, steps: Steps[Claimed | None], auto_extend: bool, wish: Wish,
+        slots: Slots | None = None, then: Callable[[Any, BaseException | None], None] | None = None,
+    ) -> Jobs[Job] | None:  # fmt: skip
+        """Wait for a claim. What it is given is extended, and counted as in flight; `then` is told of it,
+        also when nobody waits any more."""
         try:
-            claimed = self._client.run(steps)
-            if auto_extend and claimed is not None and len(claimed):
+            claimed = self._shell.run(steps) if then is None else self._shell.run_then(steps, then)
+            if claimed is None:
+                return None
+            jobs = self._jobs_of(claimed)
+            if len(jobs) and (auto_extend or slots is not None):
                 with self._shell.locked() as session:
-                    self._keep(session).keep(claimed.to_keep())
+                    if auto_extend:
+                        self._keep(session).keep(claimed.to_keep())
+                    if slots is not None:
+                        slots.take_all(jobs)
         except Exception:
             raise
         except BaseException:
             self._call_off(wish)
             raise
-        return claimed
+        return jobs
 
     def _call_off(self, wish: Wish) -> None:
         """Who waited for this claim was interrupted, and whatever it is given goes back."""
@@ -286,9 +308,9 @@ class Queue:
         jobs = [] if together is not None else list(done)
         leases: Leases = together if together is not None else [job.lease for job in jobs]
         try:
-            steps = self._working.next(self._connection, leases, most, lease_ms, wish)
+            steps = self._working.next(self._client.connection, leases, most, lease_ms, wish)
             claimed = self._claimed(steps, auto_extend, wish) if len(leases) else None
-        except RinglogError:
+        except NO_ANSWER:
             with self._shell.lock:
                 lose(leases)
             raise
@@ -298,7 +320,7 @@ class Queue:
                 with self._shell.lock:
                     leave_over(jobs)
         if claimed is not None:
-            return self._jobs_of(claimed)
+            return claimed
         settled = self.ack(jobs if together is None else done)
         if not settled.is_complete:
             raise lost_before(self.topic, settled)
@@ -507,62 +529,42 @@ class Queue:
         """Wait a moment before asking again; raises the error when that is of no use."""
         if self._client.state is ClientState.CLOSED or not self._gone.may_come_back(error):
             raise error
-        with self._shell.locked() as session:
-            pause = session.pause(RETRY_S)
-        self._shell.wait(pause, None)
+        self._shell.pause(RETRY_S)
 
     def _fill(
         self, slots: Slots, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
         behind: Behind | None, wait_s: float,
     ) -> bool:  # fmt: skip
         """Claim as many as may be in flight; waits for room, and for jobs. Was there none in `wait_s`?"""
+        jobs = None
         if behind is not None and slots.most == 1:
-            job = self._go_on(behind, slots, lease_ms, auto_extend)
-            if job is not None:
-                unbegun.append(job)
-                return False
-        with self._shell.locked():
-            waits = [slots.room()]
-            if behind is not None:
-                behind.send()  # Before the claim: the shard takes them in this order.
-                if slots.most == 1:
-                    waits.append(behind.all_answered())
-        for each in waits:
-            self._shell.wait(each, None)
-        if slots.taken >= slots.most:
-            return False  # The queue was closed.
-        jobs = self._claim(slots.most - slots.taken, wait_s, lease_ms, auto_extend, Wish())
-        with self._shell.locked():
-            for job in jobs:
-                if not job.lease.is_lost:
-                    slots.take(job, job._was_lost)
+            jobs = self._go_on(behind, slots, lease_ms, auto_extend)
+        if not jobs:
+            with self._shell.locked():
+                waits = [slots.room()]
+                if behind is not None:
+                    behind.send()  # Before the claim: the shard takes them in this order.
+                    if slots.most == 1:
+                        waits.append(behind.all_answered())
+            for each in waits:
+                self._shell.wait(each, None)
+            if slots.taken >= slots.most:
+                return False  # The queue was closed.
+            jobs = self._claim(slots.most - slots.taken, wait_s, lease_ms, auto_extend, Wish(), slots)
         unbegun += jobs
         return not jobs
 
-    def _go_on(self, behind: Behind, slots: Slots, lease_ms: int | None, auto_extend: bool) -> Job | None:
+    def _go_on(
+        self, behind: Behind, slots: Slots, lease_ms: int | None, auto_extend: bool
+    ) -> Jobs[Job] | None:
         """Ack what is done, and claim the next one in the same request, as far as both are possible."""
         with self._shell.locked():
             leases = behind.take()
         if not leases:
             return None
-        try:
-            wish = Wish()
-            steps = self._working.next(self._connection, leases, 1, lease_ms, wish)
-            claimed = self._claimed(steps, False, wish)
-        except BaseException as e:
-            with self._shell.lock:
-                # Interrupted, nobody knows: to ack them again does no harm.
-                behind.sent(leases, e if isinstance(e, RinglogError) else None, is_taken=False)
-            raise
-        with self._shell.locked() as session:
-            behind.sent(leases, is_taken=claimed is not None)
-            if claimed is None or not len(claimed):
-                return None
-            (job,) = self._jobs_of(claimed)
-            slots.take(job, job._was_lost)
-            if auto_extend:
-                self._keep(session).keep((job.lease,))
-        return job
+        wish = Wish()
+        steps = self._working.next(self._client.connection, leases, 1, lease_ms, wish)
+        return self._claimed(steps, auto_extend, wish, slots, partial(behind.answered, leases))
 
     def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
         """Nobody begins these any more. If the engine is not there, their leases end by themselves."""
@@ -602,81 +604,72 @@ class Queue:
     def reject(self, job: Job, reason: str = "") -> None:
         """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
         with it. Raises InvalidRequest where the queue has none, and LeaseLost."""
-        steps = self._working.reject(self._connection, [job_of(job).lease], reason_of(reason))
-        if not self._settled([job], steps).is_complete:
+        steps = self._working.reject(self._client.connection, [job_of(job).lease], reason_of(reason))
+        settled = self._shell.run_then(steps, partial(leave, [job]))
+        if not settled.is_complete:
             raise job.lost_error()
 
     def _jobs_of(self, claimed: Claimed) -> Jobs[Job]:
         return Jobs(claimed, partial(Job, self, codec=self._codec))
 
     def _settle(self, jobs: Iterable[Job], rest: Rest | None) -> Settled:
-        connection, working = self._connection, self._working
+        connection, working = self._client.connection, self._working
         together = settled_together(jobs)
         if together is not None:
             return self._settled_together(together, rest)
         jobs = list(jobs_of(jobs))
         leases = [job.lease for job in jobs]
         if rest is None:
-            return self._settled(jobs, working.ack(connection, leases))
-        return self._settled(jobs, working.nack(connection, leases, *rest))
+            return self._shell.run_then(working.ack(connection, leases), partial(leave, jobs))
+        return self._shell.run_then(working.nack(connection, leases, *rest), partial(leave, jobs))
 
     def _settled_together(self, claimed: Claimed, rest: Rest | None) -> Settled:
-        connection, working = self._connection, self._working
+        connection, working = self._client.connection, self._working
         try:
             if rest is None:
-                return self._client.run(working.ack(connection, claimed))
-            return self._client.run(working.nack(connection, claimed, *rest))
+                return self._shell.run(working.ack(connection, claimed))
+            return self._shell.run(working.nack(connection, claimed, *rest))
         except RinglogError:
             claimed.lose()
             raise
-
-    def _settled(self, jobs: list[Job], steps: Steps[Settled]) -> Settled:
-        try:
-            settled = self._client.run(steps)
-        except RinglogError:
-            # Nobody knows what became of it. Kept alive, a job that nobody works on would never come back.
-            with self._shell.lock:
-                for job in jobs:
-                    job.lease.lose()
-            raise
-        with self._shell.locked():
-            for job in jobs:
-                job.leave()
-        return settled
 
     def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
         """Hold these jobs up to `lease_ms` from now, which may be earlier than before."""
         lease_ms = check_lease(lease_ms)
         leases = [job.lease for job in jobs_of(jobs)]
-        return self._client.run(self._working.extend(self._connection, leases, lease_ms))
+        return self._shell.run(self._working.extend(self._client.connection, leases, lease_ms))
 
     # -- looking --------------------------------------------------------------------------------------
 
     def stats(self) -> QueueStats:
         """How many jobs are in which state; raises NotAQueue, TopicNotFound."""
-        return self._client.run(self._working.stats(self._connection))
+        return self._shell.run(self._working.stats(self._client.connection))
 
     def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
         """The first jobs behind `after` that were handed out and are not done: who holds them, until when,
         how often they were handed out, why they failed. Looking changes nothing."""
         after, limit = position(after, "after"), at_least(limit, "limit", 1)
-        return self._client.run(self._working.known_jobs(self._connection, after, limit))
+        return self._shell.run(self._working.known_jobs(self._client.connection, after, limit))
 
     def peek(self, limit: int = 1) -> list[Record]:
         """The first jobs that are there, whoever holds them, without claiming any."""
         self._require_queue()
-        return self._client.read(self.topic, limit=limit).records
+        page = self._client.read(self.topic, limit=limit)
+        return page.records
 
     # -- dead letters ---------------------------------------------------------------------------------
 
     def dead_letters(self) -> Iterator[Record | Tombstone]:
         """This queue's jobs in its dead-letter topic, oldest first, up to the last one there is now. A
         tombstone says that some were lost there. Raises InvalidRequest where the queue has none."""
-        return self._letters(self._client.run(self._working.dead_letter(self._connection)))
+        return self._letters(self._shell.begin(lambda: self._working.dead_letter(self._client.connection)))
 
-    def _letters(self, name: str) -> Iterator[Record | Tombstone]:
+    def _letters(self, begun: Any) -> Iterator[Record | Tombstone]:
+        name: str = self._shell.finish(begun)
         with suppress(TopicNotFound), self._client.reader(name) as reader:
-            yield from (item for item in reader if self._working.is_own(item))
+            for item in reader:
+                if self._working.is_own(item):
+                    yield item
 
     def redrive(
         self, where: Where = None, *, limit: int | None = None, rate: float | None = None
@@ -693,7 +686,7 @@ class Queue:
             with self._client.reader(name) as reader:
                 for page in reader.pages():
                     for part in plan.parts(page.records):
-                        self._shell.ask(partial(_begin_move, plan, part))
+                        self._shell.ask(partial(begin_move, plan, part))
                     if plan.is_done:
                         break
         return plan.report()
@@ -701,8 +694,8 @@ class Queue:
     def purge(self) -> Deletion:
         """Delete every job that is there now: ready, leased and delayed ones. They do not come back."""
         self._require_queue()
-        head = self._client.topics.state(self.topic, touch=False).head_seq
-        return self._client.topics.delete_records(self.topic, before_seq=head + 1)
+        found = self._client.topics.state(self.topic, touch=False)
+        return self._client.topics.delete_records(self.topic, before_seq=found.head_seq + 1)
 
     def close(self, timeout: float = GIVE_BACK_S) -> None:
         """End its loops, also where they wait for jobs, give back what was claimed and not begun, and let go
@@ -718,10 +711,7 @@ class Queue:
             self._give_back(unbegun, timeout)
         for behind in list(self._behind):
             self._catch_up(behind, timeout)
-        with suppress(RinglogError):
-            with self._shell.locked() as session:
-                undoing = list(session.undoing)
-            self._shell.wait_all(undoing, timeout)
+        self._shell.wait_undone(timeout)
         self._working.close()
 
     def restart_in_child(self) -> None:
@@ -734,83 +724,10 @@ class Queue:
         self._working.let_go()
 
     def _require_queue(self) -> None:
-        self._client.run(self._working.known(self._connection))
+        self._shell.run(self._working.known(self._client.connection))
 
     def __enter__(self) -> Queue:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _begin_move(plan: Redrive, letters: Sequence[Record], session: Session) -> Pending[None]:
-    return start(plan.move(session, letters))
-
-
-def leave_over(jobs: Iterable[JobFacts]) -> None:
-    """Those of them that are settled are in flight no longer."""
-    for job in jobs:
-        if job.lease.is_over:
-            job.leave()
-
-
-def lost_before(topic: str, settled: Settled) -> LeaseLost:
-    """What to raise when jobs were to be acked before others were claimed, and leases had ended."""
-    skipped = settled.skipped
-    return LeaseLost(
-        "leases had ended before their jobs were acked; nothing was claimed", topic=topic,
-        jobs=len(skipped), seqs=list(skipped[:10]),
-    )  # fmt: skip
-
-
-def check_claim(most: int, wait_ms: int, lease_ms: int | None) -> tuple[int, int, int | None]:
-    """The same; raises UsageError for numbers that make no sense, and so do the others."""
-    most, wait_ms, lease_ms = whole(most, "max"), number(wait_ms, "wait_ms"), check_claimed_for(lease_ms)
-    check_most(most)
-    return most, wait_ms, lease_ms
-
-
-def check_claimed_for(lease_ms: int | None) -> int | None:
-    """How long jobs of a claim are held; None or 0 = as long as the topic says."""
-    return None if lease_ms is None else number(lease_ms, "lease_ms")
-
-
-def is_by_number(order: str) -> bool:
-    """Is a claim to be given the lowest numbers, whatever their priority?"""
-    if text(order, "order") not in ORDERS:
-        raise UsageError("a claim is by priority or by number", order=order, known=list(ORDERS))
-    return order == "seq"
-
-
-def check_iteration(max_in_flight: int) -> int:
-    """How many jobs may be out at once."""
-    max_in_flight = whole(max_in_flight, "max_in_flight")
-    if not 1 <= max_in_flight <= CLAIM_JOBS_MAX:
-        raise UsageError("max_in_flight out of range", found=max_in_flight, max=CLAIM_JOBS_MAX)
-    return max_in_flight
-
-
-def check_batches(size: int, max_in_flight: int | None) -> tuple[int, int]:
-    """Jobs of a batch, and of one claim; raises UsageError."""
-    size = check_iteration(size)
-    if max_in_flight is None:
-        return size, size
-    most = check_iteration(max_in_flight)
-    if most < size:
-        raise UsageError("a batch is not larger than what may be in flight", found=most, min=size)
-    return size, most
-
-
-def rest_of(delay_ms: int | None, reason: str) -> Rest:
-    """How a job is given back; None = to rest as its topic says."""
-    reason = reason_of(reason)
-    if delay_ms is None:
-        return Rest(0, reason, True)
-    return Rest(number(delay_ms, "delay_ms"), reason)
-
-
-def check_lease(lease_ms: int) -> int:
-    """How long a job is held."""
-    if whole(lease_ms, "lease_ms") == 0:
-        raise UsageError("lease_ms must say how long the job is held, got 0", found=0, min=LEASE_MS_MIN)
-    return number(lease_ms, "lease_ms")

@@ -21,14 +21,14 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, SupportsFloat, TypeVar
 
 from ringlog.client.green_threads import are_green, patched_late
 from ringlog.client.session import Session
 from ringlog.clock import Clock, SystemClock
 from ringlog.descriptors import SOCKET_DESCRIPTORS, has_room, no_room
-from ringlog.errors import Interrupted, NotConnected, RequestTimeout, UsageError
+from ringlog.errors import Interrupted, NotConnected, RequestTimeout, RinglogError, UsageError
 from ringlog.link.peer import FdSet, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.link.poll import READABLE, new_bell, new_poll
@@ -49,6 +49,8 @@ PATIENCES_MAX = 5
 TORN_END_S = 1.0
 """The longest that `close` waits for the sockets of an interrupted session."""
 RESTS_MAX = 8
+NO_ANSWER: tuple[type[BaseException], ...] = (RinglogError,)
+"""What leaves a request without an answer for who asked."""
 _AWAKE, _NEVER = 0, 1 << 63
 
 
@@ -286,6 +288,45 @@ class Shell:
         except StopIteration as end:
             result: T = end.value
             return result
+
+    def run_then(self, steps: Steps[T], then: Callable[[T | None, BaseException | None], None]) -> T:
+        """As `run`, and `then` is told the result or the error, with the lock held."""
+        try:
+            result = self.run(steps)
+        except BaseException as e:
+            with self.lock:
+                then(None, e)
+            raise
+        with self.lock:
+            try:
+                then(result, None)
+                self.see_to_it()
+            except BaseException as e:
+                self.look_for_harm(e)
+                raise
+        self.run_calls()
+        return result
+
+    def begin(self, make: Callable[[], Steps[T]]) -> T:
+        """Run an operation at once, for who takes its result later: see `finish`. (With asyncio it waits.)"""
+        return self.run(make())
+
+    def finish(self, begun: T) -> T:
+        """What came of it."""
+        return begun
+
+    def pause(self, seconds: float) -> None:
+        """Do nothing for a while; everybody else is served."""
+        with self.locked() as session:
+            pause = session.pause(seconds)
+        self.wait(pause, None)
+
+    def wait_undone(self, timeout: float) -> None:
+        """Until claims that were called off are, or for so many seconds in all; never raises an error."""
+        with suppress(RinglogError):
+            with self.locked() as session:
+                undoing = list(session.undoing)
+            self.wait_all(undoing, timeout)
 
     def ask(self, begin: Callable[[Session], Pending[T]]) -> T:
         """Begin something with the lock held and wait for its result."""

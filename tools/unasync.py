@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE, TARGET = "ringlog/aio", "ringlog/client"
-FACADES = ("group", "queue", "routers", "ticket", "topics")
+FACADES = ("group", "operations", "queue", "routers", "ticket", "topics")
 
 NAMES = {
     "AsyncIterator": "Iterator",

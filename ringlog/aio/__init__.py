@@ -18,8 +18,9 @@ from ringlog.aio.client import Client, connect
 from ringlog.aio.group import Group
 from ringlog.aio.producer import Producer
 from ringlog.aio.queue import Job, Queue
-from ringlog.aio.reader import Reader, Tailer
+from ringlog.aio.reader import Reader
 from ringlog.aio.routers import Routers
+from ringlog.aio.tailer import Tailer
 from ringlog.aio.ticket import Ticket
 from ringlog.aio.topics import Topics
 from ringlog.aio.watch import Watch

@@ -44,14 +44,14 @@ from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
 from ringlog.link.pending import Steps
 
 if TYPE_CHECKING:
-    from ringlog.aio.client import Client
+    from ringlog.aio.operations import Operations
     from ringlog.aio.shell import LoopShell
 
 
 class Leases(Queue):
     """The queue's way to claim, keep and settle, over a group's records."""
 
-    def __init__(self, client: Client, shell: LoopShell, working: GroupWorking) -> None:
+    def __init__(self, client: Operations, shell: LoopShell, working: GroupWorking) -> None:
         super().__init__(client, shell, working.topic, working.node)
         self._working: GroupWorking = working
 
@@ -70,7 +70,7 @@ class Leases(Queue):
 class Group:
     """One consumer group, as one member sees it. It is made when it is first used."""
 
-    def __init__(self, client: Client, shell: LoopShell, working: GroupWorking) -> None:
+    def __init__(self, client: Operations, shell: LoopShell, working: GroupWorking) -> None:
         self._client, self._shell = client, shell
         self._working = working
         self._leases = Leases(client, shell, working)

@@ -23,9 +23,11 @@ T = TypeVar("T")
 class Producer(Generic[T]):
     """Async context manager: leaving it flushes, and raises when something was not appended."""
 
-    def __init__(self, shell: LoopShell, topic: str, options: ProducerOptions) -> None:
+    def __init__(self, shell: LoopShell, topic: str, options: ProducerOptions, client: object) -> None:
         self.topic = text(topic, "topic")
         self._shell = shell
+        self._client = client
+        """Lasts as long as it is of use."""
         self._options = options
         self._core_of_loop: ProducerCore | None = None
         self._is_closed = False

@@ -74,7 +74,7 @@ from ringlog.link.pending import Steps, start
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
-    from ringlog.aio.client import Client
+    from ringlog.aio.operations import Operations
     from ringlog.aio.shell import LoopShell
     from ringlog.client.session import Session
 
@@ -175,7 +175,7 @@ class Queue:
     """One queue, as one worker sees it. `node` names the worker, which holds the leases."""
 
     def __init__(
-        self, client: Client, shell: LoopShell, topic: str, node: str, payload: PayloadCodec[Any] = RAW,
+        self, client: Operations, shell: LoopShell, topic: str, node: str, payload: PayloadCodec[Any] = RAW,
         release_on_exit: bool = True,
     ) -> None:  # fmt: skip
         self._client, self._shell = client, shell

@@ -158,6 +158,10 @@ class LoopShell:
                 await asyncio.wait((future,), timeout=timeout)
         return pending.is_done
 
+    async def wait_locked(self, pending: Pending[Any], deadline: None) -> bool:
+        """As `wait`. (For a caller that holds the lock, in the other face.)"""
+        return await self.wait(pending, deadline)
+
     async def result(self, pending: Pending[T], timeout: float | None = None) -> T:
         """Wait for the result; raises TimeoutError when `timeout` seconds ended first."""
         if not await self.wait(pending, timeout):

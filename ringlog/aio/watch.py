@@ -20,7 +20,9 @@ from ringlog.link.pending import Pending, start
 class Watch:
     """Follows topics: gives Page, Tombstone, CaughtUp, TopicDeleted and Lagged items; see client.Watch."""
 
-    def __init__(self, shell: LoopShell, options: WatchOptions, shared: SharedReads) -> None:
+    def __init__(self, client: object, shell: LoopShell, options: WatchOptions, shared: SharedReads) -> None:
+        self._client = client
+        """Lasts as long as it is of use."""
         self._shell = shell
         self._shared = shared
         self._core = WatchCore(options, shared)

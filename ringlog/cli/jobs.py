@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 
@@ -332,12 +332,9 @@ def _settle(
 
 
 def _asked(client: Client, message: Message) -> Any:
-    from ringlog.client.working import QueueConnection
     from ringlog.link.pending import Steps
 
-    connection = cast(QueueConnection, client.connection)
-
     def steps() -> Steps[Any]:
-        return (yield connection.about_jobs(message)).message
+        return (yield client.connection.about_jobs(message)).message
 
     return client.run(steps())

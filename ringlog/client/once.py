@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringlog.client.assembler import Assembler
+from ringlog.client.checks import text
 from ringlog.client.results import Appended, AppendedOnce
 from ringlog.client.stream import Stream
 from ringlog.digests import DIGEST_BYTES
 from ringlog.errors import BatchTooLarge, InvalidRequest, UsageError
-from ringlog.limits import DEDUP_IDS_PER_WRITE_MAX, DURATION_MS_MAX
+from ringlog.limits import DEDUP_IDS_PER_WRITE_MAX, DURATION_MS_MAX, IDEMPOTENCY_KEY_BYTES_MAX
 from ringlog.link.pending import Steps
+from ringlog.names import utf8
 
 if TYPE_CHECKING:
     from ringlog.client.session import Session
@@ -87,3 +89,13 @@ def append_once(
         stream.topic, epoch, seqs[0], seqs[-1], size, met, len(repeated) == size, max(stamps),
         seqs=tuple(seqs), repeated=frozenset(repeated),
     )  # fmt: skip
+
+
+def checked_key(key: str | None) -> str:
+    """An idempotency key as it travels; "" is none (I-1)."""
+    if key is None:
+        return ""
+    size = len(utf8(text(key, "idempotency_key"), "idempotency_key"))
+    if size > IDEMPOTENCY_KEY_BYTES_MAX:
+        raise InvalidRequest("idempotency key too long", bytes=size, max=IDEMPOTENCY_KEY_BYTES_MAX)
+    return key

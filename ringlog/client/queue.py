@@ -75,7 +75,7 @@ from ringlog.link.pending import Steps, start
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
-    from ringlog.client.client import Client
+    from ringlog.client.operations import Operations
     from ringlog.client.session import Session
     from ringlog.client.shell import Shell
 
@@ -176,7 +176,7 @@ class Queue:
     """One queue, as one worker sees it. `node` names the worker, which holds the leases."""
 
     def __init__(
-        self, client: Client, shell: Shell, topic: str, node: str, payload: PayloadCodec[Any] = RAW,
+        self, client: Operations, shell: Shell, topic: str, node: str, payload: PayloadCodec[Any] = RAW,
         release_on_exit: bool = True,
     ) -> None:  # fmt: skip
         self._client, self._shell = client, shell

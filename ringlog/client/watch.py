@@ -17,7 +17,7 @@ from ringlog.link.delivery import Delivery, Subscription, Turn
 from ringlog.link.pending import start
 
 if TYPE_CHECKING:
-    from ringlog.client.client import Client
+    from ringlog.client.operations import Operations
     from ringlog.client.shell import Shell
 
 
@@ -28,7 +28,7 @@ class Watch:
     and no topic waits for another's backlog. One thread at a time.
     """
 
-    def __init__(self, client: Client, shell: Shell, options: WatchOptions, shared: SharedReads) -> None:
+    def __init__(self, client: Operations, shell: Shell, options: WatchOptions, shared: SharedReads) -> None:
         self._client = client
         self._shell = shell
         self._core = WatchCore(options, shared)

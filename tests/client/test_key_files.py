@@ -13,7 +13,7 @@ import pytest
 import ringlog
 import ringlog.aio
 from ringlog.cli.app import run
-from ringlog.client.client import ClientOptions
+from ringlog.client.client_options import ClientOptions
 from ringlog.errors import UsageError
 from ringlog.link.curve import key_file_text, new_key
 

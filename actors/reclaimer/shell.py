@@ -38,8 +38,8 @@ from ringlog.errors import (
 from ringlog.limits import DISK_LOOK_S, HEARTBEAT_INTERVAL_MS, SCRUB_EVERY_S
 from ringlog.link.shard_requests import Requester, ShardRequests
 from ringlog.logs import say
+from ringlog.ring.doorbell import EventBell
 from ringlog.runtime.control import ControlSocket, Sleeper
-from ringlog.runtime.wakeup import Wakeup
 from ringlog.runtime.workers import Loop, Workers
 from ringlog.segment.layout import MAKER_RECLAIMER, MAKER_SHIFT, NumberAllocator
 from ringlog.signals import StopFlag
@@ -70,12 +70,12 @@ class Shell:
         self._boot, self._settings = boot, settings
         self._clock = clock or SystemClock()
         self._ending = threading.Event()
-        self._wakeup = Wakeup()
+        self._bell = EventBell()
         self._disk = RealDisk()
         store = open_store(settings.cold, self._disk)
         self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
         self._router = ControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
-        self._cold_jobs = Workers("cold", 1, COLD_JOBS_MAX, self._wakeup.wake)
+        self._cold_jobs = Workers("cold", 1, COLD_JOBS_MAX, self._bell.ring)
         self._links: dict[str, ShardRequests] = {}
         storage, stopping = settings.storage, self._ending.is_set
         self._scrub_pace = Pace(storage.scrub_bytes_per_s, self._clock, stopping)
@@ -114,11 +114,11 @@ class Shell:
 
     def on_start(self, stop: StopFlag) -> None:
         """See Actor."""
-        self._sleeper = Sleeper(stop.fileno(), self._wakeup.fileno(), self._router.fileno())
+        self._sleeper = Sleeper(stop.fileno(), self._bell.fileno(), self._router.fileno())
         self._watch_disk(self._clock.monotonic_ns())
         self._loops = [
-            Loop("rounds", self._rounds, self._wakeup.wake),
-            Loop("scrub", self._scrub, self._wakeup.wake),
+            Loop("rounds", self._rounds, self._bell.ring),
+            Loop("scrub", self._scrub, self._bell.ring),
         ]
         say(log, logging.INFO, "ready")
 
@@ -131,7 +131,7 @@ class Shell:
                 loop.join(STOP_S)
             self.exit_code = ExitCode.OK
             return 0
-        self._wakeup.clear()
+        self._bell.drain()
         now_ns = self._clock.monotonic_ns()
         self._cold_jobs.take()
         work = self._receive()
@@ -157,7 +157,7 @@ class Shell:
         """See Actor."""
         self._slot.set(P.DISK_LOW, 0)
         self._router.close()
-        self._wakeup.close()
+        self._bell.close()
 
     def _receive(self) -> int:
         count = 0
@@ -286,7 +286,7 @@ class Shell:
             say(log, logging.ERROR, "scrub cannot read the data directory", reason=str(e))
             answer = error_reply(Internal("the data directory cannot be read", reason=str(e)))
         self._scrubs_done.extend((client, corr, answer) for client, corr in asked)
-        self._wakeup.wake()
+        self._bell.ring()
 
     def _whole_pass(self) -> m.ScrubReport:
         """Everything once, at the pace of reclaiming, changing nothing (SG-15)."""

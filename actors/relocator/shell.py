@@ -33,8 +33,8 @@ from ringlog.errors import (
 from ringlog.limits import COLD_READ_THREADS, COLD_READS_QUEUED_MAX
 from ringlog.link.shard_requests import ShardRequests
 from ringlog.logs import say
+from ringlog.ring.doorbell import EventBell
 from ringlog.runtime.control import ControlSocket, Sleeper
-from ringlog.runtime.wakeup import Wakeup
 from ringlog.runtime.workers import Loop, Workers
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import RealDisk
@@ -72,12 +72,12 @@ class Shell:
             raise ConfigError("a relocator needs cold.dir or cold.url")
         self._store = opened
         self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
-        self._wakeup = Wakeup()
+        self._bell = EventBell()
         self._ending = threading.Event()
         self.core = ColdReads(settings.cold.cache_bytes, round(settings.cold.timeout_s * 1e9))
         self._stale: list[str] = []
         self._router = ControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
-        self._fetchers = Workers("fetch", COLD_READ_THREADS, COLD_READS_QUEUED_MAX, self._wakeup.wake)
+        self._fetchers = Workers("fetch", COLD_READ_THREADS, COLD_READS_QUEUED_MAX, self._bell.ring)
         self.mover = Mover(
             Copies(disk, boot.data_dir, self._store), settings.cold, shards=boot.shards, ask=self._ask,
             clock=self._clock, jitter=random.random, is_stopping=self._ending.is_set,
@@ -90,8 +90,8 @@ class Shell:
 
     def on_start(self, stop: StopFlag) -> None:
         """See Actor."""
-        self._sleeper = Sleeper(stop.fileno(), self._wakeup.fileno(), self._router.fileno())
-        self._moving = Loop("move", self._move, self._wakeup.wake)
+        self._sleeper = Sleeper(stop.fileno(), self._bell.fileno(), self._router.fileno())
+        self._moving = Loop("move", self._move, self._bell.ring)
         say(log, logging.INFO, "ready", cold=self._cold.dir or self._cold.url)
 
     def do_work(self) -> int:
@@ -101,7 +101,7 @@ class Shell:
             self._moving.join(STOP_S)
             self.exit_code = ExitCode.OK
             return 0
-        self._wakeup.clear()
+        self._bell.drain()
         now_ns = self._clock.monotonic_ns()
         events: list[Any] = [Tick(self._clock.now_us(), now_ns)]
         while self._stale:
@@ -132,7 +132,7 @@ class Shell:
     def on_close(self) -> None:
         """See Actor. Threads are daemons and hold nothing that outlives the process."""
         self._router.close()
-        self._wakeup.close()
+        self._bell.close()
 
     def _show_counts(self) -> None:
         counts, slot = self.mover.counts, self._slot

@@ -20,7 +20,7 @@ class Preparer:
 
     def __init__(self, writer: WalWriter) -> None:
         self._writer = writer
-        self.bell = EventBell.create()
+        self.bell = EventBell()
         self.failure: DiskError | None = None
         """Why the request that `finish` waited for made no file."""
         self._requests: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()

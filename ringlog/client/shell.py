@@ -99,7 +99,7 @@ class Descriptors:
         if bell in ready:
             ready.remove(bell)
             if not self._is_ending:
-                self._bell.take()
+                self._bell.drain()
         return ready
 
     def end(self) -> None:

@@ -12,6 +12,8 @@ import selectors
 import socket
 from typing import Protocol
 
+from ringlog.ring.doorbell import EventBell
+
 
 class Poll(Protocol):
     """The part of `select.epoll` that clients use."""
@@ -60,30 +62,6 @@ def new_poll() -> Poll:
     return select.epoll() if hasattr(select, "epoll") else SelectorPoll()
 
 
-class EventBell:
-    """A descriptor that one thread rings and another one sleeps on: an eventfd."""
-
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        """Readable when it was rung."""
-        return self._fd
-
-    def ring(self) -> None:
-        """Wake whoever sleeps on it."""
-        os.eventfd_write(self._fd, 1)
-
-    def take(self) -> None:
-        """Take what was rung, unless another thread did."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        os.close(self._fd)
-
-
 class SocketBell:
     """An EventBell where there is no eventfd."""
 
@@ -101,10 +79,12 @@ class SocketBell:
         with contextlib.suppress(BlockingIOError):  # It is full: the sleeper is woken.
             self._theirs.send(b"!")
 
-    def take(self) -> None:
+    def drain(self) -> int:
         """See EventBell."""
-        with contextlib.suppress(BlockingIOError):
-            self._ours.recv(4096)
+        try:
+            return len(self._ours.recv(4096))
+        except BlockingIOError:
+            return 0
 
     def close(self) -> None:
         """See EventBell."""

@@ -13,12 +13,13 @@ which processors may do) or doubled (a drained bell rings again). The re-check o
 the back-up poll makes it harmless. A sleeper never trusts a bell to mean work.
 
 Processes that share no ancestor use a named pipe: `BellListener` opens it for reading *and* writing, so
-that it never sees an end of file and a ringer never finds nobody. Where both ends inherit it, `EventBell`
-is an eventfd and survives the restart of either.
+that it never sees an end of file and a ringer never finds nobody. Between threads it is an
+eventfd (`EventBell`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -115,45 +116,24 @@ class BellRinger:
             self._fd = -1
 
 
-Bell = BellListener | BellRinger
-
-
 class EventBell:
-    """An eventfd both ends have inherited."""
+    """An eventfd: what a thread rings to wake another one of its process."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    @classmethod
-    def create(cls, *, inheritable: bool = False) -> EventBell:
-        """Make one; `inheritable` lets it survive an exec without being passed explicitly."""
-        fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        os.set_inheritable(fd, inheritable)
-        return cls(fd)
-
-    @classmethod
-    def from_fd(cls, fd: int) -> EventBell:
-        """Take over an inherited descriptor; raises RingError when it is not open."""
-        try:
-            os.set_blocking(fd, False)
-        except OSError as e:
-            raise RingError(f"not a bell: {e.strerror}", fd=fd, errno=e.errno) from None
-        return cls(fd)
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         """Descriptor that becomes readable when the bell rings."""
         return self._fd
 
-    def ring(self) -> bool:
-        """Wake the sleeper."""
-        try:
+    def ring(self) -> None:
+        """Wake the sleeper. Any thread may, as often as it likes."""
+        # A full counter is readable already; a closed bell has no sleeper any more.
+        with contextlib.suppress(OSError, ValueError):
             os.eventfd_write(self._fd, 1)
-        except BlockingIOError:
-            return True
-        return True
 
     def drain(self) -> int:
-        """Forget all rings so far; returns how many there were, 0 = none."""
+        """Forget all rings so far; returns how many there were, 0 = none. Look for work behind this."""
         try:
             return os.eventfd_read(self._fd)
         except BlockingIOError:

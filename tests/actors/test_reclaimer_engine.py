@@ -140,7 +140,7 @@ def test_one_pass_answers_all_who_asked_before_it(monkeypatch):
     """RF-100: sixteen requests are not sixteen passes over everything."""
     shell = object.__new__(Shell)
     shell._scrubs_asked, shell._scrubs_done = deque((b"c", corr) for corr in range(5)), deque()
-    shell._wakeup = SimpleNamespace(wake=lambda: None)
+    shell._bell = SimpleNamespace(ring=lambda: None)
     made = []
 
     def whole_pass():

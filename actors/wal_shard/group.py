@@ -17,7 +17,7 @@ import xxhash
 from actors.wal_shard.admission import Intake
 from actors.wal_shard.records import GroupMark, frame_of
 from ringlog.frame import batch as frames
-from ringlog.frame import layout
+from ringlog.frame import codec, layout
 from ringlog.frame.layout import FrameType
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
@@ -205,7 +205,7 @@ def _mark_with_word(position: LogPosition, body_bytes: int, flags: int, word: Wo
     mark = build(total)
     if body_bytes + len(mark) != total:
         mark = build(body_bytes + len(mark))
-    return mark, seal_frame(mark, position.salt)
+    return mark, codec.seal(mark, position.salt)
 
 
 def lay_out(group: Group, position: LogPosition, flags: int = 0, word: Word = _NO_WORD) -> list[Any]:
@@ -218,7 +218,7 @@ def lay_out(group: Group, position: LogPosition, flags: int = 0, word: Word = _N
     offset = position.offset + len(mark)
     for part in group.parts:
         if isinstance(part, Control):
-            seal = seal_frame(part.frame, position.salt)
+            seal = codec.seal(part.frame, position.salt)
             buffers.append(part.frame)
             offset += len(part.frame)
         elif isinstance(part, RoutedPart):
@@ -259,7 +259,7 @@ def _lay_out_routed(
     part: RoutedPart, file_id: int, salt: int, offset: int, buffers: list[Any], news: list[News]
 ) -> int:
     """Seal a routed frame; readers of each of its topics find it there. Returns its seal."""
-    seal = seal_frame(part.frame, salt)
+    seal = codec.seal(part.frame, salt)
     buffers.append(part.frame)
     stop = offset + len(part.frame)
     for topic, first_seq, last_seq, _ in part.copies:
@@ -337,10 +337,3 @@ def _note(
             news[-1] = (topic, last[1], last_seq, file_id, last[4], stop, is_volatile)
             return
     news.append((topic, first_seq, last_seq, file_id, offset, stop, is_volatile))
-
-
-def seal_frame(frame: bytearray, salt: int) -> int:
-    """Seal one control frame in place."""
-    seal = xxhash.xxh3_64_intdigest(frame[: layout.SEALED_BYTES], salt)
-    frame[layout.SEALED_BYTES : layout.HEADER_BYTES] = seal.to_bytes(8, "little")
-    return seal

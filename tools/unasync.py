@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE, TARGET = "ringlog/aio", "ringlog/client"
-FACADES = ("group", "operations", "queue", "routers", "ticket", "topics")
+FACADES = ("group", "operations", "queue", "routers", "ticket", "topics", "watch")
 
 NAMES = {
     "AsyncIterator": "Iterator",
@@ -40,6 +40,7 @@ TEXTS = {
     r"\bringlog\.aio\b": "ringlog.client",
     r"; `await ticket` gives their numbers\.": ". Thread-safe.",
     r"\bTimeoutError when `timeout` ended": "RequestTimeout too when `timeout` ended",
+    r"\bOne task at a time\b": "One thread at a time",
     r"\bfrom the loop; soon if": "from whichever thread learns it; at once if",
 }
 """Patterns of docstrings and comments."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -20,11 +21,14 @@ from ringlog.client.ending import warn_of_left
 from ringlog.client.session import Session
 from ringlog.client.shell import belongs_to_process
 from ringlog.errors import RinglogError, UsageError, WrongLoop
+from ringlog.link.delivery import Subscription
 from ringlog.link.peer import FdSet
 from ringlog.link.pending import Pending, Steps, start
 
 T = TypeVar("T")
-NO_ANSWER: tuple[type[BaseException], ...] = (RinglogError, asyncio.CancelledError)
+CANCELLED: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
+"""What a call raises because nobody waits for it any more."""
+NO_ANSWER: tuple[type[BaseException], ...] = (RinglogError, *CANCELLED)
 """What leaves a request without an answer for who asked."""
 _LOOK_MS = 2
 """How often is looked for settlements where no loop waits for them."""
@@ -193,6 +197,19 @@ class LoopShell:
         if self._session is not None and self._descriptors is not None:
             end_left(self._session, self._descriptors, timeout)
         self.close()
+
+    def now_s(self) -> float:
+        """Monotonic seconds: what deadlines are counted in."""
+        return time.monotonic()
+
+    async def wait_for_news(self, subscription: Subscription, timeout: float | None) -> bool:
+        """Wait until it has some; False after `timeout` seconds without. The loop has a pass at least."""
+        return await self.wait(self.session.delivery.waits(subscription), timeout)
+
+    def close_subscription(self, subscription: Subscription) -> None:
+        """Nobody follows it any more."""
+        if self._session is not None and not self.is_closed:
+            self._session.delivery.close(subscription)
 
     async def wait_undone(self, timeout: float) -> None:
         """Until claims that were called off are, or for so many seconds in all; never raises an error."""

@@ -1,36 +1,43 @@
-"""Watch with asyncio: `async for event in client.watch([...])`."""
+"""Watch: `for event in client.watch([...])`."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING
 
-from ringlog.aio.shell import LoopShell, running_loop
+from ringlog.aio.borrowed import Borrowed
+from ringlog.aio.shell import CANCELLED
 from ringlog.client.checks import seconds
 from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
-from ringlog.client.topic_requests import TopicMerge
+from ringlog.client.topic_requests import names
 from ringlog.client.watching import TurnResult, WatchCore, WatchedTopic, WatchOptions
 from ringlog.errors import is_shard_failed
-from ringlog.limits import LIST_PAGE_MAX
-from ringlog.link.delivery import Subscription, Turn
-from ringlog.link.pending import Pending, start
+from ringlog.link.delivery import Delivery, Subscription, Turn
+from ringlog.link.pending import start
+
+if TYPE_CHECKING:
+    from ringlog.aio.operations import Operations
+    from ringlog.aio.shell import LoopShell
 
 
 class Watch:
-    """Follows topics: gives Page, Tombstone, CaughtUp, TopicDeleted and Lagged items; see client.Watch."""
+    """Follows topics: gives Page, Tombstone, CaughtUp, TopicDeleted and Lagged items as there are any.
 
-    def __init__(self, client: object, shell: LoopShell, options: WatchOptions, shared: SharedReads) -> None:
-        self._client = client
-        """Lasts as long as it is of use."""
-        self._shell = shell
-        self._shared = shared
+    Of one topic they come in order; among topics in order of value when there is more than the reader takes,
+    and no topic waits for another's backlog. One task at a time.
+    """
+
+    def __init__(
+        self, client: Operations, shell: LoopShell, options: WatchOptions, shared: SharedReads
+    ) -> None:
+        self._client, self._shell, self._shared = client, shell, shared
         self._core = WatchCore(options, shared)
+        self._files = Borrowed(self._core)
         self._subscription: Subscription | None = None
         self._turn: Turn | None = None
-        """Taken and not over: its topic has no other until it is, even if a task is cancelled meanwhile."""
-        self._reading: Pending[TurnResult] | None = None
-        """Of that turn. It goes on when who waits for it is cancelled, and what it found is given then."""
+        """Taken and not over: its topic has no other until it is, whatever interrupts us meanwhile."""
         self._is_closed = False
 
     @property
@@ -42,6 +49,15 @@ class Watch:
     def topics(self) -> list[str]:
         """The topics that are followed now; patterns may bring more."""
         return self._core.topics
+
+    @property
+    def has_news(self) -> bool:
+        """`next(0)` has something to look at. Costs next to nothing."""
+        subscription = self._subscription
+        if subscription is None:
+            return bool(self._core.events)
+        is_lined_up = subscription.ready or self._core.events or self._turn is not None
+        return bool(is_lined_up) or subscription.has_news
 
     async def open(self) -> Watch:
         """Find the topics and subscribe; done by the first `next` otherwise. Raises TopicNotFound."""
@@ -55,25 +71,23 @@ class Watch:
         Raises CorruptData for damage, TopicHalted for a topic of which a file is missing, and NotReady for
         one whose shard was given up (reason shard_failed): once for each topic; the other topics go on.
         """
-        timeout, loop = seconds(timeout, "timeout"), running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
+        timeout = seconds(timeout, "timeout")
+        deadline = self._shell.now_s() + timeout if timeout else None
         await self.open()
+        core, subscription = self._core, self.subscription
         while not self._is_closed:
-            if self._core.events:
-                return self._core.give()
-            if self._core.is_over:
+            if core.events:
+                return core.give()
+            if core.is_over:
                 return None
             turn = self._turn
             if turn is None:
-                turn = self._turn = await self._take_turn()
+                turn = self._turn = await self._take_turn(subscription)
             if turn is not None:
                 await self._read(turn)
                 continue
-            subscription = self._opened()
-            left = None if deadline is None else max(0.0, deadline - loop.time())
-            try:
-                await self._shell.result(self._shell.session.delivery.waits(subscription), left)
-            except TimeoutError:
+            left = timeout if deadline is None else max(0.0, deadline - self._shell.now_s())
+            if not await self._shell.wait_for_news(subscription, left):
                 return None
         return None
 
@@ -86,11 +100,9 @@ class Watch:
         if self._is_closed:
             return
         self._is_closed = True
-        session = self._shell.session_or_none
-        if self._subscription is not None and session is not None and not self._shell.is_closed:
-            session.delivery.close(self._subscription)
-        if self._reading is None or self._reading.is_done:
-            self._core.close()
+        if self._subscription is not None:
+            self._shell.close_subscription(self._subscription)
+        self._files.end()
 
     async def __aenter__(self) -> Watch:
         return self
@@ -98,131 +110,137 @@ class Watch:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    # -- inside -----------------------------------------------------------------------------------------
-
-    def _opened(self) -> Subscription:
+    @property
+    def subscription(self) -> Subscription:
+        """What it has at the schedulers, once it is open."""
         assert self._subscription is not None
         return self._subscription
 
+    # -- inside -----------------------------------------------------------------------------------------
+
     async def _begin(self) -> None:
-        options, session = self._core.options, self._shell.session
-        session.forget_all(options.exact)
-        self._subscription = session.delivery.open(
-            credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
-        )
-        beginning: Pending[list[WatchedTopic]] | None = None
+        options = self._core.options
+        with self._shell.locked() as session:
+            session.forget_all(options.exact)
+            subscription = self._subscription = session.delivery.open(
+                credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
+            )
         try:
             if options.patterns:
                 # First: a topic created from here on is listed below, or reported as a change of names.
-                await self._shell.result(session.delivery.add(self._subscription, []))
-            beginning = start(self._core.begin_steps(session))
-            await self._follow(await self._shell.result(beginning))
-            if options.patterns:
-                await self._look_for_names(is_new=False)
-        except asyncio.CancelledError:
-            # Who waits no longer has not said that he wants no events: the next call begins anew. What was
-            # begun goes on without him, and nobody follows what it finds.
-            if beginning is not None:
-                beginning.when_done(_let_go)
-            session.delivery.close(self._subscription)
+                await self._shell.ask(lambda session: session.delivery.add(subscription, []))
+            with self._files.use() as core:
+                steps = core.begin_steps(self._client.connection)
+                await self._follow(await self._shell.run_then(steps, partial(self._found, core)))
+                if options.patterns:
+                    await self._look_for_names(is_new=False)
+        except CANCELLED:
+            # Who waits no longer has not said that he wants no events: the next call begins anew.
+            self._shell.close_subscription(subscription)
             self._subscription = None
             self._core.close()
             self._core = WatchCore(options, self._shared)
+            self._files = Borrowed(self._core)
             raise
         except BaseException:
             self.close()
             raise
 
+    def _found(self, core: WatchCore, topics: list[WatchedTopic] | None, _: BaseException | None) -> None:
+        """What was begun goes on without who waited for it, and nobody follows what it finds."""
+        if core is not self._core:
+            for topic in topics or ():
+                topic.source.close()
+
     async def _follow(self, topics: list[WatchedTopic]) -> None:
         """Subscribe to them, and say at once which have nothing new."""
-        if not topics:
+        subscription = self._subscription
+        if not topics or subscription is None:
             return
-        session, subscription = self._shell.session, self._opened()
         wanted = [(topic.info, topic.cursor.seq) for topic in topics]
-        feeds: list[int] = await self._shell.result(session.delivery.add(subscription, wanted))
+        feeds = await self._shell.ask(lambda session: session.delivery.add(subscription, wanted))
         self._core.follow(topics, feeds)
         for topic in topics:
-            facts = session.facts(topic.info) if session.transport == "ring" else None
-            if facts is None:
+            self._look_at_start(subscription, topic)
+
+    def _look_at_start(self, subscription: Subscription, topic: WatchedTopic) -> None:
+        connection = self._client.connection
+        facts = connection.facts(topic.info) if connection.transport == "ring" else None
+        if facts is not None and facts.head_seq == topic.cursor.seq:
+            topic.head_seq = facts.head_seq
+            self._core.line_up([self._core.caught_up(topic)])
+        elif facts is None:
+            with self._shell.locked() as session:
                 session.delivery.look(subscription, topic.feed)
-            elif facts.head_seq == topic.cursor.seq:
-                topic.head_seq = facts.head_seq
-                self._core.line_up([self._core.caught_up(topic)])
 
     async def _look_for_names(self, *, is_new: bool) -> None:
-        core, session = self._core, self._shell.session
-        found = core.matching(await self._names(core.prefixes))
+        core = self._core
+        found = core.matching(await self._shell.ask(lambda session: start(names(session, core.prefixes))))
         if found:
-            session.forget_all(found)
-            await self._follow(await self._shell.run(core.more_steps(session, found, is_new=is_new)))
+            with self._shell.locked() as session:
+                session.forget_all(found)
+            steps = core.more_steps(self._client.connection, found, is_new=is_new)
+            await self._follow(await self._shell.run(steps))
 
-    async def _names(self, prefixes: Iterable[str]) -> list[str]:
-        names = []
-        for prefix in prefixes:
-            merge = TopicMerge(prefix, LIST_PAGE_MAX)
-            while page := await self._shell.result(start(merge.next_page(self._shell.session))):
-                names += [summary.topic for summary in page]
-        return names
-
-    async def _take_turn(self) -> Turn | None:
-        subscription = self._opened()
+    async def _take_turn(self, subscription: Subscription) -> Turn | None:
+        if not subscription.has_news:
+            self._shell.require_open()
+            if self._shell.session.delivery.is_late:
+                with self._shell.locked() as session:
+                    session.delivery.give_back()
+            return None
+        if subscription.failure is None and not subscription.names_changed:
+            self._shell.require_open()
+            return Delivery.take(subscription)
         if subscription.failure is not None:
             raise subscription.failure
-        if subscription.names_changed:
-            subscription.names_changed = False  # First: who sets it again meanwhile has us look again.
-            try:
-                await self._look_for_names(is_new=True)
-            except BaseException as e:
-                # As in the watch for threads: what a shard that was given up has would never be told.
-                subscription.names_changed |= not is_shard_failed(e)
-                raise
-        return self._shell.session.delivery.take(subscription)
-
-    async def _read_on(self, turn: Turn, now_s: Callable[[], float]) -> TurnResult:
-        if self._reading is None:
-            self._reading = start(self._core.turn_steps(turn, now_s))
-            self._reading.when_done(lambda _: self._core.close() if self._is_closed else None)
+        subscription.names_changed = False  # First: who sets it again meanwhile has us look again.
         try:
-            result = await self._shell.result(self._reading)
-        except asyncio.CancelledError:
+            with self._files.use():
+                await self._look_for_names(is_new=True)
+        except BaseException as e:
+            # A shard that was given up would be asked again and again: new names come with the next start.
+            subscription.names_changed |= not is_shard_failed(e)
             raise
-        except BaseException:
-            self._reading = None
-            raise
-        self._reading = None
-        return result
+        return Delivery.take(subscription)
 
     async def _read(self, turn: Turn) -> None:
-        loop, subscription = running_loop(), self._opened()
-        result = None
-        if self._reading is None:
-            if turn.hint is not None and self._core.shared(turn):
-                self._turn = None
-                if not self._is_closed:
-                    delivery = self._shell.session.delivery
-                    delivery.finished(subscription, turn, turn.hint.last_seq, is_consumed=True)
-                return
-            result = self._core.straight(turn)
-        if result is None:
-            result = await self._read_on(turn, loop.time)
-        self._core.line_up(result.events)
-        self._turn = None
-        if self._is_closed:
+        files = self._files
+        if not files.is_left and turn.hint is not None and self._core.shared(turn):
+            self._finish(turn, turn.hint.last_seq, is_consumed=True)
+            self._turn = None
             return
-        delivery = self._shell.session.delivery
-        if result.is_over:
-            delivery.drop(subscription, turn.feed)
-            subscription.names_changed |= subscription.names  # The topic may have been created again.
+        with files.use() as core:
+            result = None if files.is_left else core.straight(turn)
+            if result is None:
+                result = await files.run(self._shell, lambda: core.turn_steps(turn, self._shell.now_s))
+        self._core.line_up(result.events)
+        if result.is_over or result.again_s:
+            self._end_or_look_again(turn, result)
         else:
-            delivery.finished(subscription, turn, result.after, is_consumed=result.is_consumed)
-            if result.again_s:
-                delivery.look(subscription, turn.feed, after_ns=int(result.again_s * 1e9))
+            self._finish(turn, result.after, is_consumed=result.is_consumed)
+        self._turn = None
         if result.error is not None:
             raise result.error
 
+    def _finish(self, turn: Turn, after: int, *, is_consumed: bool) -> None:
+        subscription = self._subscription
+        if subscription is None or self._is_closed:
+            return
+        # The lock is for who has to arrange something; with hundreds of watches that is seldom.
+        delivery = self._shell.session.delivery
+        if not delivery.finish_later(subscription, turn, after, is_consumed=is_consumed):
+            with self._shell.locked():
+                delivery.collect()
 
-def _let_go(found: Pending[list[WatchedTopic]]) -> None:
-    """Close the files of topics that nobody follows."""
-    if found.error is None:
-        for topic in found.take():
-            topic.source.close()
+    def _end_or_look_again(self, turn: Turn, result: TurnResult) -> None:
+        subscription = self._subscription
+        if subscription is None or self._is_closed:
+            return
+        with self._shell.locked() as session:
+            if result.is_over:
+                session.delivery.drop(subscription, turn.feed)
+                subscription.names_changed |= subscription.names  # The topic may have been created again.
+            else:
+                session.delivery.finished(subscription, turn, result.after, is_consumed=result.is_consumed)
+                session.delivery.look(subscription, turn.feed, after_ns=int(result.again_s * 1e9))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ringlog.errors import CalledInside
+from ringlog.link.pending import Steps
+
+if TYPE_CHECKING:
+    from ringlog.client.shell import Shell
+
+T = TypeVar("T")
 
 
 class Closes(Protocol):
@@ -29,6 +35,8 @@ class Borrowed(Generic[S]):
         self._is_over = False
         self._user = 0
         """The thread that reads now; 0 = none does."""
+        self.is_left = False
+        """With asyncio an operation goes on when who waits for it is cancelled."""
 
     @contextmanager
     def use(self) -> Iterator[S]:
@@ -48,6 +56,10 @@ class Borrowed(Generic[S]):
             # Looked at with the lock free: whoever ends it later finds it so and closes it himself.
             if self._is_over:
                 self.end()
+
+    def run(self, shell: Shell, make: Callable[[], Steps[T]]) -> T:
+        """Run an operation that reads from it, for who uses it."""
+        return shell.run(make())
 
     def end(self) -> None:
         """Let go of its files, now or when whoever reads has done. Idempotent, never waits."""

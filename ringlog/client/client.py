@@ -148,7 +148,7 @@ class Client(Operations):
                 session.delivery.give_back()
         ready = [watch for watch in watches if watch.has_news]
         if not ready:
-            subscriptions = [watch.subscription for watch in watches]  # Opens those that were not.
+            subscriptions = [watch.open().subscription for watch in watches]
             with self._shell.locked() as session:
                 news = session.delivery.waits(*subscriptions)
             self._shell.wait(news, timeout)

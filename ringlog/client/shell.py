@@ -29,6 +29,7 @@ from ringlog.client.session import Session
 from ringlog.clock import Clock, SystemClock
 from ringlog.descriptors import SOCKET_DESCRIPTORS, has_room, no_room
 from ringlog.errors import Interrupted, NotConnected, RequestTimeout, RinglogError, UsageError
+from ringlog.link.delivery import Subscription
 from ringlog.link.peer import FdSet, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.link.poll import READABLE, new_bell, new_poll
@@ -49,7 +50,9 @@ PATIENCES_MAX = 5
 TORN_END_S = 1.0
 """The longest that `close` waits for the sockets of an interrupted session."""
 RESTS_MAX = 8
-NO_ANSWER: tuple[type[BaseException], ...] = (RinglogError,)
+CANCELLED: tuple[type[BaseException], ...] = ()
+"""What a call raises because nobody waits for it any more: no thread is cancelled."""
+NO_ANSWER: tuple[type[BaseException], ...] = (RinglogError, *CANCELLED)
 """What leaves a request without an answer for who asked."""
 _AWAKE, _NEVER = 0, 1 << 63
 
@@ -320,6 +323,20 @@ class Shell:
         with self.locked() as session:
             pause = session.pause(seconds)
         self.wait(pause, None)
+
+    def wait_for_news(self, subscription: Subscription, timeout: float | None) -> bool:
+        """Wait until it has some; False after `timeout` seconds without, at once where that is 0."""
+        if timeout == 0:
+            return False
+        with self.locked() as session:
+            news = session.delivery.waits(subscription)
+        return self.wait(news, timeout)
+
+    def close_subscription(self, subscription: Subscription) -> None:
+        """Nobody follows it any more."""
+        if not self._is_over:
+            with self.locked() as session:
+                session.delivery.close(subscription)
 
     def wait_undone(self, timeout: float) -> None:
         """Until claims that were called off are, or for so many seconds in all; never raises an error."""

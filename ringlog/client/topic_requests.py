@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -204,6 +205,16 @@ def summary_of(reply: TopicStateReply) -> TopicSummary:
 
 def _microseconds(milliseconds: int | None) -> int | None:
     return None if milliseconds is None else milliseconds * 1_000
+
+
+def names(session: Session, prefixes: Iterable[str]) -> Steps[list[str]]:
+    """Every topic whose name begins with one of these."""
+    found: list[str] = []
+    for prefix in prefixes:
+        merge = TopicMerge(prefix, LIST_PAGE_MAX)
+        while page := (yield from merge.next_page(session)):
+            found += [summary.topic for summary in page]
+    return found
 
 
 class TopicMerge:

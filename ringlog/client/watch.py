@@ -1,18 +1,20 @@
-"""Watch: `for event in client.watch([...])`, for threads."""
+# Generated from ringlog/aio/watch.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+"""Watch: `for event in client.watch([...])`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ringlog.client.borrowed import Borrowed
 from ringlog.client.checks import seconds
 from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
-from ringlog.client.topic_requests import TopicMerge
+from ringlog.client.shell import CANCELLED
+from ringlog.client.topic_requests import names
 from ringlog.client.watching import TurnResult, WatchCore, WatchedTopic, WatchOptions
 from ringlog.errors import is_shard_failed
-from ringlog.limits import LIST_PAGE_MAX
 from ringlog.link.delivery import Delivery, Subscription, Turn
 from ringlog.link.pending import start
 
@@ -29,8 +31,7 @@ class Watch:
     """
 
     def __init__(self, client: Operations, shell: Shell, options: WatchOptions, shared: SharedReads) -> None:
-        self._client = client
-        self._shell = shell
+        self._client, self._shell, self._shared = client, shell, shared
         self._core = WatchCore(options, shared)
         self._files = Borrowed(self._core)
         self._subscription: Subscription | None = None
@@ -70,8 +71,9 @@ class Watch:
         one whose shard was given up (reason shard_failed): once for each topic; the other topics go on.
         """
         timeout = seconds(timeout, "timeout")
-        core, deadline = self._core, self._shell.now_s() + timeout if timeout else None
-        subscription = self.subscription
+        deadline = self._shell.now_s() + timeout if timeout else None
+        self.open()
+        core, subscription = self._core, self.subscription
         while not self._is_closed:
             if core.events:
                 return core.give()
@@ -84,7 +86,7 @@ class Watch:
                 self._read(turn)
                 continue
             left = timeout if deadline is None else max(0.0, deadline - self._shell.now_s())
-            if left == 0.0 or not self._await_news(left):
+            if not self._shell.wait_for_news(subscription, left):
                 return None
         return None
 
@@ -97,10 +99,8 @@ class Watch:
         if self._is_closed:
             return
         self._is_closed = True
-        subscription = self._subscription
-        if subscription is not None and not self._shell.is_closed and not self._shell.torn_by:
-            with self._shell.locked() as session:
-                session.delivery.close(subscription)
+        if self._subscription is not None:
+            self._shell.close_subscription(self._subscription)
         self._files.end()
 
     def __enter__(self) -> Watch:
@@ -111,8 +111,7 @@ class Watch:
 
     @property
     def subscription(self) -> Subscription:
-        """What it has at the schedulers; opened if it was not."""
-        self.open()
+        """What it has at the schedulers, once it is open."""
         assert self._subscription is not None
         return self._subscription
 
@@ -122,21 +121,35 @@ class Watch:
         options = self._core.options
         with self._shell.locked() as session:
             session.forget_all(options.exact)
-            self._subscription = session.delivery.open(
+            subscription = self._subscription = session.delivery.open(
                 credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
             )
-        subscription = self._subscription
         try:
             if options.patterns:
                 # First: a topic created from here on is listed below, or reported as a change of names.
                 self._shell.ask(lambda session: session.delivery.add(subscription, []))
             with self._files.use() as core:
-                self._follow(self._client.run(core.begin_steps(self._client.connection)))
+                steps = core.begin_steps(self._client.connection)
+                self._follow(self._shell.run_then(steps, partial(self._found, core)))
                 if options.patterns:
                     self._look_for_names(is_new=False)
+        except CANCELLED:
+            # Who waits no longer has not said that he wants no events: the next call begins anew.
+            self._shell.close_subscription(subscription)
+            self._subscription = None
+            self._core.close()
+            self._core = WatchCore(options, self._shared)
+            self._files = Borrowed(self._core)
+            raise
         except BaseException:
             self.close()
             raise
+
+    def _found(self, core: WatchCore, topics: list[WatchedTopic] | None, _: BaseException | None) -> None:
+        """What was begun goes on without who waited for it, and nobody follows what it finds."""
+        if core is not self._core:
+            for topic in topics or ():
+                topic.source.close()
 
     def _follow(self, topics: list[WatchedTopic]) -> None:
         """Subscribe to them, and say at once which have nothing new."""
@@ -161,18 +174,12 @@ class Watch:
 
     def _look_for_names(self, *, is_new: bool) -> None:
         core = self._core
-        found = core.matching(self._names(core.prefixes))
+        found = core.matching(self._shell.ask(lambda session: start(names(session, core.prefixes))))
         if found:
             with self._shell.locked() as session:
                 session.forget_all(found)
-            self._follow(self._client.run(core.more_steps(self._client.connection, found, is_new=is_new)))
-
-    def _names(self, prefixes: Iterable[str]) -> Iterator[str]:
-        for prefix in prefixes:
-            merge = TopicMerge(prefix, LIST_PAGE_MAX)
-            while page := self._shell.ask(lambda session, merge=merge: start(merge.next_page(session))):  # type: ignore[misc]
-                for summary in page:
-                    yield summary.topic
+            steps = core.more_steps(self._client.connection, found, is_new=is_new)
+            self._follow(self._shell.run(steps))
 
     def _take_turn(self, subscription: Subscription) -> Turn | None:
         if not subscription.has_news:
@@ -196,21 +203,16 @@ class Watch:
             raise
         return Delivery.take(subscription)
 
-    def _await_news(self, timeout: float | None) -> bool:
-        subscription = self.subscription
-        with self._shell.locked() as session:
-            news = session.delivery.waits(subscription)
-        return self._shell.wait(news, timeout)
-
     def _read(self, turn: Turn) -> None:
-        if turn.hint is not None and self._core.shared(turn):
+        files = self._files
+        if not files.is_left and turn.hint is not None and self._core.shared(turn):
             self._finish(turn, turn.hint.last_seq, is_consumed=True)
             self._turn = None
             return
-        with self._files.use() as core:
-            result = core.straight(turn)
+        with files.use() as core:
+            result = None if files.is_left else core.straight(turn)
             if result is None:
-                result = self._client.run(core.turn_steps(turn, self._shell.now_s))
+                result = files.run(self._shell, lambda: core.turn_steps(turn, self._shell.now_s))
         self._core.line_up(result.events)
         if result.is_over or result.again_s:
             self._end_or_look_again(turn, result)

@@ -149,6 +149,17 @@ class Account:
         if is_wanted:
             raise Enough
 
+    def tell(self) -> None:
+        """Print what was found, skipped and done, for a person who replays a case; raises Broken when
+        anything was found."""
+        for finding in self.findings:
+            print(finding.what, finding.story, sep="\n")
+        for skip in self.skipped:
+            print(f"skipped {skip.what}: {skip.why}")
+        print(dict(self.counts), dict(self.faults))
+        if self.findings:
+            raise Broken(self.findings[0].what)
+
     def to_json(self) -> bytes:
         """For the runner."""
         return msgspec.json.encode(self)

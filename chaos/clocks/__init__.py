@@ -9,13 +9,14 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from chaos.clocks import steps
 from chaos.clocks.walls import Walls
 from chaos.order import Account, Broken, Order
 from chaos.rigs.bench import Bench, bench
-from chaos.rigs.cases import Case, named, run_case, run_cases
+from chaos.rigs.cases import Case, replay_chosen, run_chosen
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "gateway": {"enabled": True},
@@ -63,21 +64,9 @@ def _clocked(order: Order, account: Account) -> Iterator[Bench]:
 
 def run(order: Order, account: Account) -> None:
     """Every case that the plan asks for, over and over while there is time."""
-    chosen = order.choose({"long": False, "only": ""})
-    cases = [case for case in CASES if chosen["only"] in {"", case.name}]
-    cases = [case for case in cases if chosen["long"] or not case.is_long or chosen["only"]]
-    with _clocked(order, account) as made:
-        run_cases(order, account, cases, made)
+    run_chosen(order, account, CASES, partial(_clocked, order))
 
 
 def replay(order: Order, case: str) -> None:
     """One case again; `all`: every case, and the judge at the end."""
-    account = Account()
-    with _clocked(order, account) as made:
-        for each in CASES if case.startswith("all") else (named(CASES, case),):
-            text = case if not case.startswith("all") else f"{each.name}:{case.partition(':')[2]}"
-            run_case(order, account, each, made, text)
-    for finding in account.findings:
-        raise Broken(finding.story)
-    for skip in account.skipped:
-        print(f"skipped {skip.what}: {skip.why}")
+    replay_chosen(order, case, CASES, partial(_clocked, order))

@@ -50,17 +50,8 @@ def run(order: Order, account: Account) -> None:
 
 def replay(order: Order, case: str) -> None:
     """One case by its name: points, tidy, routers, storm, ends, reshards, frozen, outage."""
-    account = Account()
-    settings = order.choose(DEFAULTS)
     name = case.partition(":")[0]
-    with Nursery() as nursery:
-        stage = Stage(order, account, nursery)
-        stage.run(name, {**_cases(settings), "doomed": cases.doomed}[name])
-    for finding in account.findings:
-        print(finding.what, finding.story, sep="\n")
-    print(dict(account.counts), dict(account.faults))
-    if account.findings:
-        raise AssertionError(account.findings[0].what)
+    Stage.replay(order, name, {**_cases(order.choose(DEFAULTS)), "doomed": cases.doomed}[name])
 
 
 def _cases(settings: dict[str, Any]) -> dict[str, Callable[[Stage], None]]:

@@ -267,6 +267,14 @@ class Stage:
             self._open.clear()
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
 
+    @classmethod
+    def replay(cls, order: Order, name: str, case: Callable[[Stage], None]) -> None:
+        """Run one case by itself, with what it found and did on standard output; raises Broken."""
+        account = Account()
+        with Nursery() as nursery:
+            cls(order, account, nursery).run(name, case)
+        account.tell()
+
     def close(self, scene: Scene) -> None:
         """Finish a scene and enter its counts and findings."""
         scene.finish()

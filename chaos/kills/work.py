@@ -19,10 +19,9 @@ import xxhash
 
 import ringlog
 from chaos.check.journal import Journal, Outcome, What
-from chaos.groups import clients as groups
-from chaos.jobs import clients as jobs
 from chaos.kills.keys import KEY_VALUES
 from chaos.kills.tasks import Report, Task, TopicFacts
+from chaos.leases import clients as leases
 from ringlog import stop_points
 from ringlog.client import AppendedOnce, Client, NewRecord
 from ringlog.client.events import CaughtUp, Lagged, WatchEvent
@@ -68,10 +67,8 @@ def payload_of(value: int, mean_bytes: int) -> bytes:
 def perform(task: Task) -> Report:
     """Do the task until told to end; raises only for what is wrong with the harness."""
     end, report = _End(), Report()
-    if task.kind.startswith("jobs_"):
-        return jobs.perform(task, end)
-    if task.kind.startswith("groups_"):
-        return groups.perform(task, end)
+    if task.kind.startswith(("jobs_", "groups_")):
+        return leases.perform(task, end)
     _arm(task.hook)
     journal = Journal(task.journal_path, task.client)
     try:

@@ -6,12 +6,15 @@ cases that take many seconds each; `only`, the name of one case.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from chaos.limits import disks, processes
-from chaos.order import Account, Broken, CannotRun, Order
+from chaos.order import Account, CannotRun, Order
 from chaos.rigs.bench import Bench, bench
-from chaos.rigs.cases import Case, named, run_case, run_cases
+from chaos.rigs.cases import Case, replay_chosen, run_chosen
 from chaos.rigs.small_disks import own_mounts
 
 CASES: tuple[Case[Bench], ...] = (*disks.CASES, *processes.CASES)
@@ -25,30 +28,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def run(order: Order, account: Account) -> None:
     """Every case that the plan asks for, over and over while there is time."""
-    chosen = order.choose({"long": False, "only": ""})
-    cases = [case for case in CASES if chosen["only"] in {"", case.name}]
-    cases = [case for case in cases if chosen["long"] or not case.is_long or chosen["only"]]
-    _prepare(account)
-    with bench(order, account, settings=SETTINGS) as made:
-        run_cases(order, account, cases, made)
+    run_chosen(order, account, CASES, partial(_opened, order))
 
 
 def replay(order: Order, case: str) -> None:
     """One case again; `all` means: every case, and the judge at the end."""
-    account = Account()
-    _prepare(account)
-    with bench(order, account, settings=SETTINGS) as made:
-        for each in CASES if case.startswith("all") else (named(CASES, case),):
-            text = case if not case.startswith("all") else f"{each.name}:{case.partition(':')[2]}"
-            run_case(order, account, each, made, text)
-    for finding in account.findings:
-        raise Broken(finding.story)
-    for skip in account.skipped:
-        print(f"skipped {skip.what}: {skip.why}")
+    replay_chosen(order, case, CASES, partial(_opened, order))
 
 
-def _prepare(account: Account) -> None:
+@contextlib.contextmanager
+def _opened(order: Order, account: Account) -> Iterator[Bench]:
     try:
         own_mounts()
     except CannotRun as e:
         account.skip("private mounts", str(e))
+    with bench(order, account, settings=SETTINGS) as made:
+        yield made

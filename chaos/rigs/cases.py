@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 import traceback
@@ -40,6 +41,28 @@ def run_cases(order: Order, account: Account, cases: Sequence[Case[Bench]], benc
         if account.findings:
             # What is broken would be found again; the engine may be in a state no further case expects.
             return
+
+
+Opens = Callable[[Account], contextlib.AbstractContextManager[Bench]]
+
+
+def run_chosen(order: Order, account: Account, cases: Sequence[Case[Bench]], opens: Opens[Bench]) -> None:
+    """The class: every case that the plan asks for, over and over while there is time."""
+    wanted = order.choose({"long": False, "only": ""})
+    chosen = [case for case in cases if wanted["only"] in {"", case.name}]
+    chosen = [case for case in chosen if wanted["long"] or not case.is_long or wanted["only"]]
+    with opens(account) as bench:
+        run_cases(order, account, chosen, bench)
+
+
+def replay_chosen(order: Order, text: str, cases: Sequence[Case[Bench]], opens: Opens[Bench]) -> None:
+    """One case again, or with `all` every case, and the judge at the end; raises Broken."""
+    account = Account()
+    name, _, seed = text.partition(":")
+    with opens(account) as bench:
+        for case in cases if name == "all" else (named(cases, text),):
+            run_case(order, account, case, bench, f"{case.name}:{seed}")
+    account.tell()
 
 
 def run_case(order: Order, account: Account, case: Case[Bench], bench: Bench, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from chaos import groups
-from chaos.groups.verdict import Judgement, Place, Times, judge
-from chaos.jobs.journal import ROW, Did, Outcome
 from chaos.kills.nursery import Nursery
 from chaos.kills.rig import Engine
 from chaos.kills.scene import Stage
+from chaos.leases.journal import ROW, Did, Outcome
+from chaos.leases.verdict import Death, Judgement, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.plan import load_faults, load_plan
 
 MS = 1_000_000
-TIMES = Times(lease_ms=1_000, idle_ms=600)
+RULES = Rules(lease_ms=1_000, idle_ms=600)
 ROUNDS = 3
 """Storms a slow host may need until all has happened that is looked for."""
 ONE = 7
@@ -76,7 +76,7 @@ class Story:
 
     def judged(self, *, is_queue: bool = True, is_sought: bool = False, left: int = 0) -> Judgement:
         rows = np.array(sorted(self.rows), dtype=ROW)
-        return judge(rows, [Place(0, 0, is_queue, is_sought, left)], TIMES)
+        return judge(rows, [Place(0, 0, is_queue, is_sought, left)], RULES)
 
 
 def test_a_record_that_goes_its_way_is_counted() -> None:
@@ -103,14 +103,18 @@ def test_a_record_that_is_handed_out_again_is_explained(story: Story, why: str) 
     assert (found.doubles, dict(found.explained), dict(found.wrong)) == (1, {why: 1}, {})
 
 
+def _with(died: dict[int, int]) -> Rules:
+    return replace(RULES, deaths=[Death("leaser", at_ns, at_ns, client) for client, at_ns in died.items()])
+
+
 def test_a_death_explains_what_its_own_member_held_and_nothing_else() -> None:
     story = Story().put().claim(10, 2).claim(300, 3, 2).ack(350, 3)
     rows = np.array(sorted(story.rows), dtype=ROW)
     place = Place(0, 0, True)
-    found = judge(rows, [place], Times(TIMES.lease_ms, TIMES.idle_ms, {2: 200 * MS}))
+    found = judge(rows, [place], _with({2: 200 * MS}))
     assert (dict(found.explained), dict(found.wrong)) == ({"member died": 1}, {})
     for died in ({}, {3: 200 * MS}, {2: 301 * MS}):
-        found = judge(rows, [place], Times(TIMES.lease_ms, TIMES.idle_ms, died))
+        found = judge(rows, [place], _with(died))
         assert found.wrong["two members have one record"] == 1
 
 
@@ -135,7 +139,7 @@ QUEUE_FAULTS: list[tuple[Story, str]] = [
     (Story().put().claim(10, 2).claim(1_015, 3, 2, begun=15).ack(1_020, 3).ack(1_022, 2),
      "a record is finished twice"),
     (Story().put().claim(10, 2).claim(1_020, 3, 2, seq=2).ack(1_040, 3), "a record is there twice"),
-    (Story().claim(10, 2).ack(20, 2), "a record that nobody wrote"),
+    (Story().claim(10, 2).ack(20, 2), "a record that nobody put"),
     (Story().put().claim(10, 2).floor(15, 1).ack(20, 2), "a floor is ahead"),
     (Story().put().claim(10, 2).ack(20, 2).floor(30, 1).floor(40, 0), "a floor goes back"),
 ]  # fmt: skip
@@ -216,7 +220,7 @@ def test_who_is_rejected_lies_among_the_dead_letters_once_and_nobody_else() -> N
 
     def wrong(story: Story, letters: dict[int, int]) -> set[str]:
         rows = np.array(sorted(story.rows), dtype=ROW)
-        return set(judge(rows, [Place(0, 0, True)], TIMES, letters).wrong)
+        return set(judge(rows, [Place(0, 0, True)], RULES, letters).wrong)
 
     assert wrong(rejected(), {ONE: 1}) == set()
     assert wrong(rejected(None), {ONE: 1}) == wrong(rejected(None), {}) == set(), "nobody knows"
@@ -243,9 +247,9 @@ def test_a_letter_that_was_sent_back_explains_one_return_and_one_lower_floor() -
 
     def wrong(story: Story, lie: int = 1) -> set[str]:
         rows = np.array(sorted(story.rows), dtype=ROW)
-        return set(judge(rows, [Place(0, 0, True)], TIMES, {ONE: lie}).wrong)
+        return set(judge(rows, [Place(0, 0, True)], RULES, {ONE: lie}).wrong)
 
-    done = judge(np.array(sorted(returned().rows), dtype=ROW), [Place(0, 0, True)], TIMES, {ONE: 1})
+    done = judge(np.array(sorted(returned().rows), dtype=ROW), [Place(0, 0, True)], RULES, {ONE: 1})
     assert (dict(done.wrong), done.redriven) == ({}, 1)
     assert done.explained == {"came back from the dead": 1}
     assert wrong(returned(letters=2, times=2)) == set()

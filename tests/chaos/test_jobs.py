@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from chaos import jobs
-from chaos.jobs.journal import ROW, Did, Journal, Outcome, load
-from chaos.jobs.putting import payload_of, value_of
-from chaos.jobs.verdict import Death, Judgement, judge
 from chaos.kills.nursery import Nursery
 from chaos.kills.scene import Stage
+from chaos.leases.journal import ROW, Did, Journal, Outcome, load
+from chaos.leases.putting import payload_of, value_of
+from chaos.leases.verdict import Death, Judgement, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.plan import load_plan
 
@@ -49,7 +49,8 @@ class Story:
 
     def judged(self, *deaths: Death, letters: dict[int, int] | None = None, left: int = 0) -> Judgement:
         rows = np.array(sorted(self.rows), dtype=ROW)
-        return judge(rows, deaths, LEASE, letters or {}, left)
+        rules = Rules(LEASE, is_logged=False, deaths=deaths, what="job", who="worker")
+        return judge(rows, [Place(0, left=left)], rules, letters)
 
 
 def shard_died(at: int) -> Death:
@@ -58,7 +59,7 @@ def shard_died(at: int) -> Death:
 
 def test_a_job_that_goes_its_way_is_counted() -> None:
     found = Story().put().claim(10, 2).ack(20, 2).judged()
-    assert (found.put, found.done, found.doubles, dict(found.wrong)) == (1, 1, 0, {})
+    assert (found.records, found.done, found.doubles, dict(found.wrong)) == (1, 1, 0, {})
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,33 @@
-"""What client processes of the class do: write records, and share or follow them as members of groups do."""
+"""What client processes of these classes do: put jobs and records, and lease, share or follow them."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Literal, NamedTuple
 
 import ringlog
-from chaos.jobs.journal import Did, Journal, Outcome
-from chaos.jobs.putting import End, put_all, value_of
 from chaos.kills.tasks import Report, Task
+from chaos.leases.journal import Did, Journal, Outcome
+from chaos.leases.putting import End, put_all, value_of
 from ringlog.client import Client
 from ringlog.client.group import Group
 from ringlog.client.pages import Record
-from ringlog.client.queue import Job
+from ringlog.client.queue import Job, Queue
 from ringlog.errors import LeaseLost, RinglogError
 
 LEASE_MS = 1_200
 CLAIM_WAIT_MS = 200
 OVERTIME = 1.3
-"""A member that overslept wakes when so many leases have passed."""
+"""Who overslept wakes when so many leases have passed."""
 PAUSE_S = 0.05
 IDLE_MS = 700
 """What nothing was done about for so long is stolen, and taken over by members that do so."""
 CLAIM_MOST = 40
+SEQS_TOLD = 10
+"""Of so many jobs whose leases had ended a claim that acks names each."""
 STEAL_MOST = 10
 COMMIT_EVERY = 20
 READ_MOST = 400
@@ -34,6 +36,11 @@ LOOK_S = 0.1
 SEEK_S = 1.5
 """Between two seeks."""
 SEEK_BACK = 200
+
+
+REJECTS = "rejects"
+TAKES_OVER = "takes over"
+"""Hooks of tasks: reject what is bad, or take over what others do nothing about."""
 
 
 class Kind(NamedTuple):
@@ -45,6 +52,8 @@ class Kind(NamedTuple):
     mode: Literal["queue", "stream"]
 
 
+QUEUE = Kind(0, "", "queue")
+"""A queue's own."""
 SHARE = Kind(0, "share", "queue")
 """On every topic; members steal from each other."""
 FOLLOW = Kind(1, "follow", "stream")
@@ -57,7 +66,7 @@ LETTERED = (1, 2)
 """The groups SHARE of these have dead letters, of both classes and shards."""
 DEAD = "dead-letters"
 BAD_EVERY = 40
-"""Each so many-th record is rejected there."""
+"""Each so many-th record is rejected where there are dead letters."""
 REDRIVEN = 2
 """The dead letters of SHARE of this topic are sent back from time to time, and given up once more."""
 REDRIVE_S = 0.6
@@ -100,7 +109,15 @@ def _put(client: Client, task: Task, journal: Journal, end: End, report: Report)
     put_all(lambda payloads: client.append_many(topic, payloads), task, journal, end, report)
 
 
-# -- mode queue -------------------------------------------------------------------------------------------
+def _put_jobs(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
+    put_all(client.queue(task.topics[task.topic]).put_many, task, journal, end, report)
+
+
+# -- leases -----------------------------------------------------------------------------------------------
+
+
+def _work(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
+    _Worker(client.queue(task.topics[task.topic]), task, QUEUE, journal, report).work(end)
 
 
 def _share(client: Client, task: Task, journal: Journal, end: End, report: Report) -> None:
@@ -111,73 +128,97 @@ def _again(client: Client, task: Task, journal: Journal, end: End, report: Repor
     _Member(client, task, AGAIN, journal, report).work(end)
 
 
-class _Member:
-    """One member of a group in mode queue."""
+class _Worker:
+    """One worker of a queue: it acks, well and badly, with the next claim or before it."""
 
-    def __init__(self, client: Client, task: Task, kind: Kind, journal: Journal, report: Report) -> None:
-        self._takes_over = task.hook == "takes"
-        idle_ms = IDLE_MS if self._takes_over else 0
-        self._group = group_of(client, task.topics, task.topic, kind, min_idle_ms=idle_ms)
-        self._task, self._kind, self._journal, self._report = task, kind, journal, report
+    def __init__(
+        self, source: Queue | Group, task: Task, kind: Kind, journal: Journal, report: Report
+    ) -> None:
+        self._source, self._task, self._kind = source, task, kind
+        self._journal, self._report = journal, report
         self._random = Random(task.client)
+        self._did, self._has_letters = Did.CLAIMED, task.hook == REJECTS
+        self._done: dict[int, Job] = {}
+        """To be acked with the next claim."""
 
     def work(self, end: End) -> None:
-        """Claim or steal, and then do with the records what members do."""
+        """Claim, and then do with the jobs what workers do."""
         while not end.is_set:
-            begun_ns = time.monotonic_ns()
-            is_theft = self._kind is SHARE and self._random.random() < 0.15
+            begun_ns, self._did = time.monotonic_ns(), Did.CLAIMED
             try:
-                jobs = self._stolen() if is_theft else self._claimed()
+                jobs = self._claimed()
             except RinglogError as e:
                 self._report.failed(str(e))
                 time.sleep(PAUSE_S)
                 continue
-            if jobs:
-                did = Did.STOLEN if is_theft else Did.TAKEN_OVER if self._takes_over else Did.CLAIMED
-                self._note(
-                    did, list(jobs), seqs=[job.seq for job in jobs.values()], begun_ns=begun_ns,
-                    deliveries=[job.deliveries for job in jobs.values()],
-                )  # fmt: skip
-                self._report.ops += len(jobs)
-                self._settle(jobs)
+            if not jobs:
+                continue
+            self._note(
+                self._did, list(jobs), seqs=[job.seq for job in jobs.values()], begun_ns=begun_ns,
+                deliveries=[job.deliveries for job in jobs.values()] if self._kind is not QUEUE else 0,
+            )  # fmt: skip
+            self._report.ops += len(jobs)
+            if self._has_letters:
+                for value in [value for value in jobs if not value % BAD_EVERY]:
+                    self._reject(value, jobs.pop(value))
+            self._settle(jobs, self._random.random())
 
     def _claimed(self) -> dict[int, Job]:
-        most = self._random.randint(1, CLAIM_MOST)
-        return _by_value(self._group.claim(most, wait_ms=CLAIM_WAIT_MS, lease_ms=LEASE_MS))
+        assert isinstance(self._source, Queue)
+        done, self._done = self._done, {}
+        if done:
+            self._note(Did.ACK, list(done))
+        try:
+            jobs = self._source.claim(
+                self._random.randint(1, CLAIM_MOST // 2), wait_ms=CLAIM_WAIT_MS, lease_ms=LEASE_MS,
+                done=list(done.values()),
+            )  # fmt: skip
+        except LeaseLost as e:
+            if e.detail["jobs"] <= SEQS_TOLD:  # Else some were acked, and nobody said which.
+                self._ended(done, set(e.detail["seqs"]))
+            return {}
+        self._ended(done, set())
+        return _by_value(jobs)
 
-    def _stolen(self) -> dict[int, Job]:
-        idle = self._group.pending(idle_ms=IDLE_MS, limit=3)
-        seqs = [seq for entry in idle for seq in entry.seqs][:STEAL_MOST]
-        return _by_value(self._group.steal(seqs, min_idle_ms=IDLE_MS, lease_ms=LEASE_MS))
-
-    def _settle(self, jobs: dict[int, Job]) -> None:
-        if has_letters(self._task.topic, self._kind):
-            for value in [value for value in jobs if not value % BAD_EVERY]:
-                self._reject(value, jobs.pop(value))
-        act = self._random.random()
-        if act < 0.08:
-            self._give_back(
-                jobs, lambda: self._group.nack(jobs.values(), delay_ms=self._random.choice((0, 100)))
-            )
-            return
-        if act < 0.11:
-            self._give_back(jobs, self._group.leave)
+    def _settle(self, jobs: dict[int, Job], act: float) -> None:
+        if act < 0.1:
+            self._nack(jobs)
             return
         if act < 0.13:
             time.sleep(LEASE_MS / 1_000 * OVERTIME)
-        elif act < 0.16:
-            time.sleep(LEASE_MS / 1_000 / 2)
-            self._extend(jobs)
-        if act < 0.3:
+        if 0.13 <= act < 0.5:
+            self._done = jobs
+        else:
+            self._ack_some(jobs, is_single=0.5 <= act < 0.6)
+
+    def _ack_some(self, jobs: dict[int, Job], *, is_single: bool) -> None:
+        if is_single:
             for value, job in jobs.items():
                 self._ack({value: job})
         else:
             self._ack(jobs)
 
+    def _ack(self, jobs: dict[int, Job]) -> None:
+        if not jobs:
+            return
+        self._note(Did.ACK, list(jobs))
+        try:
+            skipped = set(self._source.ack(jobs.values()).skipped)
+        except RinglogError as e:
+            self._report.failed(str(e))
+            return  # Nobody knows: no end.
+        self._ended(jobs, skipped)
+
+    def _ended(self, jobs: Mapping[int, Job], skipped: set[int]) -> None:
+        """These were acked, but for those `skipped`."""
+        for outcome in (Outcome.OK, Outcome.REFUSED):
+            ended = [v for v, job in jobs.items() if (job.seq in skipped) == (outcome is Outcome.REFUSED)]
+            self._note(Did.END, ended, outcome=outcome)
+
     def _reject(self, value: int, job: Job) -> None:
         self._note(Did.REJECT, [value])
         try:
-            self._group.reject(job, "bad")
+            self._source.reject(job, "bad")
         except LeaseLost:
             self._note(Did.END, [value], outcome=Outcome.REFUSED)
         except RinglogError as e:
@@ -185,28 +226,9 @@ class _Member:
         else:
             self._note(Did.END, [value], outcome=Outcome.OK)
 
-    def _ack(self, jobs: dict[int, Job]) -> None:
-        if not jobs:
-            return
-        self._note(Did.ACK, list(jobs))
-        try:
-            skipped = set(self._group.ack(jobs.values()).skipped)
-        except RinglogError as e:
-            self._report.failed(str(e))
-            return  # Nobody knows: no end.
-        for outcome in (Outcome.OK, Outcome.REFUSED):
-            ended = [v for v, job in jobs.items() if (job.seq in skipped) == (outcome is Outcome.REFUSED)]
-            self._note(Did.END, ended, outcome=outcome)
-
-    def _extend(self, jobs: dict[int, Job]) -> None:
-        begun_ns = time.monotonic_ns()
-        try:
-            skipped = set(self._group.extend(jobs.values(), LEASE_MS).skipped)
-        except RinglogError as e:
-            self._report.failed(str(e))
-            return
-        held = [value for value, job in jobs.items() if job.seq not in skipped]
-        self._note(Did.EXTENDED, held, begun_ns=begun_ns)
+    def _nack(self, jobs: dict[int, Job]) -> None:
+        delay_ms = self._random.choice((0, 100))
+        self._give_back(jobs, lambda: self._source.nack(jobs.values(), delay_ms=delay_ms))
 
     def _give_back(self, jobs: dict[int, Job], how: Callable[[], object]) -> None:
         self._note(Did.NACK, list(jobs))
@@ -225,8 +247,53 @@ class _Member:
         )  # fmt: skip
 
 
-def _by_value(jobs: object) -> dict[int, Job]:
-    return {value_of(job.data): job for job in jobs}  # type: ignore[attr-defined]
+class _Member(_Worker):
+    """One member of a group in mode queue: it steals, leaves and extends, too."""
+
+    def __init__(self, client: Client, task: Task, kind: Kind, journal: Journal, report: Report) -> None:
+        self._takes_over = task.hook == TAKES_OVER
+        idle_ms = IDLE_MS if self._takes_over else 0
+        self._group = group_of(client, task.topics, task.topic, kind, min_idle_ms=idle_ms)
+        super().__init__(self._group, task, kind, journal, report)
+        self._has_letters = has_letters(task.topic, kind)
+
+    def _claimed(self) -> dict[int, Job]:
+        if self._kind is SHARE and self._random.random() < 0.15:
+            self._did = Did.STOLEN
+            idle = self._group.pending(idle_ms=IDLE_MS, limit=3)
+            seqs = [seq for entry in idle for seq in entry.seqs][:STEAL_MOST]
+            return _by_value(self._group.steal(seqs, min_idle_ms=IDLE_MS, lease_ms=LEASE_MS))
+        self._did = Did.TAKEN_OVER if self._takes_over else Did.CLAIMED
+        most = self._random.randint(1, CLAIM_MOST)
+        return _by_value(self._group.claim(most, wait_ms=CLAIM_WAIT_MS, lease_ms=LEASE_MS))
+
+    def _settle(self, jobs: dict[int, Job], act: float) -> None:
+        if act < 0.08:
+            self._nack(jobs)
+            return
+        if act < 0.11:
+            self._give_back(jobs, self._group.leave)
+            return
+        if act < 0.13:
+            time.sleep(LEASE_MS / 1_000 * OVERTIME)
+        elif act < 0.16:
+            time.sleep(LEASE_MS / 1_000 / 2)
+            self._extend(jobs)
+        self._ack_some(jobs, is_single=act < 0.3)
+
+    def _extend(self, jobs: dict[int, Job]) -> None:
+        begun_ns = time.monotonic_ns()
+        try:
+            skipped = set(self._group.extend(jobs.values(), LEASE_MS).skipped)
+        except RinglogError as e:
+            self._report.failed(str(e))
+            return
+        held = [value for value, job in jobs.items() if job.seq not in skipped]
+        self._note(Did.EXTENDED, held, begun_ns=begun_ns)
+
+
+def _by_value(jobs: Iterable[Job]) -> dict[int, Job]:
+    return {value_of(job.data): job for job in jobs}
 
 
 # -- mode stream ------------------------------------------------------------------------------------------
@@ -354,6 +421,7 @@ def _send_back(group: Group, topic: int, journal: Journal) -> None:
 
 
 _KINDS: Mapping[str, Callable[[Client, Task, Journal, End, Report], None]] = {
+    "jobs_put": _put_jobs, "jobs_work": _work,
     "groups_put": _put, "groups_share": _share, "groups_again": _again, "groups_follow": _follow,
     "groups_look": _look, "groups_redrive": _redrive,
 }  # fmt: skip

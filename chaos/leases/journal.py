@@ -43,7 +43,7 @@ class Did(IntEnum):
     END = 7
     """Of an ack or a reject, with `outcome`."""
 
-    # Of consumer groups alone; chaos/groups/verdict.py says what they mean for its judgement.
+    # Of consumer groups alone; verdict.py says what they mean for its judgement.
     TAKEN_OVER = 8
     """As CLAIMED, by a member that also takes over what another one did nothing about."""
     STOLEN = 9

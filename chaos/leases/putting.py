@@ -8,7 +8,7 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chaos.jobs.journal import Did, Journal, Outcome
+from chaos.leases.journal import Did, Journal, Outcome
 from ringlog.client.fields import NewRecord
 from ringlog.client.results import Appended, AppendedOnce
 from ringlog.errors import RinglogError

@@ -1,0 +1,181 @@
+"""A storm: anything is killed at any time, those who lease too, and in the end everything is judged."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any, Protocol
+
+import ringlog
+from chaos.kills.load import Stuck, wait_for
+from chaos.kills.nursery import Client, Nursery
+from chaos.kills.rig import close_down, kill_tree, on_shard
+from chaos.kills.scene import SHARDS, Scene, Stage
+from chaos.leases import journal
+from chaos.leases.clients import DEAD
+from chaos.leases.putting import value_of
+from chaos.leases.verdict import Death, Judgement, Place, Rules, judge
+from chaos.order import Account, Order
+from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
+from ringlog.errors import RinglogError
+
+DEFAULTS: dict[str, Any] = {"storm_s": 10.0, "empty_s": 60.0}
+"""How long a storm lasts, and how long those who lease have to do everything after it."""
+TIMEOUT_MS = 60_000
+STEP_S = 0.25
+"""Between two deaths at least."""
+LEASER = "leaser"
+BAG = [*[WAL_SHARD] * 4, *[GATEWAY, SCHEDULER] * 2, *[LEASER] * 4, "all"]
+
+
+class Cast(Protocol):
+    """Who plays: what a class adds to the storm."""
+
+    name: str
+    prefix: str
+    """Of topics."""
+    counted: dict[str, str]
+    """Counts of a Judgement that the account has, under these names."""
+
+    def make(self, client: ringlog.Client, topics: list[str]) -> None:
+        """Make the topics, of both classes on both shards."""
+
+    def start(self, scene: Scene) -> tuple[list[Client], list[Client]]:
+        """Start clients; returns those who make work, and those who lease and may be killed."""
+
+    def left(self, client: ringlog.Client, topics: list[str]) -> int:
+        """How much is not done yet."""
+
+    def places(self, client: ringlog.Client, scene: Scene) -> list[Place]:
+        """Look once more when everybody has ended; what is to be judged."""
+
+    def rules(self, deaths: list[Death]) -> Rules:
+        """What explains a record that is given out again."""
+
+
+def run(order: Order, account: Account, cast: Cast) -> None:
+    """Storms until the time is over."""
+    settings = order.choose(DEFAULTS)
+    end = time.monotonic() + order.seconds
+    with Nursery() as nursery:
+        stage = Stage(order, account, nursery)
+        number = 0
+        while number == 0 or (time.monotonic() + settings["storm_s"] < end and not account.findings):
+            stage.run("storm", _case(cast, settings, order.random("storm", number)))
+            number += 1
+
+
+def replay(order: Order, case: str, cast: Cast) -> None:
+    """One case by its name: storm."""
+    settings = order.choose(DEFAULTS)
+    cases = {"storm": _case(cast, settings, order.random("storm", 0))}
+    Stage.replay(order, case, cases[case])
+
+
+def _case(cast: Cast, settings: dict[str, Any], random: Random) -> Callable[[Stage], None]:
+    return partial(storm, cast, seconds=settings["storm_s"], empty_s=settings["empty_s"], random=random)
+
+
+def storm(
+    cast: Cast, stage: Stage, *, seconds: float, random: Random, empty_s: float = DEFAULTS["empty_s"]
+) -> None:
+    """Anything killed at any time, those who lease too (RF-1, 4, 6, 8, 117)."""
+    scene = stage.cast(cast.name, topics=2 * SHARDS)
+    scene.load.topics[:] = [on_shard(f"{cast.prefix}-{n}", n % SHARDS, SHARDS) for n in range(2 * SHARDS)]
+    with ringlog.connect(scene.engine.url, timeout_ms=TIMEOUT_MS) as client:
+        cast.make(client, scene.load.topics)
+    makers, leasers = cast.start(scene)
+    deaths: list[Death] = []
+    deadline = time.monotonic() + seconds
+    bag: list[str] = []
+    while time.monotonic() < deadline:
+        if not bag:
+            bag = list(BAG)
+            random.shuffle(bag)
+        act, from_ns = bag.pop(), time.monotonic_ns()
+        if act == LEASER:
+            victim = random.choice(leasers)
+            scene.load.kill(victim)
+            deaths.append(Death(act, from_ns, time.monotonic_ns(), victim.task.client))
+            leasers[leasers.index(victim)] = _like(scene, victim)
+            stage.account.did("client_kills")
+        elif act == "all":
+            stage.account.did("kills", kill_tree(scene.engine), "RF-4")
+            deaths.append(Death(act, from_ns, time.monotonic_ns()))
+            scene.engine.start()
+        elif scene.kill(act, random.randrange(SHARDS)):
+            deaths.append(Death(act, from_ns, time.monotonic_ns()))
+            stage.account.did("kills", 1, {WAL_SHARD: "RF-1", GATEWAY: "RF-8"}.get(act, "RF-6"))
+        print(f"  {time.monotonic() - deadline + seconds:5.1f} s {act}", flush=True)
+        time.sleep(STEP_S * (1 + random.random()))
+    _close(cast, stage, scene, makers, deaths, empty_s)
+
+
+def _like(scene: Scene, dead: Client) -> Client:
+    """Another one in place of one that was killed."""
+    task = dead.task
+    return scene.load.start(task.kind, topic=task.topic, hook=task.hook, transport=task.transport)
+
+
+def _close(
+    cast: Cast, stage: Stage, scene: Scene, makers: list[Client], deaths: list[Death], empty_s: float
+) -> None:
+    """Let everything be done, restart once more, look, judge, stop, verify."""
+    load, complaints = scene.load, scene.complaints
+    load.is_patient = True  # An outage may be longer than a gateway waits.
+    try:
+        scene.engine.wait_serving()
+        for maker in makers:
+            maker.ask_to_end()
+        _wait_done(cast, scene, empty_s)
+        load.end()
+        from_ns = time.monotonic_ns()
+        kill_tree(scene.engine)
+        scene.engine.start()
+        deaths.append(Death("all", from_ns, time.monotonic_ns()))
+        scene.engine.wait_serving()
+        with ringlog.connect(scene.engine.url, timeout_ms=TIMEOUT_MS) as client:
+            places = cast.places(client, scene)
+            letters = _dead_letters(client)
+    except (Stuck, RinglogError) as e:
+        complaints.append(f"{type(e).__name__}: {e}")
+    else:
+        found = judge(journal.load(load.folder), places, cast.rules(deaths), letters)
+        _count(cast, stage.account, found)
+        if found.wrong:
+            complaints.append(", ".join(f"{times} x {what}" for what, times in found.wrong.items()))
+        complaints += found.stories
+    close_down(scene.engine, complaints)
+    stage.judged(scene, complaints + load.complaints)
+
+
+def _count(cast: Cast, account: Account, found: Judgement) -> None:
+    for what, name in cast.counted.items():
+        account.did(name, getattr(found, what))
+    account.did("dead letters", found.dead)
+    account.did("doubles", found.doubles, "RF-117")
+    for why, times in found.explained.items():
+        account.did(f"doubles: {why}", times)
+
+
+def _wait_done(cast: Cast, scene: Scene, seconds: float) -> None:
+    """Until nothing is left to do; what is left then is counted by the last look."""
+    with ringlog.connect(scene.engine.url, timeout_ms=TIMEOUT_MS) as client:
+        try:
+            wait_for(
+                lambda: not cast.left(client, scene.load.topics), seconds, "everything to be done", look_s=0.2
+            )
+        except Stuck as e:
+            print(e, flush=True)
+
+
+def _dead_letters(client: ringlog.Client) -> Counter[int]:
+    """How often the record of each value lies there."""
+    found: Counter[int] = Counter()
+    if any(each.topic == DEAD for each in client.topics.list(DEAD)):
+        for page in client.reader(DEAD).pages(1_000):
+            found.update(value_of(record.data) for record in page.records)
+    return found

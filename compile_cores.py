@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent
 GROUPS = {
-    "ringlog_state": ("ringlog/queue/*.py", "ringlog/topic/*.py", "ringlog/group/*.py"),
+    "ringlog_state": ("ringlog/leases/*.py", "ringlog/topic/*.py"),
     "ringlog_lines": (
         "ringlog/board/*.py", "ringlog/envelope/wire.py", "ringlog/frame/batch.py", "ringlog/frame/codec.py",
         "ringlog/frame/header.py", "ringlog/frame/settle.py", "ringlog/link/call_ring.py",

@@ -55,13 +55,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tier": {"base", "frame", "segment", "storage.disk", "storage.layout", "tier"},
     "storage.shelf": {"base", "frame", "storage.disk", "segment"},
     "storage.snapshot": {"base", "storage", "segment"},
-    "topic": {"base", "frame", "topic", "queue", "group", *PURE_STORAGE},
+    "topic": {"base", "frame", "topic", "leases", *PURE_STORAGE},
     # Which segments a shard has, told as messages tell it.
     "topic.sealed": {"base", "frame", "envelope", "topic"},
-    # Who works on which job: what a shard keeps beside the log.
-    "queue": {"base", "queue"},
-    # How far named groups of consumers are; built of what queues are built of.
-    "group": {"base", "queue", "group"},
+    # Who works on which record: what a shard keeps beside the log.
+    "leases": {"base", "leases"},
     "contract": {"base", "frame", "envelope"},
     "runtime": {*WIRE, "contract", "runtime", "runtime.listening", "root"},
     "runtime.listening": {"base", "runtime.listening"},
@@ -115,7 +113,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "base", "envelope", "segment", "testing", "testing.shard_world", "actors.core", "actors.shell",
     },
     "actors.core": {
-        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "queue", "group", "segment.layout",
+        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "leases", "segment.layout",
         "board.layout", *PURE_STORAGE, "root",
     },
     "actors.shell": {
@@ -125,7 +123,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "client.local_source", "client.portion", "client.connection", "client.pages", "client.pieces",
         "client.reader", "client.uses",
         # What a dead letter is, its scheduler and clients know from one place.
-        "client.letters", "queue",
+        "client.letters", "leases",
     },
     "actors.__main__": {"base", "envelope", "runtime"},
     # `ringlog.connect` is loaded when it is first asked for.
@@ -192,7 +190,7 @@ IMPURE_ALLOWED = {
     ("ringlog.frame.compress", "threading"): "one compressor for each thread; no thread is started",
 }
 
-PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "queue", "group", "contract", "actors.core"}
+PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "leases", "contract", "actors.core"}
 PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",

@@ -29,11 +29,11 @@ from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, NotReady, R
 from ringlog.frame.codec import frame
 from ringlog.frame.columns import encode_records
 from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, WORDS, entry_error
+from ringlog.leases.spans import spans_of
 from ringlog.limits import DEAD_LETTERS_PER_MOVE, GROUP_LETTERS_PER_MOVE
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Steps
 from ringlog.placement import home_shard
-from ringlog.queue.stretches import spans_of
 from ringlog.topic.config import QUEUE
 from ringlog.types import SESSION_BIT, Durability
 

@@ -1,7 +1,7 @@
 """Durable leases: what a shard's queues log, and what they are after a restart. Pure.
 
 A queue with `leases_durable` is like any other; beside it lies with its topic what its log says
-(ringlog/queue/durable.py), in its row of a snapshot too, so that it goes wherever the topic goes. Each claim,
+(ringlog/leases/durable.py), in its row of a snapshot too: it goes wherever the topic goes. Each claim,
 extension, release and rejection is one frame of the log, as durable as the topic's class asks before anybody
 is answered (QL-16). Acks are deletions, and logged as such.
 
@@ -21,6 +21,12 @@ from actors.wal_shard.queue_numbers import live_count
 from actors.wal_shard.records import frame_of
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
+from ringlog.leases.durable import Durable, Life
+from ringlog.leases.live_seqs import Live
+from ringlog.leases.queue import Queue
+from ringlog.leases.queue_change import CLAIM_ROW, JobsChange, JobsOp
+from ringlog.leases.tokens import Tokens
+from ringlog.leases.types import I64, Claimed, ClaimRequest, Matched
 from ringlog.limits import (
     DEAD_LETTER_REASON_BYTES_MAX,
     DURABLE_CHANGE_BYTES_MAX,
@@ -30,11 +36,6 @@ from ringlog.limits import (
     NODE_BYTES_MAX,
     PRESSURE_RETRY_MS,
 )
-from ringlog.queue.change import CLAIM_ROW, JobsChange, JobsOp
-from ringlog.queue.durable import Durable, Life
-from ringlog.queue.live import Live
-from ringlog.queue.state import I64, Claimed, Matched, Queue, Wish
-from ringlog.queue.tokens import Tokens
 from ringlog.topic.config import QUEUE, TopicConfig
 from ringlog.topic.directory import Directory
 from ringlog.topic.state import Topic
@@ -99,7 +100,7 @@ class DurableLeases:
     # -- what is logged -------------------------------------------------------------------------------
 
     def claimed(
-        self, topic: Topic, messages: Sequence[m.JobsClaim], wishes: Sequence[Wish],
+        self, topic: Topic, messages: Sequence[m.JobsClaim], requests: Sequence[ClaimRequest],
         answers: Sequence[Claimed], into: Group | None, now_ms: int,
     ) -> None:  # fmt: skip
         """These claims were given these, or set jobs aside: one record each."""
@@ -107,11 +108,11 @@ class DurableLeases:
             return
         assert into is not None, "claims of such a queue wait until something can be logged"
         durable = self._of(topic)
-        for message, wish, given in zip(messages, wishes, answers, strict=True):
+        for message, request, given in zip(messages, requests, answers, strict=True):
             if given.runs or given.aside:
                 life = message.pid, message.born
                 change = durable.claimed(
-                    given, message.node, now_ms, call=message.call, link=wish.link, life=life
+                    given, message.node, now_ms, call=message.call, link=request.link, life=life
                 )
                 _log(topic, change, into)
 

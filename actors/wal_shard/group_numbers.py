@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ringlog.group.state import ConsumerGroup
+from ringlog.leases.group import ConsumerGroup
 from ringlog.limits import GROUPS_SAMPLED_MAX
 from ringlog.topic.state import Topic
 

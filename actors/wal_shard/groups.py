@@ -1,6 +1,6 @@
 """Consumer groups of one shard's topics: requests about them, and the claims that wait. Pure.
 
-What a group is, is decided in ringlog/group. Every change is one frame of the log, and answered when that is
+What a group is, is decided in ringlog/leases. Every change is one frame of the log, and answered when that is
 as durable as the topic's class asks; so groups and their leases outlive the shard, and an answer that was
 lost is given again from what the log says. Groups lie with their topic: in its row of a snapshot, and with
 whichever shard looks after it.
@@ -35,10 +35,13 @@ from ringlog.errors import (
     Throttled,
     TopicNotFound,
 )
-from ringlog.group.alive import is_alive
-from ringlog.group.change import Change, Made, Mode, Op
-from ringlog.group.members import Life
-from ringlog.group.state import ConsumerGroup, Held, begin, created, lease_runs
+from ringlog.leases.group import ConsumerGroup, Held, begin, created, lease_runs
+from ringlog.leases.group_change import Change, Made, Mode, Op
+from ringlog.leases.live_seqs import is_alive
+from ringlog.leases.members import Life
+from ringlog.leases.retry_claim import entries_of, still_held
+from ringlog.leases.tokens import NUMBER_MAX, Tokens
+from ringlog.leases.types import I64, U64
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
     GROUP_BYTES_MAX,
@@ -52,9 +55,6 @@ from ringlog.limits import (
     TAG_BYTES_MAX,
 )
 from ringlog.names import is_topic_name
-from ringlog.queue.again import entries_of, still_held
-from ringlog.queue.state import I64, U64
-from ringlog.queue.tokens import NUMBER_MAX, Tokens
 from ringlog.settings import GROUP_SETTINGS, checked
 from ringlog.tags import kept_match
 from ringlog.topic.directory import Directory

@@ -9,15 +9,14 @@ from pyroaring import BitMap64
 
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, CorruptData, Internal, InvalidRequest
+from ringlog.leases.live_seqs import Live
+from ringlog.leases.ready_index import Marks
+from ringlog.leases.types import I64, U64, Backoff, Matched
 from ringlog.limits import (
     DEAD_LETTER_REASON_BYTES_MAX,
     JOBS_PER_REQUEST_MAX,
     NODE_BYTES_MAX,
 )
-from ringlog.queue.apart import Marks
-from ringlog.queue.backoff import Backoff
-from ringlog.queue.live import Live
-from ringlog.queue.state import I64, U64, Matched
 from ringlog.settings import CALL_SETTINGS
 from ringlog.topic.retention import front_of
 from ringlog.topic.state import Topic

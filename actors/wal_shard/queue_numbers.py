@@ -10,8 +10,9 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from ringlog.envelope import messages as m
+from ringlog.leases.queue import Queue
+from ringlog.leases.types import Counts
 from ringlog.limits import QUEUES_SAMPLED_MAX
-from ringlog.queue.state import Counts, Queue
 from ringlog.topic.state import Topic
 
 CLAIMED, ACKED, NACKED, REJECTED, DEAD_LETTERED = "claimed", "acked", "nacked", "rejected", "dead_lettered"

@@ -1,6 +1,6 @@
 """Queues of one shard: requests about jobs, the claims that wait, and answers kept for who asks again. Pure.
 
-What a queue is, is decided in ringlog/queue. A claim shows what is published and changes nothing on the disk,
+What a queue is, ringlog/leases decides. A claim shows what is published and changes nothing on the disk,
 so that it is answered at once; an ack is a deletion, and is decided in two steps like one: the core asks
 storage how large the jobs are, and then it is staged and answered with its group (QA-7, QA-8).
 
@@ -57,6 +57,11 @@ from ringlog.errors import (
     ShuttingDown,
     TopicNotFound,
 )
+from ringlog.leases.pending import pending
+from ringlog.leases.queue import Queue
+from ringlog.leases.retry_claim import entries_of, still_held
+from ringlog.leases.tokens import Tokens, incarnation_of
+from ringlog.leases.types import I64, Claimed, ClaimRequest, Matched, Order
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
     COHORT_JOBS_MAX,
@@ -65,10 +70,6 @@ from ringlog.limits import (
     JOBS_PER_REQUEST_MAX,
     LINKS_MAX,
 )
-from ringlog.queue.again import entries_of, still_held
-from ringlog.queue.pending import pending
-from ringlog.queue.state import I64, Claimed, Matched, Order, Queue, Wish
-from ringlog.queue.tokens import Tokens, incarnation_of
 from ringlog.topic.config import QUEUE
 from ringlog.topic.directory import Directory
 from ringlog.topic.retention import Removal, front_of
@@ -219,8 +220,8 @@ class Queues:
         topic.last_read_us = self.wall_us
         if queue.spent_jobs and not self._dead_letters_of(topic):
             queue.restore()
-        wishes = [
-            Wish(
+        requests = [
+            ClaimRequest(
                 node_of(each), min(max(each.max, 1), CLAIM_JOBS_MAX),
                 each.lease_ms or config.lease_ms, self.link_of((each.pid, each.born)),
                 each.by_number,
@@ -229,16 +230,16 @@ class Queues:
         ]  # fmt: skip
         limit = self.limit_of(topic)
         order, live, now_ms = Order(queue.levels, config.starvation_ms), live_of(topic), now_us // 1_000
-        if len(wishes) == 1:
-            node, most, lease_ms, link, by_number = wishes[0]
+        if len(requests) == 1:
+            node, most, lease_ms, link, by_number = requests[0]
             order = order._replace(by_number=by_number) if by_number else order
             answers = [
                 queue.claim(live, node, most, lease_ms, now_ms, deliveries_max=limit, order=order, link=link)
             ]
         else:
-            answers = queue.deal(live, wishes, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order)
+            answers = queue.deal(live, requests, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order)
         self.set_aside += sum(answer.aside for answer in answers)
-        self.durable.claimed(topic, messages, wishes, answers, into, now_ms)
+        self.durable.claimed(topic, messages, requests, answers, into, now_ms)
         return answers
 
     def link_of(self, life: tuple[int, int]) -> int:
@@ -590,7 +591,7 @@ class Queues:
         if topic.marked_to <= queue.marked_to or topic.head_seq <= queue.marked_to:
             return None
         first = max(queue.marked_to + 1, front_of(topic))
-        if not queue.apart.is_awaiting:
+        if not queue.ready_index.is_awaiting:
             first = max(first, queue.cursor)
         if first > min(topic.marked_to, topic.head_seq):
             return None

@@ -23,6 +23,8 @@ from actors.wal_shard.job_requests import live_of
 from actors.wal_shard.queue_numbers import live_count
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
+from ringlog.leases.queue import Queue
+from ringlog.leases.types import Claimed
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
     DURATION_MS_MAX,
@@ -31,7 +33,6 @@ from ringlog.limits import (
     LEASE_MS_MIN,
     NODE_BYTES_MAX,
 )
-from ringlog.queue.state import Claimed, Queue
 from ringlog.topic.config import QUEUE, TopicConfig
 from ringlog.topic.retention import Removal, front_of
 from ringlog.topic.state import Topic
@@ -83,7 +84,7 @@ class QuickJobs:
         queue = None if topic is None else queues.queue_of(topic.topic_id)
         if topic is None or queue is None or not _is_plain(topic.config):
             return None
-        is_marked = queue.levels or topic.marked_to > queue.marked_to or queue.apart or queue.spent_jobs
+        is_marked = queue.levels or topic.marked_to > queue.marked_to or queue.ready_index or queue.spent_jobs
         if is_marked or 0 < topic.due_us <= queues.wall_us or queues.is_damaged:
             return None
         return topic, queue

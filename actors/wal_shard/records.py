@@ -13,8 +13,8 @@ import msgspec
 from ringlog.errors import CorruptData
 from ringlog.frame.codec import control_frame
 from ringlog.frame.layout import FrameType
-from ringlog.group.change import Change
-from ringlog.queue.change import JobsChange, OfGroup
+from ringlog.leases.group_change import Change
+from ringlog.leases.queue_change import JobsChange, OfGroup
 from ringlog.topic.state import Topic
 
 Bitmap = bytes

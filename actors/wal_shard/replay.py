@@ -54,10 +54,10 @@ from ringlog.frame.layout import FrameType
 from ringlog.frame.measure import measure
 from ringlog.frame.routed import CopyRow, carried_by, routed_frame
 from ringlog.frame.settle import WORDS
-from ringlog.group.change import Change
+from ringlog.leases.group_change import Change
+from ringlog.leases.queue_change import JobsChange
 from ringlog.limits import RECORDS_PER_BYTE_MAX
 from ringlog.placement import home_shard, shard_of, shards_of
-from ringlog.queue.change import JobsChange
 from ringlog.segment.layout import parse_stem
 from ringlog.storage.layout import beyond
 from ringlog.storage.recovery import PassedOver, Piece

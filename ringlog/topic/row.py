@@ -25,9 +25,9 @@ from pyroaring import BitMap64
 
 from ringlog.digests import DIGEST_BYTES, digest_of_key
 from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
-from ringlog.group.saved import load, save
+from ringlog.leases import durable
+from ringlog.leases.group_snapshot import load, save
 from ringlog.limits import SEQ_MAX
-from ringlog.queue import durable
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import Producer
 from ringlog.topic.idempotency import Remembered
@@ -76,9 +76,9 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     routers: list[tuple[U64, str, str, U64, U64, U64, str, U64, U64]] = []
     """Of each the fields of `Router` in their order: with the topic's content they are one unit (RT-34)."""
     groups: list[builtins.bytes] = []
-    """Consumer groups, each as ringlog/group/saved.py encodes it."""
+    """Consumer groups, each as ringlog/leases/group_snapshot.py encodes it."""
     leases: builtins.bytes = b""
-    """Durable leases, as ringlog/queue/durable.py encodes them; empty = none."""
+    """Durable leases, as ringlog/leases/durable.py encodes them; empty = none."""
     ids: builtins.bytes = b""
     """Of each idempotency key and dedup id, the longest known first: its digest, the fields of Remembered."""
 

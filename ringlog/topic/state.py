@@ -23,8 +23,8 @@ from ringlog.topic.index import SparseIndex
 from ringlog.topic.reservation import Reservation
 
 if TYPE_CHECKING:
-    from ringlog.group.state import ConsumerGroup
-    from ringlog.queue.durable import Durable
+    from ringlog.leases.durable import Durable
+    from ringlog.leases.group import ConsumerGroup
     from ringlog.topic.routers import Router
 
 

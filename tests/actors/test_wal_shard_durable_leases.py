@@ -14,7 +14,7 @@ from actors.wal_shard import events as ev
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, Throttled
-from ringlog.queue import durable
+from ringlog.leases import durable
 from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 

@@ -9,7 +9,7 @@ from removal_world import delete, started
 from test_wal_shard_queues import ack, claim, jobs_of, nack, numbers, stats
 
 from ringlog.envelope import messages as m
-from ringlog.queue.tokens import incarnation_of
+from ringlog.leases.tokens import incarnation_of
 
 STEPS = 60
 

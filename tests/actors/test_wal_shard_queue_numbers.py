@@ -11,7 +11,7 @@ import ringlog
 from actors.wal_shard import queue_numbers
 from actors.wal_shard.queue_numbers import ACKED, CLAIMED, NACKED, REJECTED, QueueNumbers
 from ringlog.envelope import messages as m
-from ringlog.queue.state import Counts
+from ringlog.leases.types import Counts
 from ringlog.testing.real_engine import engine, wait_until
 
 

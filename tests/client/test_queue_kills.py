@@ -15,7 +15,7 @@ import ringlog
 from ringlog.client import Client
 from ringlog.client.queue import Queue
 from ringlog.errors import LeaseLost, RinglogError
-from ringlog.queue.tokens import incarnation_of
+from ringlog.leases.tokens import incarnation_of
 from ringlog.testing import engine
 from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import TestEngine, wait_until

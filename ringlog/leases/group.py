@@ -24,24 +24,22 @@ from msgspec import structs
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
-from ringlog.group.alive import alive_from, alive_within
-from ringlog.group.change import CLAIM_ROW, REJECTED_BIT, SPAN_ROW, Change, Made, Mode, Op
-from ringlog.group.entries import I64, Entries
-from ringlog.group.members import NO_LIFE, Life, Members
-from ringlog.group.spans import blocks_of, cut, flat, gaps, positions_of
+from ringlog.leases.deadlines import Deadlines
+from ringlog.leases.entries import I64, Entries
+from ringlog.leases.failures import Failures
+from ringlog.leases.group_change import CLAIM_ROW, REJECTED_BIT, SPAN_ROW, Change, Made, Mode, Op
+from ringlog.leases.live_seqs import Live, alive_from, alive_within
+from ringlog.leases.members import NO_LIFE, Life, Members
+from ringlog.leases.runs import DELAYED, LEASED, RETURNED
+from ringlog.leases.spans import blocks_of, count_of, cut, flat, gaps, spans_of
+from ringlog.leases.tokens import Tokens
+from ringlog.leases.types import U64, LeaseRun
 from ringlog.limits import (
     GROUP_CALL_ROWS_KEPT_MAX,
     GROUP_CALLS_KEPT_MAX,
     GROUP_CALLS_PER_MEMBER_MAX,
     GROUP_PENDING_MAX,
 )
-from ringlog.queue.due import Due
-from ringlog.queue.failures import Failures
-from ringlog.queue.live import Live
-from ringlog.queue.runs import DELAYED, LEASED, RETURNED
-from ringlog.queue.state import U64, LeaseRun
-from ringlog.queue.stretches import spans_of
-from ringlog.queue.tokens import Tokens
 
 _STALE_MAX = 1_024
 """Entries of a heap that hold no longer, beside as many as hold; beyond it the heap is made anew."""
@@ -103,7 +101,7 @@ class ConsumerGroup:
         self._call_rows = 0
         self._calls_of: dict[str, OrderedDict[int, None]] = {}
         """The same numbers by member, each the oldest first."""
-        self._due = Due(self._instant)
+        self._due = Deadlines(self._instant)
         self._returned: list[int] = []
         """Heap of first positions of returned runs; one counts only while its run is there and returned."""
         self._spent: list[int] = []
@@ -165,11 +163,11 @@ class ConsumerGroup:
         self.members.asked(node, now_ms, life)
         most = min(most, self._member_max - self.members.held_by(node))
         found = self._take_returned(most)
-        most -= positions_of(found)
+        most -= count_of(found)
         room = max(min(most, fresh_max, self._pending_max - self.pending), 0)
         fresh, cursor = alive_from(live, self.cursor, room)
         found += [(first, stop, 0) for first, stop in fresh]
-        most -= positions_of(found[len(found) - len(fresh) :])
+        most -= count_of(found[len(found) - len(fresh) :])
         if min_idle_ms and most > 0:
             found += self._idle(node, now_ms - min_idle_ms, most)
         if not found:

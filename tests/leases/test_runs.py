@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.queue.runs import BLOCK, LEASED, Runs
+from ringlog.leases.runs import BLOCK, LEASED, Runs
 
 
 def test_a_run_is_found_by_each_of_its_numbers_and_by_no_other():

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.queue.cohort import fair_shares, split
-from ringlog.queue.live import Live
-from ringlog.queue.state import Queue, Wish
-from ringlog.queue.tokens import Tokens
+from ringlog.leases.fair_shares import fair_shares, split
+from ringlog.leases.live_seqs import Live
+from ringlog.leases.queue import Queue
+from ringlog.leases.tokens import Tokens
+from ringlog.leases.types import ClaimRequest
 
 wants = st.lists(st.integers(0, 12), max_size=12)
 
@@ -62,8 +63,8 @@ def test_parts_are_all_jobs_in_their_order(lengths, asked):
 def test_each_claim_has_its_own_lease():
     """QC-14, QC-15: with its own node and length, from the same instant."""
     queue = Queue(Tokens(1))
-    wishes = [Wish(b"a", 2, 100), Wish(b"b", 9, 500), Wish(b"a", 1, 300)]
-    first, second, third = queue.deal(Live(1, 6), wishes, 1_000, 1_000)
+    requests = [ClaimRequest(b"a", 2, 100), ClaimRequest(b"b", 9, 500), ClaimRequest(b"a", 1, 300)]
+    first, second, third = queue.deal(Live(1, 6), requests, 1_000, 1_000)
     assert [(each.count, each.deadline) for each in (first, second, third)] == [
         (2, 1_100),
         (3, 1_500),
@@ -73,6 +74,6 @@ def test_each_claim_has_its_own_lease():
     queue.settle(1_101)
     assert queue.in_flight == 4
     queue.check()
-    assert [each.count for each in queue.deal(Live(1, 6), wishes, 1, 1_200)] == [1, 0, 0], (
+    assert [each.count for each in queue.deal(Live(1, 6), requests, 1, 1_200)] == [1, 0, 0], (
         "no more than so many"
     )

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ringlog.leases.queue import Queue
+from ringlog.leases.queue_change import U64
+from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, LEASED, RETURNED, SPENT
 from ringlog.limits import DURABLE_HOLDERS_MAX, DURABLE_REASONS_MAX
-from ringlog.queue.change import U64
-from ringlog.queue.runs import BLOCK_SHIFT, DELAYED, LEASED, RETURNED, SPENT
-from ringlog.queue.state import Queue
 
 _STATES = (LEASED, DELAYED, RETURNED, SPENT)
 _WIDE, _NARROW = ("first", "at", "token"), ("count", "holder", "link", "deliveries")

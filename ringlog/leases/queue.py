@@ -1,8 +1,8 @@
 """One queue: which jobs are leased, delayed or came back, and what every operation does to them. Pure.
 
 The topic says which jobs are alive; a job that nobody was ever given has no state here but that it lies
-behind `cursor`, unless its record asks for another time or place (apart.py). Times are milliseconds and come
-as arguments. What has expired is looked after at the beginning of every operation (QL-9), in the order in
+behind `cursor`, unless its record asks for another time or place (ready_index.py). Times are milliseconds,
+and arguments. What has expired is looked after at the beginning of every operation (QL-9), in the order in
 which it expires and at a cost of what expired.
 
 Invariants, which `check` counts again:
@@ -21,21 +21,29 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
+from ringlog.leases.ages import Ages, Waits
+from ringlog.leases.deadlines import Deadlines
+from ringlog.leases.failures import Failures
+from ringlog.leases.fair_shares import fair_shares, split
+from ringlog.leases.holders import Holders
+from ringlog.leases.live_seqs import Live, next_alive
+from ringlog.leases.ready_index import Marks, ReadyIndex
+from ringlog.leases.runs import BLOCK, BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT, Runs
+from ringlog.leases.spans import SeqRun, Span, blocks_of, joined, keep_first, spans_of
+from ringlog.leases.tokens import Tokens
+from ringlog.leases.types import (
+    I64,
+    NO_BACKOFF,
+    PLAIN,
+    U64,
+    Claimed,
+    ClaimRequest,
+    Counts,
+    LeaseRun,
+    Matched,
+    Order,
+)
 from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX, QUEUE_AGES_MAX
-from ringlog.queue.ages import Ages, Waits
-from ringlog.queue.apart import Apart, Marks
-from ringlog.queue.backoff import NO_BACKOFF
-from ringlog.queue.cohort import fair_shares, split
-from ringlog.queue.due import Due
-from ringlog.queue.failures import Failures
-from ringlog.queue.holders import Holders
-from ringlog.queue.live import Live, Span, next_alive
-from ringlog.queue.runs import BLOCK, BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT, Runs
-from ringlog.queue.stretches import Stretch, blocks_of, joined, keep_first, spans_of
-from ringlog.queue.tokens import Tokens
-from ringlog.queue.told import I64, PLAIN, U64, Claimed, Counts, LeaseRun, Matched, Order, Wish
-
-__all__ = ["I64", "PLAIN", "U64", "Claimed", "Counts", "LeaseRun", "Matched", "Order", "Queue", "Wish"]
 
 _NONE: I64 = np.zeros(0, np.int64)
 _STALE_MAX = 1_024
@@ -66,7 +74,7 @@ class Queue:
         """Marks of jobs up to this one are known."""
         self.levels = 0
         """Levels of priority that the known marks stand for."""
-        self.apart = Apart()
+        self.ready_index = ReadyIndex()
         self.ages = Ages()
         self.waits: Waits | None = None
         self.wall_ahead_ms = 0
@@ -78,7 +86,7 @@ class Queue:
         """How long jobs rest whose leases ended."""
         self._tokens = tokens
         self._holders = Holders()
-        self._due = Due(self._instant)
+        self._due = Deadlines(self._instant)
         self._timed = 0
         """Runs with an instant."""
         self._returned: list[int] = []
@@ -91,7 +99,7 @@ class Queue:
 
     def settle(self, now_ms: int) -> None:
         """What has expired by now is ready again."""
-        if self.apart.delayed and self.apart.settle(self.cursor, now_ms, self.wall_ahead_ms):
+        if self.ready_index.delayed and self.ready_index.settle(self.cursor, now_ms, self.wall_ahead_ms):
             self.changes += 1
         if not self._due:
             return
@@ -122,7 +130,7 @@ class Queue:
 
     def next_due_ms(self) -> int | None:
         """When the next lease or delay ends; None = none will."""
-        ends_ms, delayed_ms = self._due.next_ms(), self.apart.next_ms()
+        ends_ms, delayed_ms = self._due.next_ms(), self.ready_index.next_ms()
         if delayed_ms is None:
             return ends_ms
         delayed_ms -= self.wall_ahead_ms
@@ -154,19 +162,19 @@ class Queue:
         DEAD_LETTERS_PER_CLAIM_MAX of them (QD-1, QD-10): see `spent`.
         """
         found, aside = self._collect(live, most, now_ms, deliveries_max, order)
-        return self._grant(found, Wish(node, most, lease_ms, link), now_ms, aside)
+        return self._grant(found, ClaimRequest(node, most, lease_ms, link), now_ms, aside)
 
     def deal(
-        self, live: Live, wishes: Sequence[Wish], most: int, now_ms: int, *, deliveries_max: int = 0,
-        order: Order = PLAIN,
+        self, live: Live, requests: Sequence[ClaimRequest], most: int, now_ms: int, *,
+        deliveries_max: int = 0, order: Order = PLAIN,
     ) -> list[Claimed]:  # fmt: skip
         """The same for claims that came in together: fair shares of up to `most` jobs, one answer each."""
-        wants = fair_shares([wish.most for wish in wishes], most)
-        parts: list[list[Stretch]] = [[] for _ in wishes]
-        rest: list[Stretch] = []
+        wants = fair_shares([request.most for request in requests], most)
+        parts: list[list[SeqRun]] = [[] for _ in requests]
+        rest: list[SeqRun] = []
         aside, set_aside = 0, []
         for by_number in (False, True):
-            places = [n for n, wish in enumerate(wishes) if wish.by_number is by_number]
+            places = [n for n, request in enumerate(requests) if request.by_number is by_number]
             if places:
                 asked = sum(wants[n] for n in places)
                 chosen = order._replace(by_number=by_number)
@@ -181,18 +189,18 @@ class Queue:
         if _count(rest) < sum(wants):
             # All there is is handed out, so that only the shares are left to decide.
             shares = fair_shares(wants, _count(rest))
-            places = sorted(range(len(wishes)), key=lambda n: not wishes[n].by_number)
+            places = sorted(range(len(requests)), key=lambda n: not requests[n].by_number)
             for n, part in zip(places, split(sorted(rest), [shares[n] for n in places]), strict=True):
                 parts[n] = part
         answers = []
-        for wish, part in zip(wishes, parts, strict=True):
-            answers.append(self._grant(part, wish, now_ms, aside))
+        for request, part in zip(requests, parts, strict=True):
+            answers.append(self._grant(part, request, now_ms, aside))
             aside = 0
         return answers
 
     def _collect(
         self, live: Live, most: int, now_ms: int, deliveries_max: int, order: Order, beside: int = 0
-    ) -> tuple[list[Stretch], int]:
+    ) -> tuple[list[SeqRun], int]:
         """Ready jobs, ascending, that are anybody's from here on, beside so many others; and how many were
         set aside meanwhile."""
         self.settle(now_ms)
@@ -210,15 +218,15 @@ class Queue:
         found.sort()
         return found, self.spent_jobs - spent
 
-    def _grant(self, found: list[Stretch], wish: Wish, now_ms: int, aside: int) -> Claimed:
+    def _grant(self, found: list[SeqRun], request: ClaimRequest, now_ms: int, aside: int) -> Claimed:
         if not found:
             return Claimed([], 0, aside)
-        deadline = now_ms + wish.lease_ms
-        holder = self._holders.take(wish.node)
+        deadline = now_ms + request.lease_ms
+        holder = self._holders.take(request.node)
         given: list[LeaseRun] = []
         for first, stop, deliveries in joined(found):
             token = self._tokens.take(stop - first)
-            self._lease(first, stop, deadline, token, holder, deliveries + 1, wish.link)
+            self._lease(first, stop, deadline, token, holder, deliveries + 1, request.link)
             given.append(LeaseRun(first, stop, deliveries + 1, token))
         self._holders.settle(holder)
         return Claimed(given, deadline, aside)
@@ -237,8 +245,8 @@ class Queue:
             self._wait_for(row)
         self.in_flight += stop - first
 
-    def _take_returned(self, most: int, deliveries_max: int) -> list[Stretch]:
-        found: list[Stretch] = []
+    def _take_returned(self, most: int, deliveries_max: int) -> list[SeqRun]:
+        found: list[SeqRun] = []
         runs, heap, aside = self.runs, self._returned, 0
         while most and heap:
             row = runs.find(heap[0])
@@ -272,45 +280,45 @@ class Queue:
 
     def _take_fresh(
         self, live: Live, most: int, now_ms: int, order: Order
-    ) -> list[Stretch]:  # fmt: skip
-        if not self.apart:
+    ) -> list[SeqRun]:  # fmt: skip
+        if not self.ready_index:
             return self._take_at_cursor(live, most)
-        found: list[Stretch] = []
-        self.apart.ripen(now_ms - order.starvation_ms)
+        found: list[SeqRun] = []
+        self.ready_index.ripen(now_ms - order.starvation_ms)
         if order.by_number:
-            found = self._take_lowest(live, most, live.head + 1, self.apart.lowest_of_each)
-            self.apart.forget_below(self.cursor)
+            found = self._take_lowest(live, most, live.head + 1, self.ready_index.lowest_of_each)
+            self.ready_index.forget_below(self.cursor)
             return found
         if order.levels > 1 and order.starvation_ms:
             found = self._take_overdue(live, most, now_ms - order.starvation_ms, order.levels - 1)
             most -= sum(stop - first for first, stop, _ in found)
-        for level in sorted(self.apart.levels, reverse=True):
-            while most and (span := self.apart.lowest(level)) is not None:
+        for level in sorted(self.ready_index.levels, reverse=True):
+            while most and (span := self.ready_index.lowest(level)) is not None:
                 first, stop = span[0], min(span[1], span[0] + most)
-                self.apart.take(level, first, stop)
+                self.ready_index.take(level, first, stop)
                 found.append((first, stop, 0))
                 most -= stop - first
         found += self._take_at_cursor(live, most)
-        self.apart.forget_below(self.cursor)
+        self.ready_index.forget_below(self.cursor)
         return found
 
     def _take_overdue(
         self, live: Live, most: int, until_ms: int, top: int
-    ) -> list[Stretch]:  # fmt: skip
+    ) -> list[SeqRun]:  # fmt: skip
         """Jobs below the highest level that were ready before `until_ms`, those put first before others."""
         below = min(self.ages.first_after(until_ms - 1), live.head + 1)
-        found = self._take_lowest(live, most, below, lambda: self.apart.overdue(top, below))
+        found = self._take_lowest(live, most, below, lambda: self.ready_index.overdue(top, below))
         self.promoted += _count(found)
         return found
 
     def _take_lowest(
         self, live: Live, most: int, below: int, spans_of: Callable[[], Iterable[tuple[int, Span]]]
-    ) -> list[Stretch]:
+    ) -> list[SeqRun]:
         """Jobs below a number, the lowest first: the cursor's, and of levels as `spans_of` shows them."""
-        found: list[Stretch] = []
+        found: list[SeqRun] = []
         while most:
             spans = list(spans_of())
-            first, stop = next_alive(live, max(self.cursor, live.front), self.apart.passed)
+            first, stop = next_alive(live, max(self.cursor, live.front), self.ready_index.passed)
             if first < below:
                 spans.append((-1, (first, min(stop, below))))
             if not spans:
@@ -321,14 +329,14 @@ class Queue:
             if level < 0:
                 self.cursor = stop
             else:
-                self.apart.take(level, first, stop)
+                self.ready_index.take(level, first, stop)
             found.append((first, stop, 0))
             most -= stop - first
         return found
 
-    def _take_at_cursor(self, live: Live, most: int) -> list[Stretch]:
-        found: list[Stretch] = []
-        at, passed = max(self.cursor, live.front), self.apart.passed
+    def _take_at_cursor(self, live: Live, most: int) -> list[SeqRun]:
+        found: list[SeqRun] = []
+        at, passed = max(self.cursor, live.front), self.ready_index.passed
         while most and at <= live.head:
             at, stop = next_alive(live, at, passed)
             stop = min(stop, at + most)
@@ -339,7 +347,7 @@ class Queue:
         self.cursor = max(self.cursor, min(at, live.head + 1))
         return found
 
-    def _note_waits(self, found: list[Stretch], now_ms: int) -> None:
+    def _note_waits(self, found: list[SeqRun], now_ms: int) -> None:
         """How long these waited, as far as it is known when they were put."""
         for first, stop, _ in found:
             for count, put_ms in self.ages.stretches(first, stop):
@@ -358,7 +366,7 @@ class Queue:
             failures, self.failures = self.failures, Failures()
             self.removed(0, BitMap64(range(first, stop)), on_request=False)
             self.failures = failures
-        self.apart.passed.add_range(first, stop)
+        self.ready_index.passed.add_range(first, stop)
         if state == LEASED:
             holder = self._holders.take(node)
             self._lease(first, stop, at, token, holder, deliveries, link)
@@ -392,13 +400,13 @@ class Queue:
         """Priorities mean something else from now on: nothing is handed out until all marks are fed again."""
         self.levels, self.marked_to = levels, 0
         self.changes += 1
-        self.apart.unmark(self.cursor)
+        self.ready_index.unmark(self.cursor)
 
     def feed(self, marks: Marks, live: Live, marked_to: int, now_ms: int) -> None:
         """What the records up to `marked_to` say of when and how urgently they want to be handed out."""
         self.marked_to = marked_to
         self.changes += 1
-        self.apart.feed(marks, live, self.cursor, now_ms + self.wall_ahead_ms)
+        self.ready_index.feed(marks, live, self.cursor, now_ms + self.wall_ahead_ms)
 
     def match(self, seqs: I64, tokens: U64 | None, node: bytes, now_ms: int) -> Matched:
         """Which of these jobs does `node` hold (QA-3, QA-4, QA-10)? A token of 0 asks for none. Changes
@@ -542,8 +550,8 @@ class Queue:
 
     def removed(self, floor: int, seqs: BitMap64 | None, *, on_request: bool) -> None:
         """Jobs below `floor` and those in `seqs` are alive no longer: their leases and delays end (QL-11)."""
-        if self.apart:
-            self.apart.removed(floor, seqs)
+        if self.ready_index:
+            self.ready_index.removed(floor, seqs)
         if not len(self.runs):
             return
         for row in self.runs.below(floor) if floor else ():
@@ -598,9 +606,9 @@ class Queue:
         if reason:
             self.failed(matched, reason, now_ms, 0)
 
-    def spent(self, most: int) -> list[Stretch]:
+    def spent(self, most: int) -> list[SeqRun]:
         """(first, stop, deliveries) of jobs that are set aside, lowest first, at most so many jobs."""
-        found: list[Stretch] = []
+        found: list[SeqRun] = []
         runs, kept = self.runs, []
         while most and self._spent:
             first = heappop(self._spent)
@@ -643,7 +651,7 @@ class Queue:
 
     def counts(self, live: int) -> Counts:
         """Of `live` jobs (QS-1). What has expired counts as it stood at the last `settle`."""
-        delayed = self.delayed + len(self.apart.delayed) if self.apart.delayed else self.delayed
+        delayed = self.delayed + len(self.ready_index.delayed) if self.ready_index.delayed else self.delayed
         return Counts(live - self.in_flight - delayed, self.in_flight, delayed)
 
     def oldest_ready(self, live: Live) -> int | None:
@@ -651,8 +659,8 @@ class Queue:
         while self._returned and not self._is_returned(self._returned[0]):
             heappop(self._returned)
         lowest = self._returned[:1]
-        lowest += [seqs.min() for seqs in self.apart.levels.values()]
-        fresh, _ = next_alive(live, max(self.cursor, live.front), self.apart.passed)
+        lowest += [seqs.min() for seqs in self.ready_index.levels.values()]
+        fresh, _ = next_alive(live, max(self.cursor, live.front), self.ready_index.passed)
         if fresh <= live.head:
             lowest.append(fresh)
         return min(lowest, default=None)
@@ -675,13 +683,13 @@ class Queue:
         counted = (self.in_flight, self.delayed, self.spent_jobs)
         if (totals[LEASED], totals[DELAYED], totals[SPENT]) != counted or runs.jobs != sum(totals.values()):
             raise InvariantViolation("a queue counts wrongly", counted=counted, found=totals)
-        if wrong := self.apart.check(self.cursor):
+        if wrong := self.ready_index.check(self.cursor):
             raise InvariantViolation("a queue's marks contradict each other", cursor=self.cursor, wrong=wrong)
 
     def _is_behind(self, first: int, stop: int) -> bool:
         """Will the cursor never hand out these?"""
         first = max(first, self.cursor)
-        return first >= stop or self.apart.passed.contains_range(first, stop)
+        return first >= stop or self.ready_index.passed.contains_range(first, stop)
 
     # -- rows -----------------------------------------------------------------------------------------
 
@@ -757,5 +765,5 @@ class Queue:
         self._forget(row)
 
 
-def _count(found: list[Stretch]) -> int:
+def _count(found: list[SeqRun]) -> int:
     return sum(stop - first for first, stop, _ in found)

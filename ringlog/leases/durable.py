@@ -21,6 +21,14 @@ from msgspec import structs
 from pyroaring import BitMap64
 
 from ringlog.errors import CorruptData, InvariantViolation
+from ringlog.leases.live_seqs import Live, next_alive
+from ringlog.leases.queue import Queue
+from ringlog.leases.queue_change import CLAIM_ROW, SPAN_ROW, U64, JobsChange, JobsOp
+from ringlog.leases.queue_snapshot import add_saved, save_runs
+from ringlog.leases.runs import LEASED, RETURNED, SPENT
+from ringlog.leases.spans import spans_of
+from ringlog.leases.tokens import Tokens
+from ringlog.leases.types import I64, Claimed, Matched
 from ringlog.limits import (
     DURABLE_CALL_ROWS_KEPT_MAX,
     DURABLE_CALLS_KEPT_MAX,
@@ -29,13 +37,6 @@ from ringlog.limits import (
     JOBS_PER_REQUEST_MAX,
     LINKS_MAX,
 )
-from ringlog.queue.change import CLAIM_ROW, SPAN_ROW, U64, JobsChange, JobsOp
-from ringlog.queue.live import Live, next_alive
-from ringlog.queue.runs import LEASED, RETURNED, SPENT
-from ringlog.queue.saved import add_saved, save_runs
-from ringlog.queue.state import I64, Claimed, Matched, Queue
-from ringlog.queue.stretches import spans_of
-from ringlog.queue.tokens import Tokens
 
 Life = tuple[int, int]
 """A process and when it began."""
@@ -277,8 +278,8 @@ class Durable:
                 gone.add_range(at, low)
                 at = max(low, min(high, stop))
         queue.removed(live.front, gone, on_request=False)
-        queue.apart.passed -= gone
-        queue.apart.passed.remove_range(0, live.front)
+        queue.ready_index.passed -= gone
+        queue.ready_index.passed.remove_range(0, live.front)
 
     def _relink(self, link_of: Callable[[Life], int]) -> None:
         runs, lives = self.queue.runs, self._lives

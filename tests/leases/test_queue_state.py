@@ -10,11 +10,12 @@ import pytest
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
-from ringlog.queue.live import Live
-from ringlog.queue.runs import BLOCK
-from ringlog.queue.state import Counts, Queue
-from ringlog.queue.stretches import spans_of
-from ringlog.queue.tokens import NUMBER_MAX, Tokens, incarnation_of
+from ringlog.leases.live_seqs import Live
+from ringlog.leases.queue import Queue
+from ringlog.leases.runs import BLOCK
+from ringlog.leases.spans import spans_of
+from ringlog.leases.tokens import NUMBER_MAX, Tokens, incarnation_of
+from ringlog.leases.types import Counts
 
 A, B = b"a", b"b"
 LEASE = 1_000

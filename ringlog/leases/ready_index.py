@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
+from ringlog.leases.live_seqs import Live, bitmap_of, end_of
+from ringlog.leases.schedule import Schedule
+from ringlog.leases.spans import Span
 from ringlog.limits import QUEUE_UNRIPE_MAX
-from ringlog.queue.live import Live, Span, bitmap_of, end_of
-from ringlog.queue.schedule import Schedule
 
 I64 = NDArray[np.int64]
 _STALE_MAX = 1_024
@@ -34,7 +35,7 @@ class Marks(NamedTuple):
     levels: NDArray[np.uint8]
 
 
-class Apart:
+class ReadyIndex:
     """What one queue knows of such jobs."""
 
     def __init__(self) -> None:

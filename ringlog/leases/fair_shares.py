@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringlog.queue.stretches import Stretch
+from ringlog.leases.spans import SeqRun
 
 
 def fair_shares(wants: Sequence[int], supply: int) -> list[int]:
@@ -29,12 +29,12 @@ def fair_shares(wants: Sequence[int], supply: int) -> list[int]:
     return shares
 
 
-def split(found: Sequence[Stretch], shares: Sequence[int]) -> list[list[Stretch]]:
+def split(found: Sequence[SeqRun], shares: Sequence[int]) -> list[list[SeqRun]]:
     """The jobs in parts of these sizes, one after the other; there are as many."""
-    parts: list[list[Stretch]] = []
+    parts: list[list[SeqRun]] = []
     left, at = list(reversed(found)), 0
     for share in shares:
-        part: list[Stretch] = []
+        part: list[SeqRun] = []
         while share:
             first, stop, deliveries = left[-1]
             first += at

@@ -12,14 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import structs
 from pyroaring import BitMap64
 
-from ringlog.group.change import Change, Made, Mode
-from ringlog.group.saved import load, save
-from ringlog.group.state import ConsumerGroup, Entry, begin, created, lease_runs
+from ringlog.leases.failures import Failure
+from ringlog.leases.group import ConsumerGroup, Entry, begin, created, lease_runs
+from ringlog.leases.group_change import Change, Made, Mode
+from ringlog.leases.group_snapshot import load, save
+from ringlog.leases.live_seqs import Live
+from ringlog.leases.runs import BLOCK, DELAYED, LEASED, RETURNED
+from ringlog.leases.tokens import Tokens
 from ringlog.limits import GROUP_REASONS_SAVED_MAX
-from ringlog.queue.failures import Failure
-from ringlog.queue.runs import BLOCK, DELAYED, LEASED, RETURNED
-from ringlog.queue.state import Live
-from ringlog.queue.tokens import Tokens
 
 NODES = ("a", "b", "c")
 node = st.sampled_from(NODES)

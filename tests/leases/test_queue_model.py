@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyroaring import BitMap64
 
-from ringlog.queue.apart import Marks
-from ringlog.queue.backoff import NO_BACKOFF, Backoff
-from ringlog.queue.failures import Failure
-from ringlog.queue.live import Live
-from ringlog.queue.runs import BLOCK
-from ringlog.queue.state import Counts, Order, Queue
-from ringlog.queue.tokens import Tokens
+from ringlog.leases.failures import Failure
+from ringlog.leases.live_seqs import Live
+from ringlog.leases.queue import Queue
+from ringlog.leases.ready_index import Marks
+from ringlog.leases.runs import BLOCK
+from ringlog.leases.tokens import Tokens
+from ringlog.leases.types import NO_BACKOFF, Backoff, Counts, Order
 
 NODES = (b"a", b"b", b"c")
 node = st.sampled_from(NODES)
@@ -173,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
             # Nobody counts from when they became ready; but what does so right now, the queue still knows.
             for job in self.jobs.values():
                 job.ripe = job.ripe if job.ripe == self.now else 0
-        has_marked = bool(self.queue.apart)
+        has_marked = bool(self.queue.ready_index)
         claimed = self.queue.claim(
             self.live(),
             who,

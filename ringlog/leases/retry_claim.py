@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.queue.stretches import spans_of
+from ringlog.leases.spans import spans_of
 
 Run = tuple[int, int, int, int]
 """(first number, jobs, deliveries, token of the first) as in the message JobsClaimed."""

@@ -13,11 +13,11 @@ from ringlog import limits
 from ringlog.errors import CorruptData
 from ringlog.frame import open_frame
 from ringlog.frame.layout import FrameType
-from ringlog.queue.change import JobsChange, JobsOp
-from ringlog.queue.durable import Durable, load, save
-from ringlog.queue.live import Live
-from ringlog.queue.state import Queue
-from ringlog.queue.tokens import Tokens
+from ringlog.leases.durable import Durable, load, save
+from ringlog.leases.live_seqs import Live
+from ringlog.leases.queue import Queue
+from ringlog.leases.queue_change import JobsChange, JobsOp
+from ringlog.leases.tokens import Tokens
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "frames" / "jobs_claimed.hex"
 SEED = 0x0123456789ABCDEF

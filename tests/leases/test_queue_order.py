@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 from test_queue_model import QueueMachine
 
+from ringlog.leases.ages import Ages, Waits
+from ringlog.leases.live_seqs import Live
+from ringlog.leases.queue import Queue
+from ringlog.leases.ready_index import Marks, ReadyIndex
+from ringlog.leases.schedule import Schedule
+from ringlog.leases.tokens import Tokens
+from ringlog.leases.types import ClaimRequest, Order
 from ringlog.limits import QUEUE_AGES_MAX, QUEUE_UNRIPE_MAX
-from ringlog.queue.ages import Ages, Waits
-from ringlog.queue.apart import Apart, Marks
-from ringlog.queue.live import Live
-from ringlog.queue.schedule import Schedule
-from ringlog.queue.state import Order, Queue, Wish
-from ringlog.queue.tokens import Tokens
 
 puts = st.tuples(
     st.just("append"), st.integers(1, 6), st.sampled_from([None, None, 1, 100, 250]), st.integers(0, 3)
@@ -148,7 +149,7 @@ def test_a_million_delayed_jobs_take_fifty_bytes_each_and_a_claim_no_time():
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # The bitmaps are not Python's: at most two bytes a number and a few thousand containers of them.
-    bitmaps = sum(len(each.serialize()) for each in (queue.apart.delayed, queue.apart.passed))
+    bitmaps = sum(len(each.serialize()) for each in (queue.ready_index.delayed, queue.ready_index.passed))
     assert held + bitmaps <= 50 * count
     assert queue.counts(live.head).delayed == count
     assert claimed(queue, live, 12, 1_000) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13]
@@ -218,16 +219,16 @@ def test_waits_are_known_to_an_eighth_and_forgotten_after_two_windows():
 
 
 def test_instants_at_which_jobs_became_ready_are_bounded():
-    apart = Apart()
+    index = ReadyIndex()
     count = 2 * QUEUE_UNRIPE_MAX
     seqs = np.arange(1, count + 1, dtype=np.int64)
-    apart.feed(Marks(seqs, seqs + 10, np.ones(count, np.uint8)), Live(1, count), 1, 0)
+    index.feed(Marks(seqs, seqs + 10, np.ones(count, np.uint8)), Live(1, count), 1, 0)
     for now in range(11, count + 11):
-        assert apart.settle(1, now)
-    assert len(apart._unripe) == QUEUE_UNRIPE_MAX
-    assert not list(apart.overdue(2, 1 << 40))
-    apart.ripen(count + 11)
-    assert list(apart.overdue(2, 1 << 40)) == [(1, (1, count + 1))]
+        assert index.settle(1, now)
+    assert len(index._unripe) == QUEUE_UNRIPE_MAX
+    assert not list(index.overdue(2, 1 << 40))
+    index.ripen(count + 11)
+    assert list(index.overdue(2, 1 << 40)) == [(1, (1, count + 1))]
 
 
 def test_by_number_levels_mean_nothing_and_what_came_back_is_first():
@@ -252,8 +253,12 @@ def test_by_number_levels_mean_nothing_and_what_came_back_is_first():
 def test_a_cohort_may_ask_in_both_ways(jobs, shares):
     """QC-13, QC-15, L14: each is given by its own order while there is enough; else all there is, fairly."""
     queue, live = queue_of(jobs, {}, dict.fromkeys((2, 4), 1)), Live(1, jobs)
-    wishes = [Wish(b"a", 2, 500, by_number=True), Wish(b"b", 2, 500), Wish(b"c", 1, 500, by_number=True)]
-    answers = queue.deal(live, wishes, 100, 1_000, order=Order(queue.levels))
+    requests = [
+        ClaimRequest(b"a", 2, 500, by_number=True),
+        ClaimRequest(b"b", 2, 500),
+        ClaimRequest(b"c", 1, 500, by_number=True),
+    ]
+    answers = queue.deal(live, requests, 100, 1_000, order=Order(queue.levels))
     queue.check()
     given = tuple([seq for run in each.runs for seq in range(run.first, run.stop)] for each in answers)
     assert given == shares

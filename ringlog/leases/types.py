@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+_DOUBLINGS_MAX = 40
+"""Beyond it every rest is the longest one: a day's milliseconds double 27 times."""
 
 
 class LeaseRun(NamedTuple):
@@ -56,7 +58,7 @@ class Counts:
     delayed: int
 
 
-class Wish(NamedTuple):
+class ClaimRequest(NamedTuple):
     """One claim among several."""
 
     node: bytes
@@ -80,3 +82,19 @@ class Order(NamedTuple):
 
 
 PLAIN = Order()
+
+
+class Backoff(NamedTuple):
+    """After the first delivery `base_ms`, then twice as long each time, `most_ms` at most; 0 = none."""
+
+    base_ms: int = 0
+    most_ms: int = 0
+
+    def of(self, deliveries: int) -> int:
+        """After so many deliveries."""
+        if not self.base_ms:
+            return 0
+        return min(self.base_ms << min(max(deliveries - 1, 0), _DOUBLINGS_MAX), self.most_ms)
+
+
+NO_BACKOFF = Backoff()

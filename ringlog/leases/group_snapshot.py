@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from ringlog.errors import CorruptData, InvariantViolation
-from ringlog.group.change import U64, Change, Made
-from ringlog.group.state import ConsumerGroup
+from ringlog.leases.group import ConsumerGroup
+from ringlog.leases.group_change import U64, Change, Made
+from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, LEASED, RETURNED
 from ringlog.limits import GROUP_REASONS_SAVED_MAX
-from ringlog.queue.runs import BLOCK_SHIFT, DELAYED, LEASED, RETURNED
 
 _WIDE = ("first", "at", "token", "begun", "given")
 _STATES = (LEASED, DELAYED, RETURNED)

@@ -11,10 +11,10 @@ from ringlog import limits
 from ringlog.errors import CorruptData
 from ringlog.frame import open_frame
 from ringlog.frame.layout import FrameType
-from ringlog.group.change import Change, Made, Mode, Op
-from ringlog.group.saved import load, save
-from ringlog.group.state import begin
-from ringlog.queue.failures import Failure
+from ringlog.leases.failures import Failure
+from ringlog.leases.group import begin
+from ringlog.leases.group_change import Change, Made, Mode, Op
+from ringlog.leases.group_snapshot import load, save
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "frames"
 SEED = 0x0123456789ABCDEF

@@ -12,7 +12,7 @@ from heapq import heappop
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.queue.runs import Runs
+from ringlog.leases.runs import Runs
 
 I64 = NDArray[np.int64]
 

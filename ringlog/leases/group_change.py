@@ -1,6 +1,6 @@
 """Changes: what a group's shard logs, one of them a call, and what a group's state is made of. Pure.
 
-A change says results, not wishes: which positions are leased to whom under which tokens, not how many were
+A change says results, not requests: which positions are leased to whom under which tokens, not how many were
 asked for. So a group's state is what its changes say, applied in the order of their numbers, live and in
 replay alike; one that is applied already, by its number, is passed over.
 """

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from test_queue_model import NODES, Job, QueueMachine
 
-from ringlog.queue.change import JobsChange
-from ringlog.queue.durable import Durable, load, save
-from ringlog.queue.runs import DELAYED, GONE, LEASED, RETURNED, SPENT
-from ringlog.queue.state import Queue
-from ringlog.queue.tokens import Tokens
+from ringlog.leases.durable import Durable, load, save
+from ringlog.leases.queue import Queue
+from ringlog.leases.queue_change import JobsChange
+from ringlog.leases.runs import DELAYED, GONE, LEASED, RETURNED, SPENT
+from ringlog.leases.tokens import Tokens
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(JobsChange).decode

@@ -16,7 +16,7 @@ _STALE_MAX = 1_024
 """Entries that hold no longer, beside as many as hold; beyond it the heap is made anew."""
 
 
-class Due:
+class Deadlines:
     """Rows by their instants. `instant(row)` says when a row is due, -1 = never, also of one that is gone."""
 
     def __init__(self, instant: Callable[[int], int]) -> None:

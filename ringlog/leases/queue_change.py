@@ -1,7 +1,7 @@
 """Changes: what a shard logs of a queue whose leases are durable, one of them a call (QL-16). Pure.
 
-A change says results, not wishes: which jobs were leased to whom under which tokens. An ack is none: it is a
-deletion, whose frame says all there is to say. Two things happen without a change, because they follow from
+A change says results, not requests: which jobs were leased to whom under which tokens. An ack is none: it is
+a deletion, whose frame says all there is to say. Two things happen without a change, because they follow from
 what is there: a lease or a delay ends when its time is over, and what leaves the topic is no job any more.
 
 In the log it lies as changes of consumer groups do, as one of group 0, with fields of its own behind theirs.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ringlog.queue.runs import BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT
-from ringlog.queue.state import Queue
+from ringlog.leases.queue import Queue
+from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT
 
 STATES = {LEASED: "leased", DELAYED: "delayed", RETURNED: "returned", SPENT: "set aside"}
 

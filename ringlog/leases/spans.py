@@ -1,0 +1,84 @@
+"""Spans of numbers, [first, stop): found among numbers, joined, counted, cut. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.leases.runs import BLOCK
+
+I64 = NDArray[np.int64]
+Span = tuple[int, int]
+"""Numbers [first, stop)."""
+SeqRun = tuple[int, int, int]
+"""Numbers [first, stop), and how often they were handed out."""
+
+
+def keep_first(chosen: NDArray[np.bool_], ascending: I64) -> None:
+    """A number that is listed twice counts once (QA-4)."""
+    places = np.flatnonzero(chosen)
+    again = np.flatnonzero(ascending[places[1:]] == ascending[places[:-1]]) + 1
+    chosen[places[again]] = False
+
+
+def spans_of(seqs: I64) -> list[Span]:
+    """Ascending numbers as stretches without a gap."""
+    if not len(seqs):
+        return []
+    if int(seqs[-1]) - int(seqs[0]) == len(seqs) - 1:
+        return [(int(seqs[0]), int(seqs[-1]) + 1)]
+    cuts = np.flatnonzero(seqs[1:] != seqs[:-1] + 1) + 1
+    firsts = seqs[np.concatenate(([0], cuts))].tolist()
+    lasts = seqs[np.concatenate((cuts - 1, [len(seqs) - 1]))].tolist()
+    return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
+
+
+def joined(found: list[SeqRun]) -> list[SeqRun]:
+    """SeqRunes that follow each other and were handed out as often are one."""
+    found_together: list[SeqRun] = []
+    for first, stop, deliveries in found:
+        if found_together and found_together[-1][1:] == (first, deliveries):
+            found_together[-1] = found_together[-1][0], stop, deliveries
+        else:
+            found_together.append((first, stop, deliveries))
+    return found_together
+
+
+def blocks_of(first: int, stop: int) -> list[Span]:
+    """[first, stop) cut at the ends of blocks, which no run crosses."""
+    cuts = [first, *range((first & -BLOCK) + BLOCK, stop, BLOCK), stop]
+    return list(pairwise(cuts))
+
+
+def count_of(found: Iterable[SeqRun]) -> int:
+    """How many there are in these stretches; what else they say is not looked at."""
+    return sum(stop - first for first, stop, _ in found)
+
+
+def cut(found: list[SeqRun], most: int) -> list[SeqRun]:
+    """The first `most` positions of these."""
+    kept: list[SeqRun] = []
+    for first, stop, deliveries in found:
+        if most <= 0:
+            break
+        kept.append((first, min(stop, first + most), deliveries))
+        most -= stop - first
+    return kept
+
+
+def flat(spans: Iterable[Span]) -> list[int]:
+    """First, count, first, count and so on, as a change has them."""
+    return [number for first, stop in spans for number in (first, stop - first)]
+
+
+def gaps(first: int, stop: int, spans: list[Span]) -> list[Span]:
+    """What of [first, stop) is in none of these ascending spans."""
+    found: list[Span] = []
+    for low, high in [*spans, (stop, stop)]:
+        if first < low:
+            found.append((first, low))
+        first = high
+    return found

@@ -21,7 +21,8 @@ from actors.wal_shard.queue_numbers import live_count
 from actors.wal_shard.records import frame_of
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
-from ringlog.leases.durable import Durable, Life
+from ringlog.leases.durable import Durable
+from ringlog.leases.holders import Life
 from ringlog.leases.live_seqs import Live
 from ringlog.leases.queue import Queue
 from ringlog.leases.queue_change import CLAIM_ROW, JobsChange, JobsOp
@@ -95,7 +96,7 @@ class DurableLeases:
         """Which of these claims may be given something, for the number of those who hold something?"""
         if not topic.config.logs_leases:
             return [True] * len(messages)
-        return self._of(topic).room_for(each.node.encode() for each in messages)
+        return self._of(topic).room_for(each.node for each in messages)
 
     # -- what is logged -------------------------------------------------------------------------------
 

@@ -91,15 +91,15 @@ class GroupNumbers:
 
     def _look_at(self, known: _Known, now_ms: int, steady_ms: int) -> None:
         topic, group = known.topic, known.group
-        group.members.sweep(now_ms)
+        group.holders.sweep(now_ms)
         if group.made.dead_letter:
             group.settle(now_ms)
-            self.set_aside += max(group.spent - known.spent, 0)
-            known.spent = group.spent
+            self.set_aside += max(group.exhausted - known.spent, 0)
+            known.spent = group.exhausted
         pending = group.pending
         after = group.cursor if group.is_queue else group.committed + 1
         lag = topic.live_within(after, topic.head_seq) + pending
-        self._count(known, lag, pending, len(group.members))
+        self._count(known, lag, pending, len(group.holders))
         if group.floor != known.floor or not lag:
             known.floor, known.moved_ms = group.floor, steady_ms
         self._oldest_ms = max(self._oldest_ms, steady_ms - known.moved_ms)

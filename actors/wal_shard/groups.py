@@ -35,13 +35,13 @@ from ringlog.errors import (
     Throttled,
     TopicNotFound,
 )
-from ringlog.leases.group import ConsumerGroup, Held, begin, created, lease_runs
+from ringlog.leases.group import ConsumerGroup, begin, created, lease_runs
 from ringlog.leases.group_change import Change, Made, Mode, Op
+from ringlog.leases.holders import Life
 from ringlog.leases.live_seqs import is_alive
-from ringlog.leases.members import Life
 from ringlog.leases.retry_claim import entries_of, still_held
 from ringlog.leases.tokens import NUMBER_MAX, Tokens
-from ringlog.leases.types import I64, U64
+from ringlog.leases.types import I64, U64, Matched
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
     GROUP_BYTES_MAX,
@@ -193,8 +193,8 @@ class Groups:
             )  # fmt: skip
         if message.node:
             node_of(message)
-            group.members.require_room(message.node, now_ms)
-            group.members.note(message.node, now_ms)
+            group.holders.require_room(message.node, now_ms)
+            group.holders.note(message.node, now_ms)
         return info_of(topic, group, created=is_new)
 
     # -- leases ---------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Groups:
 
     def _matched(
         self, message: m.GroupAck | m.GroupNack | m.GroupExtend | m.GroupReject, now_us: int
-    ) -> tuple[Topic, ConsumerGroup, Held]:
+    ) -> tuple[Topic, ConsumerGroup, Matched]:
         topic, group = self._find(message, Mode.QUEUE)
         node_of(message)
         seqs, tokens = _entries(message.seqs, message.tokens)
@@ -265,7 +265,7 @@ class Groups:
             # What is not there any more is as good as done (QA-9).
             live = live_of(topic)
             is_left = is_alive(live, found.skipped) | (found.skipped > live.head)
-            found = Held(found.held, found.skipped[is_left])
+            found = Matched(found.leased, found.gone, found.skipped[is_left])
             self._log(topic, group.ack(found, message.node, now_us // 1_000, call=message.call), into)
             self._freed(topic, group)
         skipped = found.skipped.tolist() if before is None else before.skipped
@@ -282,11 +282,11 @@ class Groups:
                 given = entries_of(_claimed(topic, group, before).runs)
                 found = group.match(*given, message.node, now_us // 1_000)
         elif before is not None and before.op not in _LEASED:
-            found = Held(found.held[:0], np.array(before.skipped, dtype=np.int64))
+            found = Matched(found.leased[:0], found.gone, np.array(before.skipped, dtype=np.int64))
         self._log(topic, group.undo(found, message.node, now_us // 1_000, call=message.call), into)
         self.waiting.wake(group.number)
         skipped = found.skipped.tolist()
-        nacked = max(len(message.seqs) // 8 - len(skipped), len(found.held))
+        nacked = max(len(message.seqs) // 8 - len(skipped), len(found.leased))
         return m.JobsNacked(topic.name, nacked, _bytes_of(skipped), ready_of(topic, group), group.leased)
 
     def _nack(self, message: m.GroupNack, event: ControlReceived, into: Group, now_us: int) -> m.Message:
@@ -319,7 +319,7 @@ class Groups:
             reason = reason_of(message.reason)
             change = group.reject(found, message.node, reason, now_us // 1_000, call=message.call)
             self._log(topic, change, into)
-            self.numbers.set_aside += len(found.held)
+            self.numbers.set_aside += len(found.leased)
         skipped = found.skipped.tolist() if before is None else before.skipped
         return m.JobsRejected(topic.name, len(message.seqs) // 8 - len(skipped), _bytes_of(skipped))
 
@@ -339,7 +339,7 @@ class Groups:
     def _leave(self, message: m.GroupLeave, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group = self._find(message)
         group.settle(now_us // 1_000)
-        released = group.members.held_by(message.node)
+        released = group.holders.held_by(message.node)
         self._log(topic, group.leave(message.node, now_us // 1_000), into)
         self.waiting.wake(group.number)
         return m.GroupLeft(topic.name, released)
@@ -352,7 +352,7 @@ class Groups:
             topic = self._by_number[number]
             group = topic.groups[number]
             group.settle(now_us // 1_000)
-            spent = group.spent_runs(JOBS_PER_REQUEST_MAX)
+            spent = group.exhausted_runs(JOBS_PER_REQUEST_MAX)
             if not spent:
                 continue
             runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
@@ -379,12 +379,12 @@ class Groups:
             raise InvalidRequest(
                 "each position needs the token of its lease", topic=topic.name, seqs=len(seqs)
             )
-        before = group.spent
+        before = group.exhausted
         if tokens is not None:
             unique, at = np.unique(seqs, return_index=True)
             self._log(topic, group.moved(unique, tokens[at], now_us // 1_000), into)
         self._freed(topic, group)
-        return m.SpentGone(topic.name, before - group.spent)
+        return m.SpentGone(topic.name, before - group.exhausted)
 
     def _again(self, message: m.GroupAgain, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         """Dead letters come back: their records are given out once more, as far as they are there."""
@@ -398,7 +398,7 @@ class Groups:
         is_there = is_alive(live_of(topic), seqs)
         rows = list(zip(seqs.tolist(), calls.tolist(), is_there.tolist(), strict=True))
         for seq, call, _ in rows:
-            if group.is_set_aside(seq) and group.answered(call) is None:
+            if group.is_exhausted(seq) and group.answered(call) is None:
                 # Its letter is there, and who wrote it has not said so yet. When he does the record is done
                 # for the group: taken for one that will be given out anyway, it would be lost.
                 raise NotReady(
@@ -441,16 +441,14 @@ class Groups:
     def _state(self, message: m.GroupState, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group = self._find(message)
         group.settle(now_us // 1_000)
-        group.members.sweep(now_us // 1_000)
+        group.holders.sweep(now_us // 1_000)
         after = group.cursor if group.is_queue else group.committed + 1
         undelivered = topic.live_within(after, topic.head_seq)
-        members = [
-            (each.name, each.seen_ms + self._ahead_ms, each.held) for each in group.members.by_number.values()
-        ]
+        members = [(each.name, each.seen_ms + self._ahead_ms, each.held) for each in group.holders]
         return m.GroupStateReply(
             info_of(topic, group), topic.head_seq, undelivered, group.leased, group.delayed, group.returned,
             self.waiting.of(group.number), sorted(members), group.holder,
-            bool(topic.held_at) and held_from(topic)[1] == group.made.key, group.spent,
+            bool(topic.held_at) and held_from(topic)[1] == group.made.key, group.exhausted,
         )  # fmt: skip
 
     def _list(self, message: m.GroupList, event: ControlReceived, into: Group, now_us: int) -> m.Message:
@@ -484,7 +482,7 @@ class Groups:
             )  # fmt: skip
         is_holder = message.token != 0 and message.token == group.holder_token
         if is_holder:
-            group.members.note(group.holder, now_us // 1_000)
+            group.holders.note(group.holder, now_us // 1_000)
             self._log(topic, group.commit(message.committed, message.cursor, now_us // 1_000), into)
         return m.GroupCommitted(topic.name, group.committed, group.cursor, is_holder)
 
@@ -515,7 +513,7 @@ class Groups:
         logged; deliveries stay counted (CL-10)."""
         self.waiting.left(life)
         for number, topic in self._by_number.items():
-            self._dead += [(number, name) for name in topic.groups[number].members.of_process(life)]
+            self._dead += [(number, name) for name in topic.groups[number].holders.of_process(life)]
 
     def _release(self, into: Group, now_us: int) -> None:
         """Let members leave whose process died."""
@@ -690,7 +688,7 @@ def _claimed_before(
     if before is None or before.op not in _LEASED or before.until_ms < now_ms:
         return None
     answer = _claimed(topic, group, before)
-    held = group.match(*entries_of(answer.runs), message.node, now_ms).held
+    held = group.match(*entries_of(answer.runs), message.node, now_ms).leased
     return msgspec.structs.replace(answer, runs=still_held(answer.runs, held))
 
 

@@ -76,11 +76,11 @@ def was_deleted(topic: Topic, seq: int) -> bool:
     return seq < topic.delete_floor or (topic.dead is not None and seq in topic.dead)
 
 
-def node_of(message: Any) -> bytes:
+def node_of(message: Any) -> str:
     """Who asks; raises InvalidRequest."""
-    node: bytes = message.node.encode()
-    if not 1 <= len(node) <= NODE_BYTES_MAX:
-        raise InvalidRequest("a node has a name", field="node", bytes=len(node), max=NODE_BYTES_MAX)
+    node: str = message.node
+    if not 1 <= len(node.encode()) <= NODE_BYTES_MAX:
+        raise InvalidRequest("a node has a name", field="node", bytes=len(node.encode()), max=NODE_BYTES_MAX)
     return node
 
 

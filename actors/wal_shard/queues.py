@@ -218,7 +218,7 @@ class Queues:
         """What there is for these claims, shared out among them if they are several."""
         config, queue = topic.config, self._queue(topic)
         topic.last_read_us = self.wall_us
-        if queue.spent_jobs and not self._dead_letters_of(topic):
+        if queue.exhausted and not self._dead_letters_of(topic):
             queue.restore()
         requests = [
             ClaimRequest(
@@ -297,7 +297,7 @@ class Queues:
             if span is not None and topic.config.durability != Durability.EPHEMERAL:
                 learn = Learn(*span, has_sizes=True)
                 return self.removals.questions_to_learn([(topic, learn)], self.wall_us)
-        changes = self._queue(topic).changes
+        changes = self._queue(topic).version
         self._decided = _Decided(message, topic, topic.version, changes, matched)
         if removal is None:
             return [self.removals.question_about(topic, numbers, self.wall_us)]
@@ -356,7 +356,7 @@ class Queues:
             return False
         queue = self._queue(decided.topic)
         queue.settle(now_us // 1_000)
-        return (queue.changes, decided.topic.version) == (decided.changes, decided.version)
+        return (queue.version, decided.topic.version) == (decided.changes, decided.version)
 
     def refuse(self) -> None:
         """The ack in hand cannot be logged, or is wrong: everything stays as it is."""
@@ -629,13 +629,13 @@ class Queues:
 
     def _spent(self, message: m.SpentAsk, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         """The jobs of one queue that are to be moved, at most as many as one request names."""
-        waiting = [number for number, queue in self._queues.items() if queue.spent_jobs]
+        waiting = [number for number, queue in self._queues.items() if queue.exhausted]
         for topic_id in sorted(number for number in waiting if number > message.after):
             topic = self.directory.by_id[topic_id]
             if not topic.config.dead_letter:
                 self._queues[topic_id].restore()
                 continue
-            spent = self._queues[topic_id].spent(JOBS_PER_REQUEST_MAX)
+            spent = self._queues[topic_id].exhausted_runs(JOBS_PER_REQUEST_MAX)
             runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
             known = self._queues[topic_id].failures
             why = {seq: each for a, b, _ in spent for seq in range(a, b) if (each := known.find(seq))}
@@ -653,7 +653,7 @@ class Queues:
             raise TopicNotFound("no such topic", topic=message.topic)
         if len(message.seqs) & 7:
             raise InvalidRequest("numbers are 8 bytes each", field="seqs", bytes=len(message.seqs))
-        seqs = self._queue(topic).still_spent(np.unique(np.frombuffer(message.seqs, dtype="<i8")))
+        seqs = self._queue(topic).still_exhausted(np.unique(np.frombuffer(message.seqs, dtype="<i8")))
         return topic, Matched(seqs, seqs[:0], seqs[:0])
 
     def _spent_moved(

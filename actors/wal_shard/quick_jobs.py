@@ -84,7 +84,7 @@ class QuickJobs:
         queue = None if topic is None else queues.queue_of(topic.topic_id)
         if topic is None or queue is None or not _is_plain(topic.config):
             return None
-        is_marked = queue.levels or topic.marked_to > queue.marked_to or queue.ready_index or queue.spent_jobs
+        is_marked = queue.levels or topic.marked_to > queue.marked_to or queue.ready_index or queue.exhausted
         if is_marked or 0 < topic.due_us <= queues.wall_us or queues.is_damaged:
             return None
         return topic, queue
@@ -116,7 +116,7 @@ class QuickJobs:
         queues = self._queues
         lease_ms = message.lease_ms or topic.config.lease_ms
         claimed = queue.claim(
-            live_of(topic), message.node.encode(), min(max(message.max, 1), CLAIM_JOBS_MAX), lease_ms,
+            live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX), lease_ms,
             now_us // 1_000, deliveries_max=queues.limit_of(topic),
             link=queues.link_of((message.pid, message.born)),
         )  # fmt: skip
@@ -172,9 +172,7 @@ class QuickJobs:
         accounted = self._queues.newest.total_of(topic, first, count)
         if accounted is None:
             accounted = self._queues.sizes.total_of(topic.topic_id, first, count)
-        if accounted is None or not queue.ack_lease(
-            first, count, token, message.node.encode(), now_us // 1_000
-        ):
+        if accounted is None or not queue.ack_lease(first, count, token, message.node, now_us // 1_000):
             return None
         acked = self._acked.get(topic.topic_id)
         if acked is None:

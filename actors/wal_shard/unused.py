@@ -157,7 +157,7 @@ class Unused:
             return True
         for group in topic.groups.values():
             group.settle(now_ms)
-            if group.leased or group.delayed or group.spent or self._groups.waiting.of(group.number):
+            if group.leased or group.delayed or group.exhausted or self._groups.waiting.of(group.number):
                 return True
         return topic.config.type == QUEUE and self._is_queue_held(topic, now_ms)
 
@@ -170,7 +170,7 @@ class Unused:
             return False
         queue.settle(now_ms)
         counts = queue.counts(live_count(topic))
-        return bool(counts.in_flight or counts.delayed or queue.spent_jobs)
+        return bool(counts.in_flight or counts.delayed or queue.exhausted)
 
 
 def _traces(topic: Topic) -> tuple[int, int, int]:

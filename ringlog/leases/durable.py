@@ -21,12 +21,14 @@ from msgspec import structs
 from pyroaring import BitMap64
 
 from ringlog.errors import CorruptData, InvariantViolation
+from ringlog.leases.holders import NO_LIFE, Life
 from ringlog.leases.live_seqs import Live, next_alive
 from ringlog.leases.queue import Queue
 from ringlog.leases.queue_change import CLAIM_ROW, SPAN_ROW, U64, JobsChange, JobsOp
 from ringlog.leases.queue_snapshot import add_saved, save_runs
-from ringlog.leases.runs import LEASED, RETURNED, SPENT
+from ringlog.leases.runs import LEASED, RETURNED
 from ringlog.leases.spans import spans_of
+from ringlog.leases.table import EXHAUST
 from ringlog.leases.tokens import Tokens
 from ringlog.leases.types import I64, Claimed, Matched
 from ringlog.limits import (
@@ -38,9 +40,6 @@ from ringlog.limits import (
     LINKS_MAX,
 )
 
-Life = tuple[int, int]
-"""A process and when it began."""
-_NOBODY: Life = (0, 0)
 DAMAGE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError)
 """What decoding of bytes raises that no version wrote."""
 _WRITTEN_ROWS = 4_096
@@ -69,7 +68,7 @@ class Durable:
     # -- what happened --------------------------------------------------------------------------------
 
     def claimed(
-        self, given: Claimed, node: str, now_ms: int, *, call: int = 0, link: int = 0, life: Life = _NOBODY
+        self, given: Claimed, node: str, now_ms: int, *, call: int = 0, link: int = 0, life: Life = NO_LIFE
     ) -> JobsChange:
         """A claim was given these. What the queue set `aside` with its last claim is said with the first."""
         aside = [n for a, b in self.queue.aside for n in (a, b - a)] if given.aside else []
@@ -78,7 +77,7 @@ class Durable:
         rows = [n for a, b, deliveries, token in given.runs for n in (a, b - a, deliveries, token)]
         return self._change(
             JobsOp.CLAIMED, now_ms, node=node, until_ms=given.deadline, rows=rows, call=call,
-            life=life if link else _NOBODY, aside=aside,
+            life=life if link else NO_LIFE, aside=aside,
         )  # fmt: skip
 
     def released(
@@ -126,7 +125,7 @@ class Durable:
 
     def _change(
         self, op: JobsOp, now_ms: int, *, node: str = "", until_ms: int = 0, rows: list[int] | None = None,
-        call: int = 0, skipped: list[int] | None = None, life: Life = _NOBODY, reason: str = "",
+        call: int = 0, skipped: list[int] | None = None, life: Life = NO_LIFE, reason: str = "",
         aside: list[int] | None = None, saved: bytes | None = None,
     ) -> JobsChange:  # fmt: skip
         change = JobsChange(
@@ -158,9 +157,9 @@ class Durable:
 
     # -- who ------------------------------------------------------------------------------------------
 
-    def room_for(self, nodes: Iterable[bytes]) -> list[bool]:
+    def room_for(self, nodes: Iterable[str]) -> list[bool]:
         """Of each of those who claim together: may it be given something? A snapshot names only so many."""
-        holders, new = self.queue.holders, set[bytes]()
+        holders, new = self.queue.holders, set[str]()
         found = []
         for node in nodes:
             if holders.find(node) < 0 and node not in new:
@@ -189,7 +188,7 @@ class Durable:
 
     def link_of(self, life: Life) -> int:
         """While replaying: the link of what a process claimed."""
-        if life == _NOBODY:
+        if life == NO_LIFE:
             return 0
         link = self._links.get(life) or len(self._links) + 1
         self._note_life(link, life)
@@ -217,7 +216,7 @@ class Durable:
             for at in range(0, len(rows), CLAIM_ROW):
                 first, count, deliveries, token = rows[at : at + CLAIM_ROW]
                 queue.put(
-                    first, first + count, LEASED, at=change.until_ms, token=token, node=change.node.encode(),
+                    first, first + count, LEASED, at=change.until_ms, token=token, node=change.node,
                     deliveries=deliveries, link=link,
                 )  # fmt: skip
         elif change.op == JobsOp.MOVED:
@@ -247,10 +246,9 @@ class Durable:
     def _set_aside(self, rows: list[int]) -> None:
         queue, runs = self.queue, self.queue.runs
         for first, count in zip(rows[::SPAN_ROW], rows[1::SPAN_ROW], strict=True):
-            for row in runs.within(first, first + count):
+            for row in queue.exactly(first, first + count):
                 if runs.state[row] == RETURNED:
-                    low, high = max(first, runs.first[row]), min(first + count, runs.stop[row])
-                    queue.put(low, high, SPENT, deliveries=runs.deliveries[row])
+                    queue.move(row, EXHAUST)
 
     def _held(self, rows: list[int]) -> I64:
         """Those of the numbers in these stretches that are leased: of the others the change is stale."""

@@ -99,8 +99,6 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
     """REJECTED, RELEASED: why."""
 
 
-REJECTED_BIT = 1 << 31
-"""Beside the count of deliveries of what was rejected: it is set aside whatever its count."""
 CLAIM_ROW = 4
 """Numbers of a run in `rows` of a claim."""
 SPAN_ROW = 2

@@ -11,7 +11,7 @@ import numpy as np
 from ringlog.errors import CorruptData, InvariantViolation
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.group_change import U64, Change, Made
-from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, LEASED, RETURNED
+from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, EXHAUSTED, LEASED, RETURNED
 from ringlog.limits import GROUP_REASONS_SAVED_MAX
 
 _WIDE = ("first", "at", "token", "begun", "given")
@@ -48,23 +48,28 @@ _decode = msgspec.msgpack.Decoder(_Saved).decode
 
 def save(group: ConsumerGroup) -> bytes:
     """Encode a group."""
-    entries = group.entries
+    entries = group.runs
     rows = entries.rows()
-    held = {number: each for number, each in sorted(group.members.by_number.items()) if each.runs}
-    place = {number: at for at, number in enumerate(held)}
+    held = [each for each in group.holders if each.runs]
+    place = {each.number: at for at, each in enumerate(held)}
     holders = [place[entries.holder[row]] if entries.state[row] == LEASED else 0 for row in rows]
     wide = [np.array([getattr(entries, name)[row] for row in rows], dtype="<u8").tobytes() for name in _WIDE]
     return _encode(
         _Saved(
             group.number, group.made, group.changes, group.cursor, group.committed, group.holder,
-            group.holder_token, [(each.name, each.seen_ms) for each in held.values()], b"".join(wide),
+            group.holder_token, [(each.name, each.seen_ms) for each in held], b"".join(wide),
             np.array([entries.stop[row] - entries.first[row] for row in rows], dtype="<u4").tobytes(),
             np.array(holders, dtype="<u4").tobytes(),
             np.array([entries.deliveries[row] for row in rows], dtype="<u4").tobytes(),
-            bytes([entries.state[row] for row in rows]), list(group.calls.values()),
+            bytes([_state_of(entries.state[row]) for row in rows]), list(group.calls.values()),
             failures=[(seq, *each) for seq, each in group.failures][-GROUP_REASONS_SAVED_MAX:],
         )
     )  # fmt: skip
+
+
+def _state_of(state: int) -> int:
+    """Whether anything is exhausted depends on a scheduler that may be there after a restart, or not."""
+    return RETURNED if state == EXHAUSTED else state
 
 
 def load(data: bytes) -> ConsumerGroup:
@@ -78,7 +83,7 @@ def load(data: bytes) -> ConsumerGroup:
         for change in saved.calls:
             group.keep(change)
         for seq, reason, at_ms, nacks in [*((seq, why, 0, 0) for seq, why in saved.reasons), *saved.failures]:
-            if group.entries.find(seq) < 0:
+            if group.runs.find(seq) < 0:
                 raise ValueError("a reason of nothing that is pending")
             group.failures.note(seq, seq + 1, reason, at_ms, nacks)
         group.check()
@@ -88,7 +93,7 @@ def load(data: bytes) -> ConsumerGroup:
 
 
 def _fill(group: ConsumerGroup, saved: _Saved) -> None:
-    numbers = [group.members.note(name, seen_ms) for name, seen_ms in saved.members]
+    numbers = [group.holders.note(name, seen_ms) for name, seen_ms in saved.members]
     total = len(saved.states)
     first, at, token, begun, given = np.frombuffer(saved.wide, dtype="<u8").reshape(5, total).tolist()
     counts, holders, deliveries = (
@@ -106,8 +111,8 @@ def _fill(group: ConsumerGroup, saved: _Saved) -> None:
             raise ValueError("runs that make no sense")
         before = stop
         holder = numbers[holders[n]] if state == LEASED else 0
-        row = group.entries.add(
-            first[n], stop, state, at=at[n], token=token[n], holder=holder, deliveries=deliveries[n]
-        )
-        group.entries.begun[row], group.entries.given[row] = begun[n], given[n]
+        row = group.runs.add(
+            first[n], stop, state, at=at[n], token=token[n], holder=holder, deliveries=deliveries[n],
+            begun=begun[n], given=given[n],
+        )  # fmt: skip
         group.enter(row, state)

@@ -1,54 +1,146 @@
-"""Holders: short numbers for the names of those who hold leases, as long as they do. Pure."""
+"""Holders: short numbers for the names of those who hold leases, and of members who asked lately. Pure.
+
+The name of a holder of nothing is forgotten at once, or kept until it was silent for long (`keeps_idle`):
+those of a consumer group are its members. Leases are durable with their changes; when a member last asked,
+and by which process, is memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ringlog.errors import Throttled
+from ringlog.limits import GROUP_MEMBER_SILENT_MS, GROUP_MEMBERS_MAX
+
+Life = tuple[int, int]
+"""(pid, when it began) of a process on the shard's host."""
+NO_LIFE: Life = (0, 0)
+
+
+@dataclass(slots=True)
+class Holder:
+    """One of them."""
+
+    name: str
+    number: int
+    seen_ms: int = 0
+    """When it last asked for anything."""
+    held: int = 0
+    """Numbers leased to it."""
+    runs: int = 0
+    """In so many runs."""
+    life: Life = NO_LIFE
+    """The process that holds all of it, as far as is known."""
+
 
 class Holders:
-    """Names by number. A number is used again once nobody holds anything under it."""
+    """Holders by number. A number is used again once its holder is forgotten."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
-        self._names: list[bytes] = []
-        self._runs: list[int] = []
-        """Of each number, how many runs it holds."""
+    def __init__(self, *, keeps_idle: bool = False) -> None:
+        self._keeps_idle = keeps_idle
+        self._numbers: dict[str, int] = {}
+        self._all: list[Holder] = []
+        """By number; those in `_free` stand for nobody."""
         self._free: list[int] = []
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def find(self, name: bytes) -> int:
-        """Its number; -1 = it holds nothing."""
+    def __iter__(self) -> Iterator[Holder]:
+        return iter([self._all[number] for number in self._numbers.values()])
+
+    def find(self, name: str) -> int:
+        """Its number; -1 = there is none of this name."""
         return self._numbers.get(name, -1)
 
-    def name_of(self, number: int) -> bytes:
+    def name_of(self, number: int) -> str:
         """Who has this number."""
-        return self._names[number]
+        return self._all[number].name
 
-    def take(self, name: bytes) -> int:
-        """Its number, a new one if it had none. Say `settle` when what it is given was added."""
-        number = self._numbers.get(name)
-        if number is None:
+    def held_by(self, name: str) -> int:
+        """Numbers leased to it."""
+        number = self.find(name)
+        return self._all[number].held if number >= 0 else 0
+
+    def take(self, name: str) -> int:
+        """Its number, a new one if it had none. Call `forget_idle` if it is given nothing after all."""
+        number = self._numbers.get(name, -1)
+        if number < 0:
             if self._free:
                 number = self._free.pop()
-                self._names[number] = name
+                holder = self._all[number]
+                holder.name, holder.seen_ms, holder.life = name, 0, NO_LIFE
             else:
-                number = len(self._names)
-                self._names.append(name)
-                self._runs.append(0)
+                number = len(self._all)
+                self._all.append(Holder(name, number))
             self._numbers[name] = number
         return number
 
-    def settle(self, number: int) -> None:
-        """Forget a name that was given nothing after all."""
-        if not self._runs[number]:
-            self._numbers.pop(self._names[number])
+    def add(self, number: int, size: int, runs: int = 1) -> None:
+        """It holds one run more, or the same numbers in one run more."""
+        holder = self._all[number]
+        holder.held += size
+        holder.runs += runs
+
+    def drop(self, number: int, size: int) -> None:
+        """It holds one run less."""
+        holder = self._all[number]
+        holder.held -= size
+        holder.runs -= 1
+        if not holder.runs:
+            self.forget_idle(number)
+
+    def forget_idle(self, number: int) -> None:
+        """Forget this one if it holds nothing, unless such holders are kept."""
+        holder = self._all[number]
+        if not self._keeps_idle and not holder.runs:
+            del self._numbers[holder.name]
             self._free.append(number)
 
-    def add(self, number: int) -> None:
-        """It holds one run more."""
-        self._runs[number] += 1
+    # -- members --------------------------------------------------------------------------------------
 
-    def drop(self, number: int) -> None:
-        """It holds one run less; with the last one its name is forgotten."""
-        self._runs[number] -= 1
-        self.settle(number)
+    def require_room(self, name: str, now_ms: int) -> None:
+        """Raise Throttled when it would be one member too many; silent ones make room."""
+        if name in self._numbers or len(self) < GROUP_MEMBERS_MAX:
+            return
+        self.sweep(now_ms)
+        if len(self) < GROUP_MEMBERS_MAX:
+            return
+        idle = [each for each in self if not each.runs]
+        if not idle:
+            raise Throttled(
+                "too many members", limit="group_members", max=GROUP_MEMBERS_MAX, retry_after_ms=1_000
+            )
+        self.leave(min(idle, key=lambda each: each.seen_ms).name)
+
+    def note(self, name: str, now_ms: int) -> int:
+        """It asked for something; returns its number."""
+        number = self.take(name)
+        holder = self._all[number]
+        holder.seen_ms = max(holder.seen_ms, now_ms)
+        return number
+
+    def note_life(self, name: str, now_ms: int, life: Life) -> None:
+        """This process asks for leases in the member's name. Where several share a name while one holds
+        something, or one does not say which process it is, no death of a process ends the member's leases."""
+        holder = self._all[self.note(name, now_ms)]
+        is_alone = holder.life == life or not holder.runs
+        holder.life = life if is_alone else NO_LIFE
+
+    def of_process(self, life: Life) -> list[str]:
+        """Members that are this process."""
+        return [each.name for each in self if each.life == life]
+
+    def leave(self, name: str) -> None:
+        """It is no member any more; a member that holds something stays one."""
+        number = self.find(name)
+        if number >= 0 and not self._all[number].runs:
+            del self._numbers[name]
+            self._free.append(number)
+
+    def sweep(self, now_ms: int) -> None:
+        """Forget members that were silent for long and hold nothing."""
+        silent = now_ms - GROUP_MEMBER_SILENT_MS
+        for member in [each for each in self if each.seen_ms < silent]:
+            self.leave(member.name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringlog.leases.queue import Queue
-from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, GONE, LEASED, RETURNED, SPENT
+from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, EXHAUSTED, GONE, LEASED, RETURNED
 
-STATES = {LEASED: "leased", DELAYED: "delayed", RETURNED: "returned", SPENT: "set aside"}
+NAMES = {LEASED: "leased", DELAYED: "delayed", RETURNED: "returned", EXHAUSTED: "set aside"}
 
 
 class Known(NamedTuple):
@@ -46,7 +46,7 @@ def pending(queue: Queue, after: int, most: int) -> tuple[list[Known], bool]:
 def _known(queue: Queue, row: int, seq: int) -> Known:
     runs, failure = queue.runs, queue.failures.find(seq)
     state = runs.state[row]
-    node = queue.holders.name_of(runs.holder[row]).decode(errors="replace") if state == LEASED else ""
+    node = queue.holders.name_of(runs.holder[row]) if state == LEASED else ""
     reason, failed_ms, nacks = failure or ("", 0, 0)
     until_ms = runs.at[row] if state in {LEASED, DELAYED} else 0
-    return Known(seq, STATES[state], node, until_ms, runs.deliveries[row], nacks, failed_ms, reason)
+    return Known(seq, NAMES[state], node, until_ms, runs.deliveries[row], nacks, failed_ms, reason)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ringlog.leases.queue import Queue
 from ringlog.leases.queue_change import U64
-from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, LEASED, RETURNED, SPENT
+from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, EXHAUSTED, LEASED, RETURNED
 from ringlog.limits import DURABLE_HOLDERS_MAX, DURABLE_REASONS_MAX
 
-_STATES = (LEASED, DELAYED, RETURNED, SPENT)
+_STATES = (LEASED, DELAYED, RETURNED, EXHAUSTED)
 _WIDE, _NARROW = ("first", "at", "token"), ("count", "holder", "link", "deliveries")
 
 
@@ -78,7 +78,7 @@ def _part(columns: dict[str, NDArray[Any]], queue: Queue, lives: Mapping[int, tu
         b"".join(columns[name].astype("<u8").tobytes() for name in _WIDE),
         b"".join(column.astype("<u4").tobytes() for column in narrow),
         columns["state"].astype(np.uint8).tobytes(),
-        [queue.holders.name_of(holder) for holder in held.tolist()],
+        [queue.holders.name_of(holder).encode() for holder in held.tolist()],
         [lives[link] for link in known.tolist()],
         failures=failures,
     )  # fmt: skip
@@ -104,10 +104,11 @@ def add_saved(queue: Queue, data: bytes, link_of: Callable[[tuple[int, int]], in
         is_leased = state == LEASED
         queue.put(
             first[n], stop, state, at=at[n], token=token[n], deliveries=deliveries[n],
-            node=saved.nodes[holder[n]] if is_leased else b"", link=links[link[n]] if is_leased else 0,
+            node=saved.nodes[holder[n]].decode() if is_leased else "",
+            link=links[link[n]] if is_leased else 0,
         )  # fmt: skip
     for seq, reason in saved.reasons.items():
-        if queue.is_spent(seq):
+        if queue.is_exhausted(seq):
             queue.failures.note(seq, seq + 1, reason, 0, 0)
     for seq, reason, at_ms, nacks in saved.failures:
         if queue.runs.find(seq) >= 0:

@@ -1,13 +1,13 @@
 """Runs: stretches of jobs that are in one state together, found by number. Pure.
 
     block (1,024 numbers)     rows, in columns
-    ┌────────────┬──────┐     first  stop  at  token  holder  deliveries  state
+    ┌────────────┬──────┐     first  stop  at  token  holder  deliveries  state  begun  given
     │ 2048, 2060 │ 7, 3 │ ──▶   2048  2060  …
     └────────────┴──────┘
 
-Only jobs that somebody was given have a row; the others are known from the topic. A run never crosses a
+Only numbers that were handed out have a row; the others are known from the topic. A run never crosses a
 block, so that finding one costs a look into a dictionary and a search among at most 1,024 numbers. All is
-kept in arrays: a million rows are no objects that anybody has to look through.
+kept in arrays: a million rows are not a million objects.
 """
 
 from __future__ import annotations
@@ -15,34 +15,33 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from enum import IntEnum
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+
+I64 = NDArray[np.int64]
 
 BLOCK_SHIFT = 10
 BLOCK = 1 << BLOCK_SHIFT
 """Numbers in a block: about as many as one claim takes."""
 
 
-class State(IntEnum):
-    """What a run's jobs are."""
-
-    FREE = 0
-    """The row is not in use."""
-    LEASED = 1
-    DELAYED = 2
-    """Given back with a delay that is not over."""
-    RETURNED = 3
-    """Ready, and handed out before."""
-    GONE = 4
-    """Deleted on request while leased: an ack still counts (QA-9)."""
-    SPENT = 5
-    """Ready, but had its deliveries: on its way to the dead letters."""
-
-
-FREE, LEASED, DELAYED, RETURNED, GONE, SPENT = map(int, State)
-"""Plain numbers: enumerations cost too much where each row is looked at."""
+STATES = ("free", "leased", "delayed", "returned", "gone", "exhausted")
+"""What a run's numbers are; each is known by its place here. Plain numbers: enumerations cost too much where
+each row is looked at."""
+FREE: Final = 0
+"""The row is not in use."""
+LEASED: Final = 1
+DELAYED: Final = 2
+"""Came back, and its delay is not over."""
+RETURNED: Final = 3
+"""Ready, and handed out before."""
+GONE: Final = 4
+"""Deleted on request while leased: an ack still counts (QA-9)."""
+EXHAUSTED: Final = 5
+"""Rejected, or had all its deliveries: on its way to the dead letters."""
 
 
 class Runs:
@@ -60,6 +59,10 @@ class Runs:
         self.link = array("I")
         """Of a leased run: through whom it was claimed; 0 = nobody whose end would be noticed."""
         self.deliveries = array("I")
+        self.begun = array("Q")
+        self.given = array("Q")
+        """When its numbers were handed out for the first and for the last time, milliseconds; an extension
+        counts as a hand-out here: its holder is alive."""
         self.state = bytearray()
         self.jobs = 0
         """In all runs together."""
@@ -122,14 +125,14 @@ class Runs:
 
     def add(
         self, first: int, stop: int, state: int, *, at: int = 0, token: int = 0, holder: int = 0,
-        deliveries: int = 0, link: int = 0,
+        deliveries: int = 0, link: int = 0, begun: int = 0, given: int = 0,
     ) -> int:  # fmt: skip
         """Make a run inside one block, where there is none; returns its row."""
         if self._free:
             row = self._free.pop()
             self.first[row], self.stop[row], self.at[row], self.token[row] = first, stop, at, token
             self.holder[row], self.deliveries[row], self.state[row] = holder, deliveries, state
-            self.link[row] = link
+            self.link[row], self.begun[row], self.given[row] = link, begun, given
         else:
             row = len(self.state)
             self.first.append(first)
@@ -139,6 +142,8 @@ class Runs:
             self.holder.append(holder)
             self.link.append(link)
             self.deliveries.append(deliveries)
+            self.begun.append(begun)
+            self.given.append(given)
             self.state.append(state)
         self.jobs += stop - first
         number = first >> BLOCK_SHIFT
@@ -176,6 +181,7 @@ class Runs:
         return self.add(
             at, stop, self.state[row], at=self.at[row], token=self.token[row] + at - first,
             holder=self.holder[row], deliveries=self.deliveries[row], link=self.link[row],
+            begun=self.begun[row], given=self.given[row],
         )  # fmt: skip
 
     def leased_through(self, link: int) -> list[int]:
@@ -186,3 +192,39 @@ class Runs:
     def rows(self) -> list[int]:
         """Every row in use, by number of its first job."""
         return [row for number in sorted(self._blocks) for row in self._blocks[number][1]]
+
+    @property
+    def lowest(self) -> int:
+        """The first position of all runs; 0 = there is none."""
+        order, blocks = self._order, self._blocks
+        while order and order[0] not in blocks:
+            heappop(order)
+        return blocks[order[0]][0][0] if order else 0
+
+    def select(
+        self,
+        states: tuple[int, ...],
+        given_by: int,
+        deliveries: int,
+        holder: int,
+        not_holder: int,
+        after: int,
+    ) -> I64:
+        """Rows in one of these states, given out at or before `given_by`, at least so often; of one holder,
+        or of all but one (-1 = of any); with a position behind `after`. Ascending by position."""
+        state = np.frombuffer(bytes(self.state), dtype=np.uint8)
+        wanted = np.isin(state, states)
+        wanted &= _column(self.given) <= given_by
+        wanted &= _column(self.deliveries) >= deliveries
+        wanted &= _column(self.stop) > after + 1
+        if holder >= 0:
+            wanted &= _column(self.holder) == holder
+        if not_holder >= 0:
+            wanted &= _column(self.holder) != not_holder
+        rows = np.flatnonzero(wanted)
+        return rows[np.argsort(_column(self.first)[rows], kind="stable")]
+
+
+def _column(values: array[int]) -> I64:
+    """A copy, since an array that is looked at cannot grow."""
+    return np.array(values, dtype=np.int64)

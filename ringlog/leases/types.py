@@ -61,7 +61,7 @@ class Counts:
 class ClaimRequest(NamedTuple):
     """One claim among several."""
 
-    node: bytes
+    node: str
     most: int
     lease_ms: int
     link: int = 0

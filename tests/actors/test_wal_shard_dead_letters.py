@@ -105,7 +105,7 @@ def test_a_spent_job_that_is_deleted_meanwhile_is_not_moved(world):
 
 def test_one_claim_sets_aside_a_bounded_number(world, monkeypatch):
     """QD-10."""
-    monkeypatch.setattr("ringlog.leases.queue.DEAD_LETTERS_PER_CLAIM_MAX", 2)
+    monkeypatch.setattr("ringlog.leases.table.DEAD_LETTERS_PER_CLAIM_MAX", 2)
     deliver(world, 2)
     assert claim(world, 9).runs == []
     assert spent(world).runs == [(1, 2, 2)]

@@ -159,7 +159,7 @@ class History:
         self.run.core.check()
         state = None
         if queue is not None:
-            state = (queue.cursor, queue.in_flight, queue.delayed, dict(queue.failures))
+            state = (queue.cursor, queue.leased, queue.delayed, dict(queue.failures))
         return (
             self.said, state, topic.count, topic.bytes, topic.earliest_seq, self.world.records("q"),
         )  # fmt: skip
@@ -396,10 +396,10 @@ def test_apart_nothing_was_done() -> None:
     world.request(ack_of(held[:1], "ann", 2))
     wrong = [(seq, token + 1) for seq, token in held[1:]]
     state = run.core.requests.queues.queue_of(world.topic("q").topic_id)
-    before = state.cursor, state.in_flight, world.topic("q").count
+    before = state.cursor, state.leased, world.topic("q").count
     for jobs, node in ((wrong, "ann"), (held[1:], "bob"), ([(99, 5)], "ann"), (held[:1], "ann")):
         assert isinstance(world.request(next_of(jobs, node, 70 + len(node) + jobs[0][0])), m.JobsApart)
-        assert (state.cursor, state.in_flight, world.topic("q").count) == before
+        assert (state.cursor, state.leased, world.topic("q").count) == before
     refused = [
         m.JobsNext("q", "ann", b"123", b"123", call=81), m.JobsNext("q", "", words([2]), words([2]), call=82),
         m.JobsNext("q", "ann", words([2]), words([2]), -1, call=83),

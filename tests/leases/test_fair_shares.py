@@ -63,16 +63,16 @@ def test_parts_are_all_jobs_in_their_order(lengths, asked):
 def test_each_claim_has_its_own_lease():
     """QC-14, QC-15: with its own node and length, from the same instant."""
     queue = Queue(Tokens(1))
-    requests = [ClaimRequest(b"a", 2, 100), ClaimRequest(b"b", 9, 500), ClaimRequest(b"a", 1, 300)]
+    requests = [ClaimRequest("a", 2, 100), ClaimRequest("b", 9, 500), ClaimRequest("a", 1, 300)]
     first, second, third = queue.deal(Live(1, 6), requests, 1_000, 1_000)
     assert [(each.count, each.deadline) for each in (first, second, third)] == [
         (2, 1_100),
         (3, 1_500),
         (1, 1_300),
     ]
-    assert queue.in_flight == 6
+    assert queue.leased == 6
     queue.settle(1_101)
-    assert queue.in_flight == 4
+    assert queue.leased == 4
     queue.check()
     assert [each.count for each in queue.deal(Live(1, 6), requests, 1, 1_200)] == [1, 0, 0], (
         "no more than so many"

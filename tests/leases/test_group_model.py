@@ -175,7 +175,7 @@ class GroupMachine(RuleBasedStateMachine):
             else:
                 skipped.append(seq)
         found = self.group.match(seqs, tokens, who, self.now)
-        assert found.held.tolist() == sorted(held)
+        assert found.leased.tolist() == sorted(held)
         assert found.skipped.tolist() == skipped
         self.calls += 1
         if what == "ack":

@@ -79,12 +79,12 @@ def test_the_largest_row_fits_its_bound() -> None:
     queue = Queue(Tokens(9))
     durable, count = Durable(queue), 3_000
     for n in range(count):
-        node = b"%0128d" % (n % 500)
+        node = f"{n % 500:0128}"
         given = queue.claim(Live(1, 9_000), node, 1, 60_000, NOW, link=1 + n % 500)
-        durable.claimed(given, node.decode(), NOW, link=1 + n % 500, life=(1 << 32, (1 << 48) + n % 500))
+        durable.claimed(given, node, NOW, link=1 + n % 500, life=(1 << 32, (1 << 48) + n % 500))
     most = count * limits.DURABLE_LEASE_BYTES + 500 * (limits.NODE_BYTES_MAX + 32)
     assert len(save(durable)) < most + 200
-    assert load(save(durable)).queue.in_flight == count
+    assert load(save(durable)).queue.leased == count
 
 
 @pytest.mark.parametrize("at", range(0, 300, 3))

@@ -14,12 +14,12 @@ from test_queue_model import NODES, Job, QueueMachine
 from ringlog.leases.durable import Durable, load, save
 from ringlog.leases.queue import Queue
 from ringlog.leases.queue_change import JobsChange
-from ringlog.leases.runs import DELAYED, GONE, LEASED, RETURNED, SPENT
+from ringlog.leases.runs import DELAYED, EXHAUSTED, GONE, LEASED, RETURNED
 from ringlog.leases.tokens import Tokens
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(JobsChange).decode
-STATE = {"leased": LEASED, "delayed": DELAYED, "returned": RETURNED, "spent": SPENT}
+STATE = {"leased": LEASED, "delayed": DELAYED, "returned": RETURNED, "spent": EXHAUSTED}
 KNOWN_MAX = 10_000
 
 
@@ -50,7 +50,7 @@ class Logged:
     def claim(self, live, node, most, lease_ms, now_ms, *, link=0, **options):
         given = self._queue.claim(live, node, most, lease_ms, now_ms, link=link, **options)
         if given.runs or given.aside:
-            self.logged(self._durable.claimed(given, node.decode(), now_ms, link=link, life=life_of(link)))
+            self.logged(self._durable.claimed(given, node, now_ms, link=link, life=life_of(link)))
         return given
 
     def failed(self, matched, reason, at_ms):
@@ -165,13 +165,13 @@ class DurableMachine(QueueMachine):
                 is_leased = state == LEASED
                 found[seq] = (
                     state, runs.deliveries[row],
-                    queue.holders.name_of(runs.holder[row]) if is_leased else b"",
+                    queue.holders.name_of(runs.holder[row]) if is_leased else "",
                     runs.token[row] + seq - runs.first[row] if is_leased else 0,
                     runs.at[row] if state in {LEASED, DELAYED} else 0,
                 )  # fmt: skip
         wanted = {
             seq: (
-                STATE[job.state], job.deliveries, job.node if job.state == "leased" else b"",
+                STATE[job.state], job.deliveries, job.node if job.state == "leased" else "",
                 job.token if job.state == "leased" else 0,
                 job.at if job.state in {"leased", "delayed"} else 0,
             )

@@ -18,7 +18,7 @@ from ringlog.leases.runs import BLOCK
 from ringlog.leases.tokens import Tokens
 from ringlog.leases.types import NO_BACKOFF, Backoff, Counts, Order
 
-NODES = (b"a", b"b", b"c")
+NODES = ("a", "b", "c")
 node = st.sampled_from(NODES)
 pick = st.integers(0, 60)
 BEGIN = BLOCK - 20
@@ -35,7 +35,7 @@ class Job:
     ripe: int = 0
     """When it became ready, if it was delayed and the queue counts from then."""
     state: str = "fresh"
-    node: bytes = b""
+    node: str = ""
     token: int = 0
     at: int = 0
     deliveries: int = 0
@@ -58,7 +58,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.dead: set[int] = set()
         self.front = BEGIN
         self.head = BEGIN - 1
-        self.given: list[tuple[int, int, bytes]] = []
+        self.given: list[tuple[int, int, str]] = []
         self.tokens: set[int] = set()
         self.backoff = NO_BACKOFF
 
@@ -119,7 +119,7 @@ class QueueMachine(RuleBasedStateMachine):
         rest.sort(key=lambda seq: -self.level_of(self.jobs[seq]))
         return overdue + rest, set(overdue)
 
-    def holds(self, seq: int, token: int, who: bytes, jobs: dict[int, Job]) -> bool:
+    def holds(self, seq: int, token: int, who: str, jobs: dict[int, Job]) -> bool:
         job = jobs.get(seq)
         return job is not None and job.state == "leased" and job.node == who and token in {0, job.token}
 
@@ -414,8 +414,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def spent_jobs_are_known(self):
-        spent = {seq for first, stop, _ in self.queue.spent(1_000) for seq in range(first, stop)}
-        assert len(spent) == self.queue.spent_jobs
+        spent = {seq for first, stop, _ in self.queue.exhausted_runs(1_000) for seq in range(first, stop)}
+        assert len(spent) == self.queue.exhausted
         assert spent == {seq for seq, job in self.jobs.items() if job.state == "spent"}
 
     @invariant()

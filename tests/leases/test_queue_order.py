@@ -23,7 +23,7 @@ puts = st.tuples(
 )
 claims = st.tuples(
     st.just("claim"),
-    st.just(b"a"),
+    st.just("a"),
     st.integers(1, 4),
     st.just(100),
     st.just(0),
@@ -40,8 +40,8 @@ lives = st.lists(st.one_of(puts, puts, claims, claims, passing, changes), max_si
     # Found in November 2026: ready in the very millisecond in which promotion was off.
     2,
     [
-        ("append", 2, 1, 0), ("claim", b"a", 1, 100, 0, 0), ("time_passes", 201),
-        ("claim", b"a", 1, 100, 0, 0), ("claim", b"a", 1, 100, 0, 200),
+        ("append", 2, 1, 0), ("claim", "a", 1, 100, 0, 0), ("time_passes", 201),
+        ("claim", "a", 1, 100, 0, 0), ("claim", "a", 1, 100, 0, 200),
     ],
 )  # fmt: skip
 def test_a_short_life_is_what_the_model_says(levels, life):
@@ -70,7 +70,7 @@ def queue_of(count: int, at_ms: dict[int, int], levels: dict[int, int], now: int
 
 
 def claimed(queue: Queue, live: Live, most: int, now: int, starvation: int = 0) -> list[int]:
-    found = queue.claim(live, b"w", most, 100_000, now, order=Order(queue.levels, starvation))
+    found = queue.claim(live, "w", most, 100_000, now, order=Order(queue.levels, starvation))
     queue.check()
     return [seq for run in found.runs for seq in range(run.first, run.stop)]
 
@@ -237,12 +237,12 @@ def test_by_number_levels_mean_nothing_and_what_came_back_is_first():
     by_number = Order(queue.levels, 0, by_number=True)
 
     def taken(most: int, now: int, order: Order = by_number) -> list[int]:
-        found = queue.claim(live, b"w", most, 100_000, now, order=order)
+        found = queue.claim(live, "w", most, 100_000, now, order=order)
         queue.check()
         return [seq for run in found.runs for seq in range(run.first, run.stop)]
 
     assert taken(3, 1_000) == [1, 2, 4]
-    queue.nack(queue.match(np.array([2, 4]), None, b"w", 1_000), 0, 1_000)
+    queue.nack(queue.match(np.array([2, 4]), None, "w", 1_000), 0, 1_000)
     assert taken(4, 1_000) == [2, 4, 5, 6]
     assert taken(1, 1_600, Order(queue.levels)) == [9], "the highest level"
     assert taken(4, 1_600) == [3, 7, 8, 10]
@@ -254,9 +254,9 @@ def test_a_cohort_may_ask_in_both_ways(jobs, shares):
     """QC-13, QC-15, L14: each is given by its own order while there is enough; else all there is, fairly."""
     queue, live = queue_of(jobs, {}, dict.fromkeys((2, 4), 1)), Live(1, jobs)
     requests = [
-        ClaimRequest(b"a", 2, 500, by_number=True),
-        ClaimRequest(b"b", 2, 500),
-        ClaimRequest(b"c", 1, 500, by_number=True),
+        ClaimRequest("a", 2, 500, by_number=True),
+        ClaimRequest("b", 2, 500),
+        ClaimRequest("c", 1, 500, by_number=True),
     ]
     answers = queue.deal(live, requests, 100, 1_000, order=Order(queue.levels))
     queue.check()

@@ -17,7 +17,7 @@ from ringlog.leases.spans import spans_of
 from ringlog.leases.tokens import NUMBER_MAX, Tokens, incarnation_of
 from ringlog.leases.types import Counts
 
-A, B = b"a", b"b"
+A, B = "a", "b"
 LEASE = 1_000
 
 
@@ -33,17 +33,17 @@ def seqs_of(claimed) -> list[int]:
     return [seq for run in claimed.runs for seq in range(run.first, run.stop)]
 
 
-def claim(of: Queue, live_: Live, most: int, now: int, node: bytes = A, **options) -> list[int]:
+def claim(of: Queue, live_: Live, most: int, now: int, node: str = A, **options) -> list[int]:
     return seqs_of(of.claim(live_, node, most, LEASE, now, **options))
 
 
-def ack(of: Queue, seqs: list[int], now: int, node: bytes = A, tokens: list[int] | None = None):
+def ack(of: Queue, seqs: list[int], now: int, node: str = A, tokens: list[int] | None = None):
     matched = match(of, seqs, now, node, tokens)
     of.ack(matched)
     return matched
 
 
-def match(of: Queue, seqs: list[int], now: int, node: bytes = A, tokens: list[int] | None = None):
+def match(of: Queue, seqs: list[int], now: int, node: str = A, tokens: list[int] | None = None):
     given = None if tokens is None else np.array(tokens, dtype=np.uint64)
     return of.match(np.array(seqs, dtype=np.int64), given, node, now)
 
@@ -72,10 +72,10 @@ def test_a_lease_is_held_at_its_deadline_and_not_after_it():
     q = queue()
     claim(q, live(1), 1, 0)
     q.settle(LEASE)
-    assert q.in_flight == 1
+    assert q.leased == 1
     assert list(match(q, [1], LEASE).leased) == [1]
     assert list(match(q, [1], LEASE + 1).skipped) == [1]
-    assert q.in_flight == 0
+    assert q.leased == 0
 
 
 def test_a_delay_is_over_at_its_end():
@@ -112,7 +112,7 @@ def test_extending_sets_the_deadline_anew_also_to_an_earlier_one():
     assert q.extend(match(q, [1], 10), 5_000, 10) == 5_010
     assert q.extend(match(q, [2], 10), 20, 10) == 30
     q.settle(31)
-    assert q.in_flight == 1
+    assert q.leased == 1
     assert list(match(q, [1, 2], 4_000, tokens=[given.token, given.token + 1]).leased) == [1]
     assert list(match(q, [1], 5_011).skipped) == [1], "an expired lease cannot be extended"
 
@@ -135,7 +135,7 @@ def test_what_is_not_held_is_skipped_in_the_order_of_the_request():
     claim(q, live(6), 1, 0, B)
     matched = ack(q, [9, 3, 4, 1, 3, 6], 0)
     assert (matched.leased.tolist(), matched.skipped.tolist()) == ([1, 3], [9, 4, 3, 6])
-    assert q.in_flight == 2
+    assert q.leased == 2
     assert ack(q, [1, 3], 0).skipped.tolist() == [1, 3]
 
 
@@ -154,9 +154,9 @@ def test_a_token_of_an_earlier_lease_does_not_fit():
 def test_another_node_holds_nothing_of_it():
     """QA-11."""
     q = queue()
-    claim(q, live(1), 1, 0, b"Worker")
-    assert match(q, [1], 0, b"worker").skipped.tolist() == [1]
-    assert match(q, [1], 0, b"Worker").leased.tolist() == [1]
+    claim(q, live(1), 1, 0, "Worker")
+    assert match(q, [1], 0, "worker").skipped.tolist() == [1]
+    assert match(q, [1], 0, "Worker").leased.tolist() == [1]
 
 
 def test_a_job_deleted_while_it_is_held_counts_as_acked_and_one_evicted_does_not():
@@ -176,7 +176,7 @@ def test_a_deleted_jobs_lease_is_forgotten_when_it_expires():
     claim(q, live(1), 1, 0)
     q.removed(2, None, on_request=True)
     q.settle(LEASE + 1)
-    assert (len(q.runs), q.next_due_ms(), len(q._holders)) == (0, None, 0)
+    assert (len(q.runs), q.next_due_ms(), len(q.holders)) == (0, None, 0)
 
 
 # -- dead letters -----------------------------------------------------------------------------------------
@@ -188,10 +188,10 @@ def test_a_job_that_had_its_deliveries_is_set_aside_and_stays_ready_until_it_is_
     for now in (0, 2_000):
         assert claim(q, live(2), 1, now, deliveries_max=2) == [1]
     assert claim(q, live(2), 9, 4_000, deliveries_max=2) == [2]
-    assert q.spent(10) == [(1, 2, 2)]
+    assert q.exhausted_runs(10) == [(1, 2, 2)]
     assert q.counts(2) == Counts(ready=1, in_flight=1, delayed=0)
     q.restore()
-    assert q.spent(10) == []
+    assert q.exhausted_runs(10) == []
     assert claim(q, live(2), 9, 4_000) == [1], "without a limit it comes back for ever (QD-5)"
 
 
@@ -200,9 +200,9 @@ def test_a_job_that_was_moved_is_forgotten():
     claim(q, live(3), 3, 0)
     q.nack(match(q, [1, 2, 3], 0), 0, 0)
     assert claim(q, live(3), 9, 0, deliveries_max=1) == []
-    assert q.spent(2) == [(1, 3, 1)]
+    assert q.exhausted_runs(2) == [(1, 3, 1)]
     q.removed(0, BitMap64([1, 2]), on_request=True)
-    assert q.spent(9) == [(3, 4, 1)]
+    assert q.exhausted_runs(9) == [(3, 4, 1)]
 
 
 # -- what it costs ----------------------------------------------------------------------------------------
@@ -246,11 +246,11 @@ def test_heaps_stay_as_small_as_what_they_speak_of():
     claim(q, live(1), 1, 0)
     for now in range(20_000):
         q.extend(match(q, [1], now), LEASE + now % 7, now)
-    assert len(q._due) < 2_000
+    assert len(q._deadlines) < 2_000
     for _ in range(20_000):
         q.nack(match(q, [1], 20_000), 0, 20_000)
         claim(q, live(1), 1, 20_000)
-    assert len(q._due) < 2_000
+    assert len(q._deadlines) < 2_000
     assert len(q._returned) < 2_000
 
 

@@ -390,11 +390,8 @@ DURABLE_HOLDERS_MAX = 4_096
 snapshot keeps as many processes that claimed."""
 DURABLE_REASONS_MAX = 1_024
 """Jobs of such a queue of which it outlives the shard why they failed last; the others go without."""
-DURABLE_CALLS_KEPT_MAX = 2_048
-"""Latest requests about jobs of such a queue whose answer outlives the shard, for who asks again. Beyond it
-the oldest is forgotten, and its repeat is taken for a new request."""
-DURABLE_CALL_ROWS_KEPT_MAX = 16_384
-"""Numbers in all of these answers; the same."""
+RUNS_PER_CHANGE_MAX = 1_000
+"""Runs that one change of leases names when a process that held them is gone; the others follow in more."""
 DURABLE_CHANGE_BYTES_MAX = 64 * KIB
 """Most bytes of one change of such a queue in the log: a thousand runs, or jobs, with what was skipped."""
 DURABLE_RETRY_MS = 1_000
@@ -454,17 +451,17 @@ GROUP_MEMBERS_MAX = 1_024
 """Members of a group; who was silent longest and holds nothing makes room, else a new one is Throttled."""
 GROUP_MEMBER_SILENT_MS = 120_000
 """A member that holds nothing and asked for nothing for so long is one no more (F63)."""
-GROUP_CALLS_PER_MEMBER_MAX = 64
-"""Latest requests of a member whose answer the group's state keeps, for who asks again; a shard's death does
-not end that. Beyond it the member's oldest is forgotten, and its repeat is taken for a new request. For each
-member, so that one whose gateway died is not forgotten for the haste of others."""
-GROUP_LETTERS_PER_MOVE = GROUP_CALLS_PER_MEMBER_MAX // 2
+LEASE_CALLS_PER_NODE_MAX = 64
+"""Latest requests of a worker or member whose answer is kept with logged leases, for a repeat; the death of a
+shard does not end that. Beyond it the worker's oldest is forgotten, and its repeat is a new request.
+Each worker has its own, so that one whose gateway died does not suffer from the haste of others."""
+GROUP_LETTERS_PER_MOVE = LEASE_CALLS_PER_NODE_MAX // 2
 """Dead letters of a group that come back at once: repeats of all of them are recognised."""
-GROUP_CALLS_KEPT_MAX = 2_048
-"""The same of all members together: the group's oldest is forgotten."""
-GROUP_CALL_BYTES = 64
-"""Most bytes that such an answer takes in a snapshot, beside 9 for each of its numbers."""
-GROUP_CALL_ROWS_KEPT_MAX = 16_384
+LEASE_CALLS_KEPT_MAX = 2_048
+"""The same of all workers together: the oldest is forgotten."""
+LEASE_CALL_BYTES = 64
+"""Most bytes that such an answer takes in a snapshot, beside its node and 9 for each of its numbers."""
+LEASE_CALL_ROWS_KEPT_MAX = 16_384
 """Numbers in all of these answers; the same."""
 GROUP_CHANGE_BYTES_MAX = 64 * KIB
 """Most bytes of one change in the log: a thousand runs, or positions apart, with what was skipped."""
@@ -554,13 +551,13 @@ assert GROUP_WINDOW_US_MIN <= GROUP_WINDOW_US_MAX <= FLUSH_INTERVAL_MS_DEFAULT *
 assert COALESCE_MS_MAX < GOVERNOR_SAMPLE_MS < HEARTBEAT_INTERVAL_MS < GOVERNOR_BELIEF_MS
 assert (
     GROUP_PENDING_PER_TOPIC_MAX * GROUP_ENTRY_BYTES
-    + GROUPS_PER_TOPIC_MAX * (GROUP_CALLS_KEPT_MAX * GROUP_CALL_BYTES + GROUP_CALL_ROWS_KEPT_MAX * 9)
+    + GROUPS_PER_TOPIC_MAX * (LEASE_CALLS_KEPT_MAX * LEASE_CALL_BYTES + LEASE_CALL_ROWS_KEPT_MAX * 9)
     + GROUPS_PER_TOPIC_MAX * GROUP_REASONS_SAVED_MAX * (DEAD_LETTER_REASON_BYTES_MAX + 16)
     + DURABLE_LEASES_MAX * DURABLE_LEASE_BYTES
     + DURABLE_HOLDERS_MAX * (NODE_BYTES_MAX + 32)
     + DURABLE_REASONS_MAX * (DEAD_LETTER_REASON_BYTES_MAX + 16)
-    + DURABLE_CALLS_KEPT_MAX * (NODE_BYTES_MAX + 96)
-    + DURABLE_CALL_ROWS_KEPT_MAX * 9
+    + LEASE_CALLS_KEPT_MAX * (NODE_BYTES_MAX + 96)
+    + LEASE_CALL_ROWS_KEPT_MAX * 9
     <= FRAME_BYTES_MAX
 ), "a topic's row fits a message"
 assert DEAD_LETTERS_LOOK_MS >= HEARTBEAT_INTERVAL_MS, "looking wakes nobody who would sleep"

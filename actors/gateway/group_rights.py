@@ -13,7 +13,7 @@ from actors.gateway.intake import Flow
 from actors.gateway.rights import ADMIN
 from ringlog.envelope import messages as m
 from ringlog.errors import Forbidden, GroupNotFound
-from ringlog.leases.group_change import Mode
+from ringlog.leases.change import Mode
 
 
 class GroupFlows:

@@ -9,7 +9,7 @@ whichever shard looks after it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ import numpy as np
 
 from actors.wal_shard.group import Group
 from actors.wal_shard.group_numbers import GroupNumbers
-from actors.wal_shard.job_requests import live_of, node_of, reason_of, require_numbers
+from actors.wal_shard.job_requests import live_of, node_of, reason_of, require_numbers, runs_of
 from actors.wal_shard.records import frame_of
 from actors.wal_shard.removal import Removals
 from actors.wal_shard.waiting import Waiting
@@ -35,8 +35,8 @@ from ringlog.errors import (
     Throttled,
     TopicNotFound,
 )
-from ringlog.leases.group import ConsumerGroup, begin, created, lease_runs
-from ringlog.leases.group_change import Change, Made, Mode, Op
+from ringlog.leases.change import Change, Made, Mode, Op
+from ringlog.leases.group import ConsumerGroup, begin, created
 from ringlog.leases.holders import Life
 from ringlog.leases.live_seqs import is_alive
 from ringlog.leases.retry_claim import entries_of, still_held
@@ -98,9 +98,8 @@ class Groups:
         self._wall_us = self._ahead_ms = 0
         self.waiting = Waiting()
         """Claims that wait, by the number of their group."""
-        self._dead: deque[tuple[int, str]] = deque()
-        """(group, member) whose process died, as many as there are members; what they hold is to be released.
-        """
+        self._dead: deque[tuple[int, Life]] = deque()
+        """(group, process that died and claimed in it); what it holds is to be released."""
         removals.removed.subscribe(self._removed)
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
@@ -136,7 +135,7 @@ class Groups:
             for group in topic.groups.values():
                 self._by_number[group.number] = topic
                 self.numbers.made(topic, group)
-                group.recovered(live_of(topic))
+                group.recovered(live_of(topic), self._tokens)
                 group.use_mover(self.has_mover)
 
     # -- which group ----------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ class Groups:
                     "too many groups", limit="groups", max=GROUPS_PER_TOPIC_MAX, retry_after_ms=1_000
                 )
             change = created(self._tokens.take(1), made, _clamped(topic, message.start), now_ms)
-            group = begin(change)
+            group = begin(change, self._tokens)
             group.use_mover(self.has_mover)
             topic.groups = {**topic.groups, group.number: group}
             self._by_number[group.number] = topic
@@ -205,8 +204,8 @@ class Groups:
         topic, group = self._find(message, Mode.QUEUE)
         node_of(message)
         require_numbers(message)
-        if message.max < 0:
-            raise InvalidRequest("a number is negative", field="max", topic=topic.name)
+        if min(message.max, message.pid, message.born) < 0:
+            raise InvalidRequest("a number is negative", topic=topic.name)
         if self.waiting.sent_again(event, message.call):
             return None
         answer = self._given(topic, group, message, into, now_us)
@@ -227,8 +226,8 @@ class Groups:
         room = GROUP_PENDING_PER_TOPIC_MAX - sum(each.pending for each in topic.groups.values())
         change = group.claim(
             live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX),
-            message.lease_ms or topic.config.lease_ms, now_ms, self._tokens,
-            fresh_max=max(room, 0), min_idle_ms=message.min_idle_ms, call=message.call,
+            message.lease_ms or topic.config.lease_ms, now_ms,
+            fresh_max=room, min_idle_ms=message.min_idle_ms, call=message.call,
             life=(message.pid, message.born),
         )  # fmt: skip
         self._log(topic, change, into)
@@ -239,12 +238,14 @@ class Groups:
         node_of(message)
         seqs, _ = _entries(message.seqs, b"")
         require_numbers(message)
+        if min(message.pid, message.born) < 0:
+            raise InvalidRequest("a number is negative", topic=topic.name)
         again = _claimed_before(topic, group, message, now_us // 1_000)
         if again is not None:
             return again
         change = group.steal(
             np.unique(seqs), message.node, message.lease_ms or topic.config.lease_ms,
-            now_us // 1_000, self._tokens, min_idle_ms=message.min_idle_ms, call=message.call,
+            now_us // 1_000, min_idle_ms=message.min_idle_ms, call=message.call,
             life=(message.pid, message.born),
         )  # fmt: skip
         self._log(topic, change, into)
@@ -260,7 +261,7 @@ class Groups:
 
     def _ack(self, message: m.GroupAck, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group, found = self._matched(message, now_us)
-        before = group.answered(message.call)
+        before = group.calls.find(message.call)
         if before is None:
             # What is not there any more is as good as done (QA-9).
             live = live_of(topic)
@@ -275,7 +276,7 @@ class Groups:
     def _undo(self, message: m.GroupNack, into: Group, now_us: int) -> m.Message:
         """Nobody has begun what this claim was given, or these: it is as if it had never been made."""
         topic, group, found = self._matched(message, now_us)
-        before = group.answered(message.call)
+        before = group.calls.find(message.call)
         if not message.seqs:
             self.waiting.call_off(group.number, message.call, _claimed(topic, group, None))
             if before is not None and before.op in _LEASED:
@@ -294,7 +295,7 @@ class Groups:
             return self._undo(message, into, now_us)
         topic, group, found = self._matched(message, now_us)
         require_numbers(message)
-        before = group.answered(message.call)
+        before = group.calls.find(message.call)
         if before is not None and before.op in _LEASED:
             before = None  # The claim is taken back: it is as if it had never been made.
         if before is None:
@@ -314,7 +315,7 @@ class Groups:
             raise InvalidRequest(
                 "this group has no dead letters", topic=topic.name, group=message.group, field="dead_letter"
             )
-        before = group.answered(message.call)
+        before = group.calls.find(message.call)
         if before is None:
             reason = reason_of(message.reason)
             change = group.reject(found, message.node, reason, now_us // 1_000, call=message.call)
@@ -326,7 +327,7 @@ class Groups:
     def _extend(self, message: m.GroupExtend, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group, found = self._matched(message, now_us)
         require_numbers(message)
-        before, lease_ms = group.answered(message.call), message.lease_ms or topic.config.lease_ms
+        before, lease_ms = group.calls.find(message.call), message.lease_ms or topic.config.lease_ms
         deadline = now_us // 1_000 + lease_ms if before is None else before.until_ms
         if before is None:
             change = group.extend(found, message.node, lease_ms, now_us // 1_000, call=message.call)
@@ -398,7 +399,7 @@ class Groups:
         is_there = is_alive(live_of(topic), seqs)
         rows = list(zip(seqs.tolist(), calls.tolist(), is_there.tolist(), strict=True))
         for seq, call, _ in rows:
-            if group.is_exhausted(seq) and group.answered(call) is None:
+            if group.is_exhausted(seq) and group.calls.find(call) is None:
                 # Its letter is there, and who wrote it has not said so yet. When he does the record is done
                 # for the group: taken for one that will be given out anyway, it would be lost.
                 raise NotReady(
@@ -406,7 +407,7 @@ class Groups:
                     retry_after_ms=AGAIN_RETRY_MS,
                 )  # fmt: skip
         for seq, call, is_here in rows:
-            if group.answered(call) is not None:
+            if group.calls.find(call) is not None:
                 repeated += 1
             elif not is_here:
                 gone.append(seq)
@@ -467,7 +468,7 @@ class Groups:
     def _take(self, message: m.GroupTake, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group = self._find(message, Mode.STREAM)
         node_of(message)
-        change = group.answered(message.call)
+        change = group.calls.find(message.call)
         if change is None:
             change = group.take(message.node, self._tokens.take(1), now_us // 1_000, call=message.call)
             self._log(topic, change, into)
@@ -513,16 +514,24 @@ class Groups:
         logged; deliveries stay counted (CL-10)."""
         self.waiting.left(life)
         for number, topic in self._by_number.items():
-            self._dead += [(number, name) for name in topic.groups[number].holders.of_process(life)]
+            if life in topic.groups[number].lives.values():
+                self._dead.append((number, life))
 
     def _release(self, into: Group, now_us: int) -> None:
-        """Let members leave whose process died."""
+        """What processes held that died is ready."""
         while self._dead and into.bytes < GROUP_BYTES_MAX:
-            number, name = self._dead.popleft()
+            number, life = self._dead.popleft()
             topic = self._by_number.get(number)
             if topic is not None:
-                self._log(topic, topic.groups[number].leave(name, now_us // 1_000), into)
+                for change in topic.groups[number].release(life, now_us // 1_000):
+                    self._log(topic, change, into)
                 self.waiting.wake(number)
+
+    def lives(self) -> Iterator[Life]:
+        """The processes that claimed, as far as groups know them."""
+        for topic in self._directory.by_id.values():
+            for group in topic.groups.values():
+                yield from group.lives.values()
 
     def _freed(self, topic: Topic, group: ConsumerGroup) -> None:
         """More is done than was: a full group gives out again, and what waited for this group may leave."""
@@ -609,7 +618,7 @@ def replay_change(topic: Topic, change: Change) -> None:
     elif change.op == Op.REMOVED:
         topic.groups = {number: each for number, each in topic.groups.items() if number != change.group}
     elif group is not None:
-        group.apply(change)
+        group.replay(change)
 
 
 def find_group(topic: Topic, key: str) -> ConsumerGroup | None:
@@ -684,7 +693,7 @@ def _claimed_before(
 ) -> m.JobsClaimed | None:
     """The answer that this call had before, as far as it is true still: what was given back or stolen
     meanwhile is another one's. None when there is none, or the gateway took it back."""
-    before = group.answered(message.call)
+    before = group.calls.find(message.call)
     if before is None or before.op not in _LEASED or before.until_ms < now_ms:
         return None
     answer = _claimed(topic, group, before)
@@ -693,11 +702,7 @@ def _claimed_before(
 
 
 def _claimed(topic: Topic, group: ConsumerGroup, change: Change | None) -> m.JobsClaimed:
-    runs = (
-        [(run.first, run.stop - run.first, run.deliveries, run.token) for run in lease_runs(change)]
-        if change
-        else []
-    )
+    runs = runs_of(change)
     deadline, lease_ms = (change.until_ms, change.until_ms - change.at_ms) if change is not None else (0, 0)
     return m.JobsClaimed(
         topic.name, topic.topic_id, topic.epoch, deadline, ready_of(topic, group), runs, lease_ms=lease_ms,

@@ -9,6 +9,7 @@ from pyroaring import BitMap64
 
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, CorruptData, Internal, InvalidRequest
+from ringlog.leases.change import CLAIM_ROW, Change
 from ringlog.leases.live_seqs import Live
 from ringlog.leases.ready_index import Marks
 from ringlog.leases.types import I64, U64, Backoff, Matched
@@ -67,6 +68,12 @@ def damage_of(topic: Topic, damage: CorruptData) -> Internal:
 def live_of(topic: Topic) -> Live:
     """Which of its jobs are alive and published."""
     return Live(front_of(topic), topic.head_seq, topic.dead, topic.lost)
+
+
+def runs_of(change: Change | None) -> list[tuple[int, int, int, int]]:
+    """What a claim was given, as it travels."""
+    rows = change.rows if change is not None else []
+    return list(zip(*(rows[n::CLAIM_ROW] for n in range(CLAIM_ROW)), strict=True))
 
 
 def was_deleted(topic: Topic, seq: int) -> bool:

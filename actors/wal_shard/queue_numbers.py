@@ -10,7 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from ringlog.envelope import messages as m
-from ringlog.leases.queue import Queue
+from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.types import Counts
 from ringlog.limits import QUEUES_SAMPLED_MAX
 from ringlog.topic.state import Topic
@@ -22,7 +22,7 @@ _NONE = Counts(0, 0, 0)
 @dataclass(slots=True)
 class _Known:
     topic: Topic
-    queue: Queue
+    queue: ConsumerGroup
     seen: Counts = _NONE
 
 
@@ -45,7 +45,7 @@ class QueueNumbers:
     def __len__(self) -> int:
         return len(self._known)
 
-    def made(self, topic: Topic, queue: Queue) -> None:
+    def made(self, topic: Topic, queue: ConsumerGroup) -> None:
         """A queue is asked for something for the first time."""
         self._known[topic.topic_id] = _Known(topic, queue)
         self._round.append(topic.topic_id)

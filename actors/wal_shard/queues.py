@@ -13,7 +13,7 @@ request that comes again, under its number, has the answer it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -37,6 +37,7 @@ from actors.wal_shard.job_requests import (
     numbers_of,
     reason_of,
     require_numbers,
+    runs_of,
     skipped_of,
     was_deleted,
 )
@@ -57,18 +58,19 @@ from ringlog.errors import (
     ShuttingDown,
     TopicNotFound,
 )
+from ringlog.leases.change import SPAN_ROW, Change
+from ringlog.leases.group import ConsumerGroup
+from ringlog.leases.holders import Life
 from ringlog.leases.pending import pending
-from ringlog.leases.queue import Queue
 from ringlog.leases.retry_claim import entries_of, still_held
 from ringlog.leases.tokens import Tokens, incarnation_of
-from ringlog.leases.types import I64, Claimed, ClaimRequest, Matched, Order
+from ringlog.leases.types import I64, ClaimRequest, Matched, Order
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
     COHORT_JOBS_MAX,
     DURABLE_RETRY_MS,
     GROUP_BYTES_MAX,
     JOBS_PER_REQUEST_MAX,
-    LINKS_MAX,
 )
 from ringlog.topic.config import QUEUE
 from ringlog.topic.directory import Directory
@@ -101,7 +103,7 @@ class Queues:
         self.directory = directory
         self.removals = removals
         self._tokens = Tokens(incarnation)
-        self._queues: dict[int, Queue] = {}
+        self._queues: dict[int, ConsumerGroup] = {}
         self._answers = KeptAnswers()
         self._decided: _Decided | None = None
         self.newest = HotTail()
@@ -115,10 +117,7 @@ class Queues:
         self.numbers = QueueNumbers()
         self.waiting = Waiting()
         self.quick = QuickJobs(self)
-        self._links: dict[tuple[int, int], int] = {}
-        """Numbers of the processes that claimed, as long as they live."""
-        self._links_made = 0
-        self.durable = DurableLeases(directory, self._queues, self._links, self._queue)
+        self.durable = DurableLeases(directory, self._queues)
         removals.removed.subscribe(self._removed)
         removals.learned.subscribe(self._learned)
         self._ahead_ms = 0
@@ -167,7 +166,7 @@ class Queues:
                 return None
             answer = self._given(topic, message, now_us, group)
         if answer is not None or not message.wait_ms:
-            return answer or self.claimed(topic, Claimed([], 0), now_us)
+            return answer or self.claimed(topic, None, now_us)
         self.waiting.park(topic.topic_id, event, message)
         self._note_due(topic)
         return None
@@ -208,13 +207,13 @@ class Queues:
         if not all(self.durable.room_for(topic, [message])):
             return None
         (claimed,) = self._deal(topic, [message], now_us, into)
-        if not claimed.runs:
+        if claimed is None or not claimed.rows:
             return None
         return self.keep(message.call, self.claimed(topic, claimed, now_us))
 
     def _deal(
         self, topic: Topic, messages: list[m.JobsClaim], now_us: int, into: Group | None
-    ) -> list[Claimed]:
+    ) -> list[Change | None]:
         """What there is for these claims, shared out among them if they are several."""
         config, queue = topic.config, self._queue(topic)
         topic.last_read_us = self.wall_us
@@ -223,56 +222,60 @@ class Queues:
         requests = [
             ClaimRequest(
                 node_of(each), min(max(each.max, 1), CLAIM_JOBS_MAX),
-                each.lease_ms or config.lease_ms, self.link_of((each.pid, each.born)),
-                each.by_number,
+                each.lease_ms or config.lease_ms, (each.pid, each.born), each.call, each.by_number,
             )
             for each in messages
         ]  # fmt: skip
         limit = self.limit_of(topic)
         order, live, now_ms = Order(queue.levels, config.starvation_ms), live_of(topic), now_us // 1_000
         if len(requests) == 1:
-            node, most, lease_ms, link, by_number = requests[0]
+            node, most, lease_ms, life, call, by_number = requests[0]
             order = order._replace(by_number=by_number) if by_number else order
-            answers = [
-                queue.claim(live, node, most, lease_ms, now_ms, deliveries_max=limit, order=order, link=link)
+            changes = [
+                queue.claim(
+                    live,
+                    node,
+                    most,
+                    lease_ms,
+                    now_ms,
+                    deliveries_max=limit,
+                    order=order,
+                    call=call,
+                    life=life,
+                )
             ]
         else:
-            answers = queue.deal(live, requests, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order)
-        self.set_aside += sum(answer.aside for answer in answers)
-        self.durable.claimed(topic, messages, requests, answers, into, now_ms)
-        return answers
+            changes = queue.deal(live, requests, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order)
+        for change in changes:
+            self.count_aside(change)
+            self.durable.log(topic, change, into)
+        return changes
 
-    def link_of(self, life: tuple[int, int]) -> int:
-        """Number of the process that claims; 0 = nobody whose end would be noticed."""
-        if not life[0]:
-            return 0
-        if life not in self._links:
-            self._links_made += 1
-            self._links[life] = self._links_made
-            while len(self._links) > LINKS_MAX:
-                del self._links[next(iter(self._links))]
-        return self._links[life]
+    def count_aside(self, change: Change | None) -> None:
+        """A claim may have exhausted jobs."""
+        if change is not None and change.aside:
+            self.set_aside += sum(change.aside[1::SPAN_ROW])
 
-    def left(self, life: tuple[int, int]) -> None:
+    def left(self, life: Life) -> None:
         """This process is no more: what it holds is ready at once; deliveries stay counted (CL-10)."""
         self.waiting.left(life)
-        link = self._links.pop(life, 0)
-        if link:
-            self.durable.left(link)
-            for topic_id, queue in self._queues.items():
-                is_logged = self.directory.by_id[topic_id].leases is not None
-                if not is_logged and queue.release(link, self._now_us // 1_000):
-                    self.waiting.wake(topic_id)
+        self.durable.left(life)
+        for topic_id, queue in self._queues.items():
+            if not queue.is_logged and queue.release(life, self._now_us // 1_000):
+                self.waiting.wake(topic_id)
 
-    def claimed(self, topic: Topic, claimed: Claimed, now_us: int, acked: int = 0) -> m.JobsClaimed:
+    def lives(self) -> Iterator[Life]:
+        """The processes that claimed, as far as queues know them."""
+        for queue in self._queues.values():
+            yield from queue.lives.values()
+
+    def claimed(self, topic: Topic, change: Change | None, now_us: int, acked: int = 0) -> m.JobsClaimed:
         """What a claim that was given this is answered. `acked`: jobs that are done, and counted still."""
         counts = self._queue(topic).counts(live_count(topic) - acked)
-        runs: list[tuple[int, int, int, int]] = [
-            (first, stop - first, deliveries, token) for first, stop, deliveries, token in claimed.runs
-        ]
+        deadline, runs = change.until_ms if change is not None else 0, runs_of(change)
         return m.JobsClaimed(
-            topic.name, topic.topic_id, topic.epoch, claimed.deadline, counts.ready, runs,
-            lease_ms=claimed.deadline - now_us // 1_000 if runs else 0, is_fed=bool(topic.routers),
+            topic.name, topic.topic_id, topic.epoch, deadline, counts.ready, runs,
+            lease_ms=deadline - now_us // 1_000 if runs else 0, is_fed=bool(topic.routers),
         )  # fmt: skip
 
     # -- what becomes of jobs -------------------------------------------------------------------------
@@ -372,7 +375,7 @@ class Queues:
             topic, matched = decided.topic, decided.matched
         queue = self._queue(topic)
         found = self._found_out(matched)
-        queue.ack(matched)
+        queue.end(matched)
         self._delete(topic, found, group)
         skipped = self._unless_gone(topic, message, matched.skipped)
         acked = len(message.seqs) // 8 - len(skipped)
@@ -413,15 +416,15 @@ class Queues:
         topic, matched = self._matched(message, now_us)
         answer: Any = self._answers.get(message.call)
         if not message.seqs:
-            self.waiting.call_off(topic.topic_id, message.call, self.claimed(topic, Claimed([], 0), now_us))
+            self.waiting.call_off(topic.topic_id, message.call, self.claimed(topic, None, now_us))
             if isinstance(answer, m.JobsClaimed) and answer.topic_id == topic.topic_id and answer.runs:
                 given = entries_of(answer.runs)
                 matched = self._queue(topic).match(*given, node_of(message), now_us // 1_000)
         elif answer is not None and not isinstance(answer, m.JobsClaimed):
             return cast("m.Message", answer)
         queue = self._queue(topic)
-        queue.undo(matched)
-        self.durable.undone(topic, message.call, matched, group, now_us // 1_000)
+        change = queue.undo(matched, message.node, now_us // 1_000, call=message.call)
+        self.durable.log(topic, change, group)
         self.waiting.wake(topic.topic_id)
         counts, skipped = queue.counts(live_count(topic)), skipped_of(matched)
         nacked = m.JobsNacked(
@@ -439,15 +442,15 @@ class Queues:
         if answer is not None and not isinstance(answer, m.JobsClaimed):
             return answer  # Else the claim is taken back: it is as if it had never been made.
         require_numbers(message)
-        queue, delay_ms = self._queue(topic), message.delay_ms
-        reason = reason_of(message.reason)
-        if reason:
-            queue.failed(matched, reason, now_us // 1_000)
+        queue, reason, now_ms = self._queue(topic), reason_of(message.reason), now_us // 1_000
+        node, call, delay_ms = message.node, message.call, message.delay_ms
+        changes: list[Change | None]
         if message.has_backoff and queue.backoff.base_ms:
-            self._rest(topic, message, matched, reason, group, now_us // 1_000)
+            changes = [*queue.nack_resting(matched, node, now_ms, call=call, reason=reason)]
         else:
-            queue.nack(matched, delay_ms, now_us // 1_000)
-            self.durable.released(topic, message, matched, delay_ms, reason, group, now_us // 1_000)
+            changes = [queue.nack(matched, node, delay_ms, now_ms, call=call, reason=reason)]
+        for change in changes:
+            self.durable.log(topic, change, group)
         self.waiting.wake(topic.topic_id)
         counts = queue.counts(live_count(topic))
         skipped = skipped_of(matched)
@@ -455,19 +458,6 @@ class Queues:
             message.call,
             m.JobsNacked(topic.name, len(matched.leased), bytes_of(skipped), counts.ready, counts.in_flight),
         )
-
-    def _rest(
-        self, topic: Topic, message: m.JobsNack, matched: Matched, reason: str, group: Group, now_ms: int
-    ) -> None:
-        """These jobs are given back, to rest as the topic says: each as long as its deliveries make it."""
-        parts = self._queue(topic).by_rest(matched)
-        for n, (part, rest_ms) in enumerate(parts):
-            is_last = n == len(parts) - 1
-            # The last one is what a repeat of the request is answered by.
-            part = Matched(part.leased, matched.gone, matched.skipped) if is_last else part
-            told = message if is_last else msgspec.structs.replace(message, call=0)
-            self._queue(topic).nack(part, rest_ms, now_ms)
-            self.durable.released(topic, told, part, rest_ms, reason, group, now_ms)
 
     def reconfigured(self, topic: Topic) -> None:
         """The topic's config is another one."""
@@ -483,8 +473,11 @@ class Queues:
             return answer
         require_numbers(message)
         lease_ms = message.lease_ms or topic.config.lease_ms
-        deadline = self._queue(topic).extend(matched, lease_ms, now_us // 1_000)
-        self.durable.extended(topic, message, matched, deadline, group, now_us // 1_000)
+        deadline = now_us // 1_000 + lease_ms
+        change = self._queue(topic).extend(
+            matched, message.node, lease_ms, now_us // 1_000, call=message.call
+        )
+        self.durable.log(topic, change, group)
         self.waiting.wake(topic.topic_id)
         return self.keep(
             message.call,
@@ -498,8 +491,8 @@ class Queues:
         if not self._dead_letters_of(topic):
             raise InvalidRequest("this queue has no dead letters", topic=topic.name, field="dead_letter")
         reason = reason_of(message.reason)
-        self._queue(topic).reject(matched, reason, now_us // 1_000)
-        self.durable.rejected(topic, message, matched, reason, group, now_us // 1_000)
+        change = self._queue(topic).reject(matched, message.node, reason, now_us // 1_000, call=message.call)
+        self.durable.log(topic, change, group)
         self.set_aside += len(matched.leased)
         return self.keep(
             message.call,
@@ -663,8 +656,8 @@ class Queues:
         decided, self._decided = self._decided, None
         topic, matched = (decided.topic, decided.matched) if decided else self._moved(message)
         self._delete(topic, self._found_out(matched), group)
-        self._queue(topic).dead_lettered += len(matched.leased)
-        self.durable.moved(topic, group, now_us // 1_000)
+        moved = self._queue(topic).count_moved(len(matched.leased), now_us // 1_000)
+        self.durable.log(topic, moved, group)
         self.numbers.done[DEAD_LETTERED] += len(matched.leased)
         return m.SpentGone(topic.name, len(matched.leased))
 
@@ -707,7 +700,7 @@ class Queues:
                 waiting.wake(topic_id)
         for parked in waiting.ended(held):
             topic = self.directory.by_id[parked.topic_id]
-            replies.append(parked.answer(self.claimed(topic, Claimed([], 0), now_us)))
+            replies.append(parked.answer(self.claimed(topic, None, now_us)))
         return replies
 
     def _has_to_wait(self, topic: Topic) -> bool:
@@ -744,7 +737,7 @@ class Queues:
         replies: list[Reply] = []
         answers = self._deal(topic, [parked.message for parked in waiting], now_us, into) if waiting else []
         for parked, claimed in zip(waiting, answers, strict=True):
-            if claimed.runs:
+            if claimed is not None and claimed.rows:
                 self.waiting.over(parked)
                 answer = self.keep(parked.message.call, self.claimed(topic, claimed, now_us))
                 replies.append(parked.answer(answer))
@@ -761,11 +754,11 @@ class Queues:
     def recovered(self) -> None:
         """The directory is filled: leases that outlived our predecessor are held, and what was answered about
         them is known."""
-        for topic, durable in self.durable.recovered(live_of, self._tokens, self.link_of):
-            self._adopt(topic, durable.queue)
-            for call, change in durable.calls.items():
-                if (answer := answer_of(topic, durable, change)) is not None:
-                    self._answers.keep(call, answer)
+        for topic, queue in self.durable.recovered(live_of, self._tokens):
+            self._adopt(topic, queue)
+            for change in queue.calls:
+                if (answer := answer_of(topic, queue, change)) is not None:
+                    self._answers.keep(change.call, answer)
 
     def forget(self, topic: Topic) -> None:
         """The topic is no more."""
@@ -797,7 +790,7 @@ class Queues:
             raise damage_of(topic, damage)
         return topic
 
-    def queue_of(self, topic_id: int) -> Queue | None:
+    def queue_of(self, topic_id: int) -> ConsumerGroup | None:
         """The queue, if it was asked for before."""
         return self._queues.get(topic_id)
 
@@ -821,16 +814,17 @@ class Queues:
         """How often a job is handed out; 0 = any number of times."""
         return topic.config.max_deliveries if self._dead_letters_of(topic) else 0
 
-    def _queue(self, topic: Topic) -> Queue:
+    def _queue(self, topic: Topic) -> ConsumerGroup:
         queue = self._queues.get(topic.topic_id)
-        return self._adopt(topic, Queue(self._tokens)) if queue is None else queue
+        return self._adopt(topic, ConsumerGroup(tokens=self._tokens)) if queue is None else queue
 
-    def _adopt(self, topic: Topic, queue: Queue) -> Queue:
+    def _adopt(self, topic: Topic, queue: ConsumerGroup) -> ConsumerGroup:
         self._queues[topic.topic_id] = queue
         queue.backoff, queue.wall_ahead_ms = backoff_of(topic), self._ahead_ms
         # Of jobs that were there before it is only known that they are older than this.
         queue.ages.note(topic.head_seq + 1, self._now_us // 1_000)
         self.numbers.made(topic, queue)
+        self.durable.adopt(topic, queue)
         return queue
 
     def keep(self, call: int, answer: _Kept) -> _Kept:

@@ -23,8 +23,8 @@ from actors.wal_shard.job_requests import live_of
 from actors.wal_shard.queue_numbers import live_count
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
-from ringlog.leases.queue import Queue
-from ringlog.leases.types import Claimed
+from ringlog.leases.change import Change
+from ringlog.leases.group import ConsumerGroup
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
     DURATION_MS_MAX,
@@ -77,7 +77,7 @@ class QuickJobs:
             last = acked.answers[-1][0]
         return last
 
-    def _usual(self, message: Quick) -> tuple[Topic, Queue] | None:
+    def _usual(self, message: Quick) -> tuple[Topic, ConsumerGroup] | None:
         """The queue, if it has nothing that has to be looked at first."""
         queues = self._queues
         topic = queues.directory.find(message.topic)
@@ -97,7 +97,7 @@ class QuickJobs:
         if found is None or not 0 <= message.wait_ms <= DURATION_MS_MAX or not self._is_usual_claim(message):
             return None
         claimed = self._claim(found, message, now_us)
-        if not claimed.runs:
+        if claimed is None or not claimed.rows:
             return None
         topic = found[0]
         gathered = self._acked.get(topic.topic_id)
@@ -111,17 +111,18 @@ class QuickJobs:
             return False
         return 1 <= len(message.node.encode()) <= NODE_BYTES_MAX and not self._queues.knows(message.call)
 
-    def _claim(self, found: tuple[Topic, Queue], message: m.JobsClaim | m.JobsNext, now_us: int) -> Claimed:
+    def _claim(
+        self, found: tuple[Topic, ConsumerGroup], message: m.JobsClaim | m.JobsNext, now_us: int
+    ) -> Change | None:
         topic, queue = found
         queues = self._queues
         lease_ms = message.lease_ms or topic.config.lease_ms
         claimed = queue.claim(
             live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX), lease_ms,
-            now_us // 1_000, deliveries_max=queues.limit_of(topic),
-            link=queues.link_of((message.pid, message.born)),
+            now_us // 1_000, deliveries_max=queues.limit_of(topic), life=(message.pid, message.born),
         )  # fmt: skip
         topic.last_read_us = queues.wall_us
-        queues.set_aside += claimed.aside
+        queues.count_aside(claimed)
         return claimed
 
     # -- acks -----------------------------------------------------------------------------------------
@@ -156,7 +157,9 @@ class QuickJobs:
         acked.answers.append((event, queues.keep(message.call, answer)))
         return True
 
-    def _ack(self, found: tuple[Topic, Queue], message: m.JobsAck | m.JobsNext, now_us: int) -> _Acked | None:
+    def _ack(
+        self, found: tuple[Topic, ConsumerGroup], message: m.JobsAck | m.JobsNext, now_us: int
+    ) -> _Acked | None:
         """Gather these jobs, if one lease holds all of them; else nothing happens."""
         seqs, tokens = message.seqs, message.tokens
         count = len(seqs) >> 3

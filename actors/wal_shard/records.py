@@ -13,8 +13,7 @@ import msgspec
 from ringlog.errors import CorruptData
 from ringlog.frame.codec import control_frame
 from ringlog.frame.layout import FrameType
-from ringlog.leases.group_change import Change
-from ringlog.leases.queue_change import JobsChange, OfGroup
+from ringlog.leases.change import Change, decode_change
 from ringlog.topic.state import Topic
 
 Bitmap = bytes
@@ -173,7 +172,6 @@ Body = (
     | RouterRemoved
     | RouterMoved
     | Change
-    | JobsChange
     | KeyUsed
     | ProducerClaimed
     | CheckpointPassed
@@ -197,11 +195,9 @@ _KINDS: dict[int, Any] = {
     FrameType.CHECKPOINT_MARK: CheckpointPassed,
     FrameType.GROUP_MARK: GroupMark,
 }
-_TYPES = {kind: number for number, kind in _KINDS.items()} | {JobsChange: int(FrameType.LEASE)}
+_TYPES = {kind: number for number, kind in _KINDS.items()}
 _FRAME_TYPES = {kind: FrameType(number) for kind, number in _TYPES.items()}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
-_group_of = msgspec.msgpack.Decoder(OfGroup)
-_decode_jobs = msgspec.msgpack.Decoder(JobsChange)
 
 
 def frame_of(body: Body, topic_id: int, epoch: int = 0) -> bytearray:
@@ -227,8 +223,8 @@ def decode_body(frame_type: int, body: Any) -> Body:
     if decoder is None:
         raise CorruptData("control frame of a kind this engine does not know", type=frame_type)
     try:
-        if frame_type == FrameType.LEASE and not _group_of.decode(body).group:
-            return _decode_jobs.decode(body)
+        if frame_type == FrameType.LEASE:
+            return decode_change(body)
         return decoder.decode(body)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise CorruptData("control frame does not decode", type=frame_type, reason=str(e)) from None

@@ -54,8 +54,7 @@ from ringlog.frame.layout import FrameType
 from ringlog.frame.measure import measure
 from ringlog.frame.routed import CopyRow, carried_by, routed_frame
 from ringlog.frame.settle import WORDS
-from ringlog.leases.group_change import Change
-from ringlog.leases.queue_change import JobsChange
+from ringlog.leases.change import Change
 from ringlog.limits import RECORDS_PER_BYTE_MAX
 from ringlog.placement import home_shard, shard_of, shards_of
 from ringlog.segment.layout import parse_stem
@@ -477,9 +476,7 @@ class Replay:
         elif isinstance(body, RouterCreated | RouterRemoved | RouterMoved):
             replay_router(topic, body)
         elif isinstance(body, Change):
-            replay_change(topic, body)
-        elif isinstance(body, JobsChange):
-            replay_jobs(topic, body)
+            (replay_change if body.group else replay_jobs)(topic, body)
         elif isinstance(body, ProducerClaimed):
             producer = topic.producers.admit(body.producer_id)
             if producer is not None and body.claim > producer.claim:

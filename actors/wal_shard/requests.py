@@ -61,6 +61,7 @@ from ringlog.frame.settle import (
     S_TOPIC,
     STATUS_SHIFT,
 )
+from ringlog.leases.holders import Life
 from ringlog.limits import (
     DELETED_PER_LOCATE_BYTES,
     EXTENTS_PER_LOCATE_MAX,
@@ -167,6 +168,10 @@ class Requests:
     def kinds(self) -> tuple[type[m.Message], ...]:
         """Requests that a shard takes."""
         return tuple(self._handlers)
+
+    def lives(self) -> set[Life]:
+        """The processes that claimed what is leased, as far as that is known."""
+        return {*self.queues.lives(), *self.groups.lives()}
 
     def handle(
         self, event: ControlReceived, group: Group, now_us: int, *, can_log: bool = True

@@ -729,7 +729,7 @@ class Shell:
             effects = self.core.handle(completions)
         for effect in effects:
             self._perform[type(effect)](effect)
-        for life in self.core.requests.queues.durable.links:
+        for life in self.core.requests.lives():
             self._presence.watch(life)
 
 

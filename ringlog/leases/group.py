@@ -1,31 +1,40 @@
-"""One consumer group of one topic: its cursor, its pending list, its members, and what every call does. Pure.
+"""One consumer group of one topic: what every call does, the changes that say so, and their replay. Pure.
 
-Each call decides a Change, and puts it into force by the same `apply` that replays it from the log; it
-returns it to be logged, or None when nothing changed. Only two things happen without one, because they follow
-from what is there: a lease or a delay ends when its time is over, at the next call (QL-9), and what leaves
-the topic leaves the pending list. Times are milliseconds and come as arguments.
+A queue is its topic's own group, which has no name (OWN). Both are the same code; what differs is data:
 
-Invariants, which `check` counts again:
-  runs are disjoint and lie below `cursor`; counts are what the runs and the members say;
-  a token is never given twice, and no position is in two leases;
-  a position is pending until it is acked, or leaves the topic, or the group is told to be elsewhere;
-  of a stream group: committed < cursor, and there are no runs.
+                       own group                      named group
+    ack                deletes: `end`                 settles the position: `ack`; a change
+    changes            logged if leases are durable   logged
+    next number        by number, priority and time   by number; its cursor is in each change
+    all deliveries     tested by the next claim       tested when it comes back
+    members            while they hold something      while they ask as well
+    of mode stream     never                          one reader, fenced; `commit` moves the cursor
+
+Each call decides a Change and puts it into force by the same `apply` that replays it from the log; it returns
+it to be logged, or None when nothing changed. Times are milliseconds and come as arguments.
+
+Invariants, which `check` counts again, beside those of table and dispatch:
+  a token is never given twice (QL-7); `committed` is below `cursor`, and no run is beyond it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
-from msgspec import structs
 
-from ringlog.errors import InvariantViolation
-from ringlog.leases.group_change import CLAIM_ROW, SPAN_ROW, Change, Made, Mode, Op
+from ringlog.errors import CorruptData, InvariantViolation
+from ringlog.leases.calls import RecentCalls
+from ringlog.leases.change import CLAIM_ROW, OWN, SPAN_ROW, Change, Made, Mode, Op, require_sound
+from ringlog.leases.dispatch import Dispatch
+from ringlog.leases.fair_shares import fair_shares, split
 from ringlog.leases.holders import NO_LIFE, Holders, Life
-from ringlog.leases.live_seqs import Live, alive_from, alive_within
+from ringlog.leases.live_seqs import Live, alive_within
+from ringlog.leases.run_columns import add_saved, save_runs
 from ringlog.leases.runs import DELAYED, EXHAUSTED, LEASED, RETURNED
-from ringlog.leases.spans import SeqRun, blocks_of, count_of, cut, flat, gaps, spans_of
+from ringlog.leases.spans import SeqRun, Span, blocks_of, count_of, cut, flat, gaps, joined, spans_of
 from ringlog.leases.table import (
     ACK,
     DELAY,
@@ -36,20 +45,18 @@ from ringlog.leases.table import (
     REJECTED_BIT,
     REMOVE,
     RESTORE,
-    LeaseTable,
 )
 from ringlog.leases.tokens import Tokens
-from ringlog.leases.types import I64, U64, LeaseRun, Matched
-from ringlog.limits import (
-    GROUP_CALL_ROWS_KEPT_MAX,
-    GROUP_CALLS_KEPT_MAX,
-    GROUP_CALLS_PER_MEMBER_MAX,
-    GROUP_PENDING_MAX,
-)
+from ringlog.leases.types import I64, PLAIN, U64, ClaimRequest, LeaseRun, Matched, Order
+from ringlog.limits import DURABLE_HOLDERS_MAX, DURABLE_LEASES_MAX, GROUP_PENDING_MAX, RUNS_PER_CHANGE_MAX
 
+_CLAIMED: Final = Op.CLAIMED
+_STOLEN: Final = Op.STOLEN
 _PENDING = (LEASED, DELAYED, RETURNED, EXHAUSTED)
 _EVENTS = {Op.ACKED: ACK, Op.REJECTED: REJECT, Op.EXTENDED: EXTEND, Op.UNDONE: NACK}
 """What an operation that ends or changes leases does to each of them; a nack also delays."""
+_WRITTEN_ROWS = 4_096
+"""Runs in one part of what is written when leases become durable."""
 _NONE: I64 = np.zeros(0, np.int64)
 
 
@@ -70,28 +77,36 @@ class Entry(NamedTuple):
     """Of the first."""
 
 
-class ConsumerGroup(LeaseTable):
+class ConsumerGroup(Dispatch):
     """State of one group."""
 
-    def __init__(self, number: int, made: Made, cursor: int) -> None:
-        super().__init__(Holders(keeps_idle=True))
-        self.has_dead_letters = False
+    def __init__(
+        self, made: Made = OWN, *, number: int = 0, cursor: int = 1, tokens: Tokens | None = None
+    ) -> None:
+        self.is_own = not made.name
+        super().__init__(Holders(keeps_idle=not self.is_own), cursor, has_marks=self.is_own)
         self.number = number
         self.made = made
+        self.tokens = tokens or Tokens(0)
+        """New leases are named by these; a replayed group is given its shard's by `recovered`."""
+        self.is_logged = not self.is_own
+        """Are its changes in the log?"""
         self.changes = 0
         """Number of its last change."""
-        self.cursor = cursor
-        """No position from here on was given out."""
+        self.at_ms = 0
+        """When that was; never less than of one before."""
+        self.calls = RecentCalls()
         self.committed = cursor - 1
         """STREAM: everything up to here is done with."""
         self.holder_token = 0
         """STREAM: fences who reads now; 0 = nobody."""
         self.holder = ""
-        self.calls: OrderedDict[int, Change] = OrderedDict()
-        """The latest changes by the number of their call, for who asks again; see `answered`."""
-        self._call_rows = 0
-        self._calls_of: dict[str, OrderedDict[int, None]] = {}
-        """The same numbers by member, each the oldest first."""
+        self.dead_lettered = 0
+        """Own group: jobs that were moved to the dead letters (QD-8)."""
+        if not self.is_own:
+            self.known_max = made.pending_max or GROUP_PENDING_MAX
+            self.deliveries_max = made.deliveries_max
+            self.has_dead_letters = False
 
     # -- what it says ---------------------------------------------------------------------------------
 
@@ -102,7 +117,7 @@ class ConsumerGroup(LeaseTable):
 
     @property
     def pending(self) -> int:
-        """Positions that were given out and are not done."""
+        """Numbers that were handed out and are not done."""
         return self.runs.jobs
 
     @property
@@ -112,88 +127,142 @@ class ConsumerGroup(LeaseTable):
             return self.committed
         return (self.runs.lowest or self.cursor) - 1
 
-    def answered(self, call: int) -> Change | None:
-        """What a call changed that has been made before."""
-        return self.calls.get(call) if call else None
-
-    # -- giving out -----------------------------------------------------------------------------------
+    # -- handing out ----------------------------------------------------------------------------------
 
     def claim(
-        self, live: Live, node: str, most: int, lease_ms: int, now_ms: int, tokens: Tokens, *,
-        fresh_max: int = GROUP_PENDING_MAX, min_idle_ms: int = 0, call: int = 0, life: Life = NO_LIFE,
+        self, live: Live, node: str, most: int, lease_ms: int, now_ms: int, *, deliveries_max: int = 0,
+        order: Order = PLAIN, fresh_max: int = 1 << 62, min_idle_ms: int = 0, call: int = 0,
+        life: Life = NO_LIFE,
     ) -> Change | None:  # fmt: skip
-        """Lease up to `most` positions to `node`: those that came back, then new ones (`fresh_max` at most),
-        each the lowest first; with `min_idle_ms` then those that another member holds and did nothing about
-        for so long."""
-        self.settle(now_ms)
-        self.holders.require_room(node, now_ms)
-        self.holders.note_life(node, now_ms, life)
-        most = min(most, self._member_max - self.holders.held_by(node))
-        found = [self._handed_out(row) for row in self.take_returned(most)]
-        most -= count_of(found)
-        room = max(min(most, fresh_max, self._pending_max - self.pending), 0)
-        fresh, cursor = alive_from(live, self.cursor, room)
-        found += [(first, stop, 0) for first, stop in fresh]
-        most -= count_of(found[len(found) - len(fresh) :])
-        if min_idle_ms and most > 0:
-            found += self._idle(node, now_ms - min_idle_ms, most)
-        if not found:
-            return None
-        return self._lease(Op.CLAIMED, found, max(cursor, self.cursor), node, lease_ms, now_ms, tokens, call)
+        """Lease up to `most` numbers: those that came back, lowest first, then those that were never handed
+        out (`fresh_max` at most), lowest first (QC-5) or by `order` (L11); with `min_idle_ms` then those that
+        another member holds and did nothing about for so long. The rows of the change ascend (QC-3).
+
+        With `deliveries_max` numbers that had so many are exhausted instead: see `take_returned`.
+        """
+        if not self.is_own:
+            most = self._room_of(node, most, now_ms)
+        found = self.collect(live, most, now_ms, deliveries_max, order, fresh_max=fresh_max)
+        if min_idle_ms and (left := most - count_of(found)) > 0:
+            found += self._idle(node, now_ms - min_idle_ms, left)
+            found.sort()
+        return self._lease(_CLAIMED, found, node, lease_ms, now_ms, call, life)
+
+    def deal(
+        self, live: Live, requests: Sequence[ClaimRequest], most: int, now_ms: int, *,
+        deliveries_max: int = 0, order: Order = PLAIN,
+    ) -> list[Change | None]:  # fmt: skip
+        """The same for claims that came in together: fair shares of up to `most` jobs, a change each. What is
+        exhausted meanwhile is in the first."""
+        wants = fair_shares([request.most for request in requests], most)
+        parts: list[list[SeqRun]] = [[] for _ in requests]
+        rest: list[SeqRun] = []
+        for by_number in (False, True):
+            places = [n for n, request in enumerate(requests) if request.by_number is by_number]
+            if places:
+                asked = sum(wants[n] for n in places)
+                chosen = order._replace(by_number=by_number)
+                beside = count_of(run for run in rest if not run[2])
+                found = self.collect(live, asked, now_ms, deliveries_max, chosen, beside)
+                rest += found
+                if count_of(found) == asked:
+                    for n, part in zip(places, split(found, [wants[n] for n in places]), strict=True):
+                        parts[n] = part
+        if count_of(rest) < sum(wants):
+            # All there is is handed out, so that only the shares are left to decide.
+            shares = fair_shares(wants, count_of(rest))
+            places = sorted(range(len(requests)), key=lambda n: not requests[n].by_number)
+            for n, part in zip(places, split(sorted(rest), [shares[n] for n in places]), strict=True):
+                parts[n] = part
+        return [
+            self._lease(_CLAIMED, part, each.node, each.lease_ms, now_ms, each.call, each.life)
+            for each, part in zip(requests, parts, strict=True)
+        ]
 
     def steal(
-        self, seqs: I64, node: str, lease_ms: int, now_ms: int, tokens: Tokens, *, min_idle_ms: int = 0,
-        call: int = 0, life: Life = NO_LIFE,
+        self, seqs: I64, node: str, lease_ms: int, now_ms: int, *, min_idle_ms: int = 0, call: int = 0,
+        life: Life = NO_LIFE,
     ) -> Change | None:  # fmt: skip
         """Lease those of these ascending positions that are pending to `node`, whoever has them, if nothing
-        was done about them for `min_idle_ms`. Who had them is told when he acks (F32)."""
+        was done about them for `min_idle_ms`. Their holder before is told when it acks (F32)."""
         self.settle(now_ms)
-        self.holders.require_room(node, now_ms)
-        self.holders.note_life(node, now_ms, life)
-        runs, found = self.runs, []
+        room = self._room_of(node, len(seqs), now_ms)
+        runs, found = self.runs, list[SeqRun]()
         for first, stop in spans_of(seqs):
             for row in runs.within(first, stop):
                 if runs.given[row] <= now_ms - min_idle_ms and runs.state[row] != EXHAUSTED:
                     low, high = max(first, runs.first[row]), min(stop, runs.stop[row])
                     found.append((low, high, self.deliveries_of(row)))
-        found = cut(found, self._member_max - self.holders.held_by(node))
-        if not found:
-            return None
-        return self._lease(Op.STOLEN, found, self.cursor, node, lease_ms, now_ms, tokens, call)
+        return self._lease(_STOLEN, cut(found, room), node, lease_ms, now_ms, call, life)
 
-    @property
-    def _pending_max(self) -> int:
-        return self.made.pending_max or GROUP_PENDING_MAX
+    def _room_of(self, node: str, most: int, now_ms: int) -> int:
+        """How much a member that asks may be given; raises Throttled when there are too many members."""
+        self.holders.require_room(node, now_ms)
+        self.holders.note(node, now_ms)
+        return min(most, (self.made.member_max or GROUP_PENDING_MAX) - self.holders.held_by(node))
 
-    @property
-    def _member_max(self) -> int:
-        return self.made.member_max or GROUP_PENDING_MAX
+    def room_for(self, nodes: Iterable[str]) -> list[bool]:
+        """Of each of those who claim together: may it be given something? A snapshot names only so many."""
+        holders, new = self.holders, set[str]()
+        found = []
+        for node in nodes:
+            if holders.find(node) < 0 and node not in new:
+                if len(holders) + len(new) >= DURABLE_HOLDERS_MAX:
+                    found.append(False)
+                    continue
+                new.add(node)
+            found.append(True)
+        return found
 
-    def _handed_out(self, row: int) -> SeqRun:
-        return self.runs.first[row], self.runs.stop[row], self.deliveries_of(row)
-
-    def _idle(self, node: str, given_by: int, most: int) -> list[tuple[int, int, int]]:
+    def _idle(self, node: str, given_by: int, most: int) -> list[SeqRun]:
         runs, own = self.runs, self.holders.find(node)
         rows = runs.select((LEASED,), given_by, 0, -1, own, -1)[:most].tolist()
-        found = [(runs.first[row], runs.stop[row], runs.deliveries[row]) for row in rows]
-        return cut(found, most)
+        return cut([(runs.first[row], runs.stop[row], runs.deliveries[row]) for row in rows], most)
 
     def _lease(
-        self, op: Op, found: list[tuple[int, int, int]], cursor: int, node: str, lease_ms: int, now_ms: int,
-        tokens: Tokens, call: int,
-    ) -> Change:  # fmt: skip
+        self, op: Op, found: list[SeqRun], node: str, lease_ms: int, now_ms: int, call: int, life: Life
+    ) -> Change | None:
+        aside: list[int] = []
+        if self.aside:
+            aside, self.aside = flat(self.aside), []
+        if not found and not aside:
+            return None
         rows: list[int] = []
-        for first, stop, deliveries in sorted(found):
-            rows += (first, stop - first, deliveries + 1, tokens.take(stop - first))
-        return self._change(op, now_ms, cursor, node, now_ms + lease_ms, rows, call)
+        for first, stop, deliveries in joined(found) if self.is_own and len(found) > 1 else found:
+            rows += (first, stop - first, deliveries + 1, self.tokens.take(stop - first))
+        until_ms = now_ms + lease_ms if rows else 0
+        return self._change(op, now_ms, node, until_ms, rows, call, life=life, aside=aside)
 
     # -- what becomes of it ---------------------------------------------------------------------------
 
     def match(self, seqs: I64, tokens: U64 | None, node: str, now_ms: int) -> Matched:
         """As of the table; a member that asks is alive."""
-        if self.holders.find(node) >= 0:
+        if not self.is_own and self.holders.find(node) >= 0:
             self.holders.note(node, now_ms)
         return super().match(seqs, tokens, node, now_ms)
+
+    def end(self, found: Matched) -> None:
+        """Own group: these jobs are done; their deletion is on its way, and says so in the log."""
+        for row in (*self.rows_of(found.leased), *self.rows_of(found.gone)):
+            self.move(row, ACK)
+
+    def ack_lease(self, first: int, count: int, token: int, node: str, now_ms: int) -> bool:
+        """As `end` of jobs from `first` on, if all of them are held by `node` under tokens from `token` on
+        and were claimed together; else False, and nothing changes but what has expired."""
+        self.settle(now_ms)
+        runs = self.runs
+        row = runs.find(first)
+        if row < 0 or runs.state[row] != LEASED or runs.holder[row] != self.holders.find(node):
+            return False
+        stop = first + count
+        if stop > runs.stop[row] or token != runs.token[row] + first - runs.first[row]:
+            return False
+        if runs.stop[row] > stop:
+            self.split(row, stop)
+        if runs.first[row] < first:
+            row = self.split(row, first)
+        self.move(row, ACK)
+        return True
 
     def ack(self, found: Matched, node: str, now_ms: int, *, call: int = 0) -> Change | None:
         """These positions are done."""
@@ -202,111 +271,128 @@ class ConsumerGroup(LeaseTable):
     def nack(
         self, found: Matched, node: str, delay_ms: int, now_ms: int, *, call: int = 0, reason: str = ""
     ) -> Change | None:
-        """These positions are given back: ready now, or when the delay is over; with a reason they failed."""
+        """These numbers are given back: ready now, or when the delay is over (QN-3); with a reason they
+        failed."""
         until_ms = now_ms + delay_ms if delay_ms else 0
         return self._settled(Op.RELEASED, found, node, now_ms, until_ms, call, reason)
 
+    def nack_resting(
+        self, found: Matched, node: str, now_ms: int, *, call: int = 0, reason: str = ""
+    ) -> list[Change]:
+        """These numbers are given back, each to rest as long as its deliveries make it. The last change is
+        what a repeat of the request is answered by."""
+        parts: dict[int, list[int]] = {}
+        for row in self.rows_of(found.leased):
+            rest_ms = self.backoff.of(self.deliveries_of(row))
+            parts.setdefault(rest_ms, []).extend(range(self.runs.first[row], self.runs.stop[row]))
+        changes = []
+        for n, (rest_ms, seqs) in enumerate(sorted(parts.items()), 1):
+            is_last = n == len(parts)
+            part = found._replace(leased=np.array(sorted(seqs), dtype=np.int64))
+            if not is_last:
+                part = Matched(part.leased, _NONE, _NONE)
+            change = self.nack(part, node, rest_ms, now_ms, call=call if is_last else 0, reason=reason)
+            changes += [change] if change is not None else []
+        return changes
+
     def undo(self, found: Matched, node: str, now_ms: int, *, call: int = 0) -> Change | None:
-        """Nobody has begun these positions: they are ready at once, and this delivery does not count."""
+        """These numbers were not begun: they are ready at once, and this delivery does not count."""
         return self._settled(Op.UNDONE, found, node, now_ms, 0, call)
 
     def extend(
         self, found: Matched, node: str, lease_ms: int, now_ms: int, *, call: int = 0
     ) -> Change | None:
-        """These positions are held up to another instant, which may be an earlier one."""
+        """These numbers are held up to another instant, which may be an earlier one (QE-2)."""
         return self._settled(Op.EXTENDED, found, node, now_ms, now_ms + lease_ms, call)
 
     def reject(self, found: Matched, node: str, reason: str, now_ms: int, *, call: int = 0) -> Change | None:
-        """These positions are to go to the dead letters, whatever their deliveries."""
+        """These numbers are to go to the dead letters, whatever their deliveries."""
         return self._settled(Op.REJECTED, found, node, now_ms, 0, call, reason)
 
-    def again(self, seq: int, now_ms: int, *, call: int = 0) -> Change:
-        """Give this position out once more, as if it never had been. One that is pending, or was not given
-        out yet, will be anyway; the call is remembered all the same."""
-        is_done = seq < self.cursor and self.runs.find(seq) < 0
-        return self._change(Op.AGAIN, now_ms, self.cursor, "", 0, [seq, 1] if is_done else [], call)
+    def release(self, life: Life, now_ms: int) -> list[Change]:
+        """This process is gone: what it holds is ready at once; deliveries stay counted (CL-10)."""
+        link = self.forget_life(life)
+        if not link:
+            return []
+        self.settle(now_ms)
+        runs = self.runs
+        spans: list[Span] = sorted((runs.first[row], runs.stop[row]) for row in runs.leased_through(link))
+        return [
+            self._change(Op.RELEASED, now_ms, "", 0, flat(spans[at : at + RUNS_PER_CHANGE_MAX]), 0)
+            for at in range(0, len(spans), RUNS_PER_CHANGE_MAX)
+        ]
 
     def leave(self, node: str, now_ms: int) -> Change | None:
         """A member leaves: what it holds is ready at once (F63)."""
         self.settle(now_ms)
         change = None
         if self.holders.held_by(node):
-            change = self._change(Op.RELEASED, now_ms, self.cursor, node, 0, [], 0)
+            change = self._change(Op.RELEASED, now_ms, node, 0, [], 0)
         self.holders.leave(node)
         return change
-
-    def _held_by(self, node: str) -> list[int]:
-        if not self.holders.held_by(node):
-            return []
-        holder = self.holders.find(node)
-        rows: list[int] = self.runs.select((LEASED,), 1 << 62, 0, holder, -1, -1).tolist()
-        return rows
 
     def _settled(
         self, op: Op, found: Matched, node: str, now_ms: int, until_ms: int, call: int, reason: str = ""
     ) -> Change | None:
         if not len(found.leased):
             return None
-        rows = flat(spans_of(found.leased))
-        return self._change(
-            op, now_ms, self.cursor, node, until_ms, rows, call, found.skipped.tolist(), reason
-        )
+        # Of others than acks: jobs that were deleted are not held either.
+        skipped = [*found.skipped.tolist(), *found.gone.tolist()]
+        return self._change(op, now_ms, node, until_ms, flat(spans_of(found.leased)), call, skipped, reason)
+
+    def again(self, seq: int, now_ms: int, *, call: int = 0) -> Change:
+        """Give this position out once more, as if it never had been. One that is pending, or was not given
+        out yet, will be anyway; the call is remembered all the same."""
+        is_done = seq < self.cursor and self.runs.find(seq) < 0
+        return self._change(Op.AGAIN, now_ms, "", 0, [seq, 1] if is_done else [], call)
 
     # -- where it is ----------------------------------------------------------------------------------
 
     def seek(self, cursor: int, now_ms: int) -> Change:
         """Go on from `cursor`, as if the group had begun there: nothing is pending, leases have ended,
         everything from there on is given out, again perhaps."""
-        return self._change(Op.SEEK, now_ms, cursor, "", 0, [], 0)
+        self.cursor = cursor
+        return self._change(Op.SEEK, now_ms, "", 0, [], 0)
 
     def take(self, node: str, token: int, now_ms: int, *, call: int = 0) -> Change:
         """STREAM: `node` reads from here on, behind what is committed."""
-        return self._change(Op.TAKEN, now_ms, self.cursor, node, 0, [token], call)
+        return self._change(Op.TAKEN, now_ms, node, 0, [token], call)
 
     def commit(self, committed: int, cursor: int, now_ms: int) -> Change | None:
         """STREAM: everything up to `committed` is done with, and everything before `cursor` was delivered."""
         committed, cursor = max(committed, self.committed), max(cursor, self.cursor)
         if (committed, cursor) == (self.committed, self.cursor):
             return None
-        return self._change(Op.COMMITTED, now_ms, cursor, self.holder, 0, [committed], 0)
+        self.cursor = max(cursor, committed + 1)
+        return self._change(Op.COMMITTED, now_ms, self.holder, 0, [committed], 0)
 
     def remove(self, now_ms: int) -> Change:
         """The group is no more."""
-        return self._change(Op.REMOVED, now_ms, self.cursor, "", 0, [], 0)
-
-    def recovered(self, live: Live) -> None:
-        """The log is applied: what left the topic meanwhile is pending no longer."""
-        self.cursor = min(self.cursor, live.head + 1) if self.is_queue else self.cursor
-        runs = self.runs
-        for row in runs.rows():
-            first, stop = runs.first[row], runs.stop[row]
-            for low, high in gaps(first, stop, alive_within(live, first, stop)):
-                for gone in self.exactly(low, high):
-                    self.move(gone, REMOVE)
+        return self._change(Op.REMOVED, now_ms, "", 0, [], 0)
 
     # -- changes --------------------------------------------------------------------------------------
 
     def _change(
-        self, op: Op, now_ms: int, cursor: int, node: str, until_ms: int, rows: list[int], call: int,
-        skipped: list[int] | None = None, reason: str = "",
+        self, op: Op, now_ms: int, node: str, until_ms: int, rows: list[int], call: int,
+        skipped: list[int] | None = None, reason: str = "", *, life: Life = NO_LIFE,
+        aside: list[int] | None = None, saved: bytes | None = None,
     ) -> Change:  # fmt: skip
-        number = self.changes + 1
         change = Change(
-            self.number, number, op, now_ms, cursor, node, until_ms, rows, call, skipped or [], reason=reason
-        )
+            self.number, self.changes + 1, op, now_ms, 0 if self.is_own else self.cursor, node, until_ms,
+            rows, call, skipped or [], None, reason, life, aside or [], saved,
+        )  # fmt: skip
         self.apply(change)
         return change
 
     def apply(self, change: Change) -> None:
-        """Put a change into force, unless it is already."""
-        if change.number <= self.changes:
-            return
-        self.changes = change.number
-        self.cursor = change.cursor
-        op = change.op
-        if op in {Op.CLAIMED, Op.STOLEN}:
+        """Put a change into force."""
+        self.changes, op = change.number, change.op
+        self.at_ms = max(self.at_ms, change.at_ms)
+        if not self.is_own:
+            self.cursor = change.cursor
+        if op is _CLAIMED or op is _STOLEN:
             self._apply_lease(change)
-        elif op in {Op.ACKED, Op.RELEASED, Op.EXTENDED, Op.REJECTED, Op.UNDONE}:
+        elif op in _EVENTS or op == Op.RELEASED:
             self._apply_settled(change)
         elif op == Op.AGAIN:
             self._apply_again(change)
@@ -317,50 +403,53 @@ class ConsumerGroup(LeaseTable):
         elif op == Op.COMMITTED:
             self.committed = max(self.committed, change.rows[0])
             self.cursor = max(self.cursor, self.committed + 1)
-        if change.call:
-            self.keep(change)
+        elif op == Op.MOVED:
+            self.dead_lettered = change.rows[0]
+        if change.call and self.is_logged:
+            self.calls.keep(change)
 
     def _apply_lease(self, change: Change) -> None:
-        holder = self.holders.note(change.node, change.at_ms)
-        rows = change.rows
+        runs, rows, at_ms = self.runs, change.rows, change.at_ms
+        if change.aside:
+            for first, count in zip(change.aside[::SPAN_ROW], change.aside[1::SPAN_ROW], strict=True):
+                for row in self.exactly(first, first + count):
+                    self.move(row, EXHAUST)
+        if not rows:
+            return
+        holder, link = self.holders.note(change.node, at_ms), self.link_of(change.life)
         for at in range(0, len(rows), CLAIM_ROW):
-            first, count, deliveries, token = rows[at : at + CLAIM_ROW]
-            begun = self._begun(first) or change.at_ms
-            for row in self.exactly(first, first + count):
-                self.drop(row)
+            first, stop = rows[at], rows[at] + rows[at + 1]
+            row = runs.find(first)
+            begun = (runs.begun[row] if row >= 0 else 0) or at_ms
+            if row >= 0 or stop - first > 1:
+                for row in self.exactly(first, stop):
+                    self.drop(row)  # Handed out again: why it failed is not forgotten.
             self.lease(
-                first,
-                first + count,
-                change.until_ms,
-                token,
-                holder,
-                deliveries,
-                begun=begun,
-                given=change.at_ms,
-            )
-
-    def _begun(self, seq: int) -> int:
-        row = self.runs.find(seq)
-        return self.runs.begun[row] if row >= 0 else 0
+                first, stop, change.until_ms, rows[at + 3], holder, rows[at + 2], link=link, begun=begun,
+                given=at_ms,
+            )  # fmt: skip
 
     def _apply_settled(self, change: Change) -> None:
-        runs, rows = self.runs, change.rows
-        event = _EVENTS.get(change.op, DELAY if change.until_ms else NACK)
+        runs, rows, op = self.runs, change.rows, change.op
+        event = _EVENTS.get(op, DELAY if change.until_ms else NACK)
         spans = [(rows[at], rows[at] + rows[at + 1]) for at in range(0, len(rows), SPAN_ROW)]
-        if change.op == Op.RELEASED and not rows:
-            spans = [(runs.first[row], runs.stop[row]) for row in self._held_by(change.node)]
+        if op == Op.RELEASED and not rows and self.holders.held_by(change.node):
+            holder = self.holders.find(change.node)
+            held = runs.select((LEASED,), 1 << 62, 0, holder, -1, -1).tolist()
+            spans = [(runs.first[row], runs.stop[row]) for row in held]
         for first, stop in spans:
             for row in self.exactly(first, stop):
+                if runs.state[row] != LEASED and op != Op.ACKED:
+                    continue  # A replay: the lease had run out (QL-17).
                 if change.reason:
                     self.failures.note(
-                        runs.first[row], runs.stop[row], change.reason, change.at_ms,
-                        int(change.op == Op.RELEASED),
-                    )  # fmt: skip
-                if change.op == Op.REJECTED:
+                        runs.first[row], runs.stop[row], change.reason, change.at_ms, int(op == Op.RELEASED)
+                    )
+                if op == Op.REJECTED and not self.is_own:
                     runs.deliveries[row] |= REJECTED_BIT
-                elif change.op == Op.UNDONE:
+                elif op == Op.UNDONE:
                     runs.deliveries[row] = max(self.deliveries_of(row) - 1, 0)
-                elif change.op == Op.EXTENDED:
+                elif op == Op.EXTENDED:
                     runs.given[row] = change.at_ms
                 self.move(row, event, change.until_ms)
 
@@ -379,38 +468,83 @@ class ConsumerGroup(LeaseTable):
         # Who reads a stream group goes on from where he is no more: he has to look where that is.
         self.holder, self.holder_token = "", 0
 
-    def keep(self, change: Change) -> None:
-        """Remember a change for who makes its call again."""
-        if change.call in self.calls:
-            self._forget_call(change.call)
-        if change.reason:
-            change = structs.replace(change, reason="")
-        self.calls[change.call] = change
-        self._call_rows += len(change.rows) + len(change.skipped)
-        of_node = self._calls_of.setdefault(change.node, OrderedDict())
-        of_node[change.call] = None
-        if len(of_node) > GROUP_CALLS_PER_MEMBER_MAX:
-            self._forget_call(next(iter(of_node)))
-        while len(self.calls) > GROUP_CALLS_KEPT_MAX or self._call_rows > GROUP_CALL_ROWS_KEPT_MAX:
-            self._forget_call(next(iter(self.calls)))
+    # -- replay ---------------------------------------------------------------------------------------
 
-    def _forget_call(self, call: int) -> None:
-        old = self.calls.pop(call)
-        self._call_rows -= len(old.rows) + len(old.skipped)
-        of_node = self._calls_of[old.node]
-        of_node.pop(call, None)
-        if not of_node:
-            del self._calls_of[old.node]
+    def replay(self, change: Change) -> None:
+        """Put a change from the log into force, unless it is already. What had expired by then is so, also
+        when the clock went back (QL-20). Raises CorruptData for a change that no version can have written."""
+        if change.number <= self.changes:
+            return
+        require_sound(change)
+        self.settle(max(self.at_ms, change.at_ms))
+        if self.is_own and change.op == Op.CLAIMED:
+            # The cursor is not in the log: it begins again, and passes over what was ever handed out.
+            for first, count in zip(change.rows[::CLAIM_ROW], change.rows[1::CLAIM_ROW], strict=True):
+                self.ready_index.passed.add_range(first, first + count)
+        self.apply(change)
+        if change.op == Op.WRITTEN:
+            try:
+                add_saved(self, change.saved or b"")
+            except (msgspec.MsgspecError, ValueError, IndexError, OverflowError) as e:
+                raise CorruptData("a part of a queue's leases does not decode", reason=str(e)) from None
+
+    def recovered(self, live: Live, tokens: Tokens) -> None:
+        """The log is applied: what left the topic meanwhile is not leased any more, and new leases are named
+        by `tokens`."""
+        self.tokens = tokens
+        runs = self.runs
+        for row in runs.rows():
+            first, stop = runs.first[row], runs.stop[row]
+            for low, high in gaps(first, stop, alive_within(live, first, stop)):
+                for gone in self.exactly(low, high):
+                    self.move(gone, REMOVE)
+        self.forget_idle_lives()
+        if not self.is_own:
+            self.cursor = min(self.cursor, live.head + 1) if self.is_queue else self.cursor
+            return
+        self.ready_index.passed.clear()
+        for row in runs.rows():
+            self.ready_index.passed.add_range(runs.first[row], runs.stop[row])
+
+    def begin_log(self) -> None:
+        """Own group: its changes are in the log from here on, from number 1."""
+        self.is_logged, self.changes, self.at_ms, self.calls = True, 0, 0, RecentCalls()
+        self.known_max = DURABLE_LEASES_MAX
+
+    def end_log(self) -> None:
+        """Own group: its changes are not in the log any more; leases stay as they are."""
+        self.is_logged, self.known_max = False, 0
+
+    def written(self, now_ms: int) -> list[Change]:
+        """Everything that is known, when leases become durable (QL-21)."""
+        changes = [
+            self._change(Op.WRITTEN, now_ms, "", 0, [], 0, saved=part)
+            for part in save_runs(self, _WRITTEN_ROWS)
+        ]
+        return [*changes, self.count_moved(0, now_ms)] if self.dead_lettered else changes
 
     # -- dead letters ---------------------------------------------------------------------------------
 
     def use_mover(self, has_mover: bool) -> None:
-        """From here on dead letters are moved, or they are not."""
+        """Named group: from here on dead letters are moved, or they are not."""
         self.has_dead_letters = has_mover and bool(self.made.dead_letter)
-        self.deliveries_max = self.made.deliveries_max
         for row in self.runs.rows():
             if self.runs.state[row] == EXHAUSTED or self.is_spent(row, self.runs.state[row]):
                 self.move(row, EXHAUST if self.has_dead_letters else RESTORE)
+
+    def still_exhausted(self, seqs: I64) -> I64:
+        """Those of these ascending numbers that wait for the dead letters."""
+        return np.array([seq for seq in seqs.tolist() if self.is_exhausted(seq)], dtype=np.int64)
+
+    def restore(self) -> None:
+        """Own group: what was exhausted is handed out again: there are no dead letters any more (QD-5)."""
+        for first, stop, _ in self.exhausted_runs(self.exhausted):
+            for row in self.exactly(first, stop):
+                self.move(row, RESTORE)
+
+    def count_moved(self, jobs: int, now_ms: int) -> Change:
+        """Own group: so many more jobs were moved to the dead letters (QD-8)."""
+        return self._change(Op.MOVED, now_ms, "", 0, [self.dead_lettered + jobs], 0)
 
     def token_of(self, seq: int) -> int:
         """Of the lease under which this pending position was given out last; 0 = it was not since it came
@@ -430,7 +564,7 @@ class ConsumerGroup(LeaseTable):
                     done[named] = tokens[named] == self.tokens_of(row, seqs[named])
         if not done.any():
             return None
-        return self._change(Op.ACKED, now_ms, self.cursor, "", 0, flat(spans_of(seqs[done])), 0)
+        return self._change(Op.ACKED, now_ms, "", 0, flat(spans_of(seqs[done])), 0)
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -465,7 +599,8 @@ class ConsumerGroup(LeaseTable):
         """Assert the invariants by counting again."""
         super().check()
         rows = self.runs.rows()
-        if self.committed >= self.cursor or (rows and self.runs.stop[rows[-1]] > self.cursor):
+        is_beyond = not self.is_own and rows and self.runs.stop[rows[-1]] > self.cursor
+        if self.committed >= self.cursor or is_beyond:
             raise InvariantViolation(
                 "a group's cursor is behind what it handed out", group=self.made.name, cursor=self.cursor,
                 committed=self.committed,
@@ -477,18 +612,18 @@ def created(number: int, made: Made, cursor: int, now_ms: int) -> Change:
     return Change(number, 1, Op.CREATED, now_ms, cursor, made=made)
 
 
-def begin(change: Change) -> ConsumerGroup:
+def begin(change: Change, tokens: Tokens | None = None) -> ConsumerGroup:
     """The group that such a change makes."""
     assert change.made is not None
-    group = ConsumerGroup(change.group, change.made, change.cursor)
+    group = ConsumerGroup(change.made, number=change.group, cursor=change.cursor, tokens=tokens)
     group.changes = change.number
     return group
 
 
-def lease_runs(change: Change) -> list[LeaseRun]:
+def lease_runs(change: Change | None) -> list[LeaseRun]:
     """What a claim was given."""
-    rows = change.rows
+    rows = change.rows if change is not None else []
     return [
         LeaseRun(first, first + count, deliveries, token)
-        for first, count, deliveries, token in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True)
+        for first, count, deliveries, token in zip(*(rows[n::CLAIM_ROW] for n in range(4)), strict=True)
     ]

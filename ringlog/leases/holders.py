@@ -1,8 +1,7 @@
 """Holders: short numbers for the names of those who hold leases, and of members who asked lately. Pure.
 
 The name of a holder of nothing is forgotten at once, or kept until it was silent for long (`keeps_idle`):
-those of a consumer group are its members. Leases are durable with their changes; when a member last asked,
-and by which process, is memory.
+those of a named group are its members. When a member last asked is memory.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ class Holder:
     """Numbers leased to it."""
     runs: int = 0
     """In so many runs."""
-    life: Life = NO_LIFE
-    """The process that holds all of it, as far as is known."""
 
 
 class Holders:
@@ -70,7 +67,7 @@ class Holders:
             if self._free:
                 number = self._free.pop()
                 holder = self._all[number]
-                holder.name, holder.seen_ms, holder.life = name, 0, NO_LIFE
+                holder.name, holder.seen_ms = name, 0
             else:
                 number = len(self._all)
                 self._all.append(Holder(name, number))
@@ -120,17 +117,6 @@ class Holders:
         holder = self._all[number]
         holder.seen_ms = max(holder.seen_ms, now_ms)
         return number
-
-    def note_life(self, name: str, now_ms: int, life: Life) -> None:
-        """This process asks for leases in the member's name. Where several share a name while one holds
-        something, or one does not say which process it is, no death of a process ends the member's leases."""
-        holder = self._all[self.note(name, now_ms)]
-        is_alone = holder.life == life or not holder.runs
-        holder.life = life if is_alone else NO_LIFE
-
-    def of_process(self, life: Life) -> list[str]:
-        """Members that are this process."""
-        return [each.name for each in self if each.life == life]
 
     def leave(self, name: str) -> None:
         """It is no member any more; a member that holds something stays one."""

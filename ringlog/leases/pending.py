@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ringlog.leases.queue import Queue
 from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, EXHAUSTED, GONE, LEASED, RETURNED
+from ringlog.leases.table import LeaseTable
 
 NAMES = {LEASED: "leased", DELAYED: "delayed", RETURNED: "returned", EXHAUSTED: "set aside"}
 
@@ -28,7 +28,7 @@ class Known(NamedTuple):
         return self._replace(until_ms=until_ms, failed_ms=self.failed_ms and self.failed_ms + ahead_ms)
 
 
-def pending(queue: Queue, after: int, most: int) -> tuple[list[Known], bool]:
+def pending(queue: LeaseTable, after: int, most: int) -> tuple[list[Known], bool]:
     """Such jobs behind `after`, ascending, at most so many; and whether there are more. Costs what it finds,
     and a look at each block of a thousand numbers that has any."""
     runs, found = queue.runs, list[Known]()
@@ -43,7 +43,7 @@ def pending(queue: Queue, after: int, most: int) -> tuple[list[Known], bool]:
     return found, False
 
 
-def _known(queue: Queue, row: int, seq: int) -> Known:
+def _known(queue: LeaseTable, row: int, seq: int) -> Known:
     runs, failure = queue.runs, queue.failures.find(seq)
     state = runs.state[row]
     node = queue.holders.name_of(runs.holder[row]) if state == LEASED else ""

@@ -50,6 +50,8 @@ def joined(found: list[SeqRun]) -> list[SeqRun]:
 def blocks_of(first: int, stop: int) -> list[Span]:
     """[first, stop) cut at the ends of blocks, which no run crosses."""
     cuts = [first, *range((first & -BLOCK) + BLOCK, stop, BLOCK), stop]
+    if stop <= (first & -BLOCK) + BLOCK:
+        return [(first, stop)]
     return list(pairwise(cuts))
 
 

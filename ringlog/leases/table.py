@@ -23,7 +23,7 @@ from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
 from ringlog.leases.failures import Failures
-from ringlog.leases.holders import Holders
+from ringlog.leases.holders import Holders, Life
 from ringlog.leases.runs import (
     BLOCK,
     BLOCK_SHIFT,
@@ -38,7 +38,7 @@ from ringlog.leases.runs import (
 )
 from ringlog.leases.spans import SeqRun, Span, blocks_of, keep_first, spans_of
 from ringlog.leases.types import I64, NO_BACKOFF, U64, Matched
-from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX
+from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX, LINKS_MAX
 
 ACK: Final = 0
 """Its holder is done with it; or its copy is durable among the dead letters."""
@@ -113,6 +113,10 @@ class LeaseTable:
         """Why numbers were given back or rejected, until they are done."""
         self.backoff = NO_BACKOFF
         """How long numbers rest whose leases ended."""
+        self.lives: dict[int, Life] = {}
+        """The processes that claimed, by their links, which their runs have; some hold nothing any more."""
+        self._links: dict[Life, int] = {}
+        self._links_made = 0
         self.aside: list[Span] = []
         """What claims exhausted since this was emptied."""
         self.has_dead_letters = True
@@ -223,6 +227,53 @@ class LeaseTable:
                 link=link, begun=begun, given=given,
             )  # fmt: skip
             self.enter(row, LEASED)
+
+    def add_run(
+        self, first: int, stop: int, state: int, *, at: int, token: int, node: str, deliveries: int,
+        life: Life, begun: int = 0, given: int = 0,
+    ) -> None:  # fmt: skip
+        """These numbers are what a log or a snapshot says of them, whatever was known."""
+        for row in self.exactly(first, stop):
+            self.drop(row)
+        if state == LEASED:
+            self.lease(
+                first, stop, at, token, self.holders.take(node), deliveries, link=self.link_of(life),
+                begun=begun, given=given,
+            )  # fmt: skip
+            return
+        for low, high in blocks_of(first, stop):
+            row = self.runs.add(
+                low, high, state, at=at, token=token + low - first, deliveries=deliveries, begun=begun,
+                given=given,
+            )  # fmt: skip
+            self.enter(row, state)
+
+    def link_of(self, life: Life) -> int:
+        """The number of a process in its runs; 0 = its end would not be noticed."""
+        if not life[0]:
+            return 0
+        link = self._links.get(life, 0)
+        if not link:
+            if len(self._links) >= LINKS_MAX:
+                self.forget_idle_lives()
+            self._links_made += 1
+            link = self._links[life] = self._links_made
+            self.lives[link] = life
+        return link
+
+    def forget_idle_lives(self) -> None:
+        """Forget the processes that hold nothing."""
+        runs = self.runs
+        held = {runs.link[row] for row in runs.rows() if runs.state[row] == LEASED}
+        self.lives = {link: life for link, life in self.lives.items() if link in held}
+        self._links = {life: link for link, life in self.lives.items()}
+
+    def forget_life(self, life: Life) -> int:
+        """This process is gone; returns the link of its runs, 0 = it never had any."""
+        link = self._links.pop(life, 0)
+        if link:
+            del self.lives[link]
+        return link
 
     def drop(self, row: int) -> None:
         """A run has no row any more: it is done, or handed out under another one."""

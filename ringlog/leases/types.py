@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ringlog.leases.holders import NO_LIFE, Life
+
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 _DOUBLINGS_MAX = 40
@@ -24,23 +26,7 @@ class LeaseRun(NamedTuple):
     """Of the first; those of the others follow."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """What a claim was given, ascending; held up to `deadline`, milliseconds, included."""
-
-    runs: list[LeaseRun]
-    deadline: int
-    aside: int = 0
-    """Jobs that had all their deliveries and were set aside."""
-
-    @property
-    def count(self) -> int:
-        """Jobs in all."""
-        return sum(run.stop - run.first for run in self.runs)
-
-
-@dataclass(frozen=True, slots=True)
-class Matched:
+class Matched(NamedTuple):
     """Which entries of a request hold their lease. Numbers ascend, but for `skipped`: in request order."""
 
     leased: I64
@@ -64,8 +50,9 @@ class ClaimRequest(NamedTuple):
     node: str
     most: int
     lease_ms: int
-    link: int = 0
-    """Through whom it came; see `release`."""
+    life: Life = NO_LIFE
+    """The process that claims; see `release`."""
+    call: int = 0
     by_number: bool = False
     """As of `Order`: it is given the lowest numbers whatever the others are given by."""
 

@@ -25,8 +25,7 @@ from pyroaring import BitMap64
 
 from ringlog.digests import DIGEST_BYTES, digest_of_key
 from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
-from ringlog.leases import durable
-from ringlog.leases.group_snapshot import load, save
+from ringlog.leases.snapshot import load, load_own, save, save_own
 from ringlog.limits import SEQ_MAX
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.dedup import Producer
@@ -76,9 +75,9 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     routers: list[tuple[U64, str, str, U64, U64, U64, str, U64, U64]] = []
     """Of each the fields of `Router` in their order: with the topic's content they are one unit (RT-34)."""
     groups: list[builtins.bytes] = []
-    """Consumer groups, each as ringlog/leases/group_snapshot.py encodes it."""
+    """Consumer groups, each as ringlog/leases/snapshot.py encodes it."""
     leases: builtins.bytes = b""
-    """Durable leases, as ringlog/leases/durable.py encodes them; empty = none."""
+    """Durable leases, as ringlog/leases/snapshot.py encodes them; empty = none."""
     ids: builtins.bytes = b""
     """Of each idempotency key and dedup id, the longest known first: its digest, the fields of Remembered."""
 
@@ -111,7 +110,7 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
             [number for pair in topic.trimmed for number in pair],
             [astuple(router) for router in topic.routers.values()],
             [save(group) for group in topic.groups.values()],
-            durable.save(topic.leases) if topic.leases is not None else b"",
+            save_own(topic.leases) if topic.leases is not None else b"",
             b"".join(_ID.pack(digest, *seen) for digest, seen in keys),
         )
     )  # fmt: skip
@@ -149,7 +148,7 @@ def _fill(topic: Topic, row: _Row) -> None:
     topic.routers = {router[0]: Router(*router) for router in row.routers}
     topic.groups = {group.number: group for group in map(load, row.groups)}
     if row.leases:
-        topic.leases = durable.load(row.leases)
+        topic.leases = load_own(row.leases)
     if row.reserved:
         topic.reservation.recovered(row.reserved)
     for producer_id, *past in row.producers:

@@ -23,7 +23,6 @@ from ringlog.topic.index import SparseIndex
 from ringlog.topic.reservation import Reservation
 
 if TYPE_CHECKING:
-    from ringlog.leases.durable import Durable
     from ringlog.leases.group import ConsumerGroup
     from ringlog.topic.routers import Router
 
@@ -81,8 +80,8 @@ class Topic:
     _trimmed: list[tuple[int, int]] | None = None
     _routers: dict[int, Router] | None = None
     _groups: dict[int, ConsumerGroup] | None = None
-    leases: Durable | None = None
-    """Of a queue whose leases are durable: what the log says of them; None = nothing yet."""
+    leases: ConsumerGroup | None = None
+    """Of a queue whose leases are durable: its own group, once the log says anything of it."""
 
     @property
     def reservation(self) -> Reservation:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ringlog.envelope import messages as m
-from ringlog.leases.group_change import Mode
+from ringlog.leases.change import Mode
 from ringlog.testing.shard_world import World
 
 QUEUE, STREAM = int(Mode.QUEUE), int(Mode.STREAM)

@@ -14,7 +14,7 @@ from actors.wal_shard import events as ev
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, Throttled
-from ringlog.leases import durable
+from ringlog.leases import group
 from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 
@@ -331,7 +331,7 @@ def test_what_a_dead_worker_held_is_ready_and_stays_so(world):
     restart(world)
     assert stats(world) == (4, 2, 0)
     run = world.run_of("q")
-    assert list(run.core.requests.queues.durable.links) == [(8, 80)], "it is looked after again"
+    assert run.core.requests.lives() == {(8, 80)}, "it is looked after again"
     run.step(run.request(901, m.JobsClaim("q", "x", 9, 60_000, wait_ms=20_000)))
     run.step(run.request(902, m.JobsClaim("q", "y", 9, 60_000, wait_ms=20_000)))
     assert list(held(run.replies[901])) == [1, 2, 5, 6]
@@ -417,7 +417,7 @@ def switch(world: World, *, is_on: bool, **config: Any) -> None:
 @pytest.mark.parametrize("is_absorbed", [False, True])
 def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
     """QL-21."""
-    monkeypatch.setattr(durable, "_WRITTEN_ROWS", 2)
+    monkeypatch.setattr(group, "_WRITTEN_ROWS", 2)
     world = new_world()
     make(world, 12, leases_durable=False, max_deliveries=9, dead_letter="dead")
     world.run_of("q").core.requests.queues.has_mover = True
@@ -487,7 +487,7 @@ def test_what_no_replay_could_read_is_refused(world, wrong):
 
 
 def test_what_is_known_is_bounded(world, monkeypatch):
-    monkeypatch.setattr(durable, "DURABLE_LEASES_MAX", 4)
+    monkeypatch.setattr(group, "DURABLE_LEASES_MAX", 4)
     monkeypatch.setattr(durable_leases, "DURABLE_LEASES_MAX", 4)
     make(world, 9)
     jobs = held(claim(world, 9))
@@ -504,7 +504,7 @@ def test_what_is_known_is_bounded(world, monkeypatch):
 
 
 def test_those_who_hold_something_are_bounded(world, monkeypatch):
-    monkeypatch.setattr(durable, "DURABLE_HOLDERS_MAX", 2)
+    monkeypatch.setattr(group, "DURABLE_HOLDERS_MAX", 2)
     make(world, 9)
     jobs = held(claim(world, 1, "a"))
     claim(world, 1, "b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from checkpoint_world import checkpoint_all, new_world
 from group_world import ack, claim, held, make, pending, words
 from removal_world import started
 
@@ -71,14 +72,29 @@ def test_a_stolen_lease_is_its_thiefs(world):
 
 
 @pytest.mark.parametrize("other", [THEM, {}], ids=["another process", "one elsewhere"])
-def test_a_name_that_several_share_says_nothing_about_a_death(world, other):
-    """Who of them holds what is not known: leases end by themselves."""
+def test_of_a_name_that_several_share_only_the_leases_of_the_dead_one_end(world, other):
     make(world, 2)
     claim(world, 1, "w", **US)
     claim(world, 1, "w", **other)
     dies(world, **US)
+    assert states(world) == {1: RETURNED, 2: LEASED}
     dies(world, **THEM)
-    assert states(world) == {1: LEASED, 2: LEASED}
+    assert states(world) == {1: RETURNED, 2: RETURNED if other else LEASED}
+
+
+@pytest.mark.parametrize("has_snapshot", [False, True])
+def test_the_process_behind_a_lease_is_known_after_a_restart(has_snapshot):
+    world = new_world()
+    make(world, 2)
+    claim(world, 1, "w", **US)
+    if has_snapshot:
+        checkpoint_all(world)
+    claim(world, 1, "x", **THEM)
+    world.kill()
+    world.start()
+    assert world.run_of("t").core.requests.lives() == {(7, 70), (8, 80)}
+    dies(world, **US)
+    assert states(world) == {1: RETURNED, 2: LEASED}
 
 
 def test_a_name_that_was_used_up_is_its_next_users(world):

@@ -307,7 +307,7 @@ PLANTED = """
 import os
 os.environ["RINGLOG_CORES"] = "0"  # Compiled classes let nobody replace a method.
 import actors.wal_shard.groups as groups
-from ringlog.leases.group_change import Op
+from ringlog.leases.change import Op
 
 log = groups.Groups._log
 

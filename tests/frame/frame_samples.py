@@ -200,11 +200,24 @@ def golden_frames() -> dict[str, tuple[str, bytearray]]:
                 0x18000000005, 3, 11, 1_700_000_000_900, 12, "ann", 0, [8, 2], 78, [], None, "no address",
             ]
         )),
-        "jobs_claimed": ("control frame: a queue's jobs are leased in two runs, two more set aside", _control(
+        "jobs_claimed": ("control frame: a queue's jobs are leased, as queues wrote it once", _control(
             FrameType.LEASE, [
                 0, 2, 2, 1_700_000_000_500, 0, "ann", 1_700_000_030_500,
                 [8, 2, 1, 0x30000000006, 11, 1, 3, 0x30000000008], 77, [], None,
                 [4_711, 815], "", [5, 2], None,
+            ]
+        )),
+        "leases_claimed": ("control frame: a queue's jobs are leased, two more exhausted", _control(
+            FrameType.LEASE, [
+                0, 2, 2, 1_700_000_000_500, 0, "ann", 1_700_000_030_500,
+                [8, 2, 1, 0x30000000006, 11, 1, 3, 0x30000000008], 77, [], None,
+                "", [4_711, 815], [5, 2], None,
+            ]
+        )),
+        "leases_rejected": ("control frame: a group's records are given up, with the reason", _control(
+            FrameType.LEASE, [
+                0x18000000005, 3, 11, 1_700_000_000_900, 12, "ann", 0, [8, 2], 78, [], None, "no address",
+                [0, 0], [], None,
             ]
         )),
     }  # fmt: skip

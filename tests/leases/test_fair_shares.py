@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog.leases.fair_shares import fair_shares, split
+from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.live_seqs import Live
-from ringlog.leases.queue import Queue
 from ringlog.leases.tokens import Tokens
 from ringlog.leases.types import ClaimRequest
 
@@ -62,10 +62,10 @@ def test_parts_are_all_jobs_in_their_order(lengths, asked):
 
 def test_each_claim_has_its_own_lease():
     """QC-14, QC-15: with its own node and length, from the same instant."""
-    queue = Queue(Tokens(1))
+    queue = ConsumerGroup(tokens=Tokens(1))
     requests = [ClaimRequest("a", 2, 100), ClaimRequest("b", 9, 500), ClaimRequest("a", 1, 300)]
     first, second, third = queue.deal(Live(1, 6), requests, 1_000, 1_000)
-    assert [(each.count, each.deadline) for each in (first, second, third)] == [
+    assert [(each.count, each.until_ms) for each in (first, second, third)] == [
         (2, 1_100),
         (3, 1_500),
         (1, 1_300),
@@ -74,6 +74,6 @@ def test_each_claim_has_its_own_lease():
     queue.settle(1_101)
     assert queue.leased == 4
     queue.check()
-    assert [each.count for each in queue.deal(Live(1, 6), requests, 1, 1_200)] == [1, 0, 0], (
+    assert [each.count if each else 0 for each in queue.deal(Live(1, 6), requests, 1, 1_200)] == [1, 0, 0], (
         "no more than so many"
     )

@@ -12,12 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import structs
 from pyroaring import BitMap64
 
+from ringlog.leases.change import Change, Made, Mode
 from ringlog.leases.failures import Failure
 from ringlog.leases.group import ConsumerGroup, Entry, begin, created, lease_runs
-from ringlog.leases.group_change import Change, Made, Mode
-from ringlog.leases.group_snapshot import load, save
 from ringlog.leases.live_seqs import Live
 from ringlog.leases.runs import BLOCK, DELAYED, LEASED, RETURNED
+from ringlog.leases.snapshot import load, save
 from ringlog.leases.tokens import Tokens
 from ringlog.limits import GROUP_REASONS_SAVED_MAX
 
@@ -58,7 +58,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.log: list[bytes] = []
         self.saved: list[tuple[int, bytes]] = []
         """States, each with how long the log was then."""
-        self.group = begin(self.logged(created(1, made, BEGIN, self.now)))
+        self.group = begin(self.logged(created(1, made, BEGIN, self.now)), self.tokens)
         self.positions: dict[int, Position] = {}
         self.all: set[int] = set()
         self.dead: set[int] = set()
@@ -140,7 +140,7 @@ class GroupMachine(RuleBasedStateMachine):
                 if each.state == "leased" and each.node != who and each.given <= self.now - idle
             ]  # fmt: skip
             wanted += others[: room - len(wanted)]
-        change = self.group.claim(self.live(), who, most, lease, self.now, self.tokens, min_idle_ms=idle)
+        change = self.group.claim(self.live(), who, most, lease, self.now, min_idle_ms=idle)
         self.leased(change, wanted, who, lease)
 
     @rule(who=node, picks=st.lists(pick, max_size=8), idle=st.sampled_from([0, 120]))
@@ -152,7 +152,7 @@ class GroupMachine(RuleBasedStateMachine):
         pending = self.pending()
         wanted = [seq for seq in seqs.tolist() if seq in pending and pending[seq].given <= self.now - idle]
         wanted = wanted[: max(MEMBER_MAX - self.held_by(who), 0)]
-        change = self.group.steal(seqs, who, 200, self.now, self.tokens, min_idle_ms=idle)
+        change = self.group.steal(seqs, who, 200, self.now, min_idle_ms=idle)
         self.leased(change, wanted, who, 200)
 
     @rule(
@@ -202,7 +202,7 @@ class GroupMachine(RuleBasedStateMachine):
                     each.failure = Failure(reason, self.now, nacks)
         if change:
             self.logged(change)
-            assert self.group.answered(self.calls) == structs.replace(change, reason="")
+            assert self.group.calls.find(self.calls) == structs.replace(change, reason="")
             assert change.skipped == skipped
 
     @rule(who=node)
@@ -229,7 +229,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert bool(change.rows) == (seq not in self.positions)
         self.positions.setdefault(seq, Position("returned", begun=self.now, given=self.now))
         self.logged(change)
-        assert self.group.answered(self.calls) == change
+        assert self.group.calls.find(self.calls) == change
 
     @rule(back=st.integers(-5, 40))
     def seek(self, back):
@@ -268,8 +268,10 @@ class GroupMachine(RuleBasedStateMachine):
             begun, data = self.saved[at % len(self.saved)]
             group = load(data)
         for data in [*self.log[max(begun - again, 1) : begun], *self.log[begun:]]:
-            group.apply(_decode(data))
-        group.recovered(self.live())
+            group.replay(_decode(data))
+        self.incarnation += 1
+        self.tokens = Tokens(self.incarnation)
+        group.recovered(self.live(), self.tokens)
         group.settle(self.now)
         self.group.settle(self.now)
         assert self.facts(group) == self.facts(self.group)
@@ -280,8 +282,6 @@ class GroupMachine(RuleBasedStateMachine):
         for seq, each in self.positions.items():
             each.failure = kept.get(seq)
         self.group = group
-        self.incarnation += 1
-        self.tokens = Tokens(self.incarnation)
 
     def facts(self, group: ConsumerGroup) -> dict[int, tuple]:
         """Everything that is known of each pending position."""

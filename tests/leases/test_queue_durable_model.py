@@ -2,95 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
-import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
-from test_queue_model import NODES, Job, QueueMachine
+from test_queue_model import LIVES, NODES, Job, QueueMachine
 
-from ringlog.leases.durable import Durable, load, save
-from ringlog.leases.queue import Queue
-from ringlog.leases.queue_change import JobsChange
+from ringlog.leases.change import Change
+from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.runs import DELAYED, EXHAUSTED, GONE, LEASED, RETURNED
+from ringlog.leases.snapshot import load_own, replayed_own, save_own
 from ringlog.leases.tokens import Tokens
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(JobsChange).decode
+_decode = msgspec.msgpack.Decoder(Change).decode
 STATE = {"leased": LEASED, "delayed": DELAYED, "returned": RETURNED, "spent": EXHAUSTED}
 KNOWN_MAX = 10_000
-
-
-def life_of(link: int) -> tuple[int, int]:
-    return (100 + link, 7)
-
-
-def link_of(life: tuple[int, int]) -> int:
-    return life[0] - 100
+CALLS = {"claim", "nack", "nack_resting", "undo", "extend", "reject", "release"}
 
 
 class Logged:
     """A queue that logs what is done to it, as its shard would."""
 
-    def __init__(self, durable: Durable, log: list[bytes], now_ms: Callable[[], int]) -> None:
-        self._durable, self._log, self.now_ms = durable, log, now_ms
-        self._queue = durable.queue
-        self._reason = ""
+    def __init__(self, queue: ConsumerGroup, log: list[bytes]) -> None:
+        self._queue, self._log = queue, log
 
     def __getattr__(self, name):
-        return getattr(self._queue, name)
+        found = getattr(self._queue, name)
+        return self._logged(found) if name in CALLS else found
 
-    def logged(self, change: JobsChange) -> None:
-        data = _encode(change)
-        assert _decode(data) == change
-        self._log.append(data)
+    def _logged(self, call):
+        def calls(*arguments, **options):
+            answer = call(*arguments, **options)
+            for change in answer if isinstance(answer, list) else [answer]:
+                if change is not None:
+                    data = _encode(change)
+                    assert _decode(data) == change
+                    self._log.append(data)
+            return answer
 
-    def claim(self, live, node, most, lease_ms, now_ms, *, link=0, **options):
-        given = self._queue.claim(live, node, most, lease_ms, now_ms, link=link, **options)
-        if given.runs or given.aside:
-            self.logged(self._durable.claimed(given, node, now_ms, link=link, life=life_of(link)))
-        return given
-
-    def failed(self, matched, reason, at_ms):
-        self._queue.failed(matched, reason, at_ms)
-        self._reason = reason
-
-    def nack(self, matched, delay_ms, now_ms):
-        self._queue.nack(matched, delay_ms, now_ms)
-        if len(matched.leased):
-            self.logged(self._durable.released(matched.leased, delay_ms, now_ms, reason=self._reason))
-
-    def undo(self, matched):
-        self._queue.undo(matched)
-        if len(matched.leased):
-            self.logged(self._durable.undone(matched.leased, self.now_ms()))
-
-    def match(self, *asked):
-        self._reason = ""
-        return self._queue.match(*asked)
-
-    def extend(self, matched, lease_ms, now_ms):
-        until_ms = self._queue.extend(matched, lease_ms, now_ms)
-        if len(matched.leased):
-            self.logged(self._durable.extended(matched.leased, until_ms, now_ms))
-        return until_ms
-
-    def reject(self, matched, reason, now_ms):
-        self._queue.reject(matched, reason, now_ms)
-        if len(matched.leased):
-            self.logged(self._durable.rejected(matched.leased, reason, now_ms))
-
-    def release(self, link, now_ms):
-        self._queue.settle(now_ms)
-        runs, seqs = self._queue.runs, []
-        for row in runs.leased_through(link):
-            seqs += range(runs.first[row], runs.stop[row])
-        count = self._queue.release(link, now_ms)
-        if seqs:
-            self.logged(self._durable.released(np.sort(np.array(seqs, np.int64)), 0, now_ms))
-        return count
+        return calls
 
 
 class DurableMachine(QueueMachine):
@@ -99,12 +50,12 @@ class DurableMachine(QueueMachine):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[bytes] = []
-        self.snapshots: list[tuple[int, bytes]] = [(0, save(Durable()))]
+        self.snapshots: list[tuple[int, bytes]] = [(0, save_own(replayed_own()))]
         """States, each with how long the log was then."""
-        durable = Durable(Queue(Tokens(1)))
-        durable.queue.ages.note(self.head + 1, self.now)
-        self.durable = durable
-        self.queue = Logged(durable, self.log, lambda: self.now)
+        durable = self.durable = ConsumerGroup(tokens=Tokens(1))
+        durable.begin_log()
+        durable.ages.note(self.head + 1, self.now)
+        self.queue = Logged(durable, self.log)
 
     def rests(self, queue):
         super().rests(queue._queue if isinstance(queue, Logged) else queue)
@@ -114,25 +65,25 @@ class DurableMachine(QueueMachine):
 
     @rule()
     def snapshot(self):
-        self.snapshots.append((len(self.log), save(self.durable)))
+        self.snapshots.append((len(self.log), save_own(self.durable)))
 
-    def replayed(self, which: int, again: int = 0) -> Durable:
+    def replayed(self, which: int, again: int = 0) -> ConsumerGroup:
         """The log behind a snapshot, perhaps with some of what the snapshot has already (QL-17)."""
         length, data = self.snapshots[which % len(self.snapshots)]
-        durable = load(data)
-        self.rests(durable.queue)
+        durable = load_own(data)
+        self.rests(durable)
         for each in self.log[max(length - again, 0) :]:
-            durable.apply(_decode(each))
+            durable.replay(_decode(each))
         self.incarnation += 1
-        durable.recovered(self.live(), Tokens(self.incarnation), link_of)
-        durable.queue.settle(self.now)
+        durable.recovered(self.live(), Tokens(self.incarnation))
+        durable.settle(self.now)
         return durable
 
     @rule(which=st.integers(0, 60), again=st.sampled_from([0, 0, 3, 50]))
     def restart(self, which, again):
         self.expire()
         self.durable = self.replayed(which, again)
-        queue = self.durable.queue
+        queue = self.durable
         queue.ages.note(self.head + 1, self.now)
         queue.unmark(self.levels)
         self.promoted = 0
@@ -141,7 +92,7 @@ class DurableMachine(QueueMachine):
             if job.state in {"fresh", "waiting"}:
                 state = "waiting" if job.not_before > self.now else "fresh"
                 self.jobs[seq] = Job(job.not_before, job.priority, self.now, state=state)
-        self.queue = Logged(self.durable, self.log, lambda: self.now)
+        self.queue = Logged(self.durable, self.log)
         self.feed(sorted(self.jobs))
 
     @rule(which=st.integers(0, 60), again=st.sampled_from([0, 3, 50]))
@@ -149,13 +100,13 @@ class DurableMachine(QueueMachine):
         self.expire()
         durable = self.replayed(which, again)
         self.compare(durable)
-        loaded = load(save(durable))
-        self.rests(loaded.queue)
-        loaded.recovered(self.live(), Tokens(self.incarnation), link_of)
+        loaded = load_own(save_own(durable))
+        self.rests(loaded)
+        loaded.recovered(self.live(), Tokens(self.incarnation))
         self.compare(loaded)
 
-    def compare(self, durable: Durable) -> None:
-        queue, runs = durable.queue, durable.queue.runs
+    def compare(self, durable: ConsumerGroup) -> None:
+        queue, runs = durable, durable.runs
         queue.check()
         found = {}
         for row in runs.rows():
@@ -181,14 +132,15 @@ class DurableMachine(QueueMachine):
         assert found == wanted
         assert dict(queue.failures) == {seq: job.failure for seq, job in self.jobs.items() if job.failure}
         assert len(queue.runs.leased_through(0)) == 0, "who claimed is known"
-        for n, node in enumerate(NODES):
+        links = {life: link for link, life in queue.lives.items()}
+        for node in NODES:
             mine = [seq for seq, job in self.jobs.items() if job.state == "leased" and job.node == node]
-            rows = runs.leased_through(1 + n)
+            rows = runs.leased_through(links.get(LIVES[node], 1 << 31))
             assert sum(runs.stop[row] - runs.first[row] for row in rows) == len(mine)
 
     @invariant()
     def the_bound_is_not_met(self):
-        assert self.durable.queue.runs.jobs < KNOWN_MAX
+        assert self.durable.runs.jobs < KNOWN_MAX
 
 
 DurableMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -11,14 +11,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pyroaring import BitMap64
 
 from ringlog.leases.failures import Failure
+from ringlog.leases.group import ConsumerGroup, lease_runs
 from ringlog.leases.live_seqs import Live
-from ringlog.leases.queue import Queue
 from ringlog.leases.ready_index import Marks
 from ringlog.leases.runs import BLOCK
 from ringlog.leases.tokens import Tokens
 from ringlog.leases.types import NO_BACKOFF, Backoff, Counts, Order
 
 NODES = ("a", "b", "c")
+LIVES = {"a": (101, 7), "b": (102, 7), "c": (103, 7)}
 node = st.sampled_from(NODES)
 pick = st.integers(0, 60)
 BEGIN = BLOCK - 20
@@ -50,7 +51,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.now = 1_000
         self.incarnation = 1
         self.levels = 0
-        self.queue = Queue(Tokens(1))
+        self.queue = ConsumerGroup(tokens=Tokens(1))
         self.queue.ages.note(BEGIN, self.now)
         self.promoted = 0
         self.jobs: dict[int, Job] = {}
@@ -182,7 +183,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.now,
             deliveries_max=limit,
             order=order,
-            link=1 + NODES.index(who),
+            life=LIVES[who],
         )
         ready = [seq for seq, job in sorted(self.jobs.items()) if job.state == "returned"]
         wanted, taken = [], most
@@ -201,7 +202,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.promoted += len(overdue & set(fresh[:taken])) if has_marked else 0
         assert self.queue.promoted == self.promoted, "L12"
         found = []
-        for run in claimed.runs:
+        for run in lease_runs(claimed):
             for seq in range(run.first, run.stop):
                 job = self.jobs[seq]
                 token = run.token + seq - run.first
@@ -209,11 +210,11 @@ class QueueMachine(RuleBasedStateMachine):
                 self.tokens.add(token)
                 job.deliveries += 1
                 assert run.deliveries == job.deliveries, "QL-10"
-                job.state, job.node, job.token, job.at = "leased", who, token, claimed.deadline
+                job.state, job.node, job.token, job.at = "leased", who, token, claimed.until_ms
                 self.given.append((seq, token, who))
                 found.append(seq)
         assert found == sorted(wanted), "QC-3, QC-5, L11, L14"
-        assert not found or claimed.deadline == self.now + lease, "QC-7"
+        assert not found or claimed.until_ms == self.now + lease, "QC-7"
 
     @rule(who=node, picks=st.lists(pick, max_size=8), with_tokens=st.booleans(), strangers=st.booleans())
     def ack(self, who, picks, with_tokens, strangers):
@@ -245,7 +246,7 @@ class QueueMachine(RuleBasedStateMachine):
     def ack_these(self, who, entries, seqs, tokens):
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, gone = self.outcome(entries, matched, who)
-        self.queue.ack(matched)
+        self.queue.end(matched)
         for seq in leased:
             del self.jobs[seq]
             self.dead.add(seq)
@@ -278,10 +279,10 @@ class QueueMachine(RuleBasedStateMachine):
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, _ = self.outcome(entries, matched, who)
-        if reason:
-            self.queue.failed(matched, reason, self.now)
-        for part, rest in self.queue.by_rest(matched) if delay is None else [(matched, delay)]:
-            self.queue.nack(part, rest, self.now)
+        if delay is None:
+            self.queue.nack_resting(matched, who, self.now, reason=reason)
+        else:
+            self.queue.nack(matched, who, delay, self.now, reason=reason)
         for seq in leased:
             job = self.jobs[seq]
             rest = self.rest_of(job) if delay is None else delay
@@ -296,7 +297,7 @@ class QueueMachine(RuleBasedStateMachine):
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, _ = self.outcome(entries, matched, who)
-        self.queue.undo(matched)
+        self.queue.undo(matched, who, self.now)
         for seq in leased:
             job = self.jobs[seq]
             job.state, job.at = "returned", self.now
@@ -311,7 +312,8 @@ class QueueMachine(RuleBasedStateMachine):
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, _ = self.outcome(entries, matched, who)
-        assert self.queue.extend(matched, lease, self.now) == self.now + lease
+        change = self.queue.extend(matched, who, lease, self.now)
+        assert change.until_ms == self.now + lease if leased else change is None
         for seq in leased:
             self.jobs[seq].at = self.now + lease
 
@@ -321,7 +323,7 @@ class QueueMachine(RuleBasedStateMachine):
         entries, seqs, tokens = self.chosen(picks, with_tokens, False)
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, _ = self.outcome(entries, matched, who)
-        self.queue.reject(matched, "why", self.now)
+        self.queue.reject(matched, who, "why", self.now)
         for seq in leased:
             job = self.jobs[seq]
             job.state = "spent"
@@ -331,7 +333,7 @@ class QueueMachine(RuleBasedStateMachine):
     def worker_dies(self, who):
         self.expire()
         held = [job for job in self.jobs.values() if job.state == "leased" and job.node == who]
-        assert self.queue.release(1 + NODES.index(who), self.now) == len(held)
+        assert sum(change.count for change in self.queue.release(LIVES[who], self.now)) == len(held)
         for job in held:
             job.state = "returned"
 
@@ -366,7 +368,7 @@ class QueueMachine(RuleBasedStateMachine):
     def restart(self):
         """QL-14: every live job is ready, deliveries from 0; no token comes again (QL-7)."""
         self.incarnation += 1
-        self.queue = Queue(Tokens(self.incarnation))
+        self.queue = ConsumerGroup(tokens=Tokens(self.incarnation))
         self.rests(self.queue)
         self.queue.ages.note(self.head + 1, self.now)
         self.queue.unmark(self.levels)

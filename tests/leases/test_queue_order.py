@@ -10,8 +10,8 @@ from pyroaring import BitMap64
 from test_queue_model import QueueMachine
 
 from ringlog.leases.ages import Ages, Waits
+from ringlog.leases.group import ConsumerGroup, lease_runs
 from ringlog.leases.live_seqs import Live
-from ringlog.leases.queue import Queue
 from ringlog.leases.ready_index import Marks, ReadyIndex
 from ringlog.leases.schedule import Schedule
 from ringlog.leases.tokens import Tokens
@@ -54,8 +54,8 @@ def test_a_short_life_is_what_the_model_says(levels, life):
         machine.the_oldest_ready_job_is_the_lowest_one()
 
 
-def queue_of(count: int, at_ms: dict[int, int], levels: dict[int, int], now: int = 1_000) -> Queue:
-    queue = Queue(Tokens(1))
+def queue_of(count: int, at_ms: dict[int, int], levels: dict[int, int], now: int = 1_000) -> ConsumerGroup:
+    queue = ConsumerGroup(tokens=Tokens(1))
     queue.unmark(max(levels.values(), default=0) + 1 if levels else 0)
     seqs = sorted({*at_ms, *levels})
     queue.ages.note(1, now)
@@ -69,10 +69,10 @@ def queue_of(count: int, at_ms: dict[int, int], levels: dict[int, int], now: int
     return queue
 
 
-def claimed(queue: Queue, live: Live, most: int, now: int, starvation: int = 0) -> list[int]:
+def claimed(queue: ConsumerGroup, live: Live, most: int, now: int, starvation: int = 0) -> list[int]:
     found = queue.claim(live, "w", most, 100_000, now, order=Order(queue.levels, starvation))
     queue.check()
-    return [seq for run in found.runs for seq in range(run.first, run.stop)]
+    return [seq for run in lease_runs(found) for seq in range(run.first, run.stop)]
 
 
 def test_a_delayed_job_is_handed_out_at_its_instant_and_not_before():
@@ -142,7 +142,7 @@ def test_a_million_delayed_jobs_take_fifty_bytes_each_and_a_claim_no_time():
     at_ms = rng.integers(2_000, 2_000_000, count)
     live = Live(1, 10 * count + 9)
     tracemalloc.start()
-    queue = Queue(Tokens(1))
+    queue = ConsumerGroup(tokens=Tokens(1))
     for part in np.array_split(np.arange(count), 100):
         marks = Marks(seqs[part], at_ms[part], np.zeros(len(part), np.uint8))
         queue.feed(marks, live, int(seqs[part[-1]]), 1_000)
@@ -239,10 +239,10 @@ def test_by_number_levels_mean_nothing_and_what_came_back_is_first():
     def taken(most: int, now: int, order: Order = by_number) -> list[int]:
         found = queue.claim(live, "w", most, 100_000, now, order=order)
         queue.check()
-        return [seq for run in found.runs for seq in range(run.first, run.stop)]
+        return [seq for run in lease_runs(found) for seq in range(run.first, run.stop)]
 
     assert taken(3, 1_000) == [1, 2, 4]
-    queue.nack(queue.match(np.array([2, 4]), None, "w", 1_000), 0, 1_000)
+    queue.nack(queue.match(np.array([2, 4]), None, "w", 1_000), "w", 0, 1_000)
     assert taken(4, 1_000) == [2, 4, 5, 6]
     assert taken(1, 1_600, Order(queue.levels)) == [9], "the highest level"
     assert taken(4, 1_600) == [3, 7, 8, 10]
@@ -260,5 +260,5 @@ def test_a_cohort_may_ask_in_both_ways(jobs, shares):
     ]
     answers = queue.deal(live, requests, 100, 1_000, order=Order(queue.levels))
     queue.check()
-    given = tuple([seq for run in each.runs for seq in range(run.first, run.stop)] for each in answers)
+    given = tuple([seq for run in lease_runs(each) for seq in range(run.first, run.stop)] for each in answers)
     assert given == shares

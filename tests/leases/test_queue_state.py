@@ -10,8 +10,8 @@ import pytest
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
+from ringlog.leases.group import ConsumerGroup, lease_runs
 from ringlog.leases.live_seqs import Live
-from ringlog.leases.queue import Queue
 from ringlog.leases.runs import BLOCK
 from ringlog.leases.spans import spans_of
 from ringlog.leases.tokens import NUMBER_MAX, Tokens, incarnation_of
@@ -21,8 +21,8 @@ A, B = "a", "b"
 LEASE = 1_000
 
 
-def queue(incarnation: int = 1) -> Queue:
-    return Queue(Tokens(incarnation))
+def queue(incarnation: int = 1) -> ConsumerGroup:
+    return ConsumerGroup(tokens=Tokens(incarnation))
 
 
 def live(head: int, dead: set[int] = frozenset(), front: int = 1) -> Live:
@@ -30,20 +30,20 @@ def live(head: int, dead: set[int] = frozenset(), front: int = 1) -> Live:
 
 
 def seqs_of(claimed) -> list[int]:
-    return [seq for run in claimed.runs for seq in range(run.first, run.stop)]
+    return [seq for run in lease_runs(claimed) for seq in range(run.first, run.stop)]
 
 
-def claim(of: Queue, live_: Live, most: int, now: int, node: str = A, **options) -> list[int]:
+def claim(of: ConsumerGroup, live_: Live, most: int, now: int, node: str = A, **options) -> list[int]:
     return seqs_of(of.claim(live_, node, most, LEASE, now, **options))
 
 
-def ack(of: Queue, seqs: list[int], now: int, node: str = A, tokens: list[int] | None = None):
+def ack(of: ConsumerGroup, seqs: list[int], now: int, node: str = A, tokens: list[int] | None = None):
     matched = match(of, seqs, now, node, tokens)
-    of.ack(matched)
+    of.end(matched)
     return matched
 
 
-def match(of: Queue, seqs: list[int], now: int, node: str = A, tokens: list[int] | None = None):
+def match(of: ConsumerGroup, seqs: list[int], now: int, node: str = A, tokens: list[int] | None = None):
     given = None if tokens is None else np.array(tokens, dtype=np.uint64)
     return of.match(np.array(seqs, dtype=np.int64), given, node, now)
 
@@ -82,7 +82,7 @@ def test_a_delay_is_over_at_its_end():
     """QN-3, QN-4."""
     q = queue()
     claim(q, live(2), 2, 0)
-    q.nack(match(q, [1], 5), 100, 5)
+    q.nack(match(q, [1], 5), A, 100, 5)
     assert q.counts(2) == Counts(ready=0, in_flight=1, delayed=1)
     assert claim(q, live(2), 1, 104) == []
     assert claim(q, live(2), 1, 105) == [1]
@@ -92,25 +92,25 @@ def test_what_came_back_comes_before_what_is_fresh():
     """QL-5, QN-3: and its nacker may have it again."""
     q = queue()
     claim(q, live(6), 4, 0)
-    q.nack(match(q, [3, 2], 1), 0, 1)
+    q.nack(match(q, [3, 2], 1), A, 0, 1)
     assert claim(q, live(6), 3, 1) == [2, 3, 5]
 
 
 def test_deliveries_count_hand_outs_over_expiry_and_nack():
     """QL-10, QN-5."""
     q = queue()
-    assert q.claim(live(1), A, 1, LEASE, 0).runs[0].deliveries == 1
-    q.nack(match(q, [1], 0), 0, 0)
-    assert q.claim(live(1), A, 1, LEASE, 0).runs[0].deliveries == 2
-    assert q.claim(live(1), B, 1, LEASE, LEASE + 1).runs[0].deliveries == 3
+    assert lease_runs(q.claim(live(1), A, 1, LEASE, 0))[0].deliveries == 1
+    q.nack(match(q, [1], 0), A, 0, 0)
+    assert lease_runs(q.claim(live(1), A, 1, LEASE, 0))[0].deliveries == 2
+    assert lease_runs(q.claim(live(1), B, 1, LEASE, LEASE + 1))[0].deliveries == 3
 
 
 def test_extending_sets_the_deadline_anew_also_to_an_earlier_one():
     """QE-2, QE-3."""
     q = queue()
-    given = q.claim(live(2), A, 2, LEASE, 0).runs[0]
-    assert q.extend(match(q, [1], 10), 5_000, 10) == 5_010
-    assert q.extend(match(q, [2], 10), 20, 10) == 30
+    given = lease_runs(q.claim(live(2), A, 2, LEASE, 0))[0]
+    assert q.extend(match(q, [1], 10), A, 5_000, 10).until_ms == 5_010
+    assert q.extend(match(q, [2], 10), A, 20, 10).until_ms == 30
     q.settle(31)
     assert q.leased == 1
     assert list(match(q, [1, 2], 4_000, tokens=[given.token, given.token + 1]).leased) == [1]
@@ -142,9 +142,9 @@ def test_what_is_not_held_is_skipped_in_the_order_of_the_request():
 def test_a_token_of_an_earlier_lease_does_not_fit():
     """QA-10; a token of 0 asks for none (QA-1)."""
     q = queue()
-    old = q.claim(live(3), A, 3, LEASE, 0).runs[0].token
-    q.nack(match(q, [2], 0), 0, 0)
-    new = q.claim(live(3), A, 1, LEASE, 0).runs[0].token
+    old = lease_runs(q.claim(live(3), A, 3, LEASE, 0))[0].token
+    q.nack(match(q, [2], 0), A, 0, 0)
+    new = lease_runs(q.claim(live(3), A, 1, LEASE, 0))[0].token
     assert new > old + 2
     matched = match(q, [1, 2, 3], 0, tokens=[old, old + 1, old + 2])
     assert (matched.leased.tolist(), matched.skipped.tolist()) == ([1, 3], [2])
@@ -198,7 +198,7 @@ def test_a_job_that_had_its_deliveries_is_set_aside_and_stays_ready_until_it_is_
 def test_a_job_that_was_moved_is_forgotten():
     q = queue()
     claim(q, live(3), 3, 0)
-    q.nack(match(q, [1, 2, 3], 0), 0, 0)
+    q.nack(match(q, [1, 2, 3], 0), A, 0, 0)
     assert claim(q, live(3), 9, 0, deliveries_max=1) == []
     assert q.exhausted_runs(2) == [(1, 3, 1)]
     q.removed(0, BitMap64([1, 2]), on_request=True)
@@ -216,7 +216,7 @@ def test_claiming_a_hundred_of_ten_million_jobs_touches_one_or_two_runs():
     for _ in range(1_000):
         claimed = q.claim(whole, A, 100, LEASE, 0)
     took = (time.perf_counter() - began) / 1_000
-    assert (len(claimed.runs), claimed.count) == (1, 100)
+    assert (len(lease_runs(claimed)), claimed.count) == (1, 100)
     assert len(q.runs) <= 1_000 + 100_000 // BLOCK + 1
     assert took < 0.000_5, "microseconds, with room for a busy machine"
 
@@ -231,7 +231,7 @@ def test_a_million_delayed_jobs_take_less_than_fifty_bytes_of_each_job_there_is(
             claim(q, whole, 1_000, 0)
         for first in range(1, 100_000, 1_000):
             seqs = np.arange(first, first + 1_000, 2, dtype=np.int64)
-            q.nack(q.match(seqs, None, A, 0), 50_000, 0)
+            q.nack(q.match(seqs, None, A, 0), A, 50_000, 0)
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -245,10 +245,10 @@ def test_heaps_stay_as_small_as_what_they_speak_of():
     q = queue()
     claim(q, live(1), 1, 0)
     for now in range(20_000):
-        q.extend(match(q, [1], now), LEASE + now % 7, now)
+        q.extend(match(q, [1], now), A, LEASE + now % 7, now)
     assert len(q._deadlines) < 2_000
     for _ in range(20_000):
-        q.nack(match(q, [1], 20_000), 0, 20_000)
+        q.nack(match(q, [1], 20_000), A, 0, 20_000)
         claim(q, live(1), 1, 20_000)
     assert len(q._deadlines) < 2_000
     assert len(q._returned) < 2_000
@@ -295,7 +295,7 @@ def test_jobs_that_were_claimed_together_are_matched_together_and_nearly_so_one_
 ):
     """QA-3, QA-10: jobs 1 to 10 are A's by one claim, and 11 to 20 B's."""
     q = queue()
-    (run,) = q.claim(live(20), A, 10, LEASE, 0).runs
+    (run,) = lease_runs(q.claim(live(20), A, 10, LEASE, 0))
     claim(q, live(20), 10, 0, B)
     tokens = [run.token + seq - run.first + shift.get(seq, 0) for seq in seqs]
     matched = match(q, list(seqs), 0, who, tokens)
@@ -312,7 +312,7 @@ def test_jobs_that_were_claimed_together_are_matched_together_and_nearly_so_one_
 def test_of_a_stretch_that_was_claimed_together_some_may_have_ended():
     """QL-8, QL-11."""
     q = queue()
-    (run,) = q.claim(live(10), A, 10, LEASE, 0).runs
+    (run,) = lease_runs(q.claim(live(10), A, 10, LEASE, 0))
     tokens = [run.token + n for n in range(10)]
     q.removed(0, BitMap64([4]), on_request=True)
     matched = match(q, list(range(1, 11)), 0, A, tokens)

@@ -1,0 +1,147 @@
+"""Runs as bytes: for a row of a snapshot, and for the log when leases become durable. Pure.
+
+The runs lie in columns, ascending by number. A later version may append fields, never move them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.leases.change import U64
+from ringlog.leases.failures import Failures
+from ringlog.leases.holders import NO_LIFE, Life
+from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, EXHAUSTED, GONE, LEASED, RETURNED
+from ringlog.leases.table import LeaseTable
+from ringlog.limits import DURABLE_HOLDERS_MAX, DURABLE_REASONS_MAX
+
+Columns = dict[str, NDArray[Any]]
+SavedFailure = tuple[U64, str, U64, U64]
+"""Of a number that failed last: it, and the fields of Failure."""
+_STATES = (LEASED, DELAYED, RETURNED, EXHAUSTED)
+_WIDE, _NARROW = ("first", "at", "token"), ("count", "holder", "link", "deliveries")
+
+
+class _Runs(msgspec.Struct, array_like=True, frozen=True):
+    wide: bytes
+    """8 bytes each, little-endian, column by column: first, at, token."""
+    narrow: bytes
+    """4 bytes each, as the others: count, holder and link as places in the next two, deliveries."""
+    states: bytes
+    nodes: list[bytes]
+    lives: list[tuple[U64, U64]]
+    """Of the processes that claimed."""
+    reasons: dict[U64, str] = {}
+    """Why jobs were rejected, as it was written before `failures`."""
+    failures: list[SavedFailure] = []
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Runs).decode
+
+
+def columns_of(table: LeaseTable) -> Columns:
+    """Every fact of all runs, ascending by number, but of deleted ones whose holder may still ack them.
+    `holder` and `link` of runs that are not leased are 0."""
+    runs = table.runs
+    state = np.frombuffer(bytes(runs.state), dtype=np.uint8)
+    rows = np.flatnonzero((state != 0) & (state != GONE))
+    rows = rows[np.argsort(np.array(runs.first, dtype=np.uint64)[rows], kind="stable")]
+    columns: Columns = {
+        name: np.array(getattr(runs, name), dtype=np.uint64)[rows]
+        for name in ("first", "stop", "at", "token", "begun", "given", "holder", "link", "deliveries")
+    }
+    columns["state"] = state[rows]
+    columns["count"] = columns["stop"] - columns["first"]
+    for name in ("holder", "link"):
+        columns[name][columns["state"] != LEASED] = 0
+    return columns
+
+
+def packed(columns: Columns, names: tuple[str, ...], dtype: str) -> bytes:
+    """These columns, one behind the other."""
+    return b"".join(columns[name].astype(dtype).tobytes() for name in names)
+
+
+def places_of(links: NDArray[Any], table: LeaseTable) -> tuple[NDArray[Any], list[Life]]:
+    """Of each link its place in the processes that claimed, from 1 on, 0 = none; and these."""
+    known = [link for link in np.unique(links).tolist() if link in table.lives][:DURABLE_HOLDERS_MAX]
+    place = {link: at for at, link in enumerate(known, 1)}
+    places = np.array([place.get(link, 0) for link in links.tolist()], dtype=np.uint64)
+    return places, [table.lives[link] for link in known]
+
+
+def save_runs(table: LeaseTable, most: int) -> Iterator[bytes]:
+    """Encode what is known, at most so many runs a part."""
+    columns = columns_of(table)
+    for at in range(0, len(columns["first"]), most):
+        yield _encode(_part({name: column[at : at + most] for name, column in columns.items()}, table))
+
+
+def _part(columns: Columns, table: LeaseTable) -> _Runs:
+    leased = columns["state"] == LEASED
+    held, columns["holder"][leased] = np.unique(columns["holder"][leased], return_inverse=True)
+    columns["link"], lives = places_of(columns["link"], table)
+    failures: list[SavedFailure] = []
+    if len(table.failures):
+        first, last = int(columns["first"][0]), int(columns["stop"][-1])
+        failures = [(seq, *each) for seq, each in table.failures if first <= seq < last]
+    return _Runs(
+        packed(columns, _WIDE, "<u8"), packed(columns, _NARROW, "<u4"), packed(columns, ("state",), "u1"),
+        [table.holders.name_of(holder).encode() for holder in held.tolist()], lives,
+        failures=failures[-DURABLE_REASONS_MAX:],
+    )  # fmt: skip
+
+
+def add_saved(table: LeaseTable, data: bytes) -> None:
+    """Put what these bytes say into force; raises ValueError, IndexError or msgspec's errors for what no
+    version can have written."""
+    saved = _decode(data)
+    wide, narrow = unpacked(saved.wide, len(_WIDE), "<u8"), unpacked(saved.narrow, len(_NARROW), "<u4")
+    first, at, token = wide
+    count, holder, link, deliveries = narrow
+    nodes = [node.decode() for node in saved.nodes]
+    add_runs(
+        table, saved.states, first, at, token, count, holder, nodes, deliveries, link, saved.lives
+    )  # fmt: skip
+    before = [(seq, why, 0, 0) for seq, why in saved.reasons.items() if table.is_exhausted(seq)]
+    add_failures(table.failures, before)
+    add_failures(table.failures, [each for each in saved.failures if table.runs.find(each[0]) >= 0])
+
+
+def unpacked(data: bytes, count: int, dtype: str) -> list[list[int]]:
+    """So many columns."""
+    columns: list[list[int]] = np.frombuffer(data, dtype=dtype).reshape(count, -1).tolist()
+    return columns
+
+
+def add_failures(failures: Failures, saved: list[SavedFailure]) -> None:
+    """Why numbers failed last."""
+    for seq, reason, at_ms, nacks in saved:
+        failures.note(seq, seq + 1, reason, at_ms, nacks)
+
+
+def add_runs(
+    table: LeaseTable, states: bytes, first: list[int], at: list[int], token: list[int], count: list[int],
+    holder: list[int], nodes: list[str], deliveries: list[int], link: list[int], lives: list[Life],
+    begun: list[int] | None = None, given: list[int] | None = None,
+) -> None:  # fmt: skip
+    """Runs of columns; raises ValueError or IndexError where they make no sense."""
+    processes, before = [NO_LIFE, *lives], 0
+    nothing = [0] * len(states)
+    begun, given, link = begun or nothing, given or nothing, link or nothing
+    for n, state in enumerate(states):
+        stop = first[n] + count[n]
+        is_sound = state in _STATES and before <= first[n] < stop < 1 << 63 and at[n] < 1 << 62
+        if not is_sound or first[n] >> BLOCK_SHIFT != stop - 1 >> BLOCK_SHIFT:
+            raise ValueError("runs that make no sense")
+        before, is_leased = stop, state == LEASED
+        table.add_run(
+            first[n], stop, state, at=at[n], token=token[n], node=nodes[holder[n]] if is_leased else "",
+            deliveries=deliveries[n], life=processes[link[n]] if is_leased else NO_LIFE, begun=begun[n],
+            given=given[n],
+        )  # fmt: skip

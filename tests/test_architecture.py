@@ -121,7 +121,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "link", "storage.snapshot", "segment", "tier", "root",
         # Routers read their sources as every reader on the host does.
         "client.local_source", "client.portion", "client.connection", "client.pages", "client.pieces",
-        "client.reader", "client.uses",
+        "client.paging", "client.uses",
         # What a dead letter is, its scheduler and clients know from one place.
         "client.letters", "leases",
     },

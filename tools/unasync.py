@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE, TARGET = "ringlog/aio", "ringlog/client"
-FACADES = ("group", "operations", "queue", "routers", "ticket", "topics", "watch")
+FACADES = ("group", "operations", "queue", "reader", "routers", "tailer", "ticket", "topics", "watch")
 
 NAMES = {
     "AsyncIterator": "Iterator",

@@ -22,7 +22,7 @@ from ringlog import stop_points
 from ringlog.client.letters import dead_letter_of, dead_letter_of_group, in_parts, is_letter_of, place_of
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Cursor, Page, Record
-from ringlog.client.reader import read_page
+from ringlog.client.paging import read_page
 from ringlog.clock import Clock
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, NotReady, Refused, TopicNotFound

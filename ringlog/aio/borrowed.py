@@ -4,21 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ringlog.aio.shell import LoopShell
 from ringlog.client.borrowed import Closes
+from ringlog.client.connection import Connection
+from ringlog.limits import MIB
 from ringlog.link.pending import Pending, Steps, start
 
+WINDOW_BYTES = 1 * MIB
+"""Log scanned for one batch of a tailer, while nothing else goes on in the loop."""
 T = TypeVar("T")
 S = TypeVar("S", bound=Closes)
+
+
+class Runs(Protocol):
+    """What a reader needs of its client."""
+
+    _shell: LoopShell
+
+    @property
+    def connection(self) -> Connection:
+        """The client's connection."""
+        ...
+
+
+def borrow(open: Callable[[], S]) -> Borrowed[S]:
+    """A source that is opened when it is first used, in the loop."""
+    return Borrowed(open)
 
 
 class Borrowed(Generic[S]):
     """Nobody closes the files under steps that read them: the last of user and ender does."""
 
-    def __init__(self, source: S) -> None:
-        self._source = source
+    def __init__(self, open: Callable[[], S]) -> None:
+        self._open = open
+        self._source: S | None = None
         self._is_over = False
         self._running: Pending[Any] | None = None
 
@@ -30,11 +51,21 @@ class Borrowed(Generic[S]):
     @contextmanager
     def use(self) -> Iterator[S]:
         """Read from it."""
+        if self._source is None:
+            self._source = self._open()
         try:
             yield self._source
         finally:
             if self._is_over:
                 self.end()
+
+    async def read(self, client: Runs, make: Callable[[S], Steps[T]]) -> T:
+        """Run an operation that reads from it; it ends with who waits for it."""
+        with self.use() as source:
+            return await client._shell.run_reading(make(source))
+
+    def read_now(self, client: Runs, make: Callable[[S], Steps[Any]]) -> None:
+        """What a property cannot wait for; the next call does it."""
 
     async def run(self, shell: LoopShell, make: Callable[[], Steps[T]]) -> T:
         """Run an operation that reads from it, or go on with the one that was left."""
@@ -49,5 +80,5 @@ class Borrowed(Generic[S]):
     def end(self) -> None:
         """Let go of its files, now or when what runs is over. Idempotent, never waits."""
         self._is_over = True
-        if self._running is None or self._running.is_done:
+        if self._source is not None and (self._running is None or self._running.is_done):
             self._source.close()

@@ -229,8 +229,8 @@ class Operations:
         says so. `start`, a time with its zone, instead of `after`: from the first record committed then.
         With nothing to tell it waits up to `wait_ms`. `tags` and `node` leave records out, silently.
         """
-        import_whole("ringlog.client.reader")
-        from ringlog.client.reader import read
+        import_whole("ringlog.client.paging")
+        from ringlog.client.paging import read
 
         steps = read(
             self.connection, topic, after, start=start, limit=limit, max_bytes=max_bytes, wait_ms=wait_ms,

@@ -1,97 +1,103 @@
-"""Reading with asyncio: the same pages and batches, awaited."""
+"""Reading a topic page by page, or record by record for as long as one likes.
+
+The iterator makes a Record object for every record, which costs about a microsecond each; `pages()` with
+`page.bytes()`, or the tailer, are the fast ways.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from math import inf
-from typing import TypeVar
 
-from ringlog.aio.operations import Operations
+from ringlog.aio.borrowed import Runs, borrow
 from ringlog.client.checks import at_least, start_at
 from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Record, Start, TagFilter, Tombstone
+from ringlog.client.paging import read_page, reader_options, resolve_filters, resolve_start
 from ringlog.client.portion import Source
 from ringlog.client.read_ahead import ReadAhead
-from ringlog.client.reader import read_page, reader_options, resolve_filters, resolve_start
 from ringlog.client.source import open_source
 from ringlog.limits import READ_LIMIT_MAX
 from ringlog.link.pending import Steps
 
-T = TypeVar("T")
-
 
 class Reader:
-    """`async for item in client.reader("t")`: records and tombstones, in order. See ringlog.client.Reader."""
+    """Iterates over the records and tombstones of a topic, in order: `async for item in client.reader("t")`.
+
+    Without `follow` it ends at the head it finds; with it, it waits for more until it is closed. Either
+    way nothing is passed over silently. `cursor` is behind the last item given; keep it to go on later.
+
+    A record that was deleted or has expired before it is asked for is not given: never over rings, and over
+    ipc and TCP not later than READ_AHEAD_MS (0.1 s) after the deletion. When the topic was deleted the
+    iteration raises TopicNotFound; when it was created again, a Tombstone with reason `recreated` comes.
+    """
 
     def __init__(
-        self, client: Operations, topic: str, start: Start = EARLIEST, *, follow: bool = False,
+        self, client: Runs, topic: str, start: Start = EARLIEST, *, follow: bool = False,
         tags: TagFilter | None = None, node: str | list[str] | None = None,
     ) -> None:  # fmt: skip
         topic, start, follow, tags, node = reader_options(topic, start, follow, tags, node)
-        self._client, self._shell = client, client._shell
+        self._client = client
         self._topic = topic
         self._follow = follow
         self._tags, self._node = tags, node
         self._filters: Filters | None = None
         self._source: Source | None = None
+        self._files = borrow(partial(_opened, client, topic, follow))
         self._start: Start | None = start
+        self._cursor = Cursor(0, 0)
         self._ahead = ReadAhead()
         self._is_closed = False
-        self.cursor = Cursor(0, 0)
+
+    @property
+    def cursor(self) -> Cursor:
         """Behind the last item given."""
+        if self._start is not None:
+            self._files.read_now(self._client, self._settled)
+        return self._cursor
 
     def seek(self, start: Start) -> None:
         """Go on from there."""
         self._start = start_at(start)
 
-    async def pages(self, limit: int = READ_LIMIT_MAX) -> AsyncIterator[Page]:
+    def pages(self, limit: int = READ_LIMIT_MAX) -> AsyncIterator[Page]:
         """Iterate page by page; with `follow` never ends by itself."""
-        limit = at_least(limit, "limit", 1)
+        return self._pages(at_least(limit, "limit", 1))
+
+    async def _pages(self, limit: int) -> AsyncIterator[Page]:
         while not self._is_closed:
-            page = await self._run(self._page_steps(limit))
+            page = await self._next_page(limit)
             if page.tombstone is None and not len(page) and page.caught_up and not self._follow:
                 return
-            self.cursor = page.cursor
+            self._cursor = page.cursor
             if page.tombstone is not None or len(page):
                 yield page
 
     async def __aiter__(self) -> AsyncIterator[Record | Tombstone]:
         while not self._is_closed:
-            page = await self._run(self._page_steps(self._ahead.limit))
+            page = await self._next_page(self._ahead.limit)
+            epoch = page.epoch
             if page.tombstone is not None:
-                before = page.pieces[0].seq_at(0) - 1 if page.pieces else page.cursor.seq
-                self.cursor = Cursor(page.epoch, before)
+                self._cursor = Cursor(epoch, self._before(page))
                 yield page.tombstone
-            source = self._source
-            if self._was_moved() or source is None:
+            if self._was_moved() or self._source is None:
                 continue
-            for record in self._ahead.records(page, source):
-                self.cursor = Cursor(page.epoch, record.seq)
+            for record in self._ahead.records(page, self._source):
+                self._cursor = Cursor(epoch, record.seq)
                 yield record
                 if self._was_moved():
                     break
             else:
                 if self._ahead.is_stale:
                     continue
-                self.cursor = page.cursor
+                self._cursor = page.cursor
                 if page.caught_up and not self._follow:
                     return
-
-    def _was_moved(self) -> bool:
-        """The program that got the last item has called `seek` or `close`."""
-        return self._start is not None or self._is_closed
-
-    async def _run(self, steps: Steps[T]) -> T:
-        try:
-            return await self._shell.run_reading(steps)
-        finally:
-            if self._is_closed:
-                self.close()  # Meanwhile, and the step may have opened something since.
 
     def close(self) -> None:
         """End the iteration and let go of files."""
         self._is_closed = True
-        if self._source is not None:
-            self._source.close()
+        self._files.end()
 
     async def __aenter__(self) -> Reader:
         return self
@@ -99,20 +105,39 @@ class Reader:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    def _page_steps(self, limit: int) -> Steps[Page]:
-        connection = self._shell.session
-        if self._source is None:
-            self._source = open_source(connection, self._topic, is_settling=True, is_following=self._follow)
+    def _was_moved(self) -> bool:
+        """The program that got the last item has called `seek` or `close`."""
+        return self._start is not None or self._is_closed
+
+    async def _next_page(self, limit: int) -> Page:
+        return await self._files.read(self._client, lambda source: self._page_steps(source, limit))
+
+    def _settled(self, source: Source) -> Steps[None]:
+        """Look up where to start. Interrupted meanwhile, the next call does; sought elsewhere, this one."""
         while (start := self._start) is not None:
-            # Cancelled meanwhile, the next call begins there; sought elsewhere meanwhile, this one does.
-            self.cursor = yield from resolve_start(connection, self._source, self._topic, start)
+            self._cursor = yield from resolve_start(self._client.connection, source, self._topic, start)
             if self._start is start:
                 self._start = None
+
+    def _page_steps(self, source: Source, limit: int) -> Steps[Page]:
+        self._source = source
+        yield from self._settled(source)
         if self._filters is None:
-            self._filters = yield from resolve_filters(connection, self._topic, self._tags, self._node)
-        wait_s = inf if self._follow else 0.0
+            self._filters = yield from resolve_filters(
+                self._client.connection, self._topic, self._tags, self._node
+            )
         return (
             yield from read_page(
-                self._source, self._topic, self.cursor, limit=limit, wait_s=wait_s, filters=self._filters
+                source, self._topic, self._cursor, limit=limit,
+                wait_s=inf if self._follow else 0.0, filters=self._filters,
             )
-        )
+        )  # fmt: skip
+
+    @staticmethod
+    def _before(page: Page) -> int:
+        """Position right before the page's first record."""
+        return page.pieces[0].seq_at(0) - 1 if page.pieces else page.cursor.seq
+
+
+def _opened(client: Runs, topic: str, follow: bool) -> Source:
+    return open_source(client.connection, topic, is_settling=True, is_following=follow)

@@ -1,72 +1,101 @@
-"""Tailing with asyncio: the fast way to read on the engine's own host. See ringlog.client.tailer."""
+"""Tailer: the fast way to read on the engine's own host.
+
+It maps the log's files and hands out stretches of them, verified but not copied: a gigabyte a second and
+more into Arrow. A stretch keeps its mapping alive as long as it, or anything viewed from it, lives.
+
+What that costs: if the disk fails under a mapping, the kernel kills the process with SIGBUS. A tailer
+belongs in a process that may die and be started again; elsewhere use `reader().pages()`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from math import inf
-from typing import TypeVar
 
-from ringlog.aio.operations import Operations
-from ringlog.client.checks import flag, start_at, text
+from ringlog.aio.borrowed import WINDOW_BYTES, Runs, borrow
+from ringlog.client.checks import flag, seconds, start_at, text
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import EARLIEST, Cursor, Start, Tombstone
-from ringlog.client.reader import resolve_start
-from ringlog.client.tailer import TailBatch, batches_of
+from ringlog.client.paging import resolve_start
+from ringlog.client.portion import Portion
+from ringlog.client.tail_batch import TailBatch, batches_of
 from ringlog.errors import UsageError
 from ringlog.link.pending import Steps
-from ringlog.storage.reader import WINDOW_BYTES
 
-T = TypeVar("T")
+_NO_LIMIT = 1 << 62
 
 
 class Tailer:
-    """`async for item in client.tailer("t")`: TailBatch and Tombstone items. See ringlog.client.Tailer."""
+    """Iterates over TailBatch and Tombstone items of one topic; `async for item in client.tailer("t")`.
 
-    def __init__(
-        self, client: Operations, topic: str, start: Start = EARLIEST, *, follow: bool = True
-    ) -> None:
-        self._client, self._shell = client, client._shell
-        self._topic = text(topic, "topic")
-        self._follow = flag(follow, "follow")
-        start = start_at(start)
+    With `follow` (the default) it waits for more until it is closed; `next(timeout)` waits a bounded time.
+    """
+
+    def __init__(self, client: Runs, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> None:
+        topic, start, follow = text(topic, "topic"), start_at(start), flag(follow, "follow")
+        self._client = client
+        self._topic = topic
+        self._follow = follow
         self._source: LocalSource | None = None
+        self._files = borrow(partial(_opened, client, topic, follow))
         self._start: Start | None = start
+        self._cursor = Cursor(0, 0)
+        self._ready: list[TailBatch | Tombstone] = []
+        self._resume = 0
+        self._is_caught_up = False
         self._is_closed = False
-        self.cursor = Cursor(0, 0)
+
+    @property
+    def cursor(self) -> Cursor:
         """Behind the last item given."""
+        if self._start is not None:
+            self._files.read_now(self._client, self._settled)
+        return self._cursor
+
+    def seek(self, start: Start) -> None:
+        """Go on from there."""
+        self._start = start_at(start)
+        self._ready.clear()
+
+    async def next(self, timeout: float | None = None) -> TailBatch | Tombstone | None:
+        """Return the next item, or None after `timeout` seconds without one; None = wait for ever."""
+        timeout = seconds(timeout, "timeout")
+        if self._start is not None:
+            await self._files.read(self._client, self._settled)
+        if self._ready and (self._source is None or not self._source.is_current):
+            self._ready.clear()  # Read ahead, and some of it may have been deleted since (DL-9).
+        while not self._ready:
+            await self._fetch(inf if timeout is None else timeout)
+            if timeout is not None or self._is_closed:
+                break
+        if not self._ready:
+            return None
+        item = self._ready.pop(0)
+        if isinstance(item, TailBatch):
+            self._cursor = item.cursor
+        else:
+            self._cursor = Cursor(self._cursor.epoch, self._resume)
+        return item
 
     async def __aiter__(self) -> AsyncIterator[TailBatch | Tombstone]:
-        is_caught_up = False
-        while not self._is_closed and (self._follow or not is_caught_up):
-            items, after, is_caught_up = await self._run(self._fetch_steps())
-            for place, item in enumerate(items):
-                if place and self._source is not None and not self._source.is_current:
-                    is_caught_up = False
-                    break  # Read ahead, and some of it may have been deleted since (DL-9).
-                self.cursor = item.cursor if isinstance(item, TailBatch) else after
+        while not self._is_closed:
+            item = await self.next(None if self._follow else 0.0)
+            if item is not None:
                 yield item
-                if self.is_closed:
-                    return
-            if not items:
-                self.cursor = after
+            elif not self._follow and self._is_caught_up:
+                return
 
     @property
     def is_closed(self) -> bool:
         """After close."""
         return self._is_closed
 
-    async def _run(self, steps: Steps[T]) -> T:
-        try:
-            return await self._shell.run_reading(steps)
-        finally:
-            if self._is_closed:
-                self.close()  # Meanwhile, and the step may have opened something since.
-
     def close(self) -> None:
         """End the iteration and let go of files. What was handed out stays valid."""
         self._is_closed = True
-        if self._source is not None:
-            self._source.close()
+        self._ready.clear()
+        self._files.end()
 
     async def __aenter__(self) -> Tailer:
         return self
@@ -74,32 +103,38 @@ class Tailer:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    def _fetch_steps(self) -> Steps[tuple[list[TailBatch | Tombstone], Cursor, bool]]:
-        """(items, cursor behind a tombstone or an empty portion, everything published was seen)."""
-        connection = self._shell.session
-        if connection.transport != "ring":
-            raise UsageError(
-                "a tailer reads the engine's files and must run on its host", transport=connection.transport
-            )
-        if self._source is None:
-            self._source = LocalSource(
-                connection, self._topic, is_mapped=True, is_settling=True, is_following=self._follow
-            )
+    def _settled(self, source: LocalSource) -> Steps[None]:
+        """Look up where to start. Interrupted meanwhile, the next call does; sought elsewhere, this one."""
         while (start := self._start) is not None:
-            # Cancelled meanwhile, the next call begins there; sought elsewhere meanwhile, this one does.
-            self.cursor = yield from resolve_start(connection, self._source, self._topic, start)
+            self._cursor = yield from resolve_start(self._client.connection, source, self._topic, start)
             if self._start is start:
                 self._start = None
-        portion = yield from self._source.fetch(
-            self.cursor, limit=1 << 62, bytes_max=WINDOW_BYTES, wait_s=inf if self._follow else 0.0
-        )
-        items: list[TailBatch | Tombstone] = []
+
+    def _portion(self, source: LocalSource, wait_s: float) -> Steps[Portion]:
+        self._source = source
+        return source.fetch(self._cursor, limit=_NO_LIMIT, bytes_max=WINDOW_BYTES, wait_s=wait_s)
+
+    async def _fetch(self, wait_s: float) -> None:
+        portion = await self._files.read(self._client, lambda source: self._portion(source, wait_s))
+        self._resume = portion.after
+        self._is_caught_up = portion.examined >= portion.head_seq
+        self._cursor = Cursor(portion.epoch, self._cursor.seq)
         if (gap := portion.gap) is not None:
-            items.append(
+            self._ready.append(
                 Tombstone(
                     self._topic, gap.gap_from, gap.gap_to, gap.reason, portion.earliest_seq, portion.head_seq
                 )
             )
-        items += batches_of(portion, self._topic)
-        after = portion.after if items else max(self.cursor.seq, portion.examined)
-        return items, Cursor(portion.epoch, after), portion.examined >= portion.head_seq
+        self._ready += batches_of(portion, self._topic)
+        if not self._ready:
+            self._cursor = Cursor(portion.epoch, max(self._cursor.seq, portion.examined))
+
+
+def _opened(client: Runs, topic: str, follow: bool) -> LocalSource:
+    connection = client.connection
+    if connection.transport != "ring":
+        raise UsageError(
+            "a tailer reads the engine's files and must run on its host",
+            transport=connection.transport, instead="reader().pages()",
+        )  # fmt: skip
+    return LocalSource(connection, topic, is_mapped=True, is_settling=True, is_following=follow)

@@ -23,7 +23,7 @@ from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
     from ringlog.client import Client
-    from ringlog.client.tailer import TailBatch
+    from ringlog.client.tail_batch import TailBatch
 
 Given = Annotated[Options, Parameter(parse=False)]
 PRODUCERS_MAX = 64
@@ -233,7 +233,7 @@ def _ways(client: Client, topic: str) -> dict[str, Callable[[], int]]:
         return sum(1 for _ in client.reader(topic))
 
     def tailer(take: Callable[[TailBatch], int]) -> Callable[[], int]:
-        from ringlog.client.tailer import TailBatch
+        from ringlog.client.tail_batch import TailBatch
 
         def run() -> int:
             with client.tailer(topic, follow=False) as items:

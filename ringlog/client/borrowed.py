@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from ringlog.client.connection import Connection
 from ringlog.errors import CalledInside
+from ringlog.limits import MIB
 from ringlog.link.pending import Steps
 
 if TYPE_CHECKING:
     from ringlog.client.shell import Shell
 
+WINDOW_BYTES = 4 * MIB
+"""Log scanned for one batch of a tailer."""
 T = TypeVar("T")
 
 
@@ -23,7 +27,25 @@ class Closes(Protocol):
         """Let go of files."""
 
 
+class Runs(Protocol):
+    """What a Reader needs of its client."""
+
+    @property
+    def connection(self) -> Connection:
+        """The client's connection."""
+        ...
+
+    def run(self, steps: Steps[Any]) -> Any:
+        """Run to the end, waiting as needed."""
+        ...
+
+
 S = TypeVar("S", bound=Closes)
+
+
+def borrow(open: Callable[[], S]) -> Borrowed[S]:
+    """Open a source, to use it."""
+    return Borrowed(open())
 
 
 class Borrowed(Generic[S]):
@@ -56,6 +78,16 @@ class Borrowed(Generic[S]):
             # Looked at with the lock free: whoever ends it later finds it so and closes it himself.
             if self._is_over:
                 self.end()
+
+    def read(self, client: Runs, make: Callable[[S], Steps[T]]) -> T:
+        """Run an operation that reads from it."""
+        with self.use() as source:
+            found: T = client.run(make(source))
+            return found
+
+    def read_now(self, client: Runs, make: Callable[[S], Steps[Any]]) -> None:
+        """The same where a property asks, which can wait for it in a thread alone."""
+        self.read(client, make)
 
     def run(self, shell: Shell, make: Callable[[], Steps[T]]) -> T:
         """Run an operation that reads from it, for who uses it."""

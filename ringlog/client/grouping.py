@@ -26,9 +26,9 @@ from ringlog.client.pages import (
     Tombstone,
     tag_filter,
 )
+from ringlog.client.paging import read_page, resolve_start
 from ringlog.client.portion import Source
 from ringlog.client.read_ahead import ReadAhead
-from ringlog.client.reader import read_page, resolve_start
 from ringlog.client.results import Settled
 from ringlog.client.session import Session
 from ringlog.client.source import open_source

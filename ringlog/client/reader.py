@@ -1,232 +1,25 @@
-"""Reading a topic: one page at a time, or record by record for as long as one likes.
+# Generated from ringlog/aio/reader.py by tools/unasync.py: do not edit, `make fmt` writes it anew.
+"""Reading a topic page by page, or record by record for as long as one likes.
 
-`read_page` is written once, as Steps, for both clients. Reader is the synchronous iterator over it;
-ringlog.aio has the same for asyncio. The iterator makes a Record object for every record, which costs
-about a microsecond each; `pages()` with `page.bytes()`, or the tailer, are the fast ways.
+The iterator makes a Record object for every record, which costs about a microsecond each; `pages()` with
+`page.bytes()`, or the tailer, are the fast ways.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from functools import partial
 from math import inf
-from typing import Any, Protocol
 
-import numpy as np
-
-from ringlog.client.borrowed import Borrowed
-from ringlog.client.checks import at_least, cursor_of, flag, nodes_of, start_at, tags_of, text, time_at
-from ringlog.client.connection import Connection
-from ringlog.client.pages import (
-    EARLIEST,
-    LATEST,
-    Cursor,
-    Filters,
-    Page,
-    Position,
-    Record,
-    Start,
-    TagFilter,
-    Tombstone,
-    node_filter,
-    tag_filter,
-)
-from ringlog.client.pieces import Piece
-from ringlog.client.portion import Portion, Source
+from ringlog.client.borrowed import Runs, borrow
+from ringlog.client.checks import at_least, start_at
+from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Record, Start, TagFilter, Tombstone
+from ringlog.client.paging import read_page, reader_options, resolve_filters, resolve_start
+from ringlog.client.portion import Source
 from ringlog.client.read_ahead import ReadAhead
 from ringlog.client.source import open_source
-from ringlog.errors import UsageError
-from ringlog.limits import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAULT, READ_LIMIT_MAX, WAIT_MS_MAX
+from ringlog.limits import READ_LIMIT_MAX
 from ringlog.link.pending import Steps
-
-SCAN_RECORDS_MAX = 100_000
-"""Records one page examines at most when a filter passes over them (DR-14)."""
-_EPOCH_TIME = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class Runs(Protocol):
-    """What a Reader needs of its client."""
-
-    @property
-    def connection(self) -> Connection:
-        """The client's connection."""
-        ...
-
-    def run(self, steps: Steps[Any]) -> Any:
-        """Run to the end, waiting as needed."""
-        ...
-
-
-class _Tray:
-    """A page being filled: knows its limits and how far it got."""
-
-    def __init__(self, after: int, limit: int, max_bytes: int, filters: Filters) -> None:
-        self.pieces: list[Piece] = []
-        self.seq = after
-        self.is_full = False
-        self._records_left = limit
-        self._bytes_left = max_bytes
-        self._filters = filters
-
-    def take(self, portion: Portion, topic: str) -> None:
-        """Add what fits of a portion and move `seq` to the last position examined (DR-10..DR-13)."""
-        for piece in portion.pieces(topic):
-            rows = self._filters.rows(piece) if self._filters else None
-            if rows is not None:
-                piece = piece.keep(rows)
-            fits = self._fitting(piece)
-            self._records_left -= fits
-            if fits < len(piece):
-                self.is_full = True
-                self.seq = piece.seq_at(fits) - 1
-                if fits:
-                    self.pieces.append(piece.part(0, fits))
-                return
-            if len(piece):
-                self.pieces.append(piece)
-            self.seq = piece.last_seq
-            if self._records_left <= 0:
-                self.is_full = True
-                return
-        self.seq = max(self.seq, portion.examined)
-
-    def _fitting(self, piece: Piece) -> int:
-        """How many of the piece's first records fit; the page's very first always does (DR-12)."""
-        count = min(len(piece), max(self._records_left, 0))
-        if not count:
-            return 0
-        ends = np.cumsum(piece.sizes()[:count])
-        fits = int(np.searchsorted(ends, self._bytes_left, side="right"))
-        if not fits and not self.pieces:
-            fits = 1
-        if fits:
-            self._bytes_left -= int(ends[fits - 1])
-        return fits
-
-
-def read_page(
-    source: Source, topic: str, cursor: Cursor, *, limit: int, max_bytes: int = READ_BYTES_MAX,
-    wait_s: float = 0.0, filters: Filters = Filters(),  # noqa: B008  an immutable default
-    until: int | None = None,
-) -> Steps[Page]:  # fmt: skip
-    """Fill one page from `cursor` on: up to `limit` records that pass the filters, or `max_bytes` of them.
-
-    With `until` as if that were the topic's head.
-    """
-    # A filter may leave out all there is: the wait begins when that is known (DR-18).
-    portion = yield from source.fetch(
-        cursor, limit=limit, bytes_max=max_bytes, wait_s=0.0 if filters else wait_s
-    )
-    portion = _up_to(portion, until)
-    tray = _Tray(portion.after, limit, max_bytes, filters)
-    first = portion
-    has_waited = not filters or wait_s <= 0
-    while True:
-        tray.take(portion, topic)
-        is_left_out = bool(filters) or len(portion.hidden) > 0 or not portion.runs
-        if not is_left_out or tray.is_full or tray.seq - first.after >= SCAN_RECORDS_MAX:
-            break
-        seq = tray.seq
-        is_at_end = seq >= portion.head_seq
-        if is_at_end and (has_waited or tray.pieces or first.gap is not None):
-            break
-        portion = yield from source.fetch(
-            Cursor(portion.epoch, seq), limit=limit, bytes_max=max_bytes,
-            wait_s=wait_s if is_at_end else 0.0,
-        )  # fmt: skip
-        portion = _up_to(portion, until)
-        has_waited = has_waited or is_at_end
-        if portion.gap is not None or (portion.epoch, portion.version) != (first.epoch, first.version):
-            break  # The next page begins with it; what is in this one may have been removed meanwhile.
-        if portion.examined <= seq:
-            break  # There is nothing more for now.
-        if is_at_end:
-            first = replace(portion, after=first.after, gap=first.gap)
-    tombstone = None
-    if first.gap is not None:
-        gap = first.gap
-        tombstone = Tombstone(topic, gap.gap_from, gap.gap_to, gap.reason, first.earliest_seq, first.head_seq)
-    return Page(
-        topic, tray.pieces, Cursor(first.epoch, tray.seq), tombstone=tombstone, head_seq=first.head_seq,
-        earliest_seq=first.earliest_seq, version=first.version,
-    )  # fmt: skip
-
-
-def _up_to(portion: Portion, until: int | None) -> Portion:
-    """The part of a portion that is not behind `until`."""
-    if until is None or portion.head_seq <= until:
-        return portion
-    head = max(until, portion.after)
-    return replace(portion, head_seq=head, examined=min(portion.examined, head))
-
-
-def read(
-    connection: Connection, topic: str, after: Cursor | int = 0, *, limit: int = READ_LIMIT_DEFAULT,
-    start: datetime | None = None, max_bytes: int = READ_BYTES_DEFAULT, wait_ms: int = 0,
-    tags: TagFilter | None = None, node: str | list[str] | None = None,
-) -> Steps[Page]:  # fmt: skip
-    """One difference read (section 17): `limit` 1..1000, 0 = 256; `wait_ms` 0..30000; larger is clamped.
-
-    `start`, a time with its zone, instead of `after`: from the first record committed then or later.
-    """
-    topic, cursor = text(topic, "topic"), cursor_of(after, "after")
-    limit, max_bytes = at_least(limit, "limit"), at_least(max_bytes, "max_bytes")
-    wait_ms, tags, node = at_least(wait_ms, "wait_ms"), tags_of(tags), nodes_of(node)
-    if start is not None:
-        time_at(start, "start")
-    filters = yield from resolve_filters(connection, topic, tags, node)
-    source = open_source(connection, topic, is_settling=True)
-    try:
-        if start is not None:
-            cursor = yield from resolve_start(connection, source, topic, start)
-        return (
-            yield from read_page(
-                source, topic, cursor,
-                limit=min(limit or READ_LIMIT_DEFAULT, READ_LIMIT_MAX),
-                max_bytes=min(max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
-                wait_s=min(wait_ms, WAIT_MS_MAX) / 1000, filters=filters,
-            )
-        )  # fmt: skip
-    finally:
-        source.close()
-
-
-def resolve_filters(
-    connection: Connection, topic: str, tags: TagFilter | None, node: str | list[str] | None
-) -> Steps[Filters]:
-    """Build the filters; a topic with dedupe_node=false ignores node ids (NF-5)."""
-    nodes = node_filter(node)
-    if nodes:
-        info = yield connection.resolve(topic)
-        if not info.config.get("dedupe_node", True):
-            nodes = frozenset()
-    return Filters(nodes, tag_filter(tags))
-
-
-def resolve_start(connection: Connection, source: Source, topic: str, start: Start) -> Steps[Cursor]:
-    """Turn any Start into a cursor; EARLIEST on a topic without records is a cursor at its head."""
-    if isinstance(start, Cursor):
-        return start
-    if start is EARLIEST:
-        return Cursor(0, 0)
-    if isinstance(start, datetime):
-        wanted_us = (start - _EPOCH_TIME) // timedelta(microseconds=1)
-        return (yield from source.seek_time(max(wanted_us, 0)))
-    if start is LATEST:
-        # No record is read: older ones may be in a cold store that is away, or damaged.
-        latest: Cursor = yield connection.latest(topic)
-        return latest
-    if isinstance(start, Position):
-        raise UsageError("not a place to start", found=repr(start))
-    return cursor_of(start, "start")
-
-
-def reader_options(
-    topic: Any, start: Any, follow: Any, tags: Any, node: Any
-) -> tuple[str, Start, bool, TagFilter | None, list[str]]:
-    """What a reader was given, checked before anything is sent."""
-    return text(topic, "topic"), start_at(start), flag(follow, "follow"), tags_of(tags), nodes_of(node)
 
 
 class Reader:
@@ -250,8 +43,8 @@ class Reader:
         self._follow = follow
         self._tags, self._node = tags, node
         self._filters: Filters | None = None
-        self._source = open_source(client.connection, topic, is_settling=True, is_following=follow)
-        self._files = Borrowed(self._source)
+        self._source: Source | None = None
+        self._files = borrow(partial(_opened, client, topic, follow))
         self._start: Start | None = start
         self._cursor = Cursor(0, 0)
         self._ahead = ReadAhead()
@@ -259,8 +52,9 @@ class Reader:
 
     @property
     def cursor(self) -> Cursor:
-        """Behind the last item given. Asks the engine when the start was not yet looked up."""
-        self._settle_start()
+        """Behind the last item given."""
+        if self._start is not None:
+            self._files.read_now(self._client, self._settled)
         return self._cursor
 
     def seek(self, start: Start) -> None:
@@ -287,8 +81,8 @@ class Reader:
             if page.tombstone is not None:
                 self._cursor = Cursor(epoch, self._before(page))
                 yield page.tombstone
-                if self._was_moved():
-                    continue
+            if self._was_moved() or self._source is None:
+                continue
             for record in self._ahead.records(page, self._source):
                 self._cursor = Cursor(epoch, record.seq)
                 yield record
@@ -316,27 +110,26 @@ class Reader:
         """The program that got the last item has called `seek` or `close`."""
         return self._start is not None or self._is_closed
 
-    def _settle_start(self) -> None:
-        if self._start is not None:
-            with self._files.use() as source:
-                steps = resolve_start(self._client.connection, source, self._topic, self._start)
-                self._cursor = self._client.run(steps)
-            self._start = None
-
     def _next_page(self, limit: int) -> Page:
-        self._settle_start()
-        with self._files.use():
-            page: Page = self._client.run(self._page_steps(limit))
-        return page
+        return self._files.read(self._client, lambda source: self._page_steps(source, limit))
 
-    def _page_steps(self, limit: int) -> Steps[Page]:
+    def _settled(self, source: Source) -> Steps[None]:
+        """Look up where to start. Interrupted meanwhile, the next call does; sought elsewhere, this one."""
+        while (start := self._start) is not None:
+            self._cursor = yield from resolve_start(self._client.connection, source, self._topic, start)
+            if self._start is start:
+                self._start = None
+
+    def _page_steps(self, source: Source, limit: int) -> Steps[Page]:
+        self._source = source
+        yield from self._settled(source)
         if self._filters is None:
             self._filters = yield from resolve_filters(
                 self._client.connection, self._topic, self._tags, self._node
             )
         return (
             yield from read_page(
-                self._source, self._topic, self._cursor, limit=limit,
+                source, self._topic, self._cursor, limit=limit,
                 wait_s=inf if self._follow else 0.0, filters=self._filters,
             )
         )  # fmt: skip
@@ -345,3 +138,7 @@ class Reader:
     def _before(page: Page) -> int:
         """Position right before the page's first record."""
         return page.pieces[0].seq_at(0) - 1 if page.pieces else page.cursor.seq
+
+
+def _opened(client: Runs, topic: str, follow: bool) -> Source:
+    return open_source(client.connection, topic, is_settling=True, is_following=follow)

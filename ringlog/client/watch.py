@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ringlog.client.borrowed import Borrowed
+from ringlog.client.borrowed import borrow
 from ringlog.client.checks import seconds
 from ringlog.client.events import WatchEvent
 from ringlog.client.shared_reads import SharedReads
@@ -32,8 +32,8 @@ class Watch:
 
     def __init__(self, client: Operations, shell: Shell, options: WatchOptions, shared: SharedReads) -> None:
         self._client, self._shell, self._shared = client, shell, shared
-        self._core = WatchCore(options, shared)
-        self._files = Borrowed(self._core)
+        self._core = core = WatchCore(options, shared)
+        self._files = borrow(lambda: core)
         self._subscription: Subscription | None = None
         self._turn: Turn | None = None
         """Taken and not over: its topic has no other until it is, whatever interrupts us meanwhile."""
@@ -138,8 +138,8 @@ class Watch:
             self._shell.close_subscription(subscription)
             self._subscription = None
             self._core.close()
-            self._core = WatchCore(options, self._shared)
-            self._files = Borrowed(self._core)
+            self._core = anew = WatchCore(options, self._shared)
+            self._files = borrow(lambda: anew)
             raise
         except BaseException:
             self.close()

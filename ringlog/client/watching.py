@@ -33,9 +33,9 @@ from ringlog.client.pages import (
     node_filter,
     tag_filter,
 )
+from ringlog.client.paging import read_page, resolve_start
 from ringlog.client.pieces import FramePiece
 from ringlog.client.portion import Source
-from ringlog.client.reader import read_page, resolve_start
 from ringlog.client.shared_reads import PageLimits, Reading, SharedReads
 from ringlog.client.source import open_source
 from ringlog.envelope.messages import TopicInfo

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringlog.client.pieces import FramePiece, Piece
-from ringlog.client.tailer import TailBatch
+from ringlog.client.tail_batch import TailBatch
 from ringlog.frame.arrow import NAMES, column_arrays
 from ringlog.frame.layout import Column
 from ringlog.spark.options import SourceOptions

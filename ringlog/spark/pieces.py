@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from ringlog.client.tailer import TailBatch
+from ringlog.client.tail_batch import TailBatch
 from ringlog.errors import DiskError
 from ringlog.spark.batch import BatchReader, SlicePartition
 from ringlog.spark.options import SourceOptions

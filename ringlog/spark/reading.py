@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ringlog.client.borrowed import WINDOW_BYTES
 from ringlog.client.client import Client
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Cursor
 from ringlog.client.portion import Portion
-from ringlog.client.tailer import WINDOW_BYTES, TailBatch, batches_of
+from ringlog.client.tail_batch import TailBatch, batches_of
 from ringlog.errors import CorruptData, NotReady, TopicNotFound
 from ringlog.limits import KIB
 from ringlog.spark.catalog import GapRow

@@ -12,9 +12,9 @@ import ringlog
 import ringlog.aio
 from ringlog.client import Cursor, NewRecord, Record, Tombstone
 from ringlog.client.pages import Page
+from ringlog.client.paging import read_page
 from ringlog.client.portion import NO_WORD, Portion
 from ringlog.client.read_ahead import ReadAhead, RemoteCheck
-from ringlog.client.reader import read_page
 from ringlog.clock import SystemClock
 from ringlog.errors import TopicNotFound
 from ringlog.limits import READ_AHEAD_MS, READ_AHEAD_RECORDS_MAX, READ_AHEAD_RECORDS_MIN

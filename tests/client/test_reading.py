@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import EARLIEST, LATEST, Cursor, Filters, Record, Tombstone, tag_filter
-from ringlog.client.reader import Reader, read, read_page
+from ringlog.client.paging import read, read_page
+from ringlog.client.reader import Reader
 from ringlog.errors import CorruptData, InvalidRequest, NotReady, TopicNotFound, UsageError
 from ringlog.frame.layout import Column
 from ringlog.link.delivery import Hint
@@ -173,7 +174,7 @@ def test_filtered_records_cost_nothing_of_the_limit(world):
 
 def test_a_selective_filter_gives_up_after_many_records_and_says_so(world, monkeypatch):
     """DR-14: an empty page whose cursor advanced."""
-    monkeypatch.setattr("ringlog.client.reader.SCAN_RECORDS_MAX", 50)
+    monkeypatch.setattr("ringlog.client.paging.SCAN_RECORDS_MAX", 50)
     for _ in range(20):
         world.append([b"x"] * 20, {Column.TAG: [b"miss"] * 20})
     source = LocalSource(world, "t")

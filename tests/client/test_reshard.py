@@ -8,7 +8,7 @@ import pytest
 
 import ringlog
 from ringlog.client import NewRecord, Record
-from ringlog.client.tailer import TailBatch
+from ringlog.client.tail_batch import TailBatch
 from ringlog.envelope.messages import TopicDelete
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until

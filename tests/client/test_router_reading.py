@@ -14,7 +14,7 @@ from ringlog.cli.app import run
 from ringlog.cli.outcome import Exit
 from ringlog.cli.passes import COMPACTOR, ask_actor
 from ringlog.client import CaughtUp, Client, NewRecord, Page
-from ringlog.client.tailer import TailBatch
+from ringlog.client.tail_batch import TailBatch
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.limits import ROUTER_HOPS_MAX
 from ringlog.testing import engine

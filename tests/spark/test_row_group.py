@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from piece_samples import CHOICES, FULL, OPTIONAL, RECORD, run_of
 
 from ringlog.client.pieces import FramePiece, Piece, open_run_frame
-from ringlog.client.tailer import TailBatch
+from ringlog.client.tail_batch import TailBatch
 from ringlog.spark.arrow import Batches
 from ringlog.spark.jobs import row_group
 from ringlog.spark.jobs.row_group import RowGroup

@@ -16,9 +16,9 @@ from actors.gateway.events import ReadFiles
 from actors.gateway.files import read_files
 from ringlog.client.local_source import LocalSource
 from ringlog.client.pages import Cursor
+from ringlog.client.paging import read, read_page
 from ringlog.client.pieces import visible_pieces
-from ringlog.client.reader import read, read_page
-from ringlog.client.tailer import batches_of
+from ringlog.client.tail_batch import batches_of
 from ringlog.errors import CorruptData, NotReady
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import Column

@@ -13,12 +13,11 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from actors.reclaimer.pace import Pace
-from actors.reclaimer.rewriter import Rewriter
 from actors.reclaimer.rounds import Reclaimer
 from actors.reclaimer.scrub import Item
 from actors.reclaimer.scrubber import Scrubber
 from actors.relocator.mover import Mover
+from chaos.rigs.storage import reclaimer_of
 from chaos.rot.specimen import Specimen
 from ringlog.cli.app import run as ringlog_command
 from ringlog.cli.outcome import Exit
@@ -95,18 +94,9 @@ class Rig:
 
     def merge(self) -> Reclaimer:
         """A round of the reclaimer, which joins the small segments."""
-        numbers = NumberAllocator(MAKER_RECLAIMER, [])
-        pace = Pace(1 << 40, self.clock, lambda: False)
-
-        def later(job: Callable[[], None]) -> bool:
-            job()
-            return True
-
-        reclaimer = Reclaimer(
-            self.disk, "/data", SETTINGS, copies=self.copies,
-            rewriter=Rewriter(self.disk, "/data", SETTINGS, numbers, pace), shards=1, engine_id=ENGINE_ID,
-            ask=self.shards.ask, clock=self.clock, quarantined=lambda: self.scrubber.quarantined,
-            want_checkpoint=lambda: None, later=later,
+        reclaimer = reclaimer_of(
+            self.disk, self.shards.ask, SETTINGS, NumberAllocator(MAKER_RECLAIMER, []), self.clock,
+            self.copies, engine_id=ENGINE_ID, data_dir="/data", quarantined=lambda: self.scrubber.quarantined,
         )  # fmt: skip
         reclaimer.round()
         return reclaimer

@@ -2,11 +2,11 @@
 
 Rows of the fault matrix: RF-57 to RF-60, RF-66, RF-68, RF-69.
 
-workload.py runs a short history on a recorded disk, with compactor, relocator and reclaimer (actors.py) in
-it; images.py makes, for a cut after each disk call, the disk images that some file system may leave, and
-membership.py says whether an image is one of them; judge.py recovers each twice and compares it with what
-was submitted and acknowledged, offline.py with what the offline verifier says; explore.py does that for all
-short histories; edges.py edits images where no history leads.
+workload.py runs a short history on a recorded disk, with compactor, relocator and reclaimer in it
+(chaos/rigs/storage.py); images.py makes, for a cut after each disk call, the disk images that some file
+system may leave, and membership.py says whether an image is one of them; judge.py recovers each twice and
+compares it with what was submitted and acknowledged, offline.py with what the offline verifier says;
+explore.py does that for all short histories; edges.py edits images where no history leads.
 
 Settings: `longest` (all sequences of up to so many operations), and the shares of `explore.Share`. What is
 left of the time goes into longer sequences drawn from the seed, which are counted apart. `processes` (1 or

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from chaos.order import Broken
+from chaos.rigs import storage
 from chaos.rigs.judge import KILL, KILL_SHARD, POWER_LOSS, How
-from chaos.states import actors
 from chaos.states.case import TRAP, Case
 from chaos.states.images import Image, Tree
 from chaos.states.judge import LATER_SALTS, Depth, judge, judge_trap, new_world
@@ -250,10 +250,10 @@ def recovery_of(image: Image, how: How) -> list[d.Operation]:
     if how.is_power_loss:
         world.reboot()
     world.start()
-    with actors.counted_salts(LATER_SALTS):
-        actors.seal(world)
-        actors.relocate(world)
-        actors.reclaim(world)
+    with storage.counted_salts(LATER_SALTS):
+        storage.seal(world)
+        storage.relocate(world)
+        storage.reclaim(world)
     return disk.operations
 
 

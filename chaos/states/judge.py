@@ -14,10 +14,10 @@ from typing import Any
 import xxhash
 
 from chaos.order import Broken
+from chaos.rigs import storage
 from chaos.rigs.judge import POWER_LOSS, How, Seen, check, observe, require_same
 from chaos.rigs.model import SentFrame
-from chaos.states import actors
-from chaos.states.actors import COLD
+from chaos.rigs.storage import COLD
 from chaos.states.images import Image
 from chaos.states.offline import Laid, Offline, Told
 from chaos.states.workload import CLASSES, FILE_BYTES, Facts
@@ -108,10 +108,10 @@ def _restart(world: World, expected: dict[str, Seen], wrong: str) -> None:
 
 def _go_on(world: World, disk: SimulatedDisk, before: dict[str, Any], depth: Depth) -> None:
     """Finish whatever the crash left of seals, moves and rewrites: nothing that a client sees may change."""
-    with actors.counted_salts(LATER_SALTS):
-        actors.seal(world)
-        moved = actors.relocate(world)
-        actors.reclaim(world)
+    with storage.counted_salts(LATER_SALTS):
+        storage.seal(world)
+        moved = storage.relocate(world)
+        storage.reclaim(world)
     if moved.failed:
         raise Broken(f"the relocator fails after recovery: {moved}")
     require_same(before, observe(world), "sealing, moving and reclaiming change the state")

@@ -17,7 +17,7 @@ import xxhash
 
 from chaos.order import Broken
 from chaos.rigs.judge import verify
-from chaos.states.actors import COLD
+from chaos.rigs.storage import COLD
 from ringlog.testing.shard_world import DATA
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.verify.frame_decoder import VerifyError, decode_frame

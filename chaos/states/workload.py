@@ -16,9 +16,9 @@ from typing import Any
 from pyroaring import BitMap64
 
 from actors.wal_shard import events as ev
+from chaos.rigs import storage
 from chaos.rigs.model import Model, Removal, SentFrame, TopicChange
-from chaos.states import actors
-from chaos.states.actors import COLD
+from chaos.rigs.storage import COLD
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
@@ -87,7 +87,7 @@ class Workload:
 
     def run(self, steps: Iterable[str]) -> History:
         """Do the steps; returns everything that happened."""
-        with actors.counted_salts():
+        with storage.counted_salts():
             for step in steps:
                 self.disk.note("step", step)
                 STEPS[step](self)
@@ -264,14 +264,14 @@ def _rotate(work: Workload) -> None:
 def _seal(work: Workload) -> None:
     if not work.visible("f"):
         work.send("f", [work.payload()])
-    actors.seal(work.world)
+    storage.seal(work.world)
 
 
 def _relocate(work: Workload) -> None:
     if all(ref.tier == m.TIER_COLD for ref in work.segments.values()):
         work.send("f", [work.payload(), work.payload()])
-        actors.seal(work.world)
-    moved = actors.relocate(work.world)
+        storage.seal(work.world)
+    moved = storage.relocate(work.world)
     assert moved.moved, "the relocator has something to do"
     assert not moved.failed, moved
 
@@ -281,10 +281,10 @@ def _reclaim(work: Workload) -> None:
     if len(work.visible("f")) < 2:
         work.send("f", [work.payload(), work.payload(), work.payload()])
     if not work.segments:
-        actors.seal(work.world)
+        storage.seal(work.world)
     visible = work.visible("f")
     work.delete("f", visible[:-1], m.RecordsDelete("f", visible[-1], None, b""))
-    actors.reclaim(work.world)
+    storage.reclaim(work.world)
 
 
 def _restart(work: Workload) -> None:
@@ -314,7 +314,7 @@ def _seal_amid(work: Workload) -> None:
             work.send("f", [work.payload()])
             work.send("d", [work.payload()])
 
-    actors.seal(work.world, before)
+    storage.seal(work.world, before)
 
 
 def _delete_amid(work: Workload) -> None:
@@ -325,7 +325,7 @@ def _delete_amid(work: Workload) -> None:
         if isinstance(message, m.LiveAsk) and work.tagged("d").intersection(work.visible("d")):
             _delete_tag(work)
 
-    actors.seal(work.world, before)
+    storage.seal(work.world, before)
 
 
 def _evict(work: Workload) -> None:

@@ -11,40 +11,44 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import xxhash
 from pyroaring import BitMap64
 
-from actors.compactor.checkpoint import Checkpoint, Workplace
-from actors.compactor.shards import Shard
-from actors.reclaimer.pace import Pace
-from actors.reclaimer.rewriter import Rewriter
 from actors.reclaimer.rounds import Reclaimer
 from actors.reclaimer.scrub import items
 from actors.reclaimer.scrubber import Scrubber
-from actors.relocator.mover import Mover
 from actors.wal_shard import events as ev
 from chaos.rigs.model import Model, SentFrame, TopicChange
-from chaos.states.actors import counted_salts
-from ringlog.config import Cold, Storage
+from chaos.rigs.storage import (
+    COLD,
+    asked_by,
+    cold_copies,
+    counted_salts,
+    mover_of,
+    reclaimer_numbers,
+    reclaimer_of,
+)
+from ringlog.config import Storage
 from ringlog.envelope import messages as m
-from ringlog.errors import ColdUnavailable, DiskError, NotReady, Refused, RequestTimeout, refusal
+from ringlog.errors import ColdUnavailable, DiskError, NotReady, Refused, RequestTimeout
 from ringlog.frame.settle import S_FIRST_SEQ, S_TOPIC, entry_error
 from ringlog.limits import KIB
-from ringlog.segment.layout import MAKER_COMPACTOR, MAKER_RECLAIMER, MAKER_SHIFT, NumberAllocator
 from ringlog.storage.layout import META_DIR
+from ringlog.testing.checkpoints import Asking, checkpoint
 from ringlog.testing.disk import FaultyDisk, Monitor, SimulatedDisk
-from ringlog.testing.shard_world import DATA, ENGINE_ID, Gone, World
+from ringlog.testing.shard_world import DATA, Gone, World
 from ringlog.tier.copies import Copies
-from ringlog.tier.local import LocalStore
 from ringlog.types import Durability
 
-COLD = "/cold"
 PRODUCER = 7
-SETTINGS = Storage(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)
+SETTINGS: dict[str, Any] = {
+    "segment_bytes": 64 * KIB,
+    "own_segment_bytes": 16 * KIB,
+    "segment_records": 10_000,
+}
 MINUTE_S = 61.0
 """Rounds that asked nothing new of the shards come this far apart."""
 RESTARTS_MAX = 3
@@ -82,6 +86,18 @@ class Image:
         return disk
 
 
+class _Asking(Asking):
+    """Asks the shard of a house, whose disk may fail meanwhile."""
+
+    def __init__(self, house: House) -> None:
+        super().__init__(house.world)
+        self._house = house
+
+    def ask(self, shard: int, message: m.Message, wanted: Any, *, attachment: Any = None) -> Any:
+        ask = super().ask
+        return self._house.shard(lambda: ask(shard, message, wanted, attachment=attachment))
+
+
 class House:
     """One data directory with everybody who works in it. `faulty` is the disk all of them use."""
 
@@ -93,6 +109,7 @@ class House:
             self.faulty, file_bytes=128 * KIB, cold=COLD, has_cold=True,
             incarnation=image.incarnation if image else 0,
         )  # fmt: skip
+        self.asking = _Asking(self)
         self.monitor = Monitor()
         self._shown: dict[tuple[int, int], int] = {}
         """(incarnation, topic) -> the head that was published last."""
@@ -269,38 +286,15 @@ class House:
 
     # -- actors ---------------------------------------------------------------------------------------
 
-    def ask(self, shard: int, message: m.Message, wanted: Any = None, *, attachment: Any = None) -> Any:
-        """As link.shard_requests does."""
-
-        def ask() -> Any:
-            run = self.world.runs[shard]
-            run.attached = None
-            answer = self.world.ask(run, message, bytearray(attachment) if attachment is not None else None)
-            return SimpleNamespace(message=answer, attachment=run.attached)
-
-        answer = self.shard(ask)
-        if isinstance(answer.message, m.ErrorReply):
-            raise refusal(answer.message.status, answer.message.message, answer.message.detail)
-        return answer
-
     def checkpoint(self) -> None:
         """One checkpoint by a compactor that was just started."""
         self.try_to(self.checkpoint_or_fail)
 
     def checkpoint_or_fail(self) -> None:
         """As `checkpoint`; raises what it raises."""
-        place = Workplace(
-            disk=self.faulty, data_dir=DATA, engine_id=ENGINE_ID, storage=SETTINGS, clock=self.world.clock,
-            numbers=self._numbers(MAKER_COMPACTOR), beat=lambda: None,
-        )  # fmt: skip
-        one = Shard(self, 0)
-        with counted_salts(self._salts):
-            Checkpoint(place, one, one.plan(roll=True)).run()
-
-    def _numbers(self, maker: int) -> NumberAllocator:
-        """Of a new life of this maker: above all that earlier lives gave."""
         self.world.incarnation += 1
-        return NumberAllocator(maker, [maker << MAKER_SHIFT | self.world.incarnation << 20])
+        with counted_salts(self._salts):
+            checkpoint(self.world, asking=self.asking, **SETTINGS)
 
     def reclaim(self) -> None:
         """One round of the reclaimer; a disk error ends its life."""
@@ -314,40 +308,25 @@ class House:
             self._reclaimer = None
 
     def _new_reclaimer(self) -> Reclaimer:
-        pace = Pace(1 << 40, self.world.clock, lambda: False)
-
-        def ask(shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any]:
-            answer = self.ask(shard, message, attachment=attachment)
-            return answer.message, answer.attachment
-
-        def later(job: Callable[[], None]) -> bool:
-            job()
-            return True
-
-        return Reclaimer(
-            self.faulty, DATA, SETTINGS, copies=self.copies(),
-            rewriter=Rewriter(self.faulty, DATA, SETTINGS, self._numbers(MAKER_RECLAIMER), pace), shards=1,
-            engine_id=ENGINE_ID, ask=ask, clock=self.world.clock, quarantined=set,
-            want_checkpoint=lambda: None, later=later,
-        )  # fmt: skip
+        self.world.incarnation += 1
+        numbers = reclaimer_numbers(self.world.incarnation)
+        return reclaimer_of(
+            self.faulty, asked_by(self.asking), Storage(**SETTINGS), numbers, self.world.clock, self.copies()
+        )
 
     def copies(self) -> Copies:
         """Both tiers."""
-        return Copies(self.faulty, DATA, LocalStore(self.faulty, COLD))
+        return cold_copies(self.faulty)
 
     def relocate(self, hot_segments: int = 1) -> None:
         """One round of a relocator that was just started."""
-        mover = Mover(
-            self.copies(), Cold(dir=COLD, hot_segments=hot_segments), shards=1,
-            ask=lambda shard, message, wanted: self.ask(shard, message).message, clock=self.world.clock,
-            jitter=lambda: 0.0,
-        )  # fmt: skip
+        mover = mover_of(self.world, self.asking, hot_segments)
         self.try_to(mover.round)
         self.model.failed += mover.counts.failed
 
     def segments(self) -> list[m.SegmentRef]:
         """Segments in force."""
-        found: list[m.SegmentRef] = self.ask(0, m.CheckpointOpen()).message.segments
+        found: list[m.SegmentRef] = self.asking.ask(0, m.CheckpointOpen(), m.CheckpointPlan).message.segments
         return found
 
     def scrub(self) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,18 +9,14 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from actors.compactor import checkpoint as compactor_checkpoint
 from actors.compactor.checkpoint import Checkpoint, Workplace
 from actors.compactor.schedule import Schedule, Waiting
 from actors.compactor.shards import Shard
-from actors.reclaimer import rewriter as reclaimer_rewriter
 from actors.reclaimer import rounds as reclaimer_rounds
-from actors.reclaimer.pace import Pace
-from actors.reclaimer.rewriter import Rewriter
-from actors.reclaimer.rounds import Reclaimer
 from actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
 from actors.relocator.mover import Mover
 from chaos.order import Broken
+from chaos.rigs.storage import asked_by, reclaimer_numbers, reclaimer_of
 from chaos.world.engine import COLD, Child, Engine
 from chaos.world.tasks import NS, Process
 from ringlog.contract import ControlReceived, Reply, Tick
@@ -36,7 +31,6 @@ from ringlog.errors import (
 )
 from ringlog.segment.layout import (
     MAKER_COMPACTOR,
-    MAKER_RECLAIMER,
     MAKER_SHIFT,
     NumberAllocator,
     parse_stem,
@@ -48,20 +42,6 @@ from ringlog.tier.local import LocalStore
 from ringlog.tier.ownership import claim
 
 DAMAGE_WORDS = frozenset({"index not readable", "segments not rewritten"})
-
-
-@contextmanager
-def seeded_salts(rng: Any) -> Iterator[None]:
-    """Salts of segments from the seed, so that a case replays byte for byte."""
-    stand_in: Any = SimpleNamespace(randbits=rng.getrandbits)
-    modules: tuple[Any, ...] = (compactor_checkpoint, reclaimer_rewriter)
-    for module in modules:
-        module.secrets = stand_in
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.secrets = secrets
 
 
 @contextmanager
@@ -174,15 +154,6 @@ def reclaimer(engine: Engine, child: Child, process: Process) -> None:
     """The reclaimer's life: rounds, one after the other."""
     loop, settings, disk = engine.loop, engine.config.storage, engine.disk_for(process)
     store = LocalStore(disk, COLD) if engine.config.cold.dir else None
-    numbers = NumberAllocator(MAKER_RECLAIMER, [(MAKER_RECLAIMER << MAKER_SHIFT) | process.incarnation << 20])
-    asking = Asking(engine)
-    replies: dict[type[m.Message], type[m.Message]] = {
-        m.CheckpointOpen: m.CheckpointPlan, m.LiveAsk: m.LiveReply, m.SegmentsChange: m.SegmentsChanged,
-    }  # fmt: skip
-
-    def ask(shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any]:
-        answer = asking.ask(shard, message, replies[type(message)], attachment=attachment)
-        return answer.message, answer.attachment
 
     def want_checkpoint() -> None:
         known = engine.child("compactor")
@@ -193,13 +164,9 @@ def reclaimer(engine: Engine, child: Child, process: Process) -> None:
         process.spawn(job)
         return True
 
-    actor = Reclaimer(
-        disk, DATA, settings, copies=Copies(disk, DATA, store),
-        rewriter=Rewriter(
-            disk, DATA, settings, numbers, Pace(1 << 50, loop, lambda: False)
-        ),
-        shards=engine.base.shards, engine_id=ENGINE_ID, ask=ask, clock=loop, quarantined=set,
-        want_checkpoint=want_checkpoint, later=later,
+    actor = reclaimer_of(
+        disk, asked_by(Asking(engine)), settings, reclaimer_numbers(process.incarnation), loop,
+        Copies(disk, DATA, store), shards=engine.base.shards, later=later, want_checkpoint=want_checkpoint,
     )  # fmt: skip
     child.actor, child.was_ready = actor, True
     before: Counter[str] = Counter()

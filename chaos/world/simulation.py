@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from chaos.order import Broken
+from chaos.rigs.storage import drawn_salts
 from chaos.world import actors, gateway, shards
 from chaos.world.cases import Failed
 from chaos.world.clients import Admin, Producer
@@ -76,7 +77,7 @@ class Simulation:
         gc.freeze()  # Modules and what else outlives a seed is not looked through after each.
         try:
             salts = random.Random(f"salts {self.seed}")
-            with actors.seeded_salts(salts), actors.listening(self.engine):
+            with drawn_salts(salts.getrandbits), actors.listening(self.engine):
                 self._live()
         except Exception as e:
             raise Failed(f"{type(e).__name__}: {e}", self.story(getattr(e, "topic", ""))) from e

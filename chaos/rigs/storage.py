@@ -1,0 +1,152 @@
+"""Compactor, relocator and reclaimer at work on a World: their production cores, in one thread.
+
+Each call is a new life of the actor, as after a restart: what it knows it reads from the disk and from the
+shard. Salts of segments come from a counter, so that a history gives the same bytes each time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from actors.compactor import checkpoint as compactor_checkpoint
+from actors.reclaimer import rewriter as reclaimer_rewriter
+from actors.reclaimer.leftovers import SNAPSHOTS_BEFORE
+from actors.reclaimer.pace import Pace
+from actors.reclaimer.rewriter import Rewriter
+from actors.reclaimer.rounds import Counts as Reclaimed
+from actors.reclaimer.rounds import Reclaimer
+from actors.relocator.mover import Counts as Moved
+from actors.relocator.mover import Mover
+from ringlog.clock import Clock
+from ringlog.config import Cold, Storage
+from ringlog.envelope import messages as m
+from ringlog.limits import KIB
+from ringlog.segment.layout import MAKER_RECLAIMER, MAKER_SHIFT, NumberAllocator
+from ringlog.storage.disk import Disk
+from ringlog.testing.checkpoints import Asking, checkpoint
+from ringlog.testing.shard_world import DATA, ENGINE_ID, World
+from ringlog.tier.copies import Copies
+from ringlog.tier.local import LocalStore
+
+COLD = "/cold"
+LIFE_SHIFT = 20
+"""Numbers of one life of a reclaimer, as a power of two."""
+BYTES_PER_S = 1 << 50
+"""Nothing here has to wait for a reclaimer that is slow on purpose."""
+STORAGE: dict[str, Any] = {"segment_bytes": 64 * KIB, "own_segment_bytes": 64 * KIB}
+_REPLIES: dict[type[m.Message], type[m.Message]] = {
+    m.CheckpointOpen: m.CheckpointPlan, m.LiveAsk: m.LiveReply, m.SegmentsChange: m.SegmentsChanged,
+}  # fmt: skip
+_SALT = 0x9E3779B97F4A7C15
+AsksShards = Callable[..., tuple[Any, Any]]
+"""(shard, message, attachment) -> the reply and what is attached to it."""
+
+
+@contextmanager
+def drawn_salts(randbits: Callable[[int], int]) -> Iterator[None]:
+    """Salts that the actors draw come from here, so that a case replays byte for byte."""
+    modules: tuple[Any, ...] = (compactor_checkpoint, reclaimer_rewriter)
+    for module in modules:
+        module.secrets = SimpleNamespace(randbits=randbits)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.secrets = secrets
+
+
+@contextmanager
+def counted_salts(first: int | Iterator[int] = 1) -> Iterator[None]:
+    """Salts are the same in every repetition, and others for another `first` (or come from these numbers)."""
+    numbers = itertools.count(first) if isinstance(first, int) else first
+    with drawn_salts(lambda bits: next(numbers) * _SALT & ((1 << bits) - 1)):
+        yield
+
+
+def asked_by(asking: Any) -> AsksShards:
+    """What a reclaimer asks shards through."""
+
+    def ask(shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any]:
+        answer = asking.ask(shard, message, _REPLIES[type(message)], attachment=attachment)
+        return answer.message, answer.attachment
+
+    return ask
+
+
+def at_once(job: Callable[[], None]) -> bool:
+    """Do what a reclaimer leaves for later."""
+    job()
+    return True
+
+
+def reclaimer_of(
+    disk: Disk, ask: AsksShards, settings: Storage, numbers: NumberAllocator, clock: Clock, copies: Copies,
+    *, shards: int = 1, engine_id: bytes = ENGINE_ID, data_dir: str = DATA, later: Any = at_once,
+    quarantined: Callable[[], set[int]] = set, want_checkpoint: Callable[[], None] = lambda: None,
+) -> Reclaimer:  # fmt: skip
+    """A reclaimer that was just started."""
+    pace = Pace(BYTES_PER_S, clock, lambda: False)
+    return Reclaimer(
+        disk, data_dir, settings, copies=copies, rewriter=Rewriter(disk, data_dir, settings, numbers, pace),
+        shards=shards, engine_id=engine_id, ask=ask, clock=clock, quarantined=quarantined,
+        want_checkpoint=want_checkpoint, later=later,
+    )  # fmt: skip
+
+
+def reclaimer_numbers(incarnation: int) -> NumberAllocator:
+    """Numbers of a life of a reclaimer, above all that an earlier one gave."""
+    return NumberAllocator(MAKER_RECLAIMER, [MAKER_RECLAIMER << MAKER_SHIFT | incarnation << LIFE_SHIFT])
+
+
+def cold_copies(disk: Disk) -> Copies:
+    """Both tiers on one disk."""
+    return Copies(disk, DATA, LocalStore(disk, COLD))
+
+
+def mover_of(world: World, asking: Any, hot_segments: int) -> Mover:
+    """A relocator that was just started, and keeps so many segments on the host."""
+    return Mover(
+        cold_copies(world.disk), Cold(dir=COLD, hot_segments=hot_segments), shards=world.shards,
+        clock=world.clock, jitter=lambda: 0.0,
+        ask=lambda shard, message, wanted: asking.ask(shard, message, wanted).message,
+    )  # fmt: skip
+
+
+def seal(world: World, before: Callable[[m.Message], None] | None = None, *, roll: bool = True) -> int:
+    """One checkpoint: the log so far, or with `roll` False its closed files, becomes segments and a snapshot.
+
+    `before` is called with each message that the compactor sends. Returns how many segments were made.
+    """
+    world.clock.advance(0.001)
+    asking = Asking(world)
+    if before is not None:
+        asking.before = before
+    world.incarnation += 1
+    return checkpoint(world, asking=asking, roll=roll, **STORAGE).segments
+
+
+def relocate(world: World) -> Moved:
+    """One round of the relocator, which keeps nothing on the host but indexes."""
+    mover = mover_of(world, Asking(world), hot_segments=0)
+    mover.round()
+    return mover.counts
+
+
+def reclaim(world: World) -> Reclaimed:
+    """Rounds of one reclaimer until what it dropped is off the disk: with so many snapshots between them."""
+    world.incarnation += 1
+    found = reclaimer_of(
+        world.disk, asked_by(Asking(world)), Storage(**STORAGE), reclaimer_numbers(world.incarnation),
+        world.clock, cold_copies(world.disk), shards=world.shards,
+    )  # fmt: skip
+    found.round()
+    for _ in range(SNAPSHOTS_BEFORE):
+        seal(world, roll=False)
+        world.clock.advance(61)
+    found.round()
+    return found.counts

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from actors.wal_shard.group import Group
-from actors.wal_shard.job_requests import backoff_of, runs_of
+from actors.wal_shard.job_requests import backoff_of, claimed_answer
 from actors.wal_shard.queue_numbers import live_count
 from actors.wal_shard.records import frame_of
 from ringlog.envelope import messages as m
@@ -186,10 +186,7 @@ def answer_of(topic: Topic, queue: ConsumerGroup, change: Change) -> m.Message |
     counts, op = queue.counts(live_count(topic)), change.op
     skipped = np.array(change.skipped, dtype="<i8").tobytes()
     if op == Op.CLAIMED:
-        return m.JobsClaimed(
-            topic.name, topic.topic_id, topic.epoch, change.until_ms, counts.ready, runs_of(change),
-            lease_ms=change.until_ms - change.at_ms,
-        )  # fmt: skip
+        return claimed_answer(topic, change, counts.ready)
     if op in {Op.RELEASED, Op.UNDONE}:
         return m.JobsNacked(topic.name, change.count, skipped, counts.ready, counts.in_flight)
     if op == Op.EXTENDED:

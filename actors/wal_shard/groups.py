@@ -12,12 +12,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from actors.wal_shard.group import Group
 from actors.wal_shard.group_numbers import GroupNumbers
-from actors.wal_shard.job_requests import live_of, node_of, reason_of, require_numbers, runs_of
+from actors.wal_shard.job_requests import (
+    bytes_of,
+    claimed_answer,
+    entries_in,
+    held_still,
+    live_of,
+    node_of,
+    reason_of,
+    require_numbers,
+    spent_jobs,
+)
 from actors.wal_shard.records import frame_of
 from actors.wal_shard.removal import Removals
 from actors.wal_shard.waiting import Waiting
@@ -39,9 +48,9 @@ from ringlog.leases.change import Change, Made, Mode, Op
 from ringlog.leases.group import ConsumerGroup, begin, created
 from ringlog.leases.holders import Life
 from ringlog.leases.live_seqs import is_alive
-from ringlog.leases.retry_claim import entries_of, still_held
+from ringlog.leases.retry_claim import entries_of
 from ringlog.leases.tokens import NUMBER_MAX, Tokens
-from ringlog.leases.types import I64, U64, Matched
+from ringlog.leases.types import Matched
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
     GROUP_BYTES_MAX,
@@ -50,7 +59,6 @@ from ringlog.limits import (
     GROUP_NAME_BYTES_MAX,
     GROUP_PENDING_PER_TOPIC_MAX,
     GROUPS_PER_TOPIC_MAX,
-    JOBS_PER_REQUEST_MAX,
     PENDING_ROWS_MAX,
     TAG_BYTES_MAX,
 )
@@ -236,7 +244,7 @@ class Groups:
     def _steal(self, message: m.GroupSteal, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group = self._find(message, Mode.QUEUE)
         node_of(message)
-        seqs, _ = _entries(message.seqs, b"")
+        seqs, _ = entries_in(message.seqs, b"")
         require_numbers(message)
         if min(message.pid, message.born) < 0:
             raise InvalidRequest("a number is negative", topic=topic.name)
@@ -256,7 +264,7 @@ class Groups:
     ) -> tuple[Topic, ConsumerGroup, Matched]:
         topic, group = self._find(message, Mode.QUEUE)
         node_of(message)
-        seqs, tokens = _entries(message.seqs, message.tokens)
+        seqs, tokens = entries_in(message.seqs, message.tokens)
         return topic, group, group.match(seqs, tokens, message.node, now_us // 1_000)
 
     def _ack(self, message: m.GroupAck, event: ControlReceived, into: Group, now_us: int) -> m.Message:
@@ -271,7 +279,7 @@ class Groups:
             self._freed(topic, group)
         skipped = found.skipped.tolist() if before is None else before.skipped
         acked = len(message.seqs) // 8 - len(skipped)
-        return m.JobsAcked(topic.name, acked, _bytes_of(skipped), ready_of(topic, group), group.leased)
+        return m.JobsAcked(topic.name, acked, bytes_of(skipped), ready_of(topic, group), group.leased)
 
     def _undo(self, message: m.GroupNack, into: Group, now_us: int) -> m.Message:
         """Nobody has begun what this claim was given, or these: it is as if it had never been made."""
@@ -288,7 +296,7 @@ class Groups:
         self.waiting.wake(group.number)
         skipped = found.skipped.tolist()
         nacked = max(len(message.seqs) // 8 - len(skipped), len(found.leased))
-        return m.JobsNacked(topic.name, nacked, _bytes_of(skipped), ready_of(topic, group), group.leased)
+        return m.JobsNacked(topic.name, nacked, bytes_of(skipped), ready_of(topic, group), group.leased)
 
     def _nack(self, message: m.GroupNack, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         if message.undo:
@@ -307,7 +315,7 @@ class Groups:
             self.waiting.wake(group.number)
         skipped = found.skipped.tolist() if before is None else before.skipped
         nacked = len(message.seqs) // 8 - len(skipped)
-        return m.JobsNacked(topic.name, nacked, _bytes_of(skipped), ready_of(topic, group), group.leased)
+        return m.JobsNacked(topic.name, nacked, bytes_of(skipped), ready_of(topic, group), group.leased)
 
     def _reject(self, message: m.GroupReject, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group, found = self._matched(message, now_us)
@@ -322,7 +330,7 @@ class Groups:
             self._log(topic, change, into)
             self.numbers.set_aside += len(found.leased)
         skipped = found.skipped.tolist() if before is None else before.skipped
-        return m.JobsRejected(topic.name, len(message.seqs) // 8 - len(skipped), _bytes_of(skipped))
+        return m.JobsRejected(topic.name, len(message.seqs) // 8 - len(skipped), bytes_of(skipped))
 
     def _extend(self, message: m.GroupExtend, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group, found = self._matched(message, now_us)
@@ -335,7 +343,7 @@ class Groups:
             self.waiting.wake(group.number)
         skipped = found.skipped.tolist() if before is None else before.skipped
         extended = len(message.seqs) // 8 - len(skipped)
-        return m.JobsExtended(topic.name, extended, _bytes_of(skipped), deadline)
+        return m.JobsExtended(topic.name, extended, bytes_of(skipped), deadline)
 
     def _leave(self, message: m.GroupLeave, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group = self._find(message)
@@ -353,18 +361,9 @@ class Groups:
             topic = self._by_number[number]
             group = topic.groups[number]
             group.settle(now_us // 1_000)
-            spent = group.exhausted_runs(JOBS_PER_REQUEST_MAX)
-            if not spent:
-                continue
-            runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
-            known = group.failures
-            why = {seq: each for a, b, _ in spent for seq in range(a, b) if (each := known.find(seq))}
-            return m.SpentJobs(
-                topic.name, topic.topic_id, topic.epoch, group.made.dead_letter, runs,
-                {seq: each.reason for seq, each in why.items()},
-                group.made.key, number, [group.token_of(first) for first, _, _ in runs],
-                {seq: (each.at_ms, each.nacks) for seq, each in why.items()},
-            )  # fmt: skip
+            found = spent_jobs(topic, group, group.made.dead_letter)
+            if found is not None:
+                return found
         return m.SpentJobs()
 
     def _spent_moved(
@@ -375,7 +374,7 @@ class Groups:
         group = topic.groups.get(message.number)
         if topic.topic_id != message.topic_id or group is None:
             raise GroupNotFound("no such group", topic=topic.name, number=message.number)
-        seqs, tokens = _entries(message.seqs, message.tokens)
+        seqs, tokens = entries_in(message.seqs, message.tokens)
         if tokens is None and len(seqs):
             raise InvalidRequest(
                 "each position needs the token of its lease", topic=topic.name, seqs=len(seqs)
@@ -392,7 +391,7 @@ class Groups:
         topic, group = self._find(message, Mode.QUEUE)
         if topic.topic_id != message.topic_id:
             raise StaleEpoch("the topic was made anew", topic=topic.name)
-        seqs, calls = _entries(message.seqs, message.calls)
+        seqs, calls = entries_in(message.seqs, message.calls)
         if calls is None or len(calls) > GROUP_LETTERS_PER_MOVE:
             raise BatchTooLarge("too many letters at once", seqs=len(seqs), max=GROUP_LETTERS_PER_MOVE)
         repeated, gone = 0, []
@@ -414,7 +413,7 @@ class Groups:
             else:
                 self._log(topic, group.again(seq, now_us // 1_000, call=call), into)
         self.waiting.wake(group.number)
-        return m.GroupReturned(topic.name, repeated, _bytes_of(gone))
+        return m.GroupReturned(topic.name, repeated, bytes_of(gone))
 
     # -- looking --------------------------------------------------------------------------------------
 
@@ -691,37 +690,13 @@ def _clamped(topic: Topic, cursor: int) -> int:
 def _claimed_before(
     topic: Topic, group: ConsumerGroup, message: m.GroupClaim | m.GroupSteal, now_ms: int
 ) -> m.JobsClaimed | None:
-    """The answer that this call had before, as far as it is true still: what was given back or stolen
-    meanwhile is another one's. None when there is none, or the gateway took it back."""
+    """The answer that this call had before, as far as it is true still. None when there is none, or the
+    gateway took it back."""
     before = group.calls.find(message.call)
-    if before is None or before.op not in _LEASED or before.until_ms < now_ms:
+    if before is None or before.op not in _LEASED:
         return None
-    answer = _claimed(topic, group, before)
-    held = group.match(*entries_of(answer.runs), message.node, now_ms).leased
-    return msgspec.structs.replace(answer, runs=still_held(answer.runs, held))
+    return held_still(group, _claimed(topic, group, before), message.node, now_ms)
 
 
 def _claimed(topic: Topic, group: ConsumerGroup, change: Change | None) -> m.JobsClaimed:
-    runs = runs_of(change)
-    deadline, lease_ms = (change.until_ms, change.until_ms - change.at_ms) if change is not None else (0, 0)
-    return m.JobsClaimed(
-        topic.name, topic.topic_id, topic.epoch, deadline, ready_of(topic, group), runs, lease_ms=lease_ms,
-        is_fed=bool(topic.routers),
-    )  # fmt: skip
-
-
-def _entries(data: bytes, given: bytes) -> tuple[I64, U64 | None]:
-    """The positions that a request names and their tokens; raises BatchTooLarge, InvalidRequest."""
-    count, rest = divmod(len(data), 8)
-    if rest or (given and len(given) != len(data)):
-        raise InvalidRequest(
-            "numbers and tokens are 8 bytes each, and as many", seqs=len(data), tokens=len(given)
-        )
-    if count > JOBS_PER_REQUEST_MAX:
-        raise BatchTooLarge("too many positions at once", seqs=count, max=JOBS_PER_REQUEST_MAX)
-    seqs: I64 = np.frombuffer(data, dtype="<i8")
-    return seqs, np.frombuffer(given, dtype="<u8") if given else None
-
-
-def _bytes_of(seqs: list[int]) -> bytes:
-    return np.array(seqs, dtype="<i8").tobytes()
+    return claimed_answer(topic, change, ready_of(topic, group))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from pyroaring import BitMap64
 
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, CorruptData, Internal, InvalidRequest
 from ringlog.leases.change import CLAIM_ROW, Change
+from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.live_seqs import Live
 from ringlog.leases.ready_index import Marks
+from ringlog.leases.retry_claim import entries_of, still_held
 from ringlog.leases.types import I64, U64, Backoff, Matched
 from ringlog.limits import (
     DEAD_LETTER_REASON_BYTES_MAX,
@@ -76,6 +79,43 @@ def runs_of(change: Change | None) -> list[tuple[int, int, int, int]]:
     return list(zip(*(rows[n::CLAIM_ROW] for n in range(CLAIM_ROW)), strict=True))
 
 
+def claimed_answer(topic: Topic, change: Change | None, ready: int) -> m.JobsClaimed:
+    """What a claim is answered that was given this; `ready`: what another one could be given."""
+    deadline, runs = change.until_ms if change is not None else 0, runs_of(change)
+    lease_ms = deadline - change.at_ms if change is not None and runs else 0
+    return m.JobsClaimed(
+        topic.name, topic.topic_id, topic.epoch, deadline, ready, runs, lease_ms=lease_ms,
+        is_fed=bool(topic.routers),
+    )  # fmt: skip
+
+
+def held_still(group: ConsumerGroup, answer: m.JobsClaimed, node: str, now_ms: int) -> m.JobsClaimed | None:
+    """An answer that a claim had before, as far as it is true still: what was given back or stolen meanwhile
+    is another one's. None when its time is over."""
+    if answer.deadline < now_ms:
+        return None
+    found = group.match(*entries_of(answer.runs), node, now_ms)
+    held = np.union1d(found.leased, found.gone)
+    return msgspec.structs.replace(answer, runs=still_held(answer.runs, held))
+
+
+def spent_jobs(topic: Topic, group: ConsumerGroup, dead_letter: str, **facts: Any) -> m.SpentJobs | None:
+    """What is to be moved of one queue or group, at most as many numbers as one request names, why it failed,
+    and of a named group the tokens of the leases; None when there is nothing."""
+    spent = group.exhausted_runs(JOBS_PER_REQUEST_MAX)
+    known = group.failures
+    why = {seq: each for a, b, _ in spent for seq in range(a, b) if (each := known.find(seq))}
+    if not spent:
+        return None
+    return m.SpentJobs(
+        topic.name, topic.topic_id, topic.epoch, dead_letter,
+        [(first, stop - first, deliveries) for first, stop, deliveries in spent],
+        {seq: each.reason for seq, each in why.items()}, group.made.key, group.number,
+        [] if group.is_own else [group.token_of(first) for first, _, _ in spent],
+        {seq: (each.at_ms, each.nacks) for seq, each in why.items()}, **facts,
+    )  # fmt: skip
+
+
 def was_deleted(topic: Topic, seq: int) -> bool:
     """Did somebody ask for the end of this record? Not what a cap, a TTL or a restart took."""
     if not topic.evict_floor <= seq <= topic.head_seq or any(a <= seq <= b for a, b in topic.lost):
@@ -93,16 +133,20 @@ def node_of(message: Any) -> str:
 
 def entries(message: Names) -> tuple[I64, U64 | None]:
     """The jobs a request names and their tokens; raises BatchTooLarge, InvalidRequest (QA-2)."""
-    count, rest = divmod(len(message.seqs), 8)
-    if rest or (message.tokens and len(message.tokens) != len(message.seqs)):
+    return entries_in(message.seqs, message.tokens)
+
+
+def entries_in(data: bytes, given: bytes) -> tuple[I64, U64 | None]:
+    """The same of the bytes of numbers, and of their tokens or none."""
+    count, rest = divmod(len(data), 8)
+    if rest or (given and len(given) != len(data)):
         raise InvalidRequest(
-            "numbers and tokens are 8 bytes each, and as many", seqs=len(message.seqs),
-            tokens=len(message.tokens),
-        )  # fmt: skip
+            "numbers and tokens are 8 bytes each, and as many", seqs=len(data), tokens=len(given)
+        )
     if count > JOBS_PER_REQUEST_MAX:
         raise BatchTooLarge("too many jobs at once", seqs=count, max=JOBS_PER_REQUEST_MAX)
-    seqs = np.frombuffer(message.seqs, dtype="<i8")
-    return seqs, np.frombuffer(message.tokens, dtype="<u8") if message.tokens else None
+    seqs = np.frombuffer(data, dtype="<i8")
+    return seqs, np.frombuffer(given, dtype="<u8") if given else None
 
 
 def reason_of(text: str) -> str:
@@ -130,6 +174,6 @@ def numbers_of(seqs: I64) -> BitMap64:
     return BitMap64(seqs.tolist())
 
 
-def bytes_of(seqs: I64) -> bytes:
+def bytes_of(seqs: I64 | list[int]) -> bytes:
     """As they travel: 8 bytes each."""
     return np.ascontiguousarray(seqs, dtype="<i8").tobytes()

@@ -28,8 +28,10 @@ from actors.wal_shard.job_requests import (
     Names,
     backoff_of,
     bytes_of,
+    claimed_answer,
     damage_of,
     entries,
+    held_still,
     levels_of,
     live_of,
     marks_of,
@@ -37,8 +39,8 @@ from actors.wal_shard.job_requests import (
     numbers_of,
     reason_of,
     require_numbers,
-    runs_of,
     skipped_of,
+    spent_jobs,
     was_deleted,
 )
 from actors.wal_shard.job_sizes import JobSizes
@@ -62,7 +64,7 @@ from ringlog.leases.change import SPAN_ROW, Change
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.holders import Life
 from ringlog.leases.pending import pending
-from ringlog.leases.retry_claim import entries_of, still_held
+from ringlog.leases.retry_claim import entries_of
 from ringlog.leases.tokens import Tokens, incarnation_of
 from ringlog.leases.types import I64, ClaimRequest, Matched, Order
 from ringlog.limits import (
@@ -166,7 +168,7 @@ class Queues:
                 return None
             answer = self._given(topic, message, now_us, group)
         if answer is not None or not message.wait_ms:
-            return answer or self.claimed(topic, None, now_us)
+            return answer or self.claimed(topic, None)
         self.waiting.park(topic.topic_id, event, message)
         self._note_due(topic)
         return None
@@ -194,11 +196,9 @@ class Queues:
         """The answer that this claim had before, as far as it is true still: what was given back meanwhile
         may be another one's. None when there is none, or the gateway took it back."""
         answer: Any = self._answers.get(message.call)
-        if not isinstance(answer, m.JobsClaimed) or answer.deadline * 1_000 < now_us:
+        if not isinstance(answer, m.JobsClaimed):
             return None
-        found = self._queue(topic).match(*entries_of(answer.runs), node_of(message), now_us // 1_000)
-        runs = still_held(answer.runs, np.union1d(found.leased, found.gone))
-        return msgspec.structs.replace(answer, runs=runs)
+        return held_still(self._queue(topic), answer, node_of(message), now_us // 1_000)
 
     def _given(
         self, topic: Topic, message: m.JobsClaim, now_us: int, into: Group | None
@@ -209,7 +209,7 @@ class Queues:
         (claimed,) = self._deal(topic, [message], now_us, into)
         if claimed is None or not claimed.rows:
             return None
-        return self.keep(message.call, self.claimed(topic, claimed, now_us))
+        return self.keep(message.call, self.claimed(topic, claimed))
 
     def _deal(
         self, topic: Topic, messages: list[m.JobsClaim], now_us: int, into: Group | None
@@ -269,14 +269,10 @@ class Queues:
         for queue in self._queues.values():
             yield from queue.lives.values()
 
-    def claimed(self, topic: Topic, change: Change | None, now_us: int, acked: int = 0) -> m.JobsClaimed:
+    def claimed(self, topic: Topic, change: Change | None, acked: int = 0) -> m.JobsClaimed:
         """What a claim that was given this is answered. `acked`: jobs that are done, and counted still."""
         counts = self._queue(topic).counts(live_count(topic) - acked)
-        deadline, runs = change.until_ms if change is not None else 0, runs_of(change)
-        return m.JobsClaimed(
-            topic.name, topic.topic_id, topic.epoch, deadline, counts.ready, runs,
-            lease_ms=deadline - now_us // 1_000 if runs else 0, is_fed=bool(topic.routers),
-        )  # fmt: skip
+        return claimed_answer(topic, change, counts.ready)
 
     # -- what becomes of jobs -------------------------------------------------------------------------
 
@@ -416,7 +412,7 @@ class Queues:
         topic, matched = self._matched(message, now_us)
         answer: Any = self._answers.get(message.call)
         if not message.seqs:
-            self.waiting.call_off(topic.topic_id, message.call, self.claimed(topic, None, now_us))
+            self.waiting.call_off(topic.topic_id, message.call, self.claimed(topic, None))
             if isinstance(answer, m.JobsClaimed) and answer.topic_id == topic.topic_id and answer.runs:
                 given = entries_of(answer.runs)
                 matched = self._queue(topic).match(*given, node_of(message), now_us // 1_000)
@@ -628,16 +624,12 @@ class Queues:
             if not topic.config.dead_letter:
                 self._queues[topic_id].restore()
                 continue
-            spent = self._queues[topic_id].exhausted_runs(JOBS_PER_REQUEST_MAX)
-            runs = [(first, stop - first, deliveries) for first, stop, deliveries in spent]
-            known = self._queues[topic_id].failures
-            why = {seq: each for a, b, _ in spent for seq in range(a, b) if (each := known.find(seq))}
-            return m.SpentJobs(
-                topic.name, topic_id, topic.epoch, topic.config.dead_letter, runs,
-                {seq: each.reason for seq, each in why.items()},
-                failed={seq: (each.at_ms, each.nacks) for seq, each in why.items()},
+            found = spent_jobs(
+                topic, self._queues[topic_id], topic.config.dead_letter,
                 keeps_expiry=topic.config.dead_letter_keep_expiry,
             )  # fmt: skip
+            if found is not None:
+                return found
         return m.SpentJobs()
 
     def _moved(self, message: m.SpentMoved) -> tuple[Topic, Matched]:
@@ -700,7 +692,7 @@ class Queues:
                 waiting.wake(topic_id)
         for parked in waiting.ended(held):
             topic = self.directory.by_id[parked.topic_id]
-            replies.append(parked.answer(self.claimed(topic, None, now_us)))
+            replies.append(parked.answer(self.claimed(topic, None)))
         return replies
 
     def _has_to_wait(self, topic: Topic) -> bool:
@@ -739,7 +731,7 @@ class Queues:
         for parked, claimed in zip(waiting, answers, strict=True):
             if claimed is not None and claimed.rows:
                 self.waiting.over(parked)
-                answer = self.keep(parked.message.call, self.claimed(topic, claimed, now_us))
+                answer = self.keep(parked.message.call, self.claimed(topic, claimed))
                 replies.append(parked.answer(answer))
         if len(replies) < len(has_room):
             self._note_due(topic)

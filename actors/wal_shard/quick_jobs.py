@@ -102,7 +102,7 @@ class QuickJobs:
         topic = found[0]
         gathered = self._acked.get(topic.topic_id)
         acked = gathered.records if gathered is not None else 0
-        return self._queues.keep(message.call, self._queues.claimed(topic, claimed, now_us, acked))
+        return self._queues.keep(message.call, self._queues.claimed(topic, claimed, acked))
 
     def _is_usual_claim(self, message: m.JobsClaim | m.JobsNext) -> bool:
         if message.call <= 0 or min(message.max, message.pid, message.born) < 0:
@@ -153,7 +153,7 @@ class QuickJobs:
             return False
         queues = self._queues
         queues.numbers.acked(len(message.seqs) >> 3)
-        answer = queues.claimed(found[0], self._claim(found, message, now_us), now_us, acked.records)
+        answer = queues.claimed(found[0], self._claim(found, message, now_us), acked.records)
         acked.answers.append((event, queues.keep(message.call, answer)))
         return True
 

@@ -47,7 +47,7 @@ from ringlog.leases.table import (
     RESTORE,
 )
 from ringlog.leases.tokens import Tokens
-from ringlog.leases.types import I64, PLAIN, U64, ClaimRequest, LeaseRun, Matched, Order
+from ringlog.leases.types import I64, PLAIN, U64, ClaimRequest, Matched, Order
 from ringlog.limits import DURABLE_HOLDERS_MAX, DURABLE_LEASES_MAX, GROUP_PENDING_MAX, RUNS_PER_CHANGE_MAX
 
 _CLAIMED: Final = Op.CLAIMED
@@ -618,12 +618,3 @@ def begin(change: Change, tokens: Tokens | None = None) -> ConsumerGroup:
     group = ConsumerGroup(change.made, number=change.group, cursor=change.cursor, tokens=tokens)
     group.changes = change.number
     return group
-
-
-def lease_runs(change: Change | None) -> list[LeaseRun]:
-    """What a claim was given."""
-    rows = change.rows if change is not None else []
-    return [
-        LeaseRun(first, first + count, deliveries, token)
-        for first, count, deliveries, token in zip(*(rows[n::CLAIM_ROW] for n in range(4)), strict=True)
-    ]

@@ -16,16 +16,6 @@ _DOUBLINGS_MAX = 40
 """Beyond it every rest is the longest one: a day's milliseconds double 27 times."""
 
 
-class LeaseRun(NamedTuple):
-    """Jobs `first` up to `stop`, exclusive, handed out together."""
-
-    first: int
-    stop: int
-    deliveries: int
-    token: int
-    """Of the first; those of the others follow."""
-
-
 class Matched(NamedTuple):
     """Which entries of a request hold their lease. Numbers ascend, but for `skipped`: in request order."""
 

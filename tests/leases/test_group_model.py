@@ -9,12 +9,13 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from lease_runs import lease_runs
 from msgspec import structs
 from pyroaring import BitMap64
 
 from ringlog.leases.change import Change, Made, Mode
 from ringlog.leases.failures import Failure
-from ringlog.leases.group import ConsumerGroup, Entry, begin, created, lease_runs
+from ringlog.leases.group import ConsumerGroup, Entry, begin, created
 from ringlog.leases.live_seqs import Live
 from ringlog.leases.runs import BLOCK, DELAYED, LEASED, RETURNED
 from ringlog.leases.snapshot import load, save

@@ -8,10 +8,11 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from lease_runs import lease_runs
 from pyroaring import BitMap64
 
 from ringlog.leases.failures import Failure
-from ringlog.leases.group import ConsumerGroup, lease_runs
+from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.live_seqs import Live
 from ringlog.leases.ready_index import Marks
 from ringlog.leases.runs import BLOCK

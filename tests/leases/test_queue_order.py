@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from lease_runs import lease_runs
 from pyroaring import BitMap64
 from test_queue_model import QueueMachine
 
 from ringlog.leases.ages import Ages, Waits
-from ringlog.leases.group import ConsumerGroup, lease_runs
+from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.live_seqs import Live
 from ringlog.leases.ready_index import Marks, ReadyIndex
 from ringlog.leases.schedule import Schedule

@@ -7,10 +7,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from lease_runs import lease_runs
 from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
-from ringlog.leases.group import ConsumerGroup, lease_runs
+from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.live_seqs import Live
 from ringlog.leases.runs import BLOCK
 from ringlog.leases.spans import spans_of

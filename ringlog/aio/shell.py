@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -20,6 +19,7 @@ from ringlog.client.dropped import end_apart
 from ringlog.client.ending import warn_of_left
 from ringlog.client.session import Session
 from ringlog.client.shell import belongs_to_process
+from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError, WrongLoop
 from ringlog.link.delivery import Subscription
 from ringlog.link.peer import FdSet
@@ -104,6 +104,7 @@ class LoopShell:
 
     def __init__(self, make_session: Callable[[FdSet], Session]) -> None:
         self._make_session = make_session
+        self._clock = SystemClock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: Session | None = None
         self._descriptors: LoopDescriptors | None = None
@@ -200,7 +201,7 @@ class LoopShell:
 
     def now_s(self) -> float:
         """Monotonic seconds: what deadlines are counted in."""
-        return time.monotonic()
+        return self._clock.monotonic_ns() / 1e9
 
     async def wait_for_news(self, subscription: Subscription, timeout: float | None) -> bool:
         """Wait until it has some; False after `timeout` seconds without. The loop has a pass at least."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.absences.cases import NEVER_COLD, NO_COLD, NOTHING, SHARDS, Case
+from chaos.rigs.judge import lay_down
 from chaos.rot import answers
 from chaos.rot.specimen import COLD, OWNER, TOPICS, Specimen
 from ringlog.envelope import messages as m
@@ -73,7 +74,7 @@ class Judge:
         world.kill()
         for path in away:
             if not disk.exists(path):  # it may have been made anew
-                _put(disk, path, specimen.files[path])
+                disk.place(path, specimen.files[path])
         world.has_cold = True
         again = self._start(world, 2)
         counts["starts"] += 1
@@ -195,9 +196,8 @@ class Judge:
         """Does the offline verifier exit with damage, too? Asked before the directory is used."""
         root = self._scratch / "verified"
         try:
-            for path in self.specimen.files:
-                if disk.exists(path):
-                    _lay(root, path, _contents(disk, path))
+            held = disk.contents()
+            lay_down({path: held[path] for path in self.specimen.files if path in held}, root)
             counts["verifications"] += 1
             has_cold = (root / COLD[1:]).is_dir()
             found = verify_directory(
@@ -226,24 +226,3 @@ def _names(error: Any, away: set[str]) -> bool:
 
 def _is_data(path: str) -> bool:
     return path.startswith(COLD) or path.endswith(DATA_SUFFIX)
-
-
-def _put(disk: SimulatedDisk, path: str, data: bytes) -> None:
-    fd = disk.create(path)
-    disk.write_at(fd, [data], 0)
-    disk.sync_file(fd)
-    disk.close(fd)
-
-
-def _contents(disk: SimulatedDisk, path: str) -> bytes:
-    fd = disk.open_read(path)
-    try:
-        return disk.read_at(fd, disk.size(fd), 0)
-    finally:
-        disk.close(fd)
-
-
-def _lay(root: Path, path: str, data: bytes) -> None:
-    real = root / path[1:]
-    real.parent.mkdir(parents=True, exist_ok=True)
-    real.write_bytes(data)

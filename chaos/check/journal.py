@@ -59,13 +59,31 @@ class Outcome(IntEnum):
     """Certainly not applied."""
 
 
-class Journal:
-    """One client's journal. For one thread."""
+class RowFile:
+    """The rows of one client, appended by one write call each time. For one thread."""
 
     def __init__(self, path: Path, client: int) -> None:
         """Create the file; raises FileExistsError, for two clients with one number would be one."""
         self.client = client
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def write(self, rows: Rows) -> None:
+        """Append whole rows."""
+        data = rows.tobytes()
+        if data and os.write(self._fd, data) != len(data):
+            raise OSError("a journal could not be written whole")
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        os.close(self._fd)
+
+
+class Journal(RowFile):
+    """One client's journal."""
+
+    def __init__(self, path: Path, client: int) -> None:
+        """As RowFile."""
+        super().__init__(path, client)
         self._next_op = client * OPS_PER_CLIENT
 
     def begin(
@@ -78,7 +96,7 @@ class Journal:
         ops = np.arange(self._next_op, self._next_op + count, dtype=np.uint64)
         self._next_op += count
         rows["op"], rows["seq"], rows["value"], rows["digest"] = ops, seq, values, digests
-        self._write(rows)
+        self.write(rows)
         return ops
 
     def end(
@@ -87,23 +105,19 @@ class Journal:
         """Note that operations returned now."""
         rows = self._rows(len(ops), What.RETURN, topic)
         rows["op"], rows["outcome"], rows["seq"], rows["value"] = ops, outcome, seqs, values
-        self._write(rows)
+        self.write(rows)
 
     def records(self, topic: int, op: int, seqs: Any, values: Any, digests: Any) -> None:
         """Note what a read gave, before its end is noted."""
         rows = self._rows(len(seqs), What.RECORD, topic)
         rows["op"], rows["seq"], rows["value"], rows["digest"] = op, seqs, values, digests
-        self._write(rows)
+        self.write(rows)
 
     def gap(self, topic: int, op: int, first: int, last: int) -> None:
         """Note an announced loss."""
         rows = self._rows(1, What.GAP, topic)
         rows["op"], rows["seq"], rows["value"] = op, first, last
-        self._write(rows)
-
-    def close(self) -> None:
-        """Nothing more comes."""
-        os.close(self._fd)
+        self.write(rows)
 
     def _rows(self, count: int, what: What, topic: int) -> Rows:
         rows = np.zeros(count, dtype=ROW)
@@ -112,16 +126,11 @@ class Journal:
         )  # fmt: skip
         return rows
 
-    def _write(self, rows: Rows) -> None:
-        data = rows.tobytes()
-        if data and os.write(self._fd, data) != len(data):
-            raise OSError("a journal could not be written whole")
 
-
-def load(folder: Path) -> Rows:
+def load(folder: Path, dtype: np.dtype[Any] = ROW) -> Rows:
     """All journals of a directory; a client's rows stay in their order."""
-    parts = [np.fromfile(path, dtype=ROW) for path in sorted(folder.glob("*.journal"))]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)
+    parts = [np.fromfile(path, dtype=dtype) for path in sorted(folder.glob("*.journal"))]
+    return np.concatenate([np.zeros(0, dtype=dtype), *parts])
 
 
 def rows_in(folder: Path) -> int:

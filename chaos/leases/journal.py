@@ -6,7 +6,6 @@ whole rows to a file of the client's own. Times are of the monotonic clock.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from enum import IntEnum
@@ -15,6 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from chaos.check import journal
+from chaos.check.journal import RowFile
 
 ROW = np.dtype(
     [
@@ -79,13 +81,8 @@ class Outcome(IntEnum):
     """Certainly not done: its lease had ended."""
 
 
-class Journal:
+class Journal(RowFile):
     """One client's journal."""
-
-    def __init__(self, path: Path, client: int) -> None:
-        """Create the file; raises FileExistsError."""
-        self._client = client
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def note(
         self, did: Did, queue: int, values: Sequence[int], *, seqs: Any = 0,
@@ -93,19 +90,14 @@ class Journal:
     ) -> None:  # fmt: skip
         """Note something of some jobs, now."""
         rows = np.zeros(len(values), dtype=ROW)
-        rows["at_ns"], rows["begun_ns"], rows["client"] = time.monotonic_ns(), begun_ns, self._client
+        rows["at_ns"], rows["begun_ns"], rows["client"] = time.monotonic_ns(), begun_ns, self.client
         rows["queue"], rows["what"], rows["outcome"] = queue, did, outcome
         rows["value"], rows["seq"] = values, seqs
         rows["group"], rows["deliveries"] = group, deliveries
-        os.write(self._fd, rows.tobytes())
-
-    def close(self) -> None:
-        """Nothing more comes."""
-        os.close(self._fd)
+        self.write(rows)
 
 
 def load(folder: Path) -> Rows:
     """All journals of a run, by time."""
-    parts = [np.fromfile(path, dtype=ROW) for path in sorted(folder.glob("*.journal"))]
-    rows = np.concatenate([np.zeros(0, dtype=ROW), *parts])
+    rows = journal.load(folder, ROW)
     return rows[np.argsort(rows["at_ns"], kind="stable")]

@@ -177,6 +177,14 @@ def note_seen(model: Model, seen: Mapping[str, Seen]) -> None:
             model.lose(frame)
 
 
+def lay_down(files: Mapping[str, bytes], root: Path) -> None:
+    """Write files of a disk in memory below a directory of the host, where the verifier can read them."""
+    for path, data in files.items():
+        real = root / path[1:]
+        real.parent.mkdir(parents=True, exist_ok=True)
+        real.write_bytes(data)
+
+
 def verify(data_dir: str | Path, cold_dir: str | Path = "", *, is_deep: bool = False) -> Verification:
     """The offline verifier, which shares no decoder with the engine (O3); raises Broken for damage."""
     found = verify_directory(str(data_dir), is_deep=is_deep, jobs=1, cold_dir=str(cold_dir))

@@ -83,8 +83,8 @@ def ask(
         found.refused = e
         return found
     finally:
-        for path in watched:
-            found.left[path] = _contents(disk, path)
+        held = disk.contents() if watched else {}
+        found.left = {path: held.get(path, b"") for path in watched}
     for run in world.runs.values():
         found.announced += run.found.announced
     for name in TOPICS:
@@ -94,16 +94,6 @@ def ask(
             if topic.name not in found.topics:
                 found.topics[topic.name] = Topic(state=("unexpected",))
     return found
-
-
-def _contents(disk: SimulatedDisk, path: str) -> bytes:
-    if not disk.exists(path):
-        return b""
-    fd = disk.open_read(path)
-    try:
-        return disk.read_at(fd, disk.size(fd), 0)
-    finally:
-        disk.close(fd)
 
 
 def topic_of(world: World, name: str) -> Topic:

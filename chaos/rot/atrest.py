@@ -17,6 +17,7 @@ from actors.reclaimer.rounds import Reclaimer
 from actors.reclaimer.scrub import Item
 from actors.reclaimer.scrubber import Scrubber
 from actors.relocator.mover import Mover
+from chaos.rigs.judge import lay_down
 from chaos.rigs.storage import reclaimer_of
 from chaos.rot.specimen import Specimen
 from ringlog.cli.app import run as ringlog_command
@@ -72,11 +73,7 @@ class Rig:
 
     def read(self, path: str) -> bytes:
         """A whole file."""
-        fd = self.disk.open_read(path)
-        try:
-            return self.disk.read_at(fd, self.disk.size(fd), 0)
-        finally:
-            self.disk.close(fd)
+        return self.disk.contents()[path]
 
     def flip(self, path: str, at: int) -> None:
         """Let one bit rot."""
@@ -207,12 +204,12 @@ def backed_up(specimen: Specimen, changed: dict[str, bytes], scratch: Path) -> s
     source, target = scratch / "source", scratch / "backup"
     for tree in (source, target):
         shutil.rmtree(tree, ignore_errors=True)
-    for each, data in {**specimen.files, **changed}.items():
-        if each.startswith(DATA_DIR + "/"):
-            real = source / each.removeprefix(DATA_DIR + "/")
-            real.parent.mkdir(parents=True, exist_ok=True)
-            real.write_bytes(data)
-    status = ringlog_command(["backup", "--data-dir", str(source), "--to", str(target), "--cold-dir", ""])
+    source.mkdir()
+    changed_too = {**specimen.files, **changed}
+    lay_down({path: data for path, data in changed_too.items() if path.startswith(DATA_DIR + "/")}, source)
+    status = ringlog_command(
+        ["backup", "--data-dir", str(source / DATA_DIR[1:]), "--to", str(target), "--cold-dir", ""]
+    )
     if not changed:
         return "" if status == Exit.DONE else f"a sound directory is not backed up: status {status}"
     return "" if status == Exit.DAMAGE else f"damage was not refused as such: status {status}"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from chaos.order import Broken
-from chaos.rigs.judge import verify
+from chaos.rigs.judge import lay_down, verify
 from chaos.world.clients import Producer
 from chaos.world.engine import COLD, Engine
 from chaos.world.model import Model
@@ -107,30 +106,16 @@ class Examiner:
         """The offline verifier, which shares no decoder with the engine, finds no damage (O3)."""
         with tempfile.TemporaryDirectory(prefix="world-") as work:
             for root in (DATA, COLD):
-                self._export(root, work + root)
+                Path(work + root).mkdir()
+            lay_down(self.engine.disk.contents(), Path(work))
             found = verify(work + DATA, work + COLD)
             heads = {topic.topic: topic.head for topic in found.topics}
             missing = {life.name for life in self.model.lives.values() if self._must_be(life)} - heads.keys()
             if missing:
                 raise Broken(f"the verifier does not know {sorted(missing)}")
-            shutil.rmtree(work + DATA)
 
     def _must_be(self, life: Any) -> bool:
         return (life.topic_id, life.epoch) not in self.model.doomed
-
-    def _export(self, root: str, target: str) -> None:
-        disk = self.engine.disk
-        os.makedirs(target, exist_ok=True)
-        for name in disk.list_dir(root):
-            path = f"{root}/{name}"
-            try:
-                fd = disk.open_read(path)
-            except RinglogError:
-                self._export(path, f"{target}/{name}")
-                continue
-            with open(f"{target}/{name}", "wb") as file:
-                file.write(disk.read_at(fd, disk.size(fd), 0))
-            disk.close(fd)
 
 
 class _Whole(Reader):

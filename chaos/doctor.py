@@ -19,14 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos import leaks
+from chaos.order import CannotRun
+from chaos.rigs.small_disks import command
 
 CHECK_S = 30.0
 IMAGE_BYTES = 320 << 20
 """XFS makes no file system smaller than 300 MiB."""
-
-
-class Lacks(Exception):
-    """What is missing, and how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +36,20 @@ class Mechanism:
     check: Callable[[Path], None]
 
 
-def _command(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S, check=False)
-    except FileNotFoundError:
-        raise Lacks(f"{command[0]} is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise Lacks(f"{' '.join(command)} hangs") from None
-    if done.returncode != 0:
-        raise Lacks(f"{' '.join(command)[:120]}: {(done.stderr or done.stdout).strip()[-200:]}")
-    return done.stdout
-
-
 def need_root() -> None:
-    """Raise Lacks for an ordinary user."""
+    """Raise CannotRun for an ordinary user."""
     if os.geteuid() != 0:
-        raise Lacks("needs root")
+        raise CannotRun("needs root")
 
 
-def _mem(_: Path) -> None:
+def need_allocations() -> None:
+    """Raise CannotRun when this interpreter cannot let an allocation fail."""
     try:
         import _testcapi
     except ImportError:
-        raise Lacks("this interpreter has no _testcapi") from None
+        raise CannotRun("this interpreter has no _testcapi") from None
     if not hasattr(_testcapi, "set_nomemory"):
-        raise Lacks("_testcapi has no set_nomemory")
+        raise CannotRun("_testcapi has no set_nomemory")
 
 
 def _pidfd(_: Path) -> None:
@@ -73,13 +60,13 @@ def _pidfd(_: Path) -> None:
         finally:
             os.close(fd)
         if child.wait(CHECK_S) != -9:
-            raise Lacks("a signal through a pidfd did not arrive")
+            raise CannotRun("a signal through a pidfd did not arrive")
 
 
 def _compiler(scratch: Path) -> None:
     source = scratch / "shim.c"
     source.write_text("int ringlog_doctor(void) { return 7; }\n")
-    _command("gcc", "-shared", "-fPIC", "-o", str(scratch / "shim.so"), str(source))
+    command("gcc", "-shared", "-fPIC", "-o", str(scratch / "shim.so"), str(source))
 
 
 def _strace(scratch: Path) -> None:
@@ -90,15 +77,15 @@ def _strace(scratch: Path) -> None:
         capture_output=True, text=True, timeout=CHECK_S, check=False,
     ) if shutil.which("strace") else None  # fmt: skip
     if done is None:
-        raise Lacks("strace is not installed")
+        raise CannotRun("strace is not installed")
     if "INJECTED" not in (out.read_text() if out.exists() else ""):
-        raise Lacks(f"strace injects nothing: {done.stderr[-200:]}")
+        raise CannotRun(f"strace injects nothing: {done.stderr[-200:]}")
 
 
 def _mounts(scratch: Path) -> None:
     need_root()
     (scratch / "m").mkdir()
-    _command(
+    command(
         "unshare", "--mount", "--propagation", "private", "sh", "-c",
         f"mount -t tmpfs -o size=1m none {scratch}/m && umount {scratch}/m",
     )  # fmt: skip
@@ -110,9 +97,9 @@ def _file_system(kind: str) -> Callable[[Path], None]:
         image = scratch / f"{kind}.img"
         with image.open("wb") as out:
             out.truncate(IMAGE_BYTES)
-        _command(f"mkfs.{kind}", "-q", str(image))
+        command(f"mkfs.{kind}", "-q", str(image))
         (scratch / kind).mkdir()
-        _command(
+        command(
             "unshare", "--mount", "--propagation", "private", "sh", "-c",
             f"mount -o loop {image} {scratch}/{kind} && umount {scratch}/{kind}",
         )  # fmt: skip
@@ -123,13 +110,13 @@ def _file_system(kind: str) -> Callable[[Path], None]:
 def _fuse(_: Path) -> None:
     need_root()
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise Lacks("/dev/fuse cannot be opened")
+        raise CannotRun("/dev/fuse cannot be opened")
 
 
 def _kernel(_: Path) -> None:
     if shutil.which("linux.uml") is None:
-        raise Lacks("linux.uml is not installed (package user-mode-linux)")
-    _command("linux.uml", "--version")
+        raise CannotRun("linux.uml is not installed (package user-mode-linux)")
+    command("linux.uml", "--version")
 
 
 def _cgroup(_: Path) -> None:
@@ -145,30 +132,30 @@ def _cgroup(_: Path) -> None:
                 return
         finally:
             folder.rmdir()
-    raise Lacks("no cgroup with a memory limit can be made")
+    raise CannotRun("no cgroup with a memory limit can be made")
 
 
 def _netns(_: Path) -> None:
     need_root()
     name = f"ringlog-chaos-{os.getpid()}"
-    _command("ip", "netns", "add", name)
+    command("ip", "netns", "add", name)
     try:
-        _command("ip", "netns", "exec", name, "ip", "link", "set", "lo", "up")
+        command("ip", "netns", "exec", name, "ip", "link", "set", "lo", "up")
     finally:
-        _command("ip", "netns", "del", name)
+        command("ip", "netns", "del", name)
 
 
 def _setpriv(_: Path) -> None:
     need_root()
-    _command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "true")
+    command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "true")
 
 
 def _atheris(_: Path) -> None:
-    _command(sys.executable, "-c", "import atheris")
+    command(sys.executable, "-c", "import atheris")
 
 
 MECHANISMS = (
-    Mechanism("MEM", "the k-th allocation fails", _mem),
+    Mechanism("MEM", "the k-th allocation fails", lambda _: need_allocations()),
     Mechanism("SIG", "signals through pidfds", _pidfd),
     Mechanism("PRE", "preloaded shims (needs gcc)", _compiler),
     Mechanism("STR", "system calls that fail (strace)", _strace),
@@ -191,7 +178,7 @@ def missing() -> dict[str, str]:
         with tempfile.TemporaryDirectory(prefix="ringlog-doctor-") as scratch:
             try:
                 mechanism.check(Path(scratch))
-            except (Lacks, OSError) as e:
+            except (CannotRun, OSError) as e:
                 found[f"{mechanism.code} {mechanism.what}"] = str(e)
     return found
 
@@ -211,8 +198,8 @@ def sweep() -> list[str]:
                 Path(name).rmdir()
                 done.append(f"removed {thing}")
         elif kind == "network namespace":
-            with contextlib.suppress(Lacks):
-                _command("ip", "netns", "del", name)
+            with contextlib.suppress(CannotRun):
+                command("ip", "netns", "del", name)
                 done.append(f"removed {thing}")
     return done
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from chaos.blocks.recorded import EMPTY, FOLDER, Recorded, read_image, record
-from chaos.doctor import Lacks, need_root
+from chaos.doctor import need_root
 from chaos.order import Account, Broken, CannotRun, Order
 from chaos.rigs.blockstore import StoredVolume, stored_volume
 from chaos.rigs.judge import POWER_LOSS, check, observe, require_same, verify
@@ -206,10 +206,7 @@ def live(
 def run(order: Order, account: Account) -> None:
     """Lives on both file systems in turn until the time is over."""
     settings = order.choose(SETTINGS)
-    try:
-        need_root()
-    except Lacks as e:
-        raise CannotRun(str(e)) from e
+    need_root()
     until = time.monotonic() + order.seconds
     share = order.seconds / (2 * len(KINDS))
     for number in range(LIVES_MAX):
@@ -234,6 +231,4 @@ def replay(order: Order, case: str) -> None:
     account = Account()
     with stored_volume(kind, order.scratch) as stored:
         live(stored, kind, int(number), order, account)
-    print(dict(account.counts))
-    if account.findings:
-        raise Broken("\n".join(f"{each.what}\n{each.story}" for each in account.findings))
+    account.tell()

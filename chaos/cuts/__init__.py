@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 
 from chaos.cuts import engine
-from chaos.doctor import Lacks, need_root
+from chaos.doctor import need_root
 from chaos.order import Account, Broken, CannotRun, Order
 from chaos.rigs.hostdisk import HostDisk, WatchedDisk
 from chaos.rigs.judge import verify
@@ -155,17 +155,10 @@ def _work_until_cut(life: Life, cutter: _Cutter, rng: random.Random, story: list
     story.append(f"CUT({cutter.calls[-1]}, flag {cutter.flag}, {cutter.beside_s:.4f} s)")
 
 
-def _check_host() -> None:
-    try:
-        need_root()
-    except Lacks as e:
-        raise CannotRun(str(e)) from e
-
-
 def run(order: Order, account: Account) -> None:
     """Lives on both file systems in turn, then the whole program at its stop points."""
     settings = order.choose(SETTINGS)
-    _check_host()
+    need_root()
     until = time.monotonic() + order.seconds * (1.0 - settings["engine_share"])
     with contextlib.ExitStack() as stack:
         volumes = []
@@ -197,4 +190,4 @@ def replay(order: Order, case: str) -> None:
     with volume(kind, order.scratch) as one:
         account = Account()
         live(one, order.random(case), account, "life")
-        print(dict(account.counts))
+        account.tell()

@@ -34,6 +34,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from chaos.beside import beside
+from chaos.doctor import need_allocations
 from chaos.hush import hushed
 from chaos.order import Account, Broken, CannotRun, Order
 from chaos.sweeps import allocations, calls, gateway, lines
@@ -338,7 +339,7 @@ def _recoveries(order: Order, images: dict[str, Image], account: Account, is_tim
 
 def _allocations(order: Order, images: dict[str, Image], account: Account, is_time: Until) -> None:
     try:
-        allocations.require()
+        need_allocations()
     except CannotRun as e:
         account.skip("allocation sweep", str(e))
         return

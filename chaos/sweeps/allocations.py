@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.beside import forked
-from chaos.order import Broken, CannotRun
+from chaos.order import Broken
 from chaos.rigs.judge import KILL, check, observe, require_same
 from chaos.rigs.model import SentFrame
 from chaos.sweeps.calls import begin
@@ -111,16 +111,6 @@ def _no_memory(start: int, stop: int) -> Iterator[None]:
         yield
     finally:
         _testcapi.remove_mem_hooks()
-
-
-def require() -> None:
-    """Raise CannotRun when this interpreter cannot let an allocation fail."""
-    try:
-        import _testcapi
-    except ImportError:
-        raise CannotRun("this interpreter has no _testcapi") from None
-    if not hasattr(_testcapi, "set_nomemory"):
-        raise CannotRun("_testcapi has no set_nomemory")
 
 
 def _begin(operation: Operation, image: Image) -> tuple[House, Callable[[], Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-from chaos.doctor import Lacks, need_root
+from chaos.doctor import need_root
 from chaos.order import Account, Broken, CannotRun, Order
 from chaos.rigs.blockstore import stored_volume
 from chaos.rigs.mount import KINDS, RigError
@@ -26,10 +26,7 @@ def run(order: Order, account: Account) -> None:
     """Every case of a shard on both file systems, again and again; then the program's cases, each once at
     least and as often as the time allows."""
     settings = order.choose(SETTINGS)
-    try:
-        need_root()
-    except Lacks as e:
-        raise CannotRun(str(e)) from e
+    need_root()
     begun = time.monotonic()
     _run_shard(
         order, account, settings["rounds_min"], begun + order.seconds * (1.0 - settings["engine_share"])
@@ -69,4 +66,4 @@ def replay(order: Order, case: str) -> None:
     else:
         with stored_volume(kind, order.scratch) as stored:
             shard.run_case(stored, name, order.random(case), account)
-    print(dict(account.counts))
+    account.tell()

@@ -92,7 +92,7 @@ def replay(order: Order, case: str) -> None:
     """Cases joined by commas, as a finding names them, on one engine."""
     account = Account()
     _run_batch(order.scratch / "engine", [Case(*one.split("/")) for one in case.split(",")], account, 1e18)
-    print(dict(account.counts))
+    account.tell()
 
 
 def _run_batch(root: Path, batch: list[Case], account: Account, until_s: float) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from chaos import doctor, record
-from chaos.dying import die_with
+from chaos.beside import die_with
 from chaos.order import Account, CannotRun, Enough, FaultClass, Order
 from chaos.plan import PlanError, load_faults, load_plan
 from chaos.run import NEVER_STARTED, ROOT, run_plan

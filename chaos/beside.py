@@ -1,15 +1,22 @@
-"""A part of a class done by a process of its own, beside the others."""
+"""Processes of the harness: a part of a class done beside the others; none outlives who started it."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
-from chaos.dying import die_with
 from chaos.order import Account
+from ringlog.hardening import die_with_parent
 
 Collect = Callable[[Account], None]
+
+
+def die_with(parent: int) -> None:
+    """Ask to be killed when the parent ends; ends at once when that is past already."""
+    if not die_with_parent(parent, signal.SIGKILL):
+        os._exit(1)
 
 
 def forked(work: Callable[[int], None]) -> tuple[int, int]:

@@ -17,7 +17,6 @@ from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import parse_stem
 from ringlog.storage.layout import pack_file, parse_wal_name
 from ringlog.testing.checkpoints import checkpoint
-from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, Gone, Marks, World
 from ringlog.verify.directory import verify_directory
@@ -43,12 +42,7 @@ class Judge:
         assert all(each.records and not each.error for each in self._truth.values()), self._truth
 
     def _world(self, disk: SimulatedDisk) -> World:
-        specimen = self.specimen
-        world = World(
-            disk, shards=2, incarnation=specimen.incarnation + 10, boot_id=specimen.boot_id,
-            clock=ManualClock(specimen.now_us + 1_000_000), cold=COLD, has_cold=True,
-        )  # fmt: skip
-        world._salt = specimen.salt & 0xFFFF | 1 << 20  # none is used twice
+        world = answers.world_of(self.specimen, disk, cold=COLD, has_cold=True)
         world.reboot()
         return world
 

@@ -51,15 +51,21 @@ class Answers:
     """Contents of watched files afterwards."""
 
 
+def world_of(specimen: Specimen, disk: SimulatedDisk, **options: Any) -> World:
+    """Where an engine starts on this disk: later than everything that the specimen knows."""
+    world = World(
+        disk, shards=2, incarnation=specimen.incarnation + 10, boot_id=specimen.boot_id,
+        clock=ManualClock(specimen.now_us + 1_000_000), **options,
+    )  # fmt: skip
+    world._salt = specimen.salt & 0xFFFF | 1 << 20  # none is used twice
+    return world
+
+
 def start(
     specimen: Specimen, disk: SimulatedDisk, *, keeps_board: bool = False, is_lenient: bool = False
 ) -> World:
     """An engine on this disk: after a reboot, or (`keeps_board`) as the successors of killed shards."""
-    world = World(
-        disk, shards=2, incarnation=specimen.incarnation + 10, boot_id=specimen.boot_id,
-        clock=ManualClock(specimen.now_us + 1_000_000), is_lenient=is_lenient,
-    )  # fmt: skip
-    world._salt = specimen.salt & 0xFFFF | 1 << 20  # none is used twice
+    world = world_of(specimen, disk, is_lenient=is_lenient)
     if not keeps_board:
         world.reboot()
         world.start()

@@ -10,9 +10,10 @@ from checkpoint_world import checkpoint_all, new_world
 from removal_world import delete
 from test_wal_shard_durable_leases import ask, claim, held, make, stats
 
-from actors.wal_shard import durable_leases
 from actors.wal_shard import events as ev
+from actors.wal_shard import replay
 from ringlog.envelope import messages as m
+from ringlog.leases.change import Op
 from ringlog.testing.shard_world import World
 
 STEPS = 60
@@ -164,13 +165,13 @@ def test_what_is_held_stays_so_and_everything_else_is_given_out(seed: int, durab
 
 def test_a_release_that_is_not_replayed_is_caught(monkeypatch) -> None:
     """The histories can fail."""
-    real = durable_leases.Durable.apply
+    real = replay.replay_jobs
 
-    def forgetful(durable, change):
-        if change.op != 4:
-            real(durable, change)
+    def forgetful(topic, change):
+        if change.op != Op.RELEASED:
+            real(topic, change)
 
-    monkeypatch.setattr(durable_leases.Durable, "apply", forgetful)
+    monkeypatch.setattr(replay, "replay_jobs", forgetful)
     with pytest.raises(AssertionError):
         run_all()
 

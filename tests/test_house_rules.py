@@ -451,3 +451,14 @@ def test_every_module_has_a_name_that_says_something():
         "ringlog/utils.py",
         "ringlog/helpers/x.py",
     ]
+
+
+def doubled_names(paths: list[str]) -> set[str]:
+    names = [path.rpartition("/")[2] for path in paths]
+    return {name for name in names if names.count(name) > 1}
+
+
+def test_no_two_test_modules_have_the_same_name():
+    """pytest imports them by it, and takes only the first."""
+    assert not doubled_names([str(path) for path in (ROOT / "tests").rglob("test_*.py")])
+    assert doubled_names(["tests/a/test_x.py", "tests/b/test_x.py", "tests/b/test_y.py"]) == {"test_x.py"}

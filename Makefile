@@ -15,7 +15,7 @@ OLDER_SPARK := $(VENV)/spark-4.2
 WAITING_TESTS = $(addprefix tests/client/test_,unused_topics.py router_kills.py other_platforms.py \
   router_read_your_writes.py schedulers_changed.py)
 COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_gateway*.py) \
-  $(addprefix tests/,aio board client frame group link queue ring topic)
+  $(addprefix tests/,aio board client frame leases link ring topic)
 INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handlers.py dropped.py)
 
 .PHONY: help setup compiled demo test test-compiled check bench bench-against peers chaos chaos-night chaos-long mutants test-night spark-night fmt clean

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import subprocess
 import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -462,3 +463,18 @@ def test_no_two_test_modules_have_the_same_name():
     """pytest imports them by it, and takes only the first."""
     assert not doubled_names([str(path) for path in (ROOT / "tests").rglob("test_*.py")])
     assert doubled_names(["tests/a/test_x.py", "tests/b/test_x.py", "tests/b/test_y.py"]) == {"test_x.py"}
+
+
+def missing_tests(command: str) -> list[str]:
+    named = re.findall(r"\btests/[\w./]+", command)
+    return [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_makefile_names_tests_that_are_there():
+    """pytest runs none at all when one is not."""
+    printed = subprocess.run(
+        ["make", "-n", "test-compiled"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert "tests/client" in printed
+    assert not missing_tests(printed)
+    assert missing_tests("pytest tests/client tests/no_such_thing") == ["tests/no_such_thing"]

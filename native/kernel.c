@@ -397,7 +397,7 @@ static PyObject *scan(PyObject *self, PyObject *args)
     unsigned long long frame_max;
     if (!PyArg_ParseTuple(args, "y*nnnK", &view, &from, &to, &most, &frame_max)) return NULL;
     PyObject *table = NULL, *found = NULL;
-    if (from < 0 || from & 7 || from > to || to > view.len) {
+    if (from < 0 || from & 7 || to > view.len) {
         PyErr_SetString(PyExc_ValueError, "a range outside of the buffer, or not at a multiple of 8");
         goto done;
     }

@@ -89,6 +89,11 @@ def test_scan_of_a_range_never_looks_past_its_stop(runs: list[tuple[int, int]], 
     assert found.stop <= stop
 
 
+def test_scan_behind_the_end_of_what_was_cut_off_finds_nothing_and_says_so() -> None:
+    found = scan(bytes(64), 128)
+    assert (len(found), found.end, found.reason) == (0, End.INVALID, "bytes left over")
+
+
 def test_scan_of_nothing_is_empty_and_clean() -> None:
     found = scan(b"")
     assert (len(found), found.stop, found.end) == (0, 0, End.CLEAN)

@@ -75,7 +75,8 @@ class UsageError(RinglogError):
 
 
 class CalledInside(UsageError):
-    """A reader was used by a signal handler that interrupted a call of the same reader."""
+    """A signal handler used a client that it had interrupted in the middle of its work, not while it waited,
+    or a reader of which it had interrupted a call."""
 
     code = "called_inside"
 

@@ -46,6 +46,7 @@ class Producer(Generic[T]):
         payload = core.encode(data)
         values = core.fields(dict(record)) if record else None
         shell = self._shell
+        shell.require_open()
         with shell.lock:
             try:
                 if self._is_closed or shell.torn_by or not core.has_room(size_of(payload)):
@@ -143,7 +144,7 @@ class Producer(Generic[T]):
     def _require_room(self, size: int) -> None:
         """With the lock held: wait for room, or raise Backpressure."""
         shell = self._shell
-        shell.require_open()
+        shell.require_usable()
         if self._is_closed:
             raise UsageError(self._closed_text, topic=self.topic)
         core = self._core

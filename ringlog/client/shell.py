@@ -28,7 +28,7 @@ from ringlog.client.green_threads import are_green, patched_late
 from ringlog.client.session import Session
 from ringlog.clock import Clock, SystemClock
 from ringlog.descriptors import SOCKET_DESCRIPTORS, has_room, no_room
-from ringlog.errors import Interrupted, NotConnected, RequestTimeout, RinglogError, UsageError
+from ringlog.errors import CalledInside, Interrupted, NotConnected, RequestTimeout, RinglogError, UsageError
 from ringlog.link.delivery import Subscription
 from ringlog.link.peer import FdSet, Reply
 from ringlog.link.pending import Pending, Steps
@@ -187,6 +187,14 @@ class Shell:
         self.run_calls()
 
     def require_open(self) -> None:
+        """As `require_usable`, without the lock; raises CalledInside where this thread holds it already."""
+        if self.lock._is_owned():  # type: ignore[attr-defined]
+            raise CalledInside(
+                "the client was used by a signal handler that interrupted it in the middle of its work"
+            )
+        self.require_usable()
+
+    def require_usable(self) -> None:
         """Raise UsageError after close, Interrupted once our work was torn."""
         if self.torn_by:
             raise self._torn(was_sent=False)
@@ -251,6 +259,7 @@ class Shell:
         """Sleep until it is done; False when the timeout, in seconds, ended first. Not with the lock held."""
         if not pending.is_done:
             deadline = None if timeout is None else self.now_s() + float(timeout)
+            self.require_open()
             with self.lock:
                 try:
                     self._wait(pending, deadline)
@@ -416,7 +425,7 @@ class Shell:
         while not pending.is_done:
             if deadline is not None and self.now_s() >= deadline:
                 return
-            self.require_open()  # What close did not settle, nobody will.
+            self.require_usable()  # What close did not settle, nobody will.
             leader = self._leader
             if leader is None or leader is self._background or leader is threading.current_thread():
                 # We lead already where a signal handler interrupted our sleep: it does so in our place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ def test_a_handler_may_use_the_client_that_its_thread_waits_with(
 ):
     if wait == "tailer" and transport == "ipc":
         pytest.skip("files are read on the engine's host only")
-    topic, done = ringlog_topic(), threading.Event()
+    topic, outcomes = ringlog_topic(), queue.Queue[str]()
     with ringlog.connect(ringlog_engine.url, wait=10) as steady:
         steady.append(topic, b"first")
         steady.topics.create(f"{topic}-q", type="queue")
@@ -65,15 +66,20 @@ def test_a_handler_may_use_the_client_that_its_thread_waits_with(
         main = threading.get_ident()
 
         def handle() -> None:
+            outcome = "done"
             try:
                 USES[use](client, topic)
+            except CalledInside:
+                outcome = "awake"  # It had just woken up to serve something: it is asked again.
             finally:
-                done.set()
+                outcomes.put(outcome)
 
         def interrupt() -> None:
-            wait_until(lambda: sleeps(client), 20, "the main thread to sleep")
-            signal.pthread_kill(main, signal.SIGUSR2)
-            assert done.wait(20)
+            outcome = "awake"
+            while outcome == "awake":
+                wait_until(lambda: sleeps(client), 20, "the main thread to sleep")
+                signal.pthread_kill(main, signal.SIGUSR2)
+                outcome = outcomes.get(timeout=20)
             steady.append(topic, b"second")
             steady.queue(f"{topic}-q").put(b"job")
 
@@ -89,6 +95,23 @@ def test_a_handler_may_use_the_client_that_its_thread_waits_with(
         if use != "close":
             assert client.append(f"{topic}-after", b"x").count == 1
         client.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("use", USES)
+def test_a_handler_that_interrupts_the_clients_work_is_told_so_at_once(ringlog_engine, ringlog_topic, use):
+    """What it interrupted is half done; before, both could wait for each other."""
+    topic = ringlog_topic()
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        client.topics.create(f"{topic}-q", type="queue")
+        client.append(topic, b"first")
+        producer = client.producer(topic)
+        with client._shell.locked():
+            with pytest.raises(CalledInside):
+                USES[use](client, topic)
+            with pytest.raises(CalledInside):
+                producer.send(b"x")
+        assert client.append(f"{topic}-after", b"x").count == 1
 
 
 @pytest.mark.timeout(60)

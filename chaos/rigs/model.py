@@ -109,9 +109,10 @@ class Model:
             raise Broken(f"topic {frame.topic}: {frame} got {first_seq}, and {used} was in use")
         frame.first_seq, frame.acked_at = first_seq, frame.acked_at or self.now()
         self._is_used(frame)
-        for each in self.changes if frame.is_fsync else ():
-            if each.topic == frame.topic and each.exists and not each.done_at:
-                self.grant(each)  # Else there were no topic that takes records.
+        if frame.is_fsync and self.may_exist(frame.topic) != {True}:
+            for each in self.changes:
+                if each.topic == frame.topic and each.exists and not each.done_at:
+                    self.grant(each)  # Else there were no topic that takes records.
 
     def _is_used(self, frame: SentFrame) -> None:
         life = frame.topic, frame.topic_id

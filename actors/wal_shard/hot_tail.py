@@ -126,8 +126,17 @@ class Framed:
 
     def give(self, first: int, stop: int, contents: Contents) -> None:
         """Add the frames with jobs that lie in here."""
-        bases = self._bases
-        contents.add_frames(self, bisect_right(bases, first) - 1, bisect_left(bases, stop))
+        low, high = self._rows(first, stop)
+        contents.add_frames(self, low, high)
+
+    def bytes_of(self, first: int, stop: int) -> int:
+        """What that adds; 0 for a frame that holds nothing but the one job that is asked for."""
+        low, high = self._rows(first, stop)
+        after = self._bases[high] if high < len(self._bases) else self.stop
+        return 0 if after - self._bases[low] == 1 else sum(self._totals[low:high])
+
+    def _rows(self, first: int, stop: int) -> tuple[int, int]:
+        return bisect_right(self._bases, first) - 1, bisect_left(self._bases, stop)
 
     def total(self, first: int, stop: int) -> int | None:
         """Accounted bytes of jobs that lie in here."""
@@ -345,10 +354,14 @@ class HotTail:
 
 
 def contents_of(parts: Sequence[Part]) -> Contents | None:
-    """These jobs, ascending; None when they are too large to travel with an answer. One alone always does."""
+    """These jobs, ascending; None when they, or the frames they lie in, are too large to travel with an
+    answer. One alone in its frame always does."""
     found = Contents()
     is_one = len(parts) == 1 and parts[0][2] - parts[0][1] == 1
     for block, first, stop in parts:
+        # Before it is copied: many may claim single jobs of one large frame.
+        if isinstance(block, Framed) and found.size + block.bytes_of(first, stop) > INLINE_BYTES_MAX:
+            return None
         block.give(first, stop, found)
         if found.size > INLINE_BYTES_MAX and not is_one:
             return None

@@ -75,7 +75,7 @@ class Operations:
         """Wait until the engine was met; raises NotConnected after `timeout` seconds, and AuthFailed as soon
         as it says that it does not admit the key."""
         wait_s = seconds(timeout, "timeout")
-        with self._shell.locked() as session:
+        with self._shell.entry, self._shell.work as session:
             connecting = session.links.connect()
         if not await self._shell.wait(connecting, wait_s):
             raise self._shell.session.no_engine(timeout_s=timeout)
@@ -110,7 +110,7 @@ class Operations:
         `dedup_window_ms`, appends nothing and returns the number of the first time.
         """
         shell, window_ms = self._shell, check_window(dedup_window_ms)
-        with shell.locked() as session:
+        with shell.entry, shell.work as session:
             core = self._appender(session, topic, parse_durability(durability), create, disable_backpressure)
             records = Assembler()
             records.add(core.encode(data), core.fields(dict(record)) if record else None)
@@ -143,7 +143,7 @@ class Operations:
         """
         asked = parse_durability(durability)
         key, window_ms = checked_key(idempotency_key), check_window(dedup_window_ms)
-        with self._shell.locked() as session:
+        with self._shell.entry, self._shell.work as session:
             core = self._appender(session, topic, asked, create, disable_backpressure)
         assembled = core.assemble(records)
         if assembled.ids:
@@ -154,7 +154,7 @@ class Operations:
             return await self._shell.ask(
                 lambda session: start(session.append_keyed(core.keyed_stream(), frame, key, window_ms))
             )
-        with self._shell.locked():
+        with self._shell.entry, self._shell.work:
             batch = core.add_frame(assembled)
         await self._shell.wait(batch, None)
         return batch.take()

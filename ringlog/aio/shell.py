@@ -112,7 +112,7 @@ class LoopShell:
         self._is_scheduled = False
         self._end: weakref.finalize[..., LoopShell] | None = None
         self.is_closed = False
-        self.lock = nullcontext()
+        self.entry = self.lock = nullcontext()
         """Nobody else is in the loop."""
 
     def __reduce__(self) -> NoReturn:
@@ -145,8 +145,9 @@ class LoopShell:
         if self.is_closed:
             raise UsageError("the client is closed")
 
-    def locked(self) -> AbstractContextManager[Session]:
-        """Use the session; afterwards somebody looks after what was begun."""
+    @property
+    def work(self) -> AbstractContextManager[Session]:
+        """The session. (With threads somebody looks at its end after what was begun.)"""
         return nullcontext(self.session)
 
     async def wait(self, pending: Pending[Any], timeout: float | None = None) -> bool:

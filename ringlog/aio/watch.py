@@ -120,7 +120,7 @@ class Watch:
 
     async def _begin(self) -> None:
         options = self._core.options
-        with self._shell.locked() as session:
+        with self._shell.entry, self._shell.work as session:
             session.forget_all(options.exact)
             subscription = self._subscription = session.delivery.open(
                 credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
@@ -170,14 +170,14 @@ class Watch:
             topic.head_seq = facts.head_seq
             self._core.line_up([self._core.caught_up(topic)])
         elif facts is None:
-            with self._shell.locked() as session:
+            with self._shell.entry, self._shell.work as session:
                 session.delivery.look(subscription, topic.feed)
 
     async def _look_for_names(self, *, is_new: bool) -> None:
         core = self._core
         found = core.matching(await self._shell.ask(lambda session: start(names(session, core.prefixes))))
         if found:
-            with self._shell.locked() as session:
+            with self._shell.entry, self._shell.work as session:
                 session.forget_all(found)
             steps = core.more_steps(self._client.connection, found, is_new=is_new)
             await self._follow(await self._shell.run(steps))
@@ -186,7 +186,7 @@ class Watch:
         if not subscription.has_news:
             self._shell.require_open()
             if self._shell.session.delivery.is_late:
-                with self._shell.locked() as session:
+                with self._shell.entry, self._shell.work as session:
                     session.delivery.give_back()
             return None
         if subscription.failure is None and not subscription.names_changed:
@@ -230,14 +230,14 @@ class Watch:
         # The lock is for who has to arrange something; with hundreds of watches that is seldom.
         delivery = self._shell.session.delivery
         if not delivery.finish_later(subscription, turn, after, is_consumed=is_consumed):
-            with self._shell.locked():
+            with self._shell.entry, self._shell.work:
                 delivery.collect()
 
     def _end_or_look_again(self, turn: Turn, result: TurnResult) -> None:
         subscription = self._subscription
         if subscription is None or self._is_closed:
             return
-        with self._shell.locked() as session:
+        with self._shell.entry, self._shell.work as session:
             if result.is_over:
                 session.delivery.drop(subscription, turn.feed)
                 subscription.names_changed |= subscription.names  # The topic may have been created again.

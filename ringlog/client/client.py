@@ -144,12 +144,12 @@ class Client(Operations):
         timeout = seconds(timeout, "timeout")
         watches = our_watches(watches)
         if self._shell.session.delivery.is_late:
-            with self._shell.locked() as session:
+            with self._shell.entry, self._shell.work as session:
                 session.delivery.give_back()
         ready = [watch for watch in watches if watch.has_news]
         if not ready:
             subscriptions = [watch.open().subscription for watch in watches]
-            with self._shell.locked() as session:
+            with self._shell.entry, self._shell.work as session:
                 news = session.delivery.waits(*subscriptions)
             self._shell.wait(news, timeout)
             ready = [watch for watch in watches if watch.has_news]

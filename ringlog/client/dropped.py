@@ -60,7 +60,7 @@ def end_shell(shell: Shell, timeout: float) -> tuple[int, int, int]:
     fate is not known, and open requests."""
     cores: list[ProducerCore] = []
     if not (shell.torn_by or shell.is_patched_late):
-        with shell.locked() as session:
+        with shell.entry, shell.work as session:
             cores = list(session.cores)
             waits = [core.idle() for core in cores] + list(session.undoing)
         shell.wait_all(waits, timeout)

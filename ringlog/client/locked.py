@@ -79,7 +79,7 @@ class LockedConnection:
 
     def keep_used(self, topic: str, epoch: int = 0) -> Use:
         """Somebody follows a topic; whoever serves the session says so."""
-        with self._shell.locked() as session:
+        with self._shell.entry, self._shell.work as session:
             return session.keep_used(topic, epoch)
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:

@@ -95,7 +95,7 @@ class NumberedProducer:
         self.producer_id = producer_id
         self._shell = shell
         self._pid = os.getpid()
-        with shell.locked() as session:
+        with shell.entry, shell.work as session:
             self._stream = NumberedStream(
                 session, topic, producer_id=producer_id, create=False, durability=durability
             )
@@ -121,7 +121,7 @@ class NumberedProducer:
         batch = Batch(stream)
         with memoryview(frame) as view, view.cast("Q") as words:
             batch.records = words[layout.W_COUNT_EPOCH] & 0xFFFFFFFF
-        with self._shell.locked() as session:
+        with self._shell.entry, self._shell.work as session:
             stream.ship_numbered(batch, frame, number)
             session.links.pump()
         return Ticket(self._shell, batch)

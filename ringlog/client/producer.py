@@ -31,7 +31,7 @@ class Producer(Generic[T]):
         self._options = options
         self._is_closed = False
         self._closed_text = CLOSED
-        with shell.locked() as session:
+        with shell.entry, shell.work as session:
             self._core = ProducerCore(session, topic, options)
 
     # -- sending ------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Producer(Generic[T]):
         """Send records as one frame: one ticket, all or nothing; raises BatchTooLarge beyond 10,000."""
         core = self._core
         records = core.assemble(data)
-        with self._shell.locked() as session:
+        with self._shell.entry, self._shell.work as session:
             self._require_room(records.bytes)
             batch = self._core.add_frame(records)
             session.links.pump()
@@ -83,7 +83,7 @@ class Producer(Generic[T]):
         encoded = core.encode_all(payloads)
         parts = core.frames_of(encoded, records_per_frame)
         size = sum([len(buffer) for buffer, _ in parts])
-        with self._shell.locked() as session:
+        with self._shell.entry, self._shell.work as session:
             self._require_room(size)
             batch = self._core.add_each(parts, len(encoded), records_per_frame)
             session.links.pump()
@@ -92,7 +92,7 @@ class Producer(Generic[T]):
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""
         shell, timeout = self._shell, seconds(timeout, "timeout")
-        with shell.locked():
+        with shell.entry, shell.work:
             idle = self._core.idle()
         shell.wait(idle, timeout)
         with shell.lock:

@@ -282,7 +282,7 @@ class Queue:
                 return None
             jobs = self._jobs_of(claimed)
             if len(jobs) and (auto_extend or slots is not None):
-                with self._shell.locked() as session:
+                with self._shell.entry, self._shell.work as session:
                     if auto_extend:
                         self._keep(session).keep(claimed.to_keep())
                     if slots is not None:
@@ -296,7 +296,7 @@ class Queue:
 
     def _call_off(self, wish: Wish) -> None:
         """Who waited for this claim was interrupted, and whatever it is given goes back."""
-        with suppress(RinglogError), self._shell.locked() as session:
+        with suppress(RinglogError), self._shell.entry, self._shell.work as session:
             session.undo(self._working.call_off(session, wish))
 
     def _claim_after(
@@ -434,12 +434,12 @@ class Queue:
                     return
                 if not jobs:
                     continue
-                with self._shell.locked() as session:
+                with self._shell.entry, self._shell.work as session:
                     batches.begin(jobs.claimed, self._keep(session) if auto_extend else None)
                     part = batches.next(clock.monotonic_ns())
                 while part is not None:
                     yield self._jobs_of(part)
-                    with self._shell.locked():
+                    with self._shell.entry, self._shell.work:
                         batches.done()
                         part = batches.next(clock.monotonic_ns())
                     if (error := behind.take_error()) is not None:
@@ -471,7 +471,7 @@ class Queue:
     def _give_back_batches(self, batches: Batches) -> None:
         if self._shell.is_closed:
             return
-        with self._shell.locked() as session:
+        with self._shell.entry, self._shell.work as session:
             begun, unbegun = batches.leave()
             giving = [start(self._working.nack(session, leases, 0)) for leases in begun]
             giving += [start(self._working.undo(session, leases)) for leases in unbegun]
@@ -482,14 +482,14 @@ class Queue:
 
     def ack_behind(self, job: Job, behind: Behind) -> None:
         """The block of a job of this iteration has ended."""
-        with self._shell.locked():
+        with self._shell.entry, self._shell.work:
             behind.add(job)
 
     def _catch_up(self, behind: Behind, timeout: float | None) -> None:
         """Wait until every ack has its answer, which each has or is refused in its time."""
         if self._shell.is_closed:
             return
-        with self._shell.locked():
+        with self._shell.entry, self._shell.work:
             all_answered = behind.all_answered()
         self._shell.wait(all_answered, timeout)
         if (error := behind.take_error()) is not None:
@@ -540,7 +540,7 @@ class Queue:
         if behind is not None and slots.most == 1:
             jobs = self._go_on(behind, slots, lease_ms, auto_extend)
         if not jobs:
-            with self._shell.locked():
+            with self._shell.entry, self._shell.work:
                 waits = [slots.room()]
                 if behind is not None:
                     behind.send()  # Before the claim: the shard takes them in this order.
@@ -558,7 +558,7 @@ class Queue:
         self, behind: Behind, slots: Slots, lease_ms: int | None, auto_extend: bool
     ) -> Jobs[Job] | None:
         """Ack what is done, and claim the next one in the same request, as far as both are possible."""
-        with self._shell.locked():
+        with self._shell.entry, self._shell.work:
             leases = behind.take()
         if not leases:
             return None
@@ -574,10 +574,10 @@ class Queue:
         leases = [job.lease for job in left if not job.lease.is_over]
         if not leases or self._shell.is_closed:
             return
-        with self._shell.locked() as session:
+        with self._shell.entry, self._shell.work as session:
             giving = start(self._working.undo(session, leases))
         self._shell.wait(giving, timeout)
-        with self._shell.locked():
+        with self._shell.entry, self._shell.work:
             for job in left:
                 job.lease.lose()
 
@@ -704,7 +704,7 @@ class Queue:
         self._closings += 1
         for wish in list(self._waiting):
             self._call_off(wish)
-        with suppress(RinglogError), self._shell.locked():
+        with suppress(RinglogError), self._shell.entry, self._shell.work:
             for slots in self._slots:
                 slots.wake()
         for unbegun in list(self._unbegun):

@@ -20,8 +20,8 @@ import logging
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NoReturn, SupportsFloat, TypeVar
 
 from ringlog.client.green_threads import are_green, patched_late
@@ -124,6 +124,20 @@ class Descriptors:
             self._bell.close()
 
 
+class Work:
+    """The session, for who has the lock; then somebody looks after what was begun: see `Shell.entry`."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    def __enter__(self) -> Session:
+        self._shell.require_usable()
+        return self._shell.session
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self._shell.end_work(error)
+
+
 class Shell:
     """Locks, leads and waits. `make_session` is called anew in a forked child."""
 
@@ -171,20 +185,20 @@ class Shell:
 
     # -- for everybody ------------------------------------------------------------------------------
 
-    @contextmanager
-    def locked(self) -> Iterator[Session]:
-        """Use the session; afterwards somebody looks after what was begun."""
+    @property
+    def entry(self) -> threading.RLock:
+        """The lock, for `with shell.entry, shell.work as session`. Raises as `require_open`.
+
+        Two context managers, because a signal may hit between any two lines of a Python one: it would leave
+        the lock taken by nobody. The lock's own is C.
+        """
         self.require_open()
-        with self.lock:
-            try:
-                try:
-                    yield self.session
-                finally:
-                    self.see_to_it()
-            except BaseException as e:
-                self.look_for_harm(e)
-                raise
-        self.run_calls()
+        return self.lock
+
+    @property
+    def work(self) -> Work:
+        """The session, with the lock; see `entry`."""
+        return Work(self)
 
     def require_open(self) -> None:
         """As `require_usable`, without the lock; raises CalledInside where this thread holds it already."""
@@ -207,6 +221,19 @@ class Shell:
     def is_patched_late(self) -> bool:
         """Threads are others than when our locks were made."""
         return threading.get_ident is not self._get_ident
+
+    def end_work(self, error: BaseException | None) -> None:
+        """With the lock held, at the end of `work`, which raised this error or none."""
+        try:
+            self.see_to_it()
+        except BaseException as e:
+            self.look_for_harm(e)
+            raise
+        finally:
+            if error is not None:
+                self.look_for_harm(error)
+        if error is None and self._calls:
+            self._unlocked(self.run_calls)
 
     def look_for_harm(self, error: BaseException) -> None:
         """With the lock held, an exception leaves our work: if it is none of ours, and we did not sleep, that
@@ -329,7 +356,7 @@ class Shell:
 
     def pause(self, seconds: float) -> None:
         """Do nothing for a while; everybody else is served."""
-        with self.locked() as session:
+        with self.entry, self.work as session:
             pause = session.pause(seconds)
         self.wait(pause, None)
 
@@ -337,20 +364,20 @@ class Shell:
         """Wait until it has some; False after `timeout` seconds without, at once where that is 0."""
         if timeout == 0:
             return False
-        with self.locked() as session:
+        with self.entry, self.work as session:
             news = session.delivery.waits(subscription)
         return self.wait(news, timeout)
 
     def close_subscription(self, subscription: Subscription) -> None:
         """Nobody follows it any more."""
         if not self._is_over:
-            with self.locked() as session:
+            with self.entry, self.work as session:
                 session.delivery.close(subscription)
 
     def wait_undone(self, timeout: float) -> None:
         """Until claims that were called off are, or for so many seconds in all; never raises an error."""
         with suppress(RinglogError):
-            with self.locked() as session:
+            with self.entry, self.work as session:
                 undoing = list(session.undoing)
             self.wait_all(undoing, timeout)
 
@@ -473,7 +500,10 @@ class Shell:
             # Who comes meanwhile may wait for something else.
             words.append(followed)
             seen.append(followed[0])
-            if not self._unlocked(lambda: look(words, seen, left_ns)):  # noqa: B023  called at once
+            lock = self.lock
+            self._unlocked(lambda: look(words, seen, left_ns))  # noqa: B023  called at once
+            self._require_parent(lock)
+            if self._is_over or self._leader is not threading.current_thread():
                 return
             links.pump()
             if pending.is_done:
@@ -481,19 +511,21 @@ class Shell:
             words, seen = links.words_to_look_at()
             left_ns = until_ns - self._clock.monotonic_ns()
 
-    def _unlocked(self, wait: Callable[[], object]) -> bool:
-        """Wait without the lock; False when we are not the leader any more."""
+    def _unlocked(self, call: Callable[[], T]) -> T:
+        """Do something without the lock, such as sleep; what hits us meanwhile tears nothing."""
         lock = self.lock
-        lock.release()
         try:
-            wait()
-        except BaseException as e:
-            self._hit_asleep = e
+            try:
+                lock.release()
+                return call()
+            except BaseException as e:
+                self._hit_asleep = e
+                raise
+            finally:
+                self._retake(lock)
+        except BaseException:
+            self._retake(lock)  # Once more, if we were hit just before we had it.
             raise
-        finally:
-            self._retake(lock)
-        self._require_parent(lock)
-        return not self._is_over and self._leader is threading.current_thread()
 
     def _turn(self, longest: float | None) -> None:
         """Sleep without the lock until something happens, at most `longest` seconds, and serve it."""
@@ -516,19 +548,14 @@ class Shell:
                     self._is_background_in_epoll = True
                 self._sleepers += 1
                 lock = self.lock
-                lock.release()
                 try:
-                    ready = descriptors.sleep(seconds)
-                except BaseException as e:
+                    ready = self._unlocked(lambda: descriptors.sleep(seconds))
+                except BaseException:
                     self._require_parent(lock)
-                    self._hit_asleep = e
                     raise
                 finally:
-                    try:
-                        self._retake(lock)
-                    finally:
-                        if lock is self.lock:
-                            self._woke(me, is_background=is_background)
+                    if lock is self.lock:
+                        self._woke(me, is_background=is_background)
                 self._require_parent(lock)
                 if self._leader is not me or self._is_over:
                     return  # A thread that waits took over: what is ready is ready for it as well.
@@ -563,14 +590,10 @@ class Shell:
         self._followers[key] = baton
         pending.when_done(lambda _: self._release(key))
         lock = self.lock
-        lock.release()
+        left_s = -1 if deadline is None else max(0.0, deadline - self.now_s())
         try:
-            baton.acquire(timeout=-1 if deadline is None else max(0.0, deadline - self.now_s()))
-        except BaseException as e:
-            self._hit_asleep = e
-            raise
+            self._unlocked(lambda: baton.acquire(timeout=left_s))
         finally:
-            self._retake(lock)
             self._followers.pop(key, None)
         self._require_parent(lock)
 
@@ -641,11 +664,7 @@ class Shell:
                 if self.lock is not lock:
                     break
                 if self._calls:
-                    lock.release()
-                    try:
-                        self.run_calls()
-                    finally:
-                        lock.acquire()
+                    self._unlocked(self.run_calls)
                 elif not self._is_over and (self._leader is not None or not self._is_needed()):
                     # Closed while we served: the call to wake up for that has been made already.
                     self._rest()

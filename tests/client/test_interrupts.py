@@ -8,11 +8,14 @@ from __future__ import annotations
 import gc
 import random
 import signal
+import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
+from types import FrameType
 
 import pytest
 
@@ -119,6 +122,10 @@ def _read(client: ringlog.Client, topic: str, _payload: bytes) -> None:
         pass
 
 
+def _claim(client: ringlog.Client, topic: str, _payload: bytes) -> None:
+    client.queue(f"{topic}-q").claim(wait_ms=1)
+
+
 OPERATIONS: list[Callable[[ringlog.Client, str, bytes], None]] = [_create, _append, _send, _keyed, _read]
 
 
@@ -175,6 +182,63 @@ def test_an_interrupt_at_any_moment_is_survived_or_said(
     assert not set(acked) - set(found)
     assert not set(found) - set(acked) - set(interrupted)
     assert ends["went on"] + ends["ended"], f"no signal hit anything: {ends}"
+
+
+def interrupted_at(call: Callable[[], object], number: int) -> bool:
+    """Run it with Hit raised where its so manieth function begins or C function ends, which is where the
+    interpreter looks for signals; False when it has fewer."""
+    left = number
+
+    def on_event(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        file = frame.f_code.co_filename
+        if event in {"call", "c_return"} and ("ringlog" in file or "contextlib" in file):
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise Hit(event, frame.f_code.co_qualname, frame.f_lineno)
+
+    sys.setprofile(on_event)
+    try:
+        call()
+    except Hit as hit:
+        held.append(hit)
+    finally:
+        sys.setprofile(None)
+    return left <= 0
+
+
+held: deque[Hit] = deque(maxlen=3)
+"""With their tracebacks, as a notebook keeps the last ones: what these hold must not be a lock."""
+
+
+@pytest.mark.interpreted
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("operation", [_append, _send, _claim])
+def test_a_hit_between_any_two_calls_leaves_no_lock_taken(ringlog_engine, ringlog_topic, operation) -> None:
+    """CL-2: at each function that is called, once, as a signal's exception may come there."""
+    topic, ends = ringlog_topic(), Counter[str]()
+    with ringlog.connect(ringlog_engine.url, wait=10) as steady:
+        steady.topics.create(f"{topic}-q", type="queue")
+        steady.append(topic, b"first")
+    for number in count(1):
+        client = ringlog.connect(ringlog_engine.url)
+        client.append(topic, b"warm")
+        if not interrupted_at(lambda c=client: operation(c, topic, b"x"), number):
+            client.close(5)
+            break
+        assert not client._shell.lock._is_owned(), held[-1]
+        try:
+            client.append(topic, b"after")
+            ends["went on"] += 1
+        except Interrupted as told:
+            ends["ended by " + told.detail["by"]] += 1
+        began = time.monotonic()
+        client.close(5)
+        assert time.monotonic() - began < CLOSE_S, number
+    held.clear()
+    assert ends["went on"] > 3
+    assert ends["ended by Hit"] > 3
 
 
 @pytest.mark.timeout(60)

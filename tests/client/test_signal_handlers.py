@@ -106,7 +106,7 @@ def test_a_handler_that_interrupts_the_clients_work_is_told_so_at_once(ringlog_e
         client.topics.create(f"{topic}-q", type="queue")
         client.append(topic, b"first")
         producer = client.producer(topic)
-        with client._shell.locked():
+        with client._shell.entry, client._shell.work:
             with pytest.raises(CalledInside):
                 USES[use](client, topic)
             with pytest.raises(CalledInside):

@@ -741,6 +741,7 @@ done:
 /* A column on its way into bodies: values one by one, or numbers. */
 typedef struct { const char *data; int64_t length; } Value;
 typedef struct { Value *values; uint8_t *numbers; int is_there; } Column;
+enum { FEW = 8 }; /* payloads that need no memory of their own */
 
 /* n values from (data, (n + 1,) int64 offsets into it); 0 without an error where that is not what it is. */
 static int values_of_buffer(PyObject *given, Py_ssize_t count, Value *values, Py_buffer *held, Py_ssize_t *buffers)
@@ -890,7 +891,7 @@ static int64_t laid_bytes(int64_t entries, int64_t data) { return PADDED(4 * (en
 PyDoc_STRVAR(encode_doc,
 "encode(columns, count, records, header, total_max, limits, /)\n--\n\n"
 "Frames of `records` records each, of `count` in all, the last one perhaps smaller, back to back.\n\n"
-"`columns`: a tuple, by bit, of None or: a list of bytes, for tag and node of str, None where a record has none; or\n"
+"`columns`: a tuple, by bit, without those behind the last, of None or: a list of bytes, for tag and node of str, None where a record has none; or\n"
 "(data, offsets): a buffer and (count + 1,) int64 places in it. Headers: a list of None, dict of str to bytes, or list\n"
 "or tuple of pairs; or ((count + 1,) int64, keys, values), both as (data, offsets). Numbers: a list of int or None, or a\n"
 "memoryview of int64, of priorities uint8. `header`: 80 bytes, of which columns, count, lengths, checksum and (from its\n"
@@ -906,6 +907,7 @@ static PyObject *encode(PyObject *self, PyObject *args)
     const char *header, *limit_words;
     uint64_t limits[LIMITS];
     Column columns[STAMPS] = {{0}};
+    Value few[FEW];
     Py_buffer held[2 * META + 8];
     int64_t *ends = NULL, entries = 0, total = 0;
     Value *keys = NULL, *values = NULL;
@@ -913,13 +915,14 @@ static PyObject *encode(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!nny#Ly#", &PyTuple_Type, &given, &count, &records, &header, &header_bytes, &total_max,
                           &limit_words, &limit_bytes) || !limits_of(limit_words, limit_bytes, limits))
         return NULL;
-    if (header_bytes != HEADER_BYTES || PyTuple_Size(given) != STAMPS || total_max > INT32_MAX) {
-        PyErr_SetString(PyExc_ValueError, "not a header, not as many columns as there are, or too much");
+    Py_ssize_t sources = PyTuple_Size(given);
+    if (header_bytes != HEADER_BYTES || sources < 1 || sources > STAMPS || total_max > INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "not a header, no columns or more than there are, or too much");
         return NULL;
     }
     if (count < 1 || records < 1 || count > INT32_MAX || records > INT32_MAX) Py_RETURN_NONE;
     uint64_t bitmap = 0;
-    for (int column = 0; column < STAMPS; column++) {
+    for (int column = 0; column < sources; column++) {
         PyObject *source = PyTuple_GetItem(given, column);
         if (source == Py_None) continue;
         bitmap |= 1ull << column;
@@ -957,7 +960,8 @@ static PyObject *encode(PyObject *self, PyObject *args)
             if (columns[column].numbers == NULL) goto no_memory;
             if (!numbers_of(source, count, column, columns[column].numbers)) goto none;
         } else {
-            Value *items = columns[column].values = PyMem_Malloc((size_t)count * sizeof *items);
+            int is_few = column == PAYLOAD && count <= FEW;
+            Value *items = columns[column].values = is_few ? few : PyMem_Malloc((size_t)count * sizeof *items);
             if (items == NULL) goto no_memory;
             int is_text = column == TAG || column == NODE;
             if (PyTuple_Check(source) ? !values_of_buffer(source, count, items, held, &buffers)
@@ -1048,7 +1052,7 @@ none:
     found = Py_NewRef(Py_None);
 done:
     for (int column = 0; column < STAMPS; column++) {
-        PyMem_Free(columns[column].values);
+        if (columns[column].values != few) PyMem_Free(columns[column].values);
         PyMem_Free(columns[column].numbers);
     }
     PyMem_Free(ends);

@@ -34,6 +34,7 @@ from ringlog.errors import (
 )
 from ringlog.frame import codec as frame_codec
 from ringlog.frame.columns import COLUMN_NAMES, encode_records
+from ringlog.frame.header import append_header
 from ringlog.frame.layout import HEADER_BYTES
 from ringlog.frame.view import open_frame
 from ringlog.limits import BATCH_RECORDS_MAX, COMPRESS_BYTES_MIN, RECORD_BYTES_MAX, REQUEST_BYTES_MAX
@@ -126,6 +127,8 @@ class ProducerCore:
         self.session = session
         self.topic = text(topic, "topic")
         self.options = options
+        self._durability = options.durability or Durability.EPHEMERAL  # Nothing beyond the topic's own.
+        self._header = append_header(flags=frame_codec.flags_of(self._durability, options.payload.kind))
         producer_id = None if options.name is None else named_producer_id(options.name)
         self.stream: Stream = session.open_stream(
             topic, producer_id=producer_id, create=options.create, durability=options.durability,
@@ -322,17 +325,11 @@ class ProducerCore:
         self.flush_open()
 
     def _frame(self, records: Assembler) -> bytearray:
-        # A class of 0 asks for nothing beyond the topic's own.
         options, codec = self.options, self._codec_for(records)
-        durability = options.durability or Durability.EPHEMERAL
         if codec is Codec.NONE:
-            whole, _ = frame_codec.frames_of(
-                records.payloads, len(records.payloads), records.columns, topic_id=0, durability=durability,
-                payload_kind=options.payload.kind,
-            )  # fmt: skip
-            return whole
+            return frame_codec.frame_of(records.payloads, records.columns, self._header)
         return frame_codec.frame(
-            encode_records(records.payloads, **records.columns), topic_id=0, durability=durability,
+            encode_records(records.payloads, **records.columns), topic_id=0, durability=self._durability,
             payload_kind=options.payload.kind, codec=codec,
         )  # fmt: skip
 

@@ -27,7 +27,6 @@ I64 = NDArray[np.int64]
 
 _PADS = tuple(bytes(n) for n in range(8))
 _NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
-_NOTHING = (None,) * (len(COLUMN_NAMES) - 1)
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -48,7 +47,7 @@ def frame(
     """
     header = columns.header._replace(
         topic_id=topic_id, producer_id=producer_id, producer_seq=producer_seq, epoch=epoch,
-        flags=_flags(durability, payload_kind),
+        flags=flags_of(durability, payload_kind),
     )  # fmt: skip
     if codec != Codec.NONE:
         used, stored = compress(columns.body, codec)
@@ -86,7 +85,7 @@ def control_frame(
     header = Header(
         frame_len=layout.FRAME_LEN_MIN + len(stored), type=frame_type, version=layout.VERSION, columns=0,
         topic_id=topic_id, base_seq=base_seq, commit_ts=commit_ts, records=0, epoch=epoch, producer_id=0,
-        producer_seq=0, raw_len=len(body), codec=Codec.NONE, flags=_flags(durability, PayloadKind.BYTES),
+        producer_seq=0, raw_len=len(body), codec=Codec.NONE, flags=flags_of(durability, PayloadKind.BYTES),
         hops=0, body_xxh3=_hash(stored), seal_xxh3=0,
     )  # fmt: skip
     return bytearray().join((pack_header(header), stored))
@@ -112,10 +111,20 @@ def frames_of(
     """
     if not 0 < records <= BATCH_RECORDS_MAX:
         raise BatchTooLarge("too many records in one write", records=records, max=BATCH_RECORDS_MAX)
-    header = append_header(topic_id, producer_id, first_producer_seq, epoch, _flags(durability, payload_kind))
-    others = map(columns.get, COLUMN_NAMES[1:]) if columns else _NOTHING
-    buffer, offsets = encode_values((payloads, *others), header, records=records)
+    header = append_header(
+        topic_id, producer_id, first_producer_seq, epoch, flags_of(durability, payload_kind)
+    )
+    buffer, offsets = encode_values(_values(payloads, columns), header, records=records)
     return buffer, np.frombuffer(offsets, dtype=np.int64)
+
+
+def frame_of(payloads: Sequence[bytes], columns: Mapping[str, Any], header: bytes) -> bytearray:
+    """As frames_of, one frame of all records, with a header that was made before by `append_header`."""
+    return encode_values(_values(payloads, columns), header)[0]
+
+
+def _values(payloads: Sequence[bytes], columns: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (payloads, *map(columns.get, COLUMN_NAMES[1:])) if columns else (payloads,)
 
 
 def patch(
@@ -171,7 +180,7 @@ def total_bytes_at(buffer: Any, offset: int = 0) -> int:
         )
 
 
-def _flags(durability: Durability | int, payload_kind: PayloadKind) -> int:
+def flags_of(durability: Durability | int, payload_kind: PayloadKind) -> int:
     return int(durability) | int(payload_kind) << layout.PAYLOAD_KIND_SHIFT
 
 

@@ -37,7 +37,8 @@ I64 = NDArray[np.int64]
 Headers = Mapping[str, bytes] | Sequence[tuple[str, bytes]] | None
 Integers = Sequence[int | None] | NDArray[Any] | None
 Values = tuple[Any, ...]
-"""Of each column by its bit: None, a list of values, or buffers, as the kernel's `encode` takes them."""
+"""What the kernel's `encode` takes: of each column by its bit, up to the last that is there, None, a list of
+values, or buffers."""
 
 COLUMN_NAMES = (
     "payloads", "keys", "tags", "nodes", "headers", "metas", "event_ts", "expires_at", "not_before",
@@ -158,6 +159,7 @@ def encode_values(
         records = count
     found = kernel.encode(values, count, records, header, FRAME_BYTES_MAX, LIMITS)
     if found is None:
+        values += (None,) * (len(COLUMN_NAMES) - len(values))
         values = tuple(
             [None if each is None else _ready(bit, each, count) for bit, each in enumerate(values)]
         )
@@ -167,7 +169,7 @@ def encode_values(
         found = kernel.encode(values, count, records, header, FRAME_BYTES_MAX, LIMITS)
         if found is None:
             raise PayloadTooLarge("one write is too large", bytes=size, max=FRAME_BYTES_MAX)
-    if values[Column.META] is not None:
+    if len(values) > Column.META and values[Column.META] is not None:
         _check_metas(values[Column.META])
     return found
 

@@ -26,7 +26,8 @@ GROUPS = {
     "ringlog_lines": (
         "ringlog/board/*.py", "ringlog/envelope/wire.py", "ringlog/frame/batch.py", "ringlog/frame/codec.py",
         "ringlog/frame/header.py", "ringlog/frame/settle.py", "ringlog/link/call_ring.py",
-        "ringlog/ring/doorbell.py", "ringlog/runtime/duty_cycle.py",
+        "ringlog/ring/doorbell.py", "ringlog/runtime/duty_cycle.py", "ringlog/storage/gather.py",
+        "ringlog/storage/wal.py", "ringlog/waiting.py",
     ),
     "ringlog_client": (
         "actors/gateway/pushed.py",  # It derives from link.runs.Run.
@@ -40,8 +41,8 @@ GROUPS = {
         *(
             f"ringlog/client/{name}.py"
             for name in (
-                "batch", "behind", "claimed", "grouping", "inline", "leases", "locked", "numbered", "session",
-                "shell", "stream", "working",
+                "assembler", "batch", "behind", "claimed", "grouping", "inline", "leases",
+                "locked", "numbered", "session", "shell", "stream", "working",
             )
         ),
     ),
@@ -49,10 +50,11 @@ GROUPS = {
         f"actors/wal_shard/{name}.py"
         for name in (
             "admission", "announcer", "calls", "checkpoint", "core", "durable_leases", "ephemerals",
-            "events", "facts", "governing", "group", "group_board", "group_numbers", "groups", "hot_tail",
-            "job_requests", "job_shelf", "job_sizes", "kept_answers", "log_hand", "phases", "places",
-            "queue_board", "queue_numbers", "queues", "quick_jobs", "read_only", "removal", "repeats",
-            "requests", "rings", "routing", "shell", "unused", "waiting",
+            "events", "facts", "gather", "governing", "group", "group_board", "group_numbers", "groups",
+            "hot_tail", "job_requests", "job_shelf", "job_sizes", "kept_answers", "latch", "log_hand",
+            "phases", "places", "presence", "queue_board", "queue_numbers", "queues", "quick_jobs",
+            "read_only", "records", "removal", "repeats", "requests", "rings", "routing", "shell", "unused",
+            "waiting",
         )
     ),
 }  # fmt: skip

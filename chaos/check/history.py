@@ -10,6 +10,7 @@ What must hold of a topic that was written, read and deleted from at will while 
   stale        a read knows what returned, or was read by anybody, before it began
   resurrected  what was deleted before a read began is not in it
   gaps         numbers are dense: what a read passes over was deleted
+  halved       what was sent as one frame is there whole, or not at all, but for what was deleted of it
   backwards    a reader's cursor goes on from where it was
   announced    a loss that the engine admits: honest, and still a loss
 
@@ -55,6 +56,7 @@ class Judgement:
     stale: int = 0
     resurrected: int = 0
     gaps: int = 0
+    halved: int = 0
     backwards: int = 0
     announced: int = 0
     stories: list[str] = field(default_factory=list)
@@ -82,7 +84,8 @@ class Judgement:
 
 
 BROKEN = (
-    "lost", "doubled", "altered", "reordered", "stale", "resurrected", "gaps", "backwards", "announced",
+    "lost", "doubled", "altered", "reordered", "stale", "resurrected", "gaps", "halved", "backwards",
+    "announced",
 )  # fmt: skip
 
 
@@ -149,6 +152,7 @@ class _Topic:
         self._appends(is_append)
         self._identity()
         self._survival()
+        self._frames(self.begun[is_append & (self.begun["seq"] > 0)])
         self._order()
         self._reads()
         for gap in self.gaps:
@@ -240,6 +244,24 @@ class _Topic:
         seen = self.records[(self.records["seq"] >= perhaps) & (self.records["op"] != self.final_op)]
         gone = ~np.isin(seen["seq"], numbers)
         found.blame("lost", self.name, gone.sum(), f"read once and gone: {_shown(seen[gone])}")
+
+    def _frames(self, rows: Rows) -> None:
+        """Of each frame all records are there, or none; a delete takes records from its beginning on."""
+        _, frame = np.unique(rows[["client", "at_ns"]], return_inverse=True)
+        place = np.searchsorted(
+            self.final["value"], rows["value"], sorter=(order := np.argsort(self.final["value"]))
+        )
+        is_there = np.isin(rows["value"], self.final["value"])
+        size, left = np.bincount(frame), np.bincount(frame, is_there)
+        seqs = self.final["seq"][order[place[is_there]]].astype(np.int64)
+        low, high = np.full(len(size), _FAR), np.zeros(len(size), dtype=np.int64)
+        np.minimum.at(low, frame[is_there], seqs)
+        np.maximum.at(high, frame[is_there], seqs)
+        is_rest = (low <= self.perhaps.last) & (high - low + 1 == left)
+        halved = (left > 0) & (left < size) & ~is_rest
+        self.found.blame(
+            "halved", self.name, halved.sum(), f"{left[halved][:1]} of {size[halved][:1]} records"
+        )
 
     def _order(self) -> None:
         """Numbers follow real time, and each writer's own order."""

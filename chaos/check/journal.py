@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -33,7 +34,7 @@ class What(IntEnum):
 
     APPEND = 1
     """Begun: a record with this `value` and `digest`. Operations with the same value are one record: a key
-    sent again."""
+    sent again. `seq`: so many records that begin together are one frame; 0 = it does not matter which."""
     READ = 2
     """Begun: a read of what follows `seq`."""
     DELETE = 3
@@ -127,10 +128,15 @@ class Journal(RowFile):
         return rows
 
 
-def load(folder: Path, dtype: np.dtype[Any] = ROW) -> Rows:
-    """All journals of a directory; a client's rows stay in their order."""
-    parts = [np.fromfile(path, dtype=dtype) for path in sorted(folder.glob("*.journal"))]
-    return np.concatenate([np.zeros(0, dtype=dtype), *parts])
+def load(folder: Path, dtype: np.dtype[Any] = ROW, since_ns: int = 0) -> Rows:
+    """All journals of a directory, from a moment on; a client's rows stay in their order."""
+    parts = [np.zeros(0, dtype=dtype)]
+    for path in sorted(folder.glob("*.journal")):
+        if count := path.stat().st_size // dtype.itemsize:
+            rows = np.memmap(path, dtype, "r", shape=(count,))
+            first = bisect_left(rows, since_ns, key=lambda row: row["at_ns"]) if since_ns else 0
+            parts.append(np.array(rows[first:]))
+    return np.concatenate(parts)
 
 
 def rows_in(folder: Path) -> int:

@@ -10,17 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaos.hurry import hurry
 from chaos.order import Account, Broken, Order
 from chaos.rigs.judge import verify
+from chaos.rigs.load import ACKED
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
+from chaos.rigs.nursery import Nursery
 from chaos.rigs.program import (
+    ASK_S,
     BATCH,
+    FIRST_ACKS,
     TOPICS,
     Traffic,
     checkpoint,
     data_of,
-    delete_below,
     program,
     settings_of_cold,
     until,
@@ -35,8 +37,6 @@ POINTS = (
     "relocate_after_flip", "relocate_after_drop", "log_after_write", "log_after_sync", "shards",
 )  # fmt: skip
 """Stop points at which one process is paused, and `shards`: cut after a start with another number."""
-FIRST_ACKS = 12
-MORE_ACKS = 6
 REACH_S = 15.0
 KEPT = 40
 """Of the records of each topic that are sealed so many are not deleted."""
@@ -58,7 +58,7 @@ def run(order: Order, account: Account, points: int, seconds: float) -> None:
         case = f"engine/{kind}/{point}/{flag}"
         try:
             with volume(kind, order.scratch) as one:
-                cut_at(one, point, flag, order.random(case), account)
+                cut_at(one, point, flag, order.random(case), account, order.scratch)
         except RigError as e:
             account.skip(f"the program on {kind}", str(e))
         except (Broken, RinglogError) as e:
@@ -71,16 +71,23 @@ def replay(order: Order, case: str) -> None:
     _, kind, point, flag = case.split("/")
     account = Account()
     with volume(kind, order.scratch) as one:
-        cut_at(one, point, int(flag), order.random(case), account)
+        cut_at(one, point, int(flag), order.random(case), account, order.scratch)
     print(dict(account.counts))
 
 
-def cut_at(one: Volume, point: str, flag: int, rng: random.Random, account: Account) -> None:
+def cut_at(one: Volume, point: str, flag: int, rng: random.Random, account: Account, scratch: Path) -> None:
     """Run the program under traffic until it stands at the point, cut, mount, verify, start, judge."""
+    with Nursery() as nursery:
+        traffic = Traffic(nursery, scratch / f"journals-{time.monotonic_ns()}")
+        _cut_and_judge(one, point, flag, rng, account, traffic)
+
+
+def _cut_and_judge(
+    one: Volume, point: str, flag: int, rng: random.Random, account: Account, traffic: Traffic
+) -> None:
     root = one.root / "case"
     root.mkdir()
     cold = settings_of_cold(root) if point.startswith("relocate_") else {}
-    traffic = Traffic("")
     try:
         if point == "shards":
             _reach_other_shards(one, root, flag, traffic)
@@ -96,7 +103,6 @@ def cut_at(one: Volume, point: str, flag: int, rng: random.Random, account: Acco
         verify(data_of(root), root / "cold" if cold else "")
         account.did("cuts", 1, "RF-65", "RF-61")
         account.did("cuts of the whole program")
-        account.did("acked batches held to", traffic.acked)
     finally:
         if not one.is_up:
             one.up()
@@ -107,15 +113,14 @@ def _reach_point(
     one: Volume, root: Path, stop: str, flag: int, traffic: Traffic, cold: dict[str, Any]
 ) -> None:
     with program(root, stop_points=stop, **cold) as host:
-        traffic.url = host.url
-        traffic.start()
+        traffic.start_all(host.url)
         try:
             is_reached = _paused(host)
-            enough = until(lambda: is_reached() or traffic.acked >= FIRST_ACKS, REACH_S)
+            enough = until(lambda: is_reached() or _has_acks(traffic, FIRST_ACKS), REACH_S)
             if enough and not is_reached() and not stop.startswith("log_"):
                 _provoke(host, traffic, is_reached, stop)
             if not until(is_reached, REACH_S):
-                raise RigError(f"nobody reached {stop}: {traffic.errors[-3:]}")
+                raise RigError(f"nobody reached {stop}; {traffic.acked} batches were acknowledged")
             one.cut(flag)
         finally:
             with contextlib.suppress(RinglogError):
@@ -128,26 +133,23 @@ def _provoke(host: TestEngine, traffic: Traffic, is_reached: Callable[[], bool],
     deadline = time.monotonic() + REACH_S
     while not is_reached() and time.monotonic() < deadline:
         # Segments of which most is dead and something alive: others are dropped, and never made anew.
-        sealed = {topic: traffic.acked_of(topic) * BATCH for topic in TOPICS}
-        hurry(host.status().processes)
+        sealed = {topic: traffic.count(ACKED, topic=topic) for topic in TOPICS}
         checkpoint(host)
         if stop.startswith("reclaim_") and not is_reached():
             with contextlib.suppress(RinglogError):
                 for topic in TOPICS:
-                    delete_below(traffic, host.url, topic, max(sealed[topic] - KEPT, 2))
+                    traffic.delete_below(topic, max(sealed[topic] - KEPT, 2), round(ASK_S * 1_000))
 
 
 def _reach_other_shards(one: Volume, root: Path, flag: int, traffic: Traffic) -> None:
     with program(root, shards=2) as host:
-        traffic.url = host.url
-        traffic.start()
-        until(lambda: traffic.acked >= FIRST_ACKS, REACH_S)
+        traffic.start_all(host.url)
+        traffic.need_acks("before the number of shards changed")
         traffic.end()
     with program(root, shards=3) as host:
-        traffic.start()
+        traffic.start_all(host.url)
         try:
-            before = traffic.acked
-            until(lambda: traffic.acked >= before + MORE_ACKS, REACH_S)
+            traffic.need_acks("after the number of shards changed")
             one.cut(flag)
         finally:
             with contextlib.suppress(RinglogError):
@@ -155,20 +157,18 @@ def _reach_other_shards(one: Volume, root: Path, flag: int, traffic: Traffic) ->
             traffic.end()
 
 
+def _has_acks(traffic: Traffic, batches: int) -> bool:
+    return all(traffic.count(ACKED, topic=topic) >= batches * BATCH for topic in TOPICS)
+
+
 def _judge_again(root: Path, traffic: Traffic, cold: dict[str, Any], account: Account) -> None:
-    if traffic.acked < MORE_ACKS // 2:
-        raise RigError(f"only {traffic.acked} acks before the cut: {traffic.errors[-3:]}")
+    if not traffic.acked:
+        raise RigError("nothing was acknowledged before the cut")
     with program(root, shards=2, **cold) as host:
-        traffic.url = host.url
-        account.did("records read after a cut", traffic.judge(host.url))
-        before = traffic.acked
-        traffic.start()
-        is_serving = until(lambda: all(traffic.acked_of(topic) for topic in TOPICS), REACH_S)
-        more = until(lambda: traffic.acked >= before + MORE_ACKS, REACH_S)
-        traffic.end()
-        if not (is_serving and more):
-            raise Broken(f"the engine serves no writes after the cut: {traffic.errors[-3:]}")
-        traffic.judge(host.url)
+        account.did("records read after a cut", traffic.judge().survivors)
+        traffic.start_all(host.url)
+        traffic.need_acks("after the cut")
+        account.did("acked batches held to", traffic.judge().acked // BATCH)
 
 
 def _paused(host: TestEngine) -> Callable[[], bool]:

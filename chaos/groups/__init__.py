@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 import ringlog
-from chaos.kills.nursery import Client
 from chaos.kills.scene import SHARDS, Scene
 from chaos.leases import journal
 from chaos.leases import storm as storms
@@ -35,6 +34,7 @@ from chaos.leases.clients import (
 )
 from chaos.leases.verdict import Death, Place, Rules
 from chaos.order import Account, Order
+from chaos.rigs.nursery import Client
 
 PUTS_PER_S = 60.0
 MEMBERS = 2

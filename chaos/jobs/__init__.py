@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any
 
 import ringlog
-from chaos.kills.nursery import Client
 from chaos.kills.scene import SHARDS, Scene
 from chaos.leases import storm as storms
 from chaos.leases.clients import DEAD, LEASE_MS, REJECTS
 from chaos.leases.verdict import Death, Place, Rules
 from chaos.order import Account, Order
+from chaos.rigs.nursery import Client
 
 PUTS_PER_S = 250.0
 WORKERS = 3

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from chaos.kills import cases, forwarding
-from chaos.kills.nursery import Nursery
 from chaos.kills.scene import BULK_TIMES, Stage
 from chaos.order import Account, Order
+from chaos.rigs.nursery import Nursery
 
 DEFAULTS: dict[str, Any] = {
     "outage_kills": 4,

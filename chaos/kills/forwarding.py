@@ -8,7 +8,7 @@ import time
 import ringlog
 from chaos.kills import points as stop_plan
 from chaos.kills.scene import Scene, Stage
-from chaos.kills.work import KEPT_TOPICS
+from chaos.rigs.work import KEPT_TOPICS
 from ringlog.board.processes import SCHEDULER, WAL_SHARD
 from ringlog.client import Client
 from ringlog.errors import RinglogError

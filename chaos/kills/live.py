@@ -30,10 +30,10 @@ from chaos.check import journal
 from chaos.check.history import BROKEN, NothingToJudge
 from chaos.check.journal import Outcome, What
 from chaos.kills import targets
-from chaos.kills.load import Load, Stuck, wait_for
-from chaos.kills.nursery import Nursery
 from chaos.kills.rig import SETTINGS, Engine, close_down, kill_tree
 from chaos.kills.scene import longest_gap_ms
+from chaos.rigs.load import Load, Stuck, wait_for
+from chaos.rigs.nursery import Nursery
 from ringlog.envelope.messages import EngineStatusReply
 from ringlog.errors import NotConnected, UsageError
 from ringlog.link.address import parse_url, read_engine

@@ -11,9 +11,9 @@ from typing import Any
 
 from chaos import leaks
 from chaos.kills import targets
-from chaos.kills.load import Load, Stuck, wait_for
 from chaos.order import Broken
 from chaos.rigs.judge import verify
+from chaos.rigs.load import Load, Stuck, wait_for
 from ringlog.envelope.messages import EngineStatusReply
 from ringlog.placement import home_shard
 from ringlog.supervision.engine import STOP_POINTS_VARIABLE

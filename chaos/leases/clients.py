@@ -9,9 +9,9 @@ from random import Random
 from typing import Literal, NamedTuple
 
 import ringlog
-from chaos.kills.tasks import Report, Task
 from chaos.leases.journal import Did, Journal, Outcome
 from chaos.leases.putting import End, put_all, value_of
+from chaos.rigs.tasks import Report, Task
 from ringlog.client import Client
 from ringlog.client.group import Group
 from ringlog.client.pages import Record

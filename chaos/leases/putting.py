@@ -14,7 +14,7 @@ from ringlog.client.results import Appended, AppendedOnce
 from ringlog.errors import RinglogError
 
 if TYPE_CHECKING:
-    from chaos.kills.tasks import Report, Task
+    from chaos.rigs.tasks import Report, Task
 
 _FILLER = bytes(range(256))
 VALUE_BYTES = 8

@@ -10,8 +10,6 @@ from random import Random
 from typing import Any, Protocol
 
 import ringlog
-from chaos.kills.load import Stuck, wait_for
-from chaos.kills.nursery import Client, Nursery
 from chaos.kills.rig import close_down, kill_tree, on_shard
 from chaos.kills.scene import SHARDS, Scene, Stage
 from chaos.leases import journal
@@ -19,6 +17,8 @@ from chaos.leases.clients import DEAD
 from chaos.leases.putting import value_of
 from chaos.leases.verdict import Death, Judgement, Place, Rules, judge
 from chaos.order import Account, Order
+from chaos.rigs.load import Stuck, wait_for
+from chaos.rigs.nursery import Client, Nursery
 from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.errors import RinglogError
 

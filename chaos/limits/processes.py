@@ -21,8 +21,7 @@ from chaos.order import Broken, CannotRun, require
 from chaos.rigs.bench import Bench, is_refused, process_cpu_s, topics_of
 from chaos.rigs.cases import Case
 from chaos.rigs.cgroups import group
-from chaos.rigs.history import ACKED
-from chaos.rigs.load import SLOW_S
+from chaos.rigs.load import ACKED, SLOW_S
 from ringlog.storage.layout import LOCK_NAME
 from ringlog.supervision.tree import BACKGROUND
 from ringlog.testing.children import debug_environ
@@ -219,11 +218,11 @@ def no_processes(bench: Bench, chance: random.Random) -> None:
         limited.limit_tasks(1)
         bench.host.kill("wal_shard", shard=shard)
         bench.wait("a start that fails", lambda: bench.said_since(size).count("not started") >= 2)
-        bench.load.need_work_of(other, 20)
+        bench.load.need(ACKED, None, 20, topic=other)
         require(limited.tasks_refused, "the limit was not met")
         limited.limit_tasks(-1)
         bench.host.wait_ready()
-        bench.load.need(ACKED, bench.load.mark(), 10, topic=dead)
+        bench.load.need(ACKED, None, 10, topic=dead)
     now = bench.pids
     for name in ("supervisor", f"wal_shard-{1 - shard:02d}"):
         require(now[name] == before[name], f"{name} was replaced")
@@ -247,7 +246,7 @@ def no_threads(bench: Bench, chance: random.Random) -> None:
         limited.limit_tasks(1)
         for _ in range(FILES_ROLLED * 5):
             bench.client.append(bulk, bytes(200_000))
-        bench.load.need_work_of(other, 10)
+        bench.load.need(ACKED, None, 10, topic=other)
         require(limited.tasks_refused, "the limit was not met")
         limited.limit_tasks(-1)
         bench.host.wait_ready()
@@ -307,10 +306,9 @@ def _hold_lock(bench: Bench, shard: int, *, is_for_long: bool) -> None:
         require(LOCK_NAME in bench.said_since(size), "the log does not say which lock")
         if is_for_long:
             bench.wait("the shard to be given up", lambda: "given up" in bench.said_since(size), 120.0)
-        bench.load.need_work_of(other, 10)
+        bench.load.need(ACKED, None, 10, topic=other)
         require(set(os.listdir(folder)) <= names, "somebody made files without the lock")
-        acks = [line for line in bench.load.history.since(ACKED, mark) if line.topic == dead]
-        require(not acks, f"acknowledged by nobody: {acks[:3]}")
+        require(not bench.load.count(ACKED, mark, dead), "acknowledged although no shard serves")
     finally:
         os.close(held)
 

@@ -16,8 +16,7 @@ from chaos.order import require
 from chaos.rigs import small_disks
 from chaos.rigs.bench import Bench, bench, topics_of
 from chaos.rigs.cases import Case
-from chaos.rigs.history import ACKED, UNKNOWN
-from chaos.rigs.load import Load
+from chaos.rigs.load import ACKED, UNKNOWN
 from ringlog.envelope.messages import ErrorReply, RingOpen
 from ringlog.errors import RingError
 from ringlog.ring import layout
@@ -116,28 +115,26 @@ def _with_victim(
     bench: Bench, chance: random.Random, hurt: Callable[[Path], None], *, is_harmless: bool = False
 ) -> None:
     shard = chance.randrange(2)
-    topic = topics_of(f"cut{chance.getrandbits(32)}x")[shard]
-    bench.client.topics.create(topic, durability="fsync", dedupe_node=False)
+    topic = bench.new_topic(shard, chance)
     before, rings, size = bench.pids, rings_of(bench), bench.log_size
-    with Load(bench.host.url, [topic], bench.scratch) as victim:
+    with bench.load_on(topic) as victim:
         victim.need_work(0, 5)
         [name] = [name for name in rings_of(bench) - rings if name.startswith(f"ring-{shard:02d}")]
         hurt(Path(bench.host.info.shm_dir) / name)
         if is_harmless:
-            victim.need_work(victim.mark(), 5)
+            victim.need_work(None, 5)
             bench.need_same(before)
             bench.host.kill("wal_shard", shard=shard)
             bench.host.wait_ready()
-            victim.need_work(victim.mark(), 5)
+            victim.need_work(None, 5)
         else:
             bench.wait(
                 "somebody to die of it", lambda: not victim.is_alive or "SIGBUS" in bench.said_since(size)
             )
-        if victim.is_alive:
-            victim.kill()
+        victim.abandon()
         bench.host.wait_ready()
         bench.need_work(5)
-        require(victim.judge(bench.client), "the victim wrote nothing")
+        require(victim.judge().acked, "the victim wrote nothing")
     bench.need_same(before, but=f"wal_shard-{shard:02d}")
     bench.wait("the victim's rings to go", lambda: rings_of(bench) <= rings or not is_harmless)
 
@@ -151,10 +148,9 @@ def ring_of_another_life(bench: Bench, chance: random.Random) -> None:
     The successor refuses it, the client opens another, and each side refuses to attach to it by itself.
     """
     shard = chance.randrange(2)
-    topic = topics_of(f"life{chance.getrandbits(32)}x")[shard]
-    bench.client.topics.create(topic, durability="fsync", dedupe_node=False)
+    topic = bench.new_topic(shard, chance)
     before, rings = bench.pids, rings_of(bench)
-    with Load(bench.host.url, [topic], bench.scratch) as victim:
+    with bench.load_on(topic) as victim:
         victim.need_work(0, 5)
         [name] = [name for name in rings_of(bench) - rings if name.startswith(f"ring-{shard:02d}")]
         path = Path(bench.host.info.shm_dir) / name
@@ -166,14 +162,13 @@ def ring_of_another_life(bench: Bench, chance: random.Random) -> None:
             bench.account.did("foreign_refused_by_producers", int("producer already" not in str(e)))
         bench.host.kill("wal_shard", shard=shard)
         bench.host.wait_ready()
-        victim.need_work(victim.mark(), 5)
+        victim.need_work(None, 5)
         require(not path.exists(), "the foreign ring is still there")
-        victim.stop()
-        require(victim.judge(bench.client), "the victim wrote nothing")
-        unknown = victim.count(UNKNOWN, 0)
+        require(victim.judge().acked, "the victim wrote nothing")
+        unknown = victim.count(UNKNOWN)
         bench.account.figures["unknown_after_foreign_ring"] = unknown
     bench.need_same(before, but=f"wal_shard-{shard:02d}")
-    bench.load.need(ACKED, bench.load.mark(), 5)
+    bench.load.need(ACKED, None, 5)
 
 
 def _make_foreign(path: Path, chance: random.Random) -> None:

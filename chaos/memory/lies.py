@@ -13,7 +13,6 @@ from chaos.memory.raw import Opener, RawRing, Scribbler, any_word, twisted
 from chaos.order import Broken, require
 from chaos.rigs.bench import Bench, topics_of
 from chaos.rigs.cases import Case
-from chaos.rigs.load import Load
 from ringlog.errors import RingError
 from ringlog.frame.settle import entry_error
 from ringlog.ring import layout
@@ -177,12 +176,11 @@ def scribbled_and_killed(bench: Bench, chance: random.Random) -> None:
 
 
 def _scribble(bench: Bench, chance: random.Random, *, kills: bool) -> None:
-    before, rings = bench.pids, rings_of(bench)
     shard = chance.randrange(2)
-    topic = topics_of(f"victim{chance.getrandbits(32)}x")[shard]
-    bench.client.topics.create(topic, durability="fsync", dedupe_node=False)
+    topic = bench.new_topic(shard, chance)
+    before, rings = bench.pids, rings_of(bench)
     mark = bench.load.mark()
-    with Load(bench.host.url, [topic], bench.scratch) as victim:
+    with bench.load_on(topic) as victim:
         victim.need_work(0, 5)
         for turn in range(3 if kills else SCRIBBLES):
             mine = [name for name in rings_of(bench) - rings if name.startswith(f"ring-{shard:02d}")]
@@ -193,11 +191,10 @@ def _scribble(bench: Bench, chance: random.Random, *, kills: bool) -> None:
                 bench.host.kill("wal_shard", shard=shard)
                 bench.host.wait_ready()
             if kills or turn % 10 == 9:
-                victim.need_work(victim.mark(), 3)
+                victim.need_work(None, 3)
             time.sleep(SCRIBBLE_EVERY_S)
-        victim.need_work(victim.mark(), 5)
-        victim.stop()
-        require(victim.judge(bench.client), "the victim wrote nothing")
+        victim.need_work(None, 5)
+        require(victim.judge().acked, "the victim wrote nothing")
     bench.wait("the victim's rings to go", lambda: rings_of(bench) <= rings or kills)
     bench.load.need_work(mark, 5)
     bench.need_same(before, but=f"wal_shard-{shard:02d}" if kills else "")

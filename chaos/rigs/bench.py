@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ from typing import Any
 import ringlog
 from chaos.order import Account, Broken, Order, require
 from chaos.rigs.judge import verify
-from chaos.rigs.load import SLOW_S, Load
+from chaos.rigs.load import SLOW_S, Load, wait_for
+from chaos.rigs.nursery import Nursery
 from ringlog.errors import RinglogError
 from ringlog.placement import home_shard
-from ringlog.testing.real_engine import TestEngine, engine, wait_until
+from ringlog.testing.real_engine import TestEngine, engine
 
 SHARDS = 2
 CLIENT_TIMEOUT_MS = 5_000
+LOAD_TIMEOUT_S = 4.0
+APPENDS_PER_S = 200
+READS_PER_S, PAGE = 50, 5
 RING_BYTES = 4 << 20
 
 
@@ -46,7 +51,7 @@ class Bench:
     load: Load
     client: ringlog.Client
     scratch: Path
-    settings: Mapping[str, Any]
+    nursery: Nursery
     more: dict[str, Any] = field(default_factory=dict)
     """What one class adds."""
 
@@ -62,7 +67,17 @@ class Bench:
 
     def need_work(self, least: int = 10, within_s: float = 0.0) -> None:
         """Writes are acknowledged and read back on every shard, all begun after this call."""
-        self.load.need_work(self.load.mark(), least, within_s)
+        self.load.need_work(None, least, within_s)
+
+    def new_topic(self, shard: int, chance: random.Random) -> str:
+        """Another topic of class `fsync` on that shard."""
+        topic = topics_of(f"case{chance.getrandbits(32)}x")[shard]
+        self.client.topics.create(topic, durability="fsync", dedupe_node=False)
+        return topic
+
+    def load_on(self, topic: str) -> Load:
+        """Another load, on one topic."""
+        return _load_on(self.nursery, self.scratch, self.host.url, [topic])
 
     def need_same(self, before: Mapping[str, int], *, but: str = "") -> None:
         """No process was replaced since, one apart; raises Broken."""
@@ -71,12 +86,12 @@ class Bench:
         changed.pop(but, None)
         require(not changed, f"processes were replaced: {changed}\n{self.log_tail()}")
 
-    def wait(self, what: str, condition: Any, within_s: float = SLOW_S) -> None:
+    def wait(self, what: str, condition: Callable[[], object], within_s: float = SLOW_S) -> None:
         """Look until it holds; raises Broken."""
         try:
-            wait_until(condition, within_s, what, self.log_tail)
-        except RinglogError as e:
-            raise Broken(f"waited {within_s:.0f} s in vain for {what}\n{e}") from None
+            wait_for(lambda: bool(condition()), within_s, what)
+        except Broken as e:
+            raise Broken(f"{e}\n{self.log_tail()}") from None
 
     def log_tail(self, chars: int = 4_000) -> str:
         """The end of the engine's log."""
@@ -103,17 +118,24 @@ def is_refused(call: Any) -> RinglogError | None:
     return None
 
 
+def _load_on(nursery: Nursery, scratch: Path, url: str, topics: Sequence[str], size: int = 64) -> Load:
+    """Of each topic one client appends records one by one, and one reads it over and over."""
+    load = Load(nursery, scratch / f"journals-{time.monotonic_ns()}", url, list(topics))
+    load.is_patient = True  # A case may keep them waiting for longer than they wait.
+    for topic in range(len(topics)):
+        load.start(
+            "produce_one", topic=topic, per_s=APPENDS_PER_S, record_bytes=size, timeout_s=LOAD_TIMEOUT_S
+        )
+        load.start("reread", topic=topic, per_s=READS_PER_S * PAGE, page=PAGE, timeout_s=LOAD_TIMEOUT_S)
+    return load
+
+
 @contextlib.contextmanager
 def bench(
-    order: Order,
-    account: Account,
-    *,
-    directory: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    durability: str = "fsync",
-    size: int = 64,
+    order: Order, account: Account, *, directory: Path | None = None,
+    environ: Mapping[str, str] | None = None, size: int = 64,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Iterator[Bench]:
+) -> Iterator[Bench]:  # fmt: skip
     """An engine below `directory` (else the scratch area) under load; at the end everything is judged.
 
     The judge reads every record with a client, then stops the engine in good order and has the offline
@@ -128,46 +150,39 @@ def bench(
     }
     for section, values in (settings or {}).items():
         base[section] = {**base.get(section, {}), **values}
-    with engine(directory=root, environ=environ, **base) as host:
-        with contextlib.ExitStack() as stack:
-            client = stack.enter_context(ringlog.connect(host.url, timeout_ms=CLIENT_TIMEOUT_MS, wait=10))
-            topics = topics_of("load")
-            for topic in topics:
-                client.topics.create(topic, durability=durability, dedupe_node=False)
-            load = stack.enter_context(Load(host.url, topics, order.scratch, size=size))
-            made = Bench(order, account, host, load, client, order.scratch, base)
-            load.need_work(0, 5)
-            # Who works in the background starts last, and no case wants to meet it half awake.
-            made.wait(
-                "every process to be ready", lambda: all(x.state == "ready" for x in host.status().processes)
-            )
-            yield made
+    with (
+        Nursery() as nursery,
+        engine(directory=root, environ=environ, **base) as host,
+        contextlib.ExitStack() as stack,
+    ):
+        client = stack.enter_context(ringlog.connect(host.url, timeout_ms=CLIENT_TIMEOUT_MS, wait=10))
+        topics = topics_of("load")
+        for topic in topics:
+            client.topics.create(topic, durability="fsync", dedupe_node=False)
+        load = stack.enter_context(_load_on(nursery, order.scratch, host.url, topics, size))
+        made = Bench(order, account, host, load, client, order.scratch, nursery)
+        load.need_work(0, 5)
+        # Who works in the background starts last, and no case wants to meet it half awake.
+        made.wait(
+            "every process to be ready", lambda: all(x.state == "ready" for x in host.status().processes)
+        )
+        yield made
+        try:
             finish(made)
-        if not account.findings:
+            stack.close()
             host.stop()
-            _verify(made)
+            found = verify(made.host.data_dir, is_deep=True)
+            account.did("records_verified", sum(report.records for report in found.files))
+        except (Broken, RinglogError) as e:
+            account.found(str(e).splitlines()[0], f"all:{order.seed}", f"{e}\n{made.log_tail()}")
 
 
 def finish(made: Bench) -> None:
-    """End the load and judge it."""
-    made.load.stop()
-    try:
-        checked = made.load.judge(made.client)
-        require(checked, "nothing was acknowledged")
-    except (Broken, RinglogError) as e:
-        made.account.found(str(e).splitlines()[0], f"all:{made.order.seed}", f"{e}\n{made.log_tail()}")
-        return
-    made.account.did("acks", checked)
-    made.account.did("reads", made.load.count("r", 0))
-
-
-def _verify(made: Bench) -> None:
-    try:
-        found = verify(made.host.data_dir, is_deep=True)
-    except Broken as e:
-        made.account.found(str(e), f"all:{made.order.seed}")
-        return
-    made.account.did("records_verified", sum(report.records for report in found.files))
+    """End the load and judge it; raises Broken."""
+    judged = made.load.judge()
+    require(judged.acked, "nothing was acknowledged")
+    made.account.did("acks", judged.acked)
+    made.account.did("reads", judged.read)
 
 
 def process_cpu_s(pid: int) -> float:

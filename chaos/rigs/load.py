@@ -1,267 +1,238 @@
-"""Steady load from a process of its own: it may die of a SIGBUS, and its clock is nobody else's.
+"""Load on a real engine while it is being hurt: client processes, their journals, and the verdict.
 
-    with Load(url, ["t0", "t1"], scratch) as load:
-        mark = load.mark()
-        …hurt the engine…
-        load.need_acks(mark, 50)
-    load.judge(client)
-
-`python -m chaos.rigs.load URL HISTORY SIZE TOPIC…` is the process: for each topic one thread that appends
-numbered records one by one, and one that reads back what was acknowledged, until standard input ends.
+with Nursery() as nursery, Load(nursery, scratch / "journals", url, ["t0", "t1"]) as load:
+    load.start("produce_one", topic=0)
+    mark = load.mark()
+    …hurt the engine…
+    load.need(ACKED, mark, 50)
+    load.judge()
 """
 
 from __future__ import annotations
 
-import os
-import queue
-import random
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, NamedTuple
+
+import numpy as np
 
 import ringlog
+from chaos.check import journal
+from chaos.check.history import Judgement, NothingToJudge, judge
+from chaos.check.journal import Journal, Outcome, What
 from chaos.order import Broken, require
-from chaos.rigs.history import (
-    ACKED,
-    READ,
-    READ_ERROR,
-    REFUSED,
-    UNKNOWN,
-    WRONG,
-    History,
-    Line,
-    judge,
-    payload_of,
-)
-from ringlog import hardening
-from ringlog.client import Record
-from ringlog.errors import RinglogError
-from ringlog.testing.children import debug_environ
+from chaos.rigs.nursery import Client, Nursery
+from chaos.rigs.tasks import Task, TopicFacts
 
-TIMEOUT_MS = 4_000
-PACE_S = 0.002
-LOOK_S = 0.01
-STOP_S = 15.0
+END_S = 90.0
+"""A client must have finished what it was at by then: longer than any operation may take."""
+LOOK_S = 0.02
 SLOW_S = 40.0
 """Nothing of an engine that is to go on takes longer."""
+OPERATOR = 0
+"""Client number of what this process does itself."""
+
+
+class Kind(NamedTuple):
+    """Operations of one kind that ended in one way."""
+
+    what: What
+    outcome: Outcome
+
+
+ACKED, REFUSED = Kind(What.APPEND, Outcome.OK), Kind(What.APPEND, Outcome.FAIL)
+UNKNOWN, READ = Kind(What.APPEND, Outcome.UNKNOWN), Kind(What.READ, Outcome.OK)
+
+
+class Stuck(Broken):
+    """Something that had to happen did not, within its time."""
 
 
 class Load:
-    """The load of one engine, seen from outside."""
+    """Clients of one run. Make topics first; then `start`, hurt the engine, `end`, and `verdict`."""
 
-    def __init__(
-        self, url: str, topics: Sequence[str], scratch: Path, *, size: int = 64, transport: str = "auto"
-    ) -> None:
-        self.url, self.topics = url, list(topics)
-        self.history = History(scratch / f"history-{time.monotonic_ns()}")
-        self.history.path.touch()
-        self._err = self.history.path.with_suffix(".err")
-        with self._err.open("wb") as err:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable, "-P", "-m", "chaos.rigs.load", str(os.getpid()), url,
-                    str(self.history.path), str(size), transport, *topics,
-                ],
-                stdin=subprocess.PIPE, stdout=err, stderr=err, env=debug_environ(),
-            )  # fmt: skip
+    def __init__(self, nursery: Nursery, folder: Path, url: str, topics: list[str]) -> None:
+        self.folder, self.url, self.topics = folder, url, topics
+        self.complaints: list[str] = []
+        """What clients ran into that they should not have noticed."""
+        self.facts: list[TopicFacts] = []
+        self.is_patient = False
+        """Whether clients may see errors, because an outage may be longer than their patience."""
+        self.errors = 0
+        self.sent_again = 0
+        """Frames that were refused for the moment, and that clients sent again."""
+        self._nursery = nursery
+        self._running: list[Client] = []
+        self._next = OPERATOR + 1
+        self._operator: Journal | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
+    def start(self, kind: str, **more: Any) -> Client:
+        """A client doing this; see Task."""
+        task = Task(
+            kind=kind, client=self._next, url=self.url, folder=str(self.folder), topics=self.topics, **more
+        )
+        self._next += 1
+        client = self._nursery.start(task)
+        self._running.append(client)
+        return client
+
+    def kill(self, client: Client) -> None:
+        """SIGKILL a client: what it was at has no outcome."""
+        client.kill()
+        self._running.remove(client)
+
+    def died(self, client: Client, timeout_s: float) -> bool:
+        """Wait for a client that kills itself; False when it does not."""
+        if not client.wait(timeout_s):
+            return False
+        self._running.remove(client)
+        return True
 
     @property
-    def pid(self) -> int:
-        """Of its process."""
-        return self._process.pid
+    def rows(self) -> int:
+        """Rows in all journals: grows while clients get on."""
+        return journal.rows_in(self.folder)
+
+    def wait_progress(self, rows: int, timeout_s: float = 30.0) -> None:
+        """Wait until clients wrote so many rows more; raises Stuck."""
+        wanted = self.rows + rows
+        wait_for(lambda: self.rows >= wanted, timeout_s, "clients to get on")
+
+    # -- looking ----------------------------------------------------------------------------------------
 
     @property
     def is_alive(self) -> bool:
-        """It has not died."""
-        return self._process.poll() is None
+        """No client has died."""
+        return not any(client.wait(0.0) for client in self._running)
 
     def mark(self) -> int:
         """This moment: a name for what begins from now on."""
         return time.monotonic_ns()
 
-    def count(self, kind: str, since: int) -> int:
-        """Operations of a kind that began after a mark."""
-        return len(self.history.since(kind, since))
+    def count(self, kind: Kind, since: int = 0, topic: str = "") -> int:
+        """Operations of a kind that began after a mark, of one topic or of all. A read counts when it gave
+        something."""
+        return len(self.took_s(kind, since, topic))
 
-    def need(self, kind: str, since: int, least: int, within_s: float = 0.0, topic: str = "") -> None:
-        """Wait for so many operations that began after a mark (of one topic, or of each); raises Broken."""
+    def took_s(self, kind: Kind, since: int = 0, topic: str = "") -> list[float]:
+        """How long each of them took."""
+        rows = journal.load(self.folder, since_ns=since)
+        begun = rows[rows["what"] == kind.what]
+        if topic:
+            begun = begun[begun["topic"] == self.topics.index(topic)]
+        if kind.what == What.READ:
+            begun = begun[np.isin(begun["op"], rows["op"][rows["what"] == What.RECORD])]
+        ended = rows[(rows["what"] == What.RETURN) & (rows["outcome"] == kind.outcome)]
+        _, first, last = np.intersect1d(begun["op"], ended["op"], return_indices=True)
+        found: list[float] = ((ended["at_ns"][last] - begun["at_ns"][first]) / 1e9).tolist()
+        return found
+
+    def need(
+        self, kind: Kind, since: int | None = None, least: int = 1, within_s: float = 0.0, topic: str = ""
+    ) -> None:
+        """Wait for so many operations that began after a mark, or begin from now on, of one topic or of each;
+        raises Stuck, and Broken at once when a client has died."""
+        mark, seconds = self.mark() if since is None else since, within_s or SLOW_S
         for name in [topic] if topic else self.topics:
-            self._need_of(name, kind, since, least, within_s or SLOW_S)
-
-    def _need_of(self, topic: str, kind: str, since: int, least: int, within_s: float) -> None:
-        deadline = time.monotonic() + within_s
-        while True:
-            found = [line for line in self.history.since(kind, since) if line.topic == topic]
-            if len(found) >= least:
-                return
-            if not self.is_alive:
+            deadline = time.monotonic() + seconds
+            while (found := self.count(kind, mark, name)) < least:
+                story = f"{found} of {least} operations {kind.what.name} {kind.outcome.name} on {name}"
                 # Said first: whoever reads of a pause looks for its cause in the engine.
-                raise Broken(
-                    f"the load died, status {self._process.returncode}: {len(found)} of {least} operations"
-                    f" {kind!r} on {topic}\nlast lines: {self.history.lines[-6:]}\n{self.errors()}"
-                )
-            if time.monotonic() > deadline:
-                raise Broken(
-                    f"only {len(found)} of {least} operations {kind!r} on {topic} in {within_s:.0f} s\n"
-                    f"last lines: {self.history.lines[-6:]}\n{self.errors()}"
-                )
-            time.sleep(LOOK_S)
+                require(self.is_alive, f"the load died: {story}")
+                if time.monotonic() > deadline:
+                    raise Stuck(f"only {story} in {seconds:.0f} s")
+                time.sleep(LOOK_S)
 
-    def need_work(self, since: int, least: int = 10, within_s: float = 0.0) -> None:
-        """Wait for acknowledged writes and for reads that began after a mark."""
+    def need_work(self, since: int | None = None, least: int = 10, within_s: float = 0.0) -> None:
+        """Wait for acknowledged writes and for reads that began after a mark, or from now on."""
         self.need(ACKED, since, least, within_s)
         self.need(READ, since, 1, within_s)
 
-    def need_work_of(self, topic: str, least: int) -> None:
-        """Wait for writes to one topic that begin from now on."""
-        self.need(ACKED, self.mark(), least, topic=topic)
+    # -- what this process does itself --------------------------------------------------------------------
 
-    def errors(self) -> str:
-        """What its process had to say."""
-        return self._err.read_text(errors="replace")[-3_000:]
+    def delete_below(self, topic: str, seq: int, timeout_ms: int) -> None:
+        """Delete records; an error leaves open whether it was done."""
+        if self._operator is None:
+            self._operator = Journal(self.folder / f"{OPERATOR:05d}.journal", OPERATOR)
+        number = self.topics.index(topic)
+        ops = self._operator.begin(What.DELETE, number, seq=seq)
+        with ringlog.connect(self.url, timeout_ms=timeout_ms, reconnect=False) as client:
+            client.topics.delete_records(topic, before_seq=seq)
+        self._operator.end(number, ops, Outcome.OK)
 
-    def stop(self) -> None:
-        """End it in good order; killed when it does not."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Let every client finish what it is at; notes complaints."""
+        for client in self._running:
+            client.ask_to_end()
+        self._collect()
+
+    def _collect(self) -> None:
+        deadline = time.monotonic() + END_S
+        for client in self._running:
+            who = f"client {client.task.client} ({client.task.kind} {self.topics[client.task.topic]})"
+            if not client.wait(max(deadline - time.monotonic(), 0.1)):
+                self.complaints.append(f"{who} did not finish within {END_S:.0f} s")
+                client.kill()
+                continue
+            report = client.report()
+            if report is None:
+                self.complaints.append(f"{who} ended without a report")
+                continue
+            self.errors += report.error_count
+            self.sent_again += report.retries
+            self.facts += report.facts
+            if not self.is_patient or client.task.kind in {"final", "watch"}:
+                self.complaints += [f"{who}: {error}" for error in report.errors]
+        self._running.clear()
+
+    def abandon(self) -> None:
+        """Kill every client."""
+        for client in self._running:
+            client.kill()
+        self._running.clear()
+        if self._operator is not None:
+            self._operator.close()
+            self._operator = None
+
+    def judge(self) -> Judgement:
+        """End the load, read everything, and raise Broken for anything that is wrong."""
+        self.end()
         try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            raise Broken(f"the load did not end\n{self.errors()}") from None
+            found = self.verdict()
+        except NothingToJudge as e:
+            raise Broken(str(e)) from e
+        wrong = [*found.stories, *self.complaints]
+        require(not found.wrong and not wrong, lambda: "\n".join([str(found.wrong), *wrong]))
+        return found
 
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-        self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-
-    def judge(self, client: ringlog.Client) -> int:
-        """Read everything back and judge it; returns how many acknowledged writes were checked."""
-        lines = self.history.look()
-        checked = 0
-        for topic in self.topics:
-            items = list(client.reader(topic))
-            lost = [item for item in items if not isinstance(item, Record)]
-            require(not lost, f"{topic}: losses are announced: {lost[:3]}")
-            checked += judge(topic, lines, [item for item in items if isinstance(item, Record)])
-        return checked
-
-    def __enter__(self) -> Load:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process.poll() is None:
-            self.kill()
-        elif self._process.stdin is not None:
-            self._process.stdin.close()
+    def verdict(self) -> Judgement:
+        """Read everything once more and judge; raises NothingToJudge."""
+        self.start("final")
+        self._collect()
+        found = judge(journal.load(self.folder), self.topics)
+        for fact in self.facts:
+            if (fact.said_count, fact.said_head) != (fact.counted, fact.head):
+                self.complaints.append(
+                    f"accounting of {fact.topic}: the engine says {fact.said_count} records to"
+                    f" {fact.said_head}, a recount {fact.counted} to {fact.head}"
+                )
+        return found
 
 
-# -- the process --------------------------------------------------------------------------------------
-
-
-class _Writer:
-    """Appends to one topic, one record at a time, and tells the reader what is there."""
-
-    def __init__(self, client: ringlog.Client, topic: str, size: int, tell: Callable[[Line], None]) -> None:
-        self._client, self._topic, self._size, self._tell = client, topic, size, tell
-        self.acked: list[tuple[int, int]] = []
-
-    def work(self, stop: threading.Event) -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            self._one(number)
-            time.sleep(PACE_S)
-
-    def _one(self, number: int) -> None:
-        begun = time.monotonic_ns()
-        kind, seq, text = ACKED, 0, ""
-        try:
-            done = self._client.append(self._topic, payload_of(self._topic, number, self._size))
-            seq = done.first_seq
-            self.acked.append((seq, number))
-        except RinglogError as e:
-            kind = UNKNOWN if e.outcome == "unknown" else REFUSED
-            text = f"{type(e).__name__}: {e}".replace("\n", " ")
-        self._tell(Line(kind, self._topic, number, seq, begun, time.monotonic_ns(), text))
-
-
-def _read_back(
-    client: ringlog.Client, topic: str, writer: _Writer, tell: Callable[[Line], None], stop: threading.Event
-) -> None:
-    chance = random.Random(topic)
-    while not stop.is_set():
-        time.sleep(2 * PACE_S)
-        if not writer.acked:
-            continue
-        seq, number = chance.choice(writer.acked[-200:])
-        begun = time.monotonic_ns()
-        kind, text = READ, ""
-        try:
-            page = client.read(topic, seq - 1, limit=1)
-            got = [item for item in page.records if isinstance(item, Record)]
-            if len(got) != 1 or got[0].seq != seq or not got[0].data.startswith(payload_of(topic, number, 0)):
-                kind, text = WRONG, f"{got!r} for {seq}, write {number}".replace("\n", " ")
-        except RinglogError as e:
-            kind, text = READ_ERROR, f"{type(e).__name__}: {e}".replace("\n", " ")
-        tell(Line(kind, topic, number, seq, begun, time.monotonic_ns(), text))
-
-
-def _teller(out: TextIO) -> tuple[Callable[[Line], None], Callable[[], None]]:
-    """Lines from many threads into one file; what was told is in the file at once."""
-    lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
-
-    def write() -> None:
-        while (line := lines.get()) is not None:
-            out.write(line.encode())
-            if lines.empty():
-                out.flush()
-        out.flush()
-
-    thread = threading.Thread(target=write)
-    thread.start()
-
-    def end() -> None:
-        lines.put(None)
-        thread.join()
-
-    return lines.put, end
-
-
-def _main(arguments: list[str]) -> int:
-    parent, url, path, size, transport, *topics = arguments
-    if not hardening.die_with_parent(int(parent)):
-        return 1
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    stop = threading.Event()
-    options: dict[str, Any] = {"transport": transport, "timeout_ms": TIMEOUT_MS}
-    with open(path, "a") as out, ringlog.connect(url, **options) as client:
-        tell, end = _teller(out)
-        threads = []
-        for topic in topics:
-            writer = _Writer(client, topic, int(size), tell)
-            threads.append(threading.Thread(target=writer.work, args=(stop,)))
-            threads.append(threading.Thread(target=_read_back, args=(client, topic, writer, tell, stop)))
-        for thread in threads:
-            thread.start()
-        sys.stdin.read()
-        stop.set()
-        for thread in threads:
-            thread.join()
-        end()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
+def wait_for(condition: Callable[[], bool], timeout_s: float, what: str, look_s: float = LOOK_S) -> None:
+    """Look until it holds; raises Stuck naming what was waited for."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Stuck(f"waited {timeout_s:.0f} s in vain for {what}")
+        time.sleep(look_s)

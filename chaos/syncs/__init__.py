@@ -62,7 +62,7 @@ def replay(order: Order, case: str) -> None:
     who, kind, name, *_ = case.split("/")
     account = Account()
     if who == "engine":
-        engine.CASES[name](order, kind, account)
+        engine.run_case(name, order, kind, account)
     else:
         with stored_volume(kind, order.scratch) as stored:
             shard.run_case(stored, name, order.random(case), account)

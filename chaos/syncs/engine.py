@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,15 @@ from chaos.order import Account, Broken, Order
 from chaos.rigs.blockstore import StoredVolume, stored_volume
 from chaos.rigs.extents import forget_pages, range_of
 from chaos.rigs.judge import verify
+from chaos.rigs.load import ACKED
 from chaos.rigs.mount import KINDS, RigError, bind, unmount, volume
-from chaos.rigs.program import TOPICS, Traffic, checkpoint, data_of, program, until
+from chaos.rigs.nursery import Nursery
+from chaos.rigs.program import ASK_S, BATCH, TOPICS, WAIT_S, Traffic, checkpoint, data_of, program, until
 from ringlog.errors import RinglogError
 from ringlog.placement import home_shard
 from ringlog.testing.real_engine import TestEngine
 
-WARM_ACKS = 12
-MORE_ACKS = 6
-WAIT_S = 20.0
-PATIENT_MS = 60_000
+PATIENT_S = 60.0
 """A write over a device that lags is waited for."""
 OTHERS_S_MAX = 1.5
 """The longest that a write to another shard may take meanwhile; this machine does more than one thing."""
@@ -45,7 +45,7 @@ def run(order: Order, account: Account, names: list[str], until_s: float) -> Non
     while names and (number < len(names) or time.monotonic() < until_s):
         name, kind = names[number % len(names)], KINDS[(number + order.seed) % len(KINDS)]
         try:
-            CASES[name](order, kind, account)
+            run_case(name, order, kind, account)
             account.did("cases of the whole program")
         except RigError as e:
             account.skip(f"the program over a failing {kind}", str(e))
@@ -54,12 +54,40 @@ def run(order: Order, account: Account, names: list[str], until_s: float) -> Non
         number += 1
 
 
-def fails(order: Order, kind: str, account: Account) -> None:
+def run_case(name: str, order: Order, kind: str, account: Account) -> None:
+    """One case by its name; raises Broken."""
+    with Nursery() as nursery:
+        CASES[name](_Place(order, kind, account, nursery))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a case is run."""
+
+    order: Order
+    kind: str
+    account: Account
+    nursery: Nursery
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[StoredVolume]:
+        """A new file system on a device that fails on demand."""
+        with stored_volume(self.kind, self.order.scratch) as stored:
+            yield stored
+
+    def traffic(self, host: TestEngine, ask_s: float = ASK_S) -> Traffic:
+        """Traffic that has begun."""
+        return Traffic.begin(
+            self.nursery, self.order.scratch / f"journals-{time.monotonic_ns()}", host.url, ask_s
+        )
+
+
+def fails(place: _Place) -> None:
     """RF-41 with the program: writes to a log fail, its shard is replaced, the device is well again."""
-    with stored_volume(kind, order.scratch) as stored:
+    with place.failing() as stored:
         root = stored.volume.root
         with program(root) as host:
-            traffic = _traffic(host)
+            traffic = place.traffic(host)
             pid = host.pid_of("wal_shard", 0)
             where = range_of(_newest_log(Path(host.data_dir), 0))
             stored.store.mode("write_eio", low=where.low, high=where.high)
@@ -70,66 +98,66 @@ def fails(order: Order, kind: str, account: Account) -> None:
                 raise Broken(
                     f"{errors} writes failed and shard 0 was {'' if is_replaced else 'not '}replaced"
                 )
-            _more_acks(traffic, "after a sync failed and the device was well again")
+            traffic.need_acks("after a sync failed and the device was well again", within_s=2 * WAIT_S)
             traffic.end()
             host.power_off()
         stored.power_cycle()
-        _judge(root, traffic, account)
-    account.did("sync_failures", 1, "RF-41")
+        _judge(root, traffic, place.account)
+    place.account.did("sync_failures", 1, "RF-41")
 
 
-def lags(order: Order, kind: str, account: Account) -> None:
+def lags(place: _Place) -> None:
     """RF-45: syncs of 0.4 s."""
-    _lag(order, kind, account, LAG_S["lags"])
+    _lag(place, LAG_S["lags"])
 
 
-def lags_long(order: Order, kind: str, account: Account) -> None:
+def lags_long(place: _Place) -> None:
     """RF-45: syncs of 5 s."""
-    _lag(order, kind, account, LAG_S["lags_long"])
+    _lag(place, LAG_S["lags_long"])
 
 
-def _lag(order: Order, kind: str, account: Account, seconds: float) -> None:
+def _lag(place: _Place, seconds: float) -> None:
     """Nobody is taken for dead, nothing is lost, and the other shard, on another device, notices nothing."""
-    with _two_devices(order, kind) as (root, slow), program(root) as host:
-        traffic = _traffic(host, ask_ms=PATIENT_MS)
+    with _two_devices(place) as (root, slow), program(root) as host:
+        traffic = place.traffic(host, PATIENT_S)
         before = _restarts(host)
         mine = [topic for topic in TOPICS if home_shard(topic, 2) == 0]
         others = [topic for topic in TOPICS if home_shard(topic, 2) == 1]
-        marks = {topic: len(traffic.asked[topic]) for topic in TOPICS}
+        mark = traffic.mark()
         slow.store.mode("ok", delay_s=seconds)
         lagged = until(
             lambda: (
-                all(traffic.acked_of(topic) > marks[topic] + 1 for topic in mine)
-                and all(traffic.acked_of(topic) > marks[topic] + 5 for topic in others)
+                all(traffic.count(ACKED, mark, topic) >= 2 * BATCH for topic in mine)
+                and all(traffic.count(ACKED, mark, topic) >= 6 * BATCH for topic in others)
             ),
             WAIT_S + 12 * seconds,
         )
-        took = max(
-            (each.took_s for topic in mine for each in traffic.asked[topic][marks[topic] :]), default=0
-        )
-        others_took = max(each.took_s for topic in others for each in traffic.asked[topic][marks[topic] :])
+        took = max((s for topic in mine for s in traffic.took_s(ACKED, mark, topic)), default=0.0)
+        others_took = max((s for topic in others for s in traffic.took_s(ACKED, mark, topic)), default=0.0)
         slow.store.mode("ok")
-        _more_acks(traffic, "after the device was quick again")
+        traffic.need_acks("after the device was quick again", within_s=2 * WAIT_S)
         traffic.end()
-        account.figures[f"slowest_ack_with_{seconds}_s_lag_s"] = round(took, 3)
-        account.figures[f"slowest_ack_of_the_other_shard_with_{seconds}_s_lag_s"] = round(others_took, 3)
+        place.account.figures[f"slowest_ack_with_{seconds}_s_lag_s"] = round(took, 3)
+        place.account.figures[f"slowest_ack_of_the_other_shard_with_{seconds}_s_lag_s"] = round(
+            others_took, 3
+        )
         if not lagged or took < seconds:
             raise Broken(f"with syncs of {seconds} s: acks came {lagged}, the slowest after {took:.2f} s")
         if others_took > OTHERS_S_MAX:
             raise Broken(f"the other shard took {others_took:.2f} s for a write")
         if _restarts(host) != before:
             raise Broken(f"somebody was taken for dead: {before} then {_restarts(host)}")
-        traffic.judge(host.url)
-    account.did("cases of a device that lags", 1, "RF-45")
+        traffic.judge()
+    place.account.did("cases of a device that lags", 1, "RF-45")
 
 
-def hangs(order: Order, kind: str, account: Account) -> None:
+def hangs(place: _Place) -> None:
     """RF-12: a shard hangs in a sync of 30 s and is to be replaced after 10: never are there two of it."""
     seconds = LAG_S["hangs"]
     limits: dict[str, Any] = {"supervisor": {"stuck_after_s": STUCK_AFTER_S}}
-    with _two_devices(order, kind) as (root, slow), program(root, **limits) as host:
-        traffic = _traffic(host)
-        old = host.pid_of("wal_shard", 0)
+    with _two_devices(place) as (root, slow), program(root, **limits) as host:
+        traffic = place.traffic(host)
+        old, mark = host.pid_of("wal_shard", 0), traffic.mark()
         slow.store.mode("ok", delay_s=seconds)
         deadline = time.monotonic() + seconds * SYNCS_MAX
         is_over = False
@@ -143,41 +171,42 @@ def hangs(order: Order, kind: str, account: Account) -> None:
         slow.store.mode("ok")
         if not is_over:
             raise Broken(f"a shard that hung for {seconds} s was not replaced")
-        _more_acks(traffic, "after a shard had hung")
+        traffic.need_acks("after a shard had hung", within_s=2 * WAIT_S)
         traffic.end()
         others = [topic for topic in TOPICS if home_shard(topic, 2) == 1]
-        if not any(traffic.acked_of(topic) > MORE_ACKS for topic in others):
+        if not any(traffic.count(ACKED, mark, topic) > 6 * BATCH for topic in others):
             raise Broken("the other shard did not serve meanwhile")
-        traffic.judge(host.url)
-    account.did("shards that hung in a sync", 1, "RF-12", "RF-45")
+        traffic.judge()
+    place.account.did("shards that hung in a sync", 1, "RF-12", "RF-45")
 
 
-def vanishes(order: Order, kind: str, account: Account) -> None:
+def vanishes(place: _Place) -> None:
     """RF-50: the device is gone for everything, and comes back."""
-    with stored_volume(kind, order.scratch) as stored:
+    with place.failing() as stored:
         root = stored.volume.root
         with program(root) as host:
-            traffic = _traffic(host)
+            traffic = place.traffic(host)
+            mark = traffic.mark()
             stored.store.mode("dead")
-            until(lambda: len(traffic.errors) >= len(TOPICS), WAIT_S)
+            until(lambda: all(traffic.failed(mark, topic) for topic in TOPICS), WAIT_S)
             traffic.end()
-            if not (traffic.errors and stored.store.seen()["write_errors"]):
+            if not (traffic.failed(mark) and stored.store.seen()["write_errors"]):
                 raise Broken("the device was gone, and nobody noticed")
             host.power_off()
         stored.power_cycle()
-        _judge(root, traffic, account)
-    account.did("sync_failures", 1, "RF-50")
+        _judge(root, traffic, place.account)
+    place.account.did("sync_failures", 1, "RF-50")
 
 
-def unreadable(order: Order, kind: str, account: Account) -> None:
+def unreadable(place: _Place) -> None:
     """RF-52: what is stored cannot be read for a while. A reader that maps files may die of it; no process of
     the engine does, and all is well when the device is."""
-    with stored_volume(kind, order.scratch) as stored:
+    with place.failing() as stored:
         root = stored.volume.root
         with program(root) as host:
-            traffic = _traffic(host)
+            traffic = place.traffic(host)
             until(lambda: checkpoint(host), WAIT_S)
-            _more_acks(traffic, "after a checkpoint")
+            traffic.need_acks("after a checkpoint", within_s=2 * WAIT_S)
             traffic.end()
             pids = _pids(host)
             # Sealed records only: a write into a page of a log that is not in memory must read it first.
@@ -192,16 +221,16 @@ def unreadable(order: Order, kind: str, account: Account) -> None:
             if not errors:
                 raise RigError("no read failed: everything was in memory")
             _need_no_sigbus(host, pids)
-            account.did("mapped readers that met a read error")
-            account.did("of them, ended by SIGBUS", int(status == SIGBUS_STATUS))
-            traffic.start()
-            _more_acks(traffic, "after the device could be read again")
+            place.account.did("mapped readers that met a read error")
+            place.account.did("of them, ended by SIGBUS", int(status == SIGBUS_STATUS))
+            traffic.start_all()
+            traffic.need_acks("after the device could be read again", within_s=2 * WAIT_S)
             traffic.end()
-            traffic.judge(host.url)
-    account.did("cases of a device that cannot be read", 1, "RF-52")
+            traffic.judge()
+    place.account.did("cases of a device that cannot be read", 1, "RF-52")
 
 
-CASES: dict[str, Callable[[Order, str, Account], None]] = {
+CASES: dict[str, Callable[[_Place], None]] = {
     "fails": fails, "lags": lags, "lags_long": lags_long, "hangs": hangs, "vanishes": vanishes,
     "unreadable": unreadable,
 }  # fmt: skip
@@ -211,52 +240,32 @@ CASES: dict[str, Callable[[Order, str, Account], None]] = {
 
 
 @contextlib.contextmanager
-def _two_devices(order: Order, kind: str) -> Iterator[tuple[Path, StoredVolume]]:
+def _two_devices(place: _Place) -> Iterator[tuple[Path, StoredVolume]]:
     """Data on one device, but the log of shard 0 on another, the block store."""
-    with volume("ext4", order.scratch) as plain:
-        slow_scratch = order.scratch / "slow"
+    with volume("ext4", place.order.scratch) as plain:
+        slow_scratch = place.order.scratch / "slow"
         slow_scratch.mkdir(exist_ok=True)
-        with stored_volume(kind, slow_scratch) as slow:
-            place = plain.root / "engine" / "data" / "wal" / "shard-00"
+        with stored_volume(place.kind, slow_scratch) as slow:
+            log = plain.root / "engine" / "data" / "wal" / "shard-00"
             with program(plain.root) as host:
                 host.stop()
             # A directory below its top: what a file system keeps there itself is none of the shard's files.
-            shutil.copytree(place, slow.volume.root / "shard")
-            bind(slow.volume.root / "shard", place)
+            shutil.copytree(log, slow.volume.root / "shard")
+            bind(slow.volume.root / "shard", log)
             try:
                 yield plain.root, slow
             finally:
                 slow.store.mode("ok")
-                unmount(place)
-
-
-def _traffic(host: TestEngine, ask_ms: int = 1_500) -> Traffic:
-    traffic = Traffic(host.url, ask_ms)
-    traffic.start()
-    if not until(lambda: all(traffic.acked_of(topic) > 1 for topic in TOPICS), WAIT_S):
-        traffic.end()
-        raise Broken(f"no acks before the fault: {traffic.errors[-3:]}")
-    until(lambda: traffic.acked >= WARM_ACKS, WAIT_S)
-    return traffic
-
-
-def _more_acks(traffic: Traffic, when: str) -> None:
-    before = {topic: traffic.acked_of(topic) for topic in TOPICS}
-    if not until(lambda: all(traffic.acked_of(topic) > before[topic] + 1 for topic in TOPICS), WAIT_S * 2):
-        traffic.end()
-        raise Broken(f"no acks {when}: {traffic.errors[-3:]}")
+                unmount(log)
 
 
 def _judge(root: Path, traffic: Traffic, account: Account) -> None:
     verify(data_of(root))
     with program(root) as host:
-        account.did("records read", traffic.judge(host.url))
-        traffic.url = host.url
-        traffic.start()
-        _more_acks(traffic, "after the device came back")
-        traffic.end()
-        traffic.judge(host.url)
-    account.did("acked batches held to", traffic.acked)
+        account.did("records read", traffic.judge().survivors)
+        traffic.start_all(host.url)
+        traffic.need_acks("after the device came back")
+        account.did("acked batches held to", traffic.judge().acked // BATCH)
 
 
 def _newest_log(data: Path, shard: int) -> Path:

@@ -21,7 +21,9 @@ from typing import Any
 
 from chaos.order import Account, Broken, CannotRun, Order
 from chaos.rigs.judge import verify
-from chaos.rigs.program import TOPICS, Traffic, checkpoint, data_of, delete_below, program, until
+from chaos.rigs.load import ACKED
+from chaos.rigs.nursery import Nursery
+from chaos.rigs.program import BATCH, TOPICS, Traffic, checkpoint, data_of, program, until
 from ringlog.errors import RinglogError
 from ringlog.testing.real_engine import TestEngine
 
@@ -40,7 +42,7 @@ INJECT_S = 1.5
 """How long a call is waited for that this process may not make at all just now."""
 SERVE_S = 40.0
 END_S = 10.0
-DELETE_KEEPS = 200
+DELETE_KEEPS, DELETE_MS = 200, 1_500
 LIMITS: dict[str, Any] = {"supervisor": {"restart_max": 1_000, "restart_window_s": 1.0}}
 """Deaths are what is asked for here; the limit of restarts is somebody else's case."""
 
@@ -98,11 +100,9 @@ def replay(order: Order, case: str) -> None:
 def _run_batch(root: Path, batch: list[Case], account: Account, until_s: float) -> None:
     root.mkdir()
     done: list[str] = []
-    with program(root, **LIMITS) as host:
-        traffic = Traffic(host.url)
-        traffic.start()
+    with Nursery() as nursery, program(root, **LIMITS) as host:
+        traffic = Traffic.begin(nursery, root / "journals", host.url)
         try:
-            _need_service(host, traffic, "before the first fault", done)
             for case in batch:
                 if time.monotonic() > until_s:
                     break
@@ -114,12 +114,11 @@ def _run_batch(root: Path, batch: list[Case], account: Account, until_s: float) 
                 _need_service(host, traffic, f"after {case}", done)
         finally:
             traffic.end()
-        account.did("records read", traffic.judge(host.url))
+        account.did("records read", traffic.judge().survivors)
         host.power_off()
         verify(data_of(root))
         host.start()
-        traffic.judge(host.url)
-    account.did("acked batches held to", traffic.acked)
+        account.did("acked batches held to", traffic.judge().acked // BATCH)
 
 
 def _inject(host: TestEngine, traffic: Traffic, case: Case, root: Path) -> int:
@@ -152,8 +151,8 @@ def _provoke(host: TestEngine, traffic: Traffic, case: Case) -> None:
     """What makes this process do something; a shard has traffic, and makes files for checkpoints."""
     with contextlib.suppress(RinglogError, OSError):
         if case.role == "reclaimer":
-            topic = TOPICS[len(traffic.asked[TOPICS[0]]) % len(TOPICS)]
-            delete_below(traffic, host.url, topic, max(traffic.acked_of(topic) * 20 - DELETE_KEEPS, 2))
+            topic = TOPICS[traffic.acked % len(TOPICS)]
+            traffic.delete_below(topic, max(traffic.count(ACKED, topic=topic) - DELETE_KEEPS, 2), DELETE_MS)
         checkpoint(host, INJECT_S / 3)
 
 
@@ -175,11 +174,8 @@ def _is_traced(pid: int) -> bool:
 
 def _need_service(host: TestEngine, traffic: Traffic, when: str, done: list[str]) -> None:
     """Every topic takes writes again; raises Broken with what was done before."""
-    before = {topic: traffic.acked_of(topic) for topic in TOPICS}
-    if not until(lambda: all(traffic.acked_of(topic) > before[topic] for topic in TOPICS), SERVE_S):
+    try:
+        traffic.need_acks(when, 1, SERVE_S)
+    except Broken as e:
         log = host.log_path.read_text(errors="replace").splitlines()
-        raise Broken(
-            f"no acks {when} within {SERVE_S:.0f} s: {traffic.errors[-3:]}\n{done}\n"
-            + "\n".join(log[-20:])[-3_000:]
-            + f"\nload {os.getloadavg()}"
-        )
+        raise Broken(f"{e}\n{done}\n" + "\n".join(log[-20:])[-3_000:] + f"\nload {os.getloadavg()}") from None

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from chaos import groups
-from chaos.kills.nursery import Nursery
 from chaos.kills.rig import Engine
 from chaos.kills.scene import Stage
 from chaos.leases.journal import ROW, Did, Outcome
 from chaos.leases.verdict import Death, Judgement, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.plan import load_faults, load_plan
+from chaos.rigs.nursery import Nursery
 
 MS = 1_000_000
 RULES = Rules(lease_ms=1_000, idle_ms=600)

@@ -231,6 +231,34 @@ def test_a_cursor_that_goes_back_is_told(story):
     assert story.wrong() == {"backwards"}
 
 
+def frame(story, *values, first=0):
+    """Records that are sent as one frame, of unknown outcome unless their first number is told."""
+    ops = [story.begin(What.APPEND, 3, value=value, digest=value * 7, seq=len(values)) for value in values]
+    for row in story.rows[-len(values) :]:
+        row["at_ns"] = story.at
+    for n, op in enumerate(ops if first else ()):
+        story.end(op, seq=first + n)
+
+
+def test_half_a_frame_is_halved_whether_or_not_it_was_acknowledged(story):
+    frame(story, 10, 11, first=1)
+    frame(story, 12, 13)
+    final(story, [(1, 10), (2, 11)])
+    assert story.wrong() == set()
+    story.read([(1, 10), (2, 11), (3, 12)], What.FINAL, client=98)
+    assert story.wrong() == {"halved"}
+
+
+def test_of_a_frame_its_beginning_may_be_deleted_and_nothing_else(story):
+    frame(story, 10, 11, 12, first=1)
+    story.delete(3)
+    final(story, [(3, 12)])
+    assert story.wrong() == set()
+    frame(story, 13, 14)
+    story.read([(3, 12), (4, 14)], What.FINAL, client=98)
+    assert story.wrong() == {"halved"}
+
+
 def test_an_announced_loss_is_a_loss(story):
     story.append(10, 1)
     op = story.begin(What.FINAL, 9)

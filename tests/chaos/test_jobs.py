@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from chaos import jobs
-from chaos.kills.nursery import Nursery
 from chaos.kills.scene import Stage
 from chaos.leases.journal import ROW, Did, Journal, Outcome, load
 from chaos.leases.putting import payload_of, value_of
 from chaos.leases.verdict import Death, Judgement, Place, Rules, judge
 from chaos.order import Account, Order
 from chaos.plan import load_plan
+from chaos.rigs.nursery import Nursery
 
 MS = 1_000_000
 LEASE = 1_000

@@ -18,14 +18,15 @@ import ringlog
 from chaos.check import journal
 from chaos.check.history import judge
 from chaos.check.journal import Journal, Outcome, What
-from chaos.kills import forwarding, live, points, targets, work
-from chaos.kills.keys import KEY_VALUES, check_keys, tried_twice
-from chaos.kills.load import Stuck, wait_for
-from chaos.kills.nursery import Nursery
+from chaos.check.keys import KEY_VALUES, check_keys, tried_twice
+from chaos.kills import forwarding, live, points, targets
 from chaos.kills.rig import Engine
 from chaos.kills.scene import Stage, longest_gap_ms
-from chaos.kills.tasks import Report, Task
 from chaos.order import Account, Order
+from chaos.rigs import work
+from chaos.rigs.load import Stuck, wait_for
+from chaos.rigs.nursery import Nursery
+from chaos.rigs.tasks import Report, Task
 from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.errors import UsageError
 from ringlog.link.delivery import Delivery

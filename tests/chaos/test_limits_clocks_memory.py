@@ -16,8 +16,6 @@ import chaos.memory
 from chaos.clocks.walls import LAST_NS, Walls
 from chaos.order import Account, Broken, Order
 from chaos.rigs.cases import Case, run_cases
-from chaos.rigs.history import ACKED, REFUSED, History, Line, judge, number_in, payload_of
-from ringlog.client import Record
 
 ROOT = Path(__file__).parent.parent.parent
 CLASSES = {"clocks": chaos.clocks, "limits": chaos.limits, "memory": chaos.memory}
@@ -25,53 +23,6 @@ CLASSES = {"clocks": chaos.clocks, "limits": chaos.limits, "memory": chaos.memor
 
 def order(name: str, scratch: Path, **settings: object) -> Order:
     return Order(name, 1, 1.0, scratch, settings)
-
-
-def record(seq: int, number: int, ts: int = 7) -> Record:
-    return Record(seq, ts, payload_of("t", number))
-
-
-def acked(number: int, seq: int) -> Line:
-    return Line(ACKED, "t", number, seq, 1, 2)
-
-
-# -- the judge ----------------------------------------------------------------------------------------
-
-
-def test_the_judge_accepts_what_is_right() -> None:
-    lines = [acked(1, 1), acked(3, 2), Line(REFUSED, "t", 2, 0, 1, 2, "no")]
-    assert judge("t", lines, [record(1, 1), record(2, 3)]) == 2
-
-
-@pytest.mark.parametrize(
-    ("found", "complaint"),
-    [
-        ([record(1, 1)], "lost"),
-        ([record(1, 1), record(3, 3)], "gap"),
-        ([record(1, 3), record(2, 1)], "lies behind"),
-        ([record(1, 1), record(2, 1), record(3, 3)], "twice"),
-        ([record(1, 1), record(2, 2), record(3, 3)], "was 2 and is 3"),
-        ([record(1, 1, ts=9), record(2, 3, ts=8)], "goes back"),
-        ([record(1, 1), Record(2, 7, b"x:3:")], "altered"),
-        ([record(1, 1), record(2, 3), record(3, 4)], "refused for certain"),
-    ],
-)
-def test_the_judge_names_each_broken_promise(found: list[Record], complaint: str) -> None:
-    lines = [acked(1, 1), acked(3, 2), Line(REFUSED, "t", 4, 0, 1, 2, "no")]
-    with pytest.raises(Broken, match=complaint):
-        judge("t", lines, found)
-
-
-def test_a_history_is_read_while_it_grows(tmp_path: Path) -> None:
-    path = tmp_path / "history"
-    first, second = acked(1, 1), Line("f", "t", 2, 0, 5, 6, "no room: really")
-    path.write_text(first.encode() + second.encode()[:7])
-    history = History(path)
-    assert history.look() == [first]
-    path.write_text(first.encode() + second.encode())
-    assert history.look() == [first, second]
-    assert history.since("f", 5) == [second]
-    assert number_in(payload_of("t", 12)) == 12
 
 
 def test_a_case_that_breaks_is_a_finding_with_the_line_that_repeats_it(tmp_path: Path) -> None:

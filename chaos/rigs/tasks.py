@@ -14,7 +14,7 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     """One client's work on one topic of a run, or on all."""
 
     kind: str
-    """What chaos/kills/work.py knows: produce, produce_one, produce_mixed, produce_keyed, read, reread,
+    """What work.py knows: produce, produce_one, produce_frames, produce_mixed, produce_keyed, read, reread,
     watch, delete, operate, final; jobs_ and groups_ begin those of these classes."""
     client: int
     """Number of the client in the run; names its journal."""
@@ -34,6 +34,8 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     """Records of one frame among them: appended together or not at all."""
     record_bytes: int = 400
     """Mean size of a record."""
+    page: int = 1_000
+    """Records that are read at once."""
     timeout_s: float = 60.0
     """For one operation."""
     keep: int = 150

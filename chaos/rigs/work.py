@@ -19,9 +19,9 @@ import xxhash
 
 import ringlog
 from chaos.check.journal import Journal, Outcome, What
-from chaos.kills.keys import KEY_VALUES
-from chaos.kills.tasks import Report, Task, TopicFacts
+from chaos.check.keys import KEY_VALUES
 from chaos.leases import clients as leases
+from chaos.rigs.tasks import Report, Task, TopicFacts
 from ringlog import stop_points
 from ringlog.client import AppendedOnce, Client, NewRecord
 from ringlog.client.events import CaughtUp, Lagged, WatchEvent
@@ -111,12 +111,15 @@ def _produce(client: Client, task: Task, journal: Journal, end: _End, report: Re
         _settle(*waiting.popleft(), task, journal, report)
 
 
-def _begin_batch(task: Task, journal: Journal, report: Report, value: int) -> tuple[list[bytes], Any]:
+def _begin_batch(
+    task: Task, journal: Journal, report: Report, value: int, *, one_frame: bool = False
+) -> tuple[list[bytes], Any]:
     """The records of `task.batch` values from this one on, and their operations, noted as begun."""
     values = range(value, value + task.batch)
     payloads = [payload_of(each, task.record_bytes) for each in values]
     digests = [xxhash.xxh3_64_intdigest(each) for each in payloads]
-    ops = journal.begin(What.APPEND, task.topic, values=values, digests=digests)
+    frame = len(values) if one_frame else 0
+    ops = journal.begin(What.APPEND, task.topic, seq=frame, values=values, digests=digests)
     report.ops += len(ops)
     return payloads, ops
 
@@ -141,26 +144,37 @@ def _produce_one(client: Client, task: Task, journal: Journal, end: _End, report
         pace.wait(1, end)
 
 
+def _produce_frames(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
+    """Append a batch as one frame, and wait for its answer."""
+    _append_frames(client, task, journal, end, report, every_second=False)
+
+
 def _produce_mixed(client: Client, task: Task, journal: Journal, end: _End, report: Report) -> None:
     """Append batches in which every second record has a dedup id and the others have none."""
+    _append_frames(client, task, journal, end, report, every_second=True)
+
+
+def _append_frames(
+    client: Client, task: Task, journal: Journal, end: _End, report: Report, *, every_second: bool
+) -> None:
     pace, value = _Pace(task.per_s), task.client << 32
     name = task.topics[task.topic]
     while not end.is_set:
         values = range(value, value + task.batch)
-        payloads, ops = _begin_batch(task, journal, report, value)
+        records, ops = _begin_batch(task, journal, report, value, one_frame=True)
         value += task.batch
-        records = [
+        mixed = [
             NewRecord(data=data, dedup_id=f"id-{each}" if each % 2 else None)
-            for each, data in zip(values, payloads, strict=True)
+            for each, data in zip(values, records, strict=True)
         ]
         try:
-            done = client.append_many(name, records, create=False)
+            done = client.append_many(name, mixed if every_second else records, create=False)
         except RinglogError as e:
-            outcome = Outcome.UNKNOWN if e.outcome == "unknown" else Outcome.FAIL
-            _failed(journal, task.topic, ops, outcome, e, report)
+            _failed(journal, task.topic, ops, outcome_of(e), e, report)
+            time.sleep(PAUSE_S)
         else:
-            assert isinstance(done, AppendedOnce)
-            journal.end(task.topic, ops, Outcome.OK, done.seqs)
+            seqs = done.seqs if isinstance(done, AppendedOnce) else done.first_seq + np.arange(done.count)
+            journal.end(task.topic, ops, Outcome.OK, seqs)
         pace.wait(task.batch, end)
 
 
@@ -187,10 +201,14 @@ def _append(
         else:
             done = client.append(name, payload, create=False)
     except RinglogError as e:
-        outcome = Outcome.UNKNOWN if e.outcome == "unknown" else Outcome.FAIL
-        _failed(journal, task.topic, ops, outcome, e, report)
+        _failed(journal, task.topic, ops, outcome_of(e), e, report)
     else:
         journal.end(task.topic, ops, Outcome.OK, done.first_seq)
+
+
+def outcome_of(error: RinglogError) -> Outcome:
+    """Whether an append that failed may have been done."""
+    return Outcome.UNKNOWN if error.outcome == "unknown" else Outcome.FAIL
 
 
 def _failed(
@@ -218,7 +236,7 @@ def _reread(client: Client, task: Task, journal: Journal, end: _End, report: Rep
         page = _page(client, task, journal, report, What.READ, cursor)
         if page is not None:
             cursor = Cursor(0, 0) if page.caught_up else page.cursor
-        pace.wait(PAGE_RECORDS, end)
+        pace.wait(task.page, end)
 
 
 def _page(
@@ -228,7 +246,7 @@ def _page(
     report.ops += 1
     try:
         page = client.read(
-            task.topics[task.topic], cursor, limit=PAGE_RECORDS, max_bytes=8 << 20, wait_ms=READ_WAIT_MS
+            task.topics[task.topic], cursor, limit=task.page, max_bytes=8 << 20, wait_ms=READ_WAIT_MS
         )
     except RinglogError as e:
         _failed(journal, task.topic, np.array([op], np.uint64), Outcome.FAIL, e, report)
@@ -281,10 +299,14 @@ def _final(client: Client, task: Task, journal: Journal, _: _End, report: Report
     """Read every topic once from its beginning to its head, and ask the engine what it thinks of it."""
     for topic, name in enumerate(task.topics):
         (op,) = journal.begin(What.FINAL, topic).tolist()
-        cursor, head, counted = Cursor(0, 0), 0, 0
+        cursor, head, counted, latest = Cursor(0, 0), 0, 0, 0
         for page in client.reader(name).pages(PAGE_RECORDS):
             _note(journal, topic, op, page)
             cursor, head, counted = page.cursor, page.head_seq, counted + len(page)
+            for record in page.records:
+                if record.ts < latest:
+                    report.failed(f"{name}: the stamp of {record.seq} goes back from {latest} to {record.ts}")
+                latest = record.ts
         journal.end(topic, np.array([op], np.uint64), Outcome.OK, head, cursor.seq)
         said = client.topics.state(name)
         report.facts.append(TopicFacts(name, said.count, said.head_seq, counted, max(head, cursor.seq)))
@@ -417,7 +439,8 @@ def _die() -> None:
 
 
 _KINDS: dict[str, Callable[[Client, Task, Journal, _End, Report], None]] = {
-    "produce": _produce, "produce_one": _produce_one, "produce_mixed": _produce_mixed,
-    "produce_keyed": _produce_keyed, "read": _read, "reread": _reread, "watch": _watch, "delete": _delete,
+    "produce": _produce, "produce_one": _produce_one, "produce_frames": _produce_frames,
+    "produce_mixed": _produce_mixed, "produce_keyed": _produce_keyed, "read": _read, "reread": _reread,
+    "watch": _watch, "delete": _delete,
     "final": _final,
 }  # fmt: skip

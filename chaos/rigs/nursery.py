@@ -22,11 +22,11 @@ from pathlib import Path
 import msgspec
 
 from chaos.beside import die_with
-from chaos.kills.tasks import Report, Task
+from chaos.rigs.tasks import Report, Task
 from ringlog.testing.children import debug_environ
 
 ROOT = Path(__file__).parent.parent.parent
-_MAIN = "import sys; from chaos.kills.nursery import main; main(sys.argv[1:])"
+_MAIN = "import sys; from chaos.rigs.nursery import main; main(sys.argv[1:])"
 
 
 class Client:
@@ -103,7 +103,7 @@ class Nursery:
 def main(arguments: Sequence[str]) -> None:
     """Serve until standard input ends."""
     die_with(int(arguments[0]))
-    from chaos.kills import work
+    from chaos.rigs import work
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps.
     # A client takes it once it has its handler: who is told to end at once must report all the same.

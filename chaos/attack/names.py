@@ -41,7 +41,6 @@ BAD_NAMES = (
 GOOD_NAMES = ("mine.Zq", "mine.zQ", "mine.CON", "mine.nul", "mine...", "mine.:-_", "mine." + "z" * 250)
 """Legal, and confusing elsewhere: case pairs, device names, the longest."""
 TAGS = 100_000
-TAGS_NIGHT = 1_000_000
 TAGS_PER_APPEND = 5_000
 FIRST_PART = 10
 """Tags are looked at when one in so many is there, and when all are: the time for each must not grow."""

@@ -9,9 +9,6 @@ from chaos.attack.arena import MARKER, Arena
 from chaos.order import Broken, require
 from ringlog.envelope.wire import encode
 
-KEPT_SUFFIXES = (".log", ".data", ".idx", ".tags", ".del", ".bin", ".ring")
-"""Of files that hold records: payloads belong there, keys do not."""
-
 
 def searched(arena: Arena, dice: random.Random) -> int:
     """RF-113: after all the others: logs, status, what /proc shows, every file of the engine."""

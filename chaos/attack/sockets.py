@@ -19,7 +19,6 @@ from ringlog.limits import FRAME_BYTES_MAX
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 """The first bytes of ZMTP 3.1."""
 IDLE_CONNECTIONS = 1_500
-IDLE_CONNECTIONS_NIGHT = 5_000
 DROPPED_CONNECTIONS = 500
 UNFINISHED = 20
 HANDSHAKE_S = 5.0

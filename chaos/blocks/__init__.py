@@ -14,20 +14,20 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from chaos.blocks.recorded import EMPTY, FOLDER, Recorded, read_image, record
 from chaos.doctor import need_root
 from chaos.order import Account, Broken, CannotRun, Order
 from chaos.rigs.blockstore import StoredVolume, stored_volume
-from chaos.rigs.judge import POWER_LOSS, check, observe, require_same, verify
-from chaos.rigs.life import FILE_BYTES
+from chaos.rigs.judge import POWER_LOSS, verify
 from chaos.rigs.model import Model
 from chaos.rigs.mount import KINDS, RigError
 from chaos.states.images import Image, Tree
+from chaos.states.judge import judge
 from chaos.states.membership import why_illegal
-from ringlog.errors import RinglogError
 from ringlog.testing import disk as d
-from ringlog.testing.shard_world import World
+from ringlog.testing.shard_world import Marks
 
 SETTINGS = {"steps": 14, "subsets": 4, "states_per_s": 25, "states_min": 330}
 """steps: of one life; subsets: states of each epoch besides those at its ends; states_per_s: so many are
@@ -40,7 +40,6 @@ LIVES_MAX = 100_000
 _TORN_METADATA = frozenset({errno.EBADMSG, errno.EUCLEAN})
 """A block of its own that a file system writes in place (ext4's superblock) was cut within its checksum. It
 takes a repair of the file system, and says so; nothing of ours is reached."""
-INCARNATION = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +94,13 @@ def _subsets(writes: list[int], rng: random.Random, count: int) -> Iterator[tupl
         yield tuple(chosen)
 
 
+class _Facts(NamedTuple):
+    """What was true when power failed: nothing is left of a board."""
+
+    model: Model
+    marks: Marks = Marks()
+
+
 @dataclass(slots=True)
 class _Checks:
     """Judges states of one recorded life, each different one once."""
@@ -112,7 +118,7 @@ class _Checks:
         stored.volume.up()
         try:
             image = read_image(stored.volume.root)
-            model = self.recorded.model.until(state.cut_ns)
+            model = self.recorded.model.until(state.cut_ns, knows_places=True)
             key = (image.key(), model.owed, len(model.frames))
             is_new = key not in self.judged
             self.judged.add(key)
@@ -124,7 +130,7 @@ class _Checks:
         self.account.did("block_states", 1, *rows)
         self._cross_check(image, state.cut_ns)
         if is_new:
-            judge_image(image, model)
+            judge(image, _Facts(model), POWER_LOSS, has_cold=False)
             self.account.did("different states judged")
             self.account.did("acked frames held to", model.owed)
 
@@ -149,28 +155,6 @@ class _Checks:
 def _apply(tree: Tree, operation: d.Operation) -> None:
     if not isinstance(operation, d.Note):
         tree.do(operation)
-
-
-def judge_image(image: Image, model: Model) -> None:
-    """Recover it twice in memory, judge, go on writing; raises Broken."""
-    try:
-        world = World(image.mount(), file_bytes=FILE_BYTES, incarnation=INCARNATION)
-        world.reboot()
-        world.start()
-        before = observe(world)
-        check(model, before, POWER_LOSS)
-        world.kill()
-        world.start()
-        require_same(before, observe(world), "starting twice changes the state")
-        if world.runs[0].core.directory.find("f") is not None:
-            highest = model.highest.get(("f", world.topic("f").topic_id), 0)
-            fresh = world.append("f", [b"new"], producer=99, seq=1)
-            world.kill()
-            world.start()
-            if fresh <= highest or dict(world.records("f")).get(fresh) != b"new":
-                raise Broken(f"a new record got number {fresh} after {highest}, or went again")
-    except (RinglogError, AssertionError) as e:
-        raise e if isinstance(e, Broken) else Broken(f"{type(e).__name__}: {e}") from e
 
 
 def live(

@@ -98,15 +98,6 @@ class RawRing:
             time.sleep(LOOK_S)
         return False
 
-    def wait_settled(self, position: int, within_s: float = WAIT_S) -> bool:
-        """Whether the tail came to a position."""
-        deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline:
-            if self.memory.load(layout.Word.TAIL) >= position:
-                return True
-            time.sleep(LOOK_S)
-        return False
-
     def close(self) -> None:
         """Unmap and give it back."""
         self._bell.close()

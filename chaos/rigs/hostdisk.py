@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ringlog.errors import RinglogError
 from ringlog.storage.disk import Disk, RealDisk
-from ringlog.storage.gather import Buffer
 from ringlog.testing.shard_world import DATA
 from ringlog.testing.wrapped_disk import WrappedDisk
 
@@ -32,41 +32,17 @@ class HostDisk(WrappedDisk):
         assert path == DATA or path.startswith(DATA + "/"), path
         return self._root + path[len(DATA) :]
 
-    def create(self, path: str) -> int:
-        return super().create(self.on_host(path))
 
-    def open_read(self, path: str) -> int:
-        return super().open_read(self.on_host(path))
+def _on_host(name: str) -> Callable[..., Any]:
+    call = getattr(WrappedDisk, name)
+    return lambda disk, *paths: call(disk, *map(disk.on_host, paths))
 
-    def open_cut(self, path: str) -> int:
-        return super().open_cut(self.on_host(path))
 
-    def open_marks(self, path: str) -> int:
-        return super().open_marks(self.on_host(path))
-
-    def rename(self, source: str, target: str) -> None:
-        super().rename(self.on_host(source), self.on_host(target))
-
-    def unlink(self, path: str) -> None:
-        super().unlink(self.on_host(path))
-
-    def make_dir(self, path: str) -> None:
-        super().make_dir(self.on_host(path))
-
-    def remove_dir(self, path: str) -> None:
-        super().remove_dir(self.on_host(path))
-
-    def sync_dir(self, path: str) -> None:
-        super().sync_dir(self.on_host(path))
-
-    def list_dir(self, path: str) -> list[str]:
-        return super().list_dir(self.on_host(path))
-
-    def exists(self, path: str) -> bool:
-        return super().exists(self.on_host(path))
-
-    def lock(self, path: str) -> int:
-        return super().lock(self.on_host(path))
+for _name in (
+    "create", "open_read", "open_cut", "open_marks", "rename", "unlink", "make_dir", "remove_dir", "sync_dir",
+    "list_dir", "exists", "lock",
+):  # fmt: skip
+    setattr(HostDisk, _name, _on_host(_name))
 
 
 class WatchedDisk(WrappedDisk):
@@ -74,45 +50,22 @@ class WatchedDisk(WrappedDisk):
 
     def __init__(self, inner: Disk, before: Callable[[int, str], None]) -> None:
         super().__init__(inner)
-        self._before = before
+        self.before = before
         self.calls = 0
 
-    def _told(self, call: str) -> None:
-        self.calls += 1
-        self._before(self.calls, call)
 
-    def create(self, path: str) -> int:
-        self._told("create")
-        return super().create(path)
+def _watched(name: str) -> Callable[..., Any]:
+    call = getattr(WrappedDisk, name)
 
-    def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        self._told("write")
-        return super().write_at(fd, buffers, offset)
+    def watched(disk: WatchedDisk, *args: Any) -> Any:
+        disk.calls += 1
+        disk.before(disk.calls, name)
+        return call(disk, *args)
 
-    def allocate(self, fd: int, offset: int, length: int) -> None:
-        self._told("allocate")
-        super().allocate(fd, offset, length)
+    return watched
 
-    def truncate(self, fd: int, length: int) -> None:
-        self._told("truncate")
-        super().truncate(fd, length)
 
-    def sync_data(self, fd: int) -> None:
-        self._told("sync_data")
-        super().sync_data(fd)
-
-    def sync_file(self, fd: int) -> None:
-        self._told("sync_file")
-        super().sync_file(fd)
-
-    def rename(self, source: str, target: str) -> None:
-        self._told("rename")
-        super().rename(source, target)
-
-    def unlink(self, path: str) -> None:
-        self._told("unlink")
-        super().unlink(path)
-
-    def sync_dir(self, path: str) -> None:
-        self._told("sync_dir")
-        super().sync_dir(path)
+for _name in (
+    "create", "write_at", "allocate", "truncate", "sync_data", "sync_file", "rename", "unlink", "sync_dir",
+):  # fmt: skip
+    setattr(WatchedDisk, _name, _watched(_name))

@@ -56,8 +56,6 @@ class Verdict:
 
     view: View
     wrong: str = ""
-    is_detected: bool = False
-    """Somebody said so; else it changed nothing."""
 
 
 @dataclass(slots=True)
@@ -155,7 +153,7 @@ class Bench:
             wrong = _believed(path, view) or self._ask(path, damaged, view)
         if not wrong and not is_meaningless and not self._verifier_notices(path, damaged):
             wrong = f"the offline verifier says nothing of {path}"
-        return Verdict(view, wrong, is_noticed)
+        return Verdict(view, wrong)
 
     def judge_all(
         self, files: dict[str, bytes], damaged: set[str], *, keeps_board: bool = False,

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import xxhash
 
 from chaos.order import Broken
 from chaos.rigs import storage
+from chaos.rigs.harness import CLASSES, FILE_BYTES
 from chaos.rigs.judge import POWER_LOSS, How, Seen, check, observe, require_same
-from chaos.rigs.model import SentFrame
+from chaos.rigs.model import Model, SentFrame
 from chaos.rigs.storage import COLD
 from chaos.states.images import Image
 from chaos.states.offline import Laid, Offline, Told
-from chaos.states.workload import CLASSES, FILE_BYTES, Facts
 from ringlog.errors import RinglogError
 from ringlog.frame.settle import S_FIRST_SEQ, entry_error
 from ringlog.storage.disk import Disk
@@ -33,6 +33,15 @@ AGAIN_MAX = 500_000
 LATER_SALTS = 1 << 20
 LATER_S = 3_600.0
 """An image is recovered so much later than its history began."""
+
+
+class Facts(Protocol):
+    """What was true when the crash came."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def marks(self) -> Marks: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +59,21 @@ class Depth:
     byte one is recovered again."""
 
 
-def new_world(disk: Disk, incarnation: int) -> World:
+def new_world(disk: Disk, incarnation: int, *, has_cold: bool = True) -> World:
     """Where an image is recovered: later than everything that the history knows."""
-    world = World(disk, incarnation=incarnation, file_bytes=FILE_BYTES, cold=COLD, has_cold=True)
+    world = World(disk, incarnation=incarnation, file_bytes=FILE_BYTES, cold=COLD, has_cold=has_cold)
     world.clock.advance(LATER_S)
     return world
 
 
 def judge(
-    image: Image, facts: Facts, how: How, incarnation: int = 1_000, depth: Depth | None = None
-) -> dict[str, Any]:
+    image: Image, facts: Facts, how: How, incarnation: int = 1_000, depth: Depth | None = None, *,
+    has_cold: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """Recover the image twice and look at everything; returns what a client sees. Raises Broken."""
     depth = depth or Depth()
     disk = image.mount()
-    world = new_world(disk, incarnation)
+    world = new_world(disk, incarnation, has_cold=has_cold)
     if how.is_power_loss:
         world.reboot()
     try:

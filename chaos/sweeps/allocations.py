@@ -19,7 +19,6 @@ from typing import Any
 from chaos.beside import forked
 from chaos.order import Broken
 from chaos.rigs.judge import KILL, check, observe, require_same
-from chaos.rigs.model import SentFrame
 from chaos.sweeps.calls import begin
 from chaos.sweeps.house import VISIBLE, House, Image
 from chaos.sweeps.judge import ENDS_EACH, Known, end_each
@@ -53,11 +52,9 @@ def _append(house: House) -> Callable[[], Any]:
 
 def _take_in(house: House) -> Callable[[], Any]:
     """The shard's part of an append alone: frames lie in the ring already."""
-    sent = [house.model.payload(40)]
-    made = house.world.frame_for("f", sent, producer=9)
-    run = house.world.runs[0]
-    house.model.send(SentFrame("f", tuple(sent), house.world.topic("f").topic_id))
-    event = run.frames(3, made)
+    sent, run = house.frame("f", [house.payload()]), house.world.runs[0]
+    house.model.send(sent)
+    event = run.frames(3, bytearray(sent.frame))
     return lambda: house.shard(lambda: run.step(event))
 
 

@@ -1,27 +1,25 @@
-"""A shard and the three that look after its files, on one disk in one thread, and what clients were told.
+"""The Harness with everybody who works on one data directory, whose disk fails.
 
-The shard is the production core with its log writer and recovery (`shard_world.World`); compactor, reclaimer
-and relocator are their production rounds, asking it directly. A disk error that leaves a shard ends its
-incarnation and the next one recovers, as the supervisor would see to; one that leaves another actor ends
-its round. What was acknowledged is kept in a model, which the sweeps hold every recovery to.
+A disk error that leaves a shard ends its incarnation and the next one recovers, as the supervisor would see
+to; one that leaves another actor ends its round.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import msgspec
 import xxhash
-from pyroaring import BitMap64
 
 from actors.reclaimer.rounds import Reclaimer
 from actors.reclaimer.scrub import items
 from actors.reclaimer.scrubber import Scrubber
 from actors.wal_shard import events as ev
-from chaos.rigs.model import Model, SentFrame, TopicChange
+from chaos.rigs.harness import Harness
+from chaos.rigs.model import Model, Removal, TopicChange
 from chaos.rigs.storage import (
     COLD,
     asked_by,
@@ -33,17 +31,16 @@ from chaos.rigs.storage import (
 )
 from ringlog.config import Storage
 from ringlog.envelope import messages as m
-from ringlog.errors import ColdUnavailable, DiskError, NotReady, Refused, RequestTimeout
-from ringlog.frame.settle import S_FIRST_SEQ, S_TOPIC, entry_error
+from ringlog.errors import ColdUnavailable, DiskError, NotReady, Refused, RequestTimeout, RinglogError
+from ringlog.frame.settle import S_TOPIC, entry_error
 from ringlog.limits import KIB
 from ringlog.storage.layout import META_DIR
 from ringlog.testing.checkpoints import Asking, checkpoint
 from ringlog.testing.disk import FaultyDisk, Monitor, SimulatedDisk
-from ringlog.testing.shard_world import DATA, Gone, World
+from ringlog.testing.shard_world import DATA, Gone
 from ringlog.tier.copies import Copies
 from ringlog.types import Durability
 
-PRODUCER = 7
 SETTINGS: dict[str, Any] = {
     "segment_bytes": 64 * KIB,
     "own_segment_bytes": 16 * KIB,
@@ -52,8 +49,6 @@ SETTINGS: dict[str, Any] = {
 MINUTE_S = 61.0
 """Rounds that asked nothing new of the shards come this far apart."""
 RESTARTS_MAX = 3
-FSYNC_TOPICS = frozenset("fgh")
-"""By their first letter; others are of class `disk`."""
 VISIBLE = (DiskError, Refused, RequestTimeout, ColdUnavailable, Gone)
 """How an operation may fail: with an error that whoever asked gets to see."""
 
@@ -75,7 +70,6 @@ class Image:
     model: Model
     incarnation: int
     now_s: float
-    numbers: dict[tuple[str, int], int]
     has_rot: bool
 
     def mount(self) -> SimulatedDisk:
@@ -98,27 +92,23 @@ class _Asking(Asking):
         return self._house.shard(lambda: ask(shard, message, wanted, attachment=attachment))
 
 
-class House:
-    """One data directory with everybody who works in it. `faulty` is the disk all of them use."""
+class House(Harness):
+    """`faulty` is the disk that all of them use."""
 
     def __init__(self, image: Image | None = None, wrap: Callable[[SimulatedDisk], Any] = FaultyDisk) -> None:
         self.base = image.mount() if image else SimulatedDisk(DATA, f"{DATA}/{META_DIR}", COLD)
         self.faulty = wrap(self.base)
-        self.model = image.model.copy() if image else Model()
-        self.world = World(
-            self.faulty, file_bytes=128 * KIB, cold=COLD, has_cold=True,
-            incarnation=image.incarnation if image else 0,
-        )  # fmt: skip
+        super().__init__(self.faulty, file_bytes=128 * KIB, incarnation=image.incarnation if image else 0)
         self.asking = _Asking(self)
         self.monitor = Monitor()
         self._shown: dict[tuple[int, int], int] = {}
         """(incarnation, topic) -> the head that was published last."""
         watched: Any = lambda incarnation: self.monitor.watch(self.faulty, incarnation)  # noqa: E731
-        self.world.disk_of, self.world.watch = watched, self._watch
+        self.world.disk_of = watched
         self.now_s = image.now_s if image else 0.0
         self.world.clock.advance(self.now_s)
         if image:
-            self.world._producer_seqs = dict(image.numbers)
+            self.model = image.model.copy()
             self.world._salt = image.incarnation << 10
         self.has_rot = image.has_rot if image else False
         """Something lies there damaged, and can be healed."""
@@ -136,7 +126,6 @@ class House:
         world, mine = twin.world, self.world
         world.disk, world.clock, world.boot_id = twin.faulty, copy.copy(mine.clock), mine.boot_id
         world.incarnation, world._salt = mine.incarnation, mine._salt
-        world._producer_seqs = dict(mine._producer_seqs)
         return twin
 
     def digest(self) -> bytes:
@@ -147,7 +136,6 @@ class House:
             model.told(), model.made, sorted(self.monitor.made), self.has_rot,
             sorted((path, astuple(facts)) for path, facts in self.monitor.files.items()),
             world.clock.now_us(), world.clock.monotonic_ns(), world.boot_id, world.incarnation, world._salt,
-            [(*key, seq) for key, seq in world._producer_seqs.items()],
         ]  # fmt: skip
         return self.base.digest() + xxhash.xxh3_128_digest(msgspec.msgpack.encode(told))
 
@@ -155,14 +143,14 @@ class House:
         """What is acknowledged or shown as synced is covered by a sync, whatever happens next (O2)."""
         if isinstance(effect, ev.PublishTopics) and shard in self.world.runs:
             self._watch_shown(shard, effect)
-        if not isinstance(effect, ev.Settle) or shard not in self.world.runs:
-            return
-        run = self.world.runs[shard]
-        for entry in effect.entries:
-            topic = run.core.directory.by_id.get(int(entry[S_TOPIC]))
-            is_synced = topic is not None and topic.config.durability is Durability.FSYNC
-            if is_synced and entry_error(entry, "") is None:
-                self.monitor.require_durable(run.writer.path, run.writer.offset)
+        if isinstance(effect, ev.Settle) and shard in self.world.runs:
+            run = self.world.runs[shard]
+            for entry in effect.entries:
+                topic = run.core.directory.by_id.get(int(entry[S_TOPIC]))
+                is_synced = topic is not None and topic.config.durability is Durability.FSYNC
+                if is_synced and entry_error(entry, "") is None:
+                    self.monitor.require_durable(run.writer.path, run.writer.offset)
+        super()._watch(shard, effect)
 
     def _watch_shown(self, shard: int, effect: ev.PublishTopics) -> None:
         run = self.world.runs[shard]
@@ -175,10 +163,10 @@ class House:
 
     # -- life -----------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, *, is_reboot: bool = False, keeps_board: bool = False) -> None:
         """Start the engine; raises what recovery raises."""
         self._reclaimer = None
-        self.world.start()
+        super().start(is_reboot=is_reboot, keeps_board=keeps_board)
 
     def again(self) -> None:
         """The shard died: start it again, a few times; raises Down."""
@@ -222,67 +210,35 @@ class House:
         directories = {path.rpartition("/")[0] for path in files} | {DATA, f"{DATA}/{META_DIR}", COLD}
         return Image(
             tuple(sorted(directories, key=len)), files, self.model.copy(), self.world.incarnation + 16,
-            self.now_s + 1.0, dict(self.world._producer_seqs), self.has_rot,
+            self.now_s + 1.0, self.has_rot,
         )  # fmt: skip
 
     # -- clients --------------------------------------------------------------------------------------
 
-    def put(self, name: str, *, ttl_ms: int = 0, **config: Any) -> None:
-        """Create or configure a topic."""
-        asked = self.model.change(name, exists=True, ttl_ms=ttl_ms)
-        self._change(asked, lambda: self.world.put(name, ttl_ms=ttl_ms, **config))
-
-    def remove(self, name: str) -> None:
-        """Delete a topic."""
-        asked = self.model.change(name, exists=False)
-        self._change(asked, lambda: self.world.request(m.TopicDelete(name)))
-
-    def _change(self, asked: TopicChange, ask: Callable[[], Any]) -> None:
+    def _ask(self, asked: Removal | TopicChange, request: Any) -> Any:
+        ask = super()._ask
         try:
-            self.shard(ask)
+            return self.shard(lambda: ask(asked, request))
         except VISIBLE as e:
             self.model.failed += 1
-            if not isinstance(e, ShardEnded):
+            if isinstance(asked, TopicChange) and not asked.done_at and not isinstance(e, ShardEnded):
                 self.model.withdraw(asked)
-        else:
-            self.model.grant(asked)
+            return None
 
-    def append(self, name: str, *batches: int, size: int = 40) -> None:
-        """Send frames of so many records each, in one group."""
-        sent = [
-            SentFrame(
-                name, tuple(self.model.payload(size) for _ in range(count)), is_fsync=name[0] in FSYNC_TOPICS
-            )
-            for count in batches
-        ]
-        self.model.send(*sent)
+    def send(self, topic: str, *batches: list[bytes]) -> None:
+        send = super().send
+        self.try_to(lambda: self.shard(lambda: send(topic, *batches)))
 
-        def send() -> Any:
-            topic_id = self.world.topic(name).topic_id
-            for each in sent:
-                each.topic_id = topic_id
-            frames = [self.world.frame_for(name, each.payloads, producer=PRODUCER) for each in sent]
-            return self.world.send(name, frames)
+    def delete(self, topic: str, seqs: Iterable[int], request: m.RecordsDelete | None = None) -> Any:
+        delete = super().delete
+        return self.try_to(lambda: delete(topic, seqs, request))
 
-        entries = self.try_to(lambda: self.shard(send))
-        for each, entry in zip(sent, entries if entries is not None else (), strict=False):
-            if entry_error(entry, name) is None:
-                self.model.settle(each, int(entry[S_FIRST_SEQ]))
-            else:
-                each.is_refused = True
-                self.model.failed += 1
+    def submit_removal(self, topic: str, seqs: Iterable[int], *, is_eviction: bool = True) -> Removal:
+        """Here a delete is followed by what is synced, whatever the class."""
+        return super().submit_removal(topic, seqs, is_eviction=is_eviction)
 
-    def delete(self, name: str, seqs: set[int]) -> None:
-        """Delete records by number."""
-        asked = self.model.remove(0, seqs)
-        request = m.RecordsDelete(name, 0, None, BitMap64(seqs).serialize())
-
-        def delete() -> Any:
-            asked.topic_id = self.world.topic(name).topic_id
-            return self.world.request(request)
-
-        if self.try_to(lambda: self.shard(delete)) is not None:
-            self.model.grant(asked)
+    def refused(self, error: RinglogError) -> None:
+        self.model.failed += 1
 
     # -- actors ---------------------------------------------------------------------------------------
 

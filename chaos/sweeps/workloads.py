@@ -72,7 +72,7 @@ def _topics(house: House) -> None:
     house.append("g", 2)
     house.put("g", durability="fsync", ttl_ms=1 << 40)
     house.append("g", 1)
-    house.remove("g")
+    house.drop("g")
     house.put("h", durability="fsync")
     house.append("h", 1)
     house.wait(0.2)

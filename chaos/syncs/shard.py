@@ -16,6 +16,7 @@ from chaos.rigs.blockstore import StoredVolume
 from chaos.rigs.extents import Range, forget_pages, range_of
 from chaos.rigs.judge import KILL_SHARD
 from chaos.rigs.life import Life
+from chaos.rigs.storage import seal
 from ringlog.errors import CorruptData, DiskError, InvariantViolation, Refused, RinglogError
 from ringlog.testing.shard_world import DATA
 
@@ -247,7 +248,7 @@ def records_unreadable(bench: Bench) -> None:
     for _ in range(3):
         life.send("f", [life.payload(5_000)])
     if bench.rng.random() < 0.5:
-        life.checkpoint()
+        seal(life.world)
     life.end()
     bench.stored.power_cycle()
     life.start(is_reboot=True)

@@ -121,7 +121,6 @@ class Engine:
         self.is_up = self.is_stopping = self.is_calm = False
         self.damage = ""
         self.makers: dict[str, Callable[[Engine, Child, Process], None]] = {}
-        self._losses_at: dict[int, int] = {}
         self.disk.make_dir(f"{DATA}/{META_DIR}")
         self.disk.sync_dir(DATA)
         replace_file(self.disk, f"{DATA}/{META_DIR}", ENGINE_FILE, encode_identity(ENGINE_ID.hex(), 1, ""))
@@ -189,7 +188,6 @@ class Engine:
         self.base.incarnation = number
         process = Process(self.loop, child.spec.name, child.spec.kind, number)
         child.process, child.was_ready, child.actor = process, False, None
-        self._losses_at[number] = self.model.power_losses
         self.arm(process)
         self.run_as(
             process, lambda: self.makers[child.spec.kind](self, child, process),
@@ -198,10 +196,6 @@ class Engine:
 
     def arm(self, process: Process) -> None:
         """What awaits a new process; the driver hooks in here."""
-
-    def losses_before(self, incarnation: int) -> int:
-        """Power losses there had been when this incarnation was started."""
-        return self._losses_at.get(incarnation, 0)
 
     def disk_for(self, process: Process) -> ProcessDisk:
         """The disk that a process works on."""

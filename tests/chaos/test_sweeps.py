@@ -25,7 +25,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import DiskError
 from ringlog.storage.snapshot import Snapshot
 from ringlog.storage.wal import WalWriter
-from ringlog.testing.disk import FaultyDisk, OrderBroken
+from ringlog.testing.disk import FaultyDisk, Monitor, OrderBroken
 
 IMAGES = {name: BY_NAME[name].image() for name in ("commit", "recovery", "checkpoint")}
 
@@ -67,7 +67,7 @@ def test_an_ack_before_the_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_group)
     with pytest.raises(OrderBroken):  # O2, live
         _sweep("commit")
-    monkeypatch.setattr(House, "_watch", lambda *_: None)
+    monkeypatch.setattr(Monitor, "require_durable", lambda *_: None)
     assert _sweep("commit", lambda case: case.kind == "EIO" and case.end == POWER_LOSS)  # O1, afterwards
 
 

@@ -30,6 +30,10 @@ from ringlog.testing.disk import FaultyDisk, Monitor, OrderBroken
 IMAGES = {name: BY_NAME[name].image() for name in ("commit", "recovery", "checkpoint")}
 
 
+def sweep_of(tmp_path, account: Account) -> sweeps._Sweep:
+    return sweeps._Sweep(Order("sweeps", 1, 1.0, tmp_path), account, sweeps.SETTINGS, IMAGES)
+
+
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
 def test_every_workload_does_something_and_holds(workload) -> None:
     """A workload that fails without a fault, or calls nothing, proves nothing."""
@@ -156,10 +160,10 @@ def _is_caught(case: lines.Case) -> bool:
     return False
 
 
-def test_an_exception_that_the_gateway_swallows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_that_the_gateway_swallows_is_caught(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant 40, in another core."""
     account = Account()
-    sweeps._gateway(account)
+    sweep_of(tmp_path, account).do({"gateway": 0.0})
     assert account.counts["line_runs"] > 200
     assert not account.findings
     handle = Gateway.handle
@@ -218,8 +222,9 @@ def test_syncs_that_do_nothing_leave_what_is_dense() -> None:
 def test_the_class_counts_what_it_did(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are those of the cases that ran."""
     account = Account()
-    sweeps._line(lines.Case("commit", 10, lines.DEATH), IMAGES, account, Known(), "RF-3")
-    sweeps._line(lines.Case("commit", 10_000_000, lines.DEATH), IMAGES, account, Known(), "RF-3")
+    sweep = sweep_of(tmp_path, account)
+    sweep._line(lines.Case("commit", 10, lines.DEATH), Known(), "RF-3")
+    sweep._line(lines.Case("commit", 10_000_000, lines.DEATH), Known(), "RF-3")
     assert account.counts["line_runs"] == account.faults["RF-3"] == ENDS_EACH
     case = calls.Case("commit", "write", 1, "EIO", False, ENDS[0])
     assert calls.Case.parse(str(case)) == case

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from actors.wal_shard.shell import Shell
 from chaos.order import Broken
+from chaos.schedules.stepping import Stepped, Suspended, count_states
 from ringlog.board.layout import P
 from ringlog.link.call_link import CallLink
 from ringlog.link.ring_channel import ClientRing
@@ -25,10 +26,6 @@ from ringlog.link.ring_channel import ClientRing
 TURNS_MAX = 4
 """Turns in which a sleeper that is alone must have seen everything."""
 STEPS_PER_TURN_MAX = 16
-
-
-class Suspended(BaseException):
-    """A turn made its one access and wants another."""
 
 
 class Blocked(BaseException):
@@ -70,24 +67,14 @@ class Plan:
     """Work comes through a call ring."""
 
 
-class Memory:
-    """One step of one side: recorded accesses, one real one, no more."""
+class Memory(Stepped):
+    """What one side sees."""
 
     def __init__(
         self, world: World, done: tuple[Any, ...], adds: int = 1, *, timed_out: bool = False
     ) -> None:
-        self.world, self.done, self.cursor, self.is_spent = world, list(done), 0, False
-        self.adds, self.timed_out = adds, timed_out
-
-    def access(self, perform: Callable[[], Any]) -> Any:
-        """One access."""
-        if self.cursor == len(self.done):
-            if self.is_spent:
-                raise Suspended
-            self.done.append(perform())
-            self.is_spent = True
-        self.cursor += 1
-        return self.done[self.cursor - 1]
+        super().__init__(done)
+        self.world, self.adds, self.timed_out = world, adds, timed_out
 
     def set(self, **changes: Any) -> None:
         """Change the world."""
@@ -105,15 +92,7 @@ class BellExplorer:
 
     def run(self) -> BellExplorer:
         """Visit every state; raises Broken."""
-        first = World(lost=self.plan.lost, doubled=self.plan.doubled)
-        seen, stack = {first}, [first]
-        while stack:
-            world = stack.pop()
-            for after in self._next(world):
-                if after not in seen:
-                    seen.add(after)
-                    stack.append(after)
-        self.states = len(seen)
+        self.states = count_states(World(lost=self.plan.lost, doubled=self.plan.doubled), self._next)
         return self
 
     def _next(self, world: World) -> list[World]:

@@ -4,10 +4,8 @@ A step is one access to shared memory (a load, a store, 8 bytes of a frame, half
 consumer's durable log. Between any two steps the other side may run, or either side may die and be
 replaced. States are explored exhaustively and remembered, so nothing is sampled.
 
-A Python call cannot be suspended in the middle and copied, so a suspended operation is kept as the private
-state it began with and the results of the accesses it has made. To take one step further the operation
-runs again from its beginning: recorded accesses give their recorded results and touch nothing, the next one
-is made for real, the one after that ends the run.
+A suspended operation is kept as the private state it began with and the results of its accesses
+(stepping.py).
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from chaos.schedules.ring_memory import (
     Frozen,
     Side,
     StepMemory,
-    Suspended,
     World,
     changed,
     drained,
     let_go,
 )
+from chaos.schedules.stepping import Suspended
 from ringlog.errors import RingError
 from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import PAD_WORD, ProducerState, RingIdentity, Word

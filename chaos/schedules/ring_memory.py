@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from chaos.schedules.stepping import Stepped
 from ringlog.ring.layout import RingIdentity, Word
 
 WORDS = tuple(Word)
 Frozen = tuple[tuple[str, Any], ...]
 Store = tuple[str, int, Any]
 """(which part of the memory, where in it, what)."""
-
-
-class Suspended(BaseException):
-    """An operation made its one access and wants another. Nothing in the ring may catch it."""
 
 
 class Side(NamedTuple):
@@ -55,7 +51,7 @@ def changed(world: World, **changes: Any) -> World:
     return world._replace(**changes)
 
 
-class StepMemory:
+class StepMemory(Stepped):
     """Stands where RingMemory does, for one side; makes one real access, then suspends."""
 
     closed = False
@@ -63,6 +59,7 @@ class StepMemory:
     def __init__(
         self, world: World, who: str, identity: RingIdentity, late: int, done: tuple[Any, ...]
     ) -> None:
+        super().__init__(done)
         self.identity = identity
         self.world, self.who, self.late = world, who, late
         self.words, self.data, self.entries = (
@@ -72,20 +69,6 @@ class StepMemory:
         self.buffer: list[Store] = list(getattr(world, f"{who}_buffer"))
         for store in self.buffer:  # A side sees its own stores at once.
             self._apply(store)
-        self.done = list(done)
-        self.cursor = 0
-        self.fresh = False
-
-    def access(self, perform: Callable[[], Any]) -> Any:
-        """One access: recorded, or made now, or too much for this step."""
-        if self.cursor == len(self.done):
-            if self.fresh:
-                raise Suspended
-            self.fresh = True
-            self.done.append(perform())
-        result = self.done[self.cursor]
-        self.cursor += 1
-        return result
 
     def load(self, word: int) -> int:
         """As RingMemory."""

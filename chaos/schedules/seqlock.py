@@ -2,9 +2,7 @@
 
 A step is the load or store of one word. Writers live one after the other (incarnations); the first may die
 between any two of its stores. Readers change nothing, so one reader that may start at any time stands for
-any number of them; three at once are explored where the words are few. The technique is that of the ring's
-explorer: a suspended call is its beginning and the results of its accesses, and runs again to take one
-step more.
+any number of them; three at once are explored where the words are few.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from chaos.schedules.stepping import Stepped, Suspended, count_states
 from ringlog.board.layout import BoardUnstable
 
 UNSTABLE = "unstable"
@@ -24,10 +23,6 @@ class Torn(AssertionError):
     """A reader believed something that was never published, or something older than it must see."""
 
 
-class Suspended(BaseException):
-    """A call made its one access and wants another."""
-
-
 class Stretch(list[int]):
     """A slice of words."""
 
@@ -35,31 +30,20 @@ class Stretch(list[int]):
         return list(self)
 
 
-class StepWords:
+class StepWords(Stepped):
     """Stands where memoryview.cast("Q") does; one real access, then suspends."""
 
     def __init__(self, words: Sequence[int], done: Sequence[Any]) -> None:
-        self.words, self.done = list(words), list(done)
-        self.cursor = 0
-        self.is_spent = False
-
-    def _access(self, perform: Callable[[], Any]) -> Any:
-        if self.cursor == len(self.done):
-            if self.is_spent:
-                raise Suspended
-            self.is_spent = True
-            self.done.append(perform())
-        result = self.done[self.cursor]
-        self.cursor += 1
-        return result
+        super().__init__(done)
+        self.words = list(words)
 
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return Stretch(self[i] for i in range(index.start, index.stop))
-        return self._access(lambda: self.words[index])
+        return self.access(lambda: self.words[index])
 
     def __setitem__(self, index: int, value: int) -> None:
-        self._access(lambda: self.words.__setitem__(index, value))
+        self.access(lambda: self.words.__setitem__(index, value))
 
 
 class World(NamedTuple):
@@ -96,13 +80,7 @@ class SeqlockExplorer:
     def run(self) -> SeqlockExplorer:
         """Visit every state; raises Torn for the first schedule in which the reader is deceived."""
         first = World((0,) * self.size, 0, 0, (), 0, (((), 0),) * self.readers)
-        visited, stack = {first}, [first]
-        while stack:
-            for after in self._next(stack.pop()):
-                if after not in visited:
-                    visited.add(after)
-                    stack.append(after)
-        self.states = len(visited)
+        self.states = count_states(first, self._next)
         return self
 
     def _next(self, world: World) -> Iterator[World]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from chaos.fuzz.driver import INPUT_S_MAX, RSS_MIB_MAX, TARGETS, DriverOrder, kept, load
+from chaos.fuzz.driver import INPUT_S_MAX, RSS_MIB_MAX, TARGETS, DriverOrder, load
 from chaos.order import Account, CannotRun, Order
 
 KNOWN = {"targets": [], "planted": ""}
@@ -131,11 +131,6 @@ def try_one(name: str, data: bytes) -> None:
         raise AssertionError(f"took {took:.1f} s of CPU time")
     if grown > RSS_MIB_MAX * MIB:
         raise AssertionError(f"took {grown // MIB} MiB")
-
-
-def regressions() -> list[tuple[str, bytes]]:
-    """Everything in the corpus, with its target."""
-    return [(name, data) for name in TARGETS for data in kept(name)]
 
 
 def replay(order: Order, case: str) -> None:

@@ -6,10 +6,9 @@ import gc
 import itertools
 import random
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from chaos.order import Broken
 from chaos.rigs import storage
 from chaos.rigs.judge import KILL, KILL_SHARD, POWER_LOSS, How
 from chaos.states.case import TRAP, Case
@@ -22,8 +21,6 @@ from ringlog.testing.shard_world import Marks
 
 JUDGED_PER_COLLECTION = 200
 Steps = tuple[str, ...]
-Report = Callable[[Broken, str], None]
-"""Called with what is broken and the case that shows it again."""
 
 
 @dataclass(slots=True)
@@ -45,8 +42,6 @@ class Tally:
     went_on: int = 0
     verified: int = 0
     """Judged images that the offline verifier agreed on."""
-    seconds: float = 0.0
-    is_cut_short: bool = False
     seen: set[int] = field(default_factory=set)
     """Hashes of the cases."""
 
@@ -109,30 +104,19 @@ def histories(longest: int, steps: Iterable[str] = ALPHABET) -> Iterator[Steps]:
 
 
 def explore(
-    chosen: Iterable[Steps], tally: Tally | None = None, *, seconds: float = 1e9, share: Share | None = None,
-    offline: Offline | None = None, report: Report | None = None,
-) -> Tally:  # fmt: skip
-    """Judge every image of every cut of these histories; raises Broken saying which one failed.
-
-    With `report` that is told instead, and the history with it left behind. Stops quietly after `seconds`
-    of real time; the tally says so.
-    """
-    tally = tally or Tally()
-    explorer = Explorer(tally, share or Share(), offline)
-    started = time.monotonic()
-    for steps in chosen:
-        if time.monotonic() - started > seconds:
-            tally.is_cut_short = True
-            break
-        try:
-            explorer.one(steps)
-        except Broken as e:
-            if report is None:
-                raise
-            report(e, e.case)
-        tally.histories += 1
-    tally.seconds += time.monotonic() - started
-    return tally
+    chosen: Iterable[Steps],
+    *,
+    seconds: float = 1e9,
+    share: Share | None = None,
+    offline: Offline | None = None,
+) -> Tally:
+    """Judge every image of every cut of these histories, as many as the time allows; raises Broken saying
+    which one failed."""
+    explorer = Explorer(Tally(), share or Share(), offline)
+    until = time.monotonic() + seconds
+    for steps in itertools.takewhile(lambda _: time.monotonic() < until, chosen):
+        explorer.one(steps)
+    return explorer.tally
 
 
 def record(steps: Iterable[str], salts: int = 0) -> tuple[History, Tree]:
@@ -178,6 +162,7 @@ class Explorer:
                 self.tally.cuts += 1
                 self._cut(tree, facts, Case(steps, number))
         self._done[steps] = len(history.operations)
+        self.tally.histories += 1
 
     def _known(self, steps: Steps) -> int:
         """Operations of what a history begins with, if that is explored: here or in another process, where

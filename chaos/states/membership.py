@@ -26,12 +26,6 @@ PREFIXES_MAX = 4_096
 """Combinations of pending names that are tried before an image counts as illegal."""
 
 
-def legal_images(operations: Sequence[d.Operation], base: Image, seed: int = 0) -> set[bytes]:
-    """Keys of all images that images.py makes when power is lost after these calls on a disk of `base`."""
-    tree = replayed(operations, base)
-    return {image.key() for image in [tree.as_killed(), tree.as_synced(), *tree.after_power_loss(seed)]}
-
-
 def replayed(operations: Sequence[d.Operation], base: Image) -> Tree:
     """The disk after these calls; notes among them are passed over."""
     tree = Tree.of(base)
@@ -39,11 +33,6 @@ def replayed(operations: Sequence[d.Operation], base: Image) -> Tree:
         if not isinstance(operation, d.Note):
             tree.do(operation)
     return tree
-
-
-def is_legal(tree: Tree, observed: Image, *, garbled_max: int = 0) -> bool:
-    """Whether losing power now may leave `observed`; see `why_illegal`."""
-    return not why_illegal(tree, observed, garbled_max=garbled_max)
 
 
 def why_illegal(tree: Tree, observed: Image, *, garbled_max: int = 0) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos import fuzz
-from chaos.fuzz.driver import TARGETS, load
+from chaos.fuzz.driver import TARGETS, kept, load
 from chaos.order import Account, Order
 
 SECONDS = fuzz.START_S + 3
@@ -16,7 +16,7 @@ PLANTED = "chaos.fuzz.planted:envelopes"
 def test_seeds_and_past_crashers_hold(name):
     """RF-102, RF-114: what once broke something is run each time."""
     target = load(name)
-    tried = [b"", *target.seeds(), *(data for each, data in fuzz.regressions() if each == name)]
+    tried = [b"", *target.seeds(), *kept(name)]
     assert len(tried) > 5
     for data in tried:
         target.check(data[: target.MAX_LEN])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
+from lease_story import MS, ONE, LeaseStory
 
 from chaos import groups
 from chaos.kills.rig import Engine
@@ -23,57 +23,12 @@ from chaos.order import Account, Order
 from chaos.plan import load_faults, load_plan
 from chaos.rigs.nursery import Nursery
 
-MS = 1_000_000
 RULES = Rules(lease_ms=1_000, idle_ms=600)
 ROUNDS = 3
 """Storms a slow host may need until all has happened that is looked for."""
-ONE = 7
-"""The record that stories are about."""
 
 
-@dataclass
-class Story:
-    """A history by hand; times in ms. Each record's value is its number and six."""
-
-    rows: list[Any] = field(default_factory=list)
-
-    def add(self, at: int, did: Did, client: int, *, outcome: Outcome = Outcome.UNKNOWN, seq: int = 0,
-            begun: int = 0, value: int = ONE, deliveries: int = 0) -> Story:  # fmt: skip
-        self.rows.append((at * MS, begun * MS, client, 0, did, outcome, 0, value, seq, deliveries))
-        return self
-
-    def put(self, at: int = 0, records: int = 1) -> Story:
-        for n in range(records):
-            self.add(at, Did.PUT, 1, value=ONE + n)
-            self.add(at + 1, Did.PUT_END, 1, outcome=Outcome.OK, seq=1 + n, value=ONE + n)
-        return self
-
-    def claim(self, at: int, client: int, times: int = 1, *, did: Did = Did.CLAIMED, seq: int = 1,
-              begun: int | None = None, value: int = ONE) -> Story:  # fmt: skip
-        begun = at - 1 if begun is None else begun
-        return self.add(at, did, client, seq=seq, begun=begun, deliveries=times, value=value)
-
-    def ack(self, at: int, client: int, outcome: Outcome | None = Outcome.OK, value: int = ONE) -> Story:
-        self.add(at, Did.ACK, client, value=value)
-        return self if outcome is None else self.add(at + 1, Did.END, client, outcome=outcome, value=value)
-
-    def floor(self, at: int, seq: int) -> Story:
-        return self.add(at, Did.FLOOR, 9, seq=seq, begun=at - 1)
-
-    def take(self, at: int, client: int) -> Story:
-        return self.add(at, Did.TAKEN, client, begun=at - 1)
-
-    def read(self, at: int, client: int, seq: int, begun: int) -> Story:
-        return self.add(at, Did.READ, client, seq=seq, begun=begun - 1, value=ONE - 1 + seq)
-
-    def commit(
-        self, at: int, client: int, seq: int, begun: int, outcome: Outcome | None = Outcome.OK
-    ) -> Story:
-        self.add(at, Did.COMMIT, client, seq=seq, begun=begun - 1)
-        if outcome is None:
-            return self
-        return self.add(at + 1, Did.COMMIT_END, client, seq=seq, begun=begun - 1, outcome=outcome)
-
+class Story(LeaseStory):
     def judged(self, *, is_queue: bool = True, is_sought: bool = False, left: int = 0) -> Judgement:
         rows = np.array(sorted(self.rows), dtype=ROW)
         return judge(rows, [Place(0, 0, is_queue, is_sought, left)], RULES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -10,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lease_story import MS, LeaseStory
+from lease_story import ONE as JOB
 
 from chaos import jobs
 from chaos.kills.scene import Stage
@@ -20,32 +21,14 @@ from chaos.order import Account, Order
 from chaos.plan import load_plan
 from chaos.rigs.nursery import Nursery
 
-MS = 1_000_000
 LEASE = 1_000
-JOB = 7
 
 
-@dataclass
-class Story:
-    """A history by hand; times in ms."""
+class Story(LeaseStory):
+    """Claims of a queue say nothing of deliveries."""
 
-    rows: list[Any] = field(default_factory=list)
-
-    def add(self, at: int, did: Did, client: int, *, outcome: Outcome = Outcome.UNKNOWN, seq: int = 0,
-            begun: int = 0, value: int = JOB) -> Story:  # fmt: skip
-        self.rows.append((at * MS, begun * MS, client, 0, did, outcome, 0, value, seq, 0))
-        return self
-
-    def put(self, at: int = 0, seq: int = 1, value: int = JOB) -> Story:
-        self.add(at, Did.PUT, 1, value=value)
-        return self.add(at + 1, Did.PUT_END, 1, outcome=Outcome.OK, seq=seq, value=value)
-
-    def claim(self, at: int, client: int, seq: int = 1, begun: int | None = None) -> Story:
-        return self.add(at, Did.CLAIMED, client, seq=seq, begun=at - 1 if begun is None else begun)
-
-    def ack(self, at: int, client: int, outcome: Outcome | None = Outcome.OK) -> Story:
-        self.add(at, Did.ACK, client)
-        return self if outcome is None else self.add(at + 1, Did.END, client, outcome=outcome)
+    def claim(self, at: int, client: int, times: int = 0, **more: Any) -> Story:
+        return super().claim(at, client, times, **more)
 
     def judged(self, *deaths: Death, letters: dict[int, int] | None = None, left: int = 0) -> Judgement:
         rows = np.array(sorted(self.rows), dtype=ROW)

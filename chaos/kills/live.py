@@ -28,10 +28,9 @@ import numpy as np
 import ringlog
 from chaos.check import journal
 from chaos.check.history import BROKEN, NothingToJudge
-from chaos.check.journal import Outcome, What
 from chaos.kills import targets
 from chaos.kills.rig import SETTINGS, Engine, close_down, kill_tree
-from chaos.kills.scene import longest_gap_ms
+from chaos.kills.scene import pauses_ms
 from chaos.rigs.load import Load, Stuck, wait_for
 from chaos.rigs.nursery import Nursery
 from ringlog.envelope.messages import EngineStatusReply
@@ -272,22 +271,13 @@ class _Drill:
         facts |= {kind: getattr(found, kind) for kind in BROKEN}
         facts["errors"] = self._load.errors
         facts |= {f"kills {role}": count for role, count in sorted(self._kills.items())}
-        pauses = self._pauses_ms()
+        names = list(enumerate(self._load.topics))
+        deaths = [(at_ns, [n for n, name in names if home_shard(name, self._shards) == shard])
+                  for at_ns, shard in self._deaths]  # fmt: skip
+        pauses = pauses_ms(journal.load(self._load.folder), deaths)
         if pauses:
             for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
                 facts[f"pause_{name}_ms"] = round(float(np.quantile(pauses, part)), 1)
         verdict.wrong += found.stories + self._load.complaints
         if found.wrong and not found.stories:
             verdict.wrong.append(str(found.wrong))
-
-    def _pauses_ms(self) -> list[float]:
-        rows = journal.load(self._load.folder)
-        is_append = np.isin(rows["op"], rows["op"][rows["what"] == What.APPEND])
-        ends = rows[is_append & (rows["what"] == What.RETURN) & (rows["outcome"] == Outcome.OK)]
-        found = []
-        for at_ns, shard in self._deaths:
-            mine = [n for n, name in enumerate(self._load.topics) if home_shard(name, self._shards) == shard]
-            times = np.unique(ends["at_ns"][np.isin(ends["topic"], mine)])
-            if len(times) > 1:
-                found.append(longest_gap_ms(times, at_ns))
-        return found

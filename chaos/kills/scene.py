@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,17 +208,22 @@ class Scene:
 
     def pauses_ms(self) -> list[float]:
         """How long clients of a killed shard got no answer, one figure a kill of a shard."""
-        rows = self.rows
-        if rows is None:
-            return []
-        ends = rows[(rows["what"] == What.RETURN) & (rows["outcome"] == Outcome.OK) & (rows["value"] == 0)]
-        found = []
-        for kill in self.kills:
-            mine = [n for n in range(len(self.load.topics)) if n % SHARDS == kill.shard]
-            times = np.unique(ends["at_ns"][np.isin(ends["topic"], mine)])
-            if kill.role == "wal_shard" and len(times) > 1:
-                found.append(longest_gap_ms(times, kill.at_ns))
-        return found
+        topics = range(len(self.load.topics))
+        deaths = [(kill.at_ns, [n for n in topics if n % SHARDS == kill.shard])
+                  for kill in self.kills if kill.role == "wal_shard"]  # fmt: skip
+        return pauses_ms(self.rows, deaths) if self.rows is not None else []
+
+
+def pauses_ms(rows: Rows, deaths: Iterable[tuple[int, list[int]]]) -> list[float]:
+    """The longest pause of appends just after each death: when it was, and the topics of who died."""
+    is_append = np.isin(rows["op"], rows["op"][rows["what"] == What.APPEND])
+    ends = rows[is_append & (rows["what"] == What.RETURN) & (rows["outcome"] == Outcome.OK)]
+    found = []
+    for at_ns, topics in deaths:
+        times = np.unique(ends["at_ns"][np.isin(ends["topic"], topics)])
+        if len(times) > 1:
+            found.append(longest_gap_ms(times, at_ns))
+    return found
 
 
 def longest_gap_ms(times: Any, at_ns: int) -> float:

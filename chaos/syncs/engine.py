@@ -69,12 +69,6 @@ class _Place:
     account: Account
     nursery: Nursery
 
-    @contextlib.contextmanager
-    def failing(self) -> Iterator[StoredVolume]:
-        """A new file system on a device that fails on demand."""
-        with stored_volume(self.kind, self.order.scratch) as stored:
-            yield stored
-
     def traffic(self, host: TestEngine, ask_s: float = ASK_S) -> Traffic:
         """Traffic that has begun."""
         return Traffic.begin(
@@ -84,7 +78,7 @@ class _Place:
 
 def fails(place: _Place) -> None:
     """RF-41 with the program: writes to a log fail, its shard is replaced, the device is well again."""
-    with place.failing() as stored:
+    with stored_volume(place.kind, place.order.scratch) as stored:
         root = stored.volume.root
         with program(root) as host:
             traffic = place.traffic(host)
@@ -182,7 +176,7 @@ def hangs(place: _Place) -> None:
 
 def vanishes(place: _Place) -> None:
     """RF-50: the device is gone for everything, and comes back."""
-    with place.failing() as stored:
+    with stored_volume(place.kind, place.order.scratch) as stored:
         root = stored.volume.root
         with program(root) as host:
             traffic = place.traffic(host)
@@ -201,7 +195,7 @@ def vanishes(place: _Place) -> None:
 def unreadable(place: _Place) -> None:
     """RF-52: what is stored cannot be read for a while. A reader that maps files may die of it; no process of
     the engine does, and all is well when the device is."""
-    with place.failing() as stored:
+    with stored_volume(place.kind, place.order.scratch) as stored:
         root = stored.volume.root
         with program(root) as host:
             traffic = place.traffic(host)

@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chaos.absences.cases import MODES, Case, all_cases
-from chaos.absences.judge import Judge
+from chaos.absences.judge import MODES, Case, Judge, all_cases
 from chaos.hush import hushed
 from chaos.order import Account, Order
 from chaos.rot.specimen import make_specimen

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chaos.rigs.judge import POWER_LOSS, How
-from chaos.states.case import HOWS, TRAP, parse
-from chaos.states.explore import cases, cuts_of, record, recovery_of
+from chaos.states.explore import HOWS, TRAP, cases, cuts_of, parse, record, recovery_of
 from chaos.states.images import Image, Tree
 from chaos.states.judge import Depth, judge, judge_trap
 from chaos.states.offline import Offline

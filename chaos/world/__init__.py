@@ -27,9 +27,7 @@ from typing import TYPE_CHECKING
 
 from chaos.hush import hushed
 from chaos.order import Account, CannotRun, Order
-from chaos.world.cases import Case, Failed, parse_case
-from chaos.world.plan import options_of
-from chaos.world.shrink import shrink
+from chaos.world.plan import Case, Failed, options_of, parse_case, shrink
 
 if TYPE_CHECKING:
     from chaos.world.simulation import Simulation

@@ -1,13 +1,17 @@
 """What a seed means: a world's settings, and a list of steps, each with a generator of its own.
 
-A step that is left out changes nothing about what the others are, so a failing case can be made smaller.
-Each seed switches a random subset of the faults on, each with a random weight (swarm testing): a mixture of
-everything hides what needs a lot of one thing.
+A step that is left out changes nothing about what the others are, so a failing case can be made smaller:
+steps are left out in ever smaller pieces (Zeller's ddmin) as long as it fails in the same way. What is left
+out changes the order in which tasks run, so a smaller case may fail no more although its steps would be
+enough: the answer is small, not smallest. Each seed switches a random subset of the faults on, each with a
+random weight (swarm testing): a mixture of everything hides what needs a lot of one thing.
 """
 
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,3 +102,88 @@ def topics_of(rng: random.Random) -> dict[str, dict[str, Any]]:
             config["ttl_ms"] = rng.choice((500, 4_000))
         found[name] = config
     return found
+
+
+_CASE = re.compile(r"^seed=(\d+)(?: steps=(\d+)\.\.(\d+))?(?: without=([\d,]*))?$")
+
+
+class Failed(AssertionError):
+    """A seed in which a promise did not hold, with the story of it."""
+
+    def __init__(self, what: str, story: str) -> None:
+        super().__init__(what)
+        self.what, self.story = what, story
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A seed, and which of its steps happen."""
+
+    seed: int
+    first: int = 0
+    upto: int = STEPS
+    without: frozenset[int] = frozenset()
+
+    def __str__(self) -> str:
+        left_out = ",".join(map(str, sorted(self.without)))
+        return f"seed={self.seed} steps={self.first}..{self.upto}" + (
+            f" without={left_out}" if left_out else ""
+        )
+
+    @property
+    def kept(self) -> list[int]:
+        """The steps that happen."""
+        return [index for index in range(self.first, self.upto) if index not in self.without]
+
+    @classmethod
+    def of(cls, seed: int, kept: list[int]) -> Case:
+        """The case in which these steps happen and no others."""
+        if not kept:
+            return cls(seed, 0, 0)
+        first, upto = min(kept), max(kept) + 1
+        return cls(seed, first, upto, frozenset(range(first, upto)) - frozenset(kept))
+
+
+def parse_case(text: str) -> Case:
+    """Read a case; raises ValueError."""
+    found = _CASE.match(text.strip())
+    if found is None:
+        raise ValueError(f"not a case of this class: {text!r}; like seed=1 steps=0..{STEPS} without=3,17")
+    seed, first, upto, without = found.groups()
+    left_out = frozenset(int(each) for each in (without or "").split(",") if each)
+    return Case(int(seed), int(first or 0), int(upto or STEPS), left_out)
+
+
+RUNS_MAX = 400
+"""Cases tried before the smallest so far is good enough."""
+KIND_WORDS = 6
+
+
+def kind_of(what: str) -> str:
+    """How it failed, without numbers and names that differ from run to run."""
+    words = re.sub(r"[^a-zA-Z ]", " ", what).split()
+    return " ".join(word for word in words if len(word) > 2 or word == "is")[: 12 * KIND_WORDS]
+
+
+def shrink(case: Case, fails: Callable[[Case], str], runs_max: int = RUNS_MAX) -> Case:
+    """The smallest case found that fails as `case` does; `fails` says how, or "". Raises ValueError when
+    the case does not fail at all."""
+    wanted = kind_of(fails(case))
+    if not wanted:
+        raise ValueError(f"{case} does not fail")
+    kept, pieces, runs = case.kept, 2, 1
+    while len(kept) > 1 and runs < runs_max:
+        size = -(-len(kept) // pieces)
+        for start in range(0, len(kept), size):
+            fewer = kept[:start] + kept[start + size :]
+            runs += 1
+            if kind_of(fails(Case.of(case.seed, fewer))) == wanted:
+                kept, pieces = fewer, max(pieces - 1, 2)
+                break
+            if runs >= runs_max:
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(2 * pieces, len(kept))
+    return Case.of(case.seed, kept)

@@ -12,14 +12,13 @@ from typing import Any
 from chaos.order import Broken
 from chaos.rigs.storage import drawn_salts
 from chaos.world import actors, gateway, shards
-from chaos.world.cases import Failed
 from chaos.world.clients import Admin, Producer
 from chaos.world.disks import FAULTS, Armed
 from chaos.world.engine import Child, Engine
 from chaos.world.examine import Examiner
 from chaos.world.model import Model
 from chaos.world.plan import FAULTS as FAULT_STEPS
-from chaos.world.plan import Step, options_of, steps_of
+from chaos.world.plan import Failed, Step, options_of, steps_of
 from chaos.world.readers import Reader
 from chaos.world.tasks import NS, Loop, Process
 

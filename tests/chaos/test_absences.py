@@ -8,7 +8,7 @@ import pytest
 
 from actors.wal_shard.replay import Replay
 from chaos import absences
-from chaos.absences.cases import FEWER_SHARDS, MODES, NEVER_COLD, NO_COLD, SAME, all_cases
+from chaos.absences.judge import FEWER_SHARDS, MODES, NEVER_COLD, NO_COLD, SAME, all_cases
 from chaos.order import Account, Order
 from chaos.rot.specimen import make_specimen
 

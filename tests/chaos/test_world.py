@@ -11,9 +11,8 @@ pytest.importorskip("greenlet")
 
 from chaos import world
 from chaos.order import Account, Broken, Order
-from chaos.world.cases import Case, Failed, parse_case
 from chaos.world.model import Model
-from chaos.world.shrink import shrink
+from chaos.world.plan import Case, Failed, parse_case, shrink
 from ringlog.types import Durability
 
 SEEDS = range(11, 14)

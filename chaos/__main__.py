@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from chaos import doctor, record
-from chaos.beside import die_with
 from chaos.order import Account, CannotRun, Enough, FaultClass, Order
 from chaos.plan import PlanError, load_faults, load_plan
+from chaos.processes import die_with
 from chaos.run import NEVER_STARTED, ROOT, run_plan
 
 INTERRUPTED = 130

@@ -27,9 +27,9 @@ from pathlib import Path
 import msgspec
 
 from chaos import leaks
-from chaos.apart import in_memory
 from chaos.order import Account
 from chaos.plan import ROUNDS_MAX, Entry, Fault, Plan
+from chaos.processes import private_tmpfs
 
 ROOT = Path(__file__).parent.parent
 OUTPUT_CHARS_MAX = 20_000
@@ -260,7 +260,7 @@ def run_entry(
     (scratch / "order.json").write_bytes(msgspec.json.encode(order))
     command = [sys.executable, "-m", "chaos", "class", str(scratch / "order.json")]
     if entry.in_memory:
-        command = [*in_memory(str(scratch / "scratch")), *command]
+        command = [*private_tmpfs(str(scratch / "scratch")), *command]
     if entry.private_mounts:
         command = ["unshare", "--mount", "--propagation", "private", *command]
     environ = {

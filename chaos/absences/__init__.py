@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from chaos.absences.judge import MODES, Case, Judge, all_cases
-from chaos.hush import hushed
 from chaos.order import Account, Order
+from chaos.processes import suppress_logging
 from chaos.rot.specimen import make_specimen
 
 KNOWN: dict[str, Any] = {"modes": list(MODES), "paths": ""}
@@ -30,7 +30,7 @@ KNOWN: dict[str, Any] = {"modes": list(MODES), "paths": ""}
 def run(order: Order, account: Account) -> None:
     """One case of each kind of file and mode, then the others, in an order of chance."""
     settings = order.choose(KNOWN)
-    with hushed():  # a warning for each file that is away helps nobody
+    with suppress_logging():  # a warning for each file that is away helps nobody
         begun = time.monotonic()
         judge = Judge(make_specimen(order.seed), order.scratch)
         cases = [
@@ -57,7 +57,7 @@ def run(order: Order, account: Account) -> None:
 def replay(order: Order, case: str) -> None:
     """One case again: SEED:NAME, as a finding names it."""
     seed, name = case.split(":", 1)
-    with hushed():
+    with suppress_logging():
         judge = Judge(make_specimen(int(seed)), Path(order.scratch))
         found = next(each for each in all_cases(judge.specimen) if each.name == name)
         wrong, _ = judge.judge(found)

@@ -9,11 +9,11 @@ from random import Random
 
 import ringlog
 from chaos.check.keys import tried_twice
-from chaos.hurry import hurry
 from chaos.kills import points as stop_plan
 from chaos.kills import targets
 from chaos.kills.rig import SETTLE_S, kill_tree
 from chaos.kills.scene import KEYED_SHARD, SHARDS, Scene, Stage
+from chaos.processes import raise_priority
 from chaos.rigs.load import Stuck, wait_for
 from ringlog.board.processes import GATEWAY, SCHEDULER, WAL_SHARD
 from ringlog.envelope.messages import ProcessStatus
@@ -63,7 +63,7 @@ def _pass_points(
         doomed = [each for each in found.processes if each.kind in deaths] if found else []
         for each in doomed:
             lives[each.name] = max(lives.get(each.name, 0), each.restarts)
-            hurry([each]) if each.kind in BACKGROUND else _drain_when_due(scene, each, deaths, told)
+            raise_priority([each]) if each.kind in BACKGROUND else _drain_when_due(scene, each, deaths, told)
         if doomed and all(each.restarts >= len(deaths[each.kind]) for each in doomed):
             break
         time.sleep(0.05)

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from chaos.hurry import hurry
 from chaos.order import CannotRun, require
+from chaos.processes import raise_priority
 from chaos.rigs import small_disks
 from chaos.rigs.bench import Bench, bench, is_refused
 from chaos.rigs.cases import Case
@@ -245,7 +245,7 @@ def _read_again(bench: Bench, topic: str) -> subprocess.CompletedProcess[str]:
     done: list[subprocess.CompletedProcess[str]] = []
 
     def is_led_there() -> bool:
-        hurry(bench.host.status().processes)
+        raise_priority(bench.host.status().processes)
         done.append(
             subprocess.run(
                 [sys.executable, "-c", _READER, bench.host.url, "ipc", topic],
@@ -271,7 +271,7 @@ def cut_under_readers(bench: Bench, chance: random.Random) -> None:
         bench.client.append_many(topic, [chance.randbytes(2_000) for _ in range(100)])
 
     def sealed() -> list[Path]:
-        hurry(bench.host.status().processes)
+        raise_priority(bench.host.status().processes)
         # By size: what is new may be of the load, too, and that is smaller; an earlier pass's is not new.
         by_topic = [list(each.glob("seg-*.data")) for each in set(folder.glob("topics/*")) - others]
         return max(by_topic, key=lambda paths: sum(path.stat().st_size for path in paths), default=[])

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from chaos.apart import in_memory
 from chaos.mutants.catalogue import Mutant
 from chaos.plan import Entry
+from chaos.processes import private_tmpfs
 from chaos.run import ROOT, run_entry
 
 COPIED = ("ringlog", "actors", "chaos", "supervisor.py", "pyproject.toml")
@@ -114,7 +114,7 @@ def _by_tests(mutant: Mutant, root: Path, work: Path, seed: int, *, is_changed: 
     with tempfile.TemporaryDirectory(prefix="rl-", dir=SHORT_PATHS) as base:
         # Tests complain of engines' memory that nobody uses. Classes beside us kill engines and leave some
         # for a moment: a test stopped at that complaint, before the one that notices the mutant.
-        apart = in_memory("/dev/shm")
+        apart = private_tmpfs("/dev/shm")
         command = [*apart, sys.executable, "-m", "pytest", "-q", "-x", f"--basetemp={base}/t"]
         try:
             done = subprocess.run(

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from chaos.beside import die_with
+from chaos.processes import die_with
 from chaos.rigs.tasks import Report, Task
 from ringlog.testing.children import debug_environ
 

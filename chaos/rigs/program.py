@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import ringlog
-from chaos.hurry import hurry
 from chaos.order import Broken
+from chaos.processes import raise_priority
 from chaos.rigs.load import ACKED, REFUSED, UNKNOWN, Load
 from chaos.rigs.nursery import Nursery
 from ringlog.envelope import messages as m
@@ -108,7 +108,7 @@ class Traffic(Load):
 def checkpoint(host: TestEngine, timeout_s: float = 1.0) -> bool:
     """Ask for a checkpoint now, of a compactor that is not left behind by a busy host; False when there was
     no answer in time."""
-    hurry(host.status().processes)
+    raise_priority(host.status().processes)
     asking = Requester("compactor", f"ipc://{host.info.shm_dir}/compactor.sock")
     try:
         asking.ask(m.CheckpointNow(), m.CheckpointMade, timeout_s=timeout_s)

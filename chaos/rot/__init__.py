@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from chaos.hush import hushed
 from chaos.order import Account, Order
+from chaos.processes import suppress_logging
 from chaos.rot import atrest
 from chaos.rot.answers import Answers, ask
 from chaos.rot.bench import Bench
@@ -40,7 +40,7 @@ OF_THE_LOG = {".log", "snapshot", "log-"}
 def run(order: Order, account: Account) -> None:
     """Flip bits for most of the time, and make larger damage for the rest."""
     settings = order.choose(KNOWN)
-    with hushed():  # a warning for each damage helps nobody
+    with suppress_logging():  # a warning for each damage helps nobody
         _run(order, account, settings)
 
 
@@ -201,7 +201,7 @@ def _backup(bench: Bench, path: str, scratch: Path) -> str:
 def replay(order: Order, case: str) -> None:
     """One case again: SEED:KIND:WHAT, as a finding names it."""
     seed, kind, what = case.split(":", 2)
-    with hushed():
+    with suppress_logging():
         bench = Bench(make_specimen(int(seed), is_marked=kind != "last"), order.scratch / "bench")
         wrong = _again(order, bench, kind, what)
     if wrong:

@@ -26,9 +26,8 @@ from functools import partial
 
 import numpy as np
 
-from chaos.beside import beside
-from chaos.hush import hushed
 from chaos.order import Account, Broken, Order
+from chaos.processes import subprocess_task, suppress_logging
 from chaos.states import edges
 from chaos.states.explore import ALONE, Explorer, Part, Share, Steps, Tally, histories, record
 from chaos.states.judge import Depth
@@ -61,7 +60,7 @@ def run(order: Order, account: Account) -> None:
             _run(order, account, share, _chosen(only), [each for each in only if each.startswith(_EDGES)])
             return
         others = [
-            beside(partial(_part, order, share=share, longest=longest, part=Part(n, parts)))
+            subprocess_task(partial(_part, order, share=share, longest=longest, part=Part(n, parts)))
             for n in range(1, parts)
         ]
         _part(order, account, share=share, longest=longest, part=Part(0, parts))
@@ -77,7 +76,7 @@ def _undisturbed() -> Iterator[None]:
     gc.disable()
     gc.freeze()  # What is there by now stays: only what a history leaves is looked through after it.
     try:
-        with hushed():
+        with suppress_logging():
             yield
     finally:
         gc.unfreeze()

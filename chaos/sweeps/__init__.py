@@ -34,10 +34,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chaos.beside import beside
 from chaos.doctor import need_allocations
-from chaos.hush import hushed
 from chaos.order import Account, Broken, CannotRun, Order
+from chaos.processes import subprocess_task, suppress_logging
 from chaos.sweeps import allocations, calls, gateway, lines
 from chaos.sweeps.house import Image
 from chaos.sweeps.judge import ENDS, ENDS_EACH, Known
@@ -64,14 +63,14 @@ Until = Callable[[], bool]
 def run(order: Order, account: Account) -> None:
     """Sweep for as long as there is time; calls in a process of their own."""
     settings = order.choose(SETTINGS)
-    with hushed(), _dead_disks_unheard():
+    with suppress_logging(), _dead_disks_unheard():
         sweep = _Sweep(order, account, settings, _images(account, settings["workloads"] or list(BY_NAME)))
         if not sweep.images:
             return
         if settings["only"]:
             sweep.do(dict.fromkeys(settings["only"], 1.0))
             return
-        collect = beside(lambda mine: replace(sweep, account=mine).do(FIRST))
+        collect = subprocess_task(lambda mine: replace(sweep, account=mine).do(FIRST))
         sweep.do(SECOND)
         account.counts["line_and_allocation_runs"] = _line_and_allocation_runs(account)
         collect(account)

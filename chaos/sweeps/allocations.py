@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.beside import forked
 from chaos.order import Broken
+from chaos.processes import forked
 from chaos.rigs.judge import KILL, check, observe, require_same
 from chaos.sweeps.calls import begin
 from chaos.sweeps.house import VISIBLE, House, Image

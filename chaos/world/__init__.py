@@ -25,8 +25,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from chaos.hush import hushed
 from chaos.order import Account, CannotRun, Order
+from chaos.processes import suppress_logging
 from chaos.world.plan import Case, Failed, options_of, parse_case, shrink
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ SHARE = 0.97
 def run(order: Order, account: Account) -> None:
     """One seed after the other until the time is over."""
     only_reshards = order.choose({"reshards": False})["reshards"]
-    with hushed():
+    with suppress_logging():
         _run(order, account, only_reshards=only_reshards)
 
 
@@ -100,7 +100,7 @@ def note(done: Simulation, account: Account) -> None:
 
 def replay(order: Order, case: str) -> None:
     """Run a case again and print its story; `shrink CASE` prints a smaller one that fails in the same way."""
-    with hushed():
+    with suppress_logging():
         _again(order, case)
 
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from chaos import mutants
-from chaos.apart import in_memory
 from chaos.mutants import trial
 from chaos.mutants.catalogue import Mutant, load_catalogue
 from chaos.order import FINDINGS_MAX, Account, Enough, Order
 from chaos.plan import PlanError
+from chaos.processes import private_tmpfs
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = load_catalogue()
@@ -80,7 +80,7 @@ def test_a_finding_of_another_kind_is_no_proof(tmp_path: Path):
 
 def test_tests_do_not_see_the_shared_memory_of_classes_beside_them(tmp_path: Path):
     """They complained of engines that a class had just killed, before the test that notices the mutant."""
-    if not in_memory("/dev/shm"):
+    if not private_tmpfs("/dev/shm"):
         pytest.skip("mounts of one's own are not allowed here")
     (tmp_path / "test_it.py").write_text(
         "import os\ndef test_alone():\n    assert os.listdir('/dev/shm') == []\n"

@@ -49,10 +49,11 @@ enum { FAULT_NONE, FAULT_STRUCTURE, FAULT_TEXT, FAULT_TAG, FAULT_NODE, FAULT_KEY
 enum { H_SOUND, H_LENGTH, H_TYPE, H_VERSION, H_COLUMN, H_RESERVED, H_KIND, H_CODEC, H_NO_PAYLOADS, H_CONTROL, H_NO_RECORDS,
        H_RECORDS, H_RANGE, H_RAW_LEN, H_RAW_LEN_IMPOSSIBLE };
 /* Why a body is none: ringlog/frame/body.py has the words. */
-enum { B_SOUND, B_OFFSETS_PAST, B_OFFSETS_FALL, B_COLUMN_PAST, B_PADDING, B_TEXT, B_LEFT_OVER };
-enum { PAYLOAD, KEY, TAG, NODE, HEADERS, META, EVENT_TS, EXPIRES_AT, NOT_BEFORE, PRIORITY, STAMPS, COLUMNS };
-enum { APPEND = 1, TYPE_MAX = 17, VERSION = 1, CODEC_MAX = 2, COLUMNS_KNOWN = (1 << COLUMNS) - 1,
-       PRODUCER_COLUMNS = COLUMNS_KNOWN & ~(1 << STAMPS) };
+enum { B_SOUND, B_OFFSETS_PAST, B_OFFSETS_FALL, B_COLUMN_PAST, B_PADDING, B_TEXT, B_LEFT_OVER, B_NULL };
+/* The last four are validity bitmaps, of the first four columns; version 1 does not have them. */
+enum { PAYLOAD, KEY, TAG, NODE, HEADERS, META, EVENT_TS, EXPIRES_AT, NOT_BEFORE, PRIORITY, STAMPS, VALID, COLUMNS = VALID + 4 };
+enum { APPEND = 1, TYPE_MAX = 17, VERSION_FIRST = 1, VERSION = 2, CODEC_MAX = 2, COLUMNS_KNOWN = (1 << COLUMNS) - 1,
+       COLUMNS_FIRST = (1 << VALID) - 1, PRODUCER_COLUMNS = COLUMNS_KNOWN & ~(1 << STAMPS) };
 
 #define PAD_WORD 0xFFFFFFFFu
 #define DURABILITY 0x03ull
@@ -60,6 +61,7 @@ enum { APPEND = 1, TYPE_MAX = 17, VERSION = 1, CODEC_MAX = 2, COLUMNS_KNOWN = (1
 #define FOLLOWS 0x80ull
 #define FLAGS_SHIFT 40
 #define FOLLOWS_BIT (FOLLOWS << FLAGS_SHIFT)
+#define VERSION_SHIFT 40
 #define COLUMNS_SHIFT 48
 #define LOW32 0xFFFFFFFFull
 #define EVENT_TS_NONE INT64_MIN
@@ -92,18 +94,21 @@ static int limits_of(const char *data, Py_ssize_t length, uint64_t *limits)
 
 /* ---- headers ------------------------------------------------------------------------------------------------- */
 
-/* Why this is a header that version 1 does not allow. */
+/* Columns that there are, and no validity of one that is not there. */
+static int are_columns(uint64_t bitmap) { return !(bitmap & ~(uint64_t)COLUMNS_KNOWN) && !(bitmap >> VALID & ~bitmap); }
+
+/* Why this is a header that its version does not allow. */
 static int header_fault_of(const uint8_t *header, const uint64_t *limits)
 {
     uint64_t head = load(header), tail = load(header + W_TAIL * 8);
     uint64_t length = head & LOW32, type = head >> 32 & 0xFF, columns = head >> COLUMNS_SHIFT;
     uint64_t count = load(header + W_COUNT_EPOCH * 8) & LOW32, raw_len = tail & LOW32, codec = tail >> 32 & 0xFF;
-    uint64_t flags = tail >> FLAGS_SHIFT & 0xFF, hops = tail >> 48;
+    uint64_t flags = tail >> FLAGS_SHIFT & 0xFF, hops = tail >> 48, version = head >> VERSION_SHIFT & 0xFF;
     int is_append = type == APPEND;
     if (length < FRAME_LEN_MIN || (length + LEN_BYTES) & 7 || length + LEN_BYTES > limits[L_FRAME]) return H_LENGTH;
     if (type == 0 || type > TYPE_MAX) return H_TYPE;
-    if ((head >> 40 & 0xFF) != VERSION) return H_VERSION;
-    if (columns & ~(uint64_t)COLUMNS_KNOWN) return H_COLUMN;
+    if (version < VERSION_FIRST || version > VERSION) return H_VERSION;
+    if (!are_columns(columns) || (version == VERSION_FIRST && columns & ~(uint64_t)COLUMNS_FIRST)) return H_COLUMN;
     if (hops > limits[L_HOPS] || flags & ~(DURABILITY | PAYLOAD_KIND)) return H_RESERVED;
     if ((flags & PAYLOAD_KIND) == PAYLOAD_KIND) return H_KIND;
     if (codec > CODEC_MAX) return H_CODEC;
@@ -119,7 +124,7 @@ static int header_fault_of(const uint8_t *header, const uint64_t *limits)
 
 PyDoc_STRVAR(header_faults_doc,
 "header_faults(headers, limits, /)\n--\n\n"
-"(n,) bytes: of each 80-byte header, 0 or why it is not one that version 1 allows (ringlog/frame/header.py).");
+"(n,) bytes: of each 80-byte header, 0 or why it is not one that its version allows (ringlog/frame/header.py).");
 
 static PyObject *header_faults(PyObject *self, PyObject *args)
 {
@@ -206,6 +211,27 @@ static int pass_span(const uint8_t *body, int64_t length, int64_t *at, int64_t e
     return B_SOUND;
 }
 
+static int64_t length_at(const uint8_t *body, const Span *span, int64_t i)
+{
+    const uint8_t *at = body + span->offsets_at + 4 * i;
+    return (int64_t)load32(at + 4) - load32(at);
+}
+
+/* Check the validity bitmap at `at`, a bit a record: what is null has no bytes, and no bit is beyond the last record. */
+static int pass_validity(const uint8_t *body, int64_t at, int64_t count, const Span *span)
+{
+    if (count & 7 && body[at + count / 8] >> (count & 7)) return B_PADDING;
+    for (int64_t i = 0; i < count; i++)
+        if (!(body[at + i / 8] >> (i & 7) & 1) && length_at(body, span, i)) return B_NULL;
+    return B_SOUND;
+}
+
+/* Bytes of the values of a fixed column, or of a validity bitmap. */
+static int64_t fixed_bytes(int column, int64_t count)
+{
+    return column == PRIORITY ? count : column >= VALID ? (count + 7) / 8 : 8 * count;
+}
+
 /* The one decoder of bodies: find and check every column of an uncompressed body of `count` records, at least one.
  * Where it is none, *where is the place of the fault. */
 static int walk(const uint8_t *body, int64_t length, uint64_t bitmap, int64_t count, Body *found, int64_t *where)
@@ -223,13 +249,13 @@ static int walk(const uint8_t *body, int64_t length, uint64_t bitmap, int64_t co
         } else if (column <= META) {
             fault = pass_span(body, length, &at, count, TEXT_COLUMNS >> column & 1, &found->spans[column]);
         } else {
-            int64_t stop = at + (column == PRIORITY ? count : 8 * count), past = PADDED(stop);
+            int64_t stop = at + fixed_bytes(column, count), past = PADDED(stop);
             if (past > length) {
                 fault = B_COLUMN_PAST;
             } else if (!are_zeros(body + stop, past - stop)) {
                 fault = B_PADDING;
                 at = stop;
-            } else {
+            } else if (column < VALID || !(fault = pass_validity(body, at, count, &found->spans[column - VALID]))) {
                 found->fixed[column] = at;
                 at = past;
             }
@@ -237,12 +263,6 @@ static int walk(const uint8_t *body, int64_t length, uint64_t bitmap, int64_t co
     }
     *where = at;
     return fault ? fault : at == length ? B_SOUND : B_LEFT_OVER;
-}
-
-static int64_t length_at(const uint8_t *body, const Span *span, int64_t i)
-{
-    const uint8_t *at = body + span->offsets_at + 4 * i;
-    return (int64_t)load32(at + 4) - load32(at);
 }
 
 static int is_over(const uint8_t *body, const Span *span, uint64_t most)
@@ -299,7 +319,7 @@ PyDoc_STRVAR(walk_doc,
 "walk(body, columns, count, /)\n--\n\n"
 "Find and check every column of an uncompressed body of `count` records, at least one. `columns`: the bitmap.\n\n"
 "Returns one tuple a column, in bit order: (offsets_at, data_at, data_bytes); for headers (lists_at, entries,\n"
-"offsets_at, data_at, data_bytes of the keys, the same three of the values); for fixed columns (at,). Or, where it is\n"
+"offsets_at, data_at, data_bytes of the keys, the same three of the values); for fixed ones and validity (at,). Or, where it is\n"
 "no such body, (fault, where): two integers.");
 
 static PyObject *walk_py(PyObject *self, PyObject *args)
@@ -311,7 +331,7 @@ static PyObject *walk_py(PyObject *self, PyObject *args)
     PyObject *found = NULL;
     Body places;
     int64_t where = 0;
-    if (count < 1 || bitmap & ~(unsigned long long)COLUMNS_KNOWN) {
+    if (count < 1 || !are_columns(bitmap)) {
         PyErr_SetString(PyExc_ValueError, "no records, or columns that are not known");
         goto done;
     }
@@ -358,7 +378,7 @@ static PyObject *judge(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*Kny#", &body, &bitmap, &count, &given, &given_bytes)) return NULL;
     PyObject *found = NULL;
     if (limits_of(given, given_bytes, limits)) {
-        int fault = count < 1 || bitmap & ~(unsigned long long)COLUMNS_KNOWN || !(bitmap & 1 << PAYLOAD)
+        int fault = count < 1 || !are_columns(bitmap) || !(bitmap & 1 << PAYLOAD)
                         ? FAULT_STRUCTURE
                         : judge_body(body.buf, body.len, bitmap, count, limits, &accounted, &largest);
         found = Py_BuildValue("KKi", (unsigned long long)accounted, (unsigned long long)largest, fault);
@@ -641,9 +661,10 @@ static void lay_span(const uint8_t *body, int64_t base, const Span *span, uint8_
 
 PyDoc_STRVAR(spans_doc,
 "spans(buffer, offsets, headers, /)\n--\n\n"
-"Where every value lies of uncompressed frames with the same columns, which are at byte `offsets`, (n,) int64.\n\n"
+"Where every value lies of uncompressed frames of one version with the same columns, at byte `offsets`, (n,) int64.\n\n"
 "Returns (table, records, entries). `table`: stretches of `records` words: seqs, stamps, rows of the frames; then of\n"
-"each column, in bit order, starts and stops in the buffer (of headers: which entries are a record's), or values. Then\n"
+"each column, in bit order, starts and stops in the buffer (of headers: which entries are a record's), or values, of\n"
+"validity 1 or 0. Then\n"
 "stretches of `entries` words: starts and stops of keys and of values of headers. Or, where one is no such frame,\n"
 "(fault, row): two integers.");
 
@@ -660,15 +681,15 @@ static PyObject *spans(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "no frames, or not as many offsets");
         goto done;
     }
-    uint64_t bitmap = load(rows) >> COLUMNS_SHIFT;
+    uint64_t shape = load(rows) >> VERSION_SHIFT, bitmap = load(rows) >> COLUMNS_SHIFT;
     int has_headers = bitmap >> HEADERS & 1, words = 3;
     for (int column = 0; column < COLUMNS; column++)
         if (bitmap >> column & 1) words += column <= META ? 2 : 1;
     for (Py_ssize_t i = 0; i < count; i++) {
         const uint8_t *row = rows + i * HEADER_BYTES;
         int64_t at = (int64_t)load(places + i * 8), total = total_of(row), held = (int64_t)(load(row + W_COUNT_EPOCH * 8) & LOW32);
-        if (at < 0 || at > view.len || total < HEADER_BYTES || total > view.len - at || load(row) >> COLUMNS_SHIFT != bitmap
-            || bitmap & ~(uint64_t)COLUMNS_KNOWN || held < 1 || 4 * held > total) {
+        if (at < 0 || at > view.len || total < HEADER_BYTES || total > view.len - at || load(row) >> VERSION_SHIFT != shape
+            || !are_columns(bitmap) || held < 1 || 4 * held > total) {
             PyErr_SetString(PyExc_ValueError, "a frame is outside of the buffer, or has other columns");
             goto done;
         }
@@ -702,7 +723,7 @@ static PyObject *spans(PyObject *self, PyObject *args)
             store(frames + 8 * k, (uint64_t)i);
         }
         uint8_t *next = frames + 8 * records;
-        for (int column = 0; column < COLUMNS; column++) {
+        for (int column = 0; bitmap >> column; column++) {
             if (!(bitmap >> column & 1)) continue;
             if (column == HEADERS) {
                 for (int64_t k = 0; k < held; k++) {
@@ -719,6 +740,10 @@ static PyObject *spans(PyObject *self, PyObject *args)
                 next += 16 * records;
             } else if (column == PRIORITY) {
                 for (int64_t k = 0; k < held; k++) store(next + 8 * k, columns[body.fixed[column] + k]);
+                next += 8 * records;
+            } else if (column >= VALID) {
+                const uint8_t *bits = columns + body.fixed[column];
+                for (int64_t k = 0; k < held; k++) store(next + 8 * k, bits[k / 8] >> (k & 7) & 1);
                 next += 8 * records;
             } else {
                 memcpy(next, columns + body.fixed[column], (size_t)(8 * held));
@@ -738,24 +763,31 @@ done:
 
 /* ---- encoding ------------------------------------------------------------------------------------------------ */
 
-/* A column on its way into bodies: values one by one, or numbers. */
+/* A column on its way into bodies: values one by one, a null one without data, or numbers. */
 typedef struct { const char *data; int64_t length; } Value;
-typedef struct { Value *values; uint8_t *numbers; int is_there; } Column;
+typedef struct { Value *values; uint8_t *numbers; int64_t nulls; int is_there; } Column;
 enum { FEW = 8 }; /* payloads that need no memory of their own */
 
-/* n values from (data, (n + 1,) int64 offsets into it); 0 without an error where that is not what it is. */
-static int values_of_buffer(PyObject *given, Py_ssize_t count, Value *values, Py_buffer *held, Py_ssize_t *buffers)
+/* n values from (data, (n + 1,) int64 offsets into it, None or (n,) bytes, 0 for a null); 0 without an error where that is
+ * not what it is. */
+static int values_of_buffer(PyObject *given, Py_ssize_t count, Value *values, Py_buffer *held, Py_ssize_t *buffers,
+                            int64_t *nulls)
 {
-    if (PyTuple_Size(given) != 2) return 0;
-    for (Py_ssize_t i = 0; i < 2; i++, ++*buffers)
+    if (PyTuple_Size(given) != 3) return 0;
+    int has_nulls = PyTuple_GetItem(given, 2) != Py_None;
+    for (Py_ssize_t i = 0; i < 2 + has_nulls; i++, ++*buffers)
         if (PyObject_GetBuffer(PyTuple_GetItem(given, i), &held[*buffers], PyBUF_SIMPLE)) return 0;
-    const Py_buffer *data = &held[*buffers - 2], *offsets = &held[*buffers - 1];
-    if (offsets->len != (count + 1) * 8) return 0;
+    const Py_buffer *data = &held[*buffers - 2 - has_nulls], *offsets = data + 1, *valid = data + 2;
+    if (offsets->len != (count + 1) * 8 || (has_nulls && valid->len != count)) return 0;
     int64_t before = (int64_t)load(offsets->buf);
     for (Py_ssize_t i = 0; i < count; i++) {
         int64_t next = (int64_t)load((const uint8_t *)offsets->buf + 8 * (i + 1));
         if (before < 0 || next < before || next > data->len) return 0;
-        values[i] = (Value){(const char *)data->buf + before, next - before};
+        values[i] = (Value){data->buf == NULL ? "" : (const char *)data->buf + before, next - before};
+        if (has_nulls && !((const uint8_t *)valid->buf)[i]) {
+            values[i] = (Value){NULL, 0};
+            ++*nulls;
+        }
         before = next;
     }
     return 1;
@@ -776,16 +808,18 @@ static int value_of(PyObject *item, int is_text, Value *value)
     return 1;
 }
 
-/* The items of a list: bytes, or str where `is_text`; None is empty where it `may_lack`. */
-static int values_of_list(PyObject *list, Py_ssize_t count, int is_text, int may_lack, Value *values)
+/* The items of a list: bytes, or str where `is_text`; None is null. */
+static int values_of_list(PyObject *list, Py_ssize_t count, int is_text, Value *values, int64_t *nulls)
 {
     if (PyList_Size(list) != count) return 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PyList_GetItem(list, i);
-        if (item == Py_None && may_lack)
-            values[i] = (Value){"", 0};
-        else if (!value_of(item, is_text, &values[i]))
+        if (item == Py_None) {
+            values[i] = (Value){NULL, 0};
+            ++*nulls;
+        } else if (!value_of(item, is_text, &values[i])) {
             return 0;
+        }
     }
     return 1;
 }
@@ -886,14 +920,38 @@ static uint8_t *lay_values(uint8_t *at, const Value *values, int64_t count)
     return lay_zeros(next, data + PADDED(next - data));
 }
 
+static uint8_t *lay_validity(uint8_t *at, const Value *values, int64_t count)
+{
+    int64_t size = PADDED(fixed_bytes(VALID, count));
+    memset(at, 0, (size_t)size);
+    for (int64_t i = 0; i < count; i++)
+        if (values[i].data != NULL) at[i / 8] |= (uint8_t)(1 << (i & 7));
+    return at + size;
+}
+
 static int64_t laid_bytes(int64_t entries, int64_t data) { return PADDED(4 * (entries + 1)) + PADDED(data); }
+
+/* Which of the columns have a null among the values [start, stop): the bits of their validity. */
+static uint64_t nulls_among(const Column *columns, int64_t start, int64_t stop)
+{
+    uint64_t found = 0;
+    if (!(columns[PAYLOAD].nulls | columns[KEY].nulls | columns[TAG].nulls | columns[NODE].nulls)) return 0;
+    for (int column = PAYLOAD; column <= NODE; column++)
+        for (int64_t i = start; columns[column].nulls && i < stop; i++)
+            if (columns[column].values[i].data == NULL) {
+                found |= 1ull << (VALID + column);
+                break;
+            }
+    return found;
+}
 
 PyDoc_STRVAR(encode_doc,
 "encode(columns, count, records, header, total_max, limits, /)\n--\n\n"
 "Frames of `records` records each, of `count` in all, the last one perhaps smaller, back to back.\n\n"
-"`columns`: a tuple, by bit, without those behind the last, of None or: a list of bytes, for tag and node of str, None where a record has none; or\n"
-"(data, offsets): a buffer and (count + 1,) int64 places in it. Headers: a list of None, dict of str to bytes, or list\n"
-"or tuple of pairs; or ((count + 1,) int64, keys, values), both as (data, offsets). Numbers: a list of int or None, or a\n"
+"`columns`: a tuple, by bit, without those behind the last, of None or: a list of bytes, for tag and node of str, None\n"
+"for a null; or (data, offsets, valid): a buffer, (count + 1,) int64 places in it, None or (count,) bytes, 0 for a null.\n"
+"Metadata that is null is empty. Headers: a list of None, dict of str to bytes, or list or tuple of pairs; or\n"
+"((count + 1,) int64, keys, values), both as (data, offsets, None). Numbers: a list of int or None, or a\n"
 "memoryview of int64, of priorities uint8. `header`: 80 bytes, of which columns, count, lengths, checksum and (from its\n"
 "value on) producer_seq are filled in.\n\n"
 "Returns (bytearray, bytes of (frames + 1,) int64 offsets), or None where a value is not of these types or a limit is\n"
@@ -908,8 +966,8 @@ static PyObject *encode(PyObject *self, PyObject *args)
     uint64_t limits[LIMITS];
     Column columns[STAMPS] = {{0}};
     Value few[FEW];
-    Py_buffer held[2 * META + 8];
-    int64_t *ends = NULL, entries = 0, total = 0;
+    Py_buffer held[3 * META + 10];
+    int64_t *ends = NULL, entries = 0, total = 0, nulls_of_headers = 0;
     Value *keys = NULL, *values = NULL;
     static const int LONGEST[STAMPS] = {[KEY] = L_KEY, [TAG] = L_TAG, [NODE] = L_NODE, [META] = L_META};
     if (!PyArg_ParseTuple(args, "O!nny#Ly#", &PyTuple_Type, &given, &count, &records, &header, &header_bytes, &total_max,
@@ -952,8 +1010,9 @@ static PyObject *encode(PyObject *self, PyObject *args)
             }
             PyObject *of_keys = PyTuple_GetItem(source, 1), *of_values = PyTuple_GetItem(source, 2);
             if (!PyTuple_Check(of_keys) || !PyTuple_Check(of_values)
-                || !values_of_buffer(of_keys, (Py_ssize_t)entries, keys, held, &buffers)
-                || !values_of_buffer(of_values, (Py_ssize_t)entries, values, held, &buffers))
+                || !values_of_buffer(of_keys, (Py_ssize_t)entries, keys, held, &buffers, &nulls_of_headers)
+                || !values_of_buffer(of_values, (Py_ssize_t)entries, values, held, &buffers, &nulls_of_headers)
+                || nulls_of_headers)
                 goto none;
         } else if (column > META) {
             columns[column].numbers = PyMem_Malloc((size_t)count * 8);
@@ -964,8 +1023,9 @@ static PyObject *encode(PyObject *self, PyObject *args)
             Value *items = columns[column].values = is_few ? few : PyMem_Malloc((size_t)count * sizeof *items);
             if (items == NULL) goto no_memory;
             int is_text = column == TAG || column == NODE;
-            if (PyTuple_Check(source) ? !values_of_buffer(source, count, items, held, &buffers)
-                                      : !PyList_Check(source) || !values_of_list(source, count, is_text, column != PAYLOAD, items))
+            int64_t *nulls = &columns[column].nulls;
+            if (PyTuple_Check(source) ? !values_of_buffer(source, count, items, held, &buffers, nulls)
+                                      : !PyList_Check(source) || !values_of_list(source, count, is_text, items, nulls))
                 goto none;
             if (LONGEST[column])
                 for (Py_ssize_t i = 0; i < count; i++)
@@ -997,11 +1057,12 @@ static PyObject *encode(PyObject *self, PyObject *args)
                 total += PADDED(4 * ((int64_t)size + 1)) + laid_bytes(last - first, bytes_of(keys, first, last))
                          + laid_bytes(last - first, bytes_of(values, first, last));
             } else if (column > META) {
-                total += PADDED((int64_t)size * (column == PRIORITY ? 1 : 8));
+                total += PADDED(fixed_bytes(column, size));
             } else {
                 total += laid_bytes(size, bytes_of(columns[column].values, i, stop));
             }
         }
+        for (uint64_t nulls = nulls_among(columns, i, stop); nulls; nulls &= nulls - 1) total += PADDED(fixed_bytes(VALID, size));
         if (total > total_max) goto none;
         i = stop;
     }
@@ -1013,9 +1074,10 @@ static PyObject *encode(PyObject *self, PyObject *args)
     for (Py_ssize_t frame = 0, i = 0; frame < frames; frame++) {
         Py_ssize_t stop = i + records < count ? i + records : count;
         int64_t size = (int64_t)(load(places + frame * 8 + 8) - load(places + frame * 8)), held_records = stop - i;
+        uint64_t nulls = nulls_among(columns, i, stop), there = bitmap | nulls;
         uint8_t *next = at + HEADER_BYTES;
         memcpy(at, header, HEADER_BYTES);
-        store(at + W_HEAD * 8, (load(at + W_HEAD * 8) & ~LOW32) | (uint64_t)(size - LEN_BYTES) | bitmap << COLUMNS_SHIFT);
+        store(at + W_HEAD * 8, (load(at + W_HEAD * 8) & ~LOW32) | (uint64_t)(size - LEN_BYTES) | there << COLUMNS_SHIFT);
         store(at + W_COUNT_EPOCH * 8, (load(at + W_COUNT_EPOCH * 8) & ~LOW32) | (uint64_t)held_records);
         store(at + W_PRODUCER_SEQ * 8, seq + (uint64_t)frame);
         store(at + W_TAIL * 8, (load(at + W_TAIL * 8) & ~LOW32) | (uint64_t)(size - HEADER_BYTES));
@@ -1031,13 +1093,15 @@ static PyObject *encode(PyObject *self, PyObject *args)
                 next = lay_values(next, keys + first, last - first);
                 next = lay_values(next, values + first, last - first);
             } else if (column > META) {
-                int width = column == PRIORITY ? 1 : 8;
-                memcpy(next, columns[column].numbers + i * width, (size_t)(held_records * width));
-                next = lay_zeros(next + held_records * width, next + PADDED(held_records * width));
+                int64_t bytes = fixed_bytes(column, held_records);
+                memcpy(next, columns[column].numbers + fixed_bytes(column, i), (size_t)bytes);
+                next = lay_zeros(next + bytes, next + PADDED(bytes));
             } else {
                 next = lay_values(next, columns[column].values + i, held_records);
             }
         }
+        for (int column = PAYLOAD; nulls >> (VALID + column); column++)
+            if (nulls >> (VALID + column) & 1) next = lay_validity(next, columns[column].values + i, held_records);
         store(at + W_BODY * 8, XXH3_64bits(at + HEADER_BYTES, (size_t)(size - HEADER_BYTES)));
         at += size;
         i = stop;

@@ -65,21 +65,22 @@ class PayloadCodec(Protocol[T]):
         """What the bytes mean to a reader."""
         ...
 
-    def encode(self, value: T, /) -> bytes:
-        """The payload of a value."""
+    def encode(self, value: T, /) -> bytes | None:
+        """The payload of a value; None for a null."""
         ...
 
     def decode(self, data: bytes, /) -> T:
-        """The value of a payload."""
+        """The value of a payload that is no null; that of a null is None."""
         ...
 
 
 class _Raw:
     kind = PayloadKind.BYTES
 
-    def encode(self, value: bytes) -> bytes:
-        """Take any buffer of bytes as it is; raises UsageError for anything else, text above all."""
-        if type(value) is bytes:
+    def encode(self, value: bytes | None) -> bytes | None:
+        """Take any buffer of bytes as it is, and None for a null; raises UsageError for anything else, text
+        above all."""
+        if type(value) is bytes or value is None:
             return value
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
@@ -95,8 +96,10 @@ class _Raw:
 class _Text:
     kind = PayloadKind.TEXT
 
-    def encode(self, value: str) -> bytes:
-        """UTF-8; raises UsageError for what is no text."""
+    def encode(self, value: str | None) -> bytes | None:
+        """UTF-8, and None for a null; raises UsageError for what is no text."""
+        if value is None:
+            return None
         if not isinstance(value, str):
             raise UsageError("a TEXT payload is a str", found=type(value).__name__)
         return utf8(value, "data")
@@ -113,7 +116,8 @@ class _Json:
         self._decode = msgspec.json.Decoder().decode
 
     def encode(self, value: Any) -> bytes:
-        """Compact JSON; raises UsageError for what JSON has no word for."""
+        """Compact JSON, of None `null`, which is no null payload; raises UsageError for what JSON has no word
+        for."""
         return json_of(value, "a value")
 
     def decode(self, data: bytes) -> Any:
@@ -130,15 +134,15 @@ class _Typed(Generic[T]):
 
     def encode(self, value: T) -> bytes:
         """Compact JSON."""
-        return JSON.encode(value)
+        return json_of(value, "a value")
 
     def decode(self, data: bytes) -> T:
         """The value; raises msgspec.ValidationError naming the field."""
         return msgspec.json.decode(data, type=self.type)
 
 
-RAW: PayloadCodec[bytes] = _Raw()
-TEXT: PayloadCodec[str] = _Text()
+RAW: PayloadCodec[bytes | None] = _Raw()
+TEXT: PayloadCodec[str | None] = _Text()
 JSON: PayloadCodec[Any] = _Json()
 
 

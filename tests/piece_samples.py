@@ -12,10 +12,10 @@ from ringlog.types import Codec
 _TEXT = st.text(max_size=6)
 RECORD = st.fixed_dictionaries(
     {
-        "payload": st.binary(max_size=20),
-        "key": st.binary(max_size=4),
-        "tag": _TEXT,
-        "node": _TEXT,
+        "payload": st.none() | st.binary(max_size=20),
+        "key": st.none() | st.binary(max_size=4),
+        "tag": st.none() | _TEXT,
+        "node": st.none() | _TEXT,
         "headers": st.lists(st.tuples(st.text(max_size=3), st.binary(max_size=5)), max_size=3),
         "meta": st.sampled_from([None, b'{"a":1}', b"{}"]),
         "time": st.one_of(st.none(), st.integers(1, 1 << 50)),
@@ -41,9 +41,9 @@ def run_of(stretches, codec=Codec.NONE, gap=0, stamps=None):
     for number, (records, columns) in enumerate(stretches):
         stamp = 1000 + base if stamps is None else stamps[number]
         values = {
-            "keys": [r["key"] or None for r in records],
-            "tags": [r["tag"] or None for r in records],
-            "nodes": [r["node"] or None for r in records],
+            "keys": [r["key"] for r in records],
+            "tags": [r["tag"] for r in records],
+            "nodes": [r["node"] for r in records],
             "headers": [r["headers"] or None for r in records],
             "metas": [r["meta"] for r in records],
             "event_ts": [r["time"] for r in records],

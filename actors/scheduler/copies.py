@@ -116,6 +116,7 @@ def _rows(block: Block, rows: I64) -> Block:
         block.buffer, block.seqs[rows], np.zeros(len(rows), dtype=np.int64), block.flags[rows],
         {column: values.at(rows) for column, values in block.spans.items()},
         {column: values[rows] for column, values in block.fixed.items()}, headers,
+        {column: valid[rows] for column, valid in block.valid.items()},
     )  # fmt: skip
 
 

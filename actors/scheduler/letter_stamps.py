@@ -77,7 +77,7 @@ def _fields(meta: bytes) -> dict[str, Any]:
 
 def _fits(record: Record, meta: bytes, keys: int, record_bytes: int) -> bool:
     is_legal = len(meta) <= META_BYTES_MAX and keys <= META_KEYS_MAX
-    return is_legal and len(record.data) + len(meta) <= record_bytes
+    return is_legal and len(record.data or b"") + len(meta) <= record_bytes
 
 
 def stamped_headers(own: Mapping[str, bytes], stamps: Mapping[str, str]) -> dict[str, bytes]:

@@ -215,7 +215,7 @@ class HotTail:
                 continue
             if stretch.stop - stretch.start == 1 and self._add_lone(topic, intake, stretch.start):
                 continue
-            shapes = frames.columns_of(intake.batch.words[stretch.start : stretch.stop])
+            shapes = frames.shapes_of(intake.batch.words[stretch.start : stretch.stop])
             at = stretch.start
             for stop in [*(np.flatnonzero(np.diff(shapes)) + 1 + at).tolist(), stretch.stop]:
                 self._add_alike(topic, intake, at, stop)
@@ -246,7 +246,7 @@ class HotTail:
         return True
 
     def _add_alike(self, topic: Topic, intake: Intake, start: int, stop: int) -> None:
-        """Keep rows of a batch that have the same columns."""
+        """Keep rows of a batch that have one shape."""
         offsets, totals = intake.batch.offsets[start:stop], intake.batch.total_bytes[start:stop]
         begin, end = int(offsets[0]), int(offsets[-1] + totals[-1])
         if end - begin > self._bytes_max:
@@ -370,10 +370,10 @@ def contents_of(parts: Sequence[Part]) -> Contents | None:
 
 def cut(buffer: bytes | bytearray | memoryview, batch: FrameBatch) -> tuple[Plain | None, I64 | None]:
     """The jobs of frames of one topic, in order, and (n,) how many bytes each is accounted with. No jobs when
-    they have more than a payload, or are large; neither when the frames are compressed, do not all have the
-    same columns, or one is missing between them."""
+    they have more than a payload, or are large; neither when the frames are compressed, are not all of one
+    shape, or one is missing between them."""
     words = batch.words
-    shapes = frames.columns_of(words)
+    shapes = frames.shapes_of(words)
     if (shapes != shapes[0]).any() or frames.codecs_of(words).any():
         return None, None
     try:
@@ -386,7 +386,7 @@ def cut(buffer: bytes | bytearray | memoryview, batch: FrameBatch) -> tuple[Plai
         return None, None
     starts, stops = found.spans.get(Column.PAYLOAD) or (np.zeros(len(seqs), np.int64),) * 2
     sizes = stops - starts
-    if int(shapes[0]) not in _PLAIN or int(sizes.max()) > INLINE_BYTES_MAX:
+    if int(frames.columns_of(words[:1])[0]) not in _PLAIN or int(sizes.max()) > INLINE_BYTES_MAX:
         if Column.META in found.spans:
             low, high = found.spans[Column.META]
             sizes = sizes + (high - low)

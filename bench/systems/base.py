@@ -41,7 +41,7 @@ class Way(StrEnum):
 class Batch(NamedTuple):
     """Messages of one claim."""
 
-    payloads: Sequence[bytes]
+    payloads: Sequence[bytes | None]
     names: Any
     """What the system needs to ack them."""
 

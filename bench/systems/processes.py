@@ -281,7 +281,9 @@ def _deliveries(start: Start, count: int) -> np.ndarray[Any, Any]:
         while len(times) < count and time.monotonic() < ends:
             jobs = await client.claim(1, WAIT_S)
             now = time.monotonic_ns()
-            times += [now - int.from_bytes(payload[:STAMP_BYTES], "little") for payload in jobs.payloads]
+            times += [
+                now - int.from_bytes((payload or b"")[:STAMP_BYTES], "little") for payload in jobs.payloads
+            ]
             if jobs.payloads:
                 await client.ack(jobs)
         return times

@@ -19,7 +19,7 @@ from ringlog.verify.frame_decoder import DecodedFrame, VerifyError, decode_frame
 
 MAX_LEN = 2_048
 SHARE = 2.0
-GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "frames"
+GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
 SIDE_BY_SIDE = 13
 
 
@@ -79,5 +79,5 @@ def compare(view: FrameView, found: DecodedFrame) -> None:
 
 def seeds() -> Iterator[bytes]:
     """The golden frames."""
-    for path in sorted(GOLDEN.glob("*.hex")):
+    for path in sorted(GOLDEN.glob("**/frames/*.hex")):
         yield bytes.fromhex(path.read_text())

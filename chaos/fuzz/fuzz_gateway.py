@@ -19,7 +19,7 @@ from ringlog.errors import NotReady, TopicNotFound
 
 MAX_LEN = 1_024
 SHARE = 1.5
-GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "frames"
+GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
 STEPS_MAX = 64
 WHO = KeyRing([("who", Principal("who", SCOPES, ("t", "a")))])
 IDENTITY = Identity("e" * 32, "0", PROTOCOL, 2, 1, 1 << 20)
@@ -69,5 +69,5 @@ def seeds() -> Iterator[bytes]:
     for seed in envelope_seeds():
         yield len(seed).to_bytes(2, "little") + seed
     append = bytes([NAMES.index("Append")]) + b"\x95\xa1t\x01\xc3\xc0\xa0"
-    for path in sorted(GOLDEN.glob("*.hex")):
+    for path in sorted(GOLDEN.glob("**/frames/*.hex")):
         yield len(append).to_bytes(2, "little") + append + bytes.fromhex(path.read_text())

@@ -37,7 +37,7 @@ FRAMES_MAX = 64
 PATH = "wal/shard-00/wal-1-0.log"
 HEADER = WalHeader(0, 1, 0, 1, SALT, b"b" * 16, b"e" * 16, 1, 1 << 20, 0, 0, 0, 0).encode()
 MEND_HEADER, MEND_FRAMES, ONLY_FRAMES = 1, 2, 4
-GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "frames"
+GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
 
 
 def check(data: bytes) -> None:
@@ -137,5 +137,5 @@ def seeds() -> Iterator[bytes]:
     for kind in FrameType:
         for body in ([], [1], {"name": "t"}, [1, 2, 3, 4, 5, 6, [[1, 2]], [1]], ["t", 1, b""], b""):
             yield bytes([ONLY_FRAMES | MEND_FRAMES]) + control(kind, body, topic_id=1, epoch=1)
-    for path in sorted(GOLDEN.glob("*.hex")):
+    for path in sorted(GOLDEN.glob("**/frames/*.hex")):
         yield bytes([ONLY_FRAMES | MEND_FRAMES]) + bytes.fromhex(path.read_text())

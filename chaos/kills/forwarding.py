@@ -73,8 +73,8 @@ def compare(scene: Scene) -> list[str]:
 def read_all(client: Client, topic: str) -> list[bytes]:
     """Every payload of a topic."""
     page = client.read(topic, limit=1_000)
-    found = page.bytes()
+    found = [payload or b"" for payload in page.bytes()]
     while not page.caught_up:
         page = client.read(topic, page.cursor, limit=1_000)
-        found += page.bytes()
+        found += [payload or b"" for payload in page.bytes()]
     return found

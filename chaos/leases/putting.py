@@ -36,8 +36,9 @@ def payload_of(value: int) -> bytes:
     return value.to_bytes(VALUE_BYTES, "little") + _FILLER[: 8 + value % 200]
 
 
-def value_of(data: bytes) -> int:
+def value_of(data: bytes | None) -> int:
     """Whose payload is it? Raises AssertionError for one that nobody put."""
+    assert data is not None, "nobody puts a job without a payload"
     value = int.from_bytes(data[:VALUE_BYTES], "little")
     assert data == payload_of(value), "a payload is not what was put"
     return value

@@ -263,8 +263,8 @@ def _note(journal: Journal, topic: int, op: int, page: Page) -> None:
     records = page.records
     journal.records(
         topic, op, [record.seq for record in records],
-        [int.from_bytes(record.data[:_HEAD_BYTES], "little") for record in records],
-        [xxhash.xxh3_64_intdigest(record.data) for record in records],
+        [int.from_bytes((record.data or b"")[:_HEAD_BYTES], "little") for record in records],
+        [xxhash.xxh3_64_intdigest(record.data or b"") for record in records],
     )  # fmt: skip
 
 

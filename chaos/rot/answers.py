@@ -180,7 +180,7 @@ def _records(run: FrameRun, before: int, head: int, gone: BitMap64) -> list[Reco
         for i, payload in enumerate(view.to_list()):
             seq = view.base_seq + i
             if before < seq <= head and seq not in gone:
-                found.append((seq, payload, keys[i], tags[i]))
+                found.append((seq, payload or b"", keys[i], tags[i]))
     return found
 
 

@@ -136,5 +136,5 @@ def _records(data: Any, reply: m.ReadReply) -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     for piece in portion.pieces(reply.topic):
         seqs, payloads = piece.seqs.tolist(), piece.payload_views()
-        found += zip(seqs, map(bytes, payloads), strict=True)
+        found += [(seq, bytes(payload or b"")) for seq, payload in zip(seqs, payloads, strict=True)]
     return found

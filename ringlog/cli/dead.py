@@ -193,7 +193,7 @@ def _listed(record: Record) -> dict[str, Any]:
         "src_seq": None if src_seq is None else int(src_seq),
         "at": rfc3339(record.ts),
         "deliveries": None if deliveries is None else int(deliveries),
-        "bytes": len(record.data),
+        "bytes": len(record.data or b""),
         "tag": record.tag,
         "failed": rfc3339(int(failed) * 1_000) if failed and failed.isdecimal() else None,
         "reason": noted(record, DEAD_LETTER_REASON),

@@ -161,7 +161,7 @@ def claim(
     printer = options.printer()
     if printer.format is Format.RAW:
         for job in jobs:
-            sys.stdout.buffer.write(job.data + b"\n")
+            sys.stdout.buffer.write((job.data or b"") + b"\n")
         return
     printer.rows(
         [

@@ -145,8 +145,11 @@ def to_json(value: Any) -> str:
 # -- records --------------------------------------------------------------------------------------------
 
 
-def payload_value(data: bytes) -> Any:
-    """A payload inside JSON: JSON as it is, other text as {"$text": …}, the rest as {"$base64": …}."""
+def payload_value(data: bytes | None) -> Any:
+    """A payload inside JSON: JSON as it is, other text as {"$text": …}, the rest as {"$base64": …}, a null
+    as {"$null": true}."""
+    if data is None:
+        return {"$null": True}
     try:
         msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -212,7 +215,7 @@ class RecordPrinter:
         """One record: a line, an object, or the payload and a line break."""
         match self._printer.format:
             case Format.RAW:
-                self._raw.write(record.data + b"\n")
+                self._raw.write((record.data or b"") + b"\n")
             case Format.NDJSON:
                 self._printer.thing(record_facts(topic, record))
             case Format.JSON:
@@ -268,5 +271,5 @@ class RecordPrinter:
             parts.append(f"key={printable(record.key.decode('utf-8', 'backslashreplace'))}")
         if record.tag is not None:
             parts.append(f"tag={printable(record.tag)}")
-        parts.append(printable(record.data.decode("utf-8", "backslashreplace")))
+        parts.append(printable((record.data or b"").decode("utf-8", "backslashreplace")))
         return "  ".join(parts)

@@ -15,18 +15,18 @@ class Assembler:
     __slots__ = ("bytes", "columns", "ids", "payloads")
 
     def __init__(self) -> None:
-        self.payloads: list[bytes] = []
+        self.payloads: list[bytes | None] = []
         self.columns: dict[str, list[Any]] = {}
         self.ids: dict[int, bytes] = {}
         """Digests of dedup ids, by row."""
         self.bytes = 0
         """Payload bytes so far, and an estimate of the fields'."""
 
-    def add(self, payload: bytes, values: dict[str, Any] | None = None) -> int:
+    def add(self, payload: bytes | None, values: dict[str, Any] | None = None) -> int:
         """Add a record, `values` by column; returns its index in the frame."""
         index = len(self.payloads)
         self.payloads.append(payload)
-        self.bytes += len(payload) + RECORD_OVERHEAD_BYTES
+        self.bytes += (len(payload) if payload else 0) + RECORD_OVERHEAD_BYTES
         if values:
             for name in values.keys() - self.columns.keys():
                 self.columns[name] = [None] * index
@@ -40,7 +40,7 @@ class Assembler:
     def take(self, payloads: Sequence[bytes]) -> None:
         """Be these records, which have no fields; nothing was added before."""
         self.payloads = list(payloads)
-        self.bytes = sum(map(len, self.payloads)) + RECORD_OVERHEAD_BYTES * len(self.payloads)
+        self.bytes = sum(map(len, payloads)) + RECORD_OVERHEAD_BYTES * len(self.payloads)
 
     def only(self, rows: Sequence[int]) -> Assembler:
         """These records alone, in this order."""

@@ -61,8 +61,8 @@ class Claimed:
             return self.pieces[0].seqs
         return np.concatenate([_NONE, *(piece.seqs for piece in self.pieces)])
 
-    def payloads(self) -> list[bytes]:
-        """Payloads of the jobs."""
+    def payloads(self) -> list[bytes | None]:
+        """Payloads of the jobs; None for a null."""
         if self.leases is not None:
             return [record.data for record in self._records]
         return [payload for piece in self.pieces for payload in piece.payloads()]
@@ -287,8 +287,8 @@ class Jobs(Sequence[J], Generic[J]):
         """(n,) their numbers."""
         return self.claimed.seqs
 
-    def payloads(self) -> list[bytes]:
-        """Their payloads."""
+    def payloads(self) -> list[bytes | None]:
+        """Their payloads; None for a null."""
         return self.claimed.payloads()
 
     def _all(self) -> list[J]:

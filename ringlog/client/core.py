@@ -166,10 +166,10 @@ class ProducerCore:
 
     # -- taking records -----------------------------------------------------------------------------
 
-    def encode(self, data: Any) -> bytes:
-        """The payload of a value; raises RecordTooLarge or what the payload codec raises."""
+    def encode(self, data: Any) -> bytes | None:
+        """The payload of a value, None for a null; raises RecordTooLarge or what the payload codec raises."""
         payload = data if type(data) is bytes and self._encode is None else self.options.payload.encode(data)
-        if len(payload) > RECORD_BYTES_MAX:
+        if payload is not None and len(payload) > RECORD_BYTES_MAX:
             raise RecordTooLarge(
                 "record too large", topic=self.topic, bytes=len(payload), max=RECORD_BYTES_MAX
             )
@@ -181,7 +181,7 @@ class ProducerCore:
         """
         return self._encode is None and type(items) in {list, tuple} and set(map(type, items)) == {bytes}
 
-    def encode_all(self, items: Sequence[Any]) -> Sequence[bytes]:
+    def encode_all(self, items: Sequence[Any]) -> Sequence[bytes | None]:
         """Payloads of many values; as `encode` for each.
 
         Bytes are passed on without a look at each: what is none makes the frames fail, as a UsageError.
@@ -199,7 +199,7 @@ class ProducerCore:
         held = self.stream.pending_bytes + self._records.bytes
         return held + size + FRAME_OVERHEAD_BYTES <= self.options.max_buffer_bytes or not held
 
-    def add(self, payload: bytes, values: dict[str, Any] | None = None) -> tuple[Batch, int]:
+    def add(self, payload: bytes | None, values: dict[str, Any] | None = None) -> tuple[Batch, int]:
         """Gather one record; returns its batch and its index there."""
         batch = self._open
         if batch is None:
@@ -286,7 +286,9 @@ class ProducerCore:
             raise InvalidRequest("a write holds at least one record", records=0, min=1)
         return records
 
-    def frames_of(self, payloads: Sequence[bytes], records: int) -> list[tuple[bytearray, NDArray[np.int64]]]:
+    def frames_of(
+        self, payloads: Sequence[bytes | None], records: int
+    ) -> list[tuple[bytearray, NDArray[np.int64]]]:
         """Frames of `records` payloads each, as buffers with offsets; raises for what cannot be written.
 
         Touches nothing of the producer, so that it needs no lock.
@@ -431,9 +433,9 @@ class ProducerCore:
                 pending.resolve(None)
 
 
-def size_of(payload: bytes) -> int:
+def size_of(payload: bytes | None) -> int:
     """What a record without fields will take."""
-    return len(payload) + RECORD_OVERHEAD_BYTES
+    return (len(payload) if payload else 0) + RECORD_OVERHEAD_BYTES
 
 
 def _closed(was_sent: bool) -> RinglogError:

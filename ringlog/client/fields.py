@@ -17,7 +17,7 @@ from ringlog.limits import DEDUP_ID_BYTES_MAX, DURATION_MS_MAX, KEY_BYTES_MAX, N
 from ringlog.names import utf8
 from ringlog.payload import json_of
 
-Payload = bytes | bytearray | memoryview
+Payload = bytes | bytearray | memoryview | None
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _MICROSECOND = timedelta(microseconds=1)
 MICROSECONDS_MAX = (1 << 63) - 1

@@ -1,4 +1,4 @@
-"""Many small frames with the same columns, decoded together.
+"""Many small frames of one shape, decoded together.
 
 Opening a frame costs about ten microseconds; finding every value of a thousand one-record frames here
 costs a few hundred nanoseconds a record. The result has the methods of pieces.Piece.
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from ringlog.client.pages import NO_HEADERS, Record
 from ringlog.errors import CorruptData, FrameInvalid
 from ringlog.frame import layout
+from ringlog.frame.body import with_nulls
 from ringlog.frame.layout import EVENT_TS_NONE, Column
-from ringlog.frame.spans import Span, spans_of
+from ringlog.frame.spans import Mask, Span, spans_of
 from ringlog.storage.reader import FrameRun
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ _SPREAD_MAX = 8
 
 
 class GatheredPiece:
-    """Records of many small frames with the same columns. Every array has one entry a record."""
+    """Records of many small frames of one shape. Every array has one entry a record."""
 
     def __init__(
         self, buffer: memoryview, last_seq: int, seqs: I64, times: I64, spans: dict[Column, Span],
-        fixed: dict[Column, NDArray[Any]], headers: tuple[Span, Span, Span] | None,
+        fixed: dict[Column, NDArray[Any]], valid: dict[Column, Mask], headers: tuple[Span, Span, Span] | None,
     ) -> None:  # fmt: skip
         self._buffer = buffer
         self._last_seq = last_seq
@@ -41,6 +42,7 @@ class GatheredPiece:
         self._times = times
         self._spans = spans
         self._fixed = fixed
+        self._valid = valid
         self._headers = headers  # (which entries are a record's, where keys lie, where values lie)
 
     def __len__(self) -> int:
@@ -66,7 +68,7 @@ class GatheredPiece:
             self._buffer, self._last_seq, self._seqs[rows], self._times[rows],
             {column: (a[rows], b[rows]) for column, (a, b) in self._spans.items()},
             {column: values[rows] for column, values in self._fixed.items()},
-            headers,
+            {column: valid[rows] for column, valid in self._valid.items()}, headers,
         )  # fmt: skip
 
     def part(self, start: int, stop: int) -> GatheredPiece:
@@ -78,7 +80,7 @@ class GatheredPiece:
             values.flags.writeable = False
         return GatheredPiece(
             self._buffer.toreadonly(), self._last_seq, self._seqs, self._times, self._spans, self._fixed,
-            self._headers,
+            self._valid, self._headers,
         )  # fmt: skip
 
     def until(self, seq: int) -> GatheredPiece:
@@ -102,13 +104,14 @@ class GatheredPiece:
     def seq_at(self, index: int) -> int:
         return int(self._seqs[index])
 
-    def payloads(self) -> list[bytes]:
-        return self._values(self._spans[Column.PAYLOAD])
+    def payloads(self) -> list[bytes | None]:
+        return with_nulls(self._values(self._spans[Column.PAYLOAD]), self._valid.get(Column.PAYLOAD))
 
-    def payload_views(self) -> list[memoryview]:
+    def payload_views(self) -> list[memoryview | None]:
         starts, stops = self._spans[Column.PAYLOAD]
         view = self._buffer
-        return [view[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+        views = [view[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return with_nulls(views, self._valid.get(Column.PAYLOAD))
 
     def records(self) -> list[Record]:
         seqs, times, payloads = self._seqs.tolist(), self._times.tolist(), self.payloads()
@@ -117,8 +120,8 @@ class GatheredPiece:
         priorities = self._fixed.get(Column.PRIORITY)
         return list(
             map(
-                Record, seqs, times, payloads, self._optional(Column.KEY), self._text(Column.TAG),
-                self._text(Column.NODE), self._optional(Column.META),
+                Record, seqs, times, payloads, self._keys(), self._text(Column.TAG),
+                self._text(Column.NODE), self._metas(),
                 self.header_maps() or repeat(NO_HEADERS), self._times_of(Column.EVENT_TS, EVENT_TS_NONE),
                 self._times_of(Column.EXPIRES_AT, 0), self._times_of(Column.NOT_BEFORE, 0),
                 repeat(0) if priorities is None else priorities.tolist(),
@@ -166,6 +169,10 @@ class GatheredPiece:
         nothing = np.zeros(len(self), np.int64)
         return (nothing, nothing) if found is None else found
 
+    def validity(self, column: Column) -> Mask | None:
+        """(n,) which records have a value in this column, which there is; None = all of them."""
+        return self._valid.get(column)
+
     def header_spans(self) -> tuple[Span, Span, Span]:
         """Which entries are a record's, (n,) each, and where the entries' keys and values lie."""
         if self._headers is not None:
@@ -193,13 +200,19 @@ class GatheredPiece:
         whole = bytes(self._buffer[first:last])
         return [whole[a:b] for a, b in zip((starts - first).tolist(), (stops - first).tolist(), strict=True)]
 
-    def _optional(self, column: Column) -> Any:
-        values = self.column(column)
+    def _metas(self) -> Any:
+        values = self.column(Column.META)
         return repeat(None) if values is None else [value or None for value in values]
+
+    def _keys(self) -> Any:
+        values = self.column(Column.KEY)
+        return repeat(None) if values is None else with_nulls(values, self._valid.get(Column.KEY))
 
     def _text(self, column: Column) -> Any:
         values = self.column(column)
-        return repeat(None) if values is None else [value.decode() or None for value in values]
+        if values is None:
+            return repeat(None)
+        return with_nulls([value.decode() for value in values], self._valid.get(column))
 
     def _times_of(self, column: Column, absent: int) -> Any:
         values = self._fixed.get(column)
@@ -216,7 +229,7 @@ def malformed(run: FrameRun, offset: int, topic: str, reason: str) -> CorruptDat
 
 
 def gather(run: FrameRun, rows: slice, after: int, topic: str) -> GatheredPiece:
-    """Decode the records behind `after` of these frames, all uncompressed and with the same columns.
+    """Decode the records behind `after` of these frames, all uncompressed and of one shape.
 
     Raises CorruptData, naming the frame, when a column does not fit it.
     """
@@ -225,6 +238,7 @@ def gather(run: FrameRun, rows: slice, after: int, topic: str) -> GatheredPiece:
     except FrameInvalid as e:
         raise malformed(run, e.offset, topic, e.reason) from None
     piece = GatheredPiece(
-        found.buffer, int(found.seqs[-1]), found.seqs, found.times, found.spans, found.fixed, found.headers
-    )
+        found.buffer, int(found.seqs[-1]), found.seqs, found.times, found.spans, found.fixed, found.valid,
+        found.headers,
+    )  # fmt: skip
     return piece.after(after)

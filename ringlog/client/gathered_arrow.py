@@ -46,7 +46,11 @@ def _column(arrow: Any, piece: GatheredPiece, column: Column, nulls: bool) -> An
         values = np.full(count, absent) if found is None else found
         return _times(arrow, values, values == absent if nulls else None)
     starts, stops = piece.span(column)
-    absent_rows = starts == stops if nulls and column != Column.PAYLOAD else None
+    absent_rows = None
+    if nulls:
+        valid = piece.validity(column)
+        has_absent = valid is None and (column == Column.META or not piece.bitmap >> column & 1)
+        absent_rows = starts == stops if has_absent else None if valid is None else ~valid
     made = _gathered(arrow, piece.buffer, starts, stops, absent_rows)
     return made.cast(arrow.string()) if column in TEXT_COLUMNS else made
 

@@ -37,7 +37,7 @@ class Stretch(Protocol):
         """Only jobs `start` to `stop`, counted from 0, the latter excluded."""
         ...
 
-    def payloads(self) -> list[bytes]:
+    def payloads(self) -> list[bytes | None]:
         """Their payloads."""
         ...
 
@@ -74,7 +74,7 @@ class Inline:
     def part(self, start: int, stop: int) -> Inline:
         return Inline(self._seqs[start:stop], self._payloads[start:stop], self._stamps[8 * start : 8 * stop])
 
-    def payloads(self) -> list[bytes]:
+    def payloads(self) -> list[bytes | None]:
         return list(self._payloads)
 
     def records(self) -> list[Record]:

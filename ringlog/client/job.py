@@ -141,15 +141,15 @@ class JobFacts:
         return self.record.seq
 
     @property
-    def data(self) -> bytes:
-        """The payload."""
+    def data(self) -> bytes | None:
+        """The payload; None for a null."""
         return self.record.data
 
     @property
     def value(self) -> Any:
-        """The payload as the queue's codec reads it; raises what the codec raises."""
+        """The payload as the queue's codec reads it, None for a null; raises what the codec raises."""
         if self._value is _NOT_DECODED:
-            self._value = self._codec.decode(self.data)
+            self._value = None if self.data is None else self._codec.decode(self.data)
         return self._value
 
     @property
@@ -184,11 +184,11 @@ class JobFacts:
         return self.lease.lease_id
 
     def json(self) -> Any:
-        """The payload as JSON; raises msgspec.DecodeError when it is not."""
+        """The payload as JSON, None for a null; raises msgspec.DecodeError when it is not."""
         return self.record.json()
 
-    def text(self) -> str:
-        """The payload as UTF-8."""
+    def text(self) -> str | None:
+        """The payload as UTF-8; None for a null."""
         return self.record.text()
 
     @property

@@ -37,7 +37,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     seq: int
     ts: int
     """When it was committed."""
-    data: bytes
+    data: bytes | None
+    """The payload; None for a null, which is not an empty one. The same holds for key, tag and node."""
     key: bytes | None = None
     tag: str | None = None
     node: str | None = None
@@ -59,12 +60,12 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return msgspec.json.decode(self.meta_json) if self.meta_json else {}
 
     def json(self) -> Any:
-        """The payload as JSON; raises msgspec.DecodeError when it is not."""
-        return msgspec.json.decode(self.data)
+        """The payload as JSON, None for a null; raises msgspec.DecodeError when it is not."""
+        return None if self.data is None else msgspec.json.decode(self.data)
 
-    def text(self) -> str:
-        """The payload as UTF-8."""
-        return self.data.decode()
+    def text(self) -> str | None:
+        """The payload as UTF-8; None for a null."""
+        return None if self.data is None else self.data.decode()
 
     @property
     def time(self) -> datetime:
@@ -213,8 +214,8 @@ class Page:
             self._records = [record for piece in self.pieces for record in piece.records()]
         return self._records
 
-    def bytes(self) -> list[bytes]:
-        """The payloads alone: several times faster than `records`."""
+    def bytes(self) -> list[bytes | None]:
+        """The payloads alone, None for a null: several times faster than `records`."""
         return [payload for piece in self.pieces for payload in piece.payloads()]
 
     @property

@@ -18,6 +18,7 @@ from ringlog.client.gather import I64, gather, malformed
 from ringlog.client.pages import NO_HEADERS, Record
 from ringlog.errors import FrameInvalid
 from ringlog.frame import batch as frames
+from ringlog.frame.body import with_nulls
 from ringlog.frame.layout import Column
 from ringlog.frame.view import FrameView, open_row
 from ringlog.storage.reader import FrameRun
@@ -69,7 +70,7 @@ class Piece(Protocol):
     def __len__(self) -> int: ...
 
     def column(self, column: Column) -> list[bytes] | None:
-        """Values of a bytes column, b"" for none; None when no record has one."""
+        """Values of a bytes column, b"" for a null; None when no record has one."""
         ...
 
     def keep(self, rows: I64) -> Piece:
@@ -88,12 +89,12 @@ class Piece(Protocol):
         """Number of record `index`."""
         ...
 
-    def payloads(self) -> list[bytes]:
-        """The payloads, copied out."""
+    def payloads(self) -> list[bytes | None]:
+        """The payloads, copied out; None for a null."""
         ...
 
-    def payload_views(self) -> list[memoryview]:
-        """The payloads, where they lie."""
+    def payload_views(self) -> list[memoryview | None]:
+        """The payloads, where they lie; None for a null."""
         ...
 
     def records(self) -> list[Record]:
@@ -114,7 +115,7 @@ def pieces_of(run: FrameRun, after: int, topic: str) -> Iterator[Piece]:
         return
     counts = frames.counts_of(words).astype(np.int64)
     is_small = (counts < SMALL_FRAME_RECORDS) & (frames.codecs_of(words) == 0)
-    kinds = np.where(is_small, frames.columns_of(words).astype(np.int64), -1 - np.arange(len(words)))
+    kinds = np.where(is_small, frames.shapes_of(words).astype(np.int64), -1 - np.arange(len(words)))
     bounds = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), len(words)]
     for start, stop in pairwise(bounds):
         if stop - start < GATHERED_FRAMES_MIN:
@@ -224,13 +225,14 @@ class FramePiece:
     def seq_at(self, index: int) -> int:
         return self.view.first_seq + (index if self._rows is None else int(self._rows[index]))
 
-    def payloads(self) -> list[bytes]:
+    def payloads(self) -> list[bytes | None]:
         return self._chosen(self.view.to_list())
 
-    def payload_views(self) -> list[memoryview]:
+    def payload_views(self) -> list[memoryview | None]:
         found = self.view.payloads
         data = found.data.data
-        return self._chosen([data[a:b] for a, b in pairwise(found.offsets.tolist())])
+        views = [data[a:b] for a, b in pairwise(found.offsets.tolist())]
+        return self._chosen(with_nulls(views, self.view.validity(Column.PAYLOAD)))
 
     def records(self) -> list[Record]:
         view = self.view

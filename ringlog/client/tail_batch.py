@@ -112,16 +112,17 @@ class TailBatch:
                 if start < stop:
                     yield view.slice(start - view.first_seq, stop - view.first_seq)
 
-    def bytes(self) -> list[bytes]:
-        """The payloads, copied out."""
+    def bytes(self) -> list[bytes | None]:
+        """The payloads, copied out; None for a null."""
         return [payload for piece in self._pieces for payload in piece.payloads()]
 
-    def memoryviews(self) -> list[memoryview]:
-        """The payloads as views of the log."""
+    def memoryviews(self) -> list[memoryview | None]:
+        """The payloads as views of the log; None for a null."""
         return [view for piece in self._pieces for view in piece.payload_views()]
 
     def numpy(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """(data, offsets): payload i is `data[offsets[i]:offsets[i + 1]]`; offsets is (n + 1,) int64."""
+        """(data, offsets): payload i is `data[offsets[i]:offsets[i + 1]]`; offsets is (n + 1,) int64. A
+        null is as an empty one there."""
         if len(self._run.batch) == 1 and not len(self._hidden):
             payloads = next(self.frames()).payloads
             return payloads.data, payloads.offsets.astype(np.int64)
@@ -133,7 +134,7 @@ class TailBatch:
                 sizes.append(np.diff(payloads.offsets).astype(np.int64))
                 parts.append(payloads.data[payloads.offsets[0] : payloads.offsets[-1]])
             else:
-                values = piece.payloads()
+                values = [value or b"" for value in piece.payloads()]
                 sizes.append(np.fromiter(map(len, values), np.int64, len(values)))
                 parts.append(np.frombuffer(b"".join(values), np.uint8))
         offsets = np.zeros(len(self) + 1, dtype=np.int64)

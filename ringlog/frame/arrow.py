@@ -24,7 +24,7 @@ from ringlog.frame.columns import (
     encode_values,
 )
 from ringlog.frame.header import append_header
-from ringlog.frame.layout import EVENT_TS_NONE, PRODUCER_COLUMNS, TIME_COLUMNS, Column
+from ringlog.frame.layout import EVENT_TS_NONE, NULLABLE, PRODUCER_COLUMNS, TIME_COLUMNS, Column
 from ringlog.frame.view import FrameView
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def to_arrow(view: FrameView, *, nulls: bool = False, columns: int | None = None
     """View a frame's records as a RecordBatch: seq, ts, then columns in bit order.
 
     seq uint64; ts, event_ts, expires_at, not_before timestamp[us, UTC]; payload, key binary; tag, node,
-    meta string; headers list<struct<key: string, value: binary>>; priority uint8. Values are the
-    format's own: an empty key, tag, node or meta, an event_ts of -2**63 and an expires_at or not_before
-    of 0 mean that the record has none. With `nulls` those become nulls. `columns` (a bitmap; default:
+    meta string; headers list<struct<key: string, value: binary>>; priority uint8. Values that a record
+    does not have are empty, of event_ts -2**63, of expires_at and not_before 0. With `nulls` they are
+    nulls. `columns` (a bitmap; default:
     those the frame has) fixes the schema: a column the frame lacks is filled with absent values.
     Raises UsageError for a control frame and when pyarrow is missing.
     """
@@ -82,9 +82,9 @@ def producer_arrays(view: FrameView, columns: int) -> dict[Column, Any]:
 def encode_arrow(source: Any, header: bytes = append_header()) -> Columns:
     """Encode an Arrow array of payloads, or a RecordBatch or Table with fields named as in to_arrow.
 
-    Payloads may be (large_)binary or (large_)string; nulls mean that the record has none, and are
-    refused for payloads. Slices are read where they lie. Raises as encode_records, and UsageError for
-    unknown fields, types that do not convert and when pyarrow is missing.
+    Payloads may be (large_)binary or (large_)string; nulls mean that the record has none. Slices are read
+    where they lie. Raises as encode_records, and UsageError for unknown fields, types that do not convert
+    and when pyarrow is missing.
     """
     arrow = _pyarrow()
     named = _named_arrays(arrow, source)
@@ -109,7 +109,9 @@ def _arrow_column(arrow: ModuleType, view: FrameView, body: Any, column: Column,
         return _arrow_headers(arrow, view, body)
     if column in view.places.spans:
         valid = None
-        if nulls and column != Column.PAYLOAD:
+        if nulls and column in NULLABLE:
+            valid = view.validity(column)
+        elif nulls:
             found = view.bytes_column(column)
             assert found is not None, "spans hold what the bitmap names"
             valid = np.diff(found.offsets) > 0
@@ -238,12 +240,8 @@ def _one_array(arrow: ModuleType, values: Any) -> Any:
 
 
 def _arrow_values(arrow: ModuleType, named: dict[Column, Any]) -> tuple[Values, int]:
-    payloads = named[Column.PAYLOAD]
-    count = len(payloads)
+    count = len(named[Column.PAYLOAD])
     check_record_count(count)
-    if payloads.null_count:
-        index = payloads.is_null().index(True).as_py()
-        raise InvalidRequest("a record without a payload", index=index)
     found: list[Any] = [None] * len(COLUMN_NAMES)
     for column, values in named.items():
         if column == Column.HEADERS:
@@ -256,12 +254,8 @@ def _arrow_values(arrow: ModuleType, named: dict[Column, Any]) -> tuple[Values, 
 
 
 def _bytes_of(arrow: ModuleType, name: str, values: Any, text: bool) -> BufferColumn:
-    """Read a bytes column where it lies; a null slot may hide bytes, so it is emptied first."""
+    """Read a bytes column where it lies; a null slot may hide bytes, which are none of it."""
     types = arrow.types
-    if values.null_count:
-        values = values.fill_null(
-            "" if types.is_string(values.type) or types.is_large_string(values.type) else b""
-        )
     if text and not (types.is_string(values.type) or types.is_large_string(values.type)):
         values = values.cast(arrow.string())
     wide = types.is_large_binary(values.type) or types.is_large_string(values.type)
@@ -272,7 +266,8 @@ def _bytes_of(arrow: ModuleType, name: str, values: Any, text: bool) -> BufferCo
         return BufferColumn(memoryview(b""), np.zeros(1, dtype=np.int64))
     dtype = np.dtype("<i8" if wide else "<i4")
     bounds = np.frombuffer(offsets, dtype=dtype, count=len(values) + 1, offset=values.offset * dtype.itemsize)
-    return buffer_values(name, b"" if data is None else data, bounds)
+    found = buffer_values(name, b"" if data is None else data, bounds)
+    return found._replace(valid=np.asarray(values.is_valid())) if values.null_count else found
 
 
 def _numbers_of(arrow: ModuleType, column: Column, values: Any) -> NDArray[Any]:
@@ -311,5 +306,9 @@ def _headers_of(arrow: ModuleType, values: Any) -> BufferHeaders:
     if keys.null_count:
         raise InvalidRequest("headers: a key is null")
     lists = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    if items.null_count:
+        items = items.fill_null(
+            "" if types.is_string(items.type) or types.is_large_string(items.type) else b""
+        )
     of_keys = _bytes_of(arrow, "header keys", keys, True)
     return BufferHeaders(lists, of_keys, _bytes_of(arrow, "header values", items, False))

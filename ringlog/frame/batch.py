@@ -276,6 +276,11 @@ def columns_of(words: U64) -> U64:
     return words[:, layout.W_HEAD] >> np.uint64(layout.COLUMNS_SHIFT)
 
 
+def shapes_of(words: U64) -> U64:
+    """(n,) format version, above 8 bits the columns: frames with the same are decoded together."""
+    return words[:, layout.W_HEAD] >> np.uint64(layout.VERSION_SHIFT)
+
+
 def counts_of(words: U64) -> U64:
     """(n,) records in each frame."""
     return words[:, layout.W_COUNT_EPOCH] & np.uint64(0xFFFFFFFF)

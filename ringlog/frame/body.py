@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.errors import FrameInvalid
 from ringlog.frame.kernel import kernel
-from ringlog.frame.layout import Column
+from ringlog.frame.layout import VALID_SHIFT, Column
+
+T = TypeVar("T")
 
 NOT_TEXT = "text is not UTF-8"
 TEXT_COLUMNS = frozenset({Column.TAG, Column.NODE, Column.META})
@@ -27,6 +29,7 @@ FAULTS = (
     "padding is not zero",
     NOT_TEXT,
     "bytes left over in the body",
+    "a null has bytes",
 )
 """By the kernel's numbers, the enum with B_SOUND."""
 
@@ -55,12 +58,20 @@ class BodyLayout:
     spans: dict[Column, Span] = field(default_factory=dict)
     headers: HeaderSpans | None = None
     fixed: dict[Column, int] = field(default_factory=dict)
+    valid: dict[Column, int] = field(default_factory=dict)
+    """Where validity bitmaps are; of version 2 a column without one has no nulls."""
 
 
 @cache
 def columns_in(bitmap: int) -> tuple[Column, ...]:
     """Columns of a bitmap, in the order of their bits. `bitmap` is at most layout.COLUMNS_KNOWN."""
     return tuple(column for column in Column if bitmap >> column & 1)
+
+
+@cache
+def validity_in(bitmap: int) -> tuple[Column, ...]:
+    """Columns that have a validity bitmap, in the order of their bits."""
+    return columns_in(bitmap >> VALID_SHIFT)
 
 
 def walk_body(body: memoryview, columns: int, count: int) -> BodyLayout:
@@ -70,9 +81,10 @@ def walk_body(body: memoryview, columns: int, count: int) -> BodyLayout:
     """
     places: Any = kernel.walk(body, columns, count)
     found = BodyLayout()
-    for column, place in zip(columns_in(columns), places, strict=False):
-        if isinstance(place, int):
-            raise FrameInvalid(FAULTS[place], offset=places[1])
+    if isinstance(places[0], int):
+        raise FrameInvalid(FAULTS[places[0]], offset=places[1])
+    known = columns_in(columns)
+    for column, place in zip(known, places, strict=False):
         if column == Column.HEADERS:
             lists_at, entries, *both = place
             found.headers = HeaderSpans(lists_at, Span(entries, *both[:3]), Span(entries, *both[3:]))
@@ -80,7 +92,17 @@ def walk_body(body: memoryview, columns: int, count: int) -> BodyLayout:
             found.spans[column] = Span(count, *place)
         else:
             [found.fixed[column]] = place
+    for column, (place,) in zip(validity_in(columns), places[len(known) :], strict=True):
+        found.valid[column] = place
     return found
+
+
+def with_nulls(values: list[T], valid: NDArray[np.bool_] | None) -> list[T | None]:
+    """The values, with None where there is none; `valid` is None where there is one everywhere."""
+    found: list[T | None] = values  # type: ignore[assignment]
+    if valid is None:
+        return found
+    return [value if is_there else None for value, is_there in zip(values, valid.tolist(), strict=True)]
 
 
 def offsets_in(body: memoryview, at: int, entries: int) -> NDArray[np.int32]:

@@ -92,7 +92,7 @@ def control_frame(
 
 
 def frames_of(
-    payloads: Sequence[bytes],
+    payloads: Sequence[bytes | None],
     records: int,
     columns: Mapping[str, Any] = _NO_COLUMNS,
     *,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.errors import BatchTooLarge, InvalidRequest, PayloadTooLarge, RecordTooLarge, UsageError
+from ringlog.frame.body import with_nulls
 from ringlog.frame.header import Header, append_header, unpack_header
 from ringlog.frame.kernel import LIMITS, kernel
 from ringlog.frame.layout import EVENT_TS_NONE, HEADER_BYTES, Column
@@ -59,6 +60,8 @@ class BufferColumn(NamedTuple):
 
     data: memoryview
     offsets: I64
+    valid: NDArray[np.bool_] | None = None
+    """(n,) where there is a value; None = everywhere. What lies in a null's place is not looked at."""
 
 
 class BufferHeaders(NamedTuple):
@@ -117,7 +120,7 @@ STAMPED_KEYS = frozenset({
 
 
 def encode_records(
-    payloads: Sequence[bytes],
+    payloads: Sequence[bytes | None],
     *,
     keys: Sequence[bytes | None] | None = None,
     tags: Sequence[str | None] | None = None,
@@ -131,7 +134,8 @@ def encode_records(
 ) -> Columns:
     """Encode records given column by column; a column that is None is left out of the frame.
 
-    In a column, None (or an empty value) means that the record has none. `metas` are JSON objects as
+    In a column, None means that the record has none; of payloads, keys, tags and nodes an empty value is a
+    value. `metas` are JSON objects as
     compact bytes. Times are microseconds since the epoch. Raises RecordTooLarge, InvalidRequest,
     BatchTooLarge or PayloadTooLarge naming index, bytes and max, and UsageError for wrong types.
     """
@@ -246,12 +250,14 @@ def _checked(values: Values, count: int) -> tuple[Values, int]:
 
 def _sized(name: str, values: Any, is_text: bool) -> tuple[Any, I64]:
     if isinstance(values, BufferColumn):
-        return values, np.diff(values.offsets)
+        sizes = np.diff(values.offsets)
+        return values, sizes if values.valid is None else np.where(values.valid, sizes, 0)
     if is_text:
         lengths = [0 if value is None else len(_utf8(name, value)) for value in values]
         return values, np.array(lengths, dtype=np.int64)
-    made = [_as_bytes(name, index, value) for index, value in enumerate(values)]
-    return made, np.fromiter(map(len, made), dtype=np.int64, count=len(made))
+    made = [None if value is None else _as_bytes(name, index, value) for index, value in enumerate(values)]
+    lengths = [0 if value is None else len(value) for value in made]
+    return made, np.array(lengths, dtype=np.int64)
 
 
 def _utf8(name: str, value: Any) -> bytes:
@@ -265,8 +271,6 @@ def _utf8(name: str, value: Any) -> bytes:
 
 
 def _as_bytes(name: str, index: int, value: Any) -> bytes:
-    if value is None and name not in _REQUIRED:
-        return b""
     try:
         view = memoryview(value)
     except TypeError as e:
@@ -274,9 +278,6 @@ def _as_bytes(name: str, index: int, value: Any) -> bytes:
     if view.nbytes != len(view):
         raise UsageError(f"{name}: a value is not a buffer of single bytes", index=index, bytes=view.nbytes)
     return bytes(view)
-
-
-_REQUIRED = ("payloads", "header values")
 
 
 def _checked_headers(values: Any, count: int) -> Any:
@@ -335,7 +336,8 @@ def _check_most(
 def _check_metas(metas: Any) -> None:
     """Each meta must be a JSON object (R-12) with a bounded number of keys (N-6f)."""
     if isinstance(metas, BufferColumn):
-        metas = [metas.data[start:stop] for start, stop in pairwise(metas.offsets.tolist())]
+        found = [metas.data[start:stop] for start, stop in pairwise(metas.offsets.tolist())]
+        metas = with_nulls(found, metas.valid)
     for index, meta in enumerate(metas):
         if not meta:
             continue

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.frame.batch import I64, U64, FrameBatch, codecs_of, columns_of
+from ringlog.frame.batch import I64, U64, FrameBatch, codecs_of, shapes_of
 from ringlog.frame.layout import Column
 from ringlog.frame.spans import spans_of
 from ringlog.frame.view import FrameView, open_row
 
-_CODEC_SHIFT = 16
-"""Of the codec in a shape, above the columns."""
+_CODEC_SHIFT = 24
+"""Of the codec, above the shape."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ def record_facts(buffer: Any, batch: FrameBatch, *, with_tags: bool = False) -> 
     """
     if not len(batch):
         return NOTHING
-    shapes = columns_of(batch.words) | (codecs_of(batch.words) << np.uint64(_CODEC_SHIFT))
+    shapes = shapes_of(batch.words) | (codecs_of(batch.words) << np.uint64(_CODEC_SHIFT))
     if (shapes == shapes[0]).all():
         return _of_shape(buffer, batch, int(shapes[0]), with_tags=with_tags)
     parts = [

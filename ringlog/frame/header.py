@@ -83,7 +83,7 @@ def unpack_header(buffer: Any, offset: int) -> Header:
 
 
 def header_fault(header: Any) -> str | None:
-    """Say what makes these 80 bytes a header that version 1 does not allow, or None."""
+    """Say what makes these 80 bytes a header that its version does not allow, or None."""
     return _FAULTS[kernel.header_faults(header, LIMITS)[0]]
 
 

@@ -1,4 +1,4 @@
-"""Frame, version 1: the drawing, the constants, nothing else computes an offset in a header.
+"""Frame, version 2: the drawing, the constants, nothing else computes an offset in a header.
 
 A frame is one atomic append of `count` records of one topic. Little-endian; its total size is a
 multiple of 8 and it starts at a multiple of 8 in every buffer, ring and file. The header is ten
@@ -7,7 +7,7 @@ multiple of 8 and it starts at a multiple of 8 in every buffer, ring and file. T
 word  bytes   field
  0    0..3    frame_len     bytes that follow this field (total size - 4)
       4       type          FrameType
-      5       version       1
+      5       version       2; 1 is read, and has no validity
       6..7    columns       bitmap, bit i = Column i is present
  1    8..15   topic_id
  2    16..23  base_seq      set by the shard; record i has base_seq + i. On its way to a shard: the claim
@@ -31,9 +31,12 @@ word  bytes   field
 A column of bytes is `count + 1` int32 offsets (the first is 0) padded to 8, then the bytes, padded
 to 8. Headers are three parts: `count + 1` int32 list offsets, then a bytes column of all keys, then
 a bytes column of all values, with `list_offsets[count]` entries each. A fixed column is `count`
-values. This is Arrow's memory layout without validity bitmaps; absence is a value:
+values. This is Arrow's memory layout. Behind them, for payload, key, tag and node, comes a validity
+bitmap of a column that has a null: a bit a record, lowest first, 1 = it has a value; what is null has no
+bytes. Without it all values are valid, and an empty one is a value. Of the other columns, and of key, tag
+and node in version 1, absence is a value:
 
-  key, tag, node, meta   an empty value means that the record has none
+  meta                   an empty value means that the record has none
   event_ts               -2**63 means none
   expires_at, not_before 0 means none
   priority               0 is the default
@@ -54,7 +57,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-VERSION = 1
+VERSION = 2
+VERSION_FIRST = 1
+"""The oldest that is read. It has no validity: an empty key, tag or node is none there."""
 HEADER_BYTES = 80
 HEADER_WORDS = 10
 SEALED_BYTES = 72
@@ -132,7 +137,10 @@ class Column(IntEnum):
     COMMIT_TS = 10
 
 
-COLUMNS_KNOWN = (1 << (max(Column) + 1)) - 1
+VALID_SHIFT = 11
+"""Bit VALID_SHIFT + c: there is a validity bitmap of column c."""
+NULLABLE = (Column.PAYLOAD, Column.KEY, Column.TAG, Column.NODE)
+COLUMNS_KNOWN = (1 << (VALID_SHIFT + len(NULLABLE))) - 1
 PRODUCER_COLUMNS = COLUMNS_KNOWN & ~(1 << Column.COMMIT_TS)
 """What a producer may send, and what a record consists of; the rest the engine adds."""
 BYTES_COLUMNS = (Column.PAYLOAD, Column.KEY, Column.TAG, Column.NODE, Column.META)
@@ -152,6 +160,7 @@ producer's number before."""
 
 assert HEADER_BYTES == HEADER_WORDS * 8
 assert SEALED_BYTES == W_SEAL_XXH3 * 8
+assert max(Column) < VALID_SHIFT
 assert COLUMNS_KNOWN < 1 << 16
 
 

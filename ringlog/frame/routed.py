@@ -33,7 +33,6 @@ P_ROWS, P_HEAD, P_TAIL, P_BODY_XXH3, P_COUNT = range(PREFIX_WORDS)
 R_TOPIC, R_BASE_SEQ, R_COMMIT_TS, R_EPOCH, R_ROUTER, R_CURSOR, R_DURABILITY = range(ROW_WORDS)
 
 _CLASS_CLEAR = 0xFFFFFFFFFFFFFFFF ^ (layout.DURABILITY_MASK << layout.FLAGS_SHIFT)
-_APPEND = FrameType.APPEND | layout.VERSION << 8
 _hash = xxhash.xxh3_64_intdigest
 
 
@@ -209,7 +208,11 @@ def append_headers(body: memoryview, rows: U64 | None = None) -> tuple[U64, int]
     columns_at = 8 * (PREFIX_WORDS + ROW_WORDS * len(table))
     head, tail, body_xxh3, count = prefix[P_HEAD:].tolist()
     stored = (head & layout.LEN_MASK) - layout.FRAME_LEN_MIN
-    if head >> layout.TYPE_SHIFT & 0xFFFF != _APPEND or stored != len(body) - columns_at or count >> 32:
+    if (
+        head >> layout.TYPE_SHIFT & 0xFF != FrameType.APPEND
+        or stored != len(body) - columns_at
+        or count >> 32
+    ):
         raise FrameInvalid("a routed frame whose columns are not as it says")
     if (rows[:, R_DURABILITY] > layout.DURABILITY_MASK).any() or (rows[:, R_EPOCH] >> np.uint64(32)).any():
         raise FrameInvalid("a routed frame whose copies are no appends")

@@ -1,6 +1,6 @@
 """Where every value of many frames lies, found for all of them at once.
 
-The frames are uncompressed and have the same columns.
+The frames are uncompressed, of one version and with the same columns.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from ringlog.errors import FrameInvalid
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
-from ringlog.frame.body import FAULTS, columns_in
+from ringlog.frame.body import FAULTS, columns_in, validity_in
 from ringlog.frame.kernel import kernel
-from ringlog.frame.layout import Column
+from ringlog.frame.layout import NULLABLE, Column
 
 I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 Span = tuple[I64, I64]
 """(starts, stops) of values, in bytes of the buffer."""
 
@@ -36,12 +37,14 @@ class Spans:
     spans: dict[Column, Span]
     fixed: dict[Column, NDArray[Any]]
     """Without COMMIT_TS, which is in `times`."""
+    valid: dict[Column, Mask]
+    """Where there is a value; of a column that is not in it each record has one. Of NULLABLE columns."""
     headers: tuple[Span, Span, Span] | None
     """(which entries are a record's, where keys lie, where values lie)."""
 
 
 def spans_of(buffer: Any, batch: FrameBatch) -> Spans:
-    """Find the values of uncompressed append frames with the same columns; there is at least one frame.
+    """Find the values of uncompressed append frames of one shape (batch.shapes_of); there is at least one.
 
     Raises FrameInvalid, with the offset of the frame, when a body is not what its header says. Checksums are
     not looked at.
@@ -53,7 +56,8 @@ def spans_of(buffer: Any, batch: FrameBatch) -> Spans:
         raise FrameInvalid(FAULTS[found[0]], offset=int(batch.offsets[found[1]]))
     table, records, entries = found
     whole = np.frombuffer(table, np.int64)
-    columns = columns_in(int(words[0, layout.W_HEAD]) >> layout.COLUMNS_SHIFT)
+    head = int(words[0, layout.W_HEAD])
+    columns, nullable = columns_in(head >> layout.COLUMNS_SHIFT), validity_in(head >> layout.COLUMNS_SHIFT)
     rows = iter(whole[: len(whole) - 4 * entries].reshape(-1, records))
     seqs, times, frame_of = next(rows), next(rows), next(rows)
     spans: dict[Column, Span] = {}
@@ -72,4 +76,14 @@ def spans_of(buffer: Any, batch: FrameBatch) -> Spans:
         else:
             values = next(rows)
             fixed[column] = values.astype(np.uint8) if column == Column.PRIORITY else values
-    return Spans(view, seqs, times, frame_of, spans, fixed, headers)
+    valid = {column: next(rows) != 0 for column in nullable}
+    if head >> layout.VERSION_SHIFT & 0xFF == layout.VERSION_FIRST:
+        valid = {column: empty_is_null(spans[column]) for column in NULLABLE[1:] if column in spans}
+    return Spans(view, seqs, times, frame_of, spans, fixed, valid, headers)
+
+
+def empty_is_null(span: Span) -> Mask:
+    """Which keys, tags or nodes of version 1 are some."""
+    starts, stops = span
+    found: Mask = starts != stops
+    return found

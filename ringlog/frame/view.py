@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from ringlog.errors import FrameInvalid, UsageError
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
-from ringlog.frame.body import BodyLayout, Span, offsets_in, walk_body
+from ringlog.frame.body import BodyLayout, Span, offsets_in, walk_body, with_nulls
 from ringlog.frame.compress import decompress
 from ringlog.frame.control import check_control, decode_control
 from ringlog.frame.header import Header, header_fault, unpack_header
-from ringlog.frame.layout import Column, FrameType
+from ringlog.frame.layout import NULLABLE, Column, FrameType
 from ringlog.frame.routed import append_headers
 from ringlog.types import Codec, Durability, PayloadKind
 
@@ -72,7 +72,7 @@ class Records:
     """
 
     seqs: list[int]
-    payloads: list[bytes]
+    payloads: list[bytes | None]
     keys: list[bytes | None] | None
     tags: list[str | None] | None
     nodes: list[str | None] | None
@@ -264,9 +264,21 @@ class FrameView:
             self._start : self._stop
         ]
 
-    def to_list(self) -> list[bytes]:
-        """Copy the payloads out."""
-        return self.payloads.to_list()
+    def validity(self, column: Column) -> NDArray[np.bool_] | None:
+        """(n,) which records have a value in this column, which the frame has; None = all of them."""
+        at = self._layout.valid.get(column)
+        if at is not None:
+            bits = np.frombuffer(self._body, np.uint8, count=(self.header.records + 7) // 8, offset=at)
+            found = np.unpackbits(bits, count=self.header.records, bitorder="little").view(np.bool_)
+            return found[self._start : self._stop]
+        if self.header.version > layout.VERSION_FIRST or column not in NULLABLE[1:]:
+            return None
+        span = self.bytes_column(column)
+        return None if span is None else np.asarray(np.diff(span.offsets) > 0)
+
+    def to_list(self) -> list[bytes | None]:
+        """Copy the payloads out; None for a null."""
+        return with_nulls(self.payloads.to_list(), self.validity(Column.PAYLOAD))
 
     def records(self) -> Records:
         """Copy every column out into Python lists."""
@@ -318,11 +330,17 @@ class FrameView:
 
     def _optional_bytes(self, column: Column) -> list[bytes | None] | None:
         found = self.bytes_column(column)
-        return None if found is None else [value or None for value in found.to_list()]
+        if found is None:
+            return None
+        if column == Column.META:
+            return [value or None for value in found.to_list()]
+        return with_nulls(found.to_list(), self.validity(column))
 
     def _optional_text(self, column: Column) -> list[str | None] | None:
         found = self.bytes_column(column)
-        return None if found is None else [value.decode() or None for value in found.to_list()]
+        if found is None:
+            return None
+        return with_nulls([value.decode() for value in found.to_list()], self.validity(column))
 
     def _optional_times(self, column: Column, absent: int) -> list[int | None] | None:
         found = self.fixed_column(column)

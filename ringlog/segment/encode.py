@@ -143,6 +143,8 @@ class _Body:
 
     def __init__(self, stretches: list[Stretch]) -> None:
         self._stretches = stretches
+        self._nulls: dict[Column, NDArray[np.bool_]] = {}
+        """Validity of columns that have nulls."""
         self.pieces: list[Any] = []
         self.size = 0
         self.bitmap = 0
@@ -165,12 +167,19 @@ class _Body:
                 self._add_headers()
         if (self.stamps != self.stamps[0]).any():
             self._lay(Column.COMMIT_TS, [self.stamps.tobytes()], self.stamps.nbytes)
+        for column, valid in self._nulls.items():
+            bits = np.packbits(valid, bitorder="little")
+            self._lay(layout.VALID_SHIFT + column, [bits.tobytes()], bits.nbytes)
 
     def _add_bytes(self, column: Column) -> None:
-        lengths, data = [], []
+        lengths, data, valid = [], [], []
         tags: list[bytes] = []
         for block, start, stop in self._stretches:
             values = block.spans.get(column)
+            found_valid = block.valid.get(column)
+            valid.append(
+                np.full(stop - start, values is not None) if found_valid is None else found_valid[start:stop]
+            )
             if values is None:
                 lengths.append(np.zeros(stop - start, dtype=np.int64))
                 tags += [b""] * (stop - start)
@@ -184,6 +193,12 @@ class _Body:
             else:
                 data += copied(block.buffer, part)
         whole = _concatenated(lengths)
+        if column in layout.NULLABLE:
+            known = _concatenated(valid)
+            if column != Column.PAYLOAD and not known.any():
+                return
+            if not known.all():
+                self._nulls[column] = known
         if column == Column.TAG and whole.any():
             self.tags = tags
         if column in (Column.PAYLOAD, Column.META):
@@ -238,7 +253,7 @@ class _Body:
         self._lay(Column.PAYLOAD, [offsets.tobytes()], offsets.nbytes)
         return int(offsets[-1])
 
-    def _lay(self, column: Column, parts: list[Any], size: int) -> None:
+    def _lay(self, column: int, parts: list[Any], size: int) -> None:
         self.bitmap |= 1 << column
         self.pieces += parts
         if size & 7:

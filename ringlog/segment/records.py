@@ -7,7 +7,7 @@ lie until they are copied into a new frame.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.compress import decompress
-from ringlog.frame.layout import EVENT_TS_NONE, Column
+from ringlog.frame.layout import EVENT_TS_NONE, NULLABLE, Column
 from ringlog.frame.spans import Spans, spans_of
 from ringlog.limits import MIB
 
@@ -62,6 +62,8 @@ class Block:
     spans: dict[Column, Values]
     fixed: dict[Column, NDArray[Any]]
     headers: HeaderRows | None
+    valid: dict[Column, Mask] = field(default_factory=dict)
+    """As in Spans."""
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -108,18 +110,18 @@ def blocks_of(buffer: Any, batch: FrameBatch) -> Iterator[Block]:
 def _block(buffer: Any, batch: FrameBatch) -> Block:
     if frames.codecs_of(batch.words).any():
         buffer, batch = _plain(buffer, batch)
-    columns = frames.columns_of(batch.words)
+    shapes = frames.shapes_of(batch.words)
     flags = (frames.flags_of(batch.words) | frames.hops_of(batch.words) << np.uint64(8)).astype(np.uint16)
-    if len(columns) == 1 or (columns == columns[0]).all():
+    if len(shapes) == 1 or (shapes == shapes[0]).all():
         found = spans_of(buffer, batch)
         return Block(
             found.buffer, found.seqs, found.times, flags[found.frame_of],
             {column: Values(a, b - a) for column, (a, b) in found.spans.items()}, found.fixed,
-            None if found.headers is None else _header_rows(found),
+            None if found.headers is None else _header_rows(found), found.valid,
         )  # fmt: skip
     parts = []
-    for bitmap in np.unique(columns).tolist():
-        rows = np.flatnonzero(columns == bitmap)
+    for shape in np.unique(shapes).tolist():
+        rows = np.flatnonzero(shapes == shape)
         parts.append((spans_of(buffer, batch.take(rows)), flags[rows]))
     return _merged(parts)
 
@@ -156,7 +158,7 @@ def _header_rows(found: Spans) -> HeaderRows:
 
 
 def _merged(parts: list[tuple[Spans, NDArray[np.uint16]]]) -> Block:
-    """One block, in the order of the numbers, of frames with different columns."""
+    """One block, in the order of the numbers, of frames of different shapes."""
     seqs = np.concatenate([found.seqs for found, _ in parts])
     order = np.argsort(seqs, kind="stable")
     counts = [len(found.seqs) for found, _ in parts]
@@ -166,6 +168,7 @@ def _merged(parts: list[tuple[Spans, NDArray[np.uint16]]]) -> Block:
         starts = _joined([None if pair is None else pair[0] for pair in pairs], counts, 0)
         stops = _joined([None if pair is None else pair[1] for pair in pairs], counts, 0)
         spans[column] = Values(starts, stops - starts).at(order)
+    valid = {column: _joined_validity(parts, counts, column)[order] for column in NULLABLE if column in spans}
     fixed = {
         column: _joined([found.fixed.get(column) for found, _ in parts], counts, absent(column))[order]
         for column in sorted({column for found, _ in parts for column in found.fixed})
@@ -173,8 +176,19 @@ def _merged(parts: list[tuple[Spans, NDArray[np.uint16]]]) -> Block:
     return Block(
         parts[0][0].buffer, seqs[order], np.concatenate([found.times for found, _ in parts])[order],
         np.concatenate([flags[found.frame_of] for found, flags in parts])[order], spans, fixed,
-        _merged_headers([found for found, _ in parts], counts, order),
+        _merged_headers([found for found, _ in parts], counts, order), valid,
     )  # fmt: skip
+
+
+def _joined_validity(
+    parts: list[tuple[Spans, NDArray[np.uint16]]], counts: list[int], column: Column
+) -> Mask:
+    return np.concatenate(
+        [
+            found.valid.get(column, np.full(count, column in found.spans))
+            for (found, _), count in zip(parts, counts, strict=True)
+        ]
+    )
 
 
 def _joined(arrays: list[NDArray[Any] | None], counts: list[int], missing: int) -> NDArray[Any]:

@@ -5,7 +5,7 @@
     layout=kafka    key value topic partition offset timestamp timestampType, and headers; offset is seq
 
 A reader takes any of these columns in any order (projection is the user's schema: Spark pushes none down).
-Columns that may be absent in a record are null there; topic, epoch, seq, ts, payload and priority never are.
+Columns that may be absent in a record are null there; topic, epoch, seq, ts and priority never are.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ RINGLOG_COLUMNS = (
     ColumnSpec("epoch", LongType(), "epoch", None, False),
     ColumnSpec("seq", LongType(), "seq", None, False),
     ColumnSpec("ts", TimestampType(), "ts", None, False),
-    ColumnSpec("payload", BinaryType(), "payload", Column.PAYLOAD, False),
+    ColumnSpec("payload", BinaryType(), "payload", Column.PAYLOAD),
     ColumnSpec("key", BinaryType(), "key", Column.KEY),
     ColumnSpec("tag", StringType(), "tag", Column.TAG),
     ColumnSpec("node", StringType(), "node", Column.NODE),
@@ -70,7 +70,7 @@ RINGLOG_COLUMNS = (
 )
 KAFKA_COLUMNS = (
     ColumnSpec("key", BinaryType(), "key", Column.KEY),
-    ColumnSpec("value", BinaryType(), "payload", Column.PAYLOAD, False),
+    ColumnSpec("value", BinaryType(), "payload", Column.PAYLOAD),
     ColumnSpec("topic", StringType(), "topic", None, False),
     ColumnSpec("partition", IntegerType(), "zero", None, False),
     ColumnSpec("offset", LongType(), "seq", None, False),

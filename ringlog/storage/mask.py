@@ -21,7 +21,7 @@ from ringlog.errors import CorruptData, FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
-from ringlog.frame.layout import Column
+from ringlog.frame.layout import NULLABLE, VALID_SHIFT, Column
 from ringlog.frame.view import open_row
 
 U64 = NDArray[np.uint64]
@@ -131,6 +131,9 @@ def _plain_values(run: Stretch, rows: I64, column: Column) -> I64:
             width = 1 if later == Column.PRIORITY else 8
             has = (bitmaps >> np.uint64(later)) & np.uint64(1) != 0
             at = at - np.where(has, (width * counts + 7) & ~7, 0)
+    for nullable in NULLABLE:
+        has = (bitmaps >> np.uint64(VALID_SHIFT + nullable)) & np.uint64(1) != 0
+        at = at - np.where(has, ((counts + 7) // 8 + 7) & ~7, 0)
     buffer = np.frombuffer(run.buffer, dtype=np.uint8)
     numbers = buffer[: len(buffer) & ~7].view("<i8")
     index = np.repeat((at >> 3) - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))

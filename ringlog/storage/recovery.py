@@ -44,11 +44,10 @@ class Mark(msgspec.Struct, array_like=True, frozen=True):
 
 
 _decode_mark = msgspec.msgpack.Decoder(Mark).decode
-_MARK_HEAD = np.uint64(
-    (layout.FrameType.GROUP_MARK << layout.TYPE_SHIFT) | (layout.VERSION << layout.VERSION_SHIFT)
-)
+_MARK_HEAD = np.uint64(layout.FrameType.GROUP_MARK << layout.TYPE_SHIFT)
 _BAD_BODY = "body does not verify"
-_HEAD_MASK = np.uint64(0xFFFFFFFF_00000000)
+_HEAD_MASK = np.uint64(0xFFFF00FF_00000000)
+"""Type and columns: marks of every version are found."""
 
 
 def read_mark(buffer: bytes, offset: int, words: frames.U64) -> Mark | None:

@@ -24,13 +24,14 @@ _FRAME = struct.Struct("<IBBHQQqIIQQIBBHQ")
 TS_US = 1_700_000_000_000_000
 
 
-def bytes_column(values: Sequence[bytes]) -> bytes:
+def bytes_column(values: Sequence[bytes | None]) -> bytes:
     """Lay out one column of bytes: count + 1 offsets, padded, then the bytes, padded."""
+    filled = [value or b"" for value in values]
     ends = [0]
-    for value in values:
+    for value in filled:
         ends.append(ends[-1] + len(value))
     offsets = struct.pack(f"<{len(ends)}i", *ends)
-    data = b"".join(values)
+    data = b"".join(filled)
     return offsets.ljust(layout.padded(len(offsets)), b"\0") + data.ljust(layout.padded(len(data)), b"\0")
 
 
@@ -56,6 +57,10 @@ def sealed_frame(
     count = len(next(iter(columns.values()))) if columns else 0
     bitmap = sum(1 << column for column in columns)
     body = b"".join([_column(column, columns[column]) for column in sorted(columns)])
+    for column in [column for column in layout.NULLABLE if None in columns.get(column, ())]:
+        bitmap |= 1 << layout.VALID_SHIFT + column
+        bits = sum(1 << row for row, value in enumerate(columns[column]) if value is not None)
+        body += bits.to_bytes(layout.padded((count + 7) // 8), "little")
     raw_len = len(body) or len(control)
     body = body or control.ljust(layout.padded(len(control)), b"\0")
     head = _FRAME.pack(

@@ -26,12 +26,14 @@ _CONTROL_DEPTH_MAX = 16
 _RATIO_MAX = 1_000
 _WINDOW_BYTES_MAX = 8 * _MIB
 _APPEND, _ROUTED = 1, 15
-_TYPES = range(1, 18)
+TYPES = range(1, 18)
+VERSIONS = (1, 2)
 _HOPS_MAX = 8
 _PREFIX = struct.Struct("<5Q")
 _COPY = struct.Struct("<7Q")
 _BYTES_COLUMNS = {0: "payload", 1: "key", 2: "tag", 3: "node", 5: "meta"}
 _TEXT_COLUMNS = ("tag", "node", "meta")
+_VALIDITY = {11: "payload", 12: "key", 13: "tag", 14: "node"}
 _TIME_COLUMNS = {6: "event_ts", 7: "expires_at", 8: "not_before", 10: "commit_ts"}
 
 
@@ -43,7 +45,8 @@ class VerifyError(RinglogError):
 
 @dataclass(slots=True)
 class DecodedFrame:
-    """One frame, taken apart. `columns` holds the present ones by name, as stored: absence is a value."""
+    """One frame, taken apart. `columns` holds the present ones by name, as stored: a null is None. In
+    version 1, and in columns without validity, absence is a value."""
 
     total: int
     type: int
@@ -125,9 +128,10 @@ def _header(data: bytes, offset: int, seed: int | None) -> tuple[DecodedFrame, i
     count, epoch, producer_id, producer_seq = struct.unpack_from("<IIQQ", data, offset + 32)
     raw_len, codec, flags, hops, reserved = struct.unpack_from("<IBBBB", data, offset + 56)
     body_xxh3, seal_xxh3 = struct.unpack_from("<QQ", data, offset + 64)
-    _need(kind in _TYPES, "unknown type")
-    _need(version == 1, "unknown version")
-    _need(bitmap < 1 << 11, "unknown column")
+    _need(kind in TYPES, "unknown type")
+    _need(version in VERSIONS, "unknown version")
+    _need(bitmap < 1 << (11 if version == 1 else 15), "unknown column")
+    _need(bitmap >> 11 & ~bitmap == 0, "validity of a column that is not there")
     _need(reserved == 0 and flags & 0b1100_1100 == 0, "reserved bits are set")
     _need(flags >> 4 < 3, "unknown payload kind")
     _need(codec < 3, "unknown codec")
@@ -235,8 +239,21 @@ def _columns(body: bytes, bitmap: int, count: int) -> dict[str, list[Any]]:
             values = reader.values(lists[-1], text=False)
             pairs = list(zip(keys, values, strict=True))
             found["headers"] = [pairs[a:b] for a, b in pairwise(lists)]
+    for bit, name in _VALIDITY.items():
+        if bitmap >> bit & 1:
+            found[name] = _with_nulls(found[name], reader.take(-(-count // 8)))
     _need(reader.at == len(body), "bytes left over")
     return found
+
+
+def _with_nulls(values: list[Any], bits: bytes) -> list[Any]:
+    """Values and their validity: a bit a record, lowest first."""
+    valid = [byte >> bit & 1 for byte in bits for bit in range(8)]
+    _need(not any(valid[len(values) :]), "padding is not zero")
+    _need(
+        all(is_valid or not value for value, is_valid in zip(values, valid, strict=False)), "a null has bytes"
+    )
+    return [value if is_valid else None for value, is_valid in zip(values, valid, strict=False)]
 
 
 def _text(value: bytes) -> str:

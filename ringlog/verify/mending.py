@@ -17,7 +17,7 @@ import msgpack
 import xxhash
 
 from ringlog.verify.findings import Range, extend
-from ringlog.verify.frame_decoder import VerifyError, check_frame, decode_frame
+from ringlog.verify.frame_decoder import TYPES, VERSIONS, VerifyError, check_frame, decode_frame
 from ringlog.verify.wal_decoder import (
     HEADER_BYTES,
     Header,
@@ -158,7 +158,7 @@ def _whole(data: bytes, at: int, salt: int) -> Iterator[Seen]:
 def _next_whole(data: bytes, start: int, salt: int) -> int | None:
     """Offset of the next frame that verifies, or None."""
     for at in range((start + 7) & ~7, (len(data) & ~7) - _FRAME_HEADER_BYTES, 8):
-        if data[at + 5] == 1 and 0 < data[at + 4] < 17 and data[at : at + 4] != b"\0\0\0\0":
+        if data[at + 5] in VERSIONS and data[at + 4] in TYPES and data[at : at + 4] != b"\0\0\0\0":
             try:
                 frame_at(data, at, salt)
             except VerifyError:
@@ -257,8 +257,8 @@ def control_frame(kind: int, topic_id: int, epoch: int, body: bytes, salt: int) 
     """One control frame of class fsync, sealed under `salt`."""
     stored = body + bytes(-len(body) % 8)
     head = _HEADER.pack(
-        _FRAME_HEADER_BYTES + len(stored) - 4, kind, 1, 0, topic_id, 0, 0, 0, epoch, 0, 0, len(body), 0, 3, 0,
-        xxhash.xxh3_64_intdigest(stored),
+        _FRAME_HEADER_BYTES + len(stored) - 4, kind, VERSIONS[-1], 0, topic_id, 0, 0, 0, epoch, 0, 0,
+        len(body), 0, 3, 0, xxhash.xxh3_64_intdigest(stored),
     )  # fmt: skip
     return head + xxhash.xxh3_64_intdigest(head, salt).to_bytes(8, "little") + stored
 

@@ -75,7 +75,7 @@ def columns_of(frame: DecodedFrame) -> RecordColumns:
     columns, count = frame.columns, frame.count
     metas = columns.get("meta") or [""] * count
     return RecordColumns(
-        [len(payload) + len(meta.encode()) for payload, meta in zip(columns["payload"], metas, strict=True)],
+        [len(data or b"") + len(meta.encode()) for data, meta in zip(columns["payload"], metas, strict=True)],
         columns.get("commit_ts") or [frame.commit_ts] * count,
         columns.get("expires_at") or [0] * count,
         columns.get("not_before") or [0] * count,

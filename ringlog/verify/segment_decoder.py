@@ -29,6 +29,8 @@ _TAGS_HEADER = struct.Struct("<8sIIQQQQQQQQ")
 _MARKS_HEADER = struct.Struct("<8sIIQQQ")
 _TOPIC_ROW = struct.Struct("<Qqqqqqqqqqqqq")
 _ENTRY_ROW = struct.Struct("<qqqqqqqqqqq")
+_APPEND_HEAD = re.compile(rb"\x01(?=[\x01\x02])")
+"""Type and version of an append."""
 _STEM = re.compile(r"^(?:topics/([0-9a-f]{16})/seg-(\d{20})-|packs/pack-)([0-9a-f]{16})$")
 _APPEND = 1
 _PAGE_POSTINGS = 16_384
@@ -258,11 +260,10 @@ def _checked_frame(data: bytes, offset: int, seed: int | None) -> DecodedFrame:
 
 def next_frame(data: bytes, offset: int, salt: int) -> int:
     """Offset of the next valid frame behind `offset`, or the end."""
-    head = data.find(b"\x01\x01", offset + 8 + 4)  # an append, version 1
-    while head >= 0:
+    for found in _APPEND_HEAD.finditer(data, offset + 8 + 4):
+        head = found.start()
         if head % 8 == 4 and _is_frame(data, head - 4, salt):
             return head - 4
-        head = data.find(b"\x01\x01", head + 1)
     return len(data)
 
 

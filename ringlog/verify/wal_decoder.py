@@ -8,6 +8,7 @@ acknowledged), or inside what had been synced (`damaged`). What later files say 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ _MEMORY = 1
 """The class of an append that promises nothing."""
 _FRAME_HEADER_BYTES = 80
 _MARK_FIELDS = 7
+_MARK_HEAD = re.compile(rb"\x0c[\x01\x02]\0\0")
+"""Type, version and columns of a mark."""
 _COPIED = 1
 _FILE_SHIFT = 24
 _ZEROS = bytes(1 << 16)
@@ -285,12 +288,11 @@ def marks_behind(data: bytes, start: int, salt: int) -> list[Mark]:
 
 
 def _mark_heads(data: bytes, start: int) -> Iterator[int]:
-    """Offsets, multiples of 8, at which a mark may begin: type 12, version 1, no columns."""
-    at = data.find(b"\x0c\x01\x00\x00", start)
-    while at >= 0:
-        if (at - 4) % 8 == 0 and at - 4 >= start:
-            yield at - 4
-        at = data.find(b"\x0c\x01\x00\x00", at + 1)
+    """Offsets, multiples of 8, at which a mark may begin."""
+    for found in _MARK_HEAD.finditer(data, start):
+        at = found.start() - 4
+        if at % 8 == 0 and at >= start:
+            yield at
 
 
 def _is_mark_head(data: bytes, at: int) -> bool:

@@ -45,7 +45,7 @@ class Runner:
         begun_ns = self._clock.monotonic_ns()
         token = at_work.set(job)
         try:
-            value = self._codec.decode(job.data)
+            value = None if job.data is None else self._codec.decode(job.data)
         except Exception as e:  # noqa: BLE001  a codec of the program's may raise anything
             return wire.Refused(0.0, _words(e, "the payload cannot be decoded: "), _trace())
         else:

@@ -32,7 +32,7 @@ class CurrentJob(msgspec.Struct, frozen=True, kw_only=True):
     """Its number in the queue."""
     deliveries: int
     """Which hand-out of the job this is, from 1: above 1 it may have been worked on before."""
-    data: bytes
+    data: bytes | None
     """The payload as it lies in the queue."""
     key: bytes | None = None
     tag: str | None = None

@@ -95,14 +95,14 @@ def test_the_byte_budget_stops_before_the_record_that_would_exceed_it(world):
 def test_every_column_arrives(world):
     columns = {
         Column.KEY: [b"k", b""],
-        Column.TAG: [b"red", b""],
-        Column.NODE: [b"", b"n1"],
+        Column.TAG: [b"red", None],
+        Column.NODE: [None, b"n1"],
         Column.META: [b'{"a":1}', b""],
     }
     world.append([b'{"x":2}', b""], columns)
     one, two = page(world).records
     assert (one.key, one.tag, one.node, one.meta, one.json()) == (b"k", "red", None, {"a": 1}, {"x": 2})
-    assert (two.key, two.tag, two.node, two.meta, two.data) == (None, None, "n1", {}, b"")
+    assert (two.key, two.tag, two.node, two.meta, two.data) == (b"", None, "n1", {}, b"")
     assert (one.ts, one.time.tzinfo) == (TS_US, UTC)
     assert one == Record(1, TS_US, b'{"x":2}', b"k", "red", None, b'{"a":1}')
     with pytest.raises(AttributeError):

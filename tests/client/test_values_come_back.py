@@ -75,11 +75,35 @@ def test_headers_come_back_as_given_and_a_repeated_name_is_refused(
         client.append(topic, b"", headers=[("a", b"1"), ("a", b"2")])  # type: ignore[arg-type]
 
 
-def test_an_empty_key_and_an_empty_tag_mean_none(client: ringlog.Client, ringlog_topic: Any) -> None:
+def test_an_empty_value_is_one_and_none_is_null(client: ringlog.Client, ringlog_topic: Any) -> None:
     topic = ringlog_topic()
-    client.append(topic, b"", key=b"", tag="")
-    (record,) = client.read(topic).records
-    assert (record.key, record.tag) == (None, None)
+    client.append(topic, b"", key=b"", tag="", node="")
+    client.append(topic, None)
+    client.append_many(topic, [b"", None, NewRecord(data=None, key=b""), b"x"])
+    with client.producer(topic) as producer:
+        producer.send(None)
+        producer.send(b"", tag="")
+        producer.send_each([b"", None])
+    records = client.read(topic).records
+    assert [record.data for record in records] == [b"", None, b"", None, None, b"x", None, b"", b"", None]
+    assert [record.key for record in records] == [b"", None, None, None, b"", *[None] * 5]
+    assert [record.tag for record in records] == ["", *[None] * 6, "", None, None]
+    assert (records[0].node, records[1].node) == ("", None)
+    assert client.read(topic).bytes() == [record.data for record in records]
+    assert [each.seq for each in client.read(topic, tags="*").records] == [], (
+        "an empty tag is matched by nothing"
+    )
+
+
+def test_a_job_may_have_a_null_for_its_payload(client: ringlog.Client, ringlog_topic: Any) -> None:
+    topic = ringlog_topic()
+    client.topics.create(topic, type="queue")
+    queue = client.queue(topic)
+    queue.put(None)
+    queue.put_many([b"", None])
+    jobs = queue.claim(3)
+    assert jobs.payloads() == [None, b"", None]
+    assert [job.data for job in jobs] == [job.value for job in jobs] == [None, b"", None]
 
 
 @pytest.mark.parametrize("field", ["expires_at", "event_ts", "not_before"])

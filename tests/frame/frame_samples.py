@@ -17,15 +17,18 @@ from ringlog.frame import (
     seal,
 )
 from ringlog.frame.header import pack_header
-from ringlog.frame.layout import HEADER_BYTES, W_BODY_XXH3
+from ringlog.frame.layout import HEADER_BYTES, VALID_SHIFT, VERSION_FIRST, W_BODY_XXH3, padded
 from ringlog.types import Codec, Durability, PayloadKind
 
 GOLDEN_SEED = 0x0123456789ABCDEF
+VERSION_AT = 5
+"""Where a header says its version."""
 COMMIT_TS = 1_700_000_000_000_000
 FIXED = ("event_ts", "expires_at", "not_before", "priorities")
 
 _text = st.text(max_size=12)
 _bytes = st.binary(max_size=24)
+_payload = st.one_of(_bytes, _bytes, st.none())
 _time = st.integers(min_value=0, max_value=(1 << 63) - 1)
 _VALUES = {
     "keys": st.one_of(st.none(), _bytes),
@@ -48,7 +51,7 @@ def record_columns(draw: st.DrawFn, counts: st.SearchStrategy[int] | None = None
     count = draw(counts)
     names = draw(st.sets(st.sampled_from(sorted(_VALUES)), max_size=9))
     column = {name: draw(st.lists(_VALUES[name], min_size=count, max_size=count)) for name in sorted(names)}
-    return {"payloads": draw(st.lists(_bytes, min_size=count, max_size=count)), **column}
+    return {"payloads": draw(st.lists(_payload, min_size=count, max_size=count)), **column}
 
 
 def encoded(given: dict[str, list]) -> Columns:
@@ -59,7 +62,9 @@ def encoded(given: dict[str, list]) -> Columns:
 def stamped(columns: Columns, stamps: list[int]) -> Columns:
     """The same records with the column of commit stamps, which only the engine adds."""
     column = b"".join(stamp.to_bytes(8, "little", signed=True) for stamp in stamps)
-    body = columns.body + column
+    bitmaps = (columns.bitmap >> VALID_SHIFT).bit_count() * padded((columns.count + 7) // 8)
+    split = len(columns.body) - bitmaps
+    body = columns.body[:split] + column + columns.body[split:]
     header = columns.header
     header = header._replace(
         frame_len=header.frame_len + len(column), columns=columns.bitmap | 1 << Column.COMMIT_TS,
@@ -84,7 +89,7 @@ def any_frame(draw: st.DrawFn, counts: st.SearchStrategy[int] | None = None) -> 
     columns = encoded(draw(record_columns(counts)))
     if draw(st.integers(0, 7)) == 0:
         columns = stamped(columns, draw(st.lists(_time, min_size=columns.count, max_size=columns.count)))
-    return frame(
+    whole = frame(
         columns,
         topic_id=draw(st.integers(0, (1 << 64) - 1)),
         producer_id=draw(st.integers(0, (1 << 64) - 1)),
@@ -94,6 +99,9 @@ def any_frame(draw: st.DrawFn, counts: st.SearchStrategy[int] | None = None) -> 
         payload_kind=draw(st.sampled_from(PayloadKind)),
         codec=draw(st.sampled_from(Codec)),
     )
+    if not columns.bitmap >> VALID_SHIFT and draw(st.integers(0, 3)) == 0:
+        whole[VERSION_AT] = VERSION_FIRST
+    return whole
 
 
 @st.composite
@@ -150,6 +158,14 @@ EVERY_COLUMN: dict[str, list] = {
 }
 
 
+NULLS: dict[str, list] = {
+    "payloads": [None, b"", b"x", None, b"", b"y", b"", None, b"z", None],
+    "keys": [b"", None, b"k", b"", None, b"", b"", b"", b"", b""],
+    "tags": ["", "", "t", None, "", "", "", "", "", "u"],
+    "nodes": [None] * 9 + [""],
+}
+
+
 def golden_frames() -> dict[str, tuple[str, bytearray]]:
     """Every golden frame: its name, what it shows, its bytes as the encoder makes them now."""
     repeated = [b'{"flight":%d,"carrier":"UA"}' % (i % 3) for i in range(40)]
@@ -159,6 +175,7 @@ def golden_frames() -> dict[str, tuple[str, bytearray]]:
             {"payloads": [b'{"n":1}']}, 1, durability=Durability.FSYNC, payload_kind=PayloadKind.JSON,
             producer_id=(1 << 63) | 5, producer_seq=9,
         )),
+        "nulls": ("payloads, keys, tags and nodes that are null, empty, or neither", _append(NULLS, 200)),
         "empty_payloads": ("five records without a byte", _append({"payloads": [b""] * 5}, 100)),
         "every_column": ("every column, with absent values in each", _append(EVERY_COLUMN, 1_000)),
         "unicode_tags": ("tags and nodes beyond ASCII", _append(

@@ -21,6 +21,7 @@ from ringlog.frame.body import (
     Span,
     columns_in,
     offsets_in,
+    validity_in,
 )
 from ringlog.frame.header import Header, pack_header, unpack_header
 from ringlog.frame.layout import Column, padded
@@ -50,7 +51,7 @@ _LONGEST: tuple[tuple[Column, int, Fault], ...] = (
 
 
 def header_fault(header: Header) -> str | None:
-    """Say what makes this a header that version 1 does not allow, or None."""
+    """Say what makes this a header that its version does not allow, or None."""
     if (
         header.frame_len < layout.FRAME_LEN_MIN
         or header.total_bytes & 7
@@ -65,9 +66,10 @@ def shape_fault(frame_type: int, version: int, columns: int, codec: int, flags: 
     """Judge the fields in which frames of one producer seldom differ."""
     if not 0 < frame_type <= layout.FRAME_TYPE_MAX:
         return "unknown frame type"
-    if version != layout.VERSION:
+    if not layout.VERSION_FIRST <= version <= layout.VERSION:
         return "unknown format version"
-    if columns & ~layout.COLUMNS_KNOWN:
+    known = layout.COLUMNS_KNOWN if version > 1 else (1 << layout.VALID_SHIFT) - 1
+    if columns & ~known or columns >> layout.VALID_SHIFT & ~columns:
         return "unknown column"
     if hops > ROUTER_HOPS_MAX or flags & ~layout.FLAGS_KNOWN:
         return "reserved bits are set"
@@ -111,6 +113,14 @@ def walk_body(body: memoryview, columns: int, count: int) -> BodyLayout:
         else:
             found.fixed[column] = at
             at = _past_fixed(body, at, count if column == Column.PRIORITY else 8 * count)
+    for column in validity_in(columns):
+        found.valid[column], past = at, _past_fixed(body, at, (count + 7) // 8)
+        bits = np.unpackbits(np.frombuffer(body[at : at + (count + 7) // 8], np.uint8), bitorder="little")
+        if bits[count:].any():
+            raise FrameInvalid("padding is not zero", offset=at)
+        if (_lengths(body, found.spans[column])[bits[:count] == 0] > 0).any():
+            raise FrameInvalid("a null has bytes", offset=at)
+        at = past
     if at != len(body):
         raise FrameInvalid("bytes left over in the body", offset=at)
     return found
@@ -239,8 +249,8 @@ def _lengths(body: memoryview, span: Span) -> NDArray[np.int32]:
 
 
 def body_of(columns: Mapping[Column, Sequence[Any]]) -> bytes:
-    """The body that holds these values, nothing of which is checked: of bytes columns bytes, of headers lists
-    of pairs of bytes, of others integers."""
+    """The body that holds these values, nothing of which is checked: of bytes columns bytes or None, of
+    headers lists of pairs of bytes, of others integers."""
     whole = b""
     for column in sorted(columns):
         values = columns[column]
@@ -249,12 +259,19 @@ def body_of(columns: Mapping[Column, Sequence[Any]]) -> bytes:
             whole += _offsets_of([len(each) for each in values])
             whole += _values_of([key for key, _ in pairs]) + _values_of([value for _, value in pairs])
         elif column <= Column.META:
-            whole += _values_of(values)
+            whole += _values_of([value or b"" for value in values])
         else:
             whole += _padded(
                 struct.pack(f"<{len(values)}{'B' if column == Column.PRIORITY else 'q'}", *values)
             )
+    for column in _with_nulls(columns):
+        bits = [value is not None for value in columns[column]]
+        whole += _padded(np.packbits(bits, bitorder="little").tobytes())
     return whole
+
+
+def _with_nulls(columns: Mapping[Column, Sequence[Any]]) -> list[Column]:
+    return [column for column in layout.NULLABLE if None in columns.get(column, ())]
 
 
 def frame_of(columns: Mapping[Column, Sequence[Any]], **fields: int) -> bytearray:
@@ -262,7 +279,8 @@ def frame_of(columns: Mapping[Column, Sequence[Any]], **fields: int) -> bytearra
     body = body_of(columns)
     header = Header(
         layout.FRAME_LEN_MIN + len(body), layout.FrameType.APPEND, layout.VERSION,
-        sum(1 << column for column in columns), 0, 0, 0, len(columns[Column.PAYLOAD]), 0, 0, 0, len(body), 0,
+        sum(1 << bit for bit in (*columns, *(layout.VALID_SHIFT + each for each in _with_nulls(columns)))),
+        0, 0, 0, len(columns[Column.PAYLOAD]), 0, 0, 0, len(body), 0,
         Durability.DISK, 0, xxhash.xxh3_64_intdigest(body), 0,
     )  # fmt: skip
     return bytearray(pack_header(header._replace(**fields)) + body)

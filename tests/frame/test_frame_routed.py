@@ -19,7 +19,7 @@ from ringlog.limits import ROUTER_HOPS_MAX
 from ringlog.types import Codec
 from ringlog.verify.frame_decoder import VerifyError, decode_frame
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "routed" / "two_copies.hex"
+GOLDEN = Path(__file__).parents[1] / "golden"
 COPIES = [
     CopyRow(42, 7, 1_700_000_000_000_000, 3, 99, 12, 2),
     CopyRow(43, 1, 1_700_000_000_000_001, 4, 98, 12, 3),
@@ -42,17 +42,20 @@ def sample() -> bytearray:
     )
 
 
-def test_the_golden_frame_is_made_again_and_read_by_both_decoders():
+@pytest.mark.parametrize(("place", "empty"), [("routed", None), ("v1/routed", "")])
+def test_the_golden_frame_is_read_by_both_decoders(place: str, empty: str | None) -> None:
     """RD-25."""
-    golden = bytes.fromhex(GOLDEN.read_text())
-    assert bytes(sample()) == golden
+    golden = bytes.fromhex((GOLDEN / place / "two_copies.hex").read_text())
+    assert (bytes(sample()) == golden) == (place == "routed"), "version 1 is written no more"
     found = decode_frame(golden, 0, GOLDEN_SEED)
     assert [(copy.topic_id, copy.base_seq, copy.records, copy.epoch) for copy in found.copies] == [
         (42, 7, 2, 3), (43, 1, 2, 4),
     ]  # fmt: skip
     assert [(copy.router, copy.cursor) for copy in found.copies] == [(99, 12), (98, 12)]
-    assert found.columns == {"payload": [b"hello", b"ringlog!"], "tag": ["a", ""]}
+    assert found.columns == {"payload": [b"hello", b"ringlog!"], "tag": ["a", empty]}
     assert len(open_frame(golden, seed=GOLDEN_SEED)) == 0
+    copies = resolve(golden, frames.scan(golden), GOLDEN_SEED)
+    assert [open_row(golden, copies, row).records().tags for row in range(2)] == [["a", None]] * 2
 
 
 def test_copies_are_appends_that_verify_where_they_lie():

@@ -30,7 +30,7 @@ from ringlog.frame.batch import End, FrameBatch, scan
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
 from ringlog.frame.header import Header, header_fault, pack_header, unpack_header
-from ringlog.frame.layout import HEADER_BYTES, Column
+from ringlog.frame.layout import HEADER_BYTES, VERSION_FIRST, Column
 from ringlog.frame.measure import FORMAT_FAULTS
 from ringlog.limits import FRAME_BYTES_MAX, MIB
 from ringlog.types import Codec
@@ -48,9 +48,10 @@ def engine_reads(data: Any, seed: int | None = None) -> dict[str, list[Any]] | s
     view.records()
     view.to_arrow(nulls=True).validate(full=True)
     found: dict[str, list[Any]] = {}
-    table = view.to_arrow().drop_columns(["seq", "ts"])
+    table, nulls = view.to_arrow().drop_columns(["seq", "ts"]), view.to_arrow(nulls=True)
     for name in table.schema.names:
-        column = table.column(name)
+        has_nulls = view.header.version > VERSION_FIRST and name in ("payload", "key", "tag", "node")
+        column = (nulls if has_nulls else table).column(name)
         found[name] = (
             column.cast("int64").to_pylist()
             if name.endswith(("_ts", "_at", "_before"))
@@ -183,8 +184,8 @@ headers = st.builds(
     Header,
     frame_len=st.sampled_from([76, 84, 92, 108]),
     type=st.integers(0, 16),
-    version=st.sampled_from([0, 1, 1, 1, 2]),
-    columns=st.sampled_from([0, 1, 1, 3, 0x3FF, 0x400, 0x8001]),
+    version=st.sampled_from([0, 1, 2, 2, 3]),
+    columns=st.sampled_from([0, 1, 1, 3, 0x3FF, 0x400, 0x801, 0x1001, 0x7FFF, 0x8001]),
     topic_id=_u64,
     base_seq=_u64,
     commit_ts=_u64,

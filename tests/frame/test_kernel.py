@@ -164,9 +164,9 @@ ROWS_OF_NOTHING = (None,) * 9
 
 @pytest.mark.parametrize(
     "items",
-    [[], [b"x", bytearray(b"y")], [b"x", "y"], [b"x", None], [memoryview(b"x")],
+    [[], [b"x", bytearray(b"y")], [b"x", "y"], [memoryview(b"x")],
      [b"x" * (RECORD_BYTES_MAX + 1)], (b"x", [0, 1])],
-    ids=["none", "bytearray", "text", "nothing", "view", "too large", "no offsets"],
+    ids=["none", "bytearray", "text", "view", "too large", "no offsets"],
 )  # fmt: skip
 def test_what_is_not_plain_is_not_encoded(items: Any) -> None:
     columns = (items, *ROWS_OF_NOTHING)
@@ -249,9 +249,9 @@ LIMITS = bytes.fromhex(sys.argv[2])
 for turn in range(4_000):
     count = chance.randint(1, 30)
     kind = chance.choice((chance.randbytes, bytes))
-    payloads = [kind(chance.randint(0, 40)) for _ in range(count)]
+    payloads = [chance.choice((kind(chance.randint(0, 40)), None)) for _ in range(count)]
     head = bytearray(80)
-    head[4:8] = bytes((1, 1, 1, 0))
+    head[4:8] = bytes((1, 2, 1, 0))
     head[40:48] = head[48:56] = (5).to_bytes(8, "little")
     def some(values):
         return [chance.choice((None, *values)) for _ in range(count)]
@@ -277,7 +277,8 @@ for turn in range(4_000):
     kernel.number(words, entries, 0, frames, 1, 2, 3, 3)
     kernel.seal(buffer, places, words, 0, frames, 9)
     kernel.measure(buffer, places, words, LIMITS)
-    assert len(kernel.spans(buffer, places, words)) == 3
+    for row in range(frames):
+        assert len(kernel.spans(buffer, places[8 * row :][:8], words[80 * row :][:80])) == 3
     # Every length and count that a producer may invent, in a buffer that ends with its allocation.
     for _ in range(6):
         hostile = bytearray(buffer[: chance.randrange(0, len(buffer) + 1)])
@@ -292,8 +293,10 @@ for turn in range(4_000):
         kernel.scan(hostile, 0, len(hostile), 1 << 40, 1 << 26)
         body = bytes(hostile[80:])
         for count_said in (1, 2, 30, (1 << 32) - 1):
-            kernel.walk(body, chance.randrange(1 << 11), count_said)
-            kernel.judge(body, chance.randrange(1 << 11) | 1, count_said, LIMITS)
+            columns = chance.randrange(1 << 11)
+            columns |= (columns & chance.randrange(16)) << 11
+            kernel.walk(body, columns, count_said)
+            kernel.judge(body, columns | 1, count_said, LIMITS)
 print("clean")
 """
 

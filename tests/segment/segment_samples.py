@@ -22,6 +22,7 @@ SALT = 0x5EED_5EED_5EED_5EED
 ENGINE = bytes(range(16))
 STAMP = 1_700_000_000_000_000
 OPTIONAL = ("keys", "tags", "nodes", "headers", "metas", "event_ts", "expires_at", "not_before", "priorities")
+NULLABLE = ("keys", "tags", "nodes")
 ABSENT = {"headers": [], "priorities": 0}
 
 
@@ -40,8 +41,15 @@ class SampleTopic:
     def add(
         self, seq: int, ts: int, columns: dict[str, list], *, codec: Codec = Codec.NONE,
         durability: Durability = Durability.DISK, kind: PayloadKind = PayloadKind.BYTES,
+        is_first: bool = False,
     ) -> int:  # fmt: skip
-        """Add a frame; returns the number behind it."""
+        """Add a frame, if `is_first` of version 1, whose nulls are empty; returns the number behind it."""
+        if is_first:
+            empty = {"payloads": b"", "keys": b"", "tags": "", "nodes": ""}
+            columns = columns | {
+                name: [empty[name] if value is None else value for value in columns[name]]
+                for name in columns.keys() & empty.keys()
+            }
         given = {name: values for name, values in columns.items() if name != "payloads"}
         whole = frame(
             encode_records(columns["payloads"], **given), topic_id=self.topic_id, epoch=self.epoch,
@@ -49,13 +57,16 @@ class SampleTopic:
             codec=codec,
         )  # fmt: skip
         words = np.frombuffer(whole, dtype="<u8")
+        if is_first:
+            whole[frame_layout.VERSION_SHIFT // 8] = frame_layout.VERSION_FIRST
         words[frame_layout.W_BASE_SEQ], words[frame_layout.W_COMMIT_TS] = seq, ts
         self.frames.append(bytes(whole))
         for i, payload in enumerate(columns["payloads"]):
             record = {"payload": payload, "ts": ts, "flags": (durability, kind)}
             for name in OPTIONAL:
                 value = given[name][i] if name in given else None
-                record[name] = ABSENT.get(name) if value is None else (value or ABSENT.get(name))
+                is_value = bool(value) or (name in NULLABLE and value is not None and not is_first)
+                record[name] = value if is_value else ABSENT.get(name)
             if "event_ts" in given:
                 record["event_ts"] = given["event_ts"][i]
             self.records[seq + i] = record
@@ -94,7 +105,8 @@ def columns_of(draw: st.DrawFn) -> dict[str, list]:
     count = draw(st.sampled_from([1, 1, 1, 2, 5]))
     names = draw(st.sets(st.sampled_from(OPTIONAL), max_size=4))
     given = {name: draw(st.lists(_VALUES[name], min_size=count, max_size=count)) for name in sorted(names)}
-    return {"payloads": draw(st.lists(_bytes, min_size=count, max_size=count)), **given}
+    payload = st.one_of(_bytes, _bytes, st.none())
+    return {"payloads": draw(st.lists(payload, min_size=count, max_size=count)), **given}
 
 
 @st.composite
@@ -111,6 +123,7 @@ def sample_topic(draw: st.DrawFn, topic_id: int) -> SampleTopic:
             codec=draw(st.sampled_from([Codec.NONE, Codec.NONE, Codec.LZ4, Codec.ZSTD])),
             durability=draw(st.sampled_from([Durability.DISK, Durability.DISK, Durability.FSYNC])),
             kind=draw(st.sampled_from([PayloadKind.BYTES, PayloadKind.BYTES, PayloadKind.JSON])),
+            is_first=draw(st.sampled_from([False, False, True])),
         )  # fmt: skip
     seqs = sorted(topic.records)
     topic.earliest_seq = draw(st.sampled_from([1, 1, seqs[0], seqs[len(seqs) // 2]]))

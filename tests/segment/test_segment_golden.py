@@ -1,4 +1,4 @@
-"""A golden segment: bytes that must never change, read by both decoders (RD-25)."""
+"""Golden segments: bytes that must never change, read by both decoders (RD-25)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.types import Durability
 from ringlog.verify import segment_decoder
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "segment"
-STEM = (GOLDEN / "stem").read_text().strip()
-PARTS = {suffix: bytes.fromhex((GOLDEN / f"part{suffix}.hex").read_text()) for suffix in SUFFIXES}
+GOLDEN = Path(__file__).parents[1] / "golden"
+STEM = (GOLDEN / "segment" / "stem").read_text().strip()
+
+
+def parts_of(place: str) -> dict[str, bytes]:
+    return {suffix: bytes.fromhex((GOLDEN / place / f"part{suffix}.hex").read_text()) for suffix in SUFFIXES}
+
+
+PARTS = parts_of("segment")
 
 
 def golden_topics() -> list[SampleTopic]:
@@ -35,11 +41,11 @@ def golden_topics() -> list[SampleTopic]:
     return [one, two]
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A data directory with the golden segment."""
+@pytest.fixture(params=["segment", "v1/segment"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A data directory with the golden segment, or with the one whose frames are of version 1."""
     (tmp_path / STEM).parent.mkdir(mode=0o700)
-    for suffix, data in PARTS.items():
+    for suffix, data in parts_of(request.param).items():
         path = tmp_path / f"{STEM}{suffix}"
         path.write_bytes(data)
         os.chmod(path, 0o600)

@@ -34,13 +34,15 @@ DATA_DIR = "/data"
 
 
 def accounted(record: dict) -> int:
-    return len(record["payload"]) + len(record["metas"] or b"")
+    return len(record["payload"] or b"") + len(record["metas"] or b"")
 
 
 def blanked(record: dict) -> dict:
     """A dead record that was kept as an empty one."""
-    empty = dict.fromkeys(("keys", "tags", "nodes", "metas", "event_ts", "expires_at", "not_before"))
-    return record | empty | {"payload": b"", "headers": [], "priorities": 0}
+    empty = dict.fromkeys(("metas", "event_ts", "expires_at", "not_before"))
+    values = {"payload": b"", "keys": b"", "tags": "", "nodes": ""}
+    empty |= {name: None if record[name] is None else value for name, value in values.items()}
+    return record | empty | {"headers": [], "priorities": 0}
 
 
 def stored_model(disk, stem: str, topics: list[SampleTopic]) -> dict[int, dict[int, dict]]:

@@ -50,9 +50,9 @@ def any_record(chance, n):
         return value if chance.random() < 0.6 else None
 
     return NewRecord(
-        data=chance.randbytes(chance.choice([0, 1, 7, 8, 90, 1_500])),
+        data=maybe(chance.randbytes(chance.choice([0, 1, 7, 8, 90, 1_500]))),
         key=maybe(b"k%d" % n * chance.randrange(3)),
-        tag=maybe(chance.choice(["eu", "us", "ünï", "x" * 200])),
+        tag=maybe(chance.choice(["eu", "us", "", "ünï", "x" * 200])),
         node=maybe(f"n{n % 3}"),
         meta=maybe({"n": n}),
         event_ts=maybe(datetime(2020, 1, 1, tzinfo=UTC) + timedelta(seconds=n)),

@@ -28,6 +28,12 @@ final class FrameBody {
   static final int COMMIT_TS = 10;
   static final int COLUMNS = 11;
 
+  /** Column c has a validity bitmap if this bit, shifted by c, is set; those of the first columns may. */
+  private static final int VALID = 11;
+
+  private static final int NULLABLE = 4;
+  private static final int VERSION_FIRST = 1;
+
   /** Header words (docs/format.md, "Header"): of 8 bytes each, by their place divided by 8. */
   private static final int W_HEAD = 0;
 
@@ -46,6 +52,12 @@ final class FrameBody {
   final long[] starts = new long[COLUMNS];
 
   final long[] offsets = new long[COLUMNS];
+
+  /** Where the validity bitmap of a column lies; of 0 it has none. */
+  final long[] valid = new long[NULLABLE];
+
+  /** Is an empty key, tag or node none? It was before there was validity. */
+  boolean isEmptyNull;
 
   int count;
   long baseSeq;
@@ -79,6 +91,7 @@ final class FrameBody {
       throw new Damaged("body does not verify");
     }
     columns = (int) (pieces.header(frame, W_HEAD) >>> 48);
+    isEmptyNull = (pieces.header(frame, W_HEAD) >>> 40 & 0xFF) == VERSION_FIRST;
     baseSeq = pieces.header(frame, W_BASE_SEQ);
     commitTs = pieces.header(frame, W_COMMIT_TS);
     count = (int) pieces.header(frame, W_COUNT);
@@ -150,7 +163,14 @@ final class FrameBody {
         }
       }
     }
-    if (columns >>> COLUMNS != 0 || at != end) {
+    for (int column = 0; column < NULLABLE; column++) {
+      valid[column] = 0;
+      if ((columns >>> VALID + column & 1) != 0) {
+        valid[column] = at;
+        at = block(at, end, (count + 7L) / 8);
+      }
+    }
+    if (columns >>> VALID + NULLABLE != 0 || at != end) {
       throw new Damaged("columns do not fill the body");
     }
   }

@@ -234,12 +234,14 @@ abstract class FrameColumn extends ColumnVector {
     }
   }
 
-  /** Bytes or text. Only a payload may be empty: empty otherwise means that the record has none. */
+  /** Bytes or text, which a record may lack. */
   private static final class Bytes extends FrameColumn {
     private final int column;
     private final Texts texts;
     private long offsets;
     private long start;
+    private long valid;
+    private boolean isEmptyNull;
 
     Bytes(DataType type, int column) {
       super(type);
@@ -251,20 +253,26 @@ abstract class FrameColumn extends ColumnVector {
     protected void turn(FrameBody body, Pieces pieces) {
       offsets = body.offsets[column];
       start = body.starts[column];
+      valid = column <= FrameBody.NODE ? body.valid[column] : 0;
+      isEmptyNull = column == FrameBody.META || column != FrameBody.PAYLOAD && body.isEmptyNull;
     }
 
     @Override
     public boolean hasNull() {
-      return column != FrameBody.PAYLOAD;
+      return offsets == 0 || valid != 0 || isEmptyNull;
     }
 
     @Override
     public boolean isNullAt(int row) {
-      if (column == FrameBody.PAYLOAD) {
-        return false;
-      }
       if (offsets == 0) {
         return true;
+      }
+      if (valid != 0) {
+        int record = record(row);
+        return (Platform.getByte(null, valid + (record >>> 3)) >>> (record & 7) & 1) == 0;
+      }
+      if (!isEmptyNull) {
+        return false;
       }
       long at = offsets + 4L * record(row);
       return Platform.getInt(null, at) == Platform.getInt(null, at + 4);

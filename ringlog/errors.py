@@ -13,7 +13,8 @@ RinglogError                      code, detail, retriable, outcome
 │  ├─ NotConnected                no engine answers there
 │  ├─ RequestTimeout              the engine did not answer in time; outcome unknown
 │  ├─ ShardsChanged               within the client: what was asked has to be asked elsewhere
-│  └─ AuthFailed                  the engine does not know this key
+│  ├─ AuthFailed                  the engine does not know this key
+│  └─ VersionMismatch             the engine is of a release with another protocol
 ├─ Refused                        the engine said no; one subclass for each code
 │  ├─ InvalidRequest  BatchTooLarge  RecordTooLarge  Unauthorized  Forbidden
 │  ├─ TopicNotFound  TopicIncompatible  TopicNotEmpty  StaleEpoch
@@ -141,6 +142,12 @@ class ShardsChanged(ConnectionTrouble):
 
 class AuthFailed(ConnectionTrouble):
     """The engine does not admit this key."""
+
+    retriable = False
+
+
+class VersionMismatch(ConnectionTrouble):
+    """Client and engine speak different versions of the protocol; install the same release for both."""
 
     retriable = False
 

@@ -144,9 +144,12 @@ class GatewayRouter:
             if request is not None:
                 yield request
 
-    def send(self, client: bytes, message: m.Message, corr: int, attachment: Any = None) -> bool:
+    def send(
+        self, client: bytes, message: m.Message, corr: int, attachment: Any = None,
+        version: int = wire.PROTOCOL,
+    ) -> bool:  # fmt: skip
         """Answer, now or when the client takes it; False when it is gone or was let go as too slow."""
-        parts: list[Any] = [client[1:], wire.encode(message, corr)]
+        parts: list[Any] = [client[1:], wire.encode(message, corr, version)]
         if attachment is not None:
             parts.append(attachment)
         sent = _Sent.LATER if client in self._outboxes else self._try_send(parts)
@@ -200,7 +203,7 @@ class GatewayRouter:
         if len(self._strikes) >= _STRIKERS_MAX:
             self._strikes.pop(next(iter(self._strikes)))
         self._strikes[client] = self._strikes.get(client, 0) + 1
-        self.send(client, error_reply(error), error.corr)
+        self.send(client, error_reply(error), error.corr, version=error.version or wire.PROTOCOL)
 
     def _try_send(self, parts: list[Any]) -> _Sent:
         try:

@@ -31,7 +31,11 @@ def check(data: bytes) -> None:
     head, attached = data[2 : 2 + size], data[2 + size :]
     if head and head[0] < len(NAMES):
         name = NAMES[head[0]].encode()
-        head = b"\x94\x01" + bytes([0xA0 | len(name)]) + name + b"\x07" + head[1:] if len(name) < 32 else head
+        head = (
+            b"\x94" + bytes([PROTOCOL, 0xA0 | len(name)]) + name + b"\x07" + head[1:]
+            if len(name) < 32
+            else head
+        )
     try:
         envelope = decode(head)
     except EnvelopeInvalid:

@@ -73,7 +73,8 @@ class Operations:
 
     async def wait_ready(self, timeout: float) -> None:
         """Wait until the engine was met; raises NotConnected after `timeout` seconds, and AuthFailed as soon
-        as it says that it does not admit the key."""
+        as it says that it does not admit the key, VersionMismatch as soon as it is known to be of another
+        protocol."""
         wait_s = seconds(timeout, "timeout")
         with self._shell.entry, self._shell.work as session:
             connecting = session.links.connect()

@@ -248,7 +248,8 @@ class Session:
         return self.clock.monotonic_ns() + (self.timeout_ms + extra_ms) * MS
 
     def met(self) -> Pending[None]:
-        """Done once the engine was met; fails with NotConnected after the timeout, or with AuthFailed."""
+        """Done once the engine was met; fails with NotConnected after the timeout, or with AuthFailed or
+        VersionMismatch."""
         if self._ended is not None:
             return _failed(self._ended)
         connecting = self.links.connect()

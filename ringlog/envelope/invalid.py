@@ -24,6 +24,8 @@ class EnvelopeInvalid(InvalidRequest):
 
     corr: int = 0
     """Under which its sender waits for an answer, as far as that could be read; 0 = unknown."""
+    version: int = 0
+    """Of the protocol, where it is another one than ours: the sender reads an error under its own."""
 
 
 class MessageInvalid(EnvelopeInvalid):

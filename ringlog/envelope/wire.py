@@ -16,9 +16,12 @@ from ringlog.envelope.invalid import EnvelopeInvalid, MessageInvalid, message_in
 from ringlog.envelope.messages import KINDS, ErrorReply, Message
 from ringlog.limits import ENVELOPE_BYTES_MAX
 
-__all__ = ["PROTOCOL", "Envelope", "EnvelopeInvalid", "MessageInvalid", "decode", "encode"]
+__all__ = [
+    "PROTOCOL", "Envelope", "EnvelopeInvalid", "MessageInvalid", "decode", "encode", "versions_differ",
+]  # fmt: skip
 
-PROTOCOL = 1
+PROTOCOL = 2
+"""Of messages, and of frames in them. The envelope itself and ErrorReply are the same in every version."""
 ERROR_BYTES_MAX = 8_192
 """An error longer than this is cut: it repeats what it was sent, and must fit an envelope."""
 _FACT_CHARS_MAX = 256
@@ -38,12 +41,20 @@ _outer = msgspec.msgpack.Decoder(tuple[int, str, int, msgspec.Raw], strict=True)
 _bodies = {name: msgspec.msgpack.Decoder(kind, strict=True) for name, kind in KINDS.items()}
 
 
-def encode(message: Message, corr: int = 0) -> bytes:
-    """Encode one message under a correlation id (0..2**64-1)."""
-    data = _encoder.encode((PROTOCOL, type(message).__name__, corr, message))
+def encode(message: Message, corr: int = 0, version: int = PROTOCOL) -> bytes:
+    """Encode one message under a correlation id (0..2**64-1). `version`: of an ErrorReply the receiver's."""
+    data = _encoder.encode((version, type(message).__name__, corr, message))
     if len(data) > ERROR_BYTES_MAX and isinstance(message, ErrorReply):
-        return _encoder.encode((PROTOCOL, "ErrorReply", corr, _cut(message)))
+        return _encoder.encode((version, "ErrorReply", corr, _cut(message)))
     return data
+
+
+def versions_differ(other: int) -> str:
+    """What to say where a client and an engine of different versions meet."""
+    return (
+        f"client and engine speak different versions of ringlog's protocol, {other} and {PROTOCOL}: "
+        "install the same release for both"
+    )
 
 
 def _cut(error: ErrorReply) -> ErrorReply:
@@ -67,7 +78,9 @@ def decode(data: bytes | memoryview, *, bytes_max: int = ENVELOPE_BYTES_MAX) -> 
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise EnvelopeInvalid("not an envelope", reason=str(e)) from None
     if version != PROTOCOL:
-        raise EnvelopeInvalid("unknown protocol version", version=version, known=PROTOCOL)
+        other = EnvelopeInvalid(versions_differ(version), version=version, known=PROTOCOL)
+        other.corr, other.version = corr if 0 <= corr <= _CORR_MAX else 0, version
+        raise other
     if not 0 <= corr <= _CORR_MAX:
         raise EnvelopeInvalid("correlation id out of range", kind=kind)
     decoder = _bodies.get(kind)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from ringlog.clock import Clock
 from ringlog.envelope.engine_file import EngineInfo
-from ringlog.errors import UsageError
+from ringlog.envelope.wire import PROTOCOL, versions_differ
+from ringlog.errors import UsageError, VersionMismatch
 from ringlog.link.address import read_engine
 from ringlog.link.peer import MS
 from ringlog.link.timers import Timer, Timers
@@ -19,14 +20,17 @@ class EngineWatch:
     """Looks into the run directory, ever more slowly, while it is told that the engine is not there."""
 
     def __init__(
-        self, run_dir: str, *, clock: Clock, timers: Timers, on_engine: Callable[[EngineInfo], None]
-    ) -> None:
+        self, run_dir: str, *, clock: Clock, timers: Timers, on_engine: Callable[[EngineInfo], None],
+        on_mismatch: Callable[[VersionMismatch], None],
+    ) -> None:  # fmt: skip
+        """`on_mismatch`: the engine there speaks another version of the protocol; said at each look."""
         self.engine: EngineInfo | None = None
         self.starts_seen = 0
         self.trouble = ""
         """Why the run directory could not be read when it was looked at last; empty: it could."""
         self._run_dir = run_dir
         self._clock, self._timers, self._on_engine = clock, timers, on_engine
+        self._on_mismatch = on_mismatch
         self._timer: Timer | None = None
         self._pause_ns = LOOK_NS_MIN
 
@@ -51,6 +55,11 @@ class EngineWatch:
             self.trouble = e.message
             return  # Unreadable now; who waits gets NotConnected at the deadline.
         self.trouble = ""
+        if found is not None and found.protocol != PROTOCOL:
+            # Looked at again: it may be restarted by our release.
+            self.trouble = versions_differ(found.protocol)
+            self._on_mismatch(VersionMismatch(self.trouble, engine=found.version))
+            return
         if found is not None and (self.engine is None or found.start_id != self.engine.start_id):
             self.engine = found
             self.starts_seen += 1

@@ -65,7 +65,9 @@ class GatewayLinks:
             "the gateway", context=self._context, timers=timers, clock=clock, fds=fds, curve=curve,
             on_change=self._peer_changed, on_push=self._said,
         )  # fmt: skip
-        self._watch = EngineWatch(address.run_dir, clock=clock, timers=timers, on_engine=self._adopt)
+        self._watch = EngineWatch(
+            address.run_dir, clock=clock, timers=timers, on_engine=self._adopt, on_mismatch=self._not_admitted
+        )
         self._connecting: Pending[None] = Pending()
         self._outbox: deque[Run] = deque()
         self._parts: dict[Run, deque[_Part]] = {}
@@ -199,13 +201,16 @@ class GatewayLinks:
             if self._hears is not None:
                 self._hears.scheduler_up(0)
         elif peer.is_refused:
-            if not self._connecting.is_done:
-                # It is tried again: the key may be made known there.
-                refused, self._connecting = self._connecting, Pending()
-                refused.fail(AuthFailed("the engine does not admit this key", address=str(self._address)))
+            self._not_admitted(AuthFailed("the engine does not admit this key", address=str(self._address)))
         elif self._address.is_local:
             self._watch.start()
         self._on_change()
+
+    def _not_admitted(self, error: RinglogError) -> None:
+        """Tell who waits. It is tried again: the key may be made known there, the engine be restarted."""
+        if not self._connecting.is_done:
+            refused, self._connecting = self._connecting, Pending()
+            refused.fail(error)
 
     def _adopt(self, engine: EngineInfo) -> None:
         if engine.gateway_ipc:

@@ -29,7 +29,14 @@ from ringlog.clock import Clock
 from ringlog.descriptors import no_room
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import Located, Message, TopicInfo
-from ringlog.errors import ColdUnavailable, NotConnected, NotReady, RinglogError, ShardsChanged
+from ringlog.errors import (
+    ColdUnavailable,
+    NotConnected,
+    NotReady,
+    RinglogError,
+    ShardsChanged,
+    VersionMismatch,
+)
 from ringlog.link.address import (
     is_beyond_shared_memory,
 )
@@ -89,7 +96,9 @@ class LocalLinks:
         self._context: zmq.Context[Any] = zmq.Context()
         self._supervisor = self._peer("the supervisor", self._supervisor_changed)
         self._relocator = self._peer("the relocator")
-        self._watch = EngineWatch(run_dir, clock=clock, timers=timers, on_engine=self._adopt)
+        self._watch = EngineWatch(
+            run_dir, clock=clock, timers=timers, on_engine=self._adopt, on_mismatch=self._mismatched
+        )
         self._links: list[ShardLink] = []
         self._schedulers: dict[int, Peer] = {}
         self._turns: dict[int, TurnLink] = {}
@@ -448,6 +457,12 @@ class LocalLinks:
         else:
             self._watch.start()
         self._on_change()
+
+    def _mismatched(self, error: VersionMismatch) -> None:
+        """Tell who waits for the engine; another one may be started there."""
+        if not self._connecting.is_done:
+            refused, self._connecting = self._connecting, Pending()
+            refused.fail(error)
 
     def _adopt(self, engine: EngineInfo) -> None:
         """A start of the engine we have not seen: move everything there."""

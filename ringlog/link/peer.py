@@ -23,8 +23,8 @@ from zmq.utils.monitor import recv_monitor_message
 from ringlog.clock import Clock
 from ringlog.descriptors import CONTEXT_DESCRIPTORS, SOCKET_DESCRIPTORS, explained, has_room, no_room
 from ringlog.envelope.messages import ErrorReply, Message
-from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
-from ringlog.errors import NotConnected, RequestTimeout, RinglogError, Status, refusal
+from ringlog.envelope.wire import EnvelopeInvalid, decode, encode, versions_differ
+from ringlog.errors import NotConnected, RequestTimeout, RinglogError, Status, VersionMismatch, refusal
 from ringlog.limits import MESSAGE_BYTES_MAX, SOCKET_COPY_BYTES_MAX
 from ringlog.link.pending import Pending
 from ringlog.link.timers import Timer, Timers
@@ -469,8 +469,10 @@ class Peer:
         self.last_heard_ns = self._clock.monotonic_ns()
         try:
             envelope = decode(data)
-        except EnvelopeInvalid:
-            return  # Not of this protocol: as good as no answer, and the deadline covers that.
+        except EnvelopeInvalid as e:
+            if e.version:
+                self._fail_all(VersionMismatch(versions_differ(e.version), outcome="not_applied"))
+            return  # Else it is no answer, and the deadline covers that.
         if not envelope.corr and self._on_push is not None:
             self._on_push(self, Reply(envelope.message, attachment))
             return
@@ -501,6 +503,12 @@ class Peer:
                 self.pump()
 
         asked.retry = self._timers.at(self._clock.monotonic_ns() + wait_ns, again)
+
+    def _fail_all(self, error: RinglogError) -> None:
+        asked_all, self._requests = self._requests, {}
+        for asked in asked_all.values():
+            self._finish(asked)
+            asked.fail_with(error)
 
     def _expire(self, corr: int) -> None:
         asked = self._requests.pop(corr, None)

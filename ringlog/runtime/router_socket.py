@@ -83,11 +83,14 @@ class RouterSocket:
 
     def _refuse(self, client: bytes, error: wire.EnvelopeInvalid) -> None:
         self.malformed += 1
-        self.send(client, error_reply(error), error.corr)
+        self.send(client, error_reply(error), error.corr, version=error.version or wire.PROTOCOL)
 
-    def send(self, client: bytes, message: m.Message, corr: int, attachment: Any = None) -> bool:
+    def send(
+        self, client: bytes, message: m.Message, corr: int, attachment: Any = None,
+        version: int = wire.PROTOCOL,
+    ) -> bool:  # fmt: skip
         """Answer; False when the peer is gone or does not read."""
-        parts: list[Any] = [client, wire.encode(message, corr)]
+        parts: list[Any] = [client, wire.encode(message, corr, version)]
         if attachment is not None:
             parts.append(attachment)
         try:

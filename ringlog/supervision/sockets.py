@@ -13,7 +13,7 @@ import zmq
 
 from ringlog.envelope.messages import Message
 from ringlog.envelope.refusal import error_reply
-from ringlog.envelope.wire import Envelope, EnvelopeInvalid, decode, encode
+from ringlog.envelope.wire import PROTOCOL, Envelope, EnvelopeInvalid, decode, encode
 from ringlog.limits import ENVELOPE_BYTES_MAX, ENVELOPE_PARTS_MAX, HANDSHAKE_MS, SOCKET_HWM
 from ringlog.logs import say
 from ringlog.runtime.listening import AcceptGuard, Listener
@@ -59,12 +59,12 @@ class Desk:
                     raise EnvelopeInvalid("wrong number of parts", parts=len(parts))
                 yield address, decode(parts[0])
             except EnvelopeInvalid as e:
-                self.send(address, e.corr, error_reply(e))
+                self.send(address, e.corr, error_reply(e), e.version or PROTOCOL)
 
-    def send(self, address: bytes, corr: int, message: Message) -> None:
+    def send(self, address: bytes, corr: int, message: Message, version: int = PROTOCOL) -> None:
         """Answer; who does not read, or left, goes without."""
         try:
-            self.socket.send_multipart([address, encode(message, corr)], zmq.NOBLOCK)
+            self.socket.send_multipart([address, encode(message, corr, version)], zmq.NOBLOCK)
         except zmq.ZMQError as e:
             say(log, logging.WARNING, "reply not delivered", kind=type(message).__name__, reason=e.strerror)
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog.envelope.engine_file import EngineInfo
+from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import UsageError
 from ringlog.link.address import parse_url, read_engine
 from ringlog.link.engine_watch import EngineWatch
@@ -86,14 +87,16 @@ def test_an_unreadable_engine_file_is_named(tmp_path):
 def test_a_run_directory_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_path):
     """RF-50: the device of the run directory fails, and comes back; the watch outlives that."""
     clock, timers, found = ManualClock(), Timers(), []
-    watch = EngineWatch(str(tmp_path), clock=clock, timers=timers, on_engine=found.append)
+    watch = EngineWatch(
+        str(tmp_path), clock=clock, timers=timers, on_engine=found.append, on_mismatch=found.append
+    )
     in_the_way = tmp_path / "engine.json"
     in_the_way.mkdir()  # Any failure of the system that is no absence.
     with pytest.raises(UsageError, match="cannot be read"):
         read_engine(str(tmp_path))
     watch.start()
     in_the_way.rmdir()
-    info = EngineInfo("e", "s", "/dev/shm/x", "/data", 2)
+    info = EngineInfo("e", "s", "/dev/shm/x", "/data", 2, PROTOCOL)
     in_the_way.write_bytes(msgspec.json.encode(info))
     clock.advance(1.0)
     timers.fire(clock.monotonic_ns())

@@ -10,8 +10,8 @@ import zmq
 from ringlog.client.shell import Descriptors
 from ringlog.clock import SystemClock
 from ringlog.envelope.messages import Append, ErrorReply, Ping, Pong
-from ringlog.envelope.wire import decode, encode
-from ringlog.errors import NotConnected, RequestTimeout, Status, TopicNotFound
+from ringlog.envelope.wire import PROTOCOL, decode, encode
+from ringlog.errors import NotConnected, RequestTimeout, Status, TopicNotFound, VersionMismatch
 from ringlog.link.peer import Peer
 from ringlog.link.timers import Timers
 
@@ -121,6 +121,18 @@ def test_a_reply_nobody_waits_for_and_bytes_that_are_no_reply_are_dropped(server
     server.answer(who, envelope.corr, Pong(2, 2))
     client.until(lambda: pending.is_done)
     assert pending.take().message == Pong(1, 1)
+
+
+def test_what_waits_fails_at_once_when_the_other_side_answers_in_another_version(server, client):
+    """An engine of the version before refuses what it cannot read, and does not know its number."""
+    pendings = [client.peer.request(Ping(), client.deadline()) for _ in range(2)]
+    who, _, _ = client.until(server.take)
+    refusal = ErrorReply(int(Status.INVALID_REQUEST), "unknown protocol version", {}, "not_applied")
+    server.socket.send_multipart([who, encode(refusal, 0, PROTOCOL - 1)])
+    client.until(lambda: all(pending.is_done for pending in pendings))
+    for pending in pendings:
+        with pytest.raises(VersionMismatch, match=f"{PROTOCOL - 1} and {PROTOCOL}: install the same release"):
+            pending.take()
 
 
 def test_after_a_death_open_requests_are_sent_again_in_order_under_their_numbers(server, client):

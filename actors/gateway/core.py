@@ -344,7 +344,7 @@ class Gateway:
                 return self._groups.open(request.message, request.principal)
             case m.GroupSeek():
                 return self._groups.seek(request.message, request.principal)
-            case m.JobsClaim() | m.GroupClaim() | m.GroupSteal():
+            case m.Claim() | m.Steal():
                 return self._jobs.claim(request.message)
             case _:
                 return self._at_shard(request.message)

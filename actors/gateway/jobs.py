@@ -20,7 +20,7 @@ from ringlog.limits import CLAIM_SLICE_MS_MAX, READ_BYTES_MAX, READ_LIMIT_MAX
 from ringlog.topic.tombstone import ReadPlan
 
 Run = tuple[int, int, int, int]
-Claim = m.JobsClaim | m.GroupClaim | m.GroupSteal
+Claim = m.Claim | m.Steal
 ReadFrames = Callable[[m.Read, m.Located, ReadPlan], Generator[Any, Any, ev.FramesRead]]
 Locate = Callable[[m.Read], Generator[Any, Any, m.Located]]
 _LOOKS_MAX = 16
@@ -36,13 +36,13 @@ class JobFlows:
     def claim(self, message: Claim) -> Flow:
         """Have a shard lease jobs, and read them. A long wait is cut short: who has more patience asks
         again."""
-        if not isinstance(message, m.GroupSteal):
+        if not isinstance(message, m.Steal):
             wait_ms = min(message.wait_ms, CLAIM_SLICE_MS_MAX)
             message = msgspec.structs.replace(message, wait_ms=wait_ms)
         # Who is behind a gateway may come back by another connection, and has no number here.
         message = msgspec.structs.replace(message, pid=0, born=0)
         claimed, _ = yield from self._at_shard(message)
-        assert isinstance(claimed, m.JobsClaimed)
+        assert isinstance(claimed, m.ClaimReply)
         if not claimed.runs:
             return claimed, None
         if claimed.payloads or claimed.frames:  # The shard had the jobs in memory.
@@ -67,7 +67,7 @@ class JobFlows:
             claimed = msgspec.structs.replace(claimed, runs=kept)
         return msgspec.structs.replace(claimed, frames=frames), b"".join(parts)
 
-    def _read(self, claimed: m.JobsClaimed, parts: list[bytes]) -> Generator[Any, Any, tuple[int, int]]:
+    def _read(self, claimed: m.ClaimReply, parts: list[bytes]) -> Generator[Any, Any, tuple[int, int]]:
         """Frames with the jobs, ascending, into `parts`; how many, and up to which job. Raises only when
         there are none."""
         after = claimed.runs[0][0] - 1
@@ -106,14 +106,8 @@ class JobFlows:
         seqs = [first + n for first, count, _, _ in runs for n in range(count)]
         tokens = [token + n for _, count, _, token in runs for n in range(count)]
         entries = _words(seqs), _words(tokens)
-        if isinstance(message, m.JobsClaim):
-            nack = m.JobsNack(message.topic, message.node, *entries, call=call, undo=undo)
-            yield from self._at_shard(nack)
-        else:
-            group_nack = m.GroupNack(
-                message.topic, message.group, message.node, *entries, call=call, undo=undo
-            )
-            yield from self._at_shard(group_nack)
+        nack = m.Nack(message.topic, message.node, *entries, call=call, undo=undo, group=message.group)
+        yield from self._at_shard(nack)
 
 
 def _last(run: Run) -> int:

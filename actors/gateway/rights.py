@@ -115,11 +115,11 @@ RIGHTS: dict[tuple[type[m.Message], Leases | None], Row] = {
     ),
     (m.RoutesSettle, None): _TOPIC_READ,
     (m.QueueStats, None): _TOPIC_READ,
-    (m.JobsClaim, Leases.OWN): _TOPIC_READ_WRITE,
-    (m.JobsAck, Leases.OWN): _TOPIC_WRITE,
-    (m.JobsNack, Leases.OWN): _TOPIC_WRITE,
-    (m.JobsReject, Leases.OWN): _TOPIC_WRITE,
-    (m.JobsExtend, Leases.OWN): _TOPIC_WRITE,
+    (m.Claim, Leases.OWN): _TOPIC_READ_WRITE,
+    (m.Ack, Leases.OWN): _TOPIC_WRITE,
+    (m.Nack, Leases.OWN): _TOPIC_WRITE,
+    (m.Reject, Leases.OWN): _TOPIC_WRITE,
+    (m.Extend, Leases.OWN): _TOPIC_WRITE,
     (m.JobsPending, Leases.OWN): _TOPIC_READ,
     # The topic of the letters is not in the request: routing.py looks at it, for both.
     (m.LettersRedrive, Leases.OWN): _TOPIC_WRITE,
@@ -127,13 +127,13 @@ RIGHTS: dict[tuple[type[m.Message], Leases | None], Row] = {
     # Where retention waits for groups, making or moving one also needs `admin`: group_rights.py looks.
     (m.GroupOpen, Leases.GROUP): (*_TOPIC_READ, Use("dead_letter", (WRITE,), when=_has_dead_letter)),
     (m.GroupSeek, Leases.GROUP): _TOPIC_READ,
-    (m.GroupClaim, Leases.GROUP): _TOPIC_READ,
-    (m.GroupSteal, Leases.GROUP): _TOPIC_READ,
-    (m.GroupAck, Leases.GROUP): _TOPIC_READ,
-    (m.GroupNack, Leases.GROUP): _TOPIC_READ,
+    (m.Claim, Leases.GROUP): _TOPIC_READ,
+    (m.Steal, Leases.GROUP): _TOPIC_READ,
+    (m.Ack, Leases.GROUP): _TOPIC_READ,
+    (m.Nack, Leases.GROUP): _TOPIC_READ,
     # Writes a dead letter at once; where it goes was checked when the group was made.
-    (m.GroupReject, Leases.GROUP): _TOPIC_READ_WRITE,
-    (m.GroupExtend, Leases.GROUP): _TOPIC_READ,
+    (m.Reject, Leases.GROUP): _TOPIC_READ_WRITE,
+    (m.Extend, Leases.GROUP): _TOPIC_READ,
     (m.GroupLeave, Leases.GROUP): _TOPIC_READ,
     (m.GroupPending, Leases.GROUP): _TOPIC_READ,
     (m.GroupState, Leases.GROUP): _TOPIC_READ,
@@ -147,14 +147,16 @@ OPEN_TO_ALL = frozenset({m.Hello, m.Ping})
 OWNER_ONLY = frozenset({m.Locate})
 """Names files and the salts of their seals: of use only to processes that may read the files."""
 
-_LEASES_OF = {kind: leases for kind, leases in RIGHTS if kind is not m.LettersRedrive}
+_OF_BOTH = {kind for kind, leases in RIGHTS if leases is Leases.OWN and (kind, Leases.GROUP) in RIGHTS}
+"""Operations whose `group` says whose leases they are about; "" is the queue's own."""
+_LEASES_OF = {kind: leases for kind, leases in RIGHTS if kind not in _OF_BOTH}
 
 
 def row_of(message: m.Message) -> Row | None:
     """The uses that this message may make; None = it is no operation of the gateway."""
-    kind = type(message)
-    if isinstance(message, m.LettersRedrive):
-        leases: Leases | None = Leases.GROUP if message.group else Leases.OWN
+    kind: type[Any] = type(message)
+    if kind in _OF_BOTH:
+        leases: Leases | None = Leases.GROUP if getattr(message, "group", "") else Leases.OWN
     elif kind in _LEASES_OF:
         leases = _LEASES_OF[kind]
     else:

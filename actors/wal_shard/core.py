@@ -99,7 +99,7 @@ _RETENTION_PAUSE_NS = 250_000_000
 """Least time from one look at expired records to the next, when nobody asks."""
 _SLACK = 64 << 10
 """Room kept for control frames beside a turn's intake when it is judged whether a file takes it."""
-_QUICK = frozenset({m.JobsClaim, m.JobsAck, m.JobsNext})
+_QUICK = frozenset({m.Claim, m.Ack, m.AckAndClaim})
 """What has a short way."""
 
 
@@ -295,14 +295,14 @@ class ShardCore:
         """Was this a claim or an ack of the usual kind? Then it is dealt with."""
         message: Any = event.message
         kind = type(message)
-        if kind not in _QUICK:
+        if kind not in _QUICK or message.group:
             return False
         quick, log = self.requests.queues.quick, self.log
         is_free = self.waiting is Waiting.NOTHING and not self._held and self.phase is Phase.ACTIVE
         if not is_free or self.removals.is_wanted or self._file_failed or self.requests.read_only is not None:
             return False
         self.in_hand = event
-        if kind is m.JobsClaim:
+        if kind is m.Claim:
             answer = quick.claim(message, self._steady_us)
             if answer is not None:
                 # Leases are memory: it waits for nothing that the turn logs.
@@ -310,7 +310,7 @@ class ShardCore:
             is_done = answer is not None
         else:
             has_room = log.is_open and log.fits(self._group.bytes + quick.bytes + _SLACK)
-            take = quick.ack if kind is m.JobsAck else quick.next
+            take = quick.ack if kind is m.Ack else quick.next
             is_done = has_room and take(message, event, self._steady_us)
         self.in_hand = None
         return is_done
@@ -324,8 +324,9 @@ class ShardCore:
 
     def _look_at(self, event: FramesArrived | ControlReceived) -> Room:
         """Take it if it can be taken now."""
-        is_next = type(event) is ControlReceived and type(event.message) is m.JobsNext
-        if self.requests.queues.quick and not is_next:
+        message = event.message if type(event) is ControlReceived else None
+        is_gathered = isinstance(message, m.AckAndClaim) and not message.group
+        if self.requests.queues.quick and not is_gathered:
             self._stage_acks()
         if type(event) is ControlReceived:
             self.in_hand = event
@@ -390,9 +391,9 @@ class ShardCore:
             return False
         if isinstance(message, OF_QUEUES) and self._consult(self.requests.queues.to_learn_for(message)):
             return False
-        if isinstance(message, m.JobsNext):
+        if isinstance(message, m.AckAndClaim) and not message.group:
             return not self._consult(self.requests.queues.sizes_for(message))
-        if isinstance(message, m.JobsAck | m.SpentMoved):
+        if isinstance(message, m.SpentMoved) or (isinstance(message, m.Ack) and not message.group):
             return not self._consult(self.requests.queues.question_of(message, self._steady_us))
         if not isinstance(message, m.RecordsDelete):
             return True

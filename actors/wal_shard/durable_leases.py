@@ -40,7 +40,7 @@ from ringlog.topic.directory import Directory
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
-LOGGED = (m.JobsClaim, m.JobsNack, m.JobsExtend, m.JobsReject)
+LOGGED = (m.Claim, m.Nack, m.Extend, m.Reject)
 """Requests that add to the log where leases are durable; acks do anyway."""
 _RUN_BYTES = DURABLE_LEASE_BYTES + NODE_BYTES_MAX + 32
 """Most bytes of a run that is written when leases become durable."""
@@ -66,14 +66,14 @@ class DurableLeases:
 
     def logs(self, message: Any) -> bool:
         """May this request about jobs add to the log?"""
-        if not isinstance(message, LOGGED):
+        if not isinstance(message, LOGGED) or message.group:
             return False
         topic = self._directory.find(message.topic)
         return topic is not None and topic.config.logs_leases
 
     def bytes_of(self, message: Any) -> int:
         """Most bytes that a request adds to the log for the sake of leases."""
-        if isinstance(message, LOGGED):
+        if isinstance(message, LOGGED) and not message.group:
             return DURABLE_CHANGE_BYTES_MAX
         if not isinstance(message, m.TopicPut):
             return 0
@@ -188,7 +188,7 @@ def answer_of(topic: Topic, queue: ConsumerGroup, change: Change) -> m.Message |
     if op == Op.CLAIMED:
         return claimed_answer(topic, change, counts.ready)
     if op in {Op.RELEASED, Op.UNDONE}:
-        return m.JobsNacked(topic.name, change.count, skipped, counts.ready, counts.in_flight)
+        return m.NackReply(topic.name, change.count, skipped, counts.ready, counts.in_flight)
     if op == Op.EXTENDED:
-        return m.JobsExtended(topic.name, change.count, skipped, change.until_ms)
-    return m.JobsRejected(topic.name, change.count, skipped) if op == Op.REJECTED else None
+        return m.ExtendReply(topic.name, change.count, skipped, change.until_ms)
+    return m.RejectReply(topic.name, change.count, skipped) if op == Op.REJECTED else None

@@ -71,11 +71,12 @@ from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
 CHANGES = (
-    m.GroupOpen, m.GroupClaim, m.GroupSteal, m.GroupAck, m.GroupNack, m.GroupExtend, m.GroupLeave,
-    m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete, m.GroupReject, m.GroupSpentMoved, m.GroupAgain,
+    m.GroupOpen, m.Steal, m.GroupLeave, m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete,
+    m.GroupSpentMoved, m.GroupAgain,
 )  # fmt: skip
 """Requests that may add to the log."""
-
+_OF_BOTH = (m.Claim, m.Ack, m.AckAndClaim, m.Nack, m.Extend, m.Reject)
+"""The same, where they name a group."""
 
 AGAIN_RETRY_MS = 50
 """Who sends letters back waits so long for those that are just being written."""
@@ -87,7 +88,12 @@ _LEASED = frozenset({Op.CLAIMED, Op.STOLEN})
 
 def change_bytes(message: m.Message) -> int:
     """Most bytes that a request about groups adds to the log."""
-    return GROUP_CHANGE_BYTES_MAX if isinstance(message, CHANGES) else 0
+    return GROUP_CHANGE_BYTES_MAX if may_change(message) else 0
+
+
+def may_change(message: m.Message) -> bool:
+    """May this request change a group, and so add to the log?"""
+    return isinstance(message, CHANGES) or (isinstance(message, _OF_BOTH) and bool(message.group))
 
 
 class Groups:
@@ -113,15 +119,16 @@ class Groups:
             type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
         ] = {
             m.GroupOpen: self._open,
-            m.GroupClaim: self._claim,
-            m.GroupSteal: self._steal,
-            m.GroupAck: self._ack,
-            m.GroupNack: self._nack,
-            m.GroupReject: self._reject,
+            m.Claim: self._claim,
+            m.Steal: self._steal,
+            m.Ack: self._ack,
+            m.AckAndClaim: self._ack_and_claim,
+            m.Nack: self._nack,
+            m.Reject: self._reject,
             m.GroupSpentAsk: self._spent,
             m.GroupSpentMoved: self._spent_moved,
             m.GroupAgain: self._again,
-            m.GroupExtend: self._extend,
+            m.Extend: self._extend,
             m.GroupLeave: self._leave,
             m.GroupPending: self._pending,
             m.GroupState: self._state,
@@ -206,9 +213,7 @@ class Groups:
 
     # -- leases ---------------------------------------------------------------------------------------
 
-    def _claim(
-        self, message: m.GroupClaim, event: ControlReceived, into: Group, now_us: int
-    ) -> m.Message | None:
+    def _claim(self, message: m.Claim, event: ControlReceived, into: Group, now_us: int) -> m.Message | None:
         topic, group = self._find(message, Mode.QUEUE)
         node_of(message)
         require_numbers(message)
@@ -224,8 +229,8 @@ class Groups:
         return None
 
     def _given(
-        self, topic: Topic, group: ConsumerGroup, message: m.GroupClaim, into: Group, now_us: int
-    ) -> m.JobsClaimed | None:
+        self, topic: Topic, group: ConsumerGroup, message: m.Claim, into: Group, now_us: int
+    ) -> m.ClaimReply | None:
         """What there is for this claim; None when there is nothing, or too much is pending."""
         topic.last_read_us, now_ms = self._wall_us, now_us // 1_000
         again = _claimed_before(topic, group, message, now_ms)
@@ -241,7 +246,7 @@ class Groups:
         self._log(topic, change, into)
         return _claimed(topic, group, change) if change is not None else None
 
-    def _steal(self, message: m.GroupSteal, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+    def _steal(self, message: m.Steal, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group = self._find(message, Mode.QUEUE)
         node_of(message)
         seqs, _ = entries_in(message.seqs, b"")
@@ -260,14 +265,14 @@ class Groups:
         return _claimed(topic, group, change)
 
     def _matched(
-        self, message: m.GroupAck | m.GroupNack | m.GroupExtend | m.GroupReject, now_us: int
+        self, message: m.Ack | m.Nack | m.Extend | m.Reject, now_us: int
     ) -> tuple[Topic, ConsumerGroup, Matched]:
         topic, group = self._find(message, Mode.QUEUE)
         node_of(message)
         seqs, tokens = entries_in(message.seqs, message.tokens)
         return topic, group, group.match(seqs, tokens, message.node, now_us // 1_000)
 
-    def _ack(self, message: m.GroupAck, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+    def _ack(self, message: m.Ack, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group, found = self._matched(message, now_us)
         before = group.calls.find(message.call)
         if before is None:
@@ -279,9 +284,15 @@ class Groups:
             self._freed(topic, group)
         skipped = found.skipped.tolist() if before is None else before.skipped
         acked = len(message.seqs) // 8 - len(skipped)
-        return m.JobsAcked(topic.name, acked, bytes_of(skipped), ready_of(topic, group), group.leased)
+        return m.AckReply(topic.name, acked, bytes_of(skipped), ready_of(topic, group), group.leased)
 
-    def _undo(self, message: m.GroupNack, into: Group, now_us: int) -> m.Message:
+    def _ack_and_claim(
+        self, message: m.AckAndClaim, event: ControlReceived, into: Group, now_us: int
+    ) -> m.Message:
+        topic, _ = self._find(message, Mode.QUEUE)
+        return m.NotCombinable(topic.name)
+
+    def _undo(self, message: m.Nack, into: Group, now_us: int) -> m.Message:
         """Nobody has begun what this claim was given, or these: it is as if it had never been made."""
         topic, group, found = self._matched(message, now_us)
         before = group.calls.find(message.call)
@@ -296,9 +307,9 @@ class Groups:
         self.waiting.wake(group.number)
         skipped = found.skipped.tolist()
         nacked = max(len(message.seqs) // 8 - len(skipped), len(found.leased))
-        return m.JobsNacked(topic.name, nacked, bytes_of(skipped), ready_of(topic, group), group.leased)
+        return m.NackReply(topic.name, nacked, bytes_of(skipped), ready_of(topic, group), group.leased)
 
-    def _nack(self, message: m.GroupNack, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+    def _nack(self, message: m.Nack, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         if message.undo:
             return self._undo(message, into, now_us)
         topic, group, found = self._matched(message, now_us)
@@ -315,9 +326,9 @@ class Groups:
             self.waiting.wake(group.number)
         skipped = found.skipped.tolist() if before is None else before.skipped
         nacked = len(message.seqs) // 8 - len(skipped)
-        return m.JobsNacked(topic.name, nacked, bytes_of(skipped), ready_of(topic, group), group.leased)
+        return m.NackReply(topic.name, nacked, bytes_of(skipped), ready_of(topic, group), group.leased)
 
-    def _reject(self, message: m.GroupReject, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+    def _reject(self, message: m.Reject, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group, found = self._matched(message, now_us)
         if not group.made.dead_letter or not self.has_mover:
             raise InvalidRequest(
@@ -330,9 +341,9 @@ class Groups:
             self._log(topic, change, into)
             self.numbers.set_aside += len(found.leased)
         skipped = found.skipped.tolist() if before is None else before.skipped
-        return m.JobsRejected(topic.name, len(message.seqs) // 8 - len(skipped), bytes_of(skipped))
+        return m.RejectReply(topic.name, len(message.seqs) // 8 - len(skipped), bytes_of(skipped))
 
-    def _extend(self, message: m.GroupExtend, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+    def _extend(self, message: m.Extend, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group, found = self._matched(message, now_us)
         require_numbers(message)
         before, lease_ms = group.calls.find(message.call), message.lease_ms or topic.config.lease_ms
@@ -343,7 +354,7 @@ class Groups:
             self.waiting.wake(group.number)
         skipped = found.skipped.tolist() if before is None else before.skipped
         extended = len(message.seqs) // 8 - len(skipped)
-        return m.JobsExtended(topic.name, extended, bytes_of(skipped), deadline)
+        return m.ExtendReply(topic.name, extended, bytes_of(skipped), deadline)
 
     def _leave(self, message: m.GroupLeave, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group = self._find(message)
@@ -688,8 +699,8 @@ def _clamped(topic: Topic, cursor: int) -> int:
 
 
 def _claimed_before(
-    topic: Topic, group: ConsumerGroup, message: m.GroupClaim | m.GroupSteal, now_ms: int
-) -> m.JobsClaimed | None:
+    topic: Topic, group: ConsumerGroup, message: m.Claim | m.Steal, now_ms: int
+) -> m.ClaimReply | None:
     """The answer that this call had before, as far as it is true still. None when there is none, or the
     gateway took it back."""
     before = group.calls.find(message.call)
@@ -698,5 +709,5 @@ def _claimed_before(
     return held_still(group, _claimed(topic, group, before), message.node, now_ms)
 
 
-def _claimed(topic: Topic, group: ConsumerGroup, change: Change | None) -> m.JobsClaimed:
+def _claimed(topic: Topic, group: ConsumerGroup, change: Change | None) -> m.ClaimReply:
     return claimed_answer(topic, change, ready_of(topic, group))

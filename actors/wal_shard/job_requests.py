@@ -25,15 +25,14 @@ from ringlog.settings import CALL_SETTINGS
 from ringlog.topic.retention import front_of
 from ringlog.topic.state import Topic
 
-Names = m.JobsAck | m.JobsNack | m.JobsExtend | m.JobsReject | m.JobsNext
+Names = m.Ack | m.Nack | m.Extend | m.Reject | m.AckAndClaim
 """Requests that name jobs."""
 
 
 _NUMBERS: dict[type[m.Message], tuple[str, ...]] = {
     kind: tuple(name for name in CALL_SETTINGS if name in kind.__struct_fields__)
     for kind in (
-        m.JobsClaim, m.JobsNext, m.JobsNack, m.JobsExtend, m.GroupClaim, m.GroupSteal, m.GroupNack,
-        m.GroupExtend,
+        m.Claim, m.AckAndClaim, m.Nack, m.Extend, m.Steal,
     )
 }  # fmt: skip
 
@@ -79,17 +78,17 @@ def runs_of(change: Change | None) -> list[tuple[int, int, int, int]]:
     return list(zip(*(rows[n::CLAIM_ROW] for n in range(CLAIM_ROW)), strict=True))
 
 
-def claimed_answer(topic: Topic, change: Change | None, ready: int) -> m.JobsClaimed:
+def claimed_answer(topic: Topic, change: Change | None, ready: int) -> m.ClaimReply:
     """What a claim is answered that was given this; `ready`: what another one could be given."""
     deadline, runs = change.until_ms if change is not None else 0, runs_of(change)
     lease_ms = deadline - change.at_ms if change is not None and runs else 0
-    return m.JobsClaimed(
+    return m.ClaimReply(
         topic.name, topic.topic_id, topic.epoch, deadline, ready, runs, lease_ms=lease_ms,
         is_fed=bool(topic.routers),
     )  # fmt: skip
 
 
-def held_still(group: ConsumerGroup, answer: m.JobsClaimed, node: str, now_ms: int) -> m.JobsClaimed | None:
+def held_still(group: ConsumerGroup, answer: m.ClaimReply, node: str, now_ms: int) -> m.ClaimReply | None:
     """An answer that a claim had before, as far as it is true still: what was given back or stolen meanwhile
     is another one's. None when its time is over."""
     if answer.deadline < now_ms:

@@ -78,7 +78,7 @@ class JobShelf:
         self._of.pop(topic_id, None)
 
     def find(self, topic: Topic, runs: Sequence[tuple[int, int, int, int]]) -> Contents | None:
-        """The jobs of a claim, given as in JobsClaimed; None when whoever claimed has to read them."""
+        """The jobs of a claim, given as in ClaimReply; None when whoever claimed has to read them."""
         ahead = self._ahead_of(topic)
         parts: list[Part] = []
         for first, count, _, _ in runs:

@@ -35,4 +35,4 @@ class KeptAnswers:
 
 
 def _rows_in(answer: Any) -> int:
-    return 1 + (len(answer.runs) if isinstance(answer, m.JobsClaimed) else len(answer.skipped) // 8)
+    return 1 + (len(answer.runs) if isinstance(answer, m.ClaimReply) else len(answer.skipped) // 8)

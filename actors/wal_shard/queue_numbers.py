@@ -59,13 +59,13 @@ class QueueNumbers:
     def note(self, answer: m.Message) -> None:
         """A request was answered, for the first time."""
         match answer:
-            case m.JobsClaimed():
+            case m.ClaimReply():
                 self.done[CLAIMED] += sum(count for _, count, _, _ in answer.runs)
-            case m.JobsAcked():
+            case m.AckReply():
                 self.done[ACKED] += answer.acked
-            case m.JobsNacked():
+            case m.NackReply():
                 self.done[NACKED] += answer.nacked
-            case m.JobsRejected():
+            case m.RejectReply():
                 self.done[REJECTED] += answer.rejected
 
     def acked(self, count: int) -> None:

@@ -80,7 +80,7 @@ from ringlog.topic.retention import Removal, front_of
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
-_Kept = TypeVar("_Kept", m.JobsClaimed, m.JobsAcked, m.JobsNacked, m.JobsExtended, m.JobsRejected)
+_Kept = TypeVar("_Kept", m.ClaimReply, m.AckReply, m.NackReply, m.ExtendReply, m.RejectReply)
 
 STEP_MS = 10
 """From so much on the wall clock was set; what is less comes of reading two clocks one after the other."""
@@ -90,7 +90,7 @@ STEP_MS = 10
 class _Decided:
     """A request that deletes jobs and waits for what storage knows of them."""
 
-    message: m.JobsAck | m.SpentMoved
+    message: m.Ack | m.SpentMoved
     topic: Topic
     version: int
     changes: int
@@ -137,12 +137,12 @@ class Queues:
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
         ] = {
-            m.JobsClaim: self._claim,
-            m.JobsAck: self._ack,
-            m.JobsNext: self._next,
-            m.JobsNack: self._nack,
-            m.JobsExtend: self._extend,
-            m.JobsReject: self._reject,
+            m.Claim: self._claim,
+            m.Ack: self._ack,
+            m.AckAndClaim: self._next,
+            m.Nack: self._nack,
+            m.Extend: self._extend,
+            m.Reject: self._reject,
             m.JobsPending: self._pending,
             m.QueueStats: self._stats,
             m.SpentAsk: self._spent,
@@ -151,9 +151,7 @@ class Queues:
 
     # -- claims ---------------------------------------------------------------------------------------
 
-    def _claim(
-        self, message: m.JobsClaim, event: ControlReceived, group: Group, now_us: int
-    ) -> m.Message | None:
+    def _claim(self, message: m.Claim, event: ControlReceived, group: Group, now_us: int) -> m.Message | None:
         topic = self._found(message)
         node_of(message)
         require_numbers(message)
@@ -174,7 +172,7 @@ class Queues:
         return None
 
     def _next(
-        self, message: m.JobsNext, event: ControlReceived, group: Group, now_us: int
+        self, message: m.AckAndClaim, event: ControlReceived, group: Group, now_us: int
     ) -> m.Message | None:
         """What did not go the short way at once: it was asked before, goes it now that it is known how large
         jobs are, or is to be asked for apart."""
@@ -185,24 +183,22 @@ class Queues:
         if min(message.max, message.pid, message.born) < 0:
             raise InvalidRequest("a number is negative", topic=topic.name)
         answer: Any = self._answers.get(message.call)
-        if not isinstance(answer, m.JobsClaimed):
-            return None if self.quick.next(message, event, now_us) else m.JobsApart(topic.name)
+        if not isinstance(answer, m.ClaimReply):
+            return None if self.quick.next(message, event, now_us) else m.NotCombinable(topic.name)
         held = self._claimed_before(topic, message, now_us)
         return msgspec.structs.replace(answer, runs=[]) if held is None else held
 
     def _claimed_before(
-        self, topic: Topic, message: m.JobsClaim | m.JobsNext, now_us: int
-    ) -> m.JobsClaimed | None:
+        self, topic: Topic, message: m.Claim | m.AckAndClaim, now_us: int
+    ) -> m.ClaimReply | None:
         """The answer that this claim had before, as far as it is true still: what was given back meanwhile
         may be another one's. None when there is none, or the gateway took it back."""
         answer: Any = self._answers.get(message.call)
-        if not isinstance(answer, m.JobsClaimed):
+        if not isinstance(answer, m.ClaimReply):
             return None
         return held_still(self._queue(topic), answer, node_of(message), now_us // 1_000)
 
-    def _given(
-        self, topic: Topic, message: m.JobsClaim, now_us: int, into: Group | None
-    ) -> m.JobsClaimed | None:
+    def _given(self, topic: Topic, message: m.Claim, now_us: int, into: Group | None) -> m.ClaimReply | None:
         """What there is for this claim; None when there is nothing."""
         if not all(self.durable.room_for(topic, [message])):
             return None
@@ -212,7 +208,7 @@ class Queues:
         return self.keep(message.call, self.claimed(topic, claimed))
 
     def _deal(
-        self, topic: Topic, messages: list[m.JobsClaim], now_us: int, into: Group | None
+        self, topic: Topic, messages: list[m.Claim], now_us: int, into: Group | None
     ) -> list[Change | None]:
         """What there is for these claims, shared out among them if they are several."""
         config, queue = topic.config, self._queue(topic)
@@ -269,14 +265,14 @@ class Queues:
         for queue in self._queues.values():
             yield from queue.lives.values()
 
-    def claimed(self, topic: Topic, change: Change | None, acked: int = 0) -> m.JobsClaimed:
+    def claimed(self, topic: Topic, change: Change | None, acked: int = 0) -> m.ClaimReply:
         """What a claim that was given this is answered. `acked`: jobs that are done, and counted still."""
         counts = self._queue(topic).counts(live_count(topic) - acked)
         return claimed_answer(topic, change, counts.ready)
 
     # -- what becomes of jobs -------------------------------------------------------------------------
 
-    def question_of(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> list[Question]:
+    def question_of(self, message: m.Ack | m.SpentMoved, now_us: int) -> list[Question]:
         """What has to be known for a deletion of jobs; nothing when that is there, or when there is none."""
         if self._still_holds(message, now_us):
             return []
@@ -303,7 +299,7 @@ class Queues:
         self.removals.know_delete(topic, removal)
         return []
 
-    def sizes_for(self, message: m.JobsNext) -> list[Question]:
+    def sizes_for(self, message: m.AckAndClaim) -> list[Question]:
         """What has to be known of jobs that are acked by the short way; asked for once."""
         topic = self.directory.find(message.topic)
         if topic is None or self._sizes_asked is message or topic.topic_id not in self._queues:
@@ -340,7 +336,7 @@ class Queues:
             total = self.newest.total_of(topic, first, count)
         return self.sizes.total(topic.topic_id, seqs) if total is None else total
 
-    def _to_delete(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> tuple[Topic, Matched]:
+    def _to_delete(self, message: m.Ack | m.SpentMoved, now_us: int) -> tuple[Topic, Matched]:
         if isinstance(message, m.SpentMoved):
             return self._moved(message)
         topic, matched = self._matched(message, now_us)
@@ -348,7 +344,7 @@ class Queues:
             return topic, Matched(matched.leased[:0], matched.gone[:0], matched.skipped)
         return topic, matched
 
-    def _still_holds(self, message: m.JobsAck | m.SpentMoved, now_us: int) -> bool:
+    def _still_holds(self, message: m.Ack | m.SpentMoved, now_us: int) -> bool:
         """Was this one decided, and has nothing happened to the queue since?"""
         decided = self._decided
         if decided is None or decided.message is not message:
@@ -361,7 +357,7 @@ class Queues:
         """The ack in hand cannot be logged, or is wrong: everything stays as it is."""
         self._decided = None
 
-    def _ack(self, message: m.JobsAck, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+    def _ack(self, message: m.Ack, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         decided, self._decided = self._decided, None
         if decided is None:
             topic, matched = self._matched(message, now_us)
@@ -377,7 +373,7 @@ class Queues:
         acked = len(message.seqs) // 8 - len(skipped)
         counts = queue.counts(live_count(topic))
         return self.keep(
-            message.call, m.JobsAcked(topic.name, acked, bytes_of(skipped), counts.ready, counts.in_flight)
+            message.call, m.AckReply(topic.name, acked, bytes_of(skipped), counts.ready, counts.in_flight)
         )
 
     def _found_out(self, matched: Matched) -> Removal | None:
@@ -394,7 +390,7 @@ class Queues:
             is_synced = topic.config.durability == Durability.FSYNC
             self.removals.stage(topic, found, group, sync=is_synced, on_request=True)
 
-    def _unless_gone(self, topic: Topic, message: m.JobsAck, skipped: I64) -> I64:
+    def _unless_gone(self, topic: Topic, message: m.Ack, skipped: I64) -> I64:
         """Without those that an earlier incarnation's holder acked, as far as can be known (see above)."""
         if not message.tokens or not len(skipped) or not message.in_time:
             return skipped
@@ -407,35 +403,35 @@ class Queues:
         ]
         return skipped[~np.array(is_gone, dtype=np.bool_)]
 
-    def _undo(self, message: m.JobsNack, group: Group, now_us: int) -> m.Message:
+    def _undo(self, message: m.Nack, group: Group, now_us: int) -> m.Message:
         """Nobody has begun what this claim was given, or these jobs: it is as if it had never been made."""
         topic, matched = self._matched(message, now_us)
         answer: Any = self._answers.get(message.call)
         if not message.seqs:
             self.waiting.call_off(topic.topic_id, message.call, self.claimed(topic, None))
-            if isinstance(answer, m.JobsClaimed) and answer.topic_id == topic.topic_id and answer.runs:
+            if isinstance(answer, m.ClaimReply) and answer.topic_id == topic.topic_id and answer.runs:
                 given = entries_of(answer.runs)
                 matched = self._queue(topic).match(*given, node_of(message), now_us // 1_000)
-        elif answer is not None and not isinstance(answer, m.JobsClaimed):
+        elif answer is not None and not isinstance(answer, m.ClaimReply):
             return cast("m.Message", answer)
         queue = self._queue(topic)
         change = queue.undo(matched, message.node, now_us // 1_000, call=message.call)
         self.durable.log(topic, change, group)
         self.waiting.wake(topic.topic_id)
         counts, skipped = queue.counts(live_count(topic)), skipped_of(matched)
-        nacked = m.JobsNacked(
+        nacked = m.NackReply(
             topic.name, len(matched.leased), bytes_of(skipped), counts.ready, counts.in_flight
         )
         if len(matched.leased) and message.call:
             self._answers.keep(message.call, nacked)
         return nacked
 
-    def _nack(self, message: m.JobsNack, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+    def _nack(self, message: m.Nack, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         if message.undo:
             return self._undo(message, group, now_us)
         topic, matched = self._matched(message, now_us)
         answer = self._answers.get(message.call)
-        if answer is not None and not isinstance(answer, m.JobsClaimed):
+        if answer is not None and not isinstance(answer, m.ClaimReply):
             return answer  # Else the claim is taken back: it is as if it had never been made.
         require_numbers(message)
         queue, reason, now_ms = self._queue(topic), reason_of(message.reason), now_us // 1_000
@@ -452,7 +448,7 @@ class Queues:
         skipped = skipped_of(matched)
         return self.keep(
             message.call,
-            m.JobsNacked(topic.name, len(matched.leased), bytes_of(skipped), counts.ready, counts.in_flight),
+            m.NackReply(topic.name, len(matched.leased), bytes_of(skipped), counts.ready, counts.in_flight),
         )
 
     def reconfigured(self, topic: Topic) -> None:
@@ -463,7 +459,7 @@ class Queues:
             self._note_due(topic)
             self.waiting.wake(topic.topic_id)
 
-    def _extend(self, message: m.JobsExtend, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+    def _extend(self, message: m.Extend, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic, matched = self._matched(message, now_us)
         if (answer := self._answers.get(message.call)) is not None:
             return answer
@@ -477,10 +473,10 @@ class Queues:
         self.waiting.wake(topic.topic_id)
         return self.keep(
             message.call,
-            m.JobsExtended(topic.name, len(matched.leased), bytes_of(skipped_of(matched)), deadline),
+            m.ExtendReply(topic.name, len(matched.leased), bytes_of(skipped_of(matched)), deadline),
         )
 
-    def _reject(self, message: m.JobsReject, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+    def _reject(self, message: m.Reject, event: ControlReceived, group: Group, now_us: int) -> m.Message:
         topic, matched = self._matched(message, now_us)
         if (answer := self._answers.get(message.call)) is not None:
             return answer
@@ -492,7 +488,7 @@ class Queues:
         self.set_aside += len(matched.leased)
         return self.keep(
             message.call,
-            m.JobsRejected(topic.name, len(matched.leased), bytes_of(skipped_of(matched))),
+            m.RejectReply(topic.name, len(matched.leased), bytes_of(skipped_of(matched))),
         )
 
     def _pending(

@@ -41,7 +41,7 @@ from ringlog.types import Durability
 if TYPE_CHECKING:
     from actors.wal_shard.queues import Queues
 
-Quick = m.JobsClaim | m.JobsAck | m.JobsNext
+Quick = m.Claim | m.Ack | m.AckAndClaim
 _FRAME_BYTES, _JOB_BYTES = 512, 16
 """Most bytes that a removal takes in the log, and each of its jobs."""
 
@@ -54,7 +54,7 @@ class _Acked:
     jobs: BitMap64 = field(default_factory=BitMap64)
     records: int = 0
     bytes: int = 0
-    answers: list[tuple[ControlReceived, m.JobsAcked | m.JobsClaimed]] = field(default_factory=list)
+    answers: list[tuple[ControlReceived, m.AckReply | m.ClaimReply]] = field(default_factory=list)
 
 
 class QuickJobs:
@@ -91,7 +91,7 @@ class QuickJobs:
 
     # -- claims ---------------------------------------------------------------------------------------
 
-    def claim(self, message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
+    def claim(self, message: m.Claim, now_us: int) -> m.ClaimReply | None:
         """What this claim is given; None when it has to go the long way, or there is nothing for it."""
         found = self._usual(message)
         if found is None or not 0 <= message.wait_ms <= DURATION_MS_MAX or not self._is_usual_claim(message):
@@ -104,7 +104,7 @@ class QuickJobs:
         acked = gathered.records if gathered is not None else 0
         return self._queues.keep(message.call, self._queues.claimed(topic, claimed, acked))
 
-    def _is_usual_claim(self, message: m.JobsClaim | m.JobsNext) -> bool:
+    def _is_usual_claim(self, message: m.Claim | m.AckAndClaim) -> bool:
         if message.call <= 0 or min(message.max, message.pid, message.born) < 0:
             return False
         if message.lease_ms and not LEASE_MS_MIN <= message.lease_ms <= LEASE_MS_MAX:
@@ -112,7 +112,7 @@ class QuickJobs:
         return 1 <= len(message.node.encode()) <= NODE_BYTES_MAX and not self._queues.knows(message.call)
 
     def _claim(
-        self, found: tuple[Topic, ConsumerGroup], message: m.JobsClaim | m.JobsNext, now_us: int
+        self, found: tuple[Topic, ConsumerGroup], message: m.Claim | m.AckAndClaim, now_us: int
     ) -> Change | None:
         topic, queue = found
         queues = self._queues
@@ -127,7 +127,7 @@ class QuickJobs:
 
     # -- acks -----------------------------------------------------------------------------------------
 
-    def ack(self, message: m.JobsAck, event: ControlReceived, now_us: int) -> bool:
+    def ack(self, message: m.Ack, event: ControlReceived, now_us: int) -> bool:
         """Gather this ack; False when it has to go the long way."""
         found = self._usual(message) if message.call > 0 else None
         if found is None or self._queues.knows(message.call):
@@ -138,11 +138,11 @@ class QuickJobs:
         topic, queue = found
         count = len(message.seqs) >> 3
         counts = queue.counts(live_count(topic) - acked.records)
-        answer = m.JobsAcked(topic.name, count, b"", counts.ready, counts.in_flight)
+        answer = m.AckReply(topic.name, count, b"", counts.ready, counts.in_flight)
         acked.answers.append((event, self._queues.keep(message.call, answer)))
         return True
 
-    def next(self, message: m.JobsNext, event: ControlReceived, now_us: int) -> bool:
+    def next(self, message: m.AckAndClaim, event: ControlReceived, now_us: int) -> bool:
         """Gather the ack of what is done, and give what the claim that came with it is given: that answers
         both, with the ack. False when nothing of it was done."""
         found = self._usual(message)
@@ -158,7 +158,7 @@ class QuickJobs:
         return True
 
     def _ack(
-        self, found: tuple[Topic, ConsumerGroup], message: m.JobsAck | m.JobsNext, now_us: int
+        self, found: tuple[Topic, ConsumerGroup], message: m.Ack | m.AckAndClaim, now_us: int
     ) -> _Acked | None:
         """Gather these jobs, if one lease holds all of them; else nothing happens."""
         seqs, tokens = message.seqs, message.tokens

@@ -49,9 +49,8 @@ from ringlog.types import Durability
 SHOWS = (m.TopicState, m.TopicList, m.TopicDelete, m.TopicPut, m.Locate, m.RecordsDelete)
 """Requests that show contents or counts, or depend on them; a longer TTL brings nothing back (C-12)."""
 OF_QUEUES = (
-    m.JobsClaim, m.JobsAck, m.JobsNext, m.JobsNack, m.JobsExtend, m.JobsReject, m.JobsPending, m.QueueStats,
-    m.SpentMoved, m.GroupOpen, m.GroupClaim, m.GroupSteal, m.GroupAck, m.GroupNack, m.GroupReject,
-    m.GroupExtend, m.GroupPending, m.GroupState, m.GroupSeek,
+    m.Claim, m.Steal, m.Ack, m.AckAndClaim, m.Nack, m.Extend, m.Reject, m.JobsPending, m.QueueStats,
+    m.SpentMoved, m.GroupOpen, m.GroupPending, m.GroupState, m.GroupSeek,
 )  # fmt: skip
 """Requests about jobs and groups: what has expired is none any more (QS-1), also before it is published."""
 _INCARNATION_SHIFT = 32

@@ -83,14 +83,27 @@ from ringlog.types import SESSION_BIT, Durability
 
 CHANGES = (
     m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
-    m.RouterDrop, m.Route, m.JobsAck, m.JobsNext, m.SpentMoved, *groups.CHANGES,
+    m.RouterDrop, m.Route, m.Ack, m.AckAndClaim, m.SpentMoved,
 )  # fmt: skip
 """Requests that may add to the log."""
 
 
 def may_log(message: m.Message) -> bool:
     """May this request add to the log? Who asks for a producer's state does when he claims it."""
-    return isinstance(message, CHANGES) or (isinstance(message, m.ProducerState) and message.owner != 0)
+    if isinstance(message, m.ProducerState):
+        return message.owner != 0
+    return isinstance(message, CHANGES) or groups.may_change(message)
+
+
+Handler = Callable[[Any, ControlReceived, Group, int], Answer | None]
+
+
+def _by_group(own: Handler, named: Handler) -> Handler:
+    """The handler of a request that is about a queue's own leases, or about those of the group that it
+    names."""
+    return lambda message, event, group, now_us: (named if message.group else own)(
+        message, event, group, now_us
+    )
 
 
 _MODES = ("upsert", "create", "merge", "update")
@@ -144,7 +157,7 @@ class Requests:
         self.queues = Queues(identity.incarnation, directory, self.removals)
         self.groups = Groups(identity.incarnation, directory, self.removals)
         self.unused = Unused(directory, self.queues, self.groups)
-        self._handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], Answer | None]] = {
+        self._handlers: dict[type[m.Message], Handler] = {
             m.Hello: self._hello,
             m.TopicPut: self._put,
             m.TopicResolve: self._resolve,
@@ -157,9 +170,11 @@ class Requests:
             m.Locate: self._locate,
             **checkpoint.handlers,
             **self.routing.handlers,
-            **self.queues.handlers,
             **self.groups.handlers,
+            **self.queues.handlers,
         }
+        for kind in self.queues.handlers.keys() & self.groups.handlers.keys():
+            self._handlers[kind] = _by_group(self.queues.handlers[kind], self.groups.handlers[kind])
 
         self._timed = self.queues.handlers.keys() | self.groups.handlers.keys()
         """Requests about leases and waits: what they are told for the time is `steady_us`."""

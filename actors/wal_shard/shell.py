@@ -448,7 +448,7 @@ class Shell:
 
     def _look_after(self, message: m.Message) -> None:
         """Who leases something is watched, if it is on this host: its leases end with it."""
-        if isinstance(message, m.JobsClaim | m.JobsNext | m.GroupClaim | m.GroupSteal) and message.pid:
+        if isinstance(message, m.Claim | m.AckAndClaim | m.Steal) and message.pid:
             self._presence.watch((message.pid, message.born))
 
     def _take_calls(self) -> None:
@@ -568,7 +568,7 @@ class Shell:
 
     def _reply(self, effect: Reply) -> None:
         message = effect.message
-        if type(message) is m.JobsClaimed and message.runs:
+        if type(message) is m.ClaimReply and message.runs:
             self._reply_claimed(effect.client, message, effect.corr)
             return
         elif isinstance(message, m.TopicInfo) and message.slot < 0 and message.shard == self._boot.shard:
@@ -578,7 +578,7 @@ class Shell:
                 message = self.core.requests.info(topic, created=message.created)
         self._answer(effect.client, message, effect.corr, effect.attachment)
 
-    def _reply_claimed(self, client: bytes, message: m.JobsClaimed, corr: int) -> None:
+    def _reply_claimed(self, client: bytes, message: m.ClaimReply, corr: int) -> None:
         """Answer a claim with the jobs, where they are in memory, or quickly are."""
         topic = self.core.directory.by_id.get(message.topic_id)
         is_same = topic is not None and topic.epoch == message.epoch

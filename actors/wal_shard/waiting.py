@@ -10,7 +10,6 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
@@ -29,8 +28,7 @@ class Parked:
 
     client: bytes
     corr: int
-    message: Any
-    """JobsClaim or GroupClaim."""
+    message: m.Claim
     topic_id: int
     number: int
     is_over: bool = False
@@ -86,7 +84,7 @@ class Waiting:
         return call in self._by_call
 
     def park(
-        self, topic_id: int, event: ControlReceived, message: Any, jitter_ms: int = 0
+        self, topic_id: int, event: ControlReceived, message: m.Claim, jitter_ms: int = 0
     ) -> None:  # fmt: skip
         """Have a claim wait; raises Throttled when too many do.
 

@@ -79,13 +79,14 @@ OPERATIONS = (
     _operation("ProducerState", "write"), _operation("TopicPut", "admin"),
     _operation("TopicPut plain", "write", "admin"), _operation("RecordsDelete", "delete"),
     _operation("TopicDelete", "delete"), _operation("RoutesSettle", "read"), _operation("QueueStats", "read"),
-    _operation("JobsPending", "read"), _operation("JobsClaim"), _operation("JobsAck", "write"),
-    _operation("JobsNack", "write"), _operation("JobsReject", "write"), _operation("JobsExtend", "write"),
+    _operation("JobsPending", "read"), _operation("Claim"), _operation("Ack", "write"),
+    _operation("Nack", "write"), _operation("Reject", "write"), _operation("Extend", "write"),
     _operation("LettersRedrive", "write"), _operation("LettersRedrive of a group"),
     _operation("GroupOpen", "read"), _operation("GroupOpen with dead letters"),
-    _operation("GroupSeek", "read"), _operation("GroupClaim", "read"),
-    _operation("GroupAck", "read"), _operation("GroupNack", "read"),
-    _operation("GroupReject"), _operation("GroupExtend", "read"), _operation("GroupLeave", "read"),
+    _operation("GroupSeek", "read"), _operation("Claim of a group", "read"),
+    _operation("Ack of a group", "read"), _operation("Nack of a group", "read"),
+    _operation("Reject of a group"), _operation("Extend of a group", "read"),
+    _operation("GroupLeave", "read"),
     _operation("GroupPending", "read"), _operation("GroupState", "read"), _operation("GroupList", "read"),
     _operation("GroupTake", "read"), _operation("GroupCommit", "read"), _operation("GroupDelete", "delete"),
     _operation("RouterCreate"), _operation("RouterGet", "read"), _operation("RouterDelete", "delete"),
@@ -138,14 +139,14 @@ def _said(name: str, topic: str) -> list[Any]:
             message = m.KINDS[name](topic)
         case "GroupState" | "GroupPending" | "GroupDelete":
             message = m.KINDS[name](topic, "g")
-        case "GroupClaim" | "GroupLeave" | "GroupTake":
+        case "GroupLeave" | "GroupTake":
             message = m.KINDS[name](topic, "g", "w")
-        case "GroupAck" | "GroupNack" | "GroupReject" | "GroupExtend":
-            message = m.KINDS[name](topic, "g", "w", b"")
-        case "JobsClaim":
-            message = m.JobsClaim(topic, "w")
-        case "JobsAck" | "JobsNack" | "JobsReject" | "JobsExtend":
+        case "Claim" | "Claim of a group":
+            message = m.Claim(topic, "w", group="" if name == "Claim" else "g")
+        case "Ack" | "Nack" | "Reject" | "Extend":
             message = m.KINDS[name](topic, "w", b"")
+        case "Ack of a group" | "Nack of a group" | "Reject of a group" | "Extend of a group":
+            message = m.KINDS[name.partition(" ")[0]](topic, "w", b"", group="g")
         case "RouterCreate":
             message = m.RouterCreate(topic, INSIDE, "mine.dest")
         case "RingOpen":

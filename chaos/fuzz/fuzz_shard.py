@@ -22,10 +22,11 @@ SHARE = 0.4
 REQUESTS_MAX = 40
 EPHEMERAL = "u"
 """Of this class when it is made: the records that it has then do not outlive a shard, whatever it becomes."""
-WAIT = (m.JobsClaim, m.GroupClaim)
+WAIT = (m.Claim,)
 """What may wait for its answer."""
 KNOWN = {
-    "topic": ("t", "q", "u"), "group": ("g", "s"), "node": ("w", "v"), "dead_letter": ("u",), "name": ("r",),
+    "topic": ("t", "q", "u"), "group": ("", "g", "s"), "node": ("w", "v"), "dead_letter": ("u",),
+    "name": ("r",),
     "epoch": (0, 1), "lease_ms": (0, 1_000), "wait_ms": (0, 5), "delay_ms": (0, 1), "number": (1, 2),
 }  # fmt: skip
 
@@ -90,8 +91,8 @@ def _prepared() -> World:
         world.append(name, [b"1", b"2", b"3"])
     world.request(m.GroupOpen("t", "g", 1, dead_letter="u", max_deliveries=2))
     world.request(m.GroupOpen("t", "s", 2))
-    world.request(m.JobsClaim("q", "w", 2))
-    world.request(m.GroupClaim("t", "g", "w", 2))
+    world.request(m.Claim("q", "w", 2))
+    world.request(m.Claim("t", "w", 2, group="g"))
     return world
 
 

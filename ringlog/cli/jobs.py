@@ -186,10 +186,10 @@ def ack(queue: str, *jobs: str, node: Node = NODE, options: Given) -> int:
     node
         Who holds them.
     """
-    from ringlog.envelope.messages import JobsAck
+    from ringlog.envelope.messages import Ack
 
     return _settle(
-        queue, jobs, "acked", options, lambda seqs, tokens: JobsAck(queue, node, seqs, tokens, call=_call())
+        queue, jobs, "acked", options, lambda seqs, tokens: Ack(queue, node, seqs, tokens, call=_call())
     )
 
 
@@ -212,12 +212,12 @@ def nack(
     node
         Who holds them.
     """
-    from ringlog.envelope.messages import JobsNack
+    from ringlog.envelope.messages import Nack
 
     delay_ms = 0 if delay is None else parse_milliseconds(delay)
     return _settle(
         queue, jobs, "nacked", options,
-        lambda seqs, tokens: JobsNack(
+        lambda seqs, tokens: Nack(
             queue, node, seqs, tokens, delay_ms, _call(), reason, has_backoff=delay is None
         ),
     )  # fmt: skip
@@ -237,12 +237,12 @@ def extend(queue: str, *jobs: str, lease: str, node: Node = NODE, options: Given
     node
         Who holds them.
     """
-    from ringlog.envelope.messages import JobsExtend
+    from ringlog.envelope.messages import Extend
 
     lease_ms = parse_milliseconds(lease)
     return _settle(
         queue, jobs, "extended", options,
-        lambda seqs, tokens: JobsExtend(queue, node, seqs, tokens, lease_ms, call=_call()),
+        lambda seqs, tokens: Extend(queue, node, seqs, tokens, lease_ms, call=_call()),
     )  # fmt: skip
 
 
@@ -260,11 +260,11 @@ def reject(queue: str, *jobs: str, reason: str = "", node: Node = NODE, options:
     node
         Who holds them.
     """
-    from ringlog.envelope.messages import JobsReject
+    from ringlog.envelope.messages import Reject
 
     return _settle(
         queue, jobs, "rejected", options,
-        lambda seqs, tokens: JobsReject(queue, node, seqs, tokens, reason, call=_call()),
+        lambda seqs, tokens: Reject(queue, node, seqs, tokens, reason, call=_call()),
     )  # fmt: skip
 
 

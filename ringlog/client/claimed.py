@@ -21,7 +21,7 @@ from ringlog.client.pages import Record
 
 J = TypeVar("J")
 Run = tuple[int, int, int, int]
-"""(first number, jobs, deliveries, token of the first) as in the message JobsClaimed."""
+"""(first number, jobs, deliveries, token of the first) as in the message ClaimReply."""
 _NONE: NDArray[np.int64] = np.zeros(0, np.int64)
 _making = threading.Lock()
 """Leases of a claim are made once: by its holder, or by who keeps them alive beside him."""

@@ -85,7 +85,7 @@ class Group:
     @property
     def name(self) -> str:
         """Its name, and behind an `@` its filter of tags, if it has one."""
-        return self._working.key
+        return self._working.group
 
     @property
     def node(self) -> str:

@@ -1,6 +1,6 @@
 """What a member does with a consumer group, apart from waiting: written once, for both clients.
 
-Claims, acks and the rest are those of queues (working.py), sent with the group's name. A group's filter of
+Claims, acks and the rest are those of queues (working.py). A group's filter of
 tags is applied here: what does not match was claimed and is acked at once, so the group has passed it for
 good.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from ringlog.client.claimed import Claimed
 from ringlog.client.group_facts import GroupMember, GroupStats, GroupSummary, PendingEntry
@@ -32,42 +32,31 @@ from ringlog.client.read_ahead import ReadAhead
 from ringlog.client.results import Settled
 from ringlog.client.session import Session
 from ringlog.client.source import open_source
-from ringlog.client.working import C, QueueConnection, Wish, Working
+from ringlog.client.working import QueueConnection, Wish, Working
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (
-    GroupAck,
-    GroupClaim,
     GroupCommit,
     GroupCommitted,
     GroupDelete,
-    GroupExtend,
     GroupInfo,
     GroupLeave,
     GroupLeft,
     GroupList,
     GroupListReply,
-    GroupNack,
     GroupOpen,
     GroupPending,
     GroupPendingReply,
-    GroupReject,
     GroupSeek,
     GroupState,
     GroupStateReply,
-    GroupSteal,
     GroupTake,
     GroupTaken,
-    JobsAck,
-    JobsClaim,
-    JobsExtend,
-    JobsNack,
-    JobsReject,
     TopicInfo,
 )
 from ringlog.errors import GroupIncompatible, LeaseLost, RinglogError, UsageError
 from ringlog.limits import JOBS_PER_REQUEST_MAX, PENDING_ROWS_MAX, SEQ_MAX
-from ringlog.link.peer import MS, Reply
-from ringlog.link.pending import Pending, Steps
+from ringlog.link.peer import MS
+from ringlog.link.pending import Steps
 from ringlog.settings import differences, told
 from ringlog.tags import long_form, parse_match
 
@@ -76,23 +65,6 @@ _NAMES = {number: name for name, number in MODES.items()}
 _STATES = {1: "leased", 2: "delayed", 3: "returned"}
 STREAM_SLICE_S = 2.0
 """Longest that a stream's read waits before it looks whether it is still wanted."""
-
-
-class _Line:
-    """A connection whose requests about jobs are about a group's."""
-
-    def __init__(self, connection: Any, working: GroupWorking) -> None:
-        self._connection, self._working = connection, working
-
-    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
-        """Send it with the group's name."""
-        reply: Pending[Reply] = self._connection.about_jobs(
-            self._working.of_group(message), extra_ms=extra_ms
-        )
-        return reply
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
 
 
 class GroupWorking(Working):
@@ -116,8 +88,7 @@ class GroupWorking(Working):
                 raise UsageError(f"{setting} has no effect on a group in mode {mode}")
         self.name, self.mode = name, mode
         self.tags = parse_match(tags, "tags").text if tags is not None else ""
-        self.key = f"{name}@{self.tags}" if self.tags else name
-        self.group = self.key
+        self.group = f"{name}@{self.tags}" if self.tags else name
         self.filters = Filters(tag=tag_filter(tags))
         self._start = start
         named = {
@@ -127,42 +98,9 @@ class GroupWorking(Working):
         self._named: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         """Settings that the program named: a group that is there has to have them."""
         self._min_idle_ms = min_idle_ms
-        self._stolen = b""
         self._create = create
         self._is_open = not create
         """Is the group there, as far as we know? What is not there says so at every request."""
-
-    # -- talking --------------------------------------------------------------------------------------
-
-    def line(self, connection: C) -> C:
-        """The same connection, for requests about this group's records."""
-        return cast(C, _Line(connection, self))
-
-    def of_group(self, message: Any) -> Any:
-        """A request about jobs as one about this group's records."""
-        topic, group = self.topic, self.key
-        match message:
-            case JobsClaim(node=node, lease_ms=lease_ms, call=call, pid=pid, born=born) if self._stolen:
-                return GroupSteal(
-                    topic, group, node, self._stolen, lease_ms, self._min_idle_ms, call, pid, born
-                )
-            case JobsClaim(
-                node=node, max=most, lease_ms=lease_ms, wait_ms=wait_ms, call=call, pid=pid, born=born
-            ):
-                return GroupClaim(
-                    topic, group, node, most, lease_ms, wait_ms, self._min_idle_ms, call, pid, born
-                )
-            case JobsAck(node=node, seqs=seqs, tokens=tokens, call=call):
-                return GroupAck(topic, group, node, seqs, tokens, call)
-            case JobsNack(
-                node=node, seqs=seqs, tokens=tokens, delay_ms=delay_ms, call=call, reason=reason, undo=undo
-            ):
-                return GroupNack(topic, group, node, seqs, tokens, delay_ms, call, reason, undo)
-            case JobsReject(node=node, seqs=seqs, tokens=tokens, reason=reason, call=call):
-                return GroupReject(topic, group, node, seqs, tokens, reason, call)
-            case JobsExtend(node=node, seqs=seqs, tokens=tokens, lease_ms=lease_ms, call=call):
-                return GroupExtend(topic, group, node, seqs, tokens, lease_ms, call)
-        raise UsageError("a group has no such call", found=type(message).__name__)
 
     def known(self, connection: QueueConnection) -> Steps[TopicInfo]:
         """The topic, and the group is there."""
@@ -174,7 +112,7 @@ class GroupWorking(Working):
     def dead_letter(self, connection: QueueConnection) -> Steps[str]:
         """The topic of the group's dead letters; raises InvalidRequest where there is none."""
         yield from self.known(connection)
-        reply: GroupStateReply = (yield connection.about_jobs(GroupState(self.topic, self.key))).message
+        reply: GroupStateReply = (yield connection.about_jobs(GroupState(self.topic, self.group))).message
         return dead_letter_of_group(reply.info)
 
     def open(self, connection: QueueConnection) -> Steps[GroupInfo]:
@@ -204,9 +142,9 @@ class GroupWorking(Working):
         found = differences(self._named, existing)
         if found:
             raise GroupIncompatible(
-                f"group {self.key} of topic {self.topic} exists with other settings: {told(found)}. "
+                f"group {self.group} of topic {self.topic} exists with other settings: {told(found)}. "
                 "Settings of a group are fixed when it is made: name the ones it has, or delete it first",
-                topic=self.topic, group=self.key, differences=found,
+                topic=self.topic, group=self.group, differences=found,
             )  # fmt: skip
 
     def _first(self, connection: QueueConnection, start: Start) -> Steps[int]:
@@ -254,15 +192,9 @@ class GroupWorking(Working):
             raise UsageError("too many records at once", seqs=len(seqs), max=JOBS_PER_REQUEST_MAX)
         if not seqs:
             return Claimed((), 0, 0, 0)
-        thief = GroupWorking(
-            self.topic, self.name, self.mode, self.node, self._clock, min_idle_ms=min_idle_ms,
-            release_on_exit=self._release_on_exit,
-        )  # fmt: skip
-        thief.key, thief._is_open, thief._stolen = self.key, True, words_of(seqs)
-        try:
-            return (yield from thief.claim(connection, len(seqs), 0.0, lease_ms, wish))
-        finally:
-            thief.close()
+        return (
+            yield from self._lease(connection, len(seqs), words_of(seqs), 0.0, lease_ms, min_idle_ms, wish)
+        )
 
     def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
         """They go to the group's dead letters; raises InvalidRequest where it has none."""
@@ -274,13 +206,15 @@ class GroupWorking(Working):
     def leave(self, connection: QueueConnection) -> Steps[int]:
         """What the member holds is ready for others at once; how many records."""
         yield from self.known(connection)
-        reply: GroupLeft = (yield connection.about_jobs(GroupLeave(self.topic, self.key, self.node))).message
+        reply: GroupLeft = (
+            yield connection.about_jobs(GroupLeave(self.topic, self.group, self.node))
+        ).message
         return reply.released
 
     def stats(self, connection: QueueConnection) -> Steps[Any]:
         """How the group is, as GroupStats."""
         yield from self.known(connection)
-        reply: GroupStateReply = (yield connection.about_jobs(GroupState(self.topic, self.key))).message
+        reply: GroupStateReply = (yield connection.about_jobs(GroupState(self.topic, self.group))).message
         info = reply.info
         members = tuple([GroupMember(name, seen / 1_000, held) for name, seen, held in reply.members])
         return GroupStats(
@@ -303,7 +237,7 @@ class GroupWorking(Working):
         entries: list[PendingEntry] = []
         while len(entries) < limit:
             ask = GroupPending(
-                self.topic, self.key, node, idle_ms, min_deliveries, after,
+                self.topic, self.group, node, idle_ms, min_deliveries, after,
                 min(limit - len(entries), PENDING_ROWS_MAX),
             )  # fmt: skip
             reply: GroupPendingReply = (yield connection.about_jobs(ask)).message
@@ -319,13 +253,13 @@ class GroupWorking(Working):
         if start is STORED:
             raise UsageError("a place to go to is not where the group stands")
         first = yield from self._first(connection, start)
-        info: GroupInfo = (yield connection.about_jobs(GroupSeek(self.topic, self.key, first))).message
+        info: GroupInfo = (yield connection.about_jobs(GroupSeek(self.topic, self.group, first))).message
         return info.cursor
 
     def delete(self, connection: QueueConnection) -> Steps[bool]:
         """Remove the group."""
         self._is_open = not self._create
-        reply = yield connection.about_jobs(GroupDelete(self.topic, self.key))
+        reply = yield connection.about_jobs(GroupDelete(self.topic, self.group))
         return bool(reply.message.deleted)
 
 
@@ -350,7 +284,7 @@ class Streaming:
         """Take the group over: whoever read it before is told at his next commit."""
         working = self._working
         yield from working.known(connection)
-        take = GroupTake(working.topic, working.key, working.node, call_number())
+        take = GroupTake(working.topic, working.group, working.node, call_number())
         taken: GroupTaken = (yield connection.about_jobs(take)).message
         self._token = taken.token
         self.done = self.delivered = self.committed = taken.committed
@@ -413,12 +347,12 @@ class Streaming:
         if seq <= self.committed:
             return
         working = self._working
-        ask = GroupCommit(working.topic, working.key, self._token, seq, self.delivered + 1)
+        ask = GroupCommit(working.topic, working.group, self._token, seq, self.delivered + 1)
         reply: GroupCommitted = (yield connection.about_jobs(ask)).message
         if not reply.is_holder:
             raise LeaseLost(
                 "another member reads the group, or it was told to be elsewhere", topic=working.topic,
-                group=working.key, committed=reply.committed,
+                group=working.group, committed=reply.committed,
             )  # fmt: skip
         self.committed = seq
         self._committed_ns = self._clock.monotonic_ns()

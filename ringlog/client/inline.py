@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ringlog.client.pages import Record
 from ringlog.client.pieces import visible_pieces
 from ringlog.client.remote_source import received
-from ringlog.envelope.messages import JobsClaimed
+from ringlog.envelope.messages import ClaimReply
 from ringlog.errors import CorruptData
 from ringlog.storage.mask import NOTHING
 
@@ -47,7 +47,7 @@ class Stretch(Protocol):
 
 
 class Inline:
-    """Jobs of one claim. `runs` as in the message JobsClaimed; both others have an entry a job."""
+    """Jobs of one claim. `runs` as in the message ClaimReply; both others have an entry a job."""
 
     __slots__ = ("_payloads", "_seqs", "_stamps")
 
@@ -82,7 +82,7 @@ class Inline:
         return list(map(Record, self._seqs, stamps, self._payloads))
 
 
-def brought(topic: str, message: JobsClaimed, attached: Any) -> list[Stretch]:
+def brought(topic: str, message: ClaimReply, attached: Any) -> list[Stretch]:
     """The jobs that came along with the answer to their claim, ascending: payloads, and frames, in it or
     `attached`. Raises CorruptData for what arrived damaged, or is not what the answer names."""
     runs, payloads = message.runs, message.payloads
@@ -115,7 +115,7 @@ def brought(topic: str, message: JobsClaimed, attached: Any) -> list[Stretch]:
     return found
 
 
-def _require(topic: str, message: JobsClaimed, count: int) -> None:
+def _require(topic: str, message: ClaimReply, count: int) -> None:
     """Are there payloads of so many jobs?"""
     if len(message.payloads) != count or len(message.stamps) != 8 * count:
         raise CorruptData(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringlog.clock import Clock
-from ringlog.envelope.messages import JobsExtend, JobsExtended
+from ringlog.envelope.messages import Extend, ExtendReply
 from ringlog.errors import RinglogError
 from ringlog.limits import JOBS_PER_REQUEST_MAX
 from ringlog.link.peer import MS, Reply
@@ -63,7 +63,7 @@ KEPT_MIN = 256
 
 
 class KeeperSession(Protocol):
-    """What a Keeper needs of a session; a group's requests go by a line of its own."""
+    """What a Keeper needs of a session."""
 
     @property
     def clock(self) -> Clock:
@@ -81,11 +81,11 @@ class KeeperSession(Protocol):
 
 
 class Keeper:
-    """Keeps leases of one queue and one node. With the client's lock held, or in its loop."""
+    """Keeps leases of one queue or group and one node. With the client's lock held, or in its loop."""
 
-    def __init__(self, session: KeeperSession, topic: str, node: str) -> None:
+    def __init__(self, session: KeeperSession, topic: str, node: str, group: str = "") -> None:
         self._session = session
-        self._topic, self._node = topic, node
+        self._topic, self._node, self._group = topic, node, group
         self._leases: dict[int, Lease] = {}
         self._timer: Timer | None = None
         self._asking = 0
@@ -143,7 +143,7 @@ class Keeper:
 
     def _ask(self, leases: Sequence[Lease], lease_ms: int, now_ns: int) -> None:
         seqs, tokens = entries_of(leases)
-        message = JobsExtend(self._topic, self._node, seqs, tokens, lease_ms, call_number())
+        message = Extend(self._topic, self._node, seqs, tokens, lease_ms, call_number(), self._group)
         self._asking += 1
         # An answer that comes when the leases have ended is of no use; that is looked at then.
         timer = self._session.timers.at(min(lease.until_ns for lease in leases), lambda: self._late(leases))
@@ -163,7 +163,7 @@ class Keeper:
 
     def _extended(self, pending: Pending[Reply], leases: Sequence[Lease], until_ns: int) -> None:
         try:
-            reply: JobsExtended = pending.take().message
+            reply: ExtendReply = pending.take().message
         except RinglogError:
             # Tried again as long as there is time.
             now_ns = self._session.clock.monotonic_ns()

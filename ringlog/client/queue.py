@@ -465,7 +465,7 @@ class Queue:
 
     def _keep(self, session: Session) -> Keeper:
         if self._keeper is None:
-            self._keeper = Keeper(self._working.line(session), self.topic, self.node)
+            self._keeper = Keeper(session, self.topic, self.node, self._working.group)
         return self._keeper
 
     def _give_back_batches(self, batches: Batches) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,21 +23,22 @@ from ringlog.client.pieces import FramePiece
 from ringlog.client.results import PendingJob, QueueStats, Settled
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (
-    JobsAck,
-    JobsAcked,
-    JobsApart,
-    JobsClaim,
-    JobsClaimed,
-    JobsExtend,
-    JobsExtended,
-    JobsNack,
-    JobsNacked,
-    JobsNext,
+    Ack,
+    AckAndClaim,
+    AckReply,
+    Claim,
+    ClaimReply,
+    Extend,
+    ExtendReply,
     JobsPending,
     JobsPendingReply,
-    JobsReject,
-    JobsRejected,
+    Nack,
+    NackReply,
+    NotCombinable,
     QueueStatsReply,
+    Reject,
+    RejectReply,
+    Steal,
     TopicInfo,
 )
 from ringlog.envelope.messages import QueueStats as QueueStatsMessage
@@ -53,8 +54,6 @@ from ringlog.limits import (
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
 from ringlog.lives import own_life
-
-C = TypeVar("C")
 
 Span = tuple[int, int]
 """Numbers, both included."""
@@ -77,7 +76,7 @@ APART_MAX = 256
 
 
 class Rest(NamedTuple):
-    """How jobs are given back; the fields of JobsNack."""
+    """How jobs are given back; the fields of Nack."""
 
     delay_ms: int = 0
     reason: str = ""
@@ -114,6 +113,7 @@ class Working:
         self.topic = topic
         self.group = ""
         """The key of the group whose records these are; "" = they are a queue's."""
+        self._min_idle_ms = 0
         self.node = node
         self._clock = clock
         self._release_on_exit = release_on_exit
@@ -125,10 +125,6 @@ class Working:
         """The one read last: jobs that were put together are claimed one after the other."""
         self._apart = self._times_apart = 0
         """Acks and claims that are not tried in one request; how often in a row that did not go."""
-
-    def line(self, connection: C) -> C:
-        """Over what requests about jobs go; a group says there which one it is."""
-        return connection
 
     def let_go(self) -> None:
         """Close files; claims that read at this moment keep theirs."""
@@ -163,8 +159,8 @@ class Working:
         wish.end()
         if not wish.call:
             return None
-        undo = JobsNack(self.topic, self.node, b"", b"", 0, wish.call, undo=True)
-        return self.line(connection).about_jobs(undo)
+        undo = Nack(self.topic, self.node, b"", b"", 0, wish.call, undo=True, group=self.group)
+        return connection.about_jobs(undo)
 
     def claim(
         self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: Wish
@@ -172,6 +168,13 @@ class Working:
         """Up to `most` jobs with their leases; none when there was none within `wait_s`. What cannot be read
         is given back. Jobs that expire between their lease and the read are gone: others are claimed."""
         check_most(most)
+        return (yield from self._lease(connection, most, b"", wait_s, lease_ms, self._min_idle_ms, wish))
+
+    def _lease(
+        self, connection: QueueConnection, most: int, seqs: bytes, wait_s: float, lease_ms: int | None,
+        min_idle_ms: int, wish: Wish,
+    ) -> Steps[Claimed]:  # fmt: skip
+        """Claim up to `most` records or, with `seqs`, steal these."""
         begun_ns = self._clock.monotonic_ns()
         may_settle = wait_s <= 0  # Who waits for jobs gets copies when they come.
         expired_claims = 0
@@ -182,11 +185,18 @@ class Working:
             wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
             life = own_life() if self._release_on_exit and connection.transport == "ring" else (0, 0)
             wish.call = call_number()
-            claim = JobsClaim(
-                self.topic, self.node, most, lease_ms or 0, wait_ms, wish.call, *life, wish.by_number
-            )
-            reply = yield self.line(connection).about_jobs(claim, extra_ms=wait_ms)
-            message: JobsClaimed = reply.message
+            claim: Claim | Steal
+            if seqs:
+                claim = Steal(
+                    self.topic, self.node, seqs, lease_ms or 0, min_idle_ms, wish.call, *life, self.group
+                )
+            else:
+                claim = Claim(
+                    self.topic, self.node, most, lease_ms or 0, wait_ms, wish.call, *life, wish.by_number,
+                    self.group, min_idle_ms,
+                )  # fmt: skip
+            reply = yield connection.about_jobs(claim, extra_ms=wait_ms)
+            message: ClaimReply = reply.message
             if may_settle and message.is_fed and not message.runs and not wish.is_over():
                 may_settle = False
                 yield connection.catch_up(self.topic, message.topic_id)
@@ -216,9 +226,9 @@ class Working:
         seqs, tokens = entries_of(done)
         life = own_life() if self._release_on_exit else (0, 0)
         wish.call = call_number()
-        message = JobsNext(self.topic, self.node, seqs, tokens, most, lease_ms or 0, wish.call, *life)
+        message = AckAndClaim(self.topic, self.node, seqs, tokens, most, lease_ms or 0, wish.call, *life)
         reply = yield connection.about_jobs(message)
-        if isinstance(reply.message, JobsApart):
+        if isinstance(reply.message, NotCombinable):
             # Once is nothing: how large jobs are is asked for now and then.
             self._apart = min((1 << self._times_apart) - 1, APART_MAX)
             self._times_apart += self._apart < APART_MAX
@@ -229,7 +239,7 @@ class Working:
 
     def _claimed(self, connection: QueueConnection, reply: Reply, wish: Wish) -> Steps[Claimed]:
         """Jobs of an answer, read; what cannot be is given back."""
-        message: JobsClaimed = reply.message
+        message: ClaimReply = reply.message
         until_ns = self._clock.monotonic_ns() + message.lease_ms * MS
         claimed = Claimed(message.runs, message.deadline, message.lease_ms, until_ns)
         if wish.is_over():
@@ -260,10 +270,11 @@ class Working:
         entries = [each for each in claimed.given() if each[0] > after]
         for at in range(0, len(entries), JOBS_PER_REQUEST_MAX):
             seqs, tokens = zip(*entries[at : at + JOBS_PER_REQUEST_MAX], strict=True)
-            nack = JobsNack(
-                self.topic, self.node, words_of(seqs), words_of(tokens), 0, call_number(), undo=undo
-            )
-            yield self.line(connection).about_jobs(nack)
+            nack = Nack(
+                self.topic, self.node, words_of(seqs), words_of(tokens), 0, call_number(), undo=undo,
+                group=self.group,
+            )  # fmt: skip
+            yield connection.about_jobs(nack)
 
     def known(self, connection: QueueConnection) -> Steps[TopicInfo]:
         """The topic, which has to be a queue; raises NotAQueue, TopicNotFound."""
@@ -281,7 +292,7 @@ class Working:
         return is_letter_of(self.topic, letter, self.group)
 
     def _read(
-        self, connection: QueueConnection, message: JobsClaimed, attached: Any, pieces: list[Stretch]
+        self, connection: QueueConnection, message: ClaimReply, attached: Any, pieces: list[Stretch]
     ) -> Steps[None]:
         if message.payloads or message.frames:
             pieces += brought(self.topic, message, attached)
@@ -289,7 +300,7 @@ class Working:
             yield from self._read_files(connection, message, pieces)
 
     def _read_files(
-        self, connection: QueueConnection, message: JobsClaimed, pieces: list[Stretch]
+        self, connection: QueueConnection, message: ClaimReply, pieces: list[Stretch]
     ) -> Steps[None]:
         spans: list[Span] = []
         for first, count, _, _ in message.runs:
@@ -310,7 +321,7 @@ class Working:
         finally:
             self._leave_source(source)
 
-    def _known_frame(self, message: JobsClaimed, first: int, last: int) -> FrameView | None:
+    def _known_frame(self, message: ClaimReply, first: int, last: int) -> FrameView | None:
         """These jobs, if they lie in the frame that was read last: what a number stands for never changes in
         one life of a topic."""
         frame = self._frame
@@ -328,8 +339,8 @@ class Working:
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
             in_time = self._clock.monotonic_ns() <= until_of(part)
-            ack = JobsAck(self.topic, self.node, seqs, tokens, in_time, call_number())
-            reply: JobsAcked = (yield self.line(connection).about_jobs(ack)).message
+            ack = Ack(self.topic, self.node, seqs, tokens, in_time, call_number(), self.group)
+            reply: AckReply = (yield connection.about_jobs(ack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
@@ -337,12 +348,15 @@ class Working:
         self, connection: QueueConnection, leases: Leases, delay_ms: int, reason: str = "",
         has_backoff: bool = False,
     ) -> Steps[Settled]:  # fmt: skip
-        """Their jobs are given back; with a reason they have failed. See JobsNack."""
+        """Their jobs are given back; with a reason they have failed. See Nack."""
         skipped: list[int] = []
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
-            nack = JobsNack(self.topic, self.node, seqs, tokens, delay_ms, call_number(), reason, has_backoff)
-            reply: JobsNacked = (yield self.line(connection).about_jobs(nack)).message
+            nack = Nack(
+                self.topic, self.node, seqs, tokens, delay_ms, call_number(), reason, has_backoff,
+                group=self.group,
+            )  # fmt: skip
+            reply: NackReply = (yield connection.about_jobs(nack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
@@ -351,8 +365,8 @@ class Working:
         skipped: list[int] = []
         for part in parts_of(leases):
             seqs, tokens = entries_of(part)
-            nack = JobsNack(self.topic, self.node, seqs, tokens, 0, call_number(), undo=True)
-            reply: JobsNacked = (yield self.line(connection).about_jobs(nack)).message
+            nack = Nack(self.topic, self.node, seqs, tokens, 0, call_number(), undo=True, group=self.group)
+            reply: NackReply = (yield connection.about_jobs(nack)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
@@ -361,8 +375,8 @@ class Working:
         skipped: list[int] = []
         for part in lists_of(leases):
             seqs, tokens = entries_of(part)
-            reject = JobsReject(self.topic, self.node, seqs, tokens, reason, call_number())
-            reply: JobsRejected = (yield self.line(connection).about_jobs(reject)).message
+            reject = Reject(self.topic, self.node, seqs, tokens, reason, call_number(), self.group)
+            reply: RejectReply = (yield connection.about_jobs(reject)).message
             skipped += _over(part, reply.skipped)
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
@@ -372,8 +386,8 @@ class Working:
         for part in lists_of(leases):
             seqs, tokens = entries_of(part)
             begun_ns = self._clock.monotonic_ns()
-            extend = JobsExtend(self.topic, self.node, seqs, tokens, lease_ms, call_number())
-            reply: JobsExtended = (yield self.line(connection).about_jobs(extend)).message
+            extend = Extend(self.topic, self.node, seqs, tokens, lease_ms, call_number(), self.group)
+            reply: ExtendReply = (yield connection.about_jobs(extend)).message
             gone = set(np.frombuffer(reply.skipped, dtype="<i8").tolist())
             for lease in part:
                 if lease.seq in gone:
@@ -390,7 +404,7 @@ class Working:
         while len(found) < limit:
             asked = min(limit - len(found), JOBS_PER_REQUEST_MAX)
             reply: JobsPendingReply = (
-                yield self.line(connection).about_jobs(JobsPending(self.topic, after, asked))
+                yield connection.about_jobs(JobsPending(self.topic, after, asked))
             ).message
             found += (
                 PendingJob(seq, state, node, until_ms / 1_000, deliveries, nacks, failed_ms / 1_000, reason)
@@ -403,9 +417,7 @@ class Working:
 
     def stats(self, connection: QueueConnection) -> Steps[QueueStats]:
         """How many jobs are in which state."""
-        reply: QueueStatsReply = (
-            yield self.line(connection).about_jobs(QueueStatsMessage(self.topic))
-        ).message
+        reply: QueueStatsReply = (yield connection.about_jobs(QueueStatsMessage(self.topic))).message
         return QueueStats(
             reply.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
             None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms, reply.promoted,

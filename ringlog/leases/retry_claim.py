@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ringlog.leases.spans import spans_of
 
 Run = tuple[int, int, int, int]
-"""(first number, jobs, deliveries, token of the first) as in the message JobsClaimed."""
+"""(first number, jobs, deliveries, token of the first) as in the message ClaimReply."""
 I64 = NDArray[np.int64]
 
 

@@ -31,22 +31,22 @@ def numbers(data: bytes) -> list[int]:
     return np.frombuffer(data, dtype="<u8").tolist()
 
 
-def claim(world: World, most: int = 1, node: str = "w", group: str = "g", **options: Any) -> m.JobsClaimed:
-    return world.request(m.GroupClaim("t", group, node, most, **options))
+def claim(world: World, most: int = 1, node: str = "w", group: str = "g", **options: Any) -> m.ClaimReply:
+    return world.request(m.Claim("t", node, most, group=group, **options))
 
 
-def held(claimed: m.JobsClaimed) -> dict[int, int]:
+def held(claimed: m.ClaimReply) -> dict[int, int]:
     """Position -> token."""
     return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
 
 
-def ack(world: World, jobs: Any, node: str = "w", group: str = "g", **options: Any) -> m.JobsAcked:
+def ack(world: World, jobs: Any, node: str = "w", group: str = "g", **options: Any) -> m.AckReply:
     tokens = words(jobs.values()) if isinstance(jobs, dict) else b""
-    return world.request(m.GroupAck("t", group, node, words(jobs), tokens, **options))
+    return world.request(m.Ack("t", node, words(jobs), tokens, group=group, **options))
 
 
-def nack(world: World, jobs: Any, node: str = "w", **options: Any) -> m.JobsNacked:
-    return world.request(m.GroupNack("t", "g", node, words(jobs), **options))
+def nack(world: World, jobs: Any, node: str = "w", **options: Any) -> m.NackReply:
+    return world.request(m.Nack("t", node, words(jobs), group="g", **options))
 
 
 def give_again(world: World, letters: dict[int, int]) -> tuple[int, list[int]]:

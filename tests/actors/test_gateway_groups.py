@@ -21,7 +21,7 @@ def claimed(driver: Driver, message: Any, *runs: tuple[int, int, int, int]) -> t
     """Have it claim; returns what the shard was asked, and the first read of what it gives."""
     (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, message, None))
     (at_shard,) = driver.feed(ev.ShardAnswered(asked.ticket, INFO))
-    effects = driver.feed(ev.ShardAnswered(at_shard.ticket, m.JobsClaimed("t", 7, 3, 5_000, 4, list(runs))))
+    effects = driver.feed(ev.ShardAnswered(at_shard.ticket, m.ClaimReply("t", 7, 3, 5_000, 4, list(runs))))
     located = m.Located("t", 7, 3, 1, 0, 100, 1, 1, 1, 1, False, extents=[])
     locate = only(effects, ev.AskShard)
     return at_shard.message, only(driver.feed(ev.ShardAnswered(locate.ticket, located)), ev.ReadFiles)
@@ -30,27 +30,28 @@ def claimed(driver: Driver, message: Any, *runs: tuple[int, int, int, int]) -> t
 @pytest.mark.parametrize(
     "message",
     [
-        m.GroupClaim("t", "g", "w", 9, wait_ms=30_000, min_idle_ms=5, call=3),
-        m.GroupSteal("t", "g", "w", b"\5" + bytes(7), call=3),
+        m.Claim("t", "w", 9, wait_ms=30_000, call=3, group="g", min_idle_ms=5),
+        m.Steal("t", "w", b"\5" + bytes(7), call=3, group="g"),
     ],
 )
 def test_a_claim_comes_with_its_records_and_what_does_not_fit_goes_back_to_its_group(message):
     driver = Driver()
     asked, wanted = claimed(driver, message, (5, 4, 1, 100))
     assert (asked.group, asked.call) == ("g", 3)
-    if isinstance(asked, m.GroupClaim):
+    if isinstance(asked, m.Claim):
         assert (asked.wait_ms, asked.min_idle_ms) == (CLAIM_SLICE_MS_MAX, 5)
     back = only(driver.read(wanted, 6, data=bytes(READ_BYTES_MAX)), ev.AskShard)
-    assert isinstance(back.message, m.GroupNack)
+    assert isinstance(back.message, m.Nack)
     assert (back.message.group, back.message.node) == ("g", "w")
     assert (words(back.message.seqs), words(back.message.tokens)) == ([7, 8], [102, 103])
-    reply = only(driver.feed(ev.ShardAnswered(back.ticket, m.JobsNacked("t", 2, b"", 1, 1))), Reply)
+    reply = only(driver.feed(ev.ShardAnswered(back.ticket, m.NackReply("t", 2, b"", 1, 1))), Reply)
     assert (reply.message.runs, reply.message.frames) == ([(5, 2, 1, 100)], 1)
     assert back.message.call == 0, "the rest of the claim stays as it is"
 
 
 @pytest.mark.parametrize(
-    "message", [m.GroupClaim("t", "g", "w", 9, call=3), m.GroupSteal("t", "g", "w", b"\5" + bytes(7), call=3)]
+    "message",
+    [m.Claim("t", "w", 9, call=3, group="g"), m.Steal("t", "w", b"\5" + bytes(7), call=3, group="g")],
 )
 def test_a_claim_of_which_nothing_can_be_read_is_taken_back_under_its_own_number(message):
     """QC-8: whoever asks again under that number is not told of leases that nobody holds."""
@@ -65,11 +66,11 @@ def test_a_claim_of_which_nothing_can_be_read_is_taken_back_under_its_own_number
     ("message", "scope"),
     [
         (m.GroupOpen("t", "g", 1), "read"),
-        (m.GroupClaim("t", "g", "w"), "read"),
-        (m.GroupSteal("t", "g", "w", b""), "read"),
-        (m.GroupAck("t", "g", "w", b""), "read"),
-        (m.GroupNack("t", "g", "w", b""), "read"),
-        (m.GroupExtend("t", "g", "w", b""), "read"),
+        (m.Claim("t", "w", group="g"), "read"),
+        (m.Steal("t", "w", b"", group="g"), "read"),
+        (m.Ack("t", "w", b"", group="g"), "read"),
+        (m.Nack("t", "w", b"", group="g"), "read"),
+        (m.Extend("t", "w", b"", group="g"), "read"),
         (m.GroupLeave("t", "g", "w"), "read"),
         (m.GroupPending("t", "g"), "read"),
         (m.GroupState("t", "g"), "read"),

@@ -36,14 +36,12 @@ class Driver:
         self, *runs: tuple[int, int, int, int], wait_ms: int = 0, head: int = 100
     ) -> ev.ReadFiles | Any:
         """Claim; the shard gives these runs. Returns the last effect: the first read, or the answer."""
-        (asked,) = self.feed(
-            ev.Asked(b"c", "w-id", 1, m.JobsClaim("q", "w", 9, wait_ms=wait_ms, call=8), None)
-        )
+        (asked,) = self.feed(ev.Asked(b"c", "w-id", 1, m.Claim("q", "w", 9, wait_ms=wait_ms, call=8), None))
         (claimed,) = self.feed(
             ev.ShardAnswered(asked.ticket, m.TopicInfo("q", 7, 3, 1, 0, False, {"type": "queue"}))
         )
         self.asked = claimed.message
-        effects = self.feed(ev.ShardAnswered(claimed.ticket, m.JobsClaimed("q", 7, 3, 5_000, 4, list(runs))))
+        effects = self.feed(ev.ShardAnswered(claimed.ticket, m.ClaimReply("q", 7, 3, 5_000, 4, list(runs))))
         if not runs:
             return only(effects, Reply)
         locate = only(effects, ev.AskShard)
@@ -58,9 +56,9 @@ class Driver:
     def nacked(self, effects: list[Any]) -> tuple[list[int], list[int], list[Any]]:
         """What is given back, and what follows when the shard has it."""
         asked = only(effects, ev.AskShard)
-        assert isinstance(asked.message, m.JobsNack)
+        assert isinstance(asked.message, m.Nack)
         self.taken_back, self.is_undone = asked.message.call, asked.message.undo
-        answer = m.JobsNacked("q", 1, b"", 1, 1)
+        answer = m.NackReply("q", 1, b"", 1, 1)
         after = self.feed(ev.ShardAnswered(asked.ticket, answer))
         return words(asked.message.seqs), words(asked.message.tokens), after
 
@@ -133,7 +131,7 @@ def test_what_cannot_be_read_is_given_back_and_an_error_when_it_is_the_first():
 
 def test_a_refusal_of_the_shard_is_the_answer():
     driver = Driver()
-    (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, m.JobsClaim("q", "w"), None))
+    (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, m.Claim("q", "w"), None))
     info = m.TopicInfo("q", 7, 3, 1, 0, False, {})
     (claimed,) = driver.feed(ev.ShardAnswered(asked.ticket, info))
     effects = driver.feed(ev.ShardAnswered(claimed.ticket, None, NotAQueue("not a queue", topic="q")))
@@ -143,11 +141,11 @@ def test_a_refusal_of_the_shard_is_the_answer():
 @pytest.mark.parametrize(
     ("message", "scopes"),
     [
-        (m.JobsClaim("q", "w"), {"read", "write"}),
-        (m.JobsAck("q", "w", b""), {"write"}),
-        (m.JobsNack("q", "w", b""), {"write"}),
-        (m.JobsExtend("q", "w", b""), {"write"}),
-        (m.JobsReject("q", "w", b""), {"write"}),
+        (m.Claim("q", "w"), {"read", "write"}),
+        (m.Ack("q", "w", b""), {"write"}),
+        (m.Nack("q", "w", b""), {"write"}),
+        (m.Extend("q", "w", b""), {"write"}),
+        (m.Reject("q", "w", b""), {"write"}),
         (m.JobsPending("q"), {"read"}),
         (m.QueueStats("q"), {"read"}),
     ],
@@ -171,10 +169,10 @@ def test_moving_dead_letters_is_for_the_engine_alone(message):
 @pytest.mark.parametrize("brought", ["payloads", "frames"])
 def test_jobs_that_the_shard_has_in_memory_are_passed_on(brought):
     driver = Driver()
-    (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, m.JobsClaim("q", "w", 9, call=8), None))
+    (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, m.Claim("q", "w", 9, call=8), None))
     info = m.TopicInfo("q", 7, 3, 1, 0, False, {"type": "queue"})
     (claimed,) = driver.feed(ev.ShardAnswered(asked.ticket, info))
-    given = m.JobsClaimed("q", 7, 3, 5_000, 4, [(3, 1, 1, 70)])
+    given = m.ClaimReply("q", 7, 3, 5_000, 4, [(3, 1, 1, 70)])
     if brought == "payloads":
         given = msgspec.structs.replace(given, payloads=[b"job"], stamps=bytes(8))
     else:

@@ -20,7 +20,7 @@ from ringlog.topic.config import TopicConfig
 NO_OPERATION = frozenset(
     {
         # Between the engine's processes, or for clients that have rings.
-        "RingOpen", "RingClose", "RingAttach", "RingDetach", "OpenTurns", "OpenCalls", "JobsNext", "Feed",
+        "RingOpen", "RingClose", "RingAttach", "RingDetach", "OpenTurns", "OpenCalls", "AckAndClaim", "Feed",
         "EngineStatus", "EngineStop", "Drain", "ConsumersAsk", "CheckpointNow", "ScrubNow", "CheckpointOpen",
         "LiveAsk", "SegmentsChange", "SegmentTier", "SegmentRef", "CheckpointRows", "CheckpointDone",
         "ColdRead", "RouterFacts", "RouterPut", "RouterDrop", "RouterTell", "RoutersAsk", "RouteRow", "Route",
@@ -33,8 +33,8 @@ NO_OPERATION = frozenset(
         "ColdBytes", "CheckpointMade", "ScrubReport", "Subscribed", "Unsubscribed", "Turns",
         "SubscriptionsLost", "TopicsChanged", "TurnsOpened", "CallsOpened", "ConsumersReply", "RouterInfo",
         "RouterListReply", "RouterDeleted", "RouterDropped", "RouterTold", "RoutersReply", "RoutesSettled",
-        "RoutedRow", "Routed", "JobsClaimed", "JobsAcked", "JobsApart", "JobsNacked", "JobsExtended",
-        "JobsRejected", "JobsPendingReply", "QueueStatsReply", "SpentJobs", "SpentGone", "LettersRedriven",
+        "RoutedRow", "Routed", "ClaimReply", "AckReply", "NotCombinable", "NackReply", "ExtendReply",
+        "RejectReply", "JobsPendingReply", "QueueStatsReply", "SpentJobs", "SpentGone", "LettersRedriven",
         "GroupInfo", "GroupLeft", "GroupPendingReply", "GroupStateReply", "GroupListReply", "GroupTaken",
         "GroupCommitted", "GroupDeleted", "GroupReturned",
     }
@@ -67,13 +67,12 @@ def test_what_has_no_row_is_refused_to_every_key(kind: str) -> None:
 
 
 def test_requests_about_leases_say_whose_they_are() -> None:
-    """A kind that can be about a queue's own leases and about a group's has a row for each."""
+    """A kind whose group may be empty has a row for a queue's own leases and one for a group's."""
     for kind, leases in RIGHTS:
-        fields = {field.name for field in msgspec.structs.fields(kind)}
-        is_of_group = kind.__name__.startswith("Group") or leases is Leases.GROUP
-        assert ("group" in fields or kind is m.GroupList) == (is_of_group or kind is m.LettersRedrive), kind
-        if kind.__name__.startswith("Jobs"):
-            assert leases is Leases.OWN
+        fields = {field.name: field for field in msgspec.structs.fields(kind)}
+        assert ("group" in fields) == (leases is not None and kind not in {m.GroupList, m.JobsPending}), kind
+        if "group" in fields and not fields["group"].required and kind is not m.Steal:
+            assert {each for name, each in RIGHTS if name is kind} == {Leases.OWN, Leases.GROUP}, kind
 
 
 def _holds_text(hint: Any) -> bool:
@@ -166,9 +165,9 @@ def test_the_plain_creation_of_a_write_needs_no_admin() -> None:
 
 def test_an_ack_that_deletes_needs_more_than_read() -> None:
     reader = Principal("p", frozenset({"read"}))
-    authorise(reader, m.GroupAck("t", "g", "w", b""))
+    authorise(reader, m.Ack("t", "w", b"", group="g"))
     with pytest.raises(Forbidden):
-        authorise(reader, m.JobsAck("t", "w", b""))
+        authorise(reader, m.Ack("t", "w", b""))
 
 
 def _documented() -> dict[str, str]:

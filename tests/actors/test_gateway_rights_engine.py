@@ -113,12 +113,13 @@ HOSTILE: dict[str, tuple[str, list[tuple[str, list[Any], str]]]] = {
     "the gateway": ("", [
         ("Subscribe", [-1, [], 1], "subscription"), ("Subscribe", [1 << 40, [], 1], "subscription"),
         ("Taken", [-1], "turns"), ("Read", ["a.log", -1], "after"), ("SeekTime", ["a.log", 1 << 63], "ts"),
-        ("GroupClaim", ["a.log", "g", "w", 1, 0, 0, 0, 0, -1], "pid"), ("Unsubscribe", [1, [-1]], "feeds[0]"),
+        ("Claim", ["a.log", "w", 1, 0, 0, 0, -1, 0, False, "g"], "pid"),
+        ("Unsubscribe", [1, [-1]], "feeds[0]"),
         ("RoutesSettle", ["a.log", -5, 0], "topic_id"), ("TopicList", ["", "", -1], "page_size"),
     ]),
     "a shard": ("wal_shard-00.sock", [
-        ("JobsClaim", ["a.queue", "w", 1, 0, 0, 0, -1, 1], "pid"),
-        ("JobsClaim", ["a.queue", "w", 1, 0, 0, 0, 1 << 40, 1], "pid"),
+        ("Claim", ["a.queue", "w", 1, 0, 0, 0, -1, 1], "pid"),
+        ("Claim", ["a.queue", "w", 1, 0, 0, 0, 1 << 40, 1], "pid"),
         ("RouterPut", [[1, "a.r", "a.log", -1, 1, "b.log", 2, 0, "", 0]], "facts.source_id"),
         ("CheckpointDone", [-1, []], "number"), ("SegmentTier", [1, -1], "tier"),
     ]),

@@ -15,12 +15,12 @@ REQUESTS = 250
 KINDS_AT_ONCE = 12
 """Few kinds at a time get further than all of them: what one makes the next needs, and a third removes."""
 KNOWN = {
-    "topic": ("t", "q", "u", "dead"), "group": ("g", "s"), "node": ("w", "v"), "dead_letter": ("dead",),
+    "topic": ("t", "q", "u", "dead"), "group": ("", "g", "s"), "node": ("w", "v"), "dead_letter": ("dead",),
     "name": ("r",), "epoch": (0, 1), "lease_ms": (0, 1_000), "wait_ms": (0, 5), "delay_ms": (0, 1),
 }  # fmt: skip
 
 
-WAIT = {m.JobsClaim, m.GroupClaim}
+WAIT = {m.Claim}
 """What may wait for its answer."""
 
 
@@ -35,8 +35,8 @@ def prepared() -> World:
         world.append(name, [b"%d" % n for n in range(6)])
     world.request(m.GroupOpen("t", "g", 1, dead_letter="dead", max_deliveries=2))
     world.request(m.GroupOpen("t", "s", 2))
-    world.request(m.JobsClaim("q", "w", 3))
-    world.request(m.GroupClaim("t", "g", "w", 3))
+    world.request(m.Claim("q", "w", 3))
+    world.request(m.Claim("t", "w", 3, group="g"))
     return world
 
 

@@ -14,7 +14,7 @@ from ringlog.testing.shard_world import World
 
 
 def back(world: World, jobs: dict[int, int], **more: Any) -> None:
-    reply = world.request(m.JobsNack("q", "w", words(list(jobs)), words(list(jobs.values())), **more))
+    reply = world.request(m.Nack("q", "w", words(list(jobs)), words(list(jobs.values())), **more))
     assert reply.nacked == len(jobs)
 
 
@@ -67,7 +67,7 @@ def test_jobs_of_many_deliveries_are_given_back_in_one_request_and_rest_each_for
         back(world, jobs_of(claim(world, 9)), delay_ms=0)
     world.append("q", [b"another"])
     jobs = jobs_of(claim(world, 9))
-    nack = m.JobsNack("q", "w", words([*jobs, 77]), words([*jobs.values(), 5]), call=9, has_backoff=True)
+    nack = m.Nack("q", "w", words([*jobs, 77]), words([*jobs.values(), 5]), call=9, has_backoff=True)
     first = world.request(nack)
     assert (list(jobs), first.nacked, first.skipped) == ([1, 2], 2, words([77]))
     assert world.request(nack) == first
@@ -105,7 +105,7 @@ def test_a_claim_that_waits_is_given_a_job_when_its_rest_is_over():
     make(world, 1, backoff_ms=1_000)
     claim(world, 1, lease_ms=100)
     run = world.run_of("q")
-    run.step(run.request(901, m.JobsClaim("q", "x", 1, 60_000, wait_ms=20_000)))
+    run.step(run.request(901, m.Claim("q", "x", 1, 60_000, wait_ms=20_000)))
     pass_ms(world, 1_099)
     run.step()
     assert 901 not in run.replies

@@ -28,7 +28,7 @@ class Work:
     """The same for a queue, one whose leases are in the log, and a group."""
 
     def __init__(self, world: World, kind: str, jobs: int) -> None:
-        self.world, self.kind = world, kind
+        self.world, self.group = world, "g" if kind == "group" else ""
         if kind == "group":
             world.put("t", durability="fsync")
             world.request(m.GroupOpen("t", "g", 1))
@@ -40,10 +40,7 @@ class Work:
     def claim(self, node: str, most: int = 9, **options: Any) -> dict[int, int]:
         """Number -> token of what this one is given."""
         options = {"lease_ms": LEASE_MS, **options}
-        if self.kind == "group":
-            answer = self.world.request(m.GroupClaim("t", "g", node, most, **options))
-        else:
-            answer = self.world.request(m.JobsClaim("t", node, most, **options))
+        answer = self.world.request(m.Claim("t", node, most, group=self.group, **options))
         if answer.runs:
             assert answer.lease_ms == LEASE_MS
         return {first + n: token + n for first, count, _, token in answer.runs for n in range(count)}
@@ -54,20 +51,14 @@ class Work:
 
     def extend(self, node: str, jobs: dict[int, int]) -> int:
         """How many are held for another lease."""
-        if self.kind == "group":
-            return self.world.request(m.GroupExtend("t", "g", *self._named(node, jobs), LEASE_MS)).extended
-        return self.world.request(m.JobsExtend("t", *self._named(node, jobs), LEASE_MS)).extended
+        named = self._named(node, jobs)
+        return self.world.request(m.Extend("t", *named, LEASE_MS, group=self.group)).extended
 
     def nack(self, node: str, jobs: dict[int, int], delay_ms: int) -> None:
-        if self.kind == "group":
-            self.world.request(m.GroupNack("t", "g", *self._named(node, jobs), delay_ms))
-        else:
-            self.world.request(m.JobsNack("t", *self._named(node, jobs), delay_ms))
+        self.world.request(m.Nack("t", *self._named(node, jobs), delay_ms, group=self.group))
 
     def ack(self, node: str, jobs: dict[int, int]) -> int:
-        if self.kind == "group":
-            return self.world.request(m.GroupAck("t", "g", *self._named(node, jobs))).acked
-        return self.world.request(m.JobsAck("t", *self._named(node, jobs))).acked
+        return self.world.request(m.Ack("t", *self._named(node, jobs), group=self.group)).acked
 
 
 @KINDS
@@ -127,7 +118,7 @@ def test_a_job_that_is_delayed_to_a_time_is_ready_when_the_clock_says_so(world, 
     columns = encode_records([b"later"], not_before=[due_us])
     world.send("t", [frame(columns, topic_id=topic.topic_id, producer_id=1, producer_seq=1)])
     run = world.runs[0]
-    run.step(run.request(900, m.JobsClaim("t", "w", 1, wait_ms=30_000, call=7)))
+    run.step(run.request(900, m.Claim("t", "w", 1, wait_ms=30_000, call=7)))
     assert 900 not in run.replies
     world.clock.step(step_s)
     run.step()

@@ -30,7 +30,7 @@ class Claims:
         for want in wants:
             self.corr += 1
             node = options.pop("node", f"w{self.corr}")
-            self.run.step(self.run.request(self.corr, m.JobsClaim("q", node, want, **options)))
+            self.run.step(self.run.request(self.corr, m.Claim("q", node, want, **options)))
             corrs.append(self.corr)
         return corrs
 

@@ -116,7 +116,7 @@ def test_one_claim_sets_aside_a_bounded_number(world, monkeypatch):
 def test_a_rejected_job_is_set_aside_at_once_with_its_reason(world):
     """L26, L27."""
     jobs = jobs_of(claim(world, 3))
-    reject = m.JobsReject("q", "w", words([2, 9]), words([jobs[2], 1]), "no such address\nand more", 5)
+    reject = m.Reject("q", "w", words([2, 9]), words([jobs[2], 1]), "no such address\nand more", 5)
     reply = world.request(reject)
     assert (reply.rejected, reply.skipped) == (1, words([9]))
     assert world.request(reject) == reply, "asked again"
@@ -135,16 +135,16 @@ def test_a_job_given_back_with_a_reason_keeps_it_until_it_is_done(world):
     for n, reason in enumerate(("timeout", "refused\nline two")):
         jobs = jobs_of(claim(world, 3))
         if n == 0:
-            world.request(m.JobsNack("q", "w", words([1, 2]), words([jobs[1], jobs[2]]), reason=reason))
-            world.request(m.JobsNack("q", "w", words([3]), words([jobs[3]])))
+            world.request(m.Nack("q", "w", words([1, 2]), words([jobs[1], jobs[2]]), reason=reason))
+            world.request(m.Nack("q", "w", words([3]), words([jobs[3]])))
             world.clock.advance(0.5)
         else:
-            again = m.JobsNack("q", "w", words([1, 9]), words([jobs[1], 1]), call=7, reason=reason)
+            again = m.Nack("q", "w", words([1, 9]), words([jobs[1], 1]), call=7, reason=reason)
             assert world.request(again).nacked == 1
             assert world.request(again).nacked == 1, "asked again it is no other failure"
             at_ms = world.clock.now_us() // 1_000
-            world.request(m.JobsAck("q", "w", words([2]), words([jobs[2]]), in_time=True))
-            world.request(m.JobsReject("q", "w", words([3]), words([jobs[3]]), "no such address"))
+            world.request(m.Ack("q", "w", words([2]), words([jobs[2]]), in_time=True))
+            world.request(m.Reject("q", "w", words([3]), words([jobs[3]]), "no such address"))
     assert claim(world, 1).runs == [(4, 1, 1, ANY)]
     found = spent(world)
     assert found.runs == [(1, 1, 2), (3, 1, 2)]
@@ -158,5 +158,5 @@ def test_nothing_is_rejected_where_there_are_no_dead_letters(world):
     world.put("q", mode="merge", dead_letter=None)
     claim(world, 1)
     with pytest.raises(InvalidRequest):
-        world.request(m.JobsReject("q", "w", words([1])))
+        world.request(m.Reject("q", "w", words([1])))
     assert stats(world) == (3, 1, 0)

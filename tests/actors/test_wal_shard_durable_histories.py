@@ -84,23 +84,23 @@ class History:
     def ack(self, call, node, chosen) -> None:
         if not chosen:
             return
-        reply = ask(self.world, m.JobsAck, chosen, node, in_time=True, call=call)
+        reply = ask(self.world, m.Ack, chosen, node, in_time=True, call=call)
         assert reply.skipped == b"", "its lease had not ended"
         self.live -= set(chosen)
         if self.rng.random() < 0.4:
             self.end(call, node, chosen, has_power=True)
-            assert ask(self.world, m.JobsAck, chosen, node, in_time=True, call=call).skipped == b""
+            assert ask(self.world, m.Ack, chosen, node, in_time=True, call=call).skipped == b""
 
     def nack(self, call, node, chosen) -> None:
         delay_ms = self.rng.choice([0, 500])
-        assert ask(self.world, m.JobsNack, chosen, node, delay_ms=delay_ms, call=call).skipped == b""
+        assert ask(self.world, m.Nack, chosen, node, delay_ms=delay_ms, call=call).skipped == b""
         self.leases = {seq: lease for seq, lease in self.leases.items() if seq not in chosen}
         if delay_ms:
             self.rests |= dict.fromkeys(chosen, self.now_ms + delay_ms)
 
     def extend(self, call, node, chosen) -> None:
         lease_ms = self.rng.choice([300, 4_000])
-        reply = ask(self.world, m.JobsExtend, chosen, node, lease_ms=lease_ms, call=call)
+        reply = ask(self.world, m.Extend, chosen, node, lease_ms=lease_ms, call=call)
         assert reply.skipped == b""
         self.leases |= {seq: (node, token, self.now_ms + lease_ms) for seq, token in chosen.items()}
 

@@ -40,11 +40,11 @@ def numbers(data: bytes) -> list[int]:
     return np.frombuffer(data, dtype="<u8").tolist()
 
 
-def claim(world: World, most: int = 1, node: str = "w", name: str = "q", **options: Any) -> m.JobsClaimed:
-    return world.request(m.JobsClaim(name, node, most, **options))
+def claim(world: World, most: int = 1, node: str = "w", name: str = "q", **options: Any) -> m.ClaimReply:
+    return world.request(m.Claim(name, node, most, **options))
 
 
-def held(claimed: m.JobsClaimed) -> dict[int, int]:
+def held(claimed: m.ClaimReply) -> dict[int, int]:
     """Number -> token."""
     return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
 
@@ -80,10 +80,10 @@ def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
     world = new_world()
     make(world, 12)
     jobs = held(claim(world, 6, lease_ms=60_000))
-    ask(world, m.JobsAck, {2: jobs[2]})
-    ask(world, m.JobsNack, {4: jobs[4]}, delay_ms=120_000)
-    ask(world, m.JobsNack, {5: jobs[5]})
-    ask(world, m.JobsExtend, {6: jobs[6]}, lease_ms=300_000)
+    ask(world, m.Ack, {2: jobs[2]})
+    ask(world, m.Nack, {4: jobs[4]}, delay_ms=120_000)
+    ask(world, m.Nack, {5: jobs[5]})
+    ask(world, m.Extend, {6: jobs[6]}, lease_ms=300_000)
     other = held(claim(world, 2, node="v", lease_ms=90_000))
     assert list(other) == [5, 7]
     if is_absorbed:
@@ -92,9 +92,9 @@ def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
     before = stats(world)
     restart(world, how)
     assert stats(world) == before == (5 + is_absorbed, 5, 1)
-    assert numbers(ask(world, m.JobsAck, {1: jobs[1]}, node="v").skipped) == [1], "held by the same node"
-    assert numbers(ask(world, m.JobsAck, {1: jobs[1] + 1}).skipped) == [1], "under the same token"
-    assert ask(world, m.JobsAck, {1: jobs[1]}).acked == 1
+    assert numbers(ask(world, m.Ack, {1: jobs[1]}, node="v").skipped) == [1], "held by the same node"
+    assert numbers(ask(world, m.Ack, {1: jobs[1] + 1}).skipped) == [1], "under the same token"
+    assert ask(world, m.Ack, {1: jobs[1]}).acked == 1
     again = claim(world, 2, node="v", lease_ms=600_000)
     assert [run[:3] for run in again.runs] == [(8, 2, 1)]
     assert set(held(again).values()).isdisjoint([*jobs.values(), *other.values()]), "QL-7"
@@ -107,7 +107,7 @@ def test_leases_counts_and_delays_outlive_the_shard(how, is_absorbed):
     assert [run[:3] for run in back.runs][:2] == [(5, 1, 3), (7, 1, 2)]
     world.clock.advance(30.0)
     assert [run[:3] for run in claim(world, 9, lease_ms=600_000).runs] == [(4, 1, 2)], "its delay is over"
-    assert ask(world, m.JobsAck, {6: jobs[6]}).acked == 1, "extended"
+    assert ask(world, m.Ack, {6: jobs[6]}).acked == 1, "extended"
 
 
 @pytest.mark.parametrize("durability", LOGGED)
@@ -115,11 +115,11 @@ def test_every_class_with_a_log_keeps_leases_over_a_kill(world, durability):
     """CP-36, CP-37: what was acked stays so."""
     make(world, 4, durability=durability)
     jobs = held(claim(world, 3, lease_ms=60_000))
-    ask(world, m.JobsAck, {1: jobs[1]})
+    ask(world, m.Ack, {1: jobs[1]})
     for _ in range(3):
         restart(world)
         assert stats(world) == (1, 2, 0)
-    assert ask(world, m.JobsAck, {2: jobs[2], 3: jobs[3]}).acked == 2
+    assert ask(world, m.Ack, {2: jobs[2], 3: jobs[3]}).acked == 2
     assert list(held(claim(world, 9))) == [4]
 
 
@@ -151,12 +151,12 @@ def test_a_clock_that_goes_back_revives_nothing(world):
     jobs = held(claim(world, 1, lease_ms=1_000))
     others = held(claim(world, 1, lease_ms=60_000))
     world.clock.advance(2.0)
-    ask(world, m.JobsExtend, others, lease_ms=60_000)
+    ask(world, m.Extend, others, lease_ms=60_000)
     world.kill()
     world.reboot()  # Else the time of leases goes on as it did, whatever the clock says.
     world.clock.step(-1.9)
     world.start()
-    assert numbers(ask(world, m.JobsAck, {**jobs, **others}).skipped) == [1]
+    assert numbers(ask(world, m.Ack, {**jobs, **others}).skipped) == [1]
 
 
 def test_a_claim_is_one_record_and_answered_after_its_sync():
@@ -166,8 +166,8 @@ def test_a_claim_is_one_record_and_answered_after_its_sync():
     make(world, 2_100)
     claim(world, 1)
     for request in (
-        m.JobsClaim("q", "w", 1_000), m.JobsExtend("q", "w", words([1, 3]), lease_ms=9_000),
-        m.JobsNack("q", "w", words([3, 5]), delay_ms=9), m.JobsNack("q", "w", words([7])),
+        m.Claim("q", "w", 1_000), m.Extend("q", "w", words([1, 3]), lease_ms=9_000),
+        m.Nack("q", "w", words([3, 5]), delay_ms=9), m.Nack("q", "w", words([7])),
     ):  # fmt: skip
         seen.clear()
         before = world.run_of("q").core.log.offset
@@ -179,11 +179,11 @@ def test_a_claim_is_one_record_and_answered_after_its_sync():
         assert kinds.index(ev.WriteGroup) < kinds.index(ev.Sync) < len(kinds) - 1
         assert world.run_of("q").core.log.offset - before < 512
     seen.clear()
-    assert ask(world, m.JobsNack, {2_000: 5}).nacked == 0
+    assert ask(world, m.Nack, {2_000: 5}).nacked == 0
     assert claim(world, 1, node="x").runs
     seen.clear()
-    world.request(m.JobsClaim("q", "y", 1_000))
-    world.request(m.JobsClaim("q", "y", 1_000))
+    world.request(m.Claim("q", "y", 1_000))
+    world.request(m.Claim("q", "y", 1_000))
     seen.clear()
     assert claim(world, 1, node="x").runs == []
     assert ev.WriteGroup not in map(type, seen), "what changes nothing is not logged"
@@ -195,7 +195,7 @@ def test_a_claim_that_waited_is_logged_before_it_is_answered():
     world = started(watch=lambda shard, effect: seen.append(effect))
     make(world, 0)
     run = world.run_of("q")
-    run.step(run.request(901, m.JobsClaim("q", "w", 2, 60_000, wait_ms=20_000)))
+    run.step(run.request(901, m.Claim("q", "w", 2, 60_000, wait_ms=20_000)))
     seen.clear()
     world.append("q", [b"1", b"2", b"3"])
     kinds = [type(effect) for effect in seen]
@@ -204,7 +204,7 @@ def test_a_claim_that_waited_is_logged_before_it_is_answered():
     assert told > len(kinds) - 1 - kinds[::-1].index(ev.Sync)
     jobs = held(run.replies[901])
     restart(world)
-    assert ask(world, m.JobsAck, jobs).acked == 2
+    assert ask(world, m.Ack, jobs).acked == 2
 
 
 def test_cohorts_are_logged_claim_by_claim(world):
@@ -212,14 +212,14 @@ def test_cohorts_are_logged_claim_by_claim(world):
     make(world, 6, claim_jitter_ms=100)
     run = world.run_of("q")
     for n in range(3):
-        run.step(run.request(901 + n, m.JobsClaim("q", f"n{n}", 2, 60_000, call=11 + n)))
+        run.step(run.request(901 + n, m.Claim("q", f"n{n}", 2, 60_000, call=11 + n)))
     world.tick(0.2)
     given = [run.replies[901 + n] for n in range(3)]
     assert [len(held(each)) for each in given] == [2, 2, 2]
     restart(world)
     assert stats(world) == (0, 6, 0)
     for n, each in enumerate(given):
-        assert ask(world, m.JobsAck, held(each), node=f"n{n}").acked == 2
+        assert ask(world, m.Ack, held(each), node=f"n{n}").acked == 2
 
 
 def test_where_nothing_can_be_logged_no_lease_is_granted(world):
@@ -227,7 +227,7 @@ def test_where_nothing_can_be_logged_no_lease_is_granted(world):
     make(world, 3)
     run = world.run_of("q")
     handled = run.core.requests.handle(
-        run.request(7, m.JobsClaim("q", "w", 2)), run.core._group, 1, can_log=False
+        run.request(7, m.Claim("q", "w", 2)), run.core._group, 1, can_log=False
     )
     assert isinstance(handled.message, m.ErrorReply)
     assert handled.message.detail["reason"] == "no_log_space"
@@ -242,7 +242,7 @@ def test_on_a_full_disk_a_claim_waits_without_turning_in_circles():
     make(world, 0)
     world.put("f", durability="fsync")
     run = world.run_of("q")
-    run.step(run.request(901, m.JobsClaim("q", "w", 2, 60_000, wait_ms=20_000)))
+    run.step(run.request(901, m.Claim("q", "w", 2, 60_000, wait_ms=20_000)))
     disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     while not run.core._file_failed:
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])
@@ -265,10 +265,10 @@ def test_what_is_called_off_stays_so_after_a_kill():
     make(world, 4)
     claim(world, 2, call=1, lease_ms=60_000)
     claim(world, 2, call=2, lease_ms=60_000)
-    assert ask(world, m.JobsNack, {}, undo=True, call=1).nacked == 2
+    assert ask(world, m.Nack, {}, undo=True, call=1).nacked == 2
     restart(world)
-    assert ask(world, m.JobsNack, {}, undo=True, call=1).nacked == 0
-    assert ask(world, m.JobsNack, {}, undo=True, call=2).nacked == 2
+    assert ask(world, m.Nack, {}, undo=True, call=1).nacked == 0
+    assert ask(world, m.Nack, {}, undo=True, call=2).nacked == 2
     for _ in range(2):
         assert stats(world) == (4, 0, 0)
         checkpoint_all(world)
@@ -281,23 +281,23 @@ def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill():
     world = new_world()
     make(world, 9)
     first = claim(world, 3, call=1, lease_ms=60_000)
-    back = ask(world, m.JobsNack, {1: held(first)[1], 8: 5}, call=2)
-    longer = ask(world, m.JobsExtend, {2: held(first)[2], 9: 5}, lease_ms=90_000, call=3)
+    back = ask(world, m.Nack, {1: held(first)[1], 8: 5}, call=2)
+    longer = ask(world, m.Extend, {2: held(first)[2], 9: 5}, lease_ms=90_000, call=3)
     assert (back.nacked, numbers(back.skipped), numbers(longer.skipped)) == (1, [8], [9])
     before = stats(world)
     for n in range(3):
         assert claim(world, 3, call=1).runs == [(2, 2, 1, held(first)[2])], "the first was given back"
-        again = ask(world, m.JobsNack, {1: held(first)[1], 8: 5}, call=2)
+        again = ask(world, m.Nack, {1: held(first)[1], 8: 5}, call=2)
         assert (again.nacked, again.skipped) == (1, back.skipped)
-        again = ask(world, m.JobsExtend, {2: held(first)[2], 9: 5}, call=3)
+        again = ask(world, m.Extend, {2: held(first)[2], 9: 5}, call=3)
         assert (again.extended, again.deadline, again.skipped) == (1, longer.deadline, longer.skipped)
         assert stats(world) == before
         if n == 1:
             checkpoint_all(world)
         restart(world)
-    done = ask(world, m.JobsAck, {2: held(first)[2]}, call=4, in_time=True)
+    done = ask(world, m.Ack, {2: held(first)[2]}, call=4, in_time=True)
     restart(world)
-    assert ask(world, m.JobsAck, {2: held(first)[2]}, call=4, in_time=True).acked == done.acked == 1
+    assert ask(world, m.Ack, {2: held(first)[2]}, call=4, in_time=True).acked == done.acked == 1
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2)])
@@ -314,7 +314,7 @@ def test_leases_move_with_their_topics_when_the_number_of_shards_changes(before,
         world.start(shards)
         for name, mine in jobs.items():
             seq = min(mine)
-            assert ask(world, m.JobsAck, {seq: mine.pop(seq)}, name=name).acked == 1, (turn, name)
+            assert ask(world, m.Ack, {seq: mine.pop(seq)}, name=name).acked == 1, (turn, name)
             assert world.request(m.QueueStats(name)).in_flight == len(mine)
 
 
@@ -333,8 +333,8 @@ def test_what_a_dead_worker_held_is_ready_and_stays_so(world):
     assert stats(world) == (4, 2, 0)
     run = world.run_of("q")
     assert run.core.requests.lives() == {(8, 80)}, "it is looked after again"
-    run.step(run.request(901, m.JobsClaim("q", "x", 9, 60_000, wait_ms=20_000)))
-    run.step(run.request(902, m.JobsClaim("q", "y", 9, 60_000, wait_ms=20_000)))
+    run.step(run.request(901, m.Claim("q", "x", 9, 60_000, wait_ms=20_000)))
+    run.step(run.request(902, m.Claim("q", "y", 9, 60_000, wait_ms=20_000)))
     assert list(held(run.replies[901])) == [1, 2, 5, 6]
     run.step(ev.WorkerDied(8, 80))
     assert [each[:3] for each in run.replies[902].runs] == [(3, 2, 2)]
@@ -350,7 +350,7 @@ def test_what_leaves_the_topic_is_held_no_longer(world):
     world.put("q", type="queue", leases_durable=True, durability="fsync", cap_records=3)
     restart(world)
     assert stats(world) == (2, 1, 0)
-    assert numbers(ask(world, m.JobsAck, jobs, in_time=True).skipped) == [1, 2], "evicted; 4 was deleted"
+    assert numbers(ask(world, m.Ack, jobs, in_time=True).skipped) == [1, 2], "evicted; 4 was deleted"
     assert list(held(claim(world, 9))) == [5, 6]
 
 
@@ -359,7 +359,7 @@ def test_rejected_jobs_and_their_count_outlive_the_shard(world):
     make(world, 4, max_deliveries=3, dead_letter="dead")
     world.run_of("q").core.requests.queues.has_mover = True
     jobs = held(claim(world, 3, lease_ms=60_000))
-    ask(world, m.JobsReject, {1: jobs[1], 2: jobs[2]}, reason="no such street")
+    ask(world, m.Reject, {1: jobs[1], 2: jobs[2]}, reason="no such street")
     found = world.ask(world.run_of("q"), m.SpentAsk())
     assert world.request(m.SpentMoved("q", found.topic_id, words([1]))).moved == 1
     restart(world)
@@ -380,7 +380,7 @@ def test_why_a_job_was_given_back_outlives_the_shard(is_absorbed):
     for reason in ("timeout", "refused"):
         world.clock.advance(0.25)
         jobs = held(claim(world, 1, lease_ms=60_000))
-        ask(world, m.JobsNack, jobs, reason=reason)
+        ask(world, m.Nack, jobs, reason=reason)
         at_ms[reason] = world.clock.now_us() // 1_000
         if is_absorbed:
             checkpoint_all(world)
@@ -425,9 +425,9 @@ def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
     jobs: dict[int, int] = {}
     for n in range(8):
         jobs |= held(claim(world, 1, f"n{n % 3}", lease_ms=60_000))
-    ask(world, m.JobsNack, {1: jobs[1]}, node="n0")
-    ask(world, m.JobsNack, {2: jobs[2]}, node="n1", delay_ms=90_000)
-    ask(world, m.JobsReject, {3: jobs[3]}, node="n2", reason="why")
+    ask(world, m.Nack, {1: jobs[1]}, node="n0")
+    ask(world, m.Nack, {2: jobs[2]}, node="n1", delay_ms=90_000)
+    ask(world, m.Reject, {3: jobs[3]}, node="n2", reason="why")
     claim(world, 1, "p", lease_ms=60_000, pid=7, born=70)
     delete(world, "q", seqs=[4])
     before = stats(world)
@@ -442,16 +442,16 @@ def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
     assert world.ask(world.run_of("q"), m.SpentAsk()).reasons == {3: "why"}
     world.run_of("q").step(ev.WorkerDied(7, 70))
     assert stats(world) == (6, 4, 1)
-    assert ask(world, m.JobsAck, {5: jobs[5], 8: jobs[8]}, node="n1").acked == 2
+    assert ask(world, m.Ack, {5: jobs[5], 8: jobs[8]}, node="n1").acked == 2
     switch(world, is_on=False, max_deliveries=9, dead_letter="dead")
     assert stats(world) == (6, 2, 1), "in memory they stay"
-    assert ask(world, m.JobsAck, {6: jobs[6]}, node="n2").acked == 1
+    assert ask(world, m.Ack, {6: jobs[6]}, node="n2").acked == 1
     restart(world)
     assert stats(world) == (8, 0, 0), "QL-14"
     switch(world, is_on=True)
     jobs = held(claim(world, 1, lease_ms=60_000))
     restart(world)
-    assert ask(world, m.JobsAck, jobs).acked == 1
+    assert ask(world, m.Ack, jobs).acked == 1
 
 
 def test_a_class_with_a_log_makes_leases_durable_too(world):
@@ -464,15 +464,15 @@ def test_a_class_with_a_log_makes_leases_durable_too(world):
     assert list(held(claim(world, 2, lease_ms=60_000))) == [3, 4]
     restart(world)
     assert stats(world)[1] == 1, "the ephemeral ones are gone"
-    assert numbers(ask(world, m.JobsAck, jobs).skipped) == [1, 2]
+    assert numbers(ask(world, m.Ack, jobs).skipped) == [1, 2]
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        m.JobsClaim("q", "w", call=-1), m.JobsClaim("q", "w", pid=-7, born=1),
-        m.JobsClaim("q", "w", pid=7, born=-1), m.JobsNack("q", "w", words([1]), call=-1),
-        m.JobsExtend("q", "w", words([1]), call=-1), m.JobsReject("q", "w", words([1]), call=-1),
+        m.Claim("q", "w", call=-1), m.Claim("q", "w", pid=-7, born=1),
+        m.Claim("q", "w", pid=7, born=-1), m.Nack("q", "w", words([1]), call=-1),
+        m.Extend("q", "w", words([1]), call=-1), m.Reject("q", "w", words([1]), call=-1),
     ],
 )  # fmt: skip
 def test_what_no_replay_could_read_is_refused(world, wrong):
@@ -494,9 +494,9 @@ def test_what_is_known_is_bounded(world, monkeypatch):
     jobs = held(claim(world, 9))
     assert list(jobs) == [1, 2, 3, 4]
     assert claim(world, 9).runs == []
-    ask(world, m.JobsNack, {2: jobs[2]})
+    ask(world, m.Nack, {2: jobs[2]})
     assert list(held(claim(world, 9))) == [2]
-    ask(world, m.JobsAck, {1: jobs[1]})
+    ask(world, m.Ack, {1: jobs[1]})
     assert list(held(claim(world, 9))) == [5]
     switch(world, is_on=False)
     claim(world, 9)
@@ -512,7 +512,7 @@ def test_those_who_hold_something_are_bounded(world, monkeypatch):
     assert claim(world, 1, "c").runs == []
     assert list(held(claim(world, 1, "b"))) == [3]
     run = world.run_of("q")
-    run.step(run.request(901, m.JobsClaim("q", "c", 1, wait_ms=20_000)))
+    run.step(run.request(901, m.Claim("q", "c", 1, wait_ms=20_000)))
     assert 901 not in run.replies
-    ask(world, m.JobsAck, jobs, node="a")
+    ask(world, m.Ack, jobs, node="a")
     assert list(held(run.replies[901])) == [4]

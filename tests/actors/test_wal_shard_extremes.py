@@ -75,10 +75,10 @@ def test_a_shard_outlives_every_field_at_its_extremes(kind: type[m.Message], top
 @pytest.mark.parametrize(
     "message",
     [
-        m.JobsClaim("q", "w", 1, pid=PID_MAX, born=1 << 63),
-        m.JobsClaim("q", "w", 1, pid=1, born=(1 << 64) - 1, call=(1 << 64) - 1),
-        m.GroupClaim("t", "g", "w", 1, call=(1 << 64) - 1, pid=PID_MAX, born=(1 << 64) - 1),
-        m.JobsExtend("q", "w", SEQS, lease_ms=1 << 43),
+        m.Claim("q", "w", 1, pid=PID_MAX, born=1 << 63),
+        m.Claim("q", "w", 1, pid=1, born=(1 << 64) - 1, call=(1 << 64) - 1),
+        m.Claim("t", "w", 1, call=(1 << 64) - 1, pid=PID_MAX, born=(1 << 64) - 1, group="g"),
+        m.Extend("q", "w", SEQS, lease_ms=1 << 43),
         m.GroupSeek("t", "g", SEQ_MAX),
         m.GroupOpen("t", "h", 1, start=SEQ_MAX),
     ],

@@ -36,10 +36,10 @@ def test_what_a_dead_member_holds_is_ready_for_others(world):
     mine = claim(world, 2, "w", **US)
     others = claim(world, 2, "x", **THEM)
     run = world.run_of("t")
-    run.step(run.request(901, m.GroupClaim("t", "g", "y", 2, wait_ms=20_000)))
+    run.step(run.request(901, m.Claim("t", "y", 2, wait_ms=20_000, group="g")))
     assert list(held(run.replies.pop(901))) == [5, 6]
-    run.step(run.request(902, m.GroupClaim("t", "g", "w", 9, wait_ms=20_000, **US)))
-    run.step(run.request(903, m.GroupClaim("t", "g", "y", 9, wait_ms=20_000)))
+    run.step(run.request(902, m.Claim("t", "w", 9, wait_ms=20_000, group="g", **US)))
+    run.step(run.request(903, m.Claim("t", "y", 9, wait_ms=20_000, group="g")))
     dies(world, **US)
     again = run.replies.pop(903)
     assert [found[:3] for found in again.runs] == [(1, 2, 2)], "deliveries stay counted"
@@ -64,7 +64,7 @@ def test_a_release_is_in_the_log_before_it_counts(world):
 def test_a_stolen_lease_is_its_thiefs(world):
     make(world, 2)
     claim(world, 2, "w", **US)
-    world.request(m.GroupSteal("t", "g", "x", words([2]), **THEM))
+    world.request(m.Steal("t", "x", words([2]), group="g", **THEM))
     dies(world, **US)
     assert states(world) == {1: RETURNED, 2: LEASED}
     dies(world, **THEM)

@@ -30,7 +30,7 @@ def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, dura
     """Position -> member, token, deadline, as members know them."""
     tokens: set[int] = set()
 
-    def given(node: str, reply: m.JobsClaimed) -> None:
+    def given(node: str, reply: m.ClaimReply) -> None:
         for seq, token in held(reply).items():
             assert seq in live - done
             assert token not in tokens
@@ -61,7 +61,7 @@ def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, dura
             leases = {seq: lease for seq, lease in leases.items() if seq not in chosen}
         elif what == "steal" and leases:
             wanted = rng.sample(sorted(leases), 1)
-            reply = world.request(m.GroupSteal("t", "g", node, words_of(wanted), 2_000, call=calls))
+            reply = world.request(m.Steal("t", node, words_of(wanted), 2_000, call=calls, group="g"))
             assert sorted(held(reply)) == wanted
             given(node, reply)
         elif what == "leave":

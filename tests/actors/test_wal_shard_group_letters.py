@@ -47,8 +47,8 @@ def spent(world: World, after: int = 0) -> m.SpentJobs:
     return world.ask(world.run_of("t"), m.GroupSpentAsk(after))
 
 
-def reject(world: World, jobs: Any, **options: Any) -> m.JobsRejected:
-    return world.request(m.GroupReject("t", "g", "w", words(jobs), words(jobs.values()), **options))
+def reject(world: World, jobs: Any, **options: Any) -> m.RejectReply:
+    return world.request(m.Reject("t", "w", words(jobs), words(jobs.values()), group="g", **options))
 
 
 def spent_tokens(world: World) -> dict[int, int]:
@@ -77,7 +77,7 @@ def test_a_record_is_given_out_as_often_as_its_group_says_and_then_set_aside(wor
     reply = stand(world)
     assert (reply.set_aside, reply.leased, reply.info.floor) == (2, 2, 0), "it is pending still"
     assert pending(world)[1] == (RETURNED, "", 2)
-    assert held(world.request(m.GroupSteal("t", "g", "w", words([1])))) == {}
+    assert held(world.request(m.Steal("t", "w", words([1]), group="g"))) == {}
 
 
 def test_what_was_moved_is_done_for_the_group_and_stays_in_the_topic(world: World) -> None:
@@ -316,7 +316,7 @@ def test_a_claim_that_waits_is_given_what_comes_back(world: World) -> None:
     nack(world, held(claim(world, 4)))
     moved(world, spent(world).number, 1, 2, 3, 4)
     run = world.run_of("t")
-    run.step(run.request(901, m.GroupClaim("t", "g", "w", 1, wait_ms=60_000)))
+    run.step(run.request(901, m.Claim("t", "w", 1, wait_ms=60_000, group="g")))
     assert 901 not in run.replies
     give_again(world, {2: 102})
     assert list(held(run.replies[901])) == [2]

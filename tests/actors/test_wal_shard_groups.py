@@ -51,15 +51,16 @@ def test_a_group_is_made_on_use_and_is_there_afterwards(world):
     refused(world, m.GroupOpen("t", "g", STREAM), GroupIncompatible)
     refused(world, m.GroupOpen("t", "none", QUEUE, make=False), GroupNotFound)
     refused(world, m.GroupOpen("no topic", "g", QUEUE), TopicNotFound)
-    refused(world, m.GroupClaim("t", "none", "w"), GroupNotFound)
+    refused(world, m.Claim("t", "w", group="none"), GroupNotFound)
     for wrong in (
         m.GroupOpen("t", "a@b", QUEUE), m.GroupOpen("t", "h", 3), m.GroupOpen("t", "h", 1, "tag"),
-        m.GroupOpen("t", "h", 1, pending_max=-1), m.GroupClaim("t", "g", "w", -1), m.GroupClaim("t", "g", ""),
-        m.GroupAck("t", "g", "w", b"12345"), m.GroupNack("t", "g", "w", words([1]), delay_ms=-1),
-        m.GroupSteal("t", "g", "w", words([1]), min_idle_ms=-1), m.GroupClaim("t", "g", "w", call=-1),
+        m.GroupOpen("t", "h", 1, pending_max=-1), m.Claim("t", "w", -1, group="g"),
+        m.Claim("t", "", group="g"),
+        m.Ack("t", "w", b"12345", group="g"), m.Nack("t", "w", words([1]), delay_ms=-1, group="g"),
+        m.Steal("t", "w", words([1]), min_idle_ms=-1, group="g"), m.Claim("t", "w", call=-1, group="g"),
     ):  # fmt: skip
         refused(world, wrong, InvalidRequest)
-    refused(world, m.GroupAck("t", "g", "w", words(range(1_001))), BatchTooLarge)
+    refused(world, m.Ack("t", "w", words(range(1_001)), group="g"), BatchTooLarge)
     world.request(m.GroupOpen("t", "g", QUEUE, tags="^a"))
     listed = world.request(m.GroupList("t")).groups
     assert [(each.group, each.name, each.tags) for each in listed] == [("g", "g", ""), ("g@^a", "g", "^a")], (
@@ -67,7 +68,7 @@ def test_a_group_is_made_on_use_and_is_there_afterwards(world):
     )
     assert world.request(m.GroupDelete("t", "g")).deleted
     assert not world.request(m.GroupDelete("t", "g")).deleted
-    refused(world, m.GroupClaim("t", "g", "w"), GroupNotFound)
+    refused(world, m.Claim("t", "w", group="g"), GroupNotFound)
 
 
 @pytest.mark.parametrize(("start", "cursor"), [(1, 1), (3, 3), (6, 6), (99, 6)])
@@ -105,9 +106,9 @@ def test_one_frame_a_call_and_the_answer_after_its_sync():
     world = started(watch=lambda shard, effect: seen.append(effect))
     make(world, 9)
     for request in (
-        m.GroupClaim("t", "g", "w", 9), m.GroupAck("t", "g", "w", words([2, 5, 9])),
-        m.GroupExtend("t", "g", "w", words([1, 3])), m.GroupSteal("t", "g", "v", words([1, 4])),
-        m.GroupNack("t", "g", "v", words([4])), m.GroupLeave("t", "g", "v"), m.GroupSeek("t", "g", 4),
+        m.Claim("t", "w", 9, group="g"), m.Ack("t", "w", words([2, 5, 9]), group="g"),
+        m.Extend("t", "w", words([1, 3]), group="g"), m.Steal("t", "v", words([1, 4]), group="g"),
+        m.Nack("t", "v", words([4]), group="g"), m.GroupLeave("t", "g", "v"), m.GroupSeek("t", "g", 4),
     ):  # fmt: skip
         seen.clear()
         before = world.run_of("t").core.log.offset
@@ -163,7 +164,7 @@ def test_a_claim_that_is_called_off_is_as_if_it_had_never_been_made(world):
     given = claim(world, 3, call=2)
     assert {first: deliveries for first, _, deliveries, _ in given.runs} == {1: 1, 3: 1}
     assert nack(world, {3: held(given)[3]}, undo=True, call=3).nacked == 1
-    world.request(m.GroupSteal("t", "g", "thief", words([2]), call=4))
+    world.request(m.Steal("t", "thief", words([2]), call=4, group="g"))
     assert nack(world, [], node="thief", undo=True, call=4).nacked == 1
     assert pending(world) == {1: (1, "w", 1), 2: (3, "", 1), 3: (3, "", 0)}
 
@@ -173,8 +174,8 @@ def test_stealing_fences_the_holder_before(world):
     make(world, 4)
     jobs = held(claim(world, 4, node="a"))
     world.clock.advance(2.0)
-    world.request(m.GroupExtend("t", "g", "a", words([2])))
-    stolen = world.request(m.GroupSteal("t", "g", "b", words([1, 2, 9]), min_idle_ms=1_000))
+    world.request(m.Extend("t", "a", words([2]), group="g"))
+    stolen = world.request(m.Steal("t", "b", words([1, 2, 9]), min_idle_ms=1_000, group="g"))
     assert [run[:3] for run in stolen.runs] == [(1, 1, 2)]
     assert numbers(ack(world, jobs, node="a").skipped) == [1]
     assert pending(world) == {1: (LEASED, "b", 2)}
@@ -231,11 +232,11 @@ def test_bounds_of_a_topic_and_a_shard(world, monkeypatch):
     monkeypatch.setattr(groups, "GROUP_PENDING_PER_TOPIC_MAX", 2)
     jobs = held(claim(world, 2, group="h"))
     assert claim(world, 1).runs == []
-    world.request(m.GroupNack("t", "h", "w", words(jobs)))
+    world.request(m.Nack("t", "w", words(jobs), group="h"))
     assert claim(world, 1).runs == []
     assert list(held(claim(world, 2, group="h"))) == [1, 2], "what comes back still is given out (F47)"
     monkeypatch.setattr(waiting, "WAITING_CLAIMS_MAX", 0)
-    refused(world, m.GroupClaim("t", "g", "w", wait_ms=1_000), Throttled)
+    refused(world, m.Claim("t", "w", wait_ms=1_000, group="g"), Throttled)
 
 
 # -- seeking, lag -----------------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ def test_what_leaves_the_topic_leaves_the_pending_list_and_its_ack_counts(world)
 def test_a_stream_group_is_read_by_one_member_at_a_time(world):
     """F41, F67."""
     make(world, 9, STREAM)
-    refused(world, m.GroupClaim("t", "g", "w"), GroupIncompatible)
+    refused(world, m.Claim("t", "w", group="g"), GroupIncompatible)
     taken = world.request(m.GroupTake("t", "g", "a"))
     assert taken.committed == 0
     reply = world.request(m.GroupCommit("t", "g", taken.token, 4, 7))
@@ -344,7 +345,7 @@ def test_groups_move_with_their_topics_when_the_number_of_shards_changes(before,
         world.put(name, durability="fsync")
         world.append(name, [b"x"] * 5)
         world.request(m.GroupOpen(name, "g", QUEUE))
-        jobs[name] = held(world.request(m.GroupClaim(name, "g", "w", 3)))
+        jobs[name] = held(world.request(m.Claim(name, "w", 3, group="g")))
     for round, shards in enumerate((after, before, after)):
         if round != 1:
             checkpoint_all(world)
@@ -352,7 +353,7 @@ def test_groups_move_with_their_topics_when_the_number_of_shards_changes(before,
         world.start(shards)
         for name, mine in jobs.items():
             seq = min(mine)
-            reply = world.request(m.GroupAck(name, "g", "w", words([seq]), words([mine.pop(seq)])))
+            reply = world.request(m.Ack(name, "w", words([seq]), words([mine.pop(seq)]), group="g"))
             assert reply.acked == 1, (round, name)
             state = world.request(m.GroupState(name, "g"))
             assert (state.info.floor, state.info.cursor, state.leased) == (seq, 4, len(mine))
@@ -384,7 +385,7 @@ def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(w
         assert held(claim(world, 4, call=1)) == {seq: first[seq] for seq in (1, 2)}, "4 is nobody's"
         world.kill()
         world.start()
-    world.request(m.GroupSteal("t", "g", "x", words([1, 2])))
+    world.request(m.Steal("t", "x", words([1, 2]), group="g"))
     assert held(claim(world, 4, call=1)) == {}
     assert pending(world)[4][0] == RETURNED
 
@@ -398,7 +399,7 @@ def test_a_claim_that_is_taken_back_is_made_anew_when_it_comes_again(world, is_t
 
     def ask() -> dict[int, int]:
         if is_theft:
-            return held(world.request(m.GroupSteal("t", "g", "w", words([1, 2]), call=1)))
+            return held(world.request(m.Steal("t", "w", words([1, 2]), call=1, group="g")))
         return held(claim(world, 2, call=1))
 
     first = ask()
@@ -443,21 +444,21 @@ def test_a_claim_waits_for_a_record_a_lease_that_ends_or_its_own_end(world):
     make(world, 0)
     run = world.run_of("t")
     replies = run.replies
-    ask(world, 901, m.GroupClaim("t", "g", "a", 1, wait_ms=20_000))
-    ask(world, 902, m.GroupClaim("t", "g", "b", 1, lease_ms=1_000, wait_ms=20_000))
+    ask(world, 901, m.Claim("t", "a", 1, wait_ms=20_000, group="g"))
+    ask(world, 902, m.Claim("t", "b", 1, 1_000, 20_000, group="g"))
     assert stand(world).waiting == 2
     world.append("t", [b"1"])
     assert 901 in replies
     assert 902 not in replies
     world.append("t", [b"2"])
     assert 902 in replies
-    ask(world, 903, m.GroupClaim("t", "g", "c", 1, wait_ms=20_000))
+    ask(world, 903, m.Claim("t", "c", 1, wait_ms=20_000, group="g"))
     world.tick(1.1)
     assert 903 in replies, "the second one's lease has ended"
-    ask(world, 904, m.GroupClaim("t", "g", "c", 1, wait_ms=2_000))
+    ask(world, 904, m.Claim("t", "c", 1, wait_ms=2_000, group="g"))
     world.tick(2.1)
     assert 904 in replies
-    ask(world, 905, m.GroupClaim("t", "g", "c", 1, wait_ms=2_000))
+    ask(world, 905, m.Claim("t", "c", 1, wait_ms=2_000, group="g"))
     run.step(DrainRequested())
     assert replies[905].status == int(Status.SHUTTING_DOWN)
 
@@ -467,7 +468,7 @@ def test_claims_that_waited_are_served_group_by_group_commit(world, monkeypatch)
     monkeypatch.setattr(groups, "GROUP_BYTES_MAX", 200)
     make(world, 0)
     for n in range(6):
-        ask(world, 900 + n, m.GroupClaim("t", "g", f"m{n}", 1, wait_ms=20_000))
+        ask(world, 900 + n, m.Claim("t", f"m{n}", 1, wait_ms=20_000, group="g"))
     world.append("t", [b"x"] * 6)
     world.tick()
     replies = world.run_of("t").replies
@@ -477,7 +478,7 @@ def test_claims_that_waited_are_served_group_by_group_commit(world, monkeypatch)
 
 def test_who_waits_for_a_group_that_goes_is_told(world):
     make(world, 0)
-    ask(world, 901, m.GroupClaim("t", "g", "a", 1, wait_ms=20_000))
+    ask(world, 901, m.Claim("t", "a", 1, wait_ms=20_000, group="g"))
     world.request(m.GroupDelete("t", "g"))
     assert world.run_of("t").replies[901].status == int(Status.GROUP_NOT_FOUND)
 
@@ -491,7 +492,7 @@ def test_on_a_full_disk_claims_wait_without_turning_in_circles():
     world.put("f", durability="fsync")
     run = world.run_of("t")
     ack(world, held(claim(world)))
-    run.step(run.request(901, m.GroupClaim("t", "g", "w", 2, 60_000, wait_ms=20_000)))
+    run.step(run.request(901, m.Claim("t", "w", 2, 60_000, 20_000, group="g")))
     disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     while not run.core._file_failed:
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])

@@ -61,7 +61,7 @@ def records(tail: HotTail, topic: Topic, first: int, count: int) -> list[Record]
     found = None if parts is None else contents_of(parts)
     if found is None:
         return None
-    claimed = m.JobsClaimed(
+    claimed = m.ClaimReply(
         topic.name, topic.topic_id, topic.epoch, 0, 0, [(first, count, 1, 7)],
         payloads=found.payloads, stamps=found.stamps, frames=found.frames,
     )  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_job_is_put_claimed_and_acked_without_a_look_at_the_log(
     monkeypatch.setattr(run, "_consult", read)
     for n in range(50):
         world.append("q", [b"%d" % n] * count)
-        claimed = world.request(m.JobsClaim("q", "w", count, call=3 * n + 1))
+        claimed = world.request(m.Claim("q", "w", count, call=3 * n + 1))
         (given,) = claimed.runs
         assert given[:2] == (n * count + 1, count)
         found = payloads_in(newest(world), world.topic("q"), *given[:2])
@@ -136,7 +136,7 @@ def test_a_job_is_put_claimed_and_acked_without_a_look_at_the_log(
         assert found[0] == [b"%d" % n] * count
         seqs = np.arange(given[0], given[0] + count, dtype="<u8").tobytes()
         tokens = np.arange(given[3], given[3] + count, dtype="<u8").tobytes()
-        assert world.request(m.JobsAck("q", "w", seqs, tokens, call=3 * n + 2)).acked == count
+        assert world.request(m.Ack("q", "w", seqs, tokens, call=3 * n + 2)).acked == count
     assert world.topic("q").count == 0
 
 
@@ -144,8 +144,8 @@ def test_what_is_over_leaves_with_the_next_job(world: World) -> None:
     tail = newest(world)
     for n in range(200):
         world.append("q", [b"%d" % n])
-        claimed = world.request(m.JobsClaim("q", "w", 1))
-        world.request(m.JobsAck("q", "w", np.array([claimed.runs[0][0]], "<u8").tobytes()))
+        claimed = world.request(m.Claim("q", "w", 1))
+        world.request(m.Ack("q", "w", np.array([claimed.runs[0][0]], "<u8").tobytes()))
         assert len(tail) == 1
     assert tail.bytes < 1_000
 

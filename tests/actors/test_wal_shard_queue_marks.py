@@ -113,7 +113,7 @@ def test_a_waiting_claim_is_woken_at_the_instant(world):
     make(world, 0)
     put(world, 5)
     run = world.run_of("q")
-    run.step(run.request(901, m.JobsClaim("q", "w", 5, wait_ms=20_000)))
+    run.step(run.request(901, m.Claim("q", "w", 5, wait_ms=20_000)))
     assert 901 not in run.replies
     deadline_ns = run.core.next_deadline_ns()
     assert deadline_ns is not None
@@ -129,7 +129,7 @@ def test_a_waiting_claim_is_woken_at_the_instant(world):
 def test_a_waiting_claim_learns_what_was_put_since_it_began(world):
     make(world, 0)
     run = world.run_of("q")
-    run.step(run.request(901, m.JobsClaim("q", "w", 5, wait_ms=20_000)))
+    run.step(run.request(901, m.Claim("q", "w", 5, wait_ms=20_000)))
     put(world, 5)
     assert 901 not in run.replies, "the job is delayed, and that is known before it is handed out"
     world.clock.advance(5)
@@ -236,7 +236,7 @@ def test_a_queue_whose_marks_are_damaged_hands_out_nothing(world, monkeypatch):
         with pytest.raises(Internal, match="damaged"):
             claim(world)
     run = world.run_of("q")
-    run.step(run.request(901, m.JobsClaim("q", "w", 1, wait_ms=1_000)))
+    run.step(run.request(901, m.Claim("q", "w", 1, wait_ms=1_000)))
     assert run.replies.pop(901).status == Status.INTERNAL
     broken[0] = False
     assert taken(world) == [1]
@@ -258,7 +258,7 @@ def test_what_a_router_copies_into_a_queue_keeps_its_time(ends):
         world.kill()
         world.start()
     assert taken(world) == [2]
-    assert [run[:2] for run in world.request(m.JobsClaim("r", "w", 9)).runs] == [(2, 1)]
+    assert [run[:2] for run in world.request(m.Claim("r", "w", 9)).runs] == [(2, 1)]
     world.clock.advance(5)
     assert taken(world) == [1]
 

@@ -76,8 +76,8 @@ def test_records_that_are_staged_are_no_jobs_yet() -> None:
 def test_answers_are_counted_by_their_jobs() -> None:
     numbers = QueueNumbers()
     for answer in (
-        m.JobsClaimed("q", 1, 1, 0, 0, [(1, 3, 1, 7), (9, 2, 1, 10)]), m.JobsAcked("q", 4, b"", 0, 0),
-        m.JobsNacked("q", 2, b"", 0, 0), m.JobsRejected("q", 1, b""), m.JobsExtended("q", 5, b"", 0),
+        m.ClaimReply("q", 1, 1, 0, 0, [(1, 3, 1, 7), (9, 2, 1, 10)]), m.AckReply("q", 4, b"", 0, 0),
+        m.NackReply("q", 2, b"", 0, 0), m.RejectReply("q", 1, b""), m.ExtendReply("q", 5, b"", 0),
     ):  # fmt: skip
         numbers.note(answer)
     assert dict(numbers.done) == {CLAIMED: 5, ACKED: 4, NACKED: 2, REJECTED: 1}

@@ -39,22 +39,22 @@ def numbers(data: bytes) -> list[int]:
     return np.frombuffer(data, dtype="<u8").tolist()
 
 
-def claim(world: World, most: int = 1, node: str = "w", **options: Any) -> m.JobsClaimed:
-    return world.request(m.JobsClaim("q", node, most, **options))
+def claim(world: World, most: int = 1, node: str = "w", **options: Any) -> m.ClaimReply:
+    return world.request(m.Claim("q", node, most, **options))
 
 
-def jobs_of(claimed: m.JobsClaimed) -> dict[int, int]:
+def jobs_of(claimed: m.ClaimReply) -> dict[int, int]:
     """Number -> token."""
     return {first + n: token + n for first, count, _, token in claimed.runs for n in range(count)}
 
 
-def ack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **options: Any) -> m.JobsAcked:
+def ack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **options: Any) -> m.AckReply:
     tokens = words(list(jobs.values())) if isinstance(jobs, dict) else b""
-    return world.request(m.JobsAck("q", node, words(list(jobs)), tokens, **options))
+    return world.request(m.Ack("q", node, words(list(jobs)), tokens, **options))
 
 
-def nack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **options: Any) -> m.JobsNacked:
-    return world.request(m.JobsNack("q", node, words(list(jobs)), **options))
+def nack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **options: Any) -> m.NackReply:
+    return world.request(m.Nack("q", node, words(list(jobs)), **options))
 
 
 def stats(world: World) -> tuple[int, int, int]:
@@ -118,10 +118,10 @@ def test_what_a_dead_worker_holds_is_ready_at_once(world):
     other = claim(world, 2, pid=7, born=71)
     claim(world, 1)
     run = world.run_of("q")
-    run.step(run.request(901, m.JobsClaim("q", "x", 9, wait_ms=20_000)))
+    run.step(run.request(901, m.Claim("q", "x", 9, wait_ms=20_000)))
     assert list(jobs_of(run.replies.pop(901))) == [6]
-    run.step(run.request(902, m.JobsClaim("q", "w", 9, wait_ms=20_000, pid=7, born=70)))
-    run.step(run.request(903, m.JobsClaim("q", "x", 9, wait_ms=20_000)))
+    run.step(run.request(902, m.Claim("q", "w", 9, wait_ms=20_000, pid=7, born=70)))
+    run.step(run.request(903, m.Claim("q", "x", 9, wait_ms=20_000)))
     run.step(ev.WorkerDied(7, 70))
     again = run.replies.pop(903)
     assert [run[:3] for run in again.runs] == [(1, 2, 2)], "deliveries stay counted"
@@ -142,8 +142,7 @@ def test_acks_that_come_together_share_one_sync():
     run = world.run_of("q")
     seen.clear()
     asked = [
-        run.request(1_000 + seq, m.JobsAck("q", "w", words([seq]), words([token])))
-        for seq, token in jobs.items()
+        run.request(1_000 + seq, m.Ack("q", "w", words([seq]), words([token]))) for seq, token in jobs.items()
     ]
     run.step(*asked)
     assert [run.replies.pop(1_000 + seq).acked for seq in jobs] == [1] * 8
@@ -156,7 +155,7 @@ def test_claims_show_only_what_is_published(world):
     make(world, 0, durability="fsync")
     run = world.run_of("q")
     frame = world.frame_for("q", [b"one"])
-    run.step(run.frames(1, frame), run.request(901, m.JobsClaim("q", "w", 5)))
+    run.step(run.frames(1, frame), run.request(901, m.Claim("q", "w", 5)))
     assert run.replies.pop(901).runs == []
     assert list(jobs_of(claim(world, 5))) == [1]
 
@@ -181,7 +180,7 @@ def test_nack_and_extend(world):
     assert (reply.nacked, numbers(reply.skipped), reply.ready, reply.in_flight) == (1, [7], 1, 2)
     assert nack(world, {2: jobs[2]}, delay_ms=500).nacked == 1
     assert stats(world) == (1, 1, 1)
-    extended = world.request(m.JobsExtend("q", "w", words([3, 1]), lease_ms=90_000))
+    extended = world.request(m.Extend("q", "w", words([3, 1]), lease_ms=90_000))
     assert (extended.extended, numbers(extended.skipped)) == (1, [1])
     assert extended.deadline == world.clock.now_us() // 1_000 + 90_000
     world.clock.advance(0.5)
@@ -199,24 +198,24 @@ def test_lengths_and_names_are_held_to_their_bounds(world):
     assert large.value.detail == {"seqs": 1_001, "max": 1_000}
     assert ack(world, []).acked == 0
     for wrong in (
-        m.JobsAck("q", "w", b"1234567"),
-        m.JobsAck("q", "w", words([1, 2]), words([1])),
-        m.JobsAck("q", "", words([1])),
-        m.JobsClaim("q", "n" * 129),
-        m.JobsClaim("q", "w", -1),
-        m.JobsNack("q", "w", words([1]), delay_ms=-1),
-        m.JobsExtend("q", "w", words([1]), lease_ms=-1),
-        m.JobsClaim("q", "w", lease_ms=LEASE_MS_MIN - 1),
+        m.Ack("q", "w", b"1234567"),
+        m.Ack("q", "w", words([1, 2]), words([1])),
+        m.Ack("q", "", words([1])),
+        m.Claim("q", "n" * 129),
+        m.Claim("q", "w", -1),
+        m.Nack("q", "w", words([1]), delay_ms=-1),
+        m.Extend("q", "w", words([1]), lease_ms=-1),
+        m.Claim("q", "w", lease_ms=LEASE_MS_MIN - 1),
     ):
         with pytest.raises(InvalidRequest):
             world.request(wrong)
 
 
-@pytest.mark.parametrize("kind", [m.JobsClaim, m.JobsAck, m.JobsNack, m.JobsExtend, m.QueueStats])
+@pytest.mark.parametrize("kind", [m.Claim, m.Ack, m.Nack, m.Extend, m.QueueStats])
 def test_a_log_is_no_queue_and_nothing_is_made(world, kind):
     """QL-2."""
     world.put("log")
-    fields = {m.JobsClaim: ("w",), m.QueueStats: ()}.get(kind, ("w", b""))
+    fields = {m.Claim: ("w",), m.QueueStats: ()}.get(kind, ("w", b""))
     with pytest.raises(NotAQueue) as refused:
         world.request(kind("log", *fields))
     assert refused.value.detail == {"topic": "log"}
@@ -289,7 +288,7 @@ def test_a_request_that_comes_again_has_the_answer_it_had(world):
     claim(world, 2)
     given = nack(world, [3], call=3)
     assert nack(world, [3], call=3) == given
-    extend = m.JobsExtend("q", "w", words([4]), call=4)
+    extend = m.Extend("q", "w", words([4]), call=4)
     assert world.request(extend).extended == world.request(extend).extended == 1
     assert stats(world) == (1, 1, 0)
 
@@ -361,7 +360,7 @@ def test_answers_are_kept_for_a_bounded_number_of_requests(world, monkeypatch):
 
 def park(world: World, corr: int, most: int = 1, wait_ms: int = 5_000, node: str = "w", call: int = 0) -> Any:
     run = world.run_of("q")
-    run.step(run.request(corr, m.JobsClaim("q", node, most, wait_ms=wait_ms, call=call)))
+    run.step(run.request(corr, m.Claim("q", node, most, wait_ms=wait_ms, call=call)))
     return run
 
 
@@ -425,7 +424,7 @@ def test_waits_end_with_what_comes_back(world):
     assert wakes_in_s(world) == pytest.approx(0.7)
     world.tick(0.7)
     assert list(jobs_of(run.replies.pop(901))) == [1]
-    extended = world.request(m.JobsExtend("q", "w", words([1]), lease_ms=900))
+    extended = world.request(m.Extend("q", "w", words([1]), lease_ms=900))
     assert extended.extended == 1
     park(world, 902, wait_ms=30_000, node="v")
     world.tick(wakes_in_s(world))

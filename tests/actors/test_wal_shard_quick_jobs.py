@@ -45,12 +45,12 @@ class Counting:
         self._quick = quick = run.core.requests.queues.quick
         claim, ack = QuickJobs.claim, QuickJobs.ack
 
-        def counted_claim(message: m.JobsClaim, now_us: int) -> m.JobsClaimed | None:
+        def counted_claim(message: m.Claim, now_us: int) -> m.ClaimReply | None:
             found = claim(quick, message, now_us)
             self.claims += found is not None
             return found
 
-        def counted_ack(message: m.JobsAck, event: ControlReceived, now_us: int) -> bool:
+        def counted_ack(message: m.Ack, event: ControlReceived, now_us: int) -> bool:
             found = ack(quick, message, event, now_us)
             self.acks += found
             return found
@@ -63,19 +63,19 @@ def words(numbers: list[int]) -> bytes:
     return b"".join(number.to_bytes(8, "little") for number in numbers)
 
 
-def jobs_of(claimed: m.JobsClaimed) -> list[tuple[int, int]]:
+def jobs_of(claimed: m.ClaimReply) -> list[tuple[int, int]]:
     return [(first + n, token + n) for first, count, _, token in claimed.runs for n in range(count)]
 
 
-def ack_of(jobs: list[tuple[int, int]], node: str, call: int) -> m.JobsAck:
-    return m.JobsAck("q", node, words([a for a, _ in jobs]), words([b for _, b in jobs]), True, call)
+def ack_of(jobs: list[tuple[int, int]], node: str, call: int) -> m.Ack:
+    return m.Ack("q", node, words([a for a, _ in jobs]), words([b for _, b in jobs]), True, call)
 
 
 def next_of(
     jobs: list[tuple[int, int]], node: str, call: int, most: int = 1, lease_ms: int = 5_000
-) -> m.JobsNext:
+) -> m.AckAndClaim:
     seqs, tokens = words([a for a, _ in jobs]), words([b for _, b in jobs])
-    return m.JobsNext("q", node, seqs, tokens, most, lease_ms, call)
+    return m.AckAndClaim("q", node, seqs, tokens, most, lease_ms, call)
 
 
 Step = tuple[str, int, int, bool]
@@ -118,7 +118,7 @@ class History:
                 node, _ = self.asked.pop(corr)
                 answer = self.run.replies.pop(corr)
                 self.said.append((corr, answer))
-                if isinstance(answer, m.JobsClaimed) and answer.runs:
+                if isinstance(answer, m.ClaimReply) and answer.runs:
                     self.held.append((node, jobs_of(answer)))
 
     def do(self, step: Step) -> None:
@@ -129,7 +129,7 @@ class History:
             self.flush()
             self.world.append("q", [b"x" * count] * count)
         elif what == "claim":
-            self.ask(m.JobsClaim("q", node, count, 5_000, call=self.call))
+            self.ask(m.Claim("q", node, count, 5_000, call=self.call))
         elif what == "wait":
             self.flush()
             self.world.tick(count * 1.1)
@@ -145,7 +145,7 @@ class History:
                 jobs = jobs[count // 2 :: 2] or jobs
             if what == "nack":
                 seqs, reason = words([a for a, _ in jobs]), "failed" if count % 2 else ""
-                self.ask(m.JobsNack("q", owner, seqs, b"", 0, self.call, reason))
+                self.ask(m.Nack("q", owner, seqs, b"", 0, self.call, reason))
             else:
                 self.last = ack_of(jobs, owner if count > 1 else NODES[0], self.call)
                 self.ask(self.last)
@@ -197,10 +197,10 @@ def test_what_is_acked_by_the_short_way_stays_acked_over_a_loss_of_power(steps: 
 def test_one_job_after_the_other_goes_the_short_way() -> None:
     world, run = make()
     world.append("q", [b"x"] * 50)
-    world.request(m.JobsClaim("q", "ann"))
+    world.request(m.Claim("q", "ann"))
     counting = Counting(run)
     for call in range(1, 40, 2):
-        (job,) = jobs_of(world.request(m.JobsClaim("q", "ann", call=call)))
+        (job,) = jobs_of(world.request(m.Claim("q", "ann", call=call)))
         assert world.request(ack_of([job], "ann", call + 1)).acked == 1
     assert counting.claims == 20
     assert counting.acks >= 19  # Before the first one it was asked how large jobs are.
@@ -210,14 +210,14 @@ def test_one_job_after_the_other_goes_the_short_way() -> None:
 def test_why_a_job_failed_is_forgotten_with_its_ack() -> None:
     world, run = make()
     world.append("q", [b"x"] * 3)
-    jobs = jobs_of(world.request(m.JobsClaim("q", "ann", 3)))
+    jobs = jobs_of(world.request(m.Claim("q", "ann", 3)))
     world.request(ack_of([jobs[0]], "ann", 1))
     seqs = words([seq for seq, _ in jobs[1:]])
-    world.request(m.JobsNack("q", "ann", seqs, words([token for _, token in jobs[1:]]), 0, 2, "it failed"))
+    world.request(m.Nack("q", "ann", seqs, words([token for _, token in jobs[1:]]), 0, 2, "it failed"))
     queue = run.core.requests.queues.queue_of(world.topic("q").topic_id)
     assert len(queue.failures) == 2
     counting = Counting(run)
-    (again,) = jobs_of(world.request(m.JobsClaim("q", "ann", 1, call=3)))
+    (again,) = jobs_of(world.request(m.Claim("q", "ann", 1, call=3)))
     assert world.request(ack_of([again], "ann", 4)).acked == 1
     assert counting.acks == 1
     assert [seq for seq, _ in queue.failures] == [3]
@@ -226,7 +226,7 @@ def test_why_a_job_failed_is_forgotten_with_its_ack() -> None:
 def test_acks_of_a_turn_are_one_record_of_the_log() -> None:
     world, run = make(durability="fsync")
     world.append("q", [b"x"] * 40)
-    claims = [world.request(m.JobsClaim("q", "ann", 2, call=n)) for n in range(1, 20)]
+    claims = [world.request(m.Claim("q", "ann", 2, call=n)) for n in range(1, 20)]
     world.request(ack_of(jobs_of(claims[0]), "ann", 100))
     topic = world.topic("q")
     version, offset = topic.version, run.core.log.offset
@@ -242,12 +242,12 @@ def test_acks_of_a_turn_are_one_record_of_the_log() -> None:
 def test_a_claim_is_answered_ahead_of_what_its_turn_stages() -> None:
     world, run = make(durability="fsync")
     world.append("q", [b"x"] * 9)
-    first = world.request(m.JobsClaim("q", "ann", 1, call=1))
+    first = world.request(m.Claim("q", "ann", 1, call=1))
     world.request(ack_of(jobs_of(first), "ann", 2))
-    held = world.request(m.JobsClaim("q", "ann", 1, call=3))
+    held = world.request(m.Claim("q", "ann", 1, call=3))
     events = [
         run.request(901, ack_of(jobs_of(held), "ann", 4)),
-        run.request(902, m.JobsClaim("q", "ann", 1, call=5)),
+        run.request(902, m.Claim("q", "ann", 1, call=5)),
     ]
     effects = run.core.handle([run._tick(), *events])
     assert [type(effect).__name__ for effect in effects[:1]] == ["Reply"]
@@ -267,7 +267,7 @@ def test_queues_of_another_kind_go_the_long_way(config: dict[str, Any]) -> None:
     world, run = make(**config)
     world.append("q", [b"x"] * 9)
     counting = Counting(run)
-    claimed = world.request(m.JobsClaim("q", "ann", 1, call=1)) if "claim_jitter_ms" not in config else None
+    claimed = world.request(m.Claim("q", "ann", 1, call=1)) if "claim_jitter_ms" not in config else None
     if claimed is not None:
         world.request(ack_of(jobs_of(claimed), "ann", 2))
         assert counting.acks == 0
@@ -277,8 +277,8 @@ def test_queues_of_another_kind_go_the_long_way(config: dict[str, Any]) -> None:
 def test_requests_that_come_again_have_the_answer_they_had() -> None:
     world, _ = make()
     world.append("q", [b"x"] * 9)
-    claimed = world.request(m.JobsClaim("q", "ann", 2, call=7))
-    assert world.request(m.JobsClaim("q", "ann", 2, call=7)).runs == claimed.runs
+    claimed = world.request(m.Claim("q", "ann", 2, call=7))
+    assert world.request(m.Claim("q", "ann", 2, call=7)).runs == claimed.runs
     ack = ack_of(jobs_of(claimed), "ann", 8)
     answer = world.request(ack)
     assert world.request(ack) == answer
@@ -288,7 +288,7 @@ def test_requests_that_come_again_have_the_answer_they_had() -> None:
 def test_a_token_of_somebody_else_acks_nothing() -> None:
     world, _ = make()
     world.append("q", [b"x"] * 9)
-    claimed = world.request(m.JobsClaim("q", "ann", 2, call=7))
+    claimed = world.request(m.Claim("q", "ann", 2, call=7))
     jobs = [(seq, token + 1) for seq, token in jobs_of(claimed)]
     assert world.request(ack_of(jobs, "ann", 8)).acked == 0
     assert world.request(ack_of(jobs_of(claimed), "bob", 9)).acked == 0
@@ -313,12 +313,12 @@ class InOne(History):
         jobs = jobs[: 1 + count // 2]
         node = owner if count != 3 else NODES[0]
         self.call += 1
-        answer: Any = m.JobsApart("q")
+        answer: Any = m.NotCombinable("q")
         if not self.apart:
             answer = self.world.request(next_of(jobs, node, self.call, count))
-        if isinstance(answer, m.JobsApart):
+        if isinstance(answer, m.NotCombinable):
             acked = self.world.request(ack_of(jobs, node, self.call + 1_000))
-            answer = self.world.request(m.JobsClaim("q", node, count, 5_000, call=self.call + 2_000))
+            answer = self.world.request(m.Claim("q", node, count, 5_000, call=self.call + 2_000))
             self.moves.append((acked.acked, answer.runs, answer.deadline, answer.ready, answer.lease_ms))
         else:
             self.taken += 1
@@ -345,9 +345,9 @@ def test_ack_and_claim_in_one_do_what_both_do_apart(durability: str, steps: list
 def test_ack_and_claim_in_one_are_taken_and_answered_once_the_ack_is_durable() -> None:
     world, run = make(durability="fsync")
     world.append("q", [b"x"] * 30)
-    claimed = world.request(m.JobsClaim("q", "ann", call=1))
+    claimed = world.request(m.Claim("q", "ann", call=1))
     world.request(ack_of(jobs_of(claimed), "ann", 2))
-    claimed = world.request(m.JobsClaim("q", "ann", call=3))
+    claimed = world.request(m.Claim("q", "ann", call=3))
     queues = run.core.requests.queues
     done = dict(queues.numbers.done)
     for call in range(4, 20):
@@ -364,8 +364,8 @@ def test_ack_and_claim_in_one_are_taken_and_answered_once_the_ack_is_durable() -
 def test_what_is_done_is_acked_where_there_is_nothing_to_claim() -> None:
     world, _ = make()
     world.append("q", [b"x"] * 2)
-    world.request(ack_of(jobs_of(world.request(m.JobsClaim("q", "ann", call=1))), "ann", 2))
-    (job,) = jobs_of(world.request(m.JobsClaim("q", "ann", call=3)))
+    world.request(ack_of(jobs_of(world.request(m.Claim("q", "ann", call=1))), "ann", 2))
+    (job,) = jobs_of(world.request(m.Claim("q", "ann", call=3)))
     answer = world.request(next_of([job], "ann", 4))
     assert (answer.runs, answer.ready) == ([], 0)
     assert world.topic("q").count == 0
@@ -375,14 +375,14 @@ def test_what_is_done_is_acked_where_there_is_nothing_to_claim() -> None:
 def test_asked_again_ack_and_claim_have_the_answer_they_had_as_far_as_it_holds() -> None:
     world, _ = make()
     world.append("q", [b"x"] * 9)
-    world.request(ack_of(jobs_of(world.request(m.JobsClaim("q", "ann", call=1))), "ann", 2))
-    jobs = jobs_of(world.request(m.JobsClaim("q", "ann", 1, call=3)))
+    world.request(ack_of(jobs_of(world.request(m.Claim("q", "ann", call=1))), "ann", 2))
+    jobs = jobs_of(world.request(m.Claim("q", "ann", 1, call=3)))
     asked = next_of(jobs, "ann", 4, most=3)
     answer = world.request(asked)
     assert len(jobs_of(answer)) == 3
     assert world.request(asked) == answer
     back = jobs_of(answer)[:1]
-    world.request(m.JobsNack("q", "ann", words([back[0][0]]), words([back[0][1]]), 60_000, 5))
+    world.request(m.Nack("q", "ann", words([back[0][0]]), words([back[0][1]]), 60_000, 5))
     assert jobs_of(world.request(asked)) == jobs_of(answer)[1:]
     world.tick(61)  # The leases of the others have ended.
     assert world.request(asked).runs == []
@@ -392,29 +392,30 @@ def test_asked_again_ack_and_claim_have_the_answer_they_had_as_far_as_it_holds()
 def test_apart_nothing_was_done() -> None:
     world, run = make()
     world.append("q", [b"x"] * 9)
-    held = jobs_of(world.request(m.JobsClaim("q", "ann", 2, call=1)))
+    held = jobs_of(world.request(m.Claim("q", "ann", 2, call=1)))
     world.request(ack_of(held[:1], "ann", 2))
     wrong = [(seq, token + 1) for seq, token in held[1:]]
     state = run.core.requests.queues.queue_of(world.topic("q").topic_id)
     before = state.cursor, state.leased, world.topic("q").count
     for jobs, node in ((wrong, "ann"), (held[1:], "bob"), ([(99, 5)], "ann"), (held[:1], "ann")):
-        assert isinstance(world.request(next_of(jobs, node, 70 + len(node) + jobs[0][0])), m.JobsApart)
+        assert isinstance(world.request(next_of(jobs, node, 70 + len(node) + jobs[0][0])), m.NotCombinable)
         assert (state.cursor, state.leased, world.topic("q").count) == before
     refused = [
-        m.JobsNext("q", "ann", b"123", b"123", call=81), m.JobsNext("q", "", words([2]), words([2]), call=82),
-        m.JobsNext("q", "ann", words([2]), words([2]), -1, call=83),
+        m.AckAndClaim("q", "ann", b"123", b"123", call=81),
+        m.AckAndClaim("q", "", words([2]), words([2]), call=82),
+        m.AckAndClaim("q", "ann", words([2]), words([2]), -1, call=83),
     ]  # fmt: skip
     for message in refused:
         with pytest.raises(InvalidRequest):
             world.request(message)
-    assert isinstance(world.request(next_of(held[1:], "ann", 90)), m.JobsClaimed)
+    assert isinstance(world.request(next_of(held[1:], "ann", 90)), m.ClaimReply)
 
 
 def test_how_large_jobs_are_is_asked_once_for_acks_that_come_with_claims() -> None:
     """Also of many in one turn, whose acks are still one record of the log."""
     world, run = make(durability="fsync")
     world.append("q", [b"x"] * 60)
-    claims = [world.request(m.JobsClaim("q", "ann", 1, call=n)) for n in range(1, 21)]
+    claims = [world.request(m.Claim("q", "ann", 1, call=n)) for n in range(1, 21)]
     topic = world.topic("q")
     offset = run.core.log.offset
     asked = [
@@ -430,7 +431,7 @@ def test_how_large_jobs_are_is_asked_once_for_acks_that_come_with_claims() -> No
 def test_jobs_that_are_not_there_are_not_asked_about() -> None:
     world, run = make()
     world.append("q", [b"x"] * 3)
-    world.request(m.JobsClaim("q", "ann", 1, call=1))
+    world.request(m.Claim("q", "ann", 1, call=1))
     for n, seq in enumerate((0, 4, 1 << 62)):
-        assert isinstance(world.request(next_of([(seq, 5)], "ann", 10 + n)), m.JobsApart)
+        assert isinstance(world.request(next_of([(seq, 5)], "ann", 10 + n)), m.NotCombinable)
     assert len(run.core.requests.queues.sizes) == 0

@@ -81,7 +81,7 @@ def use(world: World, config: dict[str, Any]) -> None:
             for first, count, _, token in claimed_runs(world):
                 seqs = np.arange(first, first + count, dtype="<u8").tobytes()
                 tokens = np.arange(token, token + count, dtype="<u8").tobytes()
-                world.request(m.JobsNack("t", "w", seqs, tokens, has_backoff=True))
+                world.request(m.Nack("t", "w", seqs, tokens, has_backoff=True))
             world.request(m.QueueStats("t"))
         world.tick(86_400.0)
         if world.run_of("t").core.directory.find("t") is None:
@@ -92,7 +92,7 @@ def claimed_runs(world: World) -> list[tuple[int, int, int, int]]:
     """Runs of a claim; one that waits for its cohort is answered when that is over (claim_jitter_ms)."""
     run = world.run_of("t")
     try:
-        return world.ask(run, m.JobsClaim("t", "w", 2)).runs
+        return world.ask(run, m.Claim("t", "w", 2)).runs
     except Unanswered:
         world.tick(CLAIM_JITTER_MS_MAX / 1_000)
         return run.replies.popitem()[1].runs
@@ -193,13 +193,13 @@ def test_a_record_lives_with_any_time_of_its_own(config: dict[str, Any], field: 
 
 
 CALLS = [
-    (m.JobsClaim("q", "w"), "lease_ms"), (m.JobsClaim("q", "w"), "wait_ms"),
-    (m.JobsClaim("q", "w", call=7), "lease_ms"), (m.JobsClaim("q", "w", call=7), "wait_ms"),
-    (m.JobsNext("q", "w", b"", b"", call=7), "lease_ms"), (m.JobsNack("q", "w", b""), "delay_ms"),
-    (m.JobsExtend("q", "w", b""), "lease_ms"), (m.GroupClaim("q", "g", "w"), "lease_ms"),
-    (m.GroupClaim("q", "g", "w"), "wait_ms"), (m.GroupClaim("q", "g", "w"), "min_idle_ms"),
-    (m.GroupNack("q", "g", "w", b""), "delay_ms"), (m.GroupExtend("q", "g", "w", b""), "lease_ms"),
-    (m.GroupSteal("q", "g", "w", b""), "lease_ms"), (m.GroupSteal("q", "g", "w", b""), "min_idle_ms"),
+    (m.Claim("q", "w"), "lease_ms"), (m.Claim("q", "w"), "wait_ms"),
+    (m.Claim("q", "w", call=7), "lease_ms"), (m.Claim("q", "w", call=7), "wait_ms"),
+    (m.AckAndClaim("q", "w", b"", b"", call=7), "lease_ms"), (m.Nack("q", "w", b""), "delay_ms"),
+    (m.Extend("q", "w", b""), "lease_ms"), (m.Claim("q", "w", group="g"), "lease_ms"),
+    (m.Claim("q", "w", group="g"), "wait_ms"), (m.Claim("q", "w", group="g"), "min_idle_ms"),
+    (m.Nack("q", "w", b"", group="g"), "delay_ms"), (m.Extend("q", "w", b"", group="g"), "lease_ms"),
+    (m.Steal("q", "w", b"", group="g"), "lease_ms"), (m.Steal("q", "w", b"", group="g"), "min_idle_ms"),
     (m.Append("q", 1, idempotency_key="k"), "window_ms"),
 ]  # fmt: skip
 
@@ -259,7 +259,7 @@ def test_a_setting_of_a_group_is_refused_by_name_or_works_forever(row: Setting) 
             world.start()
             continue
         world.request(opened)
-        assert world.request(m.GroupClaim("t", "g", "w", 1)).runs
+        assert world.request(m.Claim("t", "w", 1, group="g")).runs
         world.kill()
         world.start()
         checkpoint_all(world)

@@ -142,8 +142,8 @@ def test_a_full_shard_takes_away_many_in_several_looks(world):
 # -- uses ---------------------------------------------------------------------------------------------------
 
 
-def claim(world: World, **options: Any) -> m.JobsClaimed:
-    return world.request(m.JobsClaim("t", "w", 1, **options))
+def claim(world: World, **options: Any) -> m.ClaimReply:
+    return world.request(m.Claim("t", "w", 1, **options))
 
 
 USED: dict[str, tuple[str, Callable[[World], Any]]] = {
@@ -192,7 +192,7 @@ def test_a_claim_that_waits_keeps_it_until_it_ends(world):
     """F39."""
     make(world, type="queue")
     run = world.runs[0]
-    run.step(run.request(9_000, m.JobsClaim("t", "w", 1, wait_ms=25_000)))
+    run.step(run.request(9_000, m.Claim("t", "w", 1, wait_ms=25_000)))
     wait(world, 24.8)
     assert is_there(world)
     assert 9_000 not in run.replies
@@ -206,7 +206,7 @@ def test_a_claim_of_a_group_that_waits_keeps_it(world):
     make(world)
     world.request(m.GroupOpen("t", "g", QUEUE))
     run = world.runs[0]
-    run.step(run.request(9_000, m.GroupClaim("t", "g", "w", 1, wait_ms=25_000)))
+    run.step(run.request(9_000, m.Claim("t", "w", 1, wait_ms=25_000, group="g")))
     wait(world, 24.8)
     assert is_there(world)
     wait(world, 0.2)
@@ -221,7 +221,7 @@ def test_a_leased_job_keeps_it_until_its_ack(world):
     wait(world, 3 * PERIOD_S + 0.7)
     assert is_there(world)
     # By its shard alone, without a look for the topic.
-    ack = m.JobsAck("t", "w", words([first]), words([token]), call=78)
+    ack = m.Ack("t", "w", words([first]), words([token]), call=78)
     assert world.ask(world.runs[0], ack).acked == 1
     require_period(world)
 
@@ -233,9 +233,9 @@ def test_the_short_way_of_claims_and_acks_is_a_use(world):
     run, call = world.runs[0], 1
     # The first one goes the long way, and has sizes learned.
     for pause_s in (0.1, 0.3, 1.3, 2.6, 3.1, 7.7, 0.4):
-        ((first, _, _, token),) = world.ask(run, m.JobsClaim("t", "w", 1, lease_ms=60_000, call=call)).runs
+        ((first, _, _, token),) = world.ask(run, m.Claim("t", "w", 1, lease_ms=60_000, call=call)).runs
         wait(world, pause_s)
-        world.ask(run, m.JobsAck("t", "w", words([first]), words([token]), call=call + 1))
+        world.ask(run, m.Ack("t", "w", words([first]), words([token]), call=call + 1))
         call += 2
     require_period(world)
 
@@ -268,10 +268,10 @@ def test_a_record_that_a_group_leased_keeps_it(world):
     make(world)
     world.append("t", [b"record"])
     world.request(m.GroupOpen("t", "g", QUEUE))
-    ((first, _, _, token),) = world.request(m.GroupClaim("t", "g", "w", 1, lease_ms=60_000)).runs
+    ((first, _, _, token),) = world.request(m.Claim("t", "w", 1, 60_000, group="g")).runs
     wait(world, 3 * PERIOD_S)
     assert is_there(world)
-    world.ask(world.runs[0], m.GroupAck("t", "g", "w", words([first]), words([token])))
+    world.ask(world.runs[0], m.Ack("t", "w", words([first]), words([token]), group="g"))
     require_period(world)
 
 
@@ -292,7 +292,7 @@ def test_who_waits_is_told_that_it_is_gone(world):
     removal is told."""
     make(world, type="queue")
     wait(world, PERIOD_S + LATE_S)
-    answer = world.ask(world.runs[0], m.JobsClaim("t", "w", 1, wait_ms=1_000))
+    answer = world.ask(world.runs[0], m.Claim("t", "w", 1, wait_ms=1_000))
     assert isinstance(answer, m.ErrorReply)
 
 

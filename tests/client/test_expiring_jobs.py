@@ -13,7 +13,7 @@ from ringlog.client import NewRecord
 from ringlog.client.remote_source import received
 from ringlog.client.working import Wish, Working
 from ringlog.clock import SystemClock
-from ringlog.envelope.messages import JobsClaimed
+from ringlog.envelope.messages import ClaimReply
 from ringlog.errors import CorruptData, LeaseLost
 from ringlog.limits import EXPIRED_CLAIMS_MAX
 from ringlog.link.peer import Reply
@@ -89,7 +89,7 @@ class Answers:
 
     def about_jobs(self, message, *, extra_ms=0, is_awaited=False):
         self.asked.append(message)
-        return resolved(Reply(JobsClaimed("q", 1, 1, 0, 0, [(len(self.asked), 1, 1, 7)]), b""))
+        return resolved(Reply(ClaimReply("q", 1, 1, 0, 0, [(len(self.asked), 1, 1, 7)]), b""))
 
 
 def claim(connection, clock, wait_s):

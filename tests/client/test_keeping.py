@@ -24,10 +24,10 @@ class Line:
         self.clock, self.timers = ManualClock(), Timers()
         self.asked: list[list[int]] = []
 
-    def about_jobs(self, message: m.JobsExtend) -> Pending[Reply]:
+    def about_jobs(self, message: m.Extend) -> Pending[Reply]:
         self.asked.append(np.frombuffer(message.seqs, "<i8").tolist())
         pending: Pending[Reply] = Pending()
-        pending.resolve(Reply(m.JobsExtended("q", len(self.asked[-1]), b"", 0)))
+        pending.resolve(Reply(m.ExtendReply("q", len(self.asked[-1]), b"", 0)))
         return pending
 
     def after(self, seconds: float) -> None:

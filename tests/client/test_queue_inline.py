@@ -18,7 +18,7 @@ from ringlog.client.inline import Inline, brought
 from ringlog.client.local_source import LocalSource
 from ringlog.client.queue import Queue
 from ringlog.client.working import Working
-from ringlog.envelope.messages import JobsClaimed
+from ringlog.envelope.messages import ClaimReply
 from ringlog.errors import CorruptData
 from ringlog.limits import INLINE_AHEAD_MIN, INLINE_BYTES_MAX
 from ringlog.testing.real_engine import TestEngine
@@ -28,12 +28,12 @@ NUMBERS = [b"job %d" % n for n in range(1, MANY + 1)]
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[JobsClaimed]:
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[ClaimReply]:
     """What claims were answered, in turn."""
-    found: list[JobsClaimed] = []
+    found: list[ClaimReply] = []
     read = Working._read
 
-    def noting(self: Working, connection: Any, message: JobsClaimed, attached: Any, pieces: Any) -> Any:
+    def noting(self: Working, connection: Any, message: ClaimReply, attached: Any, pieces: Any) -> Any:
         found.append(message)
         return read(self, connection, message, attached, pieces)
 
@@ -60,7 +60,7 @@ def put_singly(queue: Queue, payloads: list[bytes]) -> None:
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("most", [1, 7, MANY])
 def test_small_jobs_come_along_and_are_what_lies_in_the_files(
-    queue: Queue, answers: list[JobsClaimed], together: bool, most: int
+    queue: Queue, answers: list[ClaimReply], together: bool, most: int
 ) -> None:
     if together:
         queue.put_many(NUMBERS)
@@ -75,7 +75,7 @@ def test_small_jobs_come_along_and_are_what_lies_in_the_files(
 
 
 def test_jobs_that_came_back_and_jobs_apart_are_found_as_well(
-    queue: Queue, answers: list[JobsClaimed]
+    queue: Queue, answers: list[ClaimReply]
 ) -> None:
     queue.put_many(NUMBERS)
     first = queue.claim(MANY // 2)
@@ -147,7 +147,7 @@ def test_who_waits_for_a_job_is_given_all_of_it(client: Client, queue: Queue) ->
 
 
 @pytest.mark.interpreted
-def test_many_large_jobs_at_once_are_read_from_the_files(queue: Queue, answers: list[JobsClaimed]) -> None:
+def test_many_large_jobs_at_once_are_read_from_the_files(queue: Queue, answers: list[ClaimReply]) -> None:
     large = [bytes([n]) * (INLINE_BYTES_MAX // 8) for n in range(MANY)]
     queue.put_many(large)
     assert queue.claim(10).payloads() == large[:10]
@@ -174,8 +174,8 @@ def test_a_topic_made_anew_has_other_jobs(ringlog_engine: TestEngine, queue: Que
     assert queue.claim(9).payloads() == others[:9]
 
 
-def answer(runs: list[tuple[int, int, int, int]], payloads: list[bytes], stamps: bytes) -> JobsClaimed:
-    return JobsClaimed("q", 1, 1, 0, 0, runs, payloads=payloads, stamps=stamps)
+def answer(runs: list[tuple[int, int, int, int]], payloads: list[bytes], stamps: bytes) -> ClaimReply:
+    return ClaimReply("q", 1, 1, 0, 0, runs, payloads=payloads, stamps=stamps)
 
 
 def test_what_came_along_is_cut_as_stretches_are() -> None:

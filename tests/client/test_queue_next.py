@@ -89,7 +89,7 @@ def test_on_the_engines_host_both_travel_in_one_request(
         asked = Asked(client, monkeypatch)
         for _ in range(30):
             jobs = queue.claim(done=jobs)
-        assert asked == ["JobsNext"] * 30
+        assert asked == ["AckAndClaim"] * 30
         queue.ack(jobs)
         assert counts(queue) == (40 - 32, 0, 0)
 
@@ -106,8 +106,8 @@ def test_queues_of_another_kind_take_two_and_are_not_tried_for_long(
         asked = Asked(client, monkeypatch)
         for _ in range(30):
             jobs = queue.claim(done=jobs)
-        assert asked.count("JobsAck") == asked.count("JobsClaim") == 30
-        assert asked.count("JobsNext") == 5, "each time that it does not go it is left longer"
+        assert asked.count("Ack") == asked.count("Claim") == 30
+        assert asked.count("AckAndClaim") == 5, "each time that it does not go it is left longer"
         queue.ack(jobs)
         assert counts(queue) == (40 - 31, 0, 0)
 
@@ -119,7 +119,7 @@ class Apart:
 
     def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
         pending: Pending[Reply] = Pending()
-        pending.resolve(Reply(m.JobsApart(message.topic)))
+        pending.resolve(Reply(m.NotCombinable(message.topic)))
         return pending
 
 

@@ -81,10 +81,10 @@ def test_whatever_a_field_holds_it_is_a_message_or_refused_to_its_sender(kind: s
 @pytest.mark.parametrize(
     ("kind", "body", "text"),
     [
-        ("JobsClaim", ["q", "w", 1, 0, 0, 0, -1], "pid must be >= 0, got -1"),
-        ("JobsClaim", ["q", "w", 1, 0, 0, 0, PID_MAX + 1], f"pid must be <= {PID_MAX}, got {PID_MAX + 1}"),
-        ("JobsClaim", ["q", "w", 1, 0, -5], "wait_ms must be >= 0, got -5"),
-        ("GroupExtend", ["t", "g", "w", b"", b"", MILLIS_MAX + 1],
+        ("Claim", ["q", "w", 1, 0, 0, 0, -1], "pid must be >= 0, got -1"),
+        ("Claim", ["q", "w", 1, 0, 0, 0, PID_MAX + 1], f"pid must be <= {PID_MAX}, got {PID_MAX + 1}"),
+        ("Claim", ["q", "w", 1, 0, -5], "wait_ms must be >= 0, got -5"),
+        ("Extend", ["t", "w", b"", b"", MILLIS_MAX + 1],
          f"lease_ms must be <= {MILLIS_MAX}, got {MILLIS_MAX + 1}"),
         ("Subscribe", [-1, [], 1], "subscription must be >= 0, got -1"),
         ("Subscribe", [1, [[1, "t", 2, 0, 0, 0], [1, "t", 2, 0, 0, -4]], 1],

@@ -49,12 +49,12 @@ GROUPS = {
     "ringlog_shard": tuple(
         f"actors/wal_shard/{name}.py"
         for name in (
-            "admission", "announcer", "calls", "checkpoint", "core", "durable_leases", "ephemerals",
-            "events", "facts", "gather", "governing", "group", "group_board", "group_numbers", "groups",
-            "hot_tail", "job_requests", "job_shelf", "job_sizes", "kept_answers", "latch", "log_hand",
-            "phases", "places", "presence", "queue_board", "queue_numbers", "queues", "quick_jobs",
-            "read_only", "records", "removal", "repeats", "requests", "rings", "routing", "shell", "unused",
-            "waiting",
+            "admission", "announcer", "calls", "checkpoint", "consumer_groups", "core", "ephemerals",
+            "events", "facts", "gather", "governing", "group", "group_board", "group_numbers", "hot_tail",
+            "job_deletes", "job_marks", "job_shelf", "job_sizes", "latch", "lease_registry",
+            "lease_requests", "leases", "log_hand", "phases", "places", "presence", "queue_board",
+            "queue_fast_path", "queue_numbers", "read_only", "records", "removal", "repeats",
+            "reply_cache", "requests", "rings", "routing", "shell", "unused", "waiting",
         )
     ),
 }  # fmt: skip

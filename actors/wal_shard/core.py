@@ -69,13 +69,12 @@ from actors.wal_shard.events import (
     WriteGroup,
 )
 from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out
-from actors.wal_shard.groups import change_bytes
 from actors.wal_shard.phases import Phase, Room, Waiting
 from actors.wal_shard.places import Places
 from actors.wal_shard.read_only import ReadOnly
 from actors.wal_shard.records import HeadReserved, frame_of
 from actors.wal_shard.removal import OF_QUEUES, Question
-from actors.wal_shard.requests import Identity, Requests, explain_full, explain_halted, may_log
+from actors.wal_shard.requests import Identity, Requests, explain_full, explain_halted
 from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
@@ -214,12 +213,9 @@ class ShardCore:
         times = [t for t in due if t is not None]
         if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
-        waiting = [self.requests.queues.waiting]
-        if not self._file_failed:
-            # Else claims of groups wait until something can be logged (`_serve_groups`): no time brings that.
-            waiting.append(self.requests.groups.waiting)
-        ends = [claims.next_deadline_ns(self._steady_us) for claims in waiting if is_free and claims]
-        times += [at_ns for at_ns in ends if at_ns is not None]
+        if is_free and (claims := self.requests.leases.waiting):
+            end_ns = claims.next_deadline_ns(self._steady_us)
+            times += [end_ns] if end_ns is not None else []
         return min(times) if times else None
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
@@ -239,8 +235,7 @@ class ShardCore:
             self._time_base_us = self._time_base_us or event.now_us - event.monotonic_ns // 1_000
             self._steady_us = self._time_base_us + event.monotonic_ns // 1_000
             self.requests.steady_us = self._steady_us
-            self.requests.queues.ticked(self._steady_us, event.now_us, event.monotonic_ns)
-            self.requests.groups.ticked(self._steady_us, event.now_us, event.monotonic_ns)
+            self.requests.leases.ticked(self._steady_us, event.now_us, event.monotonic_ns)
             self.requests.unused.now_ns = event.monotonic_ns
             return
         if kind is FramesArrived or kind is ControlReceived:
@@ -279,13 +274,11 @@ class ShardCore:
                 self.ephemerals.failed(self._now_ns)
             self.ephemerals.evict(event, self.removals, self._group)
         elif kind is WorkerDied:
-            self.requests.queues.left((event.pid, event.born))
-            self.requests.groups.left((event.pid, event.born))
+            self.requests.leases.left((event.pid, event.born))
         elif kind is DrainRequested:
             if self.phase is not Phase.STOPPED:
                 self.phase = Phase.DRAINING
-                self.requests.queues.stopping()
-                self.requests.groups.stopping()
+                self.requests.leases.stopping()
         else:
             raise InvariantViolation("a shard was told something it does not know", event=kind.__name__)
 
@@ -297,7 +290,7 @@ class ShardCore:
         kind = type(message)
         if kind not in _QUICK or message.group:
             return False
-        quick, log = self.requests.queues.quick, self.log
+        quick, log = self.requests.leases.quick, self.log
         is_free = self.waiting is Waiting.NOTHING and not self._held and self.phase is Phase.ACTIVE
         if not is_free or self.removals.is_wanted or self._file_failed or self.requests.read_only is not None:
             return False
@@ -310,14 +303,14 @@ class ShardCore:
             is_done = answer is not None
         else:
             has_room = log.is_open and log.fits(self._group.bytes + quick.bytes + _SLACK)
-            take = quick.ack if kind is m.Ack else quick.next
+            take = quick.ack if kind is m.Ack else quick.ack_and_claim
             is_done = has_room and take(message, event, self._steady_us)
         self.in_hand = None
         return is_done
 
     def _stage_acks(self) -> None:
         """What was acked by the short way goes into the group before anything else is looked at."""
-        quick = self.requests.queues.quick
+        quick = self.requests.leases.quick
         self.in_hand = quick.last
         self._replies += quick.stage(self._group)
         self.in_hand = None
@@ -326,7 +319,7 @@ class ShardCore:
         """Take it if it can be taken now."""
         message = event.message if type(event) is ControlReceived else None
         is_gathered = isinstance(message, m.AckAndClaim) and not message.group
-        if self.requests.queues.quick and not is_gathered:
+        if self.requests.leases.quick and not is_gathered:
             self._stage_acks()
         if type(event) is ControlReceived:
             self.in_hand = event
@@ -347,9 +340,7 @@ class ShardCore:
             return Room.NONE
         if not self._is_its_turn(event):
             return Room.LATER
-        if isinstance(event, ControlReceived) and not (
-            may_log(event.message) or self.requests.queues.durable.logs(event.message)
-        ):
+        if isinstance(event, ControlReceived) and not self.requests.may_log(event.message):
             return Room.NOW
         if (
             self._is_busy
@@ -368,9 +359,8 @@ class ShardCore:
             self.admission.is_volatile_closed = room is Room.NONE
         added = 0
         if isinstance(event, ControlReceived):
-            added = added_bytes(event.message) + change_bytes(event.message)
-            added += self.requests.queues.durable.bytes_of(event.message)
-        needed = self._group.bytes + self.requests.queues.quick.bytes + len(data or b"") + added + _SLACK
+            added = added_bytes(event.message) + self.requests.leases.registry.bytes_of(event.message)
+        needed = self._group.bytes + self.requests.leases.quick.bytes + len(data or b"") + added + _SLACK
         kept = 0
         if self._file_failed and data:
             kept = min(_KEPT_BYTES, self.log.capacity // 8)
@@ -389,12 +379,14 @@ class ShardCore:
         message = event.message if isinstance(event, ControlReceived) else None
         if self.removals.holds_up(message, self._group, self._now_us):
             return False
-        if isinstance(message, OF_QUEUES) and self._consult(self.requests.queues.to_learn_for(message)):
+        if isinstance(message, OF_QUEUES) and self._consult(self.requests.leases.marks.to_learn_for(message)):
             return False
         if isinstance(message, m.AckAndClaim) and not message.group:
-            return not self._consult(self.requests.queues.sizes_for(message))
+            return not self._consult(self.requests.leases.deletes.sizes_for(message))
         if isinstance(message, m.SpentMoved) or (isinstance(message, m.Ack) and not message.group):
-            return not self._consult(self.requests.queues.question_of(message, self._steady_us))
+            return not self._consult(
+                self.requests.leases.deletes.question_of(message, self._steady_us // 1_000)
+            )
         if not isinstance(message, m.RecordsDelete):
             return True
         return not self._group.parts and not self._consult(self.removals.question_of(message, self._now_us))
@@ -466,7 +458,7 @@ class ShardCore:
 
     def _advance(self) -> None:
         """Take the next step that is possible; every step ends in an effect whose completion calls again."""
-        if self.requests.queues.quick:
+        if self.requests.leases.quick:
             self._stage_acks()
         if self._file_failed and not self._preparing and self._now_ns >= self._file_retry_ns:
             self._prepare(self._wanted_bytes)
@@ -476,16 +468,15 @@ class ShardCore:
             if self._look_at(self._held[0]) is Room.LATER:
                 break
             self._held.popleft()
-        if self.requests.queues.quick:
+        if self.requests.leases.quick:
             self._stage_acks()
         if self.waiting is not Waiting.NOTHING:
             return
-        self._serve_queues()
-        self._serve_groups()
+        self._serve_claims()
         at_ns = self._unused_at_ns
         if at_ns is not None and self._now_ns >= at_ns:
             self.requests.look_for_unused(self._group, self._now_us)
-        if self._consult(self.requests.queues.to_learn()):
+        if self._consult(self.requests.leases.marks.to_learn()):
             return
         if self.requests.read_only is not None:
             self._answer_without_log()
@@ -506,26 +497,17 @@ class ShardCore:
         elif self.phase is Phase.DRAINING and not self._held:
             self._finish_draining()
 
-    def _serve_queues(self) -> None:
-        """Answer claims of queues that waited; where leases are durable, behind a record of what they get."""
-        queues, is_stuck = self.requests.queues, bool(self._file_failed)
-        if not queues.waiting and not queues.durable.has_left:
+    def _serve_claims(self) -> None:
+        """Answer claims that waited; where changes are logged, behind a record of what they get."""
+        leases, is_stuck = self.requests.leases, bool(self._file_failed)
+        if not leases.has_work:
             return
         if self.phase is Phase.RECOVERING or self.requests.read_only is not None or is_stuck:
-            self._effects.extend(queues.serve(self._steady_us, is_stuck=is_stuck))
+            self._effects.extend(leases.serve(self._steady_us, is_stuck=is_stuck))
             return
         owed: list[Reply] = []
-        self._effects.extend(queues.serve(self._steady_us, self._group, owed))
+        self._effects.extend(leases.serve(self._steady_us, self._group, owed))
         (self._replies if self._group.parts else self._effects).extend(owed)
-
-    def _serve_groups(self) -> None:
-        """Answer claims of groups that waited. What they are given is logged first; while no file can be made
-        they go on waiting."""
-        groups = self.requests.groups
-        if not groups.has_work or self._file_failed or self.phase is Phase.RECOVERING:
-            return
-        replies = groups.serve(self._group, self._steady_us)
-        (self._replies if self._group.parts else self._effects).extend(replies)
 
     @property
     def _unused_at_ns(self) -> int | None:
@@ -656,13 +638,11 @@ class ShardCore:
         self.waiting = Waiting.NOTHING
         topics = list(group.dirty.values())
         for topic in topics:
-            self.requests.queues.published(topic)
+            self.requests.leases.published(topic)
             topic.publish()
-            self.requests.queues.waiting.wake(topic.topic_id)
-            self.requests.groups.published(topic)
         for part in group.parts if self.phase is not Phase.RECOVERING else ():
             if isinstance(part, Intake):
-                self.requests.queues.newest.add(part)
+                self.requests.leases.newest.add(part)
         self.checkpoint.note(group.dirty, retired)
         self._has_records |= bool(group.records or (group.parts and self.phase is Phase.RECOVERING))
         # Marks before heads: who sees a head must find every record up to it (S-8).
@@ -674,8 +654,8 @@ class ShardCore:
         self._effects.extend(RetireTopic(topic, self.requests.unused.why(topic)) for topic in retired)
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
-        if self.requests.queues.waiting:
-            self._effects.extend(self.requests.queues.serve(self._steady_us))
+        if self.requests.leases.waiting:
+            self._effects.extend(self.requests.leases.serve(self._steady_us))
         if group.frames or group.refused or group.repeats:
             size = group.bytes + group.volatile_bytes
             self._effects.append(Committed(group.frames, group.records, size, group.refused, group.repeats))
@@ -771,8 +751,7 @@ class ShardCore:
         self.directory.halt(halts)
         self.removals.begun()
         self.requests.routing.recovered()
-        self.requests.queues.recovered()
-        self.requests.groups.recovered()
+        self.requests.leases.registry.recovered()
         self.requests.read_only = latch
         self.phase = Phase.ACTIVE
 
@@ -812,8 +791,7 @@ class ShardCore:
             self.directory.halt(self._halts)
             self.removals.recovered()
             self.requests.routing.recovered()
-            self.requests.queues.recovered()
-            self.requests.groups.recovered()
+            self.requests.leases.registry.recovered()
             self.requests.unused.recovered()
             self._prepare(0)
 
@@ -836,8 +814,7 @@ class ShardCore:
         """Assert what must be true between turns; raises InvariantViolation with the story."""
         for topic in self.directory.by_id.values():
             topic.check()
-        self.requests.queues.check()
-        self.requests.groups.check()
+        self.requests.leases.registry.check()
         if self.log.durable > self.log.offset:
             raise InvariantViolation(
                 "more is durable than was written", durable=self.log.durable, offset=self.log.offset

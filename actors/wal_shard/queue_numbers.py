@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from actors.wal_shard.lease_requests import live_count
 from ringlog.envelope import messages as m
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.types import Counts
@@ -24,11 +25,6 @@ class _Known:
     topic: Topic
     queue: ConsumerGroup
     seen: Counts = _NONE
-
-
-def live_count(topic: Topic) -> int:
-    """How many jobs a queue has: staged ones are not there yet (S-9)."""
-    return max(topic.staged_count - (topic.next_seq - 1 - topic.head_seq), 0)
 
 
 class QueueNumbers:

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from actors.wal_shard.admission import HAVE_MARKS, Intake, Stretch, note_written
-from actors.wal_shard.durable_leases import replay_config, replay_jobs
 from actors.wal_shard.facts import Facts
 from actors.wal_shard.group import Group, RoutedCopy, RoutedPart
-from actors.wal_shard.groups import replay_change
+from actors.wal_shard.lease_registry import replay_change, replay_config
 from actors.wal_shard.records import (
     Body,
     ConfigChanged,
@@ -476,7 +475,7 @@ class Replay:
         elif isinstance(body, RouterCreated | RouterRemoved | RouterMoved):
             replay_router(topic, body)
         elif isinstance(body, Change):
-            (replay_change if body.group else replay_jobs)(topic, body)
+            replay_change(topic, body)
         elif isinstance(body, ProducerClaimed):
             producer = topic.producers.admit(body.producer_id)
             if producer is not None and body.claim > producer.claim:

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
-from actors.wal_shard import groups, repeats
+from actors.wal_shard import repeats
 from actors.wal_shard.admission import Admission, Intake
 from actors.wal_shard.checkpoint import Answer, Checkpoint
 from actors.wal_shard.ephemerals import Ephemerals
 from actors.wal_shard.group import Group
-from actors.wal_shard.groups import Groups
+from actors.wal_shard.leases import Leases
 from actors.wal_shard.places import Places
-from actors.wal_shard.queues import Queues
 from actors.wal_shard.read_only import ANSWERED, ReadOnly
 from actors.wal_shard.records import (
     HeadReserved,
@@ -83,27 +82,11 @@ from ringlog.types import SESSION_BIT, Durability
 
 CHANGES = (
     m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
-    m.RouterDrop, m.Route, m.Ack, m.AckAndClaim, m.SpentMoved,
+    m.RouterDrop, m.Route, m.SpentMoved,
 )  # fmt: skip
 """Requests that may add to the log."""
 
-
-def may_log(message: m.Message) -> bool:
-    """May this request add to the log? Who asks for a producer's state does when he claims it."""
-    if isinstance(message, m.ProducerState):
-        return message.owner != 0
-    return isinstance(message, CHANGES) or groups.may_change(message)
-
-
 Handler = Callable[[Any, ControlReceived, Group, int], Answer | None]
-
-
-def _by_group(own: Handler, named: Handler) -> Handler:
-    """The handler of a request that is about a queue's own leases, or about those of the group that it
-    names."""
-    return lambda message, event, group, now_us: (named if message.group else own)(
-        message, event, group, now_us
-    )
 
 
 _MODES = ("upsert", "create", "merge", "update")
@@ -154,9 +137,8 @@ class Requests:
         """Topics whose removal is staged; the core retires their slots when the group is durable."""
         self.removals = Removals(identity.incarnation, directory, self._all_extents, ephemerals.files_of)
         self.routing = Routing(directory, admission, self._ask_again)
-        self.queues = Queues(identity.incarnation, directory, self.removals)
-        self.groups = Groups(identity.incarnation, directory, self.removals)
-        self.unused = Unused(directory, self.queues, self.groups)
+        self.leases = Leases(identity.incarnation, directory, self.removals)
+        self.unused = Unused(directory, self.leases)
         self._handlers: dict[type[m.Message], Handler] = {
             m.Hello: self._hello,
             m.TopicPut: self._put,
@@ -170,13 +152,10 @@ class Requests:
             m.Locate: self._locate,
             **checkpoint.handlers,
             **self.routing.handlers,
-            **self.groups.handlers,
-            **self.queues.handlers,
+            **self.leases.handlers,
         }
-        for kind in self.queues.handlers.keys() & self.groups.handlers.keys():
-            self._handlers[kind] = _by_group(self.queues.handlers[kind], self.groups.handlers[kind])
 
-        self._timed = self.queues.handlers.keys() | self.groups.handlers.keys()
+        self._timed = self.leases.handlers.keys()
         """Requests about leases and waits: what they are told for the time is `steady_us`."""
 
     @property
@@ -186,7 +165,13 @@ class Requests:
 
     def lives(self) -> set[Life]:
         """The processes that claimed what is leased, as far as that is known."""
-        return {*self.queues.lives(), *self.groups.lives()}
+        return {*self.leases.registry.lives()}
+
+    def may_log(self, message: m.Message) -> bool:
+        """May this request add to the log? Who asks for a producer's state does when he claims it."""
+        if isinstance(message, m.ProducerState):
+            return message.owner != 0
+        return isinstance(message, CHANGES) or self.leases.registry.logs(message)
 
     def handle(
         self, event: ControlReceived, group: Group, now_us: int, *, can_log: bool = True
@@ -205,7 +190,7 @@ class Requests:
             )
             if self.read_only is not None and not is_answered:
                 raise self.read_only.refusal()
-            if not can_log and (may_log(event.message) or self.queues.durable.logs(event.message)):
+            if not can_log and self.may_log(event.message):
                 answer = self._known(event, group, now_us)
             elif self.is_pressed and isinstance(event.message, m.Append):
                 answer = self._append_pressed(event.message, event, group, now_us)
@@ -214,7 +199,7 @@ class Requests:
                 answer = handler(event.message, event, group, self.steady_us if is_timed else now_us)
         except Refused as e:
             self.removals.refuse_delete()
-            self.queues.refuse()
+            self.leases.deletes.refuse()
             answer = error_reply(e)
         else:
             if self.unused:
@@ -279,7 +264,7 @@ class Requests:
             config.require_type_of(topic.config, topic.name)
             if config != topic.config:
                 config.require_lifetime_of(topic.config, topic.name)
-                self.queues.durable.require_room(topic, config)
+                self.leases.registry.require_room(topic, config)
                 self._reconfigure(topic, config, group, now_us)
         return self.info(topic, created=False)
 
@@ -289,9 +274,8 @@ class Requests:
         self.removals.want(topic)
         self._directory.note_class(topic)
         group.add_control(config_frame(topic), topic)
-        self.queues.reconfigured(topic)
         self.unused.note(topic)
-        self.queues.durable.reconfigured(topic, group, now_us // 1_000)
+        self.leases.reconfigured(topic, group, now_us)
         was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
         ends_reserving = topic.is_reserving and config.durability == Durability.FSYNC
         if was_volatile or ends_reserving:
@@ -436,8 +420,7 @@ class Requests:
         group.dirty.pop(topic.topic_id, None)
         self._directory.remove(topic)
         self.routing.forget(topic)
-        self.queues.forget(topic)
-        self.groups.forget(topic)
+        self.leases.forget(topic)
         self.unused.forget(topic)
         self.retired.append(topic)
         self._topics_elsewhere(len(self._directory))

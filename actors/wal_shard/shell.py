@@ -119,7 +119,7 @@ class Shell:
         self.core = ShardCore(
             identity, settings, topics_elsewhere=self._topics_elsewhere, looked_at=_looked_at
         )
-        self.core.requests.queues.has_mover = self.core.requests.groups.has_mover = schedulers > 0
+        self.core.requests.leases.registry.has_mover = schedulers > 0
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
         self._governing = Governing(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
@@ -143,7 +143,7 @@ class Shell:
         self._ledger = Ledger(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
         self._jobs = JobShelf(
             self._disk, boot.data_dir, boot.shm_dir, self._published_mark, self.core.requests.located,
-            self.core.requests.queues.newest, self.core.requests.queues.sizes,
+            self.core.requests.leases.newest, self.core.requests.leases.sizes,
         )  # fmt: skip
         self._latch = Latch(
             self._disk, self._clock, self._directory, boot.read_only_ms, min(FIRST_FILE_BYTES, file_bytes)
@@ -163,7 +163,7 @@ class Shell:
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
         requests = self.core.requests
-        self._callable = frozenset([*requests.queues.handlers, *requests.groups.handlers])
+        self._callable = frozenset(requests.leases.handlers)
         """Requests that may come through a call ring."""
         self._perform: dict[type, Callable[[Any], Any]] = {
             **self._log.performs,
@@ -351,9 +351,11 @@ class Shell:
         slot = self._slot
         now_ns = self._clock.monotonic_ns()
         self._heartbeat.beat(now_ns)
-        groups = self.core.requests.groups.numbers
-        self._queue_board.beat(slot, self.core.requests.queues, groups.set_aside, now_ns)
-        self._group_board.beat(slot, groups, now_ns, self.core.requests.steady_us // 1_000)
+        leases = self.core.requests.leases
+        self._queue_board.beat(slot, leases, now_ns)
+        self._group_board.beat(
+            slot, leases.registry.group_numbers, now_ns, self.core.requests.steady_us // 1_000
+        )
         self._socket.guard(now_ns)
         self._calls.look(now_ns)
         if now_ns >= self._disk_look_ns:

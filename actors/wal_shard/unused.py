@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from actors.wal_shard.queue_numbers import live_count
+from actors.wal_shard.lease_requests import live_count
 from ringlog.envelope import messages as m
 from ringlog.limits import (
     UNUSED_LATE_MS,
@@ -37,8 +37,7 @@ from ringlog.topic.directory import Directory
 from ringlog.topic.state import Topic
 
 if TYPE_CHECKING:
-    from actors.wal_shard.groups import Groups
-    from actors.wal_shard.queues import Queues
+    from actors.wal_shard.leases import Leases
 
 _MS_NS = 1_000_000
 USES: frozenset[type[m.Message]] = frozenset({
@@ -64,8 +63,8 @@ class _Known:
 class Unused:
     """Those topics of one shard that have the setting."""
 
-    def __init__(self, directory: Directory, queues: Queues, groups: Groups) -> None:
-        self._directory, self._queues, self._groups = directory, queues, groups
+    def __init__(self, directory: Directory, leases: Leases) -> None:
+        self._directory, self._leases = directory, leases
         self.now_ns = 0
         """Monotonic."""
         self._known: dict[int, _Known] = {}
@@ -152,19 +151,19 @@ class Unused:
 
     def _is_in_use(self, topic: Topic, now_ms: int) -> bool:
         """Does anything use it that leaves no trace while it lasts?"""
-        if topic.routers or self._queues.waiting.of(topic.topic_id):
+        if topic.routers or self._leases.waiting.of(topic.topic_id):
             return True
         for group in topic.groups.values():
             group.settle(now_ms)
-            if group.leased or group.delayed or group.exhausted or self._groups.waiting.of(group.number):
+            if group.leased or group.delayed or group.exhausted or self._leases.waiting.of(group.number):
                 return True
         return topic.config.type == QUEUE and self._is_queue_held(topic, now_ms)
 
     def _is_queue_held(self, topic: Topic, now_ms: int) -> bool:
         """Is any job leased, delayed or on its way to the dead letters, or may one be as far as is known?"""
-        if topic.staged_count and self._queues.wants_to_learn(topic):
+        if topic.staged_count and self._leases.marks.wants_to_learn(topic):
             return True
-        queue = self._queues.queue_of(topic.topic_id)
+        queue = self._leases.registry.own_of(topic.topic_id)
         if queue is None:
             return False
         queue.settle(now_ms)

@@ -29,7 +29,7 @@ class Parked:
     client: bytes
     corr: int
     message: m.Claim
-    topic_id: int
+    key: int
     number: int
     is_over: bool = False
 
@@ -67,9 +67,9 @@ class Waiting:
         """Claims that wait, of all queues."""
         return self._count
 
-    def of(self, topic_id: int) -> int:
+    def of(self, key: int) -> int:
         """How many wait for this queue."""
-        return len(self._of.get(topic_id, ()))
+        return len(self._of.get(key, ()))
 
     def sent_again(self, event: ControlReceived, call: int) -> bool:
         """Does this claim wait already? Then it is answered where it came from last."""
@@ -84,7 +84,7 @@ class Waiting:
         return call in self._by_call
 
     def park(
-        self, topic_id: int, event: ControlReceived, message: m.Claim, jitter_ms: int = 0
+        self, key: int, event: ControlReceived, message: m.Claim, jitter_ms: int = 0
     ) -> None:  # fmt: skip
         """Have a claim wait; raises Throttled when too many do.
 
@@ -97,73 +97,73 @@ class Waiting:
                 retry_after_ms=PRESSURE_RETRY_MS,
             )  # fmt: skip
         self._made += 1
-        parked = Parked(event.client, event.corr, message, topic_id, self._made)
-        self._of.setdefault(topic_id, OrderedDict())[parked.number] = parked
+        parked = Parked(event.client, event.corr, message, key, self._made)
+        self._of.setdefault(key, OrderedDict())[parked.number] = parked
         self._count += 1
         if message.call:
             self._by_call[message.call] = parked
         end_ns = self.now_ns + min(message.wait_ms, WAIT_MS_MAX) * _MS_NS
         if jitter_ms:
-            close_ns = self._windows.setdefault(topic_id, self.now_ns + jitter_ms * _MS_NS)
+            close_ns = self._windows.setdefault(key, self.now_ns + jitter_ms * _MS_NS)
             end_ns = max(end_ns, close_ns)
         heapq.heappush(self._ends, (end_ns, parked.number, parked))
         if len(self._ends) > 2 * self._count + _ENDS_OVER_MAX:
             self._ends = [entry for entry in self._ends if not entry[2].is_over]
             heapq.heapify(self._ends)
 
-    def first(self, topic_id: int) -> Parked | None:
+    def first(self, key: int) -> Parked | None:
         """Who has waited longest for this queue."""
-        waiting = self._of.get(topic_id)
+        waiting = self._of.get(key)
         return next(iter(waiting.values())) if waiting else None
 
-    def all_of(self, topic_id: int) -> list[Parked]:
+    def all_of(self, key: int) -> list[Parked]:
         """Who waits for this queue, who came first is first."""
-        return list(self._of.get(topic_id, {}).values())
+        return list(self._of.get(key, {}).values())
 
     def over(self, parked: Parked) -> None:
         """It waits no longer."""
         parked.is_over = True
         self._count -= 1
         self._by_call.pop(parked.message.call, None)
-        waiting = self._of[parked.topic_id]
+        waiting = self._of[parked.key]
         del waiting[parked.number]
         if not waiting:
-            del self._of[parked.topic_id]
+            del self._of[parked.key]
 
-    def call_off(self, topic_id: int, call: int, answer: m.Message) -> None:
+    def call_off(self, key: int, call: int, answer: m.Message) -> None:
         """If the claim under this number waits for this queue, it ends with this answer."""
         parked = self._by_call.get(call)
-        if parked is not None and parked.topic_id == topic_id:
+        if parked is not None and parked.key == key:
             self.over(parked)
             self.dismissed.append(parked.answer(answer))
 
-    def dismiss(self, error: Refused, topic_id: int | None = None) -> None:
+    def dismiss(self, error: Refused, key: int | None = None) -> None:
         """Who waits, for this queue or for any, is told that it is in vain."""
         answer = error_reply(error)
-        for each in list(self._of) if topic_id is None else [topic_id]:
+        for each in list(self._of) if key is None else [key]:
             while (parked := self.first(each)) is not None:
                 self.over(parked)
                 self.dismissed.append(parked.answer(answer))
 
     def left(self, life: tuple[int, int]) -> None:
         """This process is no more: its claims are given nothing, and nobody is answered (QC-16)."""
-        for topic_id in list(self._of):
-            for parked in self.all_of(topic_id):
+        for key in list(self._of):
+            for parked in self.all_of(key):
                 if (parked.message.pid, parked.message.born) == life:
                     self.over(parked)
 
     # -- time -----------------------------------------------------------------------------------------
 
-    def note_due(self, topic_id: int, due_ms: int | None) -> None:
+    def note_due(self, key: int, due_ms: int | None) -> None:
         """Something of this queue is ready again then."""
-        if due_ms is not None and due_ms < self._due_of.get(topic_id, due_ms + 1):
-            self._due_of[topic_id] = due_ms
-            heapq.heappush(self._dues, (due_ms, topic_id))
+        if due_ms is not None and due_ms < self._due_of.get(key, due_ms + 1):
+            self._due_of[key] = due_ms
+            heapq.heappush(self._dues, (due_ms, key))
 
-    def wake(self, topic_id: int) -> None:
+    def wake(self, key: int) -> None:
         """Something may be ready in this queue that was not."""
-        if topic_id in self._of:
-            self._woken[topic_id] = None
+        if key in self._of:
+            self._woken[key] = None
 
     def next_deadline_ns(self, now_us: int) -> int | None:
         """When a wait ends, or a lease or delay does that somebody waits for; None = nobody waits."""
@@ -173,22 +173,22 @@ class Waiting:
         if self._dues and self._count:
             times.append(self.now_ns + max(self._dues[0][0] * 1_000 - now_us, 0) * 1_000)
         times += self._windows.values()
-        if self.dismissed or any(topic_id not in self._windows for topic_id in self._woken):
+        if self.dismissed or any(key not in self._windows for key in self._woken):
             times.append(self.now_ns)
         return min(times) if times else None
 
     def woken(self, now_us: int) -> list[int]:
         """Topics to be looked at: what was said of them is forgotten with it."""
         while self._dues and self._dues[0][0] * 1_000 <= now_us:
-            due_ms, topic_id = heapq.heappop(self._dues)
-            if self._due_of.get(topic_id) == due_ms:
-                del self._due_of[topic_id]
-            self.wake(topic_id)
-        for topic_id in [each for each, close_ns in self._windows.items() if close_ns <= self.now_ns]:
-            del self._windows[topic_id]
-            self.wake(topic_id)
+            due_ms, key = heapq.heappop(self._dues)
+            if self._due_of.get(key) == due_ms:
+                del self._due_of[key]
+            self.wake(key)
+        for key in [each for each, close_ns in self._windows.items() if close_ns <= self.now_ns]:
+            del self._windows[key]
+            self.wake(key)
         woken, self._woken = self._woken, {}
-        return [topic_id for topic_id in woken if topic_id in self._of and topic_id not in self._windows]
+        return [key for key in woken if key in self._of and key not in self._windows]
 
     def ended(self, held: Collection[int] = ()) -> list[Parked]:
         """Claims whose time is over; they wait no longer. Not those for the topics `held`: these are looked
@@ -197,7 +197,7 @@ class Waiting:
         while self._ends and (self._ends[0][0] <= self.now_ns or self._ends[0][2].is_over):
             entry = heapq.heappop(self._ends)
             parked = entry[2]
-            if not parked.is_over and parked.topic_id in held:
+            if not parked.is_over and parked.key in held:
                 kept.append(entry)
             elif not parked.is_over:
                 self.over(parked)

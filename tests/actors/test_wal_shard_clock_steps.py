@@ -69,7 +69,9 @@ def test_a_held_job_stays_with_its_worker_when_the_clock_is_set(world, kind, ste
     held = work.claim("w", 2)
     world.clock.step(step_s)
     assert list(work.claim("other")) == [3]
-    world.runs[0].core.requests.groups.numbers.sample(world.runs[0].core.requests.steady_us // 1_000, 1)
+    world.runs[0].core.requests.leases.registry.group_numbers.sample(
+        world.runs[0].core.requests.steady_us // 1_000, 1
+    )
     assert work.extend("w", held) == 2
     world.clock.advance(LEASE_MS / 1_000 - 0.1)
     world.clock.step(-step_s / 2)

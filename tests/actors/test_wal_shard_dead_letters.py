@@ -8,7 +8,7 @@ import pytest
 from removal_world import read, started
 from test_wal_shard_queues import claim, jobs_of, make, nack, stats, words
 
-from actors.wal_shard.job_requests import reason_of
+from actors.wal_shard.lease_requests import reason_of
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, TopicNotFound
 from ringlog.testing.shard_world import World
@@ -23,7 +23,7 @@ def world() -> World:
 
 
 def with_mover(world: World) -> None:
-    world.run_of("q").core.requests.queues.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_mover = True
 
 
 def deliver(world: World, times: int, most: int = 4) -> None:
@@ -49,7 +49,7 @@ def test_a_job_is_handed_out_as_often_as_its_queue_says_and_then_set_aside(world
     assert (found.topic, found.dead_letter, found.runs) == ("q", "dead", [(1, 2, 2)])
     assert found.epoch == world.topic("q").epoch
     assert spent(world, found.topic_id) == m.SpentJobs()
-    assert world.run_of("q").core.requests.queues.set_aside == 2
+    assert world.run_of("q").core.requests.leases.set_aside == 2
     assert stats(world) == (2, 2, 0), "they are ready until they are moved"
 
 
@@ -89,7 +89,7 @@ def test_without_dead_letters_or_who_moves_them_jobs_come_back_for_ever(world):
     deliver(world, 3)
     assert spent(world) == m.SpentJobs()
     world.put("q", mode="merge", max_deliveries=1)
-    world.run_of("q").core.requests.queues.has_mover = False
+    world.run_of("q").core.requests.leases.registry.has_mover = False
     deliver(world, 3)
     assert spent(world) == m.SpentJobs()
 
@@ -124,7 +124,7 @@ def test_a_rejected_job_is_set_aside_at_once_with_its_reason(world):
     assert (found.runs, found.reasons) == ([(2, 1, 1)], {2: "no such address"})
     assert stats(world) == (2, 2, 0)
     assert moved(world, 2) == 1
-    assert not world.run_of("q").core.requests.queues._queues[world.topic("q").topic_id].failures
+    assert not world.run_of("q").core.requests.leases.registry._own[world.topic("q").topic_id].failures
     assert reason_of("x" * 300) == "x" * 253 + "..."
     assert len(reason_of("\u00e4" * 300).encode()) <= 256
 
@@ -151,7 +151,7 @@ def test_a_job_given_back_with_a_reason_keeps_it_until_it_is_done(world):
     assert found.reasons == {1: "refused", 3: "no such address"}
     assert found.failed == {1: (at_ms, 2), 3: (at_ms, 0)}
     assert moved(world, 1, 3) == 2
-    assert not world.run_of("q").core.requests.queues._queues[world.topic("q").topic_id].failures
+    assert not world.run_of("q").core.requests.leases.registry._own[world.topic("q").topic_id].failures
 
 
 def test_nothing_is_rejected_where_there_are_no_dead_letters(world):

@@ -165,13 +165,13 @@ def test_what_is_held_stays_so_and_everything_else_is_given_out(seed: int, durab
 
 def test_a_release_that_is_not_replayed_is_caught(monkeypatch) -> None:
     """The histories can fail."""
-    real = replay.replay_jobs
+    real = replay.replay_change
 
     def forgetful(topic, change):
         if change.op != Op.RELEASED:
             real(topic, change)
 
-    monkeypatch.setattr(replay, "replay_jobs", forgetful)
+    monkeypatch.setattr(replay, "replay_change", forgetful)
     with pytest.raises(AssertionError):
         run_all()
 

@@ -9,8 +9,8 @@ import pytest
 from checkpoint_world import checkpoint_all, new_world
 from removal_world import append, delete, started
 
-from actors.wal_shard import durable_leases
 from actors.wal_shard import events as ev
+from actors.wal_shard import lease_registry
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, Throttled
@@ -246,7 +246,7 @@ def test_on_a_full_disk_a_claim_waits_without_turning_in_circles():
     disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     while not run.core._file_failed:
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])
-    run.core.requests.queues.waiting.wake(world.topic("q").topic_id)
+    run.core.requests.leases.waiting.wake(world.topic("q").topic_id)
     world.send("q", [world.frame_for("q", [b"job"])])
     for _ in range(3):
         world.tick(0.3)
@@ -357,13 +357,13 @@ def test_what_leaves_the_topic_is_held_no_longer(world):
 def test_rejected_jobs_and_their_count_outlive_the_shard(world):
     """QD-8, L27."""
     make(world, 4, max_deliveries=3, dead_letter="dead")
-    world.run_of("q").core.requests.queues.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_mover = True
     jobs = held(claim(world, 3, lease_ms=60_000))
     ask(world, m.Reject, {1: jobs[1], 2: jobs[2]}, reason="no such street")
     found = world.ask(world.run_of("q"), m.SpentAsk())
     assert world.request(m.SpentMoved("q", found.topic_id, words([1]))).moved == 1
     restart(world)
-    world.run_of("q").core.requests.queues.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_mover = True
     assert stats(world) == (2, 1, 0)
     found = world.ask(world.run_of("q"), m.SpentAsk())
     assert (found.runs, found.reasons) == ([(2, 1, 1)], {2: "no such street"})
@@ -385,7 +385,7 @@ def test_why_a_job_was_given_back_outlives_the_shard(is_absorbed):
         if is_absorbed:
             checkpoint_all(world)
         restart(world)
-    world.run_of("q").core.requests.queues.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_mover = True
     assert list(held(claim(world, 1))) == [2]
     found = world.ask(world.run_of("q"), m.SpentAsk())
     assert (found.runs, found.reasons) == ([(1, 1, 2)], {1: "refused"})
@@ -421,7 +421,7 @@ def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
     monkeypatch.setattr(group, "_WRITTEN_ROWS", 2)
     world = new_world()
     make(world, 12, leases_durable=False, max_deliveries=9, dead_letter="dead")
-    world.run_of("q").core.requests.queues.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_mover = True
     jobs: dict[int, int] = {}
     for n in range(8):
         jobs |= held(claim(world, 1, f"n{n % 3}", lease_ms=60_000))
@@ -438,7 +438,7 @@ def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
         checkpoint_all(world)
     restart(world)
     assert stats(world) == before == (5, 5, 1)
-    world.run_of("q").core.requests.queues.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_mover = True
     assert world.ask(world.run_of("q"), m.SpentAsk()).reasons == {3: "why"}
     world.run_of("q").step(ev.WorkerDied(7, 70))
     assert stats(world) == (6, 4, 1)
@@ -489,7 +489,7 @@ def test_what_no_replay_could_read_is_refused(world, wrong):
 
 def test_what_is_known_is_bounded(world, monkeypatch):
     monkeypatch.setattr(group, "DURABLE_LEASES_MAX", 4)
-    monkeypatch.setattr(durable_leases, "DURABLE_LEASES_MAX", 4)
+    monkeypatch.setattr(lease_registry, "DURABLE_LEASES_MAX", 4)
     make(world, 9)
     jobs = held(claim(world, 9))
     assert list(jobs) == [1, 2, 3, 4]

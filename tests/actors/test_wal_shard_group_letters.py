@@ -31,9 +31,9 @@ def world() -> World:
 
 def with_mover(world: World, has_mover: bool = True) -> World:
     """As the shell does before recovery, of every group that is there."""
-    groups = world.run_of("t").core.requests.groups
-    groups.has_mover = has_mover
-    groups.recovered()
+    registry = world.run_of("t").core.requests.leases.registry
+    registry.has_mover = has_mover
+    registry.recovered()
     return world
 
 
@@ -107,7 +107,7 @@ def test_a_rejected_record_is_set_aside_at_once_with_its_reason(world: World) ->
     assert found.reasons == {1: "no address", 3: "no address"}
     assert moved(world, found.number, 1) == 1
     assert spent(world).reasons == {3: "no address"}
-    assert world.run_of("t").core.requests.groups.numbers.set_aside == 2
+    assert world.run_of("t").core.requests.leases.set_aside == 2
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])

@@ -23,7 +23,7 @@ def world() -> World:
 
 
 def numbers_of(world: World, topic: str = "t") -> GroupNumbers:
-    return world.run_of(topic).core.requests.groups.numbers
+    return world.run_of(topic).core.requests.leases.registry.group_numbers
 
 
 def look(world: World, steady_ms: int = 0) -> tuple[int, int, int, int]:

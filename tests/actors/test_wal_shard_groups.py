@@ -9,8 +9,8 @@ from checkpoint_world import checkpoint_all, new_world
 from group_world import QUEUE, STREAM, ack, claim, held, make, nack, numbers, pending, stand, words
 from removal_world import delete, started
 
+from actors.wal_shard import consumer_groups, leases, waiting
 from actors.wal_shard import events as ev
-from actors.wal_shard import groups, waiting
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -225,11 +225,11 @@ def test_what_is_in_flight_is_bounded_for_the_group_and_for_each_member(world):
 
 
 def test_bounds_of_a_topic_and_a_shard(world, monkeypatch):
-    monkeypatch.setattr(groups, "GROUPS_PER_TOPIC_MAX", 2)
+    monkeypatch.setattr(consumer_groups, "GROUPS_PER_TOPIC_MAX", 2)
     make(world, 5)
     world.request(m.GroupOpen("t", "h", QUEUE))
     refused(world, m.GroupOpen("t", "i", QUEUE), Throttled)
-    monkeypatch.setattr(groups, "GROUP_PENDING_PER_TOPIC_MAX", 2)
+    monkeypatch.setattr(leases, "GROUP_PENDING_PER_TOPIC_MAX", 2)
     jobs = held(claim(world, 2, group="h"))
     assert claim(world, 1).runs == []
     world.request(m.Nack("t", "w", words(jobs), group="h"))
@@ -465,7 +465,7 @@ def test_a_claim_waits_for_a_record_a_lease_that_ends_or_its_own_end(world):
 
 def test_claims_that_waited_are_served_group_by_group_commit(world, monkeypatch):
     """A group of the log does not grow beyond its bound for them; none is forgotten."""
-    monkeypatch.setattr(groups, "GROUP_BYTES_MAX", 200)
+    monkeypatch.setattr(leases, "GROUP_BYTES_MAX", 200)
     make(world, 0)
     for n in range(6):
         ask(world, 900 + n, m.Claim("t", f"m{n}", 1, wait_ms=20_000, group="g"))
@@ -497,8 +497,8 @@ def test_on_a_full_disk_claims_wait_without_turning_in_circles():
     while not run.core._file_failed:
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])
     for _ in range(3):
-        for number in run.core.requests.groups._by_number:
-            run.core.requests.groups.waiting.wake(number)  # As when somebody's lease ends.
+        for number in run.core.requests.leases.registry._topic_of:
+            run.core.requests.leases.waiting.wake(number)  # As when somebody's lease ends.
         world.tick(0.3)
         assert 901 not in run.replies
         assert run.core.next_deadline_ns() > world.clock.monotonic_ns(), "it does not spin"

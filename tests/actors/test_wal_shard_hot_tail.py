@@ -30,7 +30,7 @@ def world() -> World:
 
 
 def newest(world: World) -> HotTail:
-    return world.run_of("q").core.requests.queues.newest
+    return world.run_of("q").core.requests.leases.newest
 
 
 def payloads_in(tail: HotTail, topic: Topic, first: int, count: int) -> tuple[list[bytes], bytes] | None:
@@ -153,7 +153,7 @@ def test_what_is_over_leaves_with_the_next_job(world: World) -> None:
 @pytest.mark.parametrize("each", [1, 3])
 def test_beyond_the_bound_the_oldest_leave(world: World, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tail = HotTail(10_000)
-    monkeypatch.setattr(world.run_of("q").core.requests.queues, "newest", tail)
+    monkeypatch.setattr(world.run_of("q").core.requests.leases, "newest", tail)
     monkeypatch.setattr(hot_tail, "_TIDY_AT", 7)
     world.put("p", type="queue", durability="disk")
     for n in range(300):
@@ -175,7 +175,7 @@ def test_beyond_the_bound_the_oldest_leave(world: World, each: int, monkeypatch:
 def test_what_small_jobs_take_when_they_are_cut_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte takes five in its frame, and ten times that as an object."""
     tail = HotTail(30_000)
-    monkeypatch.setattr(world.run_of("q").core.requests.queues, "newest", tail)
+    monkeypatch.setattr(world.run_of("q").core.requests.leases, "newest", tail)
     for _ in range(10):
         world.append("q", [b"x"] * 200)
     assert len(tail) == 10
@@ -192,7 +192,7 @@ def test_what_small_jobs_take_when_they_are_cut_counts(world: World, monkeypatch
 
 def test_frames_larger_than_the_bound_are_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     tail = HotTail(1_000)
-    monkeypatch.setattr(world.run_of("q").core.requests.queues, "newest", tail)
+    monkeypatch.setattr(world.run_of("q").core.requests.leases, "newest", tail)
     world.append("q", [bytes(100)] * 20)
     world.append("q", [bytes(5_000)])
     assert (tail.bytes, len(tail)) == (0, 0)

@@ -224,7 +224,7 @@ def test_queues_without_marks_ask_storage_nothing():
 def test_a_queue_whose_marks_are_damaged_hands_out_nothing(world, monkeypatch):
     make(world, 1)
     put(world, 10)
-    queues = world.run_of("q").core.requests.queues
+    queues = world.run_of("q").core.requests.leases
     learned = queues.removals.learned.notify
     broken = [True]
 

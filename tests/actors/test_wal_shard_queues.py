@@ -9,7 +9,7 @@ import pytest
 from removal_world import append, delete, read, started
 
 from actors.wal_shard import events as ev
-from actors.wal_shard import kept_answers, waiting
+from actors.wal_shard import reply_cache, waiting
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, Status, TopicNotFound
@@ -344,12 +344,12 @@ def test_an_ack_sent_again_to_a_successor_counts_when_its_deletion_is_there(worl
 
 
 def test_answers_are_kept_for_a_bounded_number_of_requests(world, monkeypatch):
-    monkeypatch.setattr(kept_answers, "ANSWERS_KEPT_MAX", 2)
-    monkeypatch.setattr(kept_answers, "ANSWER_ROWS_KEPT_MAX", 8)
+    monkeypatch.setattr(reply_cache, "ANSWERS_KEPT_MAX", 2)
+    monkeypatch.setattr(reply_cache, "ANSWER_ROWS_KEPT_MAX", 8)
     make(world, 9)
     for call in range(1, 6):
         claim(world, 1, call=call)
-    kept = world.run_of("q").core.requests.queues._answers
+    kept = world.run_of("q").core.requests.leases.replies
     assert [call for call in range(1, 8) if call in kept] == [4, 5]
     ack(world, list(range(100, 120)), call=6)
     assert ([call for call in range(1, 8) if call in kept], kept._rows) == ([], 0)
@@ -435,7 +435,7 @@ def test_waits_end_with_what_comes_back(world):
 def wakes_in_s(world: World) -> float:
     """When the shard has to look after its waiting claims."""
     core = world.run_of("q").core
-    deadline = core.requests.queues.waiting.next_deadline_ns(world.clock.now_us())
+    deadline = core.requests.leases.waiting.next_deadline_ns(world.clock.now_us())
     assert deadline is not None
     assert core.next_deadline_ns() <= deadline
     return (deadline - world.clock.monotonic_ns()) / 1e9
@@ -448,8 +448,8 @@ def test_a_wait_that_is_over_is_answered_empty(world):
     assert not run.replies
     world.tick(0.1)
     assert run.replies.pop(900).runs == []
-    assert run.core.requests.queues.waiting.next_deadline_ns(0) is None
-    assert not run.core.requests.queues.waiting
+    assert run.core.requests.leases.waiting.next_deadline_ns(0) is None
+    assert not run.core.requests.leases.waiting
 
 
 def test_a_waiting_claim_sent_again_waits_once(world):
@@ -489,7 +489,7 @@ def test_what_was_noted_of_waits_stays_as_small_as_they_are(world):
         park(world, 10_000 + turn, wait_ms=30_000, call=0)
         world.append("q", [b"x"])
         assert run.replies.pop(10_000 + turn).runs
-    claims = run.core.requests.queues.waiting
+    claims = run.core.requests.leases.waiting
     assert (len(claims._of), len(claims._dues), len(claims._due_of)) == (0, 1, 1)
     assert len(claims._ends) <= 1_024 + 2
 

@@ -261,16 +261,16 @@ def test_a_small_storm_holds(storm: Callable[[float, float], Account]) -> None:
 PLANTED = """
 import os
 os.environ["RINGLOG_CORES"] = "0"  # Compiled classes let nobody replace a method.
-import actors.wal_shard.groups as groups
+from actors.wal_shard.lease_registry import LeaseRegistry
 from ringlog.leases.change import Op
 
-log = groups.Groups._log
+log = LeaseRegistry.log
 
-def forgetful(self, topic, change, into):
+def forgetful(self, topic, group, change, into):
     if change is None or change.op != Op.{op}:
-        log(self, topic, change, into)
+        log(self, topic, group, change, into)
 
-groups.Groups._log = forgetful
+LeaseRegistry.log = forgetful
 """
 
 

@@ -1,4 +1,4 @@
-"""What requests about jobs say, and what is said of a queue's topic: read and judged, nothing else. Pure."""
+"""Requests about leases: what they say, checked, and the replies to them. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, CorruptData, Internal, InvalidRequest
-from ringlog.leases.change import CLAIM_ROW, Change
+from ringlog.leases.change import CLAIM_ROW, Change, Op
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.live_seqs import Live
 from ringlog.leases.ready_index import Marks
@@ -24,10 +24,6 @@ from ringlog.limits import (
 from ringlog.settings import CALL_SETTINGS
 from ringlog.topic.retention import front_of
 from ringlog.topic.state import Topic
-
-Names = m.Ack | m.Nack | m.Extend | m.Reject | m.AckAndClaim
-"""Requests that name jobs."""
-
 
 _NUMBERS: dict[type[m.Message], tuple[str, ...]] = {
     kind: tuple(name for name in CALL_SETTINGS if name in kind.__struct_fields__)
@@ -72,20 +68,49 @@ def live_of(topic: Topic) -> Live:
     return Live(front_of(topic), topic.head_seq, topic.dead, topic.lost)
 
 
+def live_count(topic: Topic) -> int:
+    """How many records a topic has: staged ones are not there yet (S-9)."""
+    return max(topic.staged_count - (topic.next_seq - 1 - topic.head_seq), 0)
+
+
+def ready_of(topic: Topic, group: ConsumerGroup, acked: int = 0) -> int:
+    """Records that a claim could be given, as it stood at the last `settle`. `acked`: jobs that are done, and
+    counted still."""
+    if group.is_own:
+        return group.counts(live_count(topic) - acked).ready
+    return topic.live_within(group.cursor, topic.head_seq) + group.returned
+
+
 def runs_of(change: Change | None) -> list[tuple[int, int, int, int]]:
     """What a claim was given, as it travels."""
     rows = change.rows if change is not None else []
     return list(zip(*(rows[n::CLAIM_ROW] for n in range(CLAIM_ROW)), strict=True))
 
 
-def claimed_answer(topic: Topic, change: Change | None, ready: int) -> m.ClaimReply:
-    """What a claim is answered that was given this; `ready`: what another one could be given."""
+def claim_reply(topic: Topic, group: ConsumerGroup, change: Change | None, acked: int = 0) -> m.ClaimReply:
+    """The reply to a claim that was given this; `acked` as in `ready_of`."""
     deadline, runs = change.until_ms if change is not None else 0, runs_of(change)
     lease_ms = deadline - change.at_ms if change is not None and runs else 0
     return m.ClaimReply(
-        topic.name, topic.topic_id, topic.epoch, deadline, ready, runs, lease_ms=lease_ms,
-        is_fed=bool(topic.routers),
+        topic.name, topic.topic_id, topic.epoch, deadline, ready_of(topic, group, acked), runs,
+        lease_ms=lease_ms, is_fed=bool(topic.routers),
     )  # fmt: skip
+
+
+def reply_of(topic: Topic, group: ConsumerGroup, change: Change, named: int) -> m.Message | None:
+    """The reply to the request that made this change and named so many records, for a repeat of it."""
+    op, skipped = change.op, bytes_of(change.skipped)
+    done = max(named - len(change.skipped), 0)
+    ready, leased = ready_of(topic, group), group.leased
+    if op in {Op.CLAIMED, Op.STOLEN}:
+        return claim_reply(topic, group, change)
+    if op == Op.ACKED:
+        return m.AckReply(topic.name, done, skipped, ready, leased)
+    if op in {Op.RELEASED, Op.UNDONE}:
+        return m.NackReply(topic.name, max(done, change.count), skipped, ready, leased)
+    if op == Op.EXTENDED:
+        return m.ExtendReply(topic.name, done, skipped, change.until_ms)
+    return m.RejectReply(topic.name, done, skipped) if op == Op.REJECTED else None
 
 
 def held_still(group: ConsumerGroup, answer: m.ClaimReply, node: str, now_ms: int) -> m.ClaimReply | None:
@@ -130,13 +155,9 @@ def node_of(message: Any) -> str:
     return node
 
 
-def entries(message: Names) -> tuple[I64, U64 | None]:
-    """The jobs a request names and their tokens; raises BatchTooLarge, InvalidRequest (QA-2)."""
-    return entries_in(message.seqs, message.tokens)
-
-
 def entries_in(data: bytes, given: bytes) -> tuple[I64, U64 | None]:
-    """The same of the bytes of numbers, and of their tokens or none."""
+    """The records that a request names and their tokens, or none; raises BatchTooLarge, InvalidRequest
+    (QA-2)."""
     count, rest = divmod(len(data), 8)
     if rest or (given and len(given) != len(data)):
         raise InvalidRequest(

@@ -1,9 +1,9 @@
 """Claims and acks of the usual kind, by a short way. Pure.
 
-A worker that does one small job after the other sends little else, and what a request may need to have
-looked at takes longer than what it asks for: retention, marks, jobs that came apart, leases in the log,
-storage. Where none of that can matter it is not looked at. What is not of the usual kind goes the long way,
-which decides the same of what is: tests/actors/test_wal_shard_quick_jobs.py holds them against one another.
+A worker that does one small job after the other sends little else, and what a request may need to have looked
+at takes longer than what it asks for: retention, marks, jobs that came apart, leases in the log, storage.
+Where none of that can matter it is not looked at. What is not of the usual kind goes the long way, which
+decides the same of what is: tests/actors/test_wal_shard_queue_fast_path.py holds them against one another.
 
 A claim that is given jobs changes nothing in the log, so it is answered ahead of what the turn stages. Acks
 of a turn are gathered, and staged as one removal a topic before anything else is looked at. A claim that came
@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from pyroaring import BitMap64
 
 from actors.wal_shard.group import Group
-from actors.wal_shard.job_requests import live_of
-from actors.wal_shard.queue_numbers import live_count
+from actors.wal_shard.lease_requests import claim_reply, live_count, live_of
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.leases.change import Change
@@ -39,7 +38,7 @@ from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
 if TYPE_CHECKING:
-    from actors.wal_shard.queues import Queues
+    from actors.wal_shard.leases import Leases
 
 Quick = m.Claim | m.Ack | m.AckAndClaim
 _FRAME_BYTES, _JOB_BYTES = 512, 16
@@ -57,11 +56,11 @@ class _Acked:
     answers: list[tuple[ControlReceived, m.AckReply | m.ClaimReply]] = field(default_factory=list)
 
 
-class QuickJobs:
-    """The short way of one shard's queues."""
+class QueueFastPath:
+    """The fast path of one shard's queues."""
 
-    def __init__(self, queues: Queues) -> None:
-        self._queues = queues
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
         self._acked: dict[int, _Acked] = {}
         self.bytes = 0
         """Most that what is gathered adds to the log; a further request fits in what is kept beside it."""
@@ -79,13 +78,13 @@ class QuickJobs:
 
     def _usual(self, message: Quick) -> tuple[Topic, ConsumerGroup] | None:
         """The queue, if it has nothing that has to be looked at first."""
-        queues = self._queues
-        topic = queues.directory.find(message.topic)
-        queue = None if topic is None else queues.queue_of(topic.topic_id)
+        leases = self._leases
+        topic = leases.registry.directory.find(message.topic)
+        queue = None if topic is None else leases.registry.own_of(topic.topic_id)
         if topic is None or queue is None or not _is_plain(topic.config):
             return None
         is_marked = queue.levels or topic.marked_to > queue.marked_to or queue.ready_index or queue.exhausted
-        if is_marked or 0 < topic.due_us <= queues.wall_us or queues.is_damaged:
+        if is_marked or 0 < topic.due_us <= leases.wall_us or leases.marks.is_damaged:
             return None
         return topic, queue
 
@@ -102,27 +101,27 @@ class QuickJobs:
         topic = found[0]
         gathered = self._acked.get(topic.topic_id)
         acked = gathered.records if gathered is not None else 0
-        return self._queues.keep(message.call, self._queues.claimed(topic, claimed, acked))
+        return self._leases.keep(found[1], message.call, claim_reply(topic, found[1], claimed, acked))
 
     def _is_usual_claim(self, message: m.Claim | m.AckAndClaim) -> bool:
         if message.call <= 0 or min(message.max, message.pid, message.born) < 0:
             return False
         if message.lease_ms and not LEASE_MS_MIN <= message.lease_ms <= LEASE_MS_MAX:
             return False
-        return 1 <= len(message.node.encode()) <= NODE_BYTES_MAX and not self._queues.knows(message.call)
+        return 1 <= len(message.node.encode()) <= NODE_BYTES_MAX and not self._leases.knows(message.call)
 
     def _claim(
         self, found: tuple[Topic, ConsumerGroup], message: m.Claim | m.AckAndClaim, now_us: int
     ) -> Change | None:
         topic, queue = found
-        queues = self._queues
+        leases = self._leases
         lease_ms = message.lease_ms or topic.config.lease_ms
         claimed = queue.claim(
             live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX), lease_ms,
-            now_us // 1_000, deliveries_max=queues.limit_of(topic), life=(message.pid, message.born),
+            now_us // 1_000, deliveries_max=leases.registry.limit_of(topic), life=(message.pid, message.born),
         )  # fmt: skip
-        topic.last_read_us = queues.wall_us
-        queues.count_aside(claimed)
+        topic.last_read_us = leases.wall_us
+        leases.count_aside(claimed)
         return claimed
 
     # -- acks -----------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ class QuickJobs:
     def ack(self, message: m.Ack, event: ControlReceived, now_us: int) -> bool:
         """Gather this ack; False when it has to go the long way."""
         found = self._usual(message) if message.call > 0 else None
-        if found is None or self._queues.knows(message.call):
+        if found is None or self._leases.knows(message.call):
             return False
         acked = self._ack(found, message, now_us)
         if acked is None:
@@ -139,10 +138,10 @@ class QuickJobs:
         count = len(message.seqs) >> 3
         counts = queue.counts(live_count(topic) - acked.records)
         answer = m.AckReply(topic.name, count, b"", counts.ready, counts.in_flight)
-        acked.answers.append((event, self._queues.keep(message.call, answer)))
+        acked.answers.append((event, self._leases.keep(queue, message.call, answer)))
         return True
 
-    def next(self, message: m.AckAndClaim, event: ControlReceived, now_us: int) -> bool:
+    def ack_and_claim(self, message: m.AckAndClaim, event: ControlReceived, now_us: int) -> bool:
         """Gather the ack of what is done, and give what the claim that came with it is given: that answers
         both, with the ack. False when nothing of it was done."""
         found = self._usual(message)
@@ -151,10 +150,11 @@ class QuickJobs:
         acked = self._ack(found, message, now_us)
         if acked is None:
             return False
-        queues = self._queues
-        queues.numbers.acked(len(message.seqs) >> 3)
-        answer = queues.claimed(found[0], self._claim(found, message, now_us), acked.records)
-        acked.answers.append((event, queues.keep(message.call, answer)))
+        leases = self._leases
+        leases.registry.queue_numbers.acked(len(message.seqs) >> 3)
+        claimed = self._claim(found, message, now_us)
+        answer = claim_reply(*found, claimed, acked.records)
+        acked.answers.append((event, leases.keep(found[1], message.call, answer)))
         return True
 
     def _ack(
@@ -172,9 +172,9 @@ class QuickJobs:
             return None
         if count > 1 and not (_follow(seqs, first, count) and _follow(tokens, token, count)):
             return None
-        accounted = self._queues.newest.total_of(topic, first, count)
+        accounted = self._leases.newest.total_of(topic, first, count)
         if accounted is None:
-            accounted = self._queues.sizes.total_of(topic.topic_id, first, count)
+            accounted = self._leases.sizes.total_of(topic.topic_id, first, count)
         if accounted is None or not queue.ack_lease(first, count, token, message.node, now_us // 1_000):
             return None
         acked = self._acked.get(topic.topic_id)
@@ -193,12 +193,12 @@ class QuickJobs:
         """Have what was gathered logged with the group, one removal a topic; the answers due then."""
         gathered, self._acked, self.bytes = self._acked, {}, 0
         replies: list[Reply] = []
-        queues = self._queues
+        leases = self._leases
         for acked in gathered.values():
             topic = acked.topic
             removal = Removal(seqs=acked.jobs, records=acked.records, bytes=acked.bytes)
             is_synced = topic.config.durability == Durability.FSYNC
-            queues.removals.stage(topic, removal, group, sync=is_synced, on_request=True, is_told=False)
+            leases.removals.stage(topic, removal, group, sync=is_synced, on_request=True, is_told=False)
             replies += [Reply(event.client, event.corr, answer) for event, answer in acked.answers]
         return replies
 

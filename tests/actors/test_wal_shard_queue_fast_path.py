@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.wal_shard.quick_jobs import QuickJobs
+from actors.wal_shard.queue_fast_path import QueueFastPath
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
@@ -32,9 +32,9 @@ def make(*, is_quick: bool = True, **config: Any) -> tuple[World, Run]:
 
 def refuse(run: Run) -> None:
     """Everything goes the long way."""
-    quick: Any = run.core.requests.queues.quick
+    quick: Any = run.core.requests.leases.quick
     quick.claim = lambda message, now_us: None
-    quick.ack = quick.next = lambda message, event, now_us: False
+    quick.ack = quick.ack_and_claim = lambda message, event, now_us: False
 
 
 class Counting:
@@ -42,8 +42,8 @@ class Counting:
 
     def __init__(self, run: Run) -> None:
         self.claims = self.acks = 0
-        self._quick = quick = run.core.requests.queues.quick
-        claim, ack = QuickJobs.claim, QuickJobs.ack
+        self._quick = quick = run.core.requests.leases.quick
+        claim, ack = QueueFastPath.claim, QueueFastPath.ack
 
         def counted_claim(message: m.Claim, now_us: int) -> m.ClaimReply | None:
             found = claim(quick, message, now_us)
@@ -155,7 +155,7 @@ class History:
     def facts(self) -> Any:
         self.flush()
         topic = self.world.topic("q")
-        queue = self.run.core.requests.queues.queue_of(topic.topic_id)
+        queue = self.run.core.requests.leases.registry.own_of(topic.topic_id)
         self.run.core.check()
         state = None
         if queue is not None:
@@ -214,7 +214,7 @@ def test_why_a_job_failed_is_forgotten_with_its_ack() -> None:
     world.request(ack_of([jobs[0]], "ann", 1))
     seqs = words([seq for seq, _ in jobs[1:]])
     world.request(m.Nack("q", "ann", seqs, words([token for _, token in jobs[1:]]), 0, 2, "it failed"))
-    queue = run.core.requests.queues.queue_of(world.topic("q").topic_id)
+    queue = run.core.requests.leases.registry.own_of(world.topic("q").topic_id)
     assert len(queue.failures) == 2
     counting = Counting(run)
     (again,) = jobs_of(world.request(m.Claim("q", "ann", 1, call=3)))
@@ -348,8 +348,8 @@ def test_ack_and_claim_in_one_are_taken_and_answered_once_the_ack_is_durable() -
     claimed = world.request(m.Claim("q", "ann", call=1))
     world.request(ack_of(jobs_of(claimed), "ann", 2))
     claimed = world.request(m.Claim("q", "ann", call=3))
-    queues = run.core.requests.queues
-    done = dict(queues.numbers.done)
+    queues = run.core.requests.leases
+    done = dict(queues.registry.queue_numbers.done)
     for call in range(4, 20):
         event = run.request(1_000 + call, next_of(jobs_of(claimed), "ann", call))
         effects = run.core.handle([run._tick(), event])
@@ -358,7 +358,7 @@ def test_ack_and_claim_in_one_are_taken_and_answered_once_the_ack_is_durable() -
         claimed = run.replies[1_000 + call]
         assert len(jobs_of(claimed)) == 1
     assert world.topic("q").count == 30 - 17
-    assert queues.numbers.done["acked"] - done["acked"] == 16
+    assert queues.registry.queue_numbers.done["acked"] - done["acked"] == 16
 
 
 def test_what_is_done_is_acked_where_there_is_nothing_to_claim() -> None:
@@ -395,7 +395,7 @@ def test_apart_nothing_was_done() -> None:
     held = jobs_of(world.request(m.Claim("q", "ann", 2, call=1)))
     world.request(ack_of(held[:1], "ann", 2))
     wrong = [(seq, token + 1) for seq, token in held[1:]]
-    state = run.core.requests.queues.queue_of(world.topic("q").topic_id)
+    state = run.core.requests.leases.registry.own_of(world.topic("q").topic_id)
     before = state.cursor, state.leased, world.topic("q").count
     for jobs, node in ((wrong, "ann"), (held[1:], "bob"), ([(99, 5)], "ann"), (held[:1], "ann")):
         assert isinstance(world.request(next_of(jobs, node, 70 + len(node) + jobs[0][0])), m.NotCombinable)
@@ -434,4 +434,4 @@ def test_jobs_that_are_not_there_are_not_asked_about() -> None:
     world.request(m.Claim("q", "ann", 1, call=1))
     for n, seq in enumerate((0, 4, 1 << 62)):
         assert isinstance(world.request(next_of([(seq, 5)], "ann", 10 + n)), m.NotCombinable)
-    assert len(run.core.requests.queues.sizes) == 0
+    assert len(run.core.requests.leases.sizes) == 0

@@ -1,0 +1,313 @@
+"""Consumer groups of one shard's topics: made, moved, looked at, removed; dead letters that come back. Pure.
+
+Requests about their leases are those of queues (leases.py). Every change is one frame of the log, and
+answered when that is as durable as the topic's class asks; so groups and their leases outlive the shard.
+Groups lie with their topic: in its row of a snapshot, and with whichever shard looks after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors.wal_shard.group import Group
+from actors.wal_shard.lease_registry import find_group
+from actors.wal_shard.lease_requests import bytes_of, entries_in, live_of, node_of, spent_jobs
+from ringlog.contract import ControlReceived
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    BatchTooLarge,
+    GroupIncompatible,
+    GroupNotFound,
+    InvalidRequest,
+    NotReady,
+    StaleEpoch,
+    Throttled,
+)
+from ringlog.leases.change import Change, Made, Mode
+from ringlog.leases.group import ConsumerGroup, begin, created
+from ringlog.leases.live_seqs import is_alive
+from ringlog.limits import (
+    GROUP_LETTERS_PER_MOVE,
+    GROUP_NAME_BYTES_MAX,
+    GROUPS_PER_TOPIC_MAX,
+    PENDING_ROWS_MAX,
+    TAG_BYTES_MAX,
+)
+from ringlog.names import is_topic_name
+from ringlog.settings import GROUP_SETTINGS, checked
+from ringlog.tags import kept_match
+from ringlog.topic.retention import held_from
+from ringlog.topic.state import Topic
+
+if TYPE_CHECKING:
+    from actors.wal_shard.leases import Leases
+
+AGAIN_RETRY_MS = 50
+"""Who sends letters back waits so long for those that are just being written."""
+
+
+class ConsumerGroups:
+    """The named groups of one shard; each lies with its topic."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases, self._registry = leases, leases.registry
+        self.handlers: dict[
+            type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
+        ] = {
+            m.GroupOpen: self._open,
+            m.GroupSpentAsk: self._spent,
+            m.GroupSpentMoved: self._spent_moved,
+            m.GroupAgain: self._again,
+            m.GroupLeave: self._leave,
+            m.GroupPending: self._pending,
+            m.GroupState: self._state,
+            m.GroupList: self._list,
+            m.GroupSeek: self._seek,
+            m.GroupTake: self._take,
+            m.GroupCommit: self._commit,
+            m.GroupDelete: self._delete,
+        }
+
+    def _log(self, topic: Topic, group: ConsumerGroup, change: Change | None, into: Group) -> None:
+        self._registry.log(topic, group, change, into)
+
+    def _open(self, message: m.GroupOpen, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, made, now_ms = self._registry.topic_of(message), _made(message), now_us // 1_000
+        group = find_group(topic, made.key)
+        is_new = group is None
+        if group is None:
+            if not message.make:
+                raise GroupNotFound("no such group", topic=topic.name, group=made.key)
+            if len(topic.groups) >= GROUPS_PER_TOPIC_MAX:
+                raise Throttled(
+                    "too many groups", limit="groups", max=GROUPS_PER_TOPIC_MAX, retry_after_ms=1_000
+                )
+            change = created(self._registry.tokens.take(1), made, _clamped(topic, message.start), now_ms)
+            group = begin(change, self._registry.tokens)
+            self._registry.add(topic, group)
+            self._log(topic, group, change, into)
+        elif group.made.mode != made.mode:
+            raise GroupIncompatible(
+                "the group is there in another mode", topic=topic.name, group=made.key,
+                mode=group.made.mode.name.lower(),
+            )  # fmt: skip
+        if message.node:
+            node_of(message)
+            group.holders.require_room(message.node, now_ms)
+            group.holders.note(message.node, now_ms)
+        return info_of(topic, group, created=is_new)
+
+    def _leave(self, message: m.GroupLeave, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._registry.named(message)
+        group.settle(now_us // 1_000)
+        released = group.holders.held_by(message.node)
+        self._log(topic, group, group.leave(message.node, now_us // 1_000), into)
+        self._leases.waiting.wake(group.number)
+        return m.GroupLeft(topic.name, released)
+
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def _spent(self, message: m.GroupSpentAsk, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        """What is to be moved of one group, at most as many records as one request names."""
+        for number in self._registry.group_numbers.with_spent(message.after):
+            found = self._registry.at(number)
+            if found is None:
+                continue
+            topic, group = found
+            group.settle(now_us // 1_000)
+            spent = spent_jobs(topic, group, group.made.dead_letter)
+            if spent is not None:
+                return spent
+        return m.SpentJobs()
+
+    def _spent_moved(
+        self, message: m.GroupSpentMoved, event: ControlReceived, into: Group, now_us: int
+    ) -> m.Message:
+        """Their copies are durable: they are done for the group (QD-2)."""
+        topic = self._registry.topic_of(message)
+        group = topic.groups.get(message.number)
+        if topic.topic_id != message.topic_id or group is None:
+            raise GroupNotFound("no such group", topic=topic.name, number=message.number)
+        seqs, tokens = entries_in(message.seqs, message.tokens)
+        if tokens is None and len(seqs):
+            raise InvalidRequest(
+                "each position needs the token of its lease", topic=topic.name, seqs=len(seqs)
+            )
+        before = group.exhausted
+        if tokens is not None:
+            unique, at = np.unique(seqs, return_index=True)
+            self._log(topic, group, group.moved(unique, tokens[at], now_us // 1_000), into)
+        self._leases.freed(topic, group)
+        return m.SpentGone(topic.name, before - group.exhausted)
+
+    def _again(self, message: m.GroupAgain, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        """Dead letters come back: their records are given out once more, as far as they are there."""
+        topic, group = self._registry.named(message, Mode.QUEUE)
+        if topic.topic_id != message.topic_id:
+            raise StaleEpoch("the topic was made anew", topic=topic.name)
+        seqs, calls = entries_in(message.seqs, message.calls)
+        if calls is None or len(calls) > GROUP_LETTERS_PER_MOVE:
+            raise BatchTooLarge("too many letters at once", seqs=len(seqs), max=GROUP_LETTERS_PER_MOVE)
+        repeated, gone = 0, []
+        is_there = is_alive(live_of(topic), seqs)
+        rows = list(zip(seqs.tolist(), calls.tolist(), is_there.tolist(), strict=True))
+        for seq, call, _ in rows:
+            if group.is_exhausted(seq) and group.calls.find(call) is None:
+                # Its letter is there, and who wrote it has not said so yet. When he does the record is done
+                # for the group: taken for one that will be given out anyway, it would be lost.
+                raise NotReady(
+                    "a record is just being moved to the dead letters", topic=topic.name, seq=seq,
+                    retry_after_ms=AGAIN_RETRY_MS,
+                )  # fmt: skip
+        for seq, call, is_here in rows:
+            if group.calls.find(call) is not None:
+                repeated += 1
+            elif not is_here:
+                gone.append(seq)
+            else:
+                self._log(topic, group, group.again(seq, now_us // 1_000, call=call), into)
+        self._leases.waiting.wake(group.number)
+        return m.GroupReturned(topic.name, repeated, bytes_of(gone))
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def _pending(
+        self, message: m.GroupPending, event: ControlReceived, into: Group, now_us: int
+    ) -> m.Message:
+        topic, group = self._registry.named(message, Mode.QUEUE)
+        if min(message.idle_ms, message.min_deliveries, message.after) < 0:
+            raise InvalidRequest("a number is negative", topic=topic.name)
+        now_ms, ahead_ms = now_us // 1_000, self._registry.ahead_ms
+        entries, more = group.list_pending(
+            now_ms, node=message.node, idle_ms=message.idle_ms, min_deliveries=message.min_deliveries,
+            after=message.after, limit=min(max(message.limit, 1), PENDING_ROWS_MAX),
+        )  # fmt: skip
+        nodes = sorted({each.node for each in entries})
+        place = {node: at for at, node in enumerate(nodes)}
+        rows = [
+            (each.first, each.stop - each.first, each.state, each.deliveries, each.begun_ms + ahead_ms,
+             each.given_ms + ahead_ms, each.until_ms + ahead_ms if each.until_ms else 0, place[each.node],
+             each.token)
+            for each in entries
+        ]  # fmt: skip
+        return m.GroupPendingReply(topic.name, rows, nodes, more, now_ms + ahead_ms)
+
+    def _state(self, message: m.GroupState, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._registry.named(message)
+        group.settle(now_us // 1_000)
+        group.holders.sweep(now_us // 1_000)
+        after = group.cursor if group.is_queue else group.committed + 1
+        undelivered = topic.live_within(after, topic.head_seq)
+        members = [(each.name, each.seen_ms + self._registry.ahead_ms, each.held) for each in group.holders]
+        return m.GroupStateReply(
+            info_of(topic, group), topic.head_seq, undelivered, group.leased, group.delayed, group.returned,
+            self._leases.waiting.of(group.number), sorted(members), group.holder,
+            bool(topic.held_at) and held_from(topic)[1] == group.made.key, group.exhausted,
+        )  # fmt: skip
+
+    def _list(self, message: m.GroupList, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic = self._registry.topic_of(message)
+        groups = sorted(topic.groups.values(), key=lambda each: each.made.key)
+        return m.GroupListReply(topic.name, [info_of(topic, group) for group in groups])
+
+    # -- where it is ----------------------------------------------------------------------------------
+
+    def _seek(self, message: m.GroupSeek, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._registry.named(message)
+        self._log(topic, group, group.seek(_clamped(topic, message.cursor), now_us // 1_000), into)
+        self._leases.freed(topic, group)
+        return info_of(topic, group)
+
+    def _take(self, message: m.GroupTake, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._registry.named(message, Mode.STREAM)
+        node_of(message)
+        change = group.calls.find(message.call)
+        if change is None:
+            change = group.take(
+                message.node, self._registry.tokens.take(1), now_us // 1_000, call=message.call
+            )
+            self._log(topic, group, change, into)
+        return m.GroupTaken(topic.name, change.rows[0], group.committed, topic.epoch)
+
+    def _commit(self, message: m.GroupCommit, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._registry.named(message, Mode.STREAM)
+        if not -1 < message.committed < message.cursor <= topic.head_seq + 1:
+            raise InvalidRequest(
+                "a commit is not beyond what was delivered, nor that beyond the head",
+                committed=message.committed, cursor=message.cursor, head_seq=topic.head_seq,
+            )  # fmt: skip
+        is_holder = message.token != 0 and message.token == group.holder_token
+        if is_holder:
+            group.holders.note(group.holder, now_us // 1_000)
+            self._log(topic, group, group.commit(message.committed, message.cursor, now_us // 1_000), into)
+        return m.GroupCommitted(topic.name, group.committed, group.cursor, is_holder)
+
+    def _delete(self, message: m.GroupDelete, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic = self._registry.topic_of(message)
+        group = find_group(topic, message.group)
+        if group is not None:
+            self._log(topic, group, group.remove(now_us // 1_000), into)
+            self._registry.remove(topic, group)
+            self._leases.dismiss(topic, group)
+            self._leases.freed(topic, group)
+        return m.GroupDeleted(topic.name, message.group, group is not None)
+
+
+def info_of(topic: Topic, group: ConsumerGroup, *, created: bool = False) -> m.GroupInfo:
+    """A group as messages tell it."""
+    made = group.made
+    return m.GroupInfo(
+        topic.name, made.key, made.name, int(made.mode), made.tags, created, group.cursor, group.floor,
+        group.pending, made.deliveries_max, made.dead_letter, made.pending_max, made.member_max,
+    )  # fmt: skip
+
+
+def _made(message: m.GroupOpen) -> Made:
+    """What a new group is to be; raises InvalidRequest."""
+    if not is_topic_name(message.group):
+        raise InvalidRequest(
+            "not a legal group name", field="group", found=message.group[:64], max=GROUP_NAME_BYTES_MAX,
+            rule="as a topic's name",
+        )  # fmt: skip
+    if message.mode not in list(Mode):
+        raise InvalidRequest("unknown mode", field="mode", found=message.mode)
+    if message.tags:
+        kept_match(message.tags, "tags")
+    if len(message.tags.encode()) > TAG_BYTES_MAX + 1:
+        raise InvalidRequest("not a filter of tags", field="tags", found=message.tags[:64])
+    checked(
+        GROUP_SETTINGS,
+        {
+            "max_in_flight": message.pending_max, "member_max_in_flight": message.member_max,
+            "max_deliveries": message.max_deliveries,
+        },
+        "group",
+    )  # fmt: skip
+    limits = (message.pending_max, message.member_max)
+    if any(limits) and message.mode != Mode.QUEUE:
+        raise InvalidRequest(
+            "max_in_flight and member_max_in_flight have no effect on a group in mode stream",
+            field="max_in_flight" if limits[0] else "member_max_in_flight",
+        )  # fmt: skip
+    return Made(message.group, Mode(message.mode), message.tags, *limits, *_dead_letters(message))
+
+
+def _dead_letters(message: m.GroupOpen) -> tuple[int, str]:
+    """How often a record of a new group is given out at most, and where it goes then."""
+    most, target = message.max_deliveries, message.dead_letter
+    if target and (not is_topic_name(target) or target == message.topic or message.mode != Mode.QUEUE):
+        raise InvalidRequest(
+            "not a topic for the dead letters of this group", field="dead_letter", found=target[:64],
+            rule="a topic's name, not the group's own topic; groups in mode queue alone",
+        )  # fmt: skip
+    if most and not target:
+        raise InvalidRequest("max_deliveries needs a dead_letter", field="dead_letter")
+    return most, target
+
+
+def _clamped(topic: Topic, cursor: int) -> int:
+    """A place to go on from, moved to what there is (F42)."""
+    return min(max(cursor, topic.earliest_seq), topic.head_seq + 1)

@@ -1,0 +1,589 @@
+"""Leases of one shard: requests about records of queues and consumer groups, and the claims that wait. Pure.
+
+One set of handlers for both. A queue is its topic's own group, which has no name and whose ack deletes; what
+else differs is data of the group (ringlog/leases/group.py). What a request changes is decided there; where
+changes are logged, the reply waits for the log. Claims of a queue whose leases are memory show what is
+published, and are answered at once. A request that comes again, under its number, gets the reply it had.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from actors.wal_shard.consumer_groups import ConsumerGroups
+from actors.wal_shard.group import Group
+from actors.wal_shard.hot_tail import HotTail
+from actors.wal_shard.job_deletes import JobDeletes
+from actors.wal_shard.job_marks import JobMarks
+from actors.wal_shard.job_sizes import JobSizes
+from actors.wal_shard.lease_registry import LeaseRegistry, key_of
+from actors.wal_shard.lease_requests import (
+    bytes_of,
+    claim_reply,
+    entries_in,
+    held_still,
+    live_count,
+    live_of,
+    node_of,
+    ready_of,
+    reason_of,
+    reply_of,
+    require_numbers,
+    skipped_of,
+    spent_jobs,
+)
+from actors.wal_shard.queue_fast_path import QueueFastPath
+from actors.wal_shard.removal import Removals
+from actors.wal_shard.reply_cache import ReplyCache
+from actors.wal_shard.waiting import Waiting
+from ringlog.contract import ControlReceived, Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import GroupNotFound, InvalidRequest, ShuttingDown, TopicNotFound
+from ringlog.leases.change import SPAN_ROW, Change, Mode
+from ringlog.leases.group import ConsumerGroup
+from ringlog.leases.holders import Life
+from ringlog.leases.live_seqs import is_alive
+from ringlog.leases.pending import pending
+from ringlog.leases.retry_claim import entries_of
+from ringlog.leases.types import PLAIN, ClaimRequest, Matched, Order
+from ringlog.limits import (
+    CLAIM_JOBS_MAX,
+    COHORT_JOBS_MAX,
+    DURABLE_RETRY_MS,
+    GROUP_BYTES_MAX,
+    GROUP_PENDING_PER_TOPIC_MAX,
+    JOBS_PER_REQUEST_MAX,
+)
+from ringlog.topic.config import QUEUE
+from ringlog.topic.directory import Directory
+from ringlog.topic.retention import held_from
+from ringlog.topic.state import Topic
+
+_Kept = TypeVar("_Kept", m.ClaimReply, m.AckReply, m.NackReply, m.ExtendReply, m.RejectReply)
+STEP_MS = 10
+"""From so much on the wall clock was set; what is less comes of reading two clocks one after the other."""
+_UNBOUNDED = 1 << 62
+
+
+class Leases:
+    """The leases of one shard."""
+
+    def __init__(self, incarnation: int, directory: Directory, removals: Removals) -> None:
+        self.registry = LeaseRegistry(incarnation, directory)
+        self.removals = removals
+        self.replies = ReplyCache()
+        self.waiting = Waiting()
+        """Claims that wait, by `key_of` their group."""
+        self.newest, self.sizes = HotTail(), JobSizes()
+        self.marks = JobMarks(self.registry, removals, self.waiting, self.sizes)
+        self.deletes = JobDeletes(incarnation, self)
+        self.quick = QueueFastPath(self)
+        self.set_aside = 0
+        """Records set aside in this incarnation: who moves them looks whether it has grown. Of groups beside
+        those that their samples find."""
+        removals.removed.subscribe(self.registry.removed)
+        self._now_ms = 0
+        """Of leases and waits, as everywhere here: see Requests.steady_us."""
+        self.wall_us = 0
+        """What records are stamped with, and say of themselves."""
+        self._dead: deque[tuple[int, Life]] = deque()
+        """(group, process that died and claimed in it): what it holds is to be released, and that logged."""
+        self.handlers: dict[
+            type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
+        ] = {
+            m.Claim: self._claim,
+            m.Steal: self._steal,
+            m.Ack: self._ack,
+            m.AckAndClaim: self._ack_and_claim,
+            m.Nack: self._nack,
+            m.Extend: self._extend,
+            m.Reject: self._reject,
+            m.JobsPending: self._pending,
+            m.QueueStats: self._stats,
+            m.SpentAsk: self._spent,
+            m.SpentMoved: self._spent_moved,
+            **ConsumerGroups(self).handlers,
+        }
+
+    # -- which group, and what it replied -------------------------------------------------------------
+
+    def _find(self, message: Any) -> tuple[Topic, ConsumerGroup]:
+        found = self.registry.find(message)
+        if not message.group:
+            self.marks.require_whole(found[0])
+        return found
+
+    def _matched(self, message: Any, now_us: int) -> tuple[Topic, ConsumerGroup, Matched]:
+        topic, group = self._find(message)
+        node = node_of(message)
+        seqs, tokens = entries_in(message.seqs, message.tokens)
+        return topic, group, group.match(seqs, tokens, node, now_us // 1_000)
+
+    def _replied(self, topic: Topic, group: ConsumerGroup, call: int, named: bytes = b"") -> m.Message | None:
+        """The reply that a request had under this number and naming these records; None if it did not come
+        before."""
+        reply = self.replies.get(call) if group.is_own else None
+        if reply is None and (change := group.calls.find(call)) is not None:
+            reply = reply_of(topic, group, change, len(named) // 8)
+        return reply
+
+    def keep(self, group: ConsumerGroup, call: int, reply: _Kept) -> _Kept:
+        """Remember a reply, for a request that comes again. A named group remembers its changes itself."""
+        if group.is_own:
+            self.registry.queue_numbers.note(reply)
+            if call:
+                self.replies.keep(call, reply)
+        return reply
+
+    def knows(self, call: int) -> bool:
+        """Did a request about a queue come before under this number?"""
+        return call in self.replies or self.waiting.has(call)
+
+    # -- claims ---------------------------------------------------------------------------------------
+
+    def _claim(self, message: m.Claim, event: ControlReceived, into: Group, now_us: int) -> m.Message | None:
+        topic, group = self._find(message)
+        _check_claim(topic, message)
+        if self.waiting.sent_again(event, message.call):
+            return None
+        reply = self._claimed_before(topic, group, message, now_us)
+        if reply is None:
+            if group.is_own and (jitter_ms := topic.config.claim_jitter_ms):
+                self.waiting.park(key_of(topic, group), event, message, jitter_ms)
+                return None
+            reply = self._given(topic, group, message, now_us, into)
+        if reply is not None or not message.wait_ms:
+            return reply or claim_reply(topic, group, None)
+        self.waiting.park(key_of(topic, group), event, message)
+        self._note_due(topic, group)
+        return None
+
+    def _claimed_before(
+        self, topic: Topic, group: ConsumerGroup, message: m.Claim | m.AckAndClaim | m.Steal, now_us: int
+    ) -> m.ClaimReply | None:
+        """The reply that this claim had before, as far as it is true still: what was given back or stolen
+        meanwhile may be another one's. None when there is none, or the gateway took it back."""
+        reply = self._replied(topic, group, message.call)
+        if not isinstance(reply, m.ClaimReply):
+            return None
+        return held_still(group, reply, node_of(message), now_us // 1_000)
+
+    def _given(
+        self, topic: Topic, group: ConsumerGroup, message: m.Claim, now_us: int, into: Group | None
+    ) -> m.ClaimReply | None:
+        """What there is for this claim; None when there is nothing."""
+        if not all(self.registry.room_for(group, [message])):
+            return None
+        (change,) = self._deal(topic, group, [message], now_us, into)
+        if change is None or not change.rows:
+            return None
+        return self.keep(group, message.call, claim_reply(topic, group, change))
+
+    def _deal(
+        self, topic: Topic, group: ConsumerGroup, messages: Sequence[m.Claim], now_us: int, into: Group | None
+    ) -> list[Change | None]:
+        """What there is for these claims, shared out among them if they are several."""
+        config, live, now_ms = topic.config, live_of(topic), now_us // 1_000
+        topic.last_read_us = self.wall_us
+        if group.is_own:
+            if group.exhausted and not self.registry.dead_letters_of(topic, group):
+                group.restore()
+            limit, fresh_max = self.registry.limit_of(topic), _UNBOUNDED
+            order = Order(group.levels, config.starvation_ms)
+        else:
+            limit, order = 0, PLAIN
+            fresh_max = GROUP_PENDING_PER_TOPIC_MAX - sum(each.pending for each in topic.groups.values())
+        if len(messages) == 1:
+            one = messages[0]
+            changes = [
+                group.claim(
+                    live, one.node, _most_of(one), one.lease_ms or config.lease_ms, now_ms,
+                    deliveries_max=limit, order=order._replace(by_number=True) if one.by_number else order,
+                    fresh_max=fresh_max, min_idle_ms=one.min_idle_ms, call=one.call,
+                    life=(one.pid, one.born),
+                )
+            ]  # fmt: skip
+        else:
+            requests = [
+                ClaimRequest(
+                    each.node, _most_of(each), each.lease_ms or config.lease_ms, (each.pid, each.born),
+                    each.call, each.by_number,
+                )
+                for each in messages
+            ]  # fmt: skip
+            changes = group.deal(live, requests, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order)
+        for change in changes:
+            self.count_aside(change)
+            self.registry.log(topic, group, change, into)
+        return changes
+
+    def count_aside(self, change: Change | None) -> None:
+        """A claim may have exhausted jobs."""
+        if change is not None and change.aside:
+            self.set_aside += sum(change.aside[1::SPAN_ROW])
+
+    def _steal(self, message: m.Steal, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self.registry.named(message, Mode.QUEUE)
+        seqs, _ = entries_in(message.seqs, b"")
+        _check_claim(topic, message)
+        again = self._claimed_before(topic, group, message, now_us)
+        if again is not None:
+            return again
+        change = group.steal(
+            np.unique(seqs), message.node, message.lease_ms or topic.config.lease_ms,
+            now_us // 1_000, min_idle_ms=message.min_idle_ms, call=message.call,
+            life=(message.pid, message.born),
+        )  # fmt: skip
+        self.registry.log(topic, group, change, into)
+        return claim_reply(topic, group, change)
+
+    # -- what becomes of records ----------------------------------------------------------------------
+
+    def _ack(self, message: m.Ack, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self._find(message)
+        reply = self._replied(topic, group, message.call, message.seqs)
+        if reply is not None:
+            return reply
+        if group.is_own:
+            return self.keep(group, message.call, self.deletes.ack(message, into, now_us // 1_000))
+        topic, group, found = self._matched(message, now_us)
+        # What is not there any more is as good as done (QA-9).
+        live = live_of(topic)
+        is_left = is_alive(live, found.skipped) | (found.skipped > live.head)
+        found = Matched(found.leased, found.gone, found.skipped[is_left])
+        self.registry.log(
+            topic, group, group.ack(found, message.node, now_us // 1_000, call=message.call), into
+        )
+        self.freed(topic, group)
+        acked = len(message.seqs) // 8 - len(found.skipped)
+        return m.AckReply(topic.name, acked, bytes_of(found.skipped), ready_of(topic, group), group.leased)
+
+    def _ack_and_claim(
+        self, message: m.AckAndClaim, event: ControlReceived, into: Group, now_us: int
+    ) -> m.Message | None:
+        """What did not go the fast path at once: it came before, goes it now that it is known how large
+        jobs are, or is to be sent as two requests."""
+        topic, group = self._find(message)
+        _check_claim(topic, message)
+        entries_in(message.seqs, message.tokens)
+        before = self._replied(topic, group, message.call)
+        if not isinstance(before, m.ClaimReply):
+            is_done = group.is_own and self.quick.ack_and_claim(message, event, now_us)
+            return None if is_done else m.NotCombinable(topic.name)
+        held = self._claimed_before(topic, group, message, now_us)
+        return claim_reply(topic, group, None) if held is None else held
+
+    def _undo(
+        self, topic: Topic, group: ConsumerGroup, found: Matched, message: m.Nack, into: Group, now_us: int
+    ) -> m.Message:
+        """Nobody has begun what this claim was given, or these records: it is as if it had never been
+        made."""
+        before, key = self._replied(topic, group, message.call, message.seqs), key_of(topic, group)
+        if not message.seqs:
+            self.waiting.call_off(key, message.call, claim_reply(topic, group, None))
+            if isinstance(before, m.ClaimReply) and before.topic_id == topic.topic_id and before.runs:
+                found = group.match(*entries_of(before.runs), message.node, now_us // 1_000)
+        elif before is not None and not isinstance(before, m.ClaimReply):
+            return before
+        change = group.undo(found, message.node, now_us // 1_000, call=message.call)
+        self.registry.log(topic, group, change, into)
+        self.waiting.wake(key)
+        reply = _nack_reply(topic, group, found)
+        if change is not None and message.call and group.is_own:
+            self.replies.keep(message.call, reply)
+        return reply
+
+    def _nack(self, message: m.Nack, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group, found = self._matched(message, now_us)
+        if message.undo:
+            return self._undo(topic, group, found, message, into, now_us)
+        before = self._replied(topic, group, message.call, message.seqs)
+        if before is not None and not isinstance(before, m.ClaimReply):
+            return before  # Else the claim is taken back: it is as if it had never been made.
+        require_numbers(message)
+        node, call, now_ms = message.node, message.call, now_us // 1_000
+        reason = reason_of(message.reason) if group.is_own or group.made.dead_letter else ""
+        if message.has_backoff and group.backoff.base_ms:
+            changes: list[Change | None] = [
+                *group.nack_resting(found, node, now_ms, call=call, reason=reason)
+            ]
+        else:
+            changes = [group.nack(found, node, message.delay_ms, now_ms, call=call, reason=reason)]
+        for change in changes:
+            self.registry.log(topic, group, change, into)
+        self.waiting.wake(key_of(topic, group))
+        return self.keep(group, call, _nack_reply(topic, group, found))
+
+    def _extend(self, message: m.Extend, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group, found = self._matched(message, now_us)
+        if (before := self._replied(topic, group, message.call, message.seqs)) is not None:
+            return before
+        require_numbers(message)
+        lease_ms, now_ms = message.lease_ms or topic.config.lease_ms, now_us // 1_000
+        change = group.extend(found, message.node, lease_ms, now_ms, call=message.call)
+        self.registry.log(topic, group, change, into)
+        self.waiting.wake(key_of(topic, group))
+        reply = m.ExtendReply(topic.name, len(found.leased), bytes_of(skipped_of(found)), now_ms + lease_ms)
+        return self.keep(group, message.call, reply)
+
+    def _reject(self, message: m.Reject, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group, found = self._matched(message, now_us)
+        if (before := self._replied(topic, group, message.call, message.seqs)) is not None:
+            return before
+        if not self.registry.dead_letters_of(topic, group):
+            which: dict[str, Any] = {"group": message.group} if message.group else {}
+            raise InvalidRequest(
+                f"this {'group' if which else 'queue'} has no dead letters", topic=topic.name, **which,
+                field="dead_letter",
+            )  # fmt: skip
+        reason = reason_of(message.reason)
+        change = group.reject(found, message.node, reason, now_us // 1_000, call=message.call)
+        self.registry.log(topic, group, change, into)
+        self.set_aside += len(found.leased)
+        reply = m.RejectReply(topic.name, len(found.leased), bytes_of(skipped_of(found)))
+        return self.keep(group, message.call, reply)
+
+    def freed(self, topic: Topic, group: ConsumerGroup) -> None:
+        """More is done than was: a full group gives out again, and what waited for this group may leave."""
+        self.waiting.wake(key_of(topic, group))
+        if topic.held_at:
+            first, _ = held_from(topic)
+            if not first or first > topic.held_at:
+                self.removals.want(topic)
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def _queue(self, message: Any) -> tuple[Topic, ConsumerGroup]:
+        topic = self.registry.queue_of(message)
+        self.marks.require_whole(topic)
+        return topic, self.registry.own(topic)
+
+    def _pending(self, message: m.JobsPending, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, own = self._queue(message)
+        if message.after < 0 or message.limit < 1:
+            raise InvalidRequest("after is a number, limit at least 1", topic=topic.name)
+        own.settle(now_us // 1_000)
+        known, more = pending(own, message.after, min(message.limit, JOBS_PER_REQUEST_MAX))
+        ahead_ms = self.registry.ahead_ms
+        return m.JobsPendingReply(topic.name, [each.on_wall(ahead_ms) for each in known], more)
+
+    def _stats(self, message: m.QueueStats, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, own = self._queue(message)
+        now_ms = now_us // 1_000
+        own.settle(now_ms)
+        counts = own.counts(live_count(topic))
+        put_ms = self.marks.take_put_ms(topic, own.oldest_ready(live_of(topic)))
+        return m.QueueStatsReply(
+            topic.name, counts.ready, counts.in_flight, counts.delayed, own.dead_lettered,
+            self.waiting.of(topic.topic_id), -1 if put_ms is None else max(now_ms - put_ms, 0),
+            own.waits.p99_ms(now_ms) if own.waits else 0, own.promoted,
+        )  # fmt: skip
+
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def _spent(self, message: m.SpentAsk, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        """The jobs of one queue that are to be moved, at most as many as one request names."""
+        registry = self.registry
+        waiting = [number for number, own in registry.own_groups() if own.exhausted]
+        for topic_id in sorted(number for number in waiting if number > message.after):
+            topic = registry.directory.by_id[topic_id]
+            own = registry.own(topic)
+            if not topic.config.dead_letter:
+                own.restore()
+                continue
+            found = spent_jobs(
+                topic, own, topic.config.dead_letter, keeps_expiry=topic.config.dead_letter_keep_expiry
+            )
+            if found is not None:
+                return found
+        return m.SpentJobs()
+
+    def _spent_moved(
+        self, message: m.SpentMoved, event: ControlReceived, into: Group, now_us: int
+    ) -> m.Message:
+        self.marks.require_whole(self.registry.queue_of(message))
+        return self.deletes.moved(message, into, now_us // 1_000)
+
+    # -- claims that wait -----------------------------------------------------------------------------
+
+    def _note_due(self, topic: Topic, group: ConsumerGroup) -> None:
+        self.waiting.note_due(key_of(topic, group), group.next_due_ms())
+
+    @property
+    def has_work(self) -> bool:
+        """Is there anything to `serve`?"""
+        return bool(self.waiting or self._dead)
+
+    def left(self, life: Life) -> None:
+        """This process is no more: its claims are given nothing, and what it holds is ready, at once or once
+        that is logged; deliveries stay counted (CL-10)."""
+        self.waiting.left(life)
+        for topic, group in self.registry:
+            if life not in group.lives.values():
+                continue
+            if group.is_logged:
+                self._dead.append((key_of(topic, group), life))
+            elif group.release(life, self._now_ms):
+                self.waiting.wake(key_of(topic, group))
+
+    def _release(self, into: Group, now_us: int) -> None:
+        """What processes held that died is ready."""
+        while self._dead and into.bytes < GROUP_BYTES_MAX:
+            key, life = self._dead.popleft()
+            found = self.registry.at(key)
+            if found is not None:
+                for change in found[1].release(life, now_us // 1_000):
+                    self.registry.log(*found, change, into)
+                self.waiting.wake(key)
+
+    def serve(
+        self, now_us: int, into: Group | None = None, owed: list[Reply] | None = None, *,
+        is_stuck: bool = False,
+    ) -> list[Reply]:  # fmt: skip
+        """Replies to claims that waited: those that are given something, and those whose wait is over.
+
+        Where changes are logged, what they are given is logged with `into`, and the replies in `owed` are due
+        when that is durable. Without it they wait on: for the next turn, or for a while when nothing can be
+        logged at present.
+        """
+        waiting = self.waiting
+        if into is not None:
+            self._release(into, now_us)
+        if not waiting:
+            return []
+        replies, waiting.dismissed = waiting.dismissed, []
+        held: set[int] = set()
+        for key in waiting.woken(now_us):
+            found = self.registry.at(key)
+            if found is None:
+                continue
+            topic, group = found
+            if self._has_to_wait(topic, group):
+                held.add(key)
+                waiting.wake(key)
+            elif not group.is_logged:
+                replies += self._serve(topic, group, now_us, None)
+            elif into is not None and owed is not None and into.bytes < GROUP_BYTES_MAX:
+                owed += self._serve(topic, group, now_us, into)
+            elif is_stuck:
+                waiting.note_due(key, now_us // 1_000 + DURABLE_RETRY_MS)
+            else:
+                held.add(key)
+                waiting.wake(key)
+        for parked in waiting.ended(held):
+            found = self.registry.at(parked.key)
+            if found is not None:
+                replies.append(parked.answer(claim_reply(*found, None)))
+        return replies
+
+    def _has_to_wait(self, topic: Topic, group: ConsumerGroup) -> bool:
+        """Has something to be applied or known before any claim of this group is given anything?"""
+        if 0 < topic.due_us <= self.wall_us:
+            self.removals.want(topic)  # What has expired goes first (QS-1).
+            return True
+        return group.is_own and self.marks.has_to_learn(topic)
+
+    def _serve(self, topic: Topic, group: ConsumerGroup, now_us: int, into: Group | None) -> list[Reply]:
+        if group.is_own and topic.config.claim_jitter_ms:
+            return self._serve_together(topic, group, now_us, into)
+        replies, key = list[Reply](), key_of(topic, group)
+        while (parked := self.waiting.first(key)) is not None:
+            if into is not None and into.bytes >= GROUP_BYTES_MAX:
+                self.waiting.wake(key)  # With the next commit batch.
+                break
+            reply = self._given(topic, group, parked.message, now_us, into)
+            if reply is None:
+                self._note_due(topic, group)
+                break
+            self.waiting.over(parked)
+            replies.append(parked.answer(reply))
+        return replies
+
+    def _serve_together(
+        self, topic: Topic, group: ConsumerGroup, now_us: int, into: Group | None
+    ) -> list[Reply]:
+        """One pass for all who wait: equal shares as far as they want them (QC-12, QC-13)."""
+        waiting = self.waiting.all_of(key_of(topic, group))
+        has_room = self.registry.room_for(group, [parked.message for parked in waiting])
+        waiting = [parked for parked, may in zip(waiting, has_room, strict=True) if may]
+        replies, changes = list[Reply](), list[Change | None]()
+        if waiting:
+            messages = [parked.message for parked in waiting]
+            changes = self._deal(topic, group, messages, now_us, into)
+        for parked, change in zip(waiting, changes, strict=True):
+            if change is not None and change.rows:
+                self.waiting.over(parked)
+                reply = self.keep(group, parked.message.call, claim_reply(topic, group, change))
+                replies.append(parked.answer(reply))
+        if len(replies) < len(has_room):
+            self._note_due(topic, group)
+        return replies
+
+    def stopping(self) -> None:
+        """No claim waits any longer: it is sent again, to whoever comes after us."""
+        self.waiting.dismiss(ShuttingDown("the shard is stopping"))
+
+    # -- topics and time ------------------------------------------------------------------------------
+
+    def ticked(self, now_us: int, wall_us: int, monotonic_ns: int) -> None:
+        """Time has come this far; `now_us` is what leases and waits are counted in."""
+        registry, ahead_ms = self.registry, (wall_us - now_us) // 1_000
+        if abs(ahead_ms - registry.ahead_ms) >= STEP_MS:
+            # The wall clock was set: what is delayed to a time of it may be ready, or is not yet.
+            registry.ahead_ms = ahead_ms
+            for topic_id, own in registry.own_groups():
+                own.wall_ahead_ms = ahead_ms
+                self.waiting.wake(topic_id)
+        self._now_ms = registry.now_ms = now_us // 1_000
+        self.wall_us = self.marks.wall_us = wall_us
+        self.waiting.now_ns = monotonic_ns
+
+    def published(self, topic: Topic) -> None:
+        """What is staged of a topic is about to be published."""
+        if topic.config.type == QUEUE and topic.next_seq > topic.head_seq + 1:
+            self.registry.own(topic).ages.note(topic.head_seq + 1, self._now_ms)
+        self.waiting.wake(topic.topic_id)
+        for number in topic.groups:
+            self.waiting.wake(number)
+
+    def reconfigured(self, topic: Topic, into: Group, now_us: int) -> None:
+        """The topic's config is another one, and logged."""
+        own = self.registry.reconfigured(topic, into, now_us // 1_000)
+        if own is not None:
+            self._note_due(topic, own)
+            self.waiting.wake(topic.topic_id)
+
+    def forget(self, topic: Topic) -> None:
+        """The topic is no more, and so are its groups."""
+        for group in self.registry.forget(topic):
+            self.dismiss(topic, group)
+        self.marks.forget(topic)
+        self.sizes.forget(topic.topic_id)
+        self.newest.forget(topic.topic_id)
+        self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
+
+    def dismiss(self, topic: Topic, group: ConsumerGroup) -> None:
+        """A named group is no more: its claims wait in vain."""
+        gone = GroupNotFound("no such group", topic=topic.name, group=group.made.key)
+        self.waiting.dismiss(gone, group.number)
+
+
+def _check_claim(topic: Topic, message: m.Claim | m.AckAndClaim | m.Steal) -> None:
+    node_of(message)
+    require_numbers(message)
+    if min(getattr(message, "max", 0), message.pid, message.born) < 0:
+        raise InvalidRequest("a number is negative", topic=topic.name)
+
+
+def _most_of(message: m.Claim) -> int:
+    return min(max(message.max, 1), CLAIM_JOBS_MAX)
+
+
+def _nack_reply(topic: Topic, group: ConsumerGroup, found: Matched) -> m.NackReply:
+    return m.NackReply(
+        topic.name, len(found.leased), bytes_of(skipped_of(found)), ready_of(topic, group), group.leased
+    )

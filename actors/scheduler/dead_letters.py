@@ -93,15 +93,10 @@ class DeadLetters:
 
     def _move_all(self, shard: int) -> Steps[bool]:
         """One pass over all queues and all groups of a shard; False when something is left."""
-        of_queues = yield from self._move_of(shard, m.SpentAsk)
-        of_groups = yield from self._move_of(shard, m.GroupSpentAsk)
-        return of_queues and of_groups
-
-    def _move_of(self, shard: int, question: type[m.SpentAsk | m.GroupSpentAsk]) -> Steps[bool]:
         after, is_done = 0, True
         while True:
             try:
-                spent: m.SpentJobs = yield from self._connection.ask(shard, question(after))
+                spent: m.ExhaustedReply = yield from self._connection.ask(shard, m.ListExhausted(after))
             except RinglogError:
                 return False
             if not spent.topic:
@@ -114,7 +109,7 @@ class DeadLetters:
                     group=spent.group, target=spent.dead_letter, reason=str(e))  # fmt: skip
                 after, is_done = spent.number or spent.topic_id, False
 
-    def _move(self, shard: int, spent: m.SpentJobs) -> Steps[None]:
+    def _move(self, shard: int, spent: m.ExhaustedReply) -> Steps[None]:
         """Copy these jobs, and have those deleted whose copies are durable; a group's records stay, and are
         done for it. Raises when some are left."""
         before, error = self.moved, None
@@ -131,14 +126,14 @@ class DeadLetters:
                 for part in in_parts((yield from self._read(spent, first, count))):
                     done = yield from self._append(spent, target, part, times, tokens)
                     stop_points.hit("dead_letter_after_append")
-                    reply: m.SpentGone = yield from self._connection.ask(shard, _gone(spent, done, tokens))
+                    reply: m.ConfirmReply = yield from self._connection.ask(shard, _gone(spent, done, tokens))
                     self.moved += reply.moved
             except RinglogError as e:
                 error = e  # Other jobs go on (QD-3).
         if error is not None or self.moved == before:
             raise error or NotReady("the jobs are not to be found", topic=spent.topic)
 
-    def _read(self, spent: m.SpentJobs, first: int, count: int) -> Steps[list[Record]]:
+    def _read(self, spent: m.ExhaustedReply, first: int, count: int) -> Steps[list[Record]]:
         pieces: list[Piece] = []
         source = LocalSource(self._connection.of(spent.topic_id), spent.topic, clock=self._clock)
         try:
@@ -182,7 +177,7 @@ class DeadLetters:
         return info
 
     def _append(
-        self, spent: m.SpentJobs, target: m.TopicInfo, records: Sequence[Record], times: dict[int, int],
+        self, spent: m.ExhaustedReply, target: m.TopicInfo, records: Sequence[Record], times: dict[int, int],
         tokens: dict[int, int],
     ) -> Steps[list[int]]:  # fmt: skip
         """Append a copy of each; returns those whose copies are durable. Raises when none is."""
@@ -216,10 +211,8 @@ def producer_of(topic_id: int, epoch: int, seq: int, group: int = 0, token: int 
     return SESSION_BIT | xxhash.xxh3_64_intdigest(f"dead letter {topic_id} {epoch} {seq}{of_group}".encode())
 
 
-def _gone(spent: m.SpentJobs, done: Sequence[int], tokens: dict[int, int]) -> m.Message:
+def _gone(spent: m.ExhaustedReply, done: Sequence[int], tokens: dict[int, int]) -> m.Message:
     """To who set them aside: their copies are durable."""
     seqs = np.array(done, dtype="<u8").tobytes()
-    if spent.group:
-        given = np.array([tokens[seq] for seq in done], dtype="<u8").tobytes()
-        return m.GroupSpentMoved(spent.topic, spent.topic_id, spent.number, seqs, given)
-    return m.SpentMoved(spent.topic, spent.topic_id, seqs)
+    given = np.array([tokens[seq] for seq in done], dtype="<u8").tobytes() if spent.group else b""
+    return m.ConfirmDeadLettered(spent.topic, spent.topic_id, seqs, spent.number, given)

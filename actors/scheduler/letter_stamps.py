@@ -34,7 +34,7 @@ _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.encode
 
 
-def letter_columns(record: Record, spent: m.SpentJobs, deliveries: int, record_bytes: int) -> Any:
+def letter_columns(record: Record, spent: m.ExhaustedReply, deliveries: int, record_bytes: int) -> Any:
     """A job as its copy is stored: everything, but its own expiry only if that is wanted, and where it comes
     from. `record_bytes`: most bytes of payload and metadata."""
     stamps = _stamps(record.seq, spent, deliveries)
@@ -49,7 +49,7 @@ def letter_columns(record: Record, spent: m.SpentJobs, deliveries: int, record_b
     return columns_of(record, meta, stamped_headers(headers, stamps), keeps_expiry=spent.keeps_expiry)
 
 
-def _stamps(seq: int, spent: m.SpentJobs, deliveries: int) -> dict[str, str]:
+def _stamps(seq: int, spent: m.ExhaustedReply, deliveries: int) -> dict[str, str]:
     stamps = {
         DEAD_LETTER_FROM: spent.topic, DEAD_LETTER_DELIVERIES: str(deliveries), DEAD_LETTER_SRC_SEQ: str(seq),
     }  # fmt: skip

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from actors.wal_shard.group import Group
 from actors.wal_shard.lease_registry import find_group
-from actors.wal_shard.lease_requests import bytes_of, entries_in, live_of, node_of, spent_jobs
+from actors.wal_shard.lease_requests import bytes_of, entries_in, live_of, node_of
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -58,8 +56,6 @@ class ConsumerGroups:
             type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
         ] = {
             m.GroupOpen: self._open,
-            m.GroupSpentAsk: self._spent,
-            m.GroupSpentMoved: self._spent_moved,
             m.GroupAgain: self._again,
             m.GroupLeave: self._leave,
             m.GroupPending: self._pending,
@@ -108,40 +104,7 @@ class ConsumerGroups:
         self._leases.waiting.wake(group.number)
         return m.GroupLeft(topic.name, released)
 
-    # -- dead letters ---------------------------------------------------------------------------------
-
-    def _spent(self, message: m.GroupSpentAsk, event: ControlReceived, into: Group, now_us: int) -> m.Message:
-        """What is to be moved of one group, at most as many records as one request names."""
-        for number in self._registry.group_numbers.with_spent(message.after):
-            found = self._registry.at(number)
-            if found is None:
-                continue
-            topic, group = found
-            group.settle(now_us // 1_000)
-            spent = spent_jobs(topic, group, group.made.dead_letter)
-            if spent is not None:
-                return spent
-        return m.SpentJobs()
-
-    def _spent_moved(
-        self, message: m.GroupSpentMoved, event: ControlReceived, into: Group, now_us: int
-    ) -> m.Message:
-        """Their copies are durable: they are done for the group (QD-2)."""
-        topic = self._registry.topic_of(message)
-        group = topic.groups.get(message.number)
-        if topic.topic_id != message.topic_id or group is None:
-            raise GroupNotFound("no such group", topic=topic.name, number=message.number)
-        seqs, tokens = entries_in(message.seqs, message.tokens)
-        if tokens is None and len(seqs):
-            raise InvalidRequest(
-                "each position needs the token of its lease", topic=topic.name, seqs=len(seqs)
-            )
-        before = group.exhausted
-        if tokens is not None:
-            unique, at = np.unique(seqs, return_index=True)
-            self._log(topic, group, group.moved(unique, tokens[at], now_us // 1_000), into)
-        self._leases.freed(topic, group)
-        return m.SpentGone(topic.name, before - group.exhausted)
+    # -- dead letters that come back ----------------------------------------------------------------
 
     def _again(self, message: m.GroupAgain, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         """Dead letters come back: their records are given out once more, as far as they are there."""

@@ -383,7 +383,9 @@ class ShardCore:
             return False
         if isinstance(message, m.AckAndClaim) and not message.group:
             return not self._consult(self.requests.leases.deletes.sizes_for(message))
-        if isinstance(message, m.SpentMoved) or (isinstance(message, m.Ack) and not message.group):
+        if (isinstance(message, m.ConfirmDeadLettered) and not message.number) or (
+            isinstance(message, m.Ack) and not message.group
+        ):
             return not self._consult(
                 self.requests.leases.deletes.question_of(message, self._steady_us // 1_000)
             )

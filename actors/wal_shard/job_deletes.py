@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class _Decided:
     """A request that deletes jobs and waits for what storage knows of them."""
 
-    message: m.Ack | m.SpentMoved
+    message: m.Ack | m.ConfirmDeadLettered
     topic: Topic
     version: int
     changes: int
@@ -61,7 +61,7 @@ class JobDeletes:
 
     # -- what has to be known -------------------------------------------------------------------------
 
-    def question_of(self, message: m.Ack | m.SpentMoved, now_ms: int) -> list[Question]:
+    def question_of(self, message: m.Ack | m.ConfirmDeadLettered, now_ms: int) -> list[Question]:
         """What has to be known for a deletion of jobs; nothing when that is there, or when there is none."""
         if self._still_holds(message, now_ms):
             return []
@@ -127,8 +127,8 @@ class JobDeletes:
             total = self._leases.newest.total_of(topic, first, count)
         return self._leases.sizes.total(topic.topic_id, seqs) if total is None else total
 
-    def _to_delete(self, message: m.Ack | m.SpentMoved, now_ms: int) -> tuple[Topic, Matched]:
-        if isinstance(message, m.SpentMoved):
+    def _to_delete(self, message: m.Ack | m.ConfirmDeadLettered, now_ms: int) -> tuple[Topic, Matched]:
+        if isinstance(message, m.ConfirmDeadLettered):
             return self._exhausted(message)
         topic, matched = self._matched(message, now_ms)
         if message.call in self._leases.replies:
@@ -141,7 +141,7 @@ class JobDeletes:
         node = node_of(message)
         return topic, own.match(*entries_in(message.seqs, message.tokens), node, now_ms)
 
-    def _exhausted(self, message: m.SpentMoved) -> tuple[Topic, Matched]:
+    def _exhausted(self, message: m.ConfirmDeadLettered) -> tuple[Topic, Matched]:
         topic = self._registry.queue_of(message)
         if topic.topic_id != message.topic_id:
             raise TopicNotFound("no such topic", topic=message.topic)
@@ -151,7 +151,7 @@ class JobDeletes:
         seqs = self._registry.own(topic).still_exhausted(named)
         return topic, Matched(seqs, seqs[:0], seqs[:0])
 
-    def _still_holds(self, message: m.Ack | m.SpentMoved, now_ms: int) -> bool:
+    def _still_holds(self, message: m.Ack | m.ConfirmDeadLettered, now_ms: int) -> bool:
         """Was this one decided, and has nothing happened to the queue since?"""
         decided = self._decided
         if decided is None or decided.message is not message:
@@ -180,7 +180,7 @@ class JobDeletes:
         acked, counts = len(message.seqs) // 8 - len(skipped), own.counts(live_count(topic))
         return m.AckReply(topic.name, acked, bytes_of(skipped), counts.ready, counts.in_flight)
 
-    def moved(self, message: m.SpentMoved, into: Group, now_ms: int) -> m.SpentGone:
+    def moved(self, message: m.ConfirmDeadLettered, into: Group, now_ms: int) -> m.ConfirmReply:
         """Copies of these jobs are durable among the dead letters: the jobs are deleted (QD-2)."""
         decided, self._decided = self._decided, None
         topic, matched = (decided.topic, decided.matched) if decided else self._exhausted(message)
@@ -188,7 +188,7 @@ class JobDeletes:
         own = self._registry.own(topic)
         self._registry.log(topic, own, own.count_moved(len(matched.leased), now_ms), into)
         self._registry.queue_numbers.done[DEAD_LETTERED] += len(matched.leased)
-        return m.SpentGone(topic.name, len(matched.leased))
+        return m.ConfirmReply(topic.name, len(matched.leased))
 
     def _found_out(self, matched: Matched) -> Removal | None:
         """What is to leave with these jobs; raises Internal."""

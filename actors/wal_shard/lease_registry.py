@@ -48,8 +48,7 @@ from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
 _OF_GROUPS = (
-    m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete, m.GroupSpentMoved,
-    m.GroupAgain,
+    m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete, m.GroupAgain,
 )  # fmt: skip
 """Requests that add to the log, whatever group they are about."""
 _DELETES = (m.Ack, m.AckAndClaim)
@@ -144,6 +143,11 @@ class LeaseRegistry:
         """A queue's own group."""
         own = self._own.get(topic.topic_id)
         return self._adopt(topic, ConsumerGroup(tokens=self._own_tokens)) if own is None else own
+
+    def with_exhausted(self, after: int) -> list[int]:
+        """Keys behind `after` of groups that may have something for the dead letters, ascending."""
+        own = sorted(key for key, group in self._own.items() if group.exhausted and key > after)
+        return own + self.group_numbers.with_spent(after)
 
     def own_groups(self) -> Iterator[tuple[int, ConsumerGroup]]:
         """All of them, by topic id."""
@@ -251,7 +255,7 @@ class LeaseRegistry:
     def logs(self, message: Any) -> bool:
         """May this request add to the log?"""
         if not isinstance(message, _CHANGES):
-            return isinstance(message, (*_OF_GROUPS, *_DELETES))
+            return isinstance(message, (*_OF_GROUPS, *_DELETES, m.ConfirmDeadLettered))
         if message.group:
             return True
         topic = self.directory.find(message.topic)
@@ -261,6 +265,8 @@ class LeaseRegistry:
         """Most bytes that a request adds to the log for the sake of leases."""
         if isinstance(message, _OF_GROUPS):
             return GROUP_CHANGE_BYTES_MAX
+        if isinstance(message, m.ConfirmDeadLettered):
+            return GROUP_CHANGE_BYTES_MAX if message.number else 0
         if isinstance(message, (*_CHANGES, *_DELETES)):
             if message.group:
                 return GROUP_CHANGE_BYTES_MAX

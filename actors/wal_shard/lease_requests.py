@@ -123,7 +123,9 @@ def held_still(group: ConsumerGroup, answer: m.ClaimReply, node: str, now_ms: in
     return msgspec.structs.replace(answer, runs=still_held(answer.runs, held))
 
 
-def spent_jobs(topic: Topic, group: ConsumerGroup, dead_letter: str, **facts: Any) -> m.SpentJobs | None:
+def exhausted_reply(
+    topic: Topic, group: ConsumerGroup, dead_letter: str, **facts: Any
+) -> m.ExhaustedReply | None:
     """What is to be moved of one queue or group, at most as many numbers as one request names, why it failed,
     and of a named group the tokens of the leases; None when there is nothing."""
     spent = group.exhausted_runs(JOBS_PER_REQUEST_MAX)
@@ -131,7 +133,7 @@ def spent_jobs(topic: Topic, group: ConsumerGroup, dead_letter: str, **facts: An
     why = {seq: each for a, b, _ in spent for seq in range(a, b) if (each := known.find(seq))}
     if not spent:
         return None
-    return m.SpentJobs(
+    return m.ExhaustedReply(
         topic.name, topic.topic_id, topic.epoch, dead_letter,
         [(first, stop - first, deliveries) for first, stop, deliveries in spent],
         {seq: each.reason for seq, each in why.items()}, group.made.key, group.number,

@@ -25,6 +25,7 @@ from actors.wal_shard.lease_requests import (
     bytes_of,
     claim_reply,
     entries_in,
+    exhausted_reply,
     held_still,
     live_count,
     live_of,
@@ -34,7 +35,6 @@ from actors.wal_shard.lease_requests import (
     reply_of,
     require_numbers,
     skipped_of,
-    spent_jobs,
 )
 from actors.wal_shard.queue_fast_path import QueueFastPath
 from actors.wal_shard.removal import Removals
@@ -104,8 +104,8 @@ class Leases:
             m.Reject: self._reject,
             m.JobsPending: self._pending,
             m.QueueStats: self._stats,
-            m.SpentAsk: self._spent,
-            m.SpentMoved: self._spent_moved,
+            m.ListExhausted: self._list_exhausted,
+            m.ConfirmDeadLettered: self._confirm,
             **ConsumerGroups(self).handlers,
         }
 
@@ -385,28 +385,49 @@ class Leases:
 
     # -- dead letters ---------------------------------------------------------------------------------
 
-    def _spent(self, message: m.SpentAsk, event: ControlReceived, into: Group, now_us: int) -> m.Message:
-        """The jobs of one queue that are to be moved, at most as many as one request names."""
-        registry = self.registry
-        waiting = [number for number, own in registry.own_groups() if own.exhausted]
-        for topic_id in sorted(number for number in waiting if number > message.after):
-            topic = registry.directory.by_id[topic_id]
-            own = registry.own(topic)
-            if not topic.config.dead_letter:
-                own.restore()
-                continue
-            found = spent_jobs(
-                topic, own, topic.config.dead_letter, keeps_expiry=topic.config.dead_letter_keep_expiry
-            )
-            if found is not None:
-                return found
-        return m.SpentJobs()
-
-    def _spent_moved(
-        self, message: m.SpentMoved, event: ControlReceived, into: Group, now_us: int
+    def _list_exhausted(
+        self, message: m.ListExhausted, event: ControlReceived, into: Group, now_us: int
     ) -> m.Message:
-        self.marks.require_whole(self.registry.queue_of(message))
-        return self.deletes.moved(message, into, now_us // 1_000)
+        """What is to be moved of one queue or group, at most as many records as one request names."""
+        for key in self.registry.with_exhausted(message.after):
+            found = self.registry.at(key)
+            if found is None:
+                continue
+            topic, group = found
+            config = topic.config
+            dead_letter = (config.dead_letter or "") if group.is_own else group.made.dead_letter
+            if not dead_letter:
+                group.restore()
+            group.settle(now_us // 1_000)
+            exhausted = exhausted_reply(
+                topic, group, dead_letter, keeps_expiry=group.is_own and config.dead_letter_keep_expiry
+            )
+            if exhausted is not None:
+                return exhausted
+        return m.ExhaustedReply()
+
+    def _confirm(
+        self, message: m.ConfirmDeadLettered, event: ControlReceived, into: Group, now_us: int
+    ) -> m.Message:
+        """Their copies are durable: jobs are deleted, records are done for their group (QD-2)."""
+        if not message.number:
+            self.marks.require_whole(self.registry.queue_of(message))
+            return self.deletes.moved(message, into, now_us // 1_000)
+        topic = self.registry.topic_of(message)
+        group = topic.groups.get(message.number)
+        if topic.topic_id != message.topic_id or group is None:
+            raise GroupNotFound("no such group", topic=topic.name, number=message.number)
+        seqs, tokens = entries_in(message.seqs, message.tokens)
+        if tokens is None and len(seqs):
+            raise InvalidRequest(
+                "each position needs the token of its lease", topic=topic.name, seqs=len(seqs)
+            )
+        before = group.exhausted
+        if tokens is not None:
+            unique, at = np.unique(seqs, return_index=True)
+            self.registry.log(topic, group, group.moved(unique, tokens[at], now_us // 1_000), into)
+        self.freed(topic, group)
+        return m.ConfirmReply(topic.name, before - group.exhausted)
 
     # -- claims that wait -----------------------------------------------------------------------------
 

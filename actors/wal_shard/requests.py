@@ -82,7 +82,7 @@ from ringlog.types import SESSION_BIT, Durability
 
 CHANGES = (
     m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
-    m.RouterDrop, m.Route, m.SpentMoved,
+    m.RouterDrop, m.Route,
 )  # fmt: skip
 """Requests that may add to the log."""
 

@@ -90,7 +90,7 @@ OPERATIONS = (
     _operation("GroupPending", "read"), _operation("GroupState", "read"), _operation("GroupList", "read"),
     _operation("GroupTake", "read"), _operation("GroupCommit", "read"), _operation("GroupDelete", "delete"),
     _operation("RouterCreate"), _operation("RouterGet", "read"), _operation("RouterDelete", "delete"),
-    _operation("SpentAsk", has_topic=False), _operation("ScrubNow", has_topic=False),
+    _operation("ListExhausted", has_topic=False), _operation("ScrubNow", has_topic=False),
     _operation("Locate"), _operation("RingOpen", has_topic=False),
     _operation("EngineStop", has_topic=False), _operation("Drain", has_topic=False),
     _operation("RingAttach", has_topic=False), _operation("CheckpointOpen", has_topic=False),

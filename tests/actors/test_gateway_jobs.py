@@ -160,7 +160,7 @@ def test_scopes_of_requests_about_jobs(message, scopes):
         authorise(Principal("p", frozenset(scopes), ("other",)), message)
 
 
-@pytest.mark.parametrize("message", [m.SpentAsk(), m.SpentMoved("q", 1, b"")])
+@pytest.mark.parametrize("message", [m.ListExhausted(), m.ConfirmDeadLettered("q", 1, b"")])
 def test_moving_dead_letters_is_for_the_engine_alone(message):
     with pytest.raises(Forbidden):
         authorise(Principal("p", frozenset({"read", "write", "delete", "admin"})), message)

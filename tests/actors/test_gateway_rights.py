@@ -24,7 +24,7 @@ NO_OPERATION = frozenset(
         "EngineStatus", "EngineStop", "Drain", "ConsumersAsk", "CheckpointNow", "ScrubNow", "CheckpointOpen",
         "LiveAsk", "SegmentsChange", "SegmentTier", "SegmentRef", "CheckpointRows", "CheckpointDone",
         "ColdRead", "RouterFacts", "RouterPut", "RouterDrop", "RouterTell", "RoutersAsk", "RouteRow", "Route",
-        "SpentAsk", "SpentMoved", "GroupSpentAsk", "GroupSpentMoved", "GroupAgain",
+        "ListExhausted", "ConfirmDeadLettered", "GroupAgain",
         # What the engine replies, or sends unasked.
         "ErrorReply", "Welcome", "Pong", "RingOpened", "RingClosed", "RingAttached", "RingDetached",
         "TopicInfo", "TopicStateReply", "TopicListReply", "TopicDeleted", "Appended", "ProducerStateReply",
@@ -34,9 +34,9 @@ NO_OPERATION = frozenset(
         "SubscriptionsLost", "TopicsChanged", "TurnsOpened", "CallsOpened", "ConsumersReply", "RouterInfo",
         "RouterListReply", "RouterDeleted", "RouterDropped", "RouterTold", "RoutersReply", "RoutesSettled",
         "RoutedRow", "Routed", "ClaimReply", "AckReply", "NotCombinable", "NackReply", "ExtendReply",
-        "RejectReply", "JobsPendingReply", "QueueStatsReply", "SpentJobs", "SpentGone", "LettersRedriven",
-        "GroupInfo", "GroupLeft", "GroupPendingReply", "GroupStateReply", "GroupListReply", "GroupTaken",
-        "GroupCommitted", "GroupDeleted", "GroupReturned",
+        "RejectReply", "JobsPendingReply", "QueueStatsReply", "ExhaustedReply", "ConfirmReply",
+        "LettersRedriven", "GroupInfo", "GroupLeft", "GroupPendingReply", "GroupStateReply", "GroupListReply",
+        "GroupTaken", "GroupCommitted", "GroupDeleted", "GroupReturned",
     }
 )  # fmt: skip
 """Written down by hand: a new kind is nobody's until it is put here, or gets its row."""

@@ -27,8 +27,8 @@ TOPIC = "t" * 255
 REASON = "r" * DEAD_LETTER_REASON_BYTES_MAX
 
 
-def spent(group: str = "") -> m.SpentJobs:
-    return m.SpentJobs(
+def spent(group: str = "") -> m.ExhaustedReply:
+    return m.ExhaustedReply(
         TOPIC, 7, 1, "dead", [(1, 1, 3)], {1: REASON}, group, 9, [5], {1: (1_700_000_000_000, 12)}
     )
 

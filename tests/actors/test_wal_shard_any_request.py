@@ -68,7 +68,7 @@ def test_a_shard_answers_whatever_it_is_asked_and_recovers_from_what_it_wrote(se
     [
         m.RecordsDelete("t", match=["tag", ["tag"], "a"]),
         m.RecordsDelete("t", match=["tag", {}, "a"]),
-        m.SpentMoved("q", 2, b"\0" * 9),
+        m.ConfirmDeadLettered("q", 2, b"\0" * 9),
         m.Route([], 0),
     ],
     ids=lambda message: type(message).__name__,
@@ -76,8 +76,8 @@ def test_a_shard_answers_whatever_it_is_asked_and_recovers_from_what_it_wrote(se
 def test_what_once_ended_a_shard_is_refused(message: m.Message) -> None:
     """The first was found by `fuzz`, as a filter of tags; the others by the test above."""
     world = prepared()
-    if isinstance(message, m.SpentMoved):
-        message = m.SpentMoved("q", world.topic("q").topic_id, message.seqs)
+    if isinstance(message, m.ConfirmDeadLettered):
+        message = m.ConfirmDeadLettered("q", world.topic("q").topic_id, message.seqs)
     answer = world.ask(world.run_of("t"), message, bytearray(b"\0" * 13))
     assert isinstance(answer, m.ErrorReply)
     assert answer.status == InvalidRequest.status

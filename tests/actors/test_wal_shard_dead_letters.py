@@ -31,24 +31,24 @@ def deliver(world: World, times: int, most: int = 4) -> None:
         nack(world, list(jobs_of(claim(world, most))))
 
 
-def spent(world: World, after: int = 0) -> m.SpentJobs:
-    return world.ask(world.run_of("q"), m.SpentAsk(after))
+def spent(world: World, after: int = 0) -> m.ExhaustedReply:
+    return world.ask(world.run_of("q"), m.ListExhausted(after))
 
 
 def moved(world: World, *seqs: int, topic_id: int = 0) -> int:
     topic_id = topic_id or world.topic("q").topic_id
-    return world.request(m.SpentMoved("q", topic_id, words(list(seqs)))).moved
+    return world.request(m.ConfirmDeadLettered("q", topic_id, words(list(seqs)))).moved
 
 
 def test_a_job_is_handed_out_as_often_as_its_queue_says_and_then_set_aside(world):
     """QD-1, QD-10, QN-5."""
     deliver(world, 2, most=2)
-    assert spent(world) == m.SpentJobs(), "the limit is tested at the next hand-out"
+    assert spent(world) == m.ExhaustedReply(), "the limit is tested at the next hand-out"
     assert list(jobs_of(claim(world, 3))) == [3, 4]
     found = spent(world)
     assert (found.topic, found.dead_letter, found.runs) == ("q", "dead", [(1, 2, 2)])
     assert found.epoch == world.topic("q").epoch
-    assert spent(world, found.topic_id) == m.SpentJobs()
+    assert spent(world, found.topic_id) == m.ExhaustedReply()
     assert world.run_of("q").core.requests.leases.set_aside == 2
     assert stats(world) == (2, 2, 0), "they are ready until they are moved"
 
@@ -82,16 +82,16 @@ def test_without_dead_letters_or_who_moves_them_jobs_come_back_for_ever(world):
     deliver(world, 2)
     assert claim(world, 9).runs == []
     world.put("q", mode="merge", dead_letter=None)
-    assert spent(world) == m.SpentJobs()
+    assert spent(world) == m.ExhaustedReply()
     assert list(jobs_of(claim(world, 9))) == [1, 2, 3, 4]
     world.put("q", mode="merge", dead_letter="dead", max_deliveries=0)
     nack(world, [1, 2, 3, 4])
     deliver(world, 3)
-    assert spent(world) == m.SpentJobs()
+    assert spent(world) == m.ExhaustedReply()
     world.put("q", mode="merge", max_deliveries=1)
     world.run_of("q").core.requests.leases.registry.has_mover = False
     deliver(world, 3)
-    assert spent(world) == m.SpentJobs()
+    assert spent(world) == m.ExhaustedReply()
 
 
 def test_a_spent_job_that_is_deleted_meanwhile_is_not_moved(world):

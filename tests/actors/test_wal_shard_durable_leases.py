@@ -360,12 +360,12 @@ def test_rejected_jobs_and_their_count_outlive_the_shard(world):
     world.run_of("q").core.requests.leases.registry.has_mover = True
     jobs = held(claim(world, 3, lease_ms=60_000))
     ask(world, m.Reject, {1: jobs[1], 2: jobs[2]}, reason="no such street")
-    found = world.ask(world.run_of("q"), m.SpentAsk())
-    assert world.request(m.SpentMoved("q", found.topic_id, words([1]))).moved == 1
+    found = world.ask(world.run_of("q"), m.ListExhausted())
+    assert world.request(m.ConfirmDeadLettered("q", found.topic_id, words([1]))).moved == 1
     restart(world)
     world.run_of("q").core.requests.leases.registry.has_mover = True
     assert stats(world) == (2, 1, 0)
-    found = world.ask(world.run_of("q"), m.SpentAsk())
+    found = world.ask(world.run_of("q"), m.ListExhausted())
     assert (found.runs, found.reasons) == ([(2, 1, 1)], {2: "no such street"})
     assert world.request(m.QueueStats("q")).dead_lettered == 1
     assert list(held(claim(world, 9))) == [4]
@@ -387,7 +387,7 @@ def test_why_a_job_was_given_back_outlives_the_shard(is_absorbed):
         restart(world)
     world.run_of("q").core.requests.leases.registry.has_mover = True
     assert list(held(claim(world, 1))) == [2]
-    found = world.ask(world.run_of("q"), m.SpentAsk())
+    found = world.ask(world.run_of("q"), m.ListExhausted())
     assert (found.runs, found.reasons) == ([(1, 1, 2)], {1: "refused"})
     assert found.failed == {1: (at_ms["refused"], 2)}
 
@@ -439,7 +439,7 @@ def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
     restart(world)
     assert stats(world) == before == (5, 5, 1)
     world.run_of("q").core.requests.leases.registry.has_mover = True
-    assert world.ask(world.run_of("q"), m.SpentAsk()).reasons == {3: "why"}
+    assert world.ask(world.run_of("q"), m.ListExhausted()).reasons == {3: "why"}
     world.run_of("q").step(ev.WorkerDied(7, 70))
     assert stats(world) == (6, 4, 1)
     assert ask(world, m.Ack, {5: jobs[5], 8: jobs[8]}, node="n1").acked == 2

@@ -43,8 +43,8 @@ def make(world: World, records: int = 4, most: int = 2, dead_letter: str = "dead
     world.request(m.GroupOpen("t", "g", QUEUE, max_deliveries=most, dead_letter=dead_letter))
 
 
-def spent(world: World, after: int = 0) -> m.SpentJobs:
-    return world.ask(world.run_of("t"), m.GroupSpentAsk(after))
+def spent(world: World, after: int = 0) -> m.ExhaustedReply:
+    return world.ask(world.run_of("t"), m.ListExhausted(after))
 
 
 def reject(world: World, jobs: Any, **options: Any) -> m.RejectReply:
@@ -61,18 +61,18 @@ def spent_tokens(world: World) -> dict[int, int]:
 def moved(world: World, number: int, *seqs: int, tokens: dict[int, int] | None = None) -> int:
     topic_id, known = world.topic("t").topic_id, spent_tokens(world) if tokens is None else tokens
     given = words(known.get(seq, 1) for seq in seqs)
-    return world.request(m.GroupSpentMoved("t", topic_id, number, words(seqs), given)).moved
+    return world.request(m.ConfirmDeadLettered("t", topic_id, words(seqs), number, given)).moved
 
 
 def test_a_record_is_given_out_as_often_as_its_group_says_and_then_set_aside(world: World) -> None:
     """F49, QD-1."""
     make(world)
     for _ in range(2):
-        assert spent(world) == m.SpentJobs()
+        assert spent(world) == m.ExhaustedReply()
         nack(world, held(claim(world, 2)))
     found = spent(world)
     assert (found.topic, found.dead_letter, found.group, found.runs) == ("t", "dead", "g", [(1, 2, 2)])
-    assert spent(world, found.number) == m.SpentJobs()
+    assert spent(world, found.number) == m.ExhaustedReply()
     assert list(held(claim(world, 9))) == [3, 4], "nobody is given it"
     reply = stand(world)
     assert (reply.set_aside, reply.leased, reply.info.floor) == (2, 2, 0), "it is pending still"
@@ -134,7 +134,7 @@ def test_what_is_set_aside_outlives_its_shard(has_checkpoint: bool) -> None:
     world.kill()
     world.start()
     with_mover(world)
-    assert spent(world) == m.SpentJobs()
+    assert spent(world) == m.ExhaustedReply()
     assert stand(world).info.floor == 2
 
 
@@ -155,7 +155,7 @@ def test_without_somebody_who_moves_them_records_are_given_out_again(world: Worl
     nack(world, {2: jobs[2]})
     assert stand(world).set_aside == 2
     with_mover(world, has_mover=False)
-    assert spent(world) == m.SpentJobs()
+    assert spent(world) == m.ExhaustedReply()
     given = [run[:3] for run in claim(world, 2).runs]
     assert given == [(1, 1, 2), (2, 1, 2)], "both, and their count goes on"
     assert (stand(world).leased, stand(world).set_aside) == (2, 0)
@@ -196,7 +196,7 @@ def test_a_group_without_dead_letters_rejects_nothing(world: World) -> None:
         reject(world, held(claim(world, 1)))
     for _ in range(5):
         nack(world, held(claim(world, 1)))
-    assert (spent(world), stand(world).returned) == (m.SpentJobs(), 1)
+    assert (spent(world), stand(world).returned) == (m.ExhaustedReply(), 1)
 
 
 # -- letters that come back -------------------------------------------------------------------------------
@@ -297,8 +297,8 @@ def test_a_word_of_letters_that_names_no_leases_is_refused(world: World) -> None
     number, topic_id = spent(world).number, world.topic("t").topic_id
     for tokens in (b"", words([1])):
         with pytest.raises(InvalidRequest):
-            world.request(m.GroupSpentMoved("t", topic_id, number, words([1, 2]), tokens))
-    assert world.request(m.GroupSpentMoved("t", topic_id, number, b"", b"")).moved == 0
+            world.request(m.ConfirmDeadLettered("t", topic_id, words([1, 2]), number, tokens))
+    assert world.request(m.ConfirmDeadLettered("t", topic_id, b"", number, b"")).moved == 0
     assert spent(world).runs == [(1, 2, 1)]
 
 

@@ -208,7 +208,7 @@ class JobsPending(Message, frozen=True):
 class JobsPendingReply(Message, frozen=True):
     """Reply: [number, state, node, until_ms, deliveries, nacks, failed_ms, reason] of each, ascending. States
     are leased, delayed, returned and set aside; `until_ms` is the end of a lease or a delay, else 0; the last
-    three are as in SpentJobs."""
+    three are as in ExhaustedReply."""
 
     topic: Name
     jobs: list[tuple[Seq, str, Name, Millis, U64, U64, Millis, str]]
@@ -238,14 +238,15 @@ class QueueStatsReply(Message, frozen=True):
     """Jobs that were handed out before more urgent ones, for their long wait."""
 
 
-class SpentAsk(Message, frozen=True):
-    """Scheduler -> shard: which jobs had all their deliveries (QD-1)? Of the first queue behind `after`, a
-    topic's id."""
+class ListExhausted(Message, frozen=True):
+    """Scheduler -> shard: which records are to be moved to dead letters (QD-1)? Of the first queue or
+    consumer group behind `after`: a topic's id, or the number of a group, which is larger than any of
+    these."""
 
     after: U64 = 0
 
 
-class SpentJobs(Message, frozen=True):
+class ExhaustedReply(Message, frozen=True):
     """Reply: rows [first, count, deliveries] of jobs of one queue that are set aside, to be moved to the
     topic `dead_letter`; no topic = there are none."""
 
@@ -269,15 +270,20 @@ class SpentJobs(Message, frozen=True):
     """Do their copies end when they would have?"""
 
 
-class SpentMoved(Message, frozen=True):
-    """Scheduler -> shard: copies of these jobs (8 bytes each, little-endian) are durable, so delete them."""
+class ConfirmDeadLettered(Message, frozen=True):
+    """Scheduler -> shard: copies of these records (8 bytes each, little-endian) are durable. Jobs of a queue
+    are deleted. With the `number` of a consumer group the records are done for it, where they are exhausted
+    since the lease of this token (8 bytes each): one that came back and was given up again needs another
+    copy."""
 
     topic: Name
     topic_id: U64
     seqs: bytes
+    number: U64 = 0
+    tokens: bytes = b""
 
 
-class SpentGone(Message, frozen=True):
+class ConfirmReply(Message, frozen=True):
     """Reply, when the deletion is durable; `moved` were still set aside."""
 
     topic: Name
@@ -351,25 +357,6 @@ class GroupInfo(Message, frozen=True):
     dead_letter: Name = ""
     pending_max: U32 = 0
     member_max: U32 = 0
-
-
-class GroupSpentAsk(Message, frozen=True):
-    """Scheduler -> shard: which records of groups are to be moved to dead letters? Of the first group whose
-    number is behind `after`; answered with SpentJobs."""
-
-    after: U64 = 0
-
-
-class GroupSpentMoved(Message, frozen=True):
-    """Scheduler -> shard: copies of these records (8 bytes each, little-endian) are durable, so they are done
-    for the group, where they are set aside since the lease of this token (8 bytes each): one that came back
-    and was given up again needs another copy. Answered with SpentGone."""
-
-    topic: Name
-    topic_id: U64
-    number: U64
-    seqs: bytes
-    tokens: bytes
 
 
 class GroupAgain(Message, frozen=True):

@@ -116,6 +116,7 @@ RIGHTS: dict[tuple[type[m.Message], Leases | None], Row] = {
     (m.RoutesSettle, None): _TOPIC_READ,
     (m.QueueStats, None): _TOPIC_READ,
     (m.Claim, Leases.OWN): _TOPIC_READ_WRITE,
+    (m.Steal, Leases.OWN): _TOPIC_READ_WRITE,
     (m.Ack, Leases.OWN): _TOPIC_WRITE,
     (m.Nack, Leases.OWN): _TOPIC_WRITE,
     (m.Reject, Leases.OWN): _TOPIC_WRITE,

@@ -168,7 +168,7 @@ class LeaseRegistry:
         """How often a job of a queue is handed out; 0 = any number of times."""
         return topic.config.max_deliveries if self.has_mover and topic.config.dead_letter else 0
 
-    def room_for(self, group: ConsumerGroup, messages: Sequence[m.Claim]) -> list[bool]:
+    def room_for(self, group: ConsumerGroup, messages: Sequence[m.Claim | m.Steal]) -> list[bool]:
         """Which of these claims may be given something, for the number of holders that a snapshot names?"""
         if not group.is_own or not group.is_logged:
             return [True] * len(messages)
@@ -269,7 +269,7 @@ class LeaseRegistry:
             return GROUP_CHANGE_BYTES_MAX if message.number else 0
         if isinstance(message, (*_CHANGES, *_DELETES)):
             if message.group:
-                return GROUP_CHANGE_BYTES_MAX
+                return GROUP_CHANGE_BYTES_MAX * (1 + isinstance(message, m.AckAndClaim))
             return DURABLE_CHANGE_BYTES_MAX if isinstance(message, _CHANGES) else 0
         if not isinstance(message, m.TopicPut):
             return 0

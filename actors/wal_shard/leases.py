@@ -43,7 +43,7 @@ from actors.wal_shard.waiting import Waiting
 from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import GroupNotFound, InvalidRequest, ShuttingDown, TopicNotFound
-from ringlog.leases.change import SPAN_ROW, Change, Mode
+from ringlog.leases.change import SPAN_ROW, Change
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.holders import Life
 from ringlog.leases.live_seqs import is_alive
@@ -227,19 +227,21 @@ class Leases:
             self.set_aside += sum(change.aside[1::SPAN_ROW])
 
     def _steal(self, message: m.Steal, event: ControlReceived, into: Group, now_us: int) -> m.Message:
-        topic, group = self.registry.named(message, Mode.QUEUE)
+        topic, group = self._find(message)
         seqs, _ = entries_in(message.seqs, b"")
         _check_claim(topic, message)
         again = self._claimed_before(topic, group, message, now_us)
         if again is not None:
             return again
+        if not all(self.registry.room_for(group, [message])):
+            return claim_reply(topic, group, None)
         change = group.steal(
             np.unique(seqs), message.node, message.lease_ms or topic.config.lease_ms,
             now_us // 1_000, min_idle_ms=message.min_idle_ms, call=message.call,
             life=(message.pid, message.born),
         )  # fmt: skip
         self.registry.log(topic, group, change, into)
-        return claim_reply(topic, group, change)
+        return self.keep(group, message.call, claim_reply(topic, group, change))
 
     # -- what becomes of records ----------------------------------------------------------------------
 
@@ -265,17 +267,27 @@ class Leases:
     def _ack_and_claim(
         self, message: m.AckAndClaim, event: ControlReceived, into: Group, now_us: int
     ) -> m.Message | None:
-        """What did not go the fast path at once: it came before, goes it now that it is known how large
-        jobs are, or is to be sent as two requests."""
-        topic, group = self._find(message)
+        """Of a queue, what did not go the fast path at once: it came before, goes it now that it is known how
+        large jobs are, or is to be sent as two requests. Of a group, two changes in one commit batch."""
+        topic, group, found = self._matched(message, now_us)
         _check_claim(topic, message)
-        entries_in(message.seqs, message.tokens)
         before = self._replied(topic, group, message.call)
-        if not isinstance(before, m.ClaimReply):
-            is_done = group.is_own and self.quick.ack_and_claim(message, event, now_us)
+        if isinstance(before, m.ClaimReply) or (before is not None and not group.is_own):
+            held = self._claimed_before(topic, group, message, now_us)
+            return claim_reply(topic, group, None) if held is None else held
+        if group.is_own:
+            is_done = self.quick.ack_and_claim(message, event, now_us)
             return None if is_done else m.NotCombinable(topic.name)
-        held = self._claimed_before(topic, group, message, now_us)
-        return claim_reply(topic, group, None) if held is None else held
+        if not message.seqs or len(found.leased) != len(message.seqs) // 8:
+            return m.NotCombinable(topic.name)
+        acked = group.ack(found, message.node, now_us // 1_000, call=message.call)
+        self.registry.log(topic, group, acked, into)
+        self.freed(topic, group)
+        claim = m.Claim(
+            message.topic, message.node, message.max, message.lease_ms, 0, message.call, message.pid,
+            message.born, group=message.group,
+        )  # fmt: skip
+        return self._given(topic, group, claim, now_us, into) or claim_reply(topic, group, None)
 
     def _undo(
         self, topic: Topic, group: ConsumerGroup, found: Matched, message: m.Nack, into: Group, now_us: int

@@ -243,9 +243,9 @@ class Queue:
         settled.
 
         Jobs that are `done` are acked before, and are gone for good when this returns: in the same request,
-        where the engine is on this host and the queue has no priorities and no durable leases, so that it
-        takes half the time of an ack and a claim. Raises LeaseLost, and claims nothing, when one of their
-        leases had ended.
+        where the engine is on this host and the queue has no priorities and no durable leases, or this is a
+        group without a filter. That takes half the time of an ack and a claim. Raises LeaseLost, and claims
+        nothing, when one of their leases had ended.
         """
         max, wait_ms, lease_ms = check_claim(max, wait_ms, lease_ms)
         auto_extend, done = flag(auto_extend, "auto_extend"), jobs_of(done, "done")

@@ -100,11 +100,12 @@ class Group:
     # -- mode queue -----------------------------------------------------------------------------------
 
     def claim(
-        self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False
-    ) -> Jobs[Job]:
+        self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,
+        done: Iterable[Job] = (),
+    ) -> Jobs[Job]:  # fmt: skip
         """Lease up to `max` records (at most 1,000): those that came back, then new ones, each the lowest
-        number first. As Queue.claim."""
-        return self._leases.claim(max, wait_ms=wait_ms, lease_ms=lease_ms, auto_extend=auto_extend)
+        number first. Those that are `done` are acked before. As Queue.claim."""
+        return self._leases.claim(max, wait_ms=wait_ms, lease_ms=lease_ms, auto_extend=auto_extend, done=done)
 
     def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ringlog.client.claimed import Claimed
+from ringlog.client.claimed import Claimed, Leases
 from ringlog.client.group_facts import GroupMember, GroupStats, GroupSummary, PendingEntry
 from ringlog.client.leases import Lease, call_number, words_of
 from ringlog.client.letters import dead_letter_of_group, require_no_cycle
@@ -178,6 +178,14 @@ class GroupWorking(Working):
                 yield from self.ack(connection, passed)
             if len(found):
                 return found
+
+    def next(
+        self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, wish: Wish
+    ) -> Steps[Claimed | None]:
+        """As of a queue; in two requests where the group's filter may leave out what is claimed."""
+        if self.filters.tag is not None:
+            return None
+        return (yield from super().next(connection, done, most, lease_ms, wish))
 
     def _matches(self, record: Record) -> bool:
         return self.filters.tag is None or self.filters.tag((record.tag or "").encode())

@@ -217,7 +217,7 @@ class Working:
         answered when the first are gone for good. None: it takes two, and nothing was done.
 
         Leases that had ended are no error of this: then it takes two."""
-        is_usual = len(done) <= JOBS_PER_REQUEST_MAX and not (self.group or wish.by_number)
+        is_usual = len(done) <= JOBS_PER_REQUEST_MAX and not (wish.by_number or self._min_idle_ms)
         if not is_usual or connection.transport != "ring":
             return None
         if self._apart:
@@ -226,7 +226,9 @@ class Working:
         seqs, tokens = entries_of(done)
         life = own_life() if self._release_on_exit else (0, 0)
         wish.call = call_number()
-        message = AckAndClaim(self.topic, self.node, seqs, tokens, most, lease_ms or 0, wish.call, *life)
+        message = AckAndClaim(
+            self.topic, self.node, seqs, tokens, most, lease_ms or 0, wish.call, *life, self.group
+        )
         reply = yield connection.about_jobs(message)
         if isinstance(reply.message, NotCombinable):
             # Once is nothing: how large jobs are is asked for now and then.

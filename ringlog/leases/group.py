@@ -186,7 +186,7 @@ class ConsumerGroup(Dispatch):
         """Lease those of these ascending positions that are pending to `node`, whoever has them, if nothing
         was done about them for `min_idle_ms`. Their holder before is told when it acks (F32)."""
         self.settle(now_ms)
-        room = self._room_of(node, len(seqs), now_ms)
+        room = len(seqs) if self.is_own else self._room_of(node, len(seqs), now_ms)
         runs, found = self.runs, list[SeqRun]()
         for first, stop in spans_of(seqs):
             for row in runs.within(first, stop):

@@ -71,7 +71,7 @@ def test_requests_about_leases_say_whose_they_are() -> None:
     for kind, leases in RIGHTS:
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         assert ("group" in fields) == (leases is not None and kind not in {m.GroupList, m.JobsPending}), kind
-        if "group" in fields and not fields["group"].required and kind is not m.Steal:
+        if "group" in fields and not fields["group"].required:
             assert {each for name, each in RIGHTS if name is kind} == {Leases.OWN, Leases.GROUP}, kind
 
 

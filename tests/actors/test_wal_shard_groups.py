@@ -183,6 +183,38 @@ def test_stealing_fences_the_holder_before(world):
     assert stand(world).info.floor == 4
 
 
+def ack_and_claim(world: World, jobs: dict[int, int], call: int) -> Any:
+    return world.request(m.AckAndClaim("t", "w", words(jobs), words(jobs.values()), 2, call=call, group="g"))
+
+
+def test_what_is_done_and_the_next_claim_in_one_request(world):
+    """Both are in the log when it is answered, so a repeat has the same answer, also of the next shard."""
+    make(world, 5)
+    given = ack_and_claim(world, held(claim(world, 2)), call=5)
+    assert list(held(given)) == [3, 4]
+    world.kill()
+    world.start()
+    assert held(ack_and_claim(world, {1: 1, 2: 2}, call=5)) == held(given)
+    assert (stand(world).info.floor, stand(world).leased) == (2, 2)
+    last = ack_and_claim(world, held(given), call=6)
+    assert list(held(last)) == [5]
+    assert ack_and_claim(world, held(last), call=7).runs == []
+    world.kill()
+    world.start()
+    assert ack_and_claim(world, held(last), call=7).runs == [], "there was nothing, and it is acked"
+    assert stand(world).info.floor == 5
+
+
+def test_nothing_is_done_of_an_ack_and_claim_unless_all_is_held(world):
+    make(world, 4)
+    jobs = held(claim(world, 2))
+    nack(world, {2: jobs[2]})
+    before = (stand(world).info.floor, pending(world))
+    for wrong in (jobs, {}, {3: 1}):
+        assert ack_and_claim(world, wrong, call=9) == m.NotCombinable("t")
+    assert (stand(world).info.floor, pending(world)) == before
+
+
 def test_a_claim_may_ask_for_what_others_left_lying(world):
     """F43, F45: only when there is nothing else."""
     make(world, 2)

@@ -505,3 +505,27 @@ def test_a_waiting_claim_is_not_given_what_has_expired(world):
     run.step()
     answer = run.replies.pop(900)
     assert answer.runs == [], "its lease and its time ended together"
+
+
+# -- jobs that another worker holds -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leases_durable", [False, True])
+def test_a_job_that_its_worker_left_lying_may_be_leased_to_another(world, leases_durable):
+    """As of groups (F32, F43): by its number, or by a claim when nothing else is there."""
+    make(world, 3, durability="fsync", leases_durable=leases_durable)
+    held = jobs_of(claim(world, 3, node="a"))
+    steal = m.Steal("q", "b", words([1, 9]), min_idle_ms=1_000, call=7)
+    assert world.request(steal).runs == []
+    world.clock.advance(2.0)
+    stolen = world.request(m.Steal("q", "b", words([1, 9]), min_idle_ms=1_000, call=8))
+    assert [run[:3] for run in stolen.runs] == [(1, 1, 2)]
+    assert jobs_of(world.request(m.Steal("q", "b", words([1, 9]), call=8))) == jobs_of(stolen)
+    assert list(jobs_of(claim(world, 1, node="c", min_idle_ms=1_000))) == [2]
+    assert claim(world, 9, node="c", min_idle_ms=5_000).runs == []
+    if leases_durable:
+        world.kill()
+        world.start()
+    assert numbers(ack(world, held, node="a").skipped) == [1, 2]
+    assert ack(world, jobs_of(stolen), node="b").acked == 1
+    assert stats(world) == (0, 1, 0)

@@ -93,6 +93,28 @@ def test_a_job_as_a_context_and_the_loop(member, topic):
     assert (entry.first_seq, entry.state, entry.deliveries, list(entry.seqs)) == (4, "delayed", 1, [4])
 
 
+def test_what_is_done_travels_with_the_next_claim_on_the_engines_host(member, topic, monkeypatch):
+    """As of a queue; the records stay in the topic."""
+    fill(member, topic, 6)
+    group = queue(member, topic)
+    sent: list[str] = []
+    session = member._shell.session
+    about_jobs = session.about_jobs
+    jobs = group.claim(2)
+
+    def counted(message, **how):
+        sent.append(type(message).__name__)
+        return about_jobs(message, **how)
+
+    monkeypatch.setattr(session, "about_jobs", counted)
+    found = seqs(jobs)
+    while jobs := group.claim(2, done=jobs):
+        found += seqs(jobs)
+    assert found == [1, 2, 3, 4, 5, 6]
+    assert sent == ["AckAndClaim"] * 3 if session.links.transport == "ring" else "Ack" in sent
+    assert group.stats().floor == 6
+
+
 def test_work_of_a_member_that_sleeps_is_taken_over(member, topic):
     """F32, F33, F45."""
     fill(member, topic, 3)

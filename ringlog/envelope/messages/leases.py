@@ -29,8 +29,7 @@ class Claim(Message, frozen=True):
     """Where a queue has priorities: the lowest numbers first whatever their priority (L14)."""
     group: Name = ""
     min_idle_ms: Millis = 0
-    """Of a consumer group. Not 0: when nothing else is there, records that another member did nothing about
-    for so long."""
+    """Not 0: when nothing else is there, records that another holder did nothing about for so long."""
 
 
 class ClaimReply(Message, frozen=True):
@@ -60,8 +59,8 @@ class ClaimReply(Message, frozen=True):
 
 
 class Steal(Message, frozen=True):
-    """Lease these records (8 bytes each, little-endian, at most 1,000) of a consumer group to `node`, whoever
-    holds them, as far as they are pending and nothing was done about them for `min_idle_ms`; answered with
+    """Lease these records (8 bytes each, little-endian, at most 1,000) to `node`, whoever holds them, as
+    far as they are pending and nothing was done about them for `min_idle_ms`; answered with
     ClaimReply. Fields as in Claim."""
 
     topic: Name
@@ -103,9 +102,10 @@ class AckReply(Message, frozen=True):
 
 
 class AckAndClaim(Message, frozen=True):
-    """These jobs of a queue are done, and now up to `max` others: Ack and Claim in one, for what usually is
-    so. Fields as there. Answered with ClaimReply, which may be empty, when the deletion is as durable as the
-    topic's class asks; or with NotCombinable, and then none of it was done."""
+    """These records are done, and now up to `max` others: Ack and Claim in one, for what usually is so. Of a
+    queue they have to be held under one lease, of a consumer group all of them. Fields as there. Answered
+    with ClaimReply, which may be empty, when the deletion is as durable as the topic's class asks; or with
+    NotCombinable, and then none of it was done."""
 
     topic: Name
     node: Name

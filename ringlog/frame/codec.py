@@ -118,12 +118,12 @@ def frames_of(
     return buffer, np.frombuffer(offsets, dtype=np.int64)
 
 
-def frame_of(payloads: Sequence[bytes], columns: Mapping[str, Any], header: bytes) -> bytearray:
+def frame_of(payloads: Sequence[bytes | None], columns: Mapping[str, Any], header: bytes) -> bytearray:
     """As frames_of, one frame of all records, with a header that was made before by `append_header`."""
     return encode_values(_values(payloads, columns), header)[0]
 
 
-def _values(payloads: Sequence[bytes], columns: Mapping[str, Any]) -> tuple[Any, ...]:
+def _values(payloads: Sequence[bytes | None], columns: Mapping[str, Any]) -> tuple[Any, ...]:
     return (payloads, *map(columns.get, COLUMN_NAMES[1:])) if columns else (payloads,)
 
 

@@ -16,7 +16,11 @@ from ringlog.leases.types import Counts
 from ringlog.limits import QUEUES_SAMPLED_MAX
 from ringlog.topic.state import Topic
 
-CLAIMED, ACKED, NACKED, REJECTED, DEAD_LETTERED = "claimed", "acked", "nacked", "rejected", "dead_lettered"
+CLAIMED: str = "claimed"
+ACKED: str = "acked"
+NACKED: str = "nacked"
+REJECTED: str = "rejected"
+DEAD_LETTERED: str = "dead_lettered"
 _NONE = Counts(0, 0, 0)
 
 

@@ -126,7 +126,9 @@ def _load_on(nursery: Nursery, scratch: Path, url: str, topics: Sequence[str], s
         load.start(
             "produce_one", topic=topic, per_s=APPENDS_PER_S, record_bytes=size, timeout_s=LOAD_TIMEOUT_S
         )
-        load.start("reread", topic=topic, per_s=READS_PER_S * PAGE, page=PAGE, timeout_s=LOAD_TIMEOUT_S)
+        load.start(
+            "reread", topic=topic, per_s=READS_PER_S * PAGE, page=PAGE, wait_ms=0, timeout_s=LOAD_TIMEOUT_S
+        )
     return load
 
 

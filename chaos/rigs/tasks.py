@@ -36,6 +36,8 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     """Mean size of a record."""
     page: int = 1_000
     """Records that are read at once."""
+    wait_ms: int = 50
+    """How long a read waits for something new; one that waits has a ring for the news."""
     timeout_s: float = 60.0
     """For one operation."""
     keep: int = 150

@@ -34,7 +34,6 @@ from ringlog.link.shard_requests import Requester
 WINDOW = 4
 """Batches a producer has on their way."""
 PAGE_RECORDS = 1_000
-READ_WAIT_MS = 50
 PAUSE_S = 0.05
 KEPT_TOPICS = (0, 1)
 """Nobody deletes from these; one on each shard."""
@@ -246,7 +245,7 @@ def _page(
     report.ops += 1
     try:
         page = client.read(
-            task.topics[task.topic], cursor, limit=task.page, max_bytes=8 << 20, wait_ms=READ_WAIT_MS
+            task.topics[task.topic], cursor, limit=task.page, max_bytes=8 << 20, wait_ms=task.wait_ms
         )
     except RinglogError as e:
         _failed(journal, task.topic, np.array([op], np.uint64), Outcome.FAIL, e, report)

@@ -27,6 +27,7 @@ from chaos.rigs.program import (
     settings_of_cold,
     until,
 )
+from chaos.rigs.targets import facts_of
 from ringlog.errors import RinglogError
 from ringlog.testing.real_engine import TestEngine
 
@@ -179,13 +180,6 @@ def _paused(host: TestEngine) -> Callable[[], bool]:
             pids = [each.pid for each in host.status().processes if each.pid]
         except RinglogError:
             return False
-        return any(_state(pid) == "T" for pid in pids)
+        return any(facts_of(pid)[0] == "T" for pid in pids)
 
     return is_paused
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""

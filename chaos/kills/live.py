@@ -28,9 +28,9 @@ import numpy as np
 import ringlog
 from chaos.check import journal
 from chaos.check.history import BROKEN, NothingToJudge
-from chaos.kills import targets
 from chaos.kills.rig import SETTINGS, Engine, close_down, kill_tree
 from chaos.kills.scene import pauses_ms
+from chaos.rigs import targets
 from chaos.rigs.load import Load, Stuck, wait_for
 from chaos.rigs.nursery import Nursery
 from ringlog.envelope.messages import EngineStatusReply

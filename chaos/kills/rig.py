@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from chaos import leaks
-from chaos.kills import targets
 from chaos.order import Broken
+from chaos.rigs import targets
 from chaos.rigs.judge import verify
 from chaos.rigs.load import Load, Stuck, wait_for
 from ringlog.envelope.messages import EngineStatusReply

@@ -18,9 +18,9 @@ from chaos.check import journal
 from chaos.check.history import Judgement, NothingToJudge
 from chaos.check.journal import Outcome, Rows, What
 from chaos.check.keys import check_keys, is_waiting
-from chaos.kills import targets
 from chaos.kills.rig import SETTINGS, Engine, check_topics, close_down, kill_tree, on_shard
 from chaos.order import Account, Order
+from chaos.rigs import targets
 from chaos.rigs.load import Load, Stuck, wait_for
 from chaos.rigs.nursery import Client, Nursery
 from ringlog.errors import RinglogError, StartRefused

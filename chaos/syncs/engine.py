@@ -21,6 +21,7 @@ from chaos.rigs.load import ACKED
 from chaos.rigs.mount import KINDS, RigError, bind, unmount, volume
 from chaos.rigs.nursery import Nursery
 from chaos.rigs.program import ASK_S, BATCH, TOPICS, WAIT_S, Traffic, checkpoint, data_of, program, until
+from chaos.rigs.targets import is_alive
 from ringlog.errors import RinglogError
 from ringlog.placement import home_shard
 from ringlog.testing.real_engine import TestEngine
@@ -158,7 +159,7 @@ def hangs(place: _Place) -> None:
         while time.monotonic() < deadline and not is_over:
             new = _pid(host, 0)
             if new not in {0, old}:
-                if _is_there(old):
+                if is_alive(old):
                     raise Broken(f"shard 0 runs as {new} while {old} is not dead")
                 is_over = True
             time.sleep(LOOK_S)
@@ -281,13 +282,6 @@ def _pids(host: TestEngine) -> dict[str, int]:
 
 def _restarts(host: TestEngine) -> dict[str, int]:
     return {each.name: each.restarts for each in host.status().processes}
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
-    except OSError:
-        return False
 
 
 def _read_mapped(url: str) -> int:

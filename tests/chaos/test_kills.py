@@ -19,11 +19,11 @@ from chaos.check import journal
 from chaos.check.history import judge
 from chaos.check.journal import Journal, Outcome, What
 from chaos.check.keys import KEY_VALUES, check_keys, tried_twice
-from chaos.kills import forwarding, live, points, targets
+from chaos.kills import forwarding, live, points
 from chaos.kills.rig import Engine
 from chaos.kills.scene import Stage, longest_gap_ms
 from chaos.order import Account, Order
-from chaos.rigs import work
+from chaos.rigs import targets, work
 from chaos.rigs.load import Stuck, wait_for
 from chaos.rigs.nursery import Nursery
 from chaos.rigs.tasks import Report, Task

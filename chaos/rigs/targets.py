@@ -60,20 +60,18 @@ def living(found: EngineStatusReply | None, kind: str = "") -> list[ProcessStatu
     return [each for each in processes if each.pid and (not kind or each.kind == kind) and is_alive(each.pid)]
 
 
+def facts_of(pid: int) -> tuple[str, int]:
+    """Its state ("R", "T", "Z", …) and its parent's pid; empty and 0 for one that is gone."""
+    try:
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return state, int(parent)
+
+
 def is_alive(pid: int) -> bool:
     """Whether it runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
-    except OSError:
-        return False
-
-
-def parent_of(pid: int) -> int:
-    """The parent's pid; 0 for a process that is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    return facts_of(pid)[0] not in {"", "Z", "X"}
 
 
 def forkserver(supervisor: int) -> int:
@@ -92,7 +90,7 @@ def hold_child(pid: int, supervisor: int) -> Target | None:
     """A handle of an actor; None when it is gone. The number was an actor's when it was told, and may be a
     stranger's by now: looked at again with the handle open, which keeps it from changing hands."""
     target = hold(pid)
-    if target is not None and parent_of(pid) != supervisor:
+    if target is not None and facts_of(pid)[1] != supervisor:
         target.__exit__()
         return None
     return target

@@ -121,7 +121,7 @@ RIGHTS: dict[tuple[type[m.Message], Leases | None], Row] = {
     (m.Nack, Leases.OWN): _TOPIC_WRITE,
     (m.Reject, Leases.OWN): _TOPIC_WRITE,
     (m.Extend, Leases.OWN): _TOPIC_WRITE,
-    (m.JobsPending, Leases.OWN): _TOPIC_READ,
+    (m.ListPending, Leases.OWN): _TOPIC_READ,
     # The topic of the letters is not in the request: routing.py looks at it, for both.
     (m.LettersRedrive, Leases.OWN): _TOPIC_WRITE,
     (m.LettersRedrive, Leases.GROUP): _TOPIC_READ_WRITE,
@@ -136,7 +136,7 @@ RIGHTS: dict[tuple[type[m.Message], Leases | None], Row] = {
     (m.Reject, Leases.GROUP): _TOPIC_READ_WRITE,
     (m.Extend, Leases.GROUP): _TOPIC_READ,
     (m.GroupLeave, Leases.GROUP): _TOPIC_READ,
-    (m.GroupPending, Leases.GROUP): _TOPIC_READ,
+    (m.ListPending, Leases.GROUP): _TOPIC_READ,
     (m.GroupState, Leases.GROUP): _TOPIC_READ,
     (m.GroupList, Leases.GROUP): _TOPIC_READ,
     (m.GroupTake, Leases.GROUP): _TOPIC_READ,

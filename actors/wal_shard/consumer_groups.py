@@ -31,7 +31,6 @@ from ringlog.limits import (
     GROUP_LETTERS_PER_MOVE,
     GROUP_NAME_BYTES_MAX,
     GROUPS_PER_TOPIC_MAX,
-    PENDING_ROWS_MAX,
     TAG_BYTES_MAX,
 )
 from ringlog.names import is_topic_name
@@ -58,7 +57,6 @@ class ConsumerGroups:
             m.GroupOpen: self._open,
             m.GroupAgain: self._again,
             m.GroupLeave: self._leave,
-            m.GroupPending: self._pending,
             m.GroupState: self._state,
             m.GroupList: self._list,
             m.GroupSeek: self._seek,
@@ -136,27 +134,6 @@ class ConsumerGroups:
         return m.GroupReturned(topic.name, repeated, bytes_of(gone))
 
     # -- looking --------------------------------------------------------------------------------------
-
-    def _pending(
-        self, message: m.GroupPending, event: ControlReceived, into: Group, now_us: int
-    ) -> m.Message:
-        topic, group = self._registry.named(message, Mode.QUEUE)
-        if min(message.idle_ms, message.min_deliveries, message.after) < 0:
-            raise InvalidRequest("a number is negative", topic=topic.name)
-        now_ms, ahead_ms = now_us // 1_000, self._registry.ahead_ms
-        entries, more = group.list_pending(
-            now_ms, node=message.node, idle_ms=message.idle_ms, min_deliveries=message.min_deliveries,
-            after=message.after, limit=min(max(message.limit, 1), PENDING_ROWS_MAX),
-        )  # fmt: skip
-        nodes = sorted({each.node for each in entries})
-        place = {node: at for at, node in enumerate(nodes)}
-        rows = [
-            (each.first, each.stop - each.first, each.state, each.deliveries, each.begun_ms + ahead_ms,
-             each.given_ms + ahead_ms, each.until_ms + ahead_ms if each.until_ms else 0, place[each.node],
-             each.token)
-            for each in entries
-        ]  # fmt: skip
-        return m.GroupPendingReply(topic.name, rows, nodes, more, now_ms + ahead_ms)
 
     def _state(self, message: m.GroupState, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, group = self._registry.named(message)

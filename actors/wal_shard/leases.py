@@ -47,7 +47,6 @@ from ringlog.leases.change import SPAN_ROW, Change
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.holders import Life
 from ringlog.leases.live_seqs import is_alive
-from ringlog.leases.pending import pending
 from ringlog.leases.retry_claim import entries_of
 from ringlog.leases.types import PLAIN, ClaimRequest, Matched, Order
 from ringlog.limits import (
@@ -57,6 +56,7 @@ from ringlog.limits import (
     GROUP_BYTES_MAX,
     GROUP_PENDING_PER_TOPIC_MAX,
     JOBS_PER_REQUEST_MAX,
+    PENDING_ROWS_MAX,
 )
 from ringlog.topic.config import QUEUE
 from ringlog.topic.directory import Directory
@@ -102,7 +102,7 @@ class Leases:
             m.Nack: self._nack,
             m.Extend: self._extend,
             m.Reject: self._reject,
-            m.JobsPending: self._pending,
+            m.ListPending: self._list_pending,
             m.QueueStats: self._stats,
             m.ListExhausted: self._list_exhausted,
             m.ConfirmDeadLettered: self._confirm,
@@ -374,14 +374,37 @@ class Leases:
         self.marks.require_whole(topic)
         return topic, self.registry.own(topic)
 
-    def _pending(self, message: m.JobsPending, event: ControlReceived, into: Group, now_us: int) -> m.Message:
-        topic, own = self._queue(message)
-        if message.after < 0 or message.limit < 1:
-            raise InvalidRequest("after is a number, limit at least 1", topic=topic.name)
-        own.settle(now_us // 1_000)
-        known, more = pending(own, message.after, min(message.limit, JOBS_PER_REQUEST_MAX))
-        ahead_ms = self.registry.ahead_ms
-        return m.JobsPendingReply(topic.name, [each.on_wall(ahead_ms) for each in known], more)
+    def _list_pending(
+        self, message: m.ListPending, event: ControlReceived, into: Group, now_us: int
+    ) -> m.Message:
+        topic, group = self._find(message)
+        if min(message.idle_ms, message.min_deliveries, message.after, message.limit - 1) < 0:
+            raise InvalidRequest("a number is negative, or limit is 0", topic=topic.name)
+        now_ms, ahead_ms = now_us // 1_000, self.registry.ahead_ms
+        entries, more = group.list_pending(
+            now_ms, node=message.node, idle_ms=message.idle_ms, min_deliveries=message.min_deliveries,
+            after=message.after, limit=min(message.limit, PENDING_ROWS_MAX),
+        )  # fmt: skip
+        failures: dict[int, tuple[str, int, int]] = {}
+        looked = 0
+        for at, each in enumerate(entries if group.failures else ()):
+            if looked >= JOBS_PER_REQUEST_MAX:
+                entries, more = entries[:at], True
+                break
+            looked += each.stop - each.first
+            for seq in range(each.first, each.stop):
+                if failure := group.failures.find(seq):
+                    failed_ms = failure.at_ms and failure.at_ms + ahead_ms
+                    failures[seq] = failure.reason, failed_ms, failure.nacks
+        nodes = sorted({each.node for each in entries})
+        place = {node: at for at, node in enumerate(nodes)}
+        rows = [
+            (each.first, each.stop - each.first, each.state, each.deliveries, each.begun_ms + ahead_ms,
+             each.given_ms + ahead_ms, each.until_ms + ahead_ms if each.until_ms else 0, place[each.node],
+             each.token)
+            for each in entries
+        ]  # fmt: skip
+        return m.PendingReply(topic.name, rows, nodes, more, now_ms + ahead_ms, failures)
 
     def _stats(self, message: m.QueueStats, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic, own = self._queue(message)

@@ -79,7 +79,7 @@ OPERATIONS = (
     _operation("ProducerState", "write"), _operation("TopicPut", "admin"),
     _operation("TopicPut plain", "write", "admin"), _operation("RecordsDelete", "delete"),
     _operation("TopicDelete", "delete"), _operation("RoutesSettle", "read"), _operation("QueueStats", "read"),
-    _operation("JobsPending", "read"), _operation("Claim"), _operation("Ack", "write"),
+    _operation("ListPending", "read"), _operation("Claim"), _operation("Ack", "write"),
     _operation("Nack", "write"), _operation("Reject", "write"), _operation("Extend", "write"),
     _operation("LettersRedrive", "write"), _operation("LettersRedrive of a group"),
     _operation("GroupOpen", "read"), _operation("GroupOpen with dead letters"),
@@ -87,7 +87,8 @@ OPERATIONS = (
     _operation("Ack of a group", "read"), _operation("Nack of a group", "read"),
     _operation("Reject of a group"), _operation("Extend of a group", "read"),
     _operation("GroupLeave", "read"),
-    _operation("GroupPending", "read"), _operation("GroupState", "read"), _operation("GroupList", "read"),
+    _operation("ListPending of a group", "read"), _operation("GroupState", "read"),
+    _operation("GroupList", "read"),
     _operation("GroupTake", "read"), _operation("GroupCommit", "read"), _operation("GroupDelete", "delete"),
     _operation("RouterCreate"), _operation("RouterGet", "read"), _operation("RouterDelete", "delete"),
     _operation("ListExhausted", has_topic=False), _operation("ScrubNow", has_topic=False),
@@ -135,10 +136,12 @@ def _said(name: str, topic: str) -> list[Any]:
             message = m.GroupSeek(topic, "g", 1)
         case "GroupCommit":
             message = m.GroupCommit(topic, "g", 1, 0, 1)
-        case "GroupList" | "QueueStats" | "JobsPending" | "RouterGet" | "RouterDelete":
+        case "GroupList" | "QueueStats" | "ListPending" | "RouterGet" | "RouterDelete":
             message = m.KINDS[name](topic)
-        case "GroupState" | "GroupPending" | "GroupDelete":
+        case "GroupState" | "GroupDelete":
             message = m.KINDS[name](topic, "g")
+        case "ListPending of a group":
+            message = m.ListPending(topic, group="g")
         case "GroupLeave" | "GroupTake":
             message = m.KINDS[name](topic, "g", "w")
         case "Claim" | "Claim of a group":

@@ -101,7 +101,7 @@ class PendingEntry:
     first_seq: int
     last_seq: int
     state: str
-    """leased, delayed or returned."""
+    """leased, delayed, returned, or set aside: on its way to the dead letters."""
     node: str
     """Who holds them, "" = nobody."""
     deliveries: int

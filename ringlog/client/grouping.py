@@ -32,7 +32,7 @@ from ringlog.client.read_ahead import ReadAhead
 from ringlog.client.results import Settled
 from ringlog.client.session import Session
 from ringlog.client.source import open_source
-from ringlog.client.working import QueueConnection, Wish, Working
+from ringlog.client.working import STATES, QueueConnection, Wish, Working
 from ringlog.clock import Clock
 from ringlog.envelope.messages import (
     GroupCommit,
@@ -44,17 +44,16 @@ from ringlog.envelope.messages import (
     GroupList,
     GroupListReply,
     GroupOpen,
-    GroupPending,
-    GroupPendingReply,
     GroupSeek,
     GroupState,
     GroupStateReply,
     GroupTake,
     GroupTaken,
+    PendingReply,
     TopicInfo,
 )
 from ringlog.errors import GroupIncompatible, LeaseLost, RinglogError, UsageError
-from ringlog.limits import JOBS_PER_REQUEST_MAX, PENDING_ROWS_MAX, SEQ_MAX
+from ringlog.limits import JOBS_PER_REQUEST_MAX, SEQ_MAX
 from ringlog.link.peer import MS
 from ringlog.link.pending import Steps
 from ringlog.settings import differences, told
@@ -62,7 +61,6 @@ from ringlog.tags import long_form, parse_match
 
 MODES = {"queue": 1, "stream": 2}
 _NAMES = {number: name for name, number in MODES.items()}
-_STATES = {1: "leased", 2: "delayed", 3: "returned"}
 STREAM_SLICE_S = 2.0
 """Longest that a stream's read waits before it looks whether it is still wanted."""
 
@@ -243,16 +241,12 @@ class GroupWorking(Working):
         """Entries of the pending list."""
         yield from self.known(connection)
         entries: list[PendingEntry] = []
-        while len(entries) < limit:
-            ask = GroupPending(
-                self.topic, self.group, node, idle_ms, min_deliveries, after,
-                min(limit - len(entries), PENDING_ROWS_MAX),
-            )  # fmt: skip
-            reply: GroupPendingReply = (yield connection.about_jobs(ask)).message
+        has_more = True
+        while has_more and len(entries) < limit:
+            left = limit - len(entries)
+            reply, has_more = yield from self._pending(connection, node, idle_ms, min_deliveries, after, left)
             entries += [_entry(row, reply) for row in reply.rows]
-            if not reply.more:
-                break
-            after = entries[-1].last_seq
+            after = entries[-1].last_seq if entries else after
         return entries
 
     def seek(self, connection: QueueConnection, start: Start) -> Steps[int]:
@@ -395,9 +389,9 @@ def _summary(info: GroupInfo) -> GroupSummary:
     )  # fmt: skip
 
 
-def _entry(row: tuple[int, ...], reply: GroupPendingReply) -> PendingEntry:
+def _entry(row: tuple[int, ...], reply: PendingReply) -> PendingEntry:
     first, count, state, deliveries, begun, given, until, place, _ = row
     return PendingEntry(
-        first, first + count - 1, _STATES.get(state, ""), reply.nodes[place], deliveries, begun / 1_000,
+        first, first + count - 1, STATES.get(state, ""), reply.nodes[place], deliveries, begun / 1_000,
         given / 1_000, until / 1_000, max(reply.now_ms - given, 0),
     )  # fmt: skip

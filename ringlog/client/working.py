@@ -30,11 +30,11 @@ from ringlog.envelope.messages import (
     ClaimReply,
     Extend,
     ExtendReply,
-    JobsPending,
-    JobsPendingReply,
+    ListPending,
     Nack,
     NackReply,
     NotCombinable,
+    PendingReply,
     QueueStatsReply,
     Reject,
     RejectReply,
@@ -50,6 +50,7 @@ from ringlog.limits import (
     EXPIRED_CLAIMS_MAX,
     JOBS_PER_REQUEST_MAX,
     NODE_BYTES_MAX,
+    PENDING_ROWS_MAX,
 )
 from ringlog.link.peer import MS, Reply
 from ringlog.link.pending import Pending, Steps
@@ -71,6 +72,8 @@ class QueueConnection(Connection, Protocol):
         ...
 
 
+STATES = {1: "leased", 2: "delayed", 3: "returned", 5: "set aside"}
+"""Of what was given out and is not done, as PendingReply numbers them."""
 APART_MAX = 256
 """Claims with acks that are asked for apart, at most, after some in a row had to be."""
 
@@ -400,22 +403,39 @@ class Working:
                     lease.until_ns = begun_ns + lease_ms * MS
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
+    def _pending(
+        self,
+        connection: QueueConnection,
+        node: str,
+        idle_ms: int,
+        min_deliveries: int,
+        after: int,
+        limit: int,
+    ) -> Steps[tuple[PendingReply, bool]]:
+        """A page of what was given out and is not done; and whether there is another one behind it."""
+        asked = ListPending(
+            self.topic, after, min(limit, PENDING_ROWS_MAX), node, idle_ms, min_deliveries, self.group
+        )
+        reply: PendingReply = (yield connection.about_jobs(asked)).message
+        return reply, reply.more and bool(reply.rows)
+
     def known_jobs(self, connection: QueueConnection, after: int, limit: int) -> Steps[list[PendingJob]]:
         """Jobs that were handed out and are not done."""
         found: list[PendingJob] = []
-        while len(found) < limit:
-            asked = min(limit - len(found), JOBS_PER_REQUEST_MAX)
-            reply: JobsPendingReply = (
-                yield connection.about_jobs(JobsPending(self.topic, after, asked))
-            ).message
-            found += (
-                PendingJob(seq, state, node, until_ms / 1_000, deliveries, nacks, failed_ms / 1_000, reason)
-                for seq, state, node, until_ms, deliveries, nacks, failed_ms, reason in reply.jobs
-            )
-            if not reply.more:
-                break
-            after = found[-1].seq
-        return found
+        has_more = True
+        while has_more and len(found) < limit:
+            reply, has_more = yield from self._pending(connection, "", 0, 0, after, limit - len(found))
+            for first, count, state, deliveries, _, _, until, place, _ in reply.rows:
+                for seq in range(first, first + count):
+                    reason, failed_ms, nacks = reply.failures.get(seq, ("", 0, 0))
+                    found.append(
+                        PendingJob(
+                            seq, STATES.get(state, ""), reply.nodes[place], until / 1_000, deliveries, nacks,
+                            failed_ms / 1_000, reason,
+                        )
+                    )  # fmt: skip
+                after = first + count - 1
+        return found[:limit]
 
     def stats(self, connection: QueueConnection) -> Steps[QueueStats]:
         """How many jobs are in which state."""

@@ -72,7 +72,7 @@ class Entry(NamedTuple):
     begun_ms: int
     given_ms: int
     until_ms: int
-    """LEASED: held up to it. DELAYED: ready from it on. RETURNED: 0."""
+    """LEASED: held up to it. DELAYED: ready from it on. Else 0."""
     token: int
     """Of the first."""
 
@@ -586,13 +586,12 @@ class ConsumerGroup(Dispatch):
 
     def _entry(self, row: int, after: int) -> Entry:
         runs, state = self.runs, self.runs.state[row]
-        state = RETURNED if state == EXHAUSTED else state
         first = max(runs.first[row], after + 1)
         return Entry(
             first, runs.stop[row], state,
             self.holders.name_of(runs.holder[row]) if state == LEASED else "",
             self.deliveries_of(row), runs.begun[row], runs.given[row],
-            0 if state == RETURNED else runs.at[row], runs.token[row] + first - runs.first[row],
+            runs.at[row] if state in {LEASED, DELAYED} else 0, runs.token[row] + first - runs.first[row],
         )  # fmt: skip
 
     def check(self) -> None:

@@ -59,7 +59,7 @@ def give_again(world: World, letters: dict[int, int]) -> tuple[int, list[int]]:
 
 def pending(world: World, **options: Any) -> dict[int, tuple[int, str, int]]:
     """Position -> (state, member, deliveries)."""
-    reply = world.request(m.GroupPending("t", "g", limit=1_000, **options))
+    reply = world.request(m.ListPending("t", limit=1_000, group="g", **options))
     return {
         first + n: (state, reply.nodes[place], deliveries)
         for first, count, state, deliveries, _, _, _, place, _ in reply.rows

@@ -146,7 +146,7 @@ def test_a_refusal_of_the_shard_is_the_answer():
         (m.Nack("q", "w", b""), {"write"}),
         (m.Extend("q", "w", b""), {"write"}),
         (m.Reject("q", "w", b""), {"write"}),
-        (m.JobsPending("q"), {"read"}),
+        (m.ListPending("q"), {"read"}),
         (m.QueueStats("q"), {"read"}),
     ],
 )

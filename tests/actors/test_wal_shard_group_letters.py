@@ -9,6 +9,7 @@ from checkpoint_world import checkpoint_all, new_world
 from group_world import QUEUE, STREAM, ack, claim, give_again, held, nack, numbers, pending, stand, words
 from removal_world import delete, started
 
+from actors.wal_shard import leases
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     BatchTooLarge,
@@ -21,7 +22,7 @@ from ringlog.errors import (
 from ringlog.limits import DELIVERIES_MAX, GROUP_LETTERS_PER_MOVE
 from ringlog.testing.shard_world import World
 
-RETURNED = 3
+EXHAUSTED = 5
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_record_is_given_out_as_often_as_its_group_says_and_then_set_aside(wor
     assert list(held(claim(world, 9))) == [3, 4], "nobody is given it"
     reply = stand(world)
     assert (reply.set_aside, reply.leased, reply.info.floor) == (2, 2, 0), "it is pending still"
-    assert pending(world)[1] == (RETURNED, "", 2)
+    assert pending(world)[1] == (EXHAUSTED, "", 2)
     assert held(world.request(m.Steal("t", "w", words([1]), group="g"))) == {}
 
 
@@ -337,3 +338,20 @@ def test_letters_that_make_no_sense_are_refused(world: World) -> None:
     world.request(m.GroupOpen("t", "s", STREAM))
     with pytest.raises(GroupIncompatible):
         world.request(m.GroupAgain("t", topic_id, "s", words([1]), words([5])))
+
+
+def test_the_pending_list_says_why_records_came_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a queue; of so many records at once as one request names."""
+    make(world, most=5)
+    jobs = held(claim(world, 3))
+    for seq, reason in ((1, "no disk"), (1, "no net"), (3, "bad")):
+        nack(world, {seq: jobs[seq]}, reason=reason)
+        if seq == 1:
+            jobs = held(claim(world, 1)) | {n: token for n, token in jobs.items() if n > 1}
+    monkeypatch.setattr(leases, "JOBS_PER_REQUEST_MAX", 2)
+    first = world.request(m.ListPending("t", group="g"))
+    now_ms = world.clock.now_us() // 1_000
+    assert [row[:2] for row in first.rows] == [(1, 1), (2, 1)]
+    assert (first.more, first.failures) == (True, {1: ("no net", now_ms, 2)})
+    rest = world.request(m.ListPending("t", 2, group="g"))
+    assert (rest.more, rest.failures) == (False, {3: ("bad", now_ms, 1)})

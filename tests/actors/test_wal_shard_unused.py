@@ -184,7 +184,7 @@ def test_what_only_looks_at_it_is_no_use(world):
         world.tick(0.1)
         looks += 1
     assert PERIOD_S <= looks / 10 <= PERIOD_S + LATE_S
-    assert not USES & {m.TopicState, m.TopicList, m.TopicDelete, m.QueueStats, m.JobsPending}
+    assert not USES & {m.TopicState, m.TopicList, m.TopicDelete, m.QueueStats, m.ListPending}
     assert m.Locate in USES & set(SHOWS)
 
 

@@ -196,23 +196,32 @@ class RejectReply(Message, frozen=True):
     skipped: bytes
 
 
-class JobsPending(Message, frozen=True):
-    """Who has which jobs? Of those that were handed out and are not done the first behind `after`, at most
-    `limit`; asking changes nothing."""
+class ListPending(Message, frozen=True):
+    """Which records behind `after` were given out and are not done? Of one holder, not touched for so long,
+    given out so often; at most `limit` runs (1,000). Asking changes nothing."""
 
     topic: Name
     after: Seq = 0
     limit: U32 = 100
+    node: Name = ""
+    idle_ms: Millis = 0
+    min_deliveries: U32 = 0
+    group: Name = ""
 
 
-class JobsPendingReply(Message, frozen=True):
-    """Reply: [number, state, node, until_ms, deliveries, nacks, failed_ms, reason] of each, ascending. States
-    are leased, delayed, returned and set aside; `until_ms` is the end of a lease or a delay, else 0; the last
-    three are as in ExhaustedReply."""
+class PendingReply(Message, frozen=True):
+    """Reply, ascending: rows [first, count, state, deliveries, first given, last given, until, place of the
+    holder in `nodes`, token], times in milliseconds. A state is 1 leased, 2 delayed, 3 ready again, 5
+    exhausted: on its way to the dead letters; `until` is when a lease or a delay ends, else 0."""
 
     topic: Name
-    jobs: list[tuple[Seq, str, Name, Millis, U64, U64, Millis, str]]
+    rows: list[tuple[Seq, Seq, U32, U64, Millis, Millis, Millis, U32, U64]]
+    nodes: list[str]
     more: bool
+    now_ms: Millis
+    failures: dict[Seq, tuple[str, Millis, U64]] = {}
+    """Of those in the rows that were given back or rejected with a reason: the last one, when that was (0:
+    not known), and how often they were given back with one."""
 
 
 class QueueStats(Message, frozen=True):
@@ -392,31 +401,6 @@ class GroupLeft(Message, frozen=True):
 
     topic: Name
     released: U64
-
-
-class GroupPending(Message, frozen=True):
-    """Which positions behind `after` were given out and are not done? Of one member, not touched for so long,
-    given out so often; at most `limit` runs (1,000)."""
-
-    topic: Name
-    group: Name
-    node: Name = ""
-    idle_ms: Millis = 0
-    min_deliveries: U32 = 0
-    after: Seq = 0
-    limit: U32 = 100
-
-
-class GroupPendingReply(Message, frozen=True):
-    """Reply, ascending: rows [first, count, state, deliveries, first given, last given, until, place of the
-    member in `nodes`, token], times in milliseconds. A state is 1 leased, 2 delayed, 3 ready again; `until`
-    is when a lease or a delay ends."""
-
-    topic: Name
-    rows: list[tuple[Seq, Seq, U32, U64, Millis, Millis, Millis, U32, U64]]
-    nodes: list[str]
-    more: bool
-    now_ms: Millis
 
 
 class GroupState(Message, frozen=True):

@@ -37,8 +37,8 @@ class GroupFlows:
     def seek(self, message: m.GroupSeek, principal: Principal) -> Flow:
         """Move a group. Raises Forbidden."""
         if (yield from self._needs_admin(message.topic, principal)):
-            state, _ = yield from self._at_shard(m.GroupState(message.topic, message.group))
-            assert isinstance(state, m.GroupStateReply)
+            state, _ = yield from self._at_shard(m.LeaseStats(message.topic, group=message.group))
+            assert isinstance(state, m.LeaseStatsReply)
             if state.info.mode == Mode.QUEUE:
                 raise _held_back(message.topic, "move")
         return (yield from self._at_shard(message))

@@ -114,7 +114,7 @@ RIGHTS: dict[tuple[type[m.Message], Leases | None], Row] = {
         Use(field, (READ,), is_filter=True) for field in ("prefix", "source", "dest", "after")
     ),
     (m.RoutesSettle, None): _TOPIC_READ,
-    (m.QueueStats, None): _TOPIC_READ,
+    (m.LeaseStats, Leases.OWN): _TOPIC_READ,
     (m.Claim, Leases.OWN): _TOPIC_READ_WRITE,
     (m.Steal, Leases.OWN): _TOPIC_READ_WRITE,
     (m.Ack, Leases.OWN): _TOPIC_WRITE,
@@ -137,7 +137,7 @@ RIGHTS: dict[tuple[type[m.Message], Leases | None], Row] = {
     (m.Extend, Leases.GROUP): _TOPIC_READ,
     (m.GroupLeave, Leases.GROUP): _TOPIC_READ,
     (m.ListPending, Leases.GROUP): _TOPIC_READ,
-    (m.GroupState, Leases.GROUP): _TOPIC_READ,
+    (m.LeaseStats, Leases.GROUP): _TOPIC_READ,
     (m.GroupList, Leases.GROUP): _TOPIC_READ,
     (m.GroupTake, Leases.GROUP): _TOPIC_READ,
     (m.GroupCommit, Leases.GROUP): _TOPIC_READ,

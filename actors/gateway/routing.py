@@ -62,8 +62,8 @@ class RouterFlows:
     def _letters_of(self, message: m.LettersRedrive) -> Generator[Any, Any, str]:
         """The topic of a queue's dead letters, or of a group's; "" if it has none."""
         if message.group:
-            state, _ = yield from self._at_shard(m.GroupState(message.topic, message.group))
-            assert isinstance(state, m.GroupStateReply)
+            state, _ = yield from self._at_shard(m.LeaseStats(message.topic, group=message.group))
+            assert isinstance(state, m.LeaseStatsReply)
             return state.info.dead_letter
         info, _ = yield from self._at_home(m.TopicResolve(message.topic))
         assert isinstance(info, m.TopicInfo)

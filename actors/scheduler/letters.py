@@ -79,8 +79,8 @@ class Letters:
             if topic.config.get("type") != QUEUE:
                 raise NotAQueue("not a queue", topic=topic.topic)
             return dead_letter_of(topic)
-        state: m.GroupStateReply = yield from self._connection.ask(
-            topic.shard, m.GroupState(topic.topic, group)
+        state: m.LeaseStatsReply = yield from self._connection.ask(
+            topic.shard, m.LeaseStats(topic.topic, group=group)
         )
         return dead_letter_of_group(state.info)
 

@@ -36,7 +36,6 @@ from ringlog.limits import (
 from ringlog.names import is_topic_name
 from ringlog.settings import GROUP_SETTINGS, checked
 from ringlog.tags import kept_match
-from ringlog.topic.retention import held_from
 from ringlog.topic.state import Topic
 
 if TYPE_CHECKING:
@@ -57,7 +56,6 @@ class ConsumerGroups:
             m.GroupOpen: self._open,
             m.GroupAgain: self._again,
             m.GroupLeave: self._leave,
-            m.GroupState: self._state,
             m.GroupList: self._list,
             m.GroupSeek: self._seek,
             m.GroupTake: self._take,
@@ -134,19 +132,6 @@ class ConsumerGroups:
         return m.GroupReturned(topic.name, repeated, bytes_of(gone))
 
     # -- looking --------------------------------------------------------------------------------------
-
-    def _state(self, message: m.GroupState, event: ControlReceived, into: Group, now_us: int) -> m.Message:
-        topic, group = self._registry.named(message)
-        group.settle(now_us // 1_000)
-        group.holders.sweep(now_us // 1_000)
-        after = group.cursor if group.is_queue else group.committed + 1
-        undelivered = topic.live_within(after, topic.head_seq)
-        members = [(each.name, each.seen_ms + self._registry.ahead_ms, each.held) for each in group.holders]
-        return m.GroupStateReply(
-            info_of(topic, group), topic.head_seq, undelivered, group.leased, group.delayed, group.returned,
-            self._leases.waiting.of(group.number), sorted(members), group.holder,
-            bool(topic.held_at) and held_from(topic)[1] == group.made.key, group.exhausted,
-        )  # fmt: skip
 
     def _list(self, message: m.GroupList, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         topic = self._registry.topic_of(message)

@@ -56,7 +56,7 @@ class JobMarks:
         if topic is None or topic.config.type != QUEUE or topic.topic_id in self._damaged:
             return []
         learn = self._unlearned(topic)
-        if learn is None and isinstance(message, m.QueueStats):
+        if learn is None and isinstance(message, m.LeaseStats) and not message.group:
             own = registry.own(topic)
             own.settle(registry.now_ms)
             oldest = own.oldest_ready(live_of(topic))

@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
-from actors.wal_shard.consumer_groups import ConsumerGroups
+from actors.wal_shard.consumer_groups import ConsumerGroups, info_of
 from actors.wal_shard.group import Group
 from actors.wal_shard.hot_tail import HotTail
 from actors.wal_shard.job_deletes import JobDeletes
@@ -103,7 +104,7 @@ class Leases:
             m.Extend: self._extend,
             m.Reject: self._reject,
             m.ListPending: self._list_pending,
-            m.QueueStats: self._stats,
+            m.LeaseStats: self._stats,
             m.ListExhausted: self._list_exhausted,
             m.ConfirmDeadLettered: self._confirm,
             **ConsumerGroups(self).handlers,
@@ -369,11 +370,6 @@ class Leases:
 
     # -- looking --------------------------------------------------------------------------------------
 
-    def _queue(self, message: Any) -> tuple[Topic, ConsumerGroup]:
-        topic = self.registry.queue_of(message)
-        self.marks.require_whole(topic)
-        return topic, self.registry.own(topic)
-
     def _list_pending(
         self, message: m.ListPending, event: ControlReceived, into: Group, now_us: int
     ) -> m.Message:
@@ -406,16 +402,28 @@ class Leases:
         ]  # fmt: skip
         return m.PendingReply(topic.name, rows, nodes, more, now_ms + ahead_ms, failures)
 
-    def _stats(self, message: m.QueueStats, event: ControlReceived, into: Group, now_us: int) -> m.Message:
-        topic, own = self._queue(message)
-        now_ms = now_us // 1_000
-        own.settle(now_ms)
-        counts = own.counts(live_count(topic))
-        put_ms = self.marks.take_put_ms(topic, own.oldest_ready(live_of(topic)))
-        return m.QueueStatsReply(
-            topic.name, counts.ready, counts.in_flight, counts.delayed, own.dead_lettered,
-            self.waiting.of(topic.topic_id), -1 if put_ms is None else max(now_ms - put_ms, 0),
-            own.waits.p99_ms(now_ms) if own.waits else 0, own.promoted,
+    def _stats(self, message: m.LeaseStats, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+        topic, group = self.registry.named(message) if message.group else self._find(message)
+        now_ms, key = now_us // 1_000, key_of(topic, group)
+        group.settle(now_ms)
+        after = group.cursor if group.is_queue else group.committed + 1
+        reply = m.LeaseStatsReply(
+            info_of(topic, group), topic.head_seq, ready_of(topic, group), group.leased, group.delayed,
+            group.returned, group.exhausted, topic.live_within(after, topic.head_seq), self.waiting.of(key),
+        )  # fmt: skip
+        if group.is_own:
+            put_ms = self.marks.take_put_ms(topic, group.oldest_ready(live_of(topic)))
+            return msgspec.structs.replace(
+                reply, delayed=group.counts(live_count(topic)).delayed, dead_lettered=group.dead_lettered,
+                oldest_ready_ms=-1 if put_ms is None else max(now_ms - put_ms, 0),
+                wait_p99_ms=group.waits.p99_ms(now_ms) if group.waits else 0, promoted=group.promoted,
+            )  # fmt: skip
+        group.holders.sweep(now_ms)
+        ahead_ms = self.registry.ahead_ms
+        return msgspec.structs.replace(
+            reply, members=sorted((each.name, each.seen_ms + ahead_ms, each.held) for each in group.holders),
+            holder=group.holder,
+            is_holding=bool(topic.held_at) and held_from(topic)[1] == group.made.key,
         )  # fmt: skip
 
     # -- dead letters ---------------------------------------------------------------------------------

@@ -49,8 +49,8 @@ from ringlog.types import Durability
 SHOWS = (m.TopicState, m.TopicList, m.TopicDelete, m.TopicPut, m.Locate, m.RecordsDelete)
 """Requests that show contents or counts, or depend on them; a longer TTL brings nothing back (C-12)."""
 OF_QUEUES = (
-    m.Claim, m.Steal, m.Ack, m.AckAndClaim, m.Nack, m.Extend, m.Reject, m.ListPending, m.QueueStats,
-    m.ConfirmDeadLettered, m.GroupOpen, m.GroupState, m.GroupSeek,
+    m.Claim, m.Steal, m.Ack, m.AckAndClaim, m.Nack, m.Extend, m.Reject, m.ListPending, m.LeaseStats,
+    m.ConfirmDeadLettered, m.GroupOpen, m.GroupSeek,
 )  # fmt: skip
 """Requests about jobs and groups: what has expired is none any more (QS-1), also before it is published."""
 _INCARNATION_SHIFT = 32

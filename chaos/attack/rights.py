@@ -78,7 +78,7 @@ OPERATIONS = (
     _operation("Append", "write"), _operation("Append creating", "write"),
     _operation("ProducerState", "write"), _operation("TopicPut", "admin"),
     _operation("TopicPut plain", "write", "admin"), _operation("RecordsDelete", "delete"),
-    _operation("TopicDelete", "delete"), _operation("RoutesSettle", "read"), _operation("QueueStats", "read"),
+    _operation("TopicDelete", "delete"), _operation("RoutesSettle", "read"), _operation("LeaseStats", "read"),
     _operation("ListPending", "read"), _operation("Claim"), _operation("Ack", "write"),
     _operation("Nack", "write"), _operation("Reject", "write"), _operation("Extend", "write"),
     _operation("LettersRedrive", "write"), _operation("LettersRedrive of a group"),
@@ -87,7 +87,7 @@ OPERATIONS = (
     _operation("Ack of a group", "read"), _operation("Nack of a group", "read"),
     _operation("Reject of a group"), _operation("Extend of a group", "read"),
     _operation("GroupLeave", "read"),
-    _operation("ListPending of a group", "read"), _operation("GroupState", "read"),
+    _operation("ListPending of a group", "read"), _operation("LeaseStats of a group", "read"),
     _operation("GroupList", "read"),
     _operation("GroupTake", "read"), _operation("GroupCommit", "read"), _operation("GroupDelete", "delete"),
     _operation("RouterCreate"), _operation("RouterGet", "read"), _operation("RouterDelete", "delete"),
@@ -136,12 +136,12 @@ def _said(name: str, topic: str) -> list[Any]:
             message = m.GroupSeek(topic, "g", 1)
         case "GroupCommit":
             message = m.GroupCommit(topic, "g", 1, 0, 1)
-        case "GroupList" | "QueueStats" | "ListPending" | "RouterGet" | "RouterDelete":
+        case "GroupList" | "LeaseStats" | "ListPending" | "RouterGet" | "RouterDelete":
             message = m.KINDS[name](topic)
-        case "GroupState" | "GroupDelete":
+        case "GroupDelete":
             message = m.KINDS[name](topic, "g")
-        case "ListPending of a group":
-            message = m.ListPending(topic, group="g")
+        case "ListPending of a group" | "LeaseStats of a group":
+            message = m.KINDS[name.partition(" ")[0]](topic, group="g")
         case "GroupLeave" | "GroupTake":
             message = m.KINDS[name](topic, "g", "w")
         case "Claim" | "Claim of a group":

@@ -45,10 +45,10 @@ from ringlog.envelope.messages import (
     GroupListReply,
     GroupOpen,
     GroupSeek,
-    GroupState,
-    GroupStateReply,
     GroupTake,
     GroupTaken,
+    LeaseStats,
+    LeaseStatsReply,
     PendingReply,
     TopicInfo,
 )
@@ -110,7 +110,9 @@ class GroupWorking(Working):
     def dead_letter(self, connection: QueueConnection) -> Steps[str]:
         """The topic of the group's dead letters; raises InvalidRequest where there is none."""
         yield from self.known(connection)
-        reply: GroupStateReply = (yield connection.about_jobs(GroupState(self.topic, self.group))).message
+        reply: LeaseStatsReply = (
+            yield connection.about_jobs(LeaseStats(self.topic, group=self.group))
+        ).message
         return dead_letter_of_group(reply.info)
 
     def open(self, connection: QueueConnection) -> Steps[GroupInfo]:
@@ -220,12 +222,14 @@ class GroupWorking(Working):
     def stats(self, connection: QueueConnection) -> Steps[Any]:
         """How the group is, as GroupStats."""
         yield from self.known(connection)
-        reply: GroupStateReply = (yield connection.about_jobs(GroupState(self.topic, self.group))).message
+        reply: LeaseStatsReply = (
+            yield connection.about_jobs(LeaseStats(self.topic, group=self.group))
+        ).message
         info = reply.info
         members = tuple([GroupMember(name, seen / 1_000, held) for name, seen, held in reply.members])
         return GroupStats(
             info.topic, info.group, _NAMES.get(info.mode, ""), info.cursor, info.floor, reply.head_seq,
-            reply.undelivered, reply.leased, reply.delayed, reply.returned, reply.waiting, members,
+            reply.undelivered, reply.in_flight, reply.delayed, reply.returned, reply.waiting, members,
             reply.holder, reply.is_holding, reply.set_aside,
         )  # fmt: skip
 

@@ -30,18 +30,18 @@ from ringlog.envelope.messages import (
     ClaimReply,
     Extend,
     ExtendReply,
+    LeaseStats,
+    LeaseStatsReply,
     ListPending,
     Nack,
     NackReply,
     NotCombinable,
     PendingReply,
-    QueueStatsReply,
     Reject,
     RejectReply,
     Steal,
     TopicInfo,
 )
-from ringlog.envelope.messages import QueueStats as QueueStatsMessage
 from ringlog.errors import NotAQueue, RinglogError, StaleEpoch, UsageError
 from ringlog.frame.view import FrameView
 from ringlog.limits import (
@@ -439,9 +439,9 @@ class Working:
 
     def stats(self, connection: QueueConnection) -> Steps[QueueStats]:
         """How many jobs are in which state."""
-        reply: QueueStatsReply = (yield connection.about_jobs(QueueStatsMessage(self.topic))).message
+        reply: LeaseStatsReply = (yield connection.about_jobs(LeaseStats(self.topic))).message
         return QueueStats(
-            reply.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
+            self.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
             None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms, reply.promoted,
         )  # fmt: skip
 

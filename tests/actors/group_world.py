@@ -67,9 +67,9 @@ def pending(world: World, **options: Any) -> dict[int, tuple[int, str, int]]:
     }
 
 
-def stand(world: World, group: str = "g") -> m.GroupStateReply:
+def stand(world: World, group: str = "g") -> m.LeaseStatsReply:
     """How the group is, and that it counts rightly."""
-    found = world.request(m.GroupState("t", group))
+    found = world.request(m.LeaseStats("t", group=group))
     world.run_of("t").core.check()
-    assert found.leased + found.delayed + found.returned + found.set_aside == found.info.pending
+    assert found.in_flight + found.delayed + found.returned + found.set_aside == found.info.pending
     return found

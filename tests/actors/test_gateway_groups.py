@@ -73,7 +73,7 @@ def test_a_claim_of_which_nothing_can_be_read_is_taken_back_under_its_own_number
         (m.Extend("t", "w", b"", group="g"), "read"),
         (m.GroupLeave("t", "g", "w"), "read"),
         (m.ListPending("t", group="g"), "read"),
-        (m.GroupState("t", "g"), "read"),
+        (m.LeaseStats("t", group="g"), "read"),
         (m.GroupList("t"), "read"),
         (m.GroupSeek("t", "g", 1), "read"),
         (m.GroupTake("t", "g", "w"), "read"),

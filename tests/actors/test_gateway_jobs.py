@@ -147,7 +147,7 @@ def test_a_refusal_of_the_shard_is_the_answer():
         (m.Extend("q", "w", b""), {"write"}),
         (m.Reject("q", "w", b""), {"write"}),
         (m.ListPending("q"), {"read"}),
-        (m.QueueStats("q"), {"read"}),
+        (m.LeaseStats("q"), {"read"}),
     ],
 )
 def test_scopes_of_requests_about_jobs(message, scopes):

@@ -34,8 +34,8 @@ NO_OPERATION = frozenset(
         "SubscriptionsLost", "TopicsChanged", "TurnsOpened", "CallsOpened", "ConsumersReply", "RouterInfo",
         "RouterListReply", "RouterDeleted", "RouterDropped", "RouterTold", "RoutersReply", "RoutesSettled",
         "RoutedRow", "Routed", "ClaimReply", "AckReply", "NotCombinable", "NackReply", "ExtendReply",
-        "RejectReply", "PendingReply", "QueueStatsReply", "ExhaustedReply", "ConfirmReply",
-        "LettersRedriven", "GroupInfo", "GroupLeft", "GroupStateReply", "GroupListReply",
+        "RejectReply", "PendingReply", "LeaseStatsReply", "ExhaustedReply", "ConfirmReply",
+        "LettersRedriven", "GroupInfo", "GroupLeft", "GroupListReply",
         "GroupTaken", "GroupCommitted", "GroupDeleted", "GroupReturned",
     }
 )  # fmt: skip

@@ -50,6 +50,7 @@ def test_a_job_is_handed_out_as_often_as_its_queue_says_and_then_set_aside(world
     assert found.epoch == world.topic("q").epoch
     assert spent(world, found.topic_id) == m.ExhaustedReply()
     assert world.run_of("q").core.requests.leases.set_aside == 2
+    assert world.request(m.LeaseStats("q")).set_aside == 2
     assert stats(world) == (2, 2, 0), "they are ready until they are moved"
 
 
@@ -60,7 +61,7 @@ def test_what_was_moved_is_gone_for_good_and_counted(world):
     assert moved(world, 3, 1) == 2
     assert read(world, "q") == (None, [2, 4])
     assert moved(world, 3, 2, 77) == 1, "only what is set aside"
-    assert world.request(m.QueueStats("q")).dead_lettered == 3
+    assert world.request(m.LeaseStats("q")).dead_lettered == 3
     assert stats(world) == (1, 0, 0)
     world.kill()
     world.start()

@@ -54,7 +54,7 @@ def ask(world: World, kind: Any, jobs: dict[int, int], node: str = "w", name: st
 
 
 def stats(world: World) -> tuple[int, int, int]:
-    found = world.request(m.QueueStats("q"))
+    found = world.request(m.LeaseStats("q"))
     world.run_of("q").core.check()
     assert found.ready + found.in_flight + found.delayed == world.request(m.TopicState("q")).count, "QS-2"
     return found.ready, found.in_flight, found.delayed
@@ -315,7 +315,7 @@ def test_leases_move_with_their_topics_when_the_number_of_shards_changes(before,
         for name, mine in jobs.items():
             seq = min(mine)
             assert ask(world, m.Ack, {seq: mine.pop(seq)}, name=name).acked == 1, (turn, name)
-            assert world.request(m.QueueStats(name)).in_flight == len(mine)
+            assert world.request(m.LeaseStats(name)).in_flight == len(mine)
 
 
 # -- who dies, what goes ----------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_rejected_jobs_and_their_count_outlive_the_shard(world):
     assert stats(world) == (2, 1, 0)
     found = world.ask(world.run_of("q"), m.ListExhausted())
     assert (found.runs, found.reasons) == ([(2, 1, 1)], {2: "no such street"})
-    assert world.request(m.QueueStats("q")).dead_lettered == 1
+    assert world.request(m.LeaseStats("q")).dead_lettered == 1
     assert list(held(claim(world, 9))) == [4]
 
 

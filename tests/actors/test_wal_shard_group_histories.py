@@ -97,8 +97,8 @@ def test_what_is_acked_stays_so_and_everything_else_is_given_out(seed: int, dura
         now_ms = world.clock.now_us() // 1_000
         leases = {s: lease for s, lease in leases.items() if lease[2] >= now_ms and s in live}
         found = stand(world)
-        assert found.leased == len(leases)
-        assert found.leased + found.delayed + found.returned + found.undelivered == len(live - done)
+        assert found.in_flight == len(leases)
+        assert found.in_flight + found.delayed + found.returned + found.undelivered == len(live - done)
     world.clock.advance(10)
     world.request(m.GroupLeave("t", "g", "a"))
     assert sorted(held(claim(world, 1_000, "c"))) == sorted(live - done)

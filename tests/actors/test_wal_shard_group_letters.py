@@ -76,7 +76,7 @@ def test_a_record_is_given_out_as_often_as_its_group_says_and_then_set_aside(wor
     assert spent(world, found.number) == m.ExhaustedReply()
     assert list(held(claim(world, 9))) == [3, 4], "nobody is given it"
     reply = stand(world)
-    assert (reply.set_aside, reply.leased, reply.info.floor) == (2, 2, 0), "it is pending still"
+    assert (reply.set_aside, reply.in_flight, reply.info.floor) == (2, 2, 0), "it is pending still"
     assert pending(world)[1] == (EXHAUSTED, "", 2)
     assert held(world.request(m.Steal("t", "w", words([1]), group="g"))) == {}
 
@@ -159,7 +159,7 @@ def test_without_somebody_who_moves_them_records_are_given_out_again(world: Worl
     assert spent(world) == m.ExhaustedReply()
     given = [run[:3] for run in claim(world, 2).runs]
     assert given == [(1, 1, 2), (2, 1, 2)], "both, and their count goes on"
-    assert (stand(world).leased, stand(world).set_aside) == (2, 0)
+    assert (stand(world).in_flight, stand(world).set_aside) == (2, 0)
     with pytest.raises(InvalidRequest, match="dead letters"):
         reject(world, held(claim(world, 1)))
 

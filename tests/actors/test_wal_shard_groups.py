@@ -195,7 +195,7 @@ def test_what_is_done_and_the_next_claim_in_one_request(world):
     world.kill()
     world.start()
     assert held(ack_and_claim(world, {1: 1, 2: 2}, call=5)) == held(given)
-    assert (stand(world).info.floor, stand(world).leased) == (2, 2)
+    assert (stand(world).info.floor, stand(world).in_flight) == (2, 2)
     last = ack_and_claim(world, held(given), call=6)
     assert list(held(last)) == [5]
     assert ack_and_claim(world, held(last), call=7).runs == []
@@ -293,10 +293,10 @@ def test_lag_counts_what_there_is(world):
     claim(world, 3)
     delete(world, "t", seqs=[2, 5])
     found = stand(world)
-    assert (found.undelivered, found.leased, found.head_seq) == (5, 2, 9)
+    assert (found.undelivered, found.in_flight, found.head_seq) == (5, 2, 9)
     delete(world, "t", before=4)
     found = stand(world)
-    assert (found.undelivered, found.leased, found.info.floor) == (5, 0, 3)
+    assert (found.undelivered, found.in_flight, found.info.floor) == (5, 0, 3)
 
 
 def test_what_leaves_the_topic_leaves_the_pending_list_and_its_ack_counts(world):
@@ -387,8 +387,8 @@ def test_groups_move_with_their_topics_when_the_number_of_shards_changes(before,
             seq = min(mine)
             reply = world.request(m.Ack(name, "w", words([seq]), words([mine.pop(seq)]), group="g"))
             assert reply.acked == 1, (round, name)
-            state = world.request(m.GroupState(name, "g"))
-            assert (state.info.floor, state.info.cursor, state.leased) == (seq, 4, len(mine))
+            state = world.request(m.LeaseStats(name, group="g"))
+            assert (state.info.floor, state.info.cursor, state.in_flight) == (seq, 4, len(mine))
 
 
 def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill(world):
@@ -403,7 +403,7 @@ def test_a_request_that_comes_again_has_the_same_answer_also_after_a_kill(world)
         assert (again.acked, again.skipped) == (3, done.skipped)
         world.kill()
         world.start()
-    assert stand(world).leased == 2
+    assert stand(world).in_flight == 2
 
 
 def test_a_claim_that_comes_again_is_not_told_of_leases_that_are_others_by_now(world):

@@ -184,7 +184,7 @@ def test_a_job_that_waited_too_long_is_promoted(world):
     world.clock.advance(2.1)
     put(world, priority=2)
     assert taken(world, 1) == [1]
-    assert world.request(m.QueueStats("q")).promoted == 1
+    assert world.request(m.LeaseStats("q")).promoted == 1
     assert taken(world, 1) == [3]
 
 
@@ -217,7 +217,7 @@ def test_queues_without_marks_ask_storage_nothing():
     world = started(watch=lambda shard, effect: seen.append(effect))
     make(world, 5)
     taken(world, 2)
-    world.request(m.QueueStats("q"))
+    world.request(m.LeaseStats("q"))
     assert not [effect for effect in seen if isinstance(effect, ev.Consult)]
 
 
@@ -268,38 +268,38 @@ def test_what_a_router_copies_into_a_queue_keeps_its_time(ends):
 
 def test_statistics_say_how_old_the_oldest_ready_job_is(world):
     make(world, 0)
-    assert world.request(m.QueueStats("q")).oldest_ready_ms == -1
+    assert world.request(m.LeaseStats("q")).oldest_ready_ms == -1
     world.append("q", [b"a"])
     world.clock.advance(2)
     world.append("q", [b"b"])
     world.clock.advance(3)
-    assert world.request(m.QueueStats("q")).oldest_ready_ms == 5_000
+    assert world.request(m.LeaseStats("q")).oldest_ready_ms == 5_000
     jobs = jobs_of(claim(world, 1))
-    assert world.request(m.QueueStats("q")).oldest_ready_ms == 3_000
+    assert world.request(m.LeaseStats("q")).oldest_ready_ms == 3_000
     nack(world, jobs)
-    assert world.request(m.QueueStats("q")).oldest_ready_ms == 5_000
+    assert world.request(m.LeaseStats("q")).oldest_ready_ms == 5_000
     world.kill()
     world.start()
     world.clock.advance(1)
-    assert world.request(m.QueueStats("q")).oldest_ready_ms == 6_000, "asked of storage"
+    assert world.request(m.LeaseStats("q")).oldest_ready_ms == 6_000, "asked of storage"
     taken(world)
-    assert world.request(m.QueueStats("q")).oldest_ready_ms == -1
+    assert world.request(m.LeaseStats("q")).oldest_ready_ms == -1
 
 
 def test_statistics_say_how_long_jobs_waited(world):
     make(world, 100)
-    assert world.request(m.QueueStats("q")).wait_p99_ms == 0
+    assert world.request(m.LeaseStats("q")).wait_p99_ms == 0
     taken(world)
     world.append("q", [b"a"])
     world.clock.advance(2)
     taken(world)
-    assert world.request(m.QueueStats("q")).wait_p99_ms <= 1
+    assert world.request(m.LeaseStats("q")).wait_p99_ms <= 1
     world.append("q", [b"a"])
     world.clock.advance(2)
     taken(world)
-    assert 2_000 <= world.request(m.QueueStats("q")).wait_p99_ms <= 2_250
+    assert 2_000 <= world.request(m.LeaseStats("q")).wait_p99_ms <= 2_250
     world.clock.advance(200)
-    assert world.request(m.QueueStats("q")).wait_p99_ms == 0
+    assert world.request(m.LeaseStats("q")).wait_p99_ms == 0
 
 
 # -- any history ------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def nack(world: World, jobs: dict[int, int] | list[int], node: str = "w", **opti
 
 
 def stats(world: World) -> tuple[int, int, int]:
-    found = world.request(m.QueueStats("q"))
+    found = world.request(m.LeaseStats("q"))
     count = world.request(m.TopicState("q")).count
     assert found.ready + found.in_flight + found.delayed == count, "QS-2"
     world.run_of("q").core.check()
@@ -211,11 +211,11 @@ def test_lengths_and_names_are_held_to_their_bounds(world):
             world.request(wrong)
 
 
-@pytest.mark.parametrize("kind", [m.Claim, m.Ack, m.Nack, m.Extend, m.QueueStats])
+@pytest.mark.parametrize("kind", [m.Claim, m.Ack, m.Nack, m.Extend, m.LeaseStats])
 def test_a_log_is_no_queue_and_nothing_is_made(world, kind):
     """QL-2."""
     world.put("log")
-    fields = {m.Claim: ("w",), m.QueueStats: ()}.get(kind, ("w", b""))
+    fields = {m.Claim: ("w",), m.LeaseStats: ()}.get(kind, ("w", b""))
     with pytest.raises(NotAQueue) as refused:
         world.request(kind("log", *fields))
     assert refused.value.detail == {"topic": "log"}
@@ -408,7 +408,7 @@ def test_who_waits_longest_is_served_first(world):
     world.append("q", [b"a", b"b", b"c"])
     assert [list(jobs_of(run.replies.pop(900 + n))) for n in range(2)] == [[1], [2, 3]]
     assert not run.replies
-    assert world.request(m.QueueStats("q")).waiting == 1
+    assert world.request(m.LeaseStats("q")).waiting == 1
 
 
 def test_waits_end_with_what_comes_back(world):

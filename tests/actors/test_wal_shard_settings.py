@@ -82,7 +82,7 @@ def use(world: World, config: dict[str, Any]) -> None:
                 seqs = np.arange(first, first + count, dtype="<u8").tobytes()
                 tokens = np.arange(token, token + count, dtype="<u8").tobytes()
                 world.request(m.Nack("t", "w", seqs, tokens, has_backoff=True))
-            world.request(m.QueueStats("t"))
+            world.request(m.LeaseStats("t"))
         world.tick(86_400.0)
         if world.run_of("t").core.directory.find("t") is None:
             world.put("t", **config)  # It went unused (expire_unused_ms).
@@ -265,7 +265,7 @@ def test_a_setting_of_a_group_is_refused_by_name_or_works_forever(row: Setting) 
         checkpoint_all(world)
         world.kill()
         world.start()
-        world.request(m.GroupState("t", "g"))
+        world.request(m.LeaseStats("t", group="g"))
         world.run_of("t").core.check()
 
 

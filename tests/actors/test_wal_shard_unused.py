@@ -178,13 +178,13 @@ def test_what_only_looks_at_it_is_no_use(world):
     run = world.runs[0]
     looks = 0
     while is_there(world):
-        for look in (m.TopicState("t", touch=False), m.TopicList("", "", 10), m.QueueStats("t")):
+        for look in (m.TopicState("t", touch=False), m.TopicList("", "", 10), m.LeaseStats("t")):
             if is_there(world):
                 world.ask(run, look)
         world.tick(0.1)
         looks += 1
     assert PERIOD_S <= looks / 10 <= PERIOD_S + LATE_S
-    assert not USES & {m.TopicState, m.TopicList, m.TopicDelete, m.QueueStats, m.ListPending}
+    assert not USES & {m.TopicState, m.TopicList, m.TopicDelete, m.LeaseStats, m.ListPending}
     assert m.Locate in USES & set(SHOWS)
 
 

@@ -224,21 +224,63 @@ class PendingReply(Message, frozen=True):
     not known), and how often they were given back with one."""
 
 
-class QueueStats(Message, frozen=True):
-    """How many jobs are in which state? (QS-1)"""
+class LeaseStats(Message, frozen=True):
+    """How many records are in which state? (QS-1)"""
 
     topic: Name
+    group: Name = ""
 
 
-class QueueStatsReply(Message, frozen=True):
-    """Reply; `waiting` claims wait for jobs."""
+class GroupInfo(Message, frozen=True):
+    """What a group is, and where."""
 
     topic: Name
+    group: Name
+    """Its key: the name, and behind an `@` its filter, if it has one."""
+    name: Name
+    mode: U32
+    tags: str
+    created: bool
+    cursor: U64
+    """No position from here on was given out."""
+    floor: Seq
+    """Everything up to here is done."""
+    pending: Seq
+    """Positions that were given out and are not done."""
+    max_deliveries: U32 = 0
+    """As it was made; so are the next ones."""
+    dead_letter: Name = ""
+    pending_max: U32 = 0
+    member_max: U32 = 0
+
+
+class LeaseStatsReply(Message, frozen=True):
+    """Reply. Of a queue `ready`, `in_flight` and `delayed` are all of its jobs; of a group `in_flight`,
+    `delayed`, `returned` and `set_aside` are pending."""
+
+    info: GroupInfo
+    """Of a queue that of its own group: its names are empty."""
+    head_seq: Seq
     ready: Seq
-    in_flight: Seq
+    """What a claim could be given."""
+    in_flight: U64
     delayed: Seq
-    dead_lettered: Seq
+    returned: U64
+    """Given out, not done, and ready again."""
+    set_aside: U64
+    """On their way to the dead letters."""
+    undelivered: Seq
+    """Records behind the cursor; of a stream group, behind what is committed."""
     waiting: U64
+    """Claims that wait."""
+    members: list[tuple[Name, Millis, Seq]] = []
+    """Of a named group: [name, when it was last heard of (milliseconds), positions it holds]"""
+    holder: Name = ""
+    """Of a stream group: who reads it."""
+    is_holding: bool = False
+    """The topic keeps records beyond its caps or its TTL for this group (retain_until_acked)."""
+    dead_lettered: Seq = 0
+    """Of a queue, as are those below: jobs that were moved to the dead letters."""
     oldest_ready_ms: MillisOrNone = -1
     """How long ago the oldest job was put that is ready; -1 = none is."""
     wait_p99_ms: Millis = 0
@@ -345,29 +387,6 @@ class GroupOpen(Message, frozen=True):
     """The topic where they go; "" = the group has none."""
 
 
-class GroupInfo(Message, frozen=True):
-    """What a group is, and where."""
-
-    topic: Name
-    group: Name
-    """Its key: the name, and behind an `@` its filter, if it has one."""
-    name: Name
-    mode: U32
-    tags: str
-    created: bool
-    cursor: U64
-    """No position from here on was given out."""
-    floor: Seq
-    """Everything up to here is done."""
-    pending: Seq
-    """Positions that were given out and are not done."""
-    max_deliveries: U32 = 0
-    """As it was made; so are the next ones."""
-    dead_letter: Name = ""
-    pending_max: U32 = 0
-    member_max: U32 = 0
-
-
 class GroupAgain(Message, frozen=True):
     """Scheduler -> shard: dead letters come back: give these records (8 bytes each, little-endian) out once
     more. `calls` (8 bytes each) name the letters: one that has come back already does not again."""
@@ -401,35 +420,6 @@ class GroupLeft(Message, frozen=True):
 
     topic: Name
     released: U64
-
-
-class GroupState(Message, frozen=True):
-    """How is this group?"""
-
-    topic: Name
-    group: Name
-
-
-class GroupStateReply(Message, frozen=True):
-    """Reply. `undelivered` records lie behind the cursor; of a stream group, behind what is committed.
-    `leased`, `delayed` and `returned` are pending."""
-
-    info: GroupInfo
-    head_seq: Seq
-    undelivered: Seq
-    leased: U64
-    delayed: Seq
-    returned: U64
-    waiting: U64
-    """Claims that wait."""
-    members: list[tuple[Name, Millis, Seq]]
-    """[name, when it was last heard of (milliseconds), positions it holds]"""
-    holder: Name
-    """Of a stream group: who reads it."""
-    is_holding: bool
-    """The topic keeps records beyond its caps or its TTL for this group (retain_until_acked)."""
-    set_aside: U64 = 0
-    """Pending, too: on their way to the dead letters."""
 
 
 class GroupList(Message, frozen=True):

@@ -50,6 +50,8 @@ from ringlog.waiting import ANSWER_NS, WORDS_MAX, LookingOn, look
 log = logging.getLogger("ringlog.scheduler")
 
 REQUESTS_PER_TURN = 256
+LOOK_TURNS = 8
+"""In a pass out of so many a scheduler that did not sleep looks at its socket as well."""
 CHECK_EVERY_TURNS = 4_096
 CHECK_FEEDS_MAX = 1_000
 """Invariants are looked after on the way while that takes no more than a moment."""
@@ -90,6 +92,9 @@ class Shell:
         self._slot = self._board.process(boot.slot)
         self._pages = [self._board.process(shard_slot(shard)) for shard in range(boot.shards)]
         self._router = ControlSocket(scheduler_socket(boot.shm_dir, number), boot, self._slot)
+        self._router_fd = self._router.fileno()
+        self._woken_by: list[int] = []
+        """What was readable when the last sleep ended; nothing in the passes after the next."""
         self._bell = BellListener(scheduler_bell(boot.shm_dir, number))
         self._rings = TurnRings(boot.shm_dir, number, boot.incarnation)
         self._sweep_ns = 0
@@ -121,7 +126,7 @@ class Shell:
 
     def on_start(self, stop: StopFlag) -> None:
         """See Actor."""
-        for fd in (stop.fileno(), self._router.fileno(), self._bell.fileno()):
+        for fd in (stop.fileno(), self._router_fd, self._bell.fileno()):
             self._poll.register(fd, select.POLLIN)
         self.forwarder.begin()
         gc.freeze()
@@ -152,7 +157,9 @@ class Shell:
         self._gather_news(events, now_ns)
         if now_ns >= self._shards_look_ns:
             self._gather_given_up(events, now_ns)
-        if self._router.has_input():
+        is_readable = self._router_fd in self._woken_by or not self._router.turns % LOOK_TURNS
+        self._woken_by = []
+        if self._router.has_news(is_readable=is_readable):
             for link, envelope, attachment in self._router.requests(REQUESTS_PER_TURN):
                 self._take_in(events, link, envelope, attachment)
         events += self.forwarder.turn(now_ns)
@@ -181,9 +188,10 @@ class Shell:
         slot.set(P.ASLEEP, int(bool(follows) or core.wants_names))
         now_ns = self._clock.monotonic_ns()
         has_news = any(self._news[shard].has_news for shard in follows if shard in self._news)
-        if not has_news and not self._router.has_input():
+        if not has_news and not self._router.has_news():
             ready = self._poll.poll(self.forwarder.wait_ms(now_ns, self._wait_ms(now_ns, follows)))
-            self.forwarder.woke([fd for fd, _ in ready])
+            self._woken_by = [fd for fd, _ in ready]
+            self.forwarder.woke(self._woken_by)
             slot.set(P.ASLEEP, 0)
             if self._bell.drain():
                 self._look_on([self._news[shard] for shard in follows if shard in self._news])

@@ -78,7 +78,9 @@ log = logging.getLogger("ringlog.shard")
 
 SLEEP_MS_MAX = 100
 """Back-up poll: a lost doorbell costs at most this (RF-35)."""
-LOOK_AT_SOCKET_TURNS = 8
+LOOK_TURNS = 8
+"""In a turn out of so many a shard that did not sleep looks at descriptors as well."""
+_NOTHING: frozenset[int] = frozenset()
 IDLE_SLEEPS = 20
 """After so many sleeps without work the back-up poll is as rare as the heartbeat: an engine that nobody
 uses costs next to nothing."""
@@ -159,6 +161,9 @@ class Shell:
         self._commit_from_ns = 0
         self._has_published = False
         self._is_idle = True
+        self._socket_fd = self._socket.fileno()
+        self._woken_by: frozenset[int] = _NOTHING
+        """What was readable when the last sleep ended; nothing in the turns after the next."""
         self._looking_on = LookingOn()
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
@@ -203,7 +208,7 @@ class Shell:
         gc.freeze()
         gc.enable()
         for fd in (
-            self._socket.fileno(), stop.fileno(), self._bell.fileno(), self._presence.fileno(),
+            self._socket_fd, stop.fileno(), self._bell.fileno(), self._presence.fileno(),
             *self._own_bells,
         ):  # fmt: skip
             self._poll.register(fd, select.EPOLLIN)
@@ -279,7 +284,7 @@ class Shell:
             governing.sample(now_ns, self._rings, self.core.requests.pressed_away)
         self._receive()
         events += self._log.arrived()
-        if self._presence and (self._is_idle or not self._heartbeat.turns % LOOK_AT_SOCKET_TURNS):
+        if self._presence and self._is_to_look_at(self._presence.fileno()):
             events += [ev.WorkerDied(*life) for life in self._presence.take()]
         if self.core.wants_intake:
             window = governing.window
@@ -298,9 +303,15 @@ class Shell:
             if self._control:
                 events.extend(self._control)
                 self._control.clear()
+        self._woken_by = _NOTHING
         if len(events) == 1 and self._is_due(now_ns):
             events.append(events[0])
         return events
+
+    def _is_to_look_at(self, fd: int) -> bool:
+        """Did this descriptor wake us? A look costs as much as taking a frame: without that, only every few
+        turns, so that a shard that never sleeps looks too."""
+        return fd in self._woken_by or not self._heartbeat.turns % LOOK_TURNS
 
     def _is_due(self, now_ns: int) -> bool:
         deadline = self.core.next_deadline_ns()
@@ -383,7 +394,7 @@ class Shell:
             governing.rested_ns += GATHER_LOOK_US * 1_000
             return
         slot.set(P.ASLEEP, 1)
-        if not self._has_pending() and not self._socket.has_input():
+        if not self._has_pending() and not self._socket.has_news():
             now = self._clock.monotonic_ns()
             deadline = self.core.next_deadline_ns()
             self._idle_sleeps += 1
@@ -393,7 +404,8 @@ class Shell:
                 wait_ms = min(wait_ms, max((deadline - now) // 1_000_000 + 1, 0))
             woken = self._poll.poll(wait_ms / 1000)
             governing.rested_ns += self._clock.monotonic_ns() - now
-            for fd, _ in woken:
+            self._woken_by = frozenset([fd for fd, _ in woken])
+            for fd in self._woken_by:
                 if fd in self._own_bells:
                     # A thread of ours rings behind its result, which may have been taken by then: a bell that
                     # only that result silenced would keep us awake until the next one.
@@ -417,14 +429,9 @@ class Shell:
     # -- requests -------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Take requests off the socket; ring messages are ours, the rest is the core's.
-
-        A look at the socket costs as much as taking a frame: in a turn behind one with work it is left out,
-        but every few turns, so that a shard that never sleeps answers too.
-        """
-        if not self._is_idle and self._heartbeat.turns % LOOK_AT_SOCKET_TURNS:
-            return
-        if not self._socket.has_input():
+        """Take requests off the socket; ring messages are ours, the rest is the core's."""
+        is_readable = self._is_to_look_at(self._socket_fd)
+        if not (self._is_idle or is_readable) or not self._socket.has_news(is_readable=is_readable):
             return
         for client, envelope, attachment in self._socket.receive(REQUESTS_PER_TURN - len(self._control)):
             message = envelope.message

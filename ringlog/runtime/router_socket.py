@@ -46,6 +46,8 @@ class RouterSocket:
         self._guard = AcceptGuard([Listener(self._socket, endpoint)])
         self.malformed = 0
         self.undelivered = 0
+        self._is_quiet = False
+        """Nothing waits, unless the descriptor became readable since."""
 
     def guard(self, now_ns: int) -> None:
         """Listen only while there are descriptors to spare; to be called about every turn, cheap."""
@@ -57,13 +59,21 @@ class RouterSocket:
 
     def has_input(self) -> bool:
         """Is a message waiting?"""
-        return bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & _POLLIN)
+        has_input = bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & _POLLIN)
+        self._is_quiet = not has_input
+        return has_input
+
+    def has_news(self, *, is_readable: bool = False) -> bool:
+        """As `has_input`, for who waits on the descriptor and says when it `is_readable`, or may be: a look
+        costs two system calls, which this spares him where nothing can have come since the last one."""
+        return (is_readable or not self._is_quiet) and self.has_input()
 
     def receive(self, most: int) -> Iterator[tuple[bytes, wire.Envelope, bytearray | None]]:
         """Yield up to `most` requests: (reply address, envelope, private copy of the attached frames).
 
         What is not an envelope is answered with an error and counted, and costs one of `most`.
         """
+        self._is_quiet = False
         for _ in range(most):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -104,6 +114,7 @@ class RouterSocket:
         """Send an encoded message; 0, or why not: EAGAIN when the peer does not read, EHOSTUNREACH when it is
         gone."""
         send = self._socket.send
+        self._is_quiet = False
         try:
             # Part by part, which takes half the time of send_multipart; only the first can find no way.
             send(client, _NOBLOCK_MORE)

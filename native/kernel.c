@@ -62,6 +62,7 @@ enum { APPEND = 1, TYPE_MAX = 17, VERSION_FIRST = 1, VERSION = 2, CODEC_MAX = 2,
 #define FLAGS_SHIFT 40
 #define FOLLOWS_BIT (FOLLOWS << FLAGS_SHIFT)
 #define VERSION_SHIFT 40
+#define ALIKE (~0ull << VERSION_SHIFT & ~(0xFull << (COLUMNS_SHIFT + VALID))) /* version and columns, without validity */
 #define COLUMNS_SHIFT 48
 #define LOW32 0xFFFFFFFFull
 #define EVENT_TS_NONE INT64_MIN
@@ -661,7 +662,8 @@ static void lay_span(const uint8_t *body, int64_t base, const Span *span, uint8_
 
 PyDoc_STRVAR(spans_doc,
 "spans(buffer, offsets, headers, /)\n--\n\n"
-"Where every value lies of uncompressed frames of one version with the same columns, at byte `offsets`, (n,) int64.\n\n"
+"Where every value lies of uncompressed frames of one version with the same columns, at byte `offsets`, (n,) int64.\n"
+"Some may have nulls in a column, and others none.\n\n"
 "Returns (table, records, entries). `table`: stretches of `records` words: seqs, stamps, rows of the frames; then of\n"
 "each column, in bit order, starts and stops in the buffer (of headers: which entries are a record's), or values, of\n"
 "validity 1 or 0. Then\n"
@@ -681,27 +683,29 @@ static PyObject *spans(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "no frames, or not as many offsets");
         goto done;
     }
-    uint64_t shape = load(rows) >> VERSION_SHIFT, bitmap = load(rows) >> COLUMNS_SHIFT;
-    int has_headers = bitmap >> HEADERS & 1, words = 3;
-    for (int column = 0; column < COLUMNS; column++)
-        if (bitmap >> column & 1) words += column <= META ? 2 : 1;
+    uint64_t shape = load(rows) & ALIKE, bitmap = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         const uint8_t *row = rows + i * HEADER_BYTES;
         int64_t at = (int64_t)load(places + i * 8), total = total_of(row), held = (int64_t)(load(row + W_COUNT_EPOCH * 8) & LOW32);
-        if (at < 0 || at > view.len || total < HEADER_BYTES || total > view.len - at || load(row) >> VERSION_SHIFT != shape
-            || !are_columns(bitmap) || held < 1 || 4 * held > total) {
+        uint64_t own = load(row) >> COLUMNS_SHIFT;
+        if (at < 0 || at > view.len || total < HEADER_BYTES || total > view.len - at || (load(row) & ALIKE) != shape
+            || !are_columns(own) || held < 1 || 4 * held > total) {
             PyErr_SetString(PyExc_ValueError, "a frame is outside of the buffer, or has other columns");
             goto done;
         }
         records += held;
-        if (!has_headers) continue;
-        int fault = walk(start + at + HEADER_BYTES, total - HEADER_BYTES, bitmap, held, &body, &where);
+        bitmap |= own;
+        if (!(own >> HEADERS & 1)) continue;
+        int fault = walk(start + at + HEADER_BYTES, total - HEADER_BYTES, own, held, &body, &where);
         if (fault) {
             found = Py_BuildValue("in", fault, i);
             goto done;
         }
         entries += body.keys.entries;
     }
+    int words = 3;
+    for (int column = 0; column < COLUMNS; column++)
+        if (bitmap >> column & 1) words += column <= META ? 2 : 1;
     table = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(8 * (words * records + 4 * entries)));
     if (table == NULL) goto done;
     uint8_t *out = (uint8_t *)PyByteArray_AsString(table), *tail = out + 8 * words * records;
@@ -710,7 +714,8 @@ static PyObject *spans(PyObject *self, PyObject *args)
         const uint8_t *row = rows + i * HEADER_BYTES;
         int64_t at = (int64_t)load(places + i * 8) + HEADER_BYTES, held = (int64_t)(load(row + W_COUNT_EPOCH * 8) & LOW32);
         const uint8_t *columns = start + at;
-        int fault = walk(columns, total_of(row) - HEADER_BYTES, bitmap, held, &body, &where);
+        uint64_t own = load(row) >> COLUMNS_SHIFT;
+        int fault = walk(columns, total_of(row) - HEADER_BYTES, own, held, &body, &where);
         if (fault) {
             found = Py_BuildValue("in", fault, i);
             goto done;
@@ -742,8 +747,8 @@ static PyObject *spans(PyObject *self, PyObject *args)
                 for (int64_t k = 0; k < held; k++) store(next + 8 * k, columns[body.fixed[column] + k]);
                 next += 8 * records;
             } else if (column >= VALID) {
-                const uint8_t *bits = columns + body.fixed[column];
-                for (int64_t k = 0; k < held; k++) store(next + 8 * k, bits[k / 8] >> (k & 7) & 1);
+                const uint8_t *bits = own >> column & 1 ? columns + body.fixed[column] : NULL;
+                for (int64_t k = 0; k < held; k++) store(next + 8 * k, bits == NULL ? 1 : bits[k / 8] >> (k & 7) & 1);
                 next += 8 * records;
             } else {
                 memcpy(next, columns + body.fixed[column], (size_t)(8 * held));

@@ -115,7 +115,7 @@ def pieces_of(run: FrameRun, after: int, topic: str) -> Iterator[Piece]:
         return
     counts = frames.counts_of(words).astype(np.int64)
     is_small = (counts < SMALL_FRAME_RECORDS) & (frames.codecs_of(words) == 0)
-    kinds = np.where(is_small, frames.shapes_of(words).astype(np.int64), -1 - np.arange(len(words)))
+    kinds = np.where(is_small, frames.shapes_but_nulls_of(words).astype(np.int64), -1 - np.arange(len(words)))
     bounds = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), len(words)]
     for start, stop in pairwise(bounds):
         if stop - start < GATHERED_FRAMES_MIN:

@@ -277,8 +277,13 @@ def columns_of(words: U64) -> U64:
 
 
 def shapes_of(words: U64) -> U64:
-    """(n,) format version, above 8 bits the columns: frames with the same are decoded together."""
+    """(n,) format version, above 8 bits the columns."""
     return words[:, layout.W_HEAD] >> np.uint64(layout.VERSION_SHIFT)
+
+
+def shapes_but_nulls_of(words: U64) -> U64:
+    """The same without the validity columns: frames with the same are decoded together (spans.py)."""
+    return shapes_of(words) & ~np.uint64(((1 << len(layout.NULLABLE)) - 1) << layout.VALID_SHIFT + 8)
 
 
 def counts_of(words: U64) -> U64:

@@ -1,6 +1,6 @@
 """Where every value of many frames lies, found for all of them at once.
 
-The frames are uncompressed, of one version and with the same columns.
+The frames are uncompressed, of one version and with the same columns, of which some may have nulls.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Spans:
 
 
 def spans_of(buffer: Any, batch: FrameBatch) -> Spans:
-    """Find the values of uncompressed append frames of one shape (batch.shapes_of); there is at least one.
+    """Find the values of uncompressed append frames, one or more, of one shape (batch.shapes_but_nulls_of).
 
     Raises FrameInvalid, with the offset of the frame, when a body is not what its header says. Checksums are
     not looked at.
@@ -56,7 +56,7 @@ def spans_of(buffer: Any, batch: FrameBatch) -> Spans:
         raise FrameInvalid(FAULTS[found[0]], offset=int(batch.offsets[found[1]]))
     table, records, entries = found
     whole = np.frombuffer(table, np.int64)
-    head = int(words[0, layout.W_HEAD])
+    head = int(np.bitwise_or.reduce(words[:, layout.W_HEAD]))
     columns, nullable = columns_in(head >> layout.COLUMNS_SHIFT), validity_in(head >> layout.COLUMNS_SHIFT)
     rows = iter(whole[: len(whole) - 4 * entries].reshape(-1, records))
     seqs, times, frame_of = next(rows), next(rows), next(rows)

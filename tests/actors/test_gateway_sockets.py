@@ -13,7 +13,7 @@ from ringlog.board.board import Board
 from ringlog.config import Limits
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
-from ringlog.envelope.wire import decode, encode
+from ringlog.envelope.wire import PROTOCOL, decode, encode
 from ringlog.errors import StartRefused, Status
 from ringlog.link.curve import new_key
 from ringlog.testing import ManualClock
@@ -101,7 +101,7 @@ def house():
     made.close()
 
 
-HELLO = m.Hello(1, "test")
+HELLO = m.Hello(PROTOCOL, "test")
 
 
 def test_a_listed_key_gets_in_and_is_known_by_it(house):

@@ -340,7 +340,7 @@ class Owner:
         self.close_part()
 
     def close_part(self) -> None:
-        SystemClock().monotonic_ns()
+        SystemClock().now_us()
 
 
 def test_what_finalizers_run_is_passed_over_however_deep() -> None:

@@ -397,9 +397,7 @@ def test_an_open_ticket_can_be_waited_for_again(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("records", [1, 2])
-@pytest.mark.parametrize(
-    "bad", [[1, 2], ["a", "b"], [b"a", None], [memoryview(b"abcdefgh").cast("I"), b"xx"]]
-)
+@pytest.mark.parametrize("bad", [[1, 2], ["a", "b"], [b"a", 3], [memoryview(b"abcdefgh").cast("I"), b"xx"]])
 def test_send_each_refuses_what_is_no_bytes_and_sends_nothing_of_it(client, ringlog_topic, bad, records):
     """ERR-4: a refusal has no side effect, and the producer goes on."""
     with client.producer(ringlog_topic()) as out:

@@ -28,7 +28,9 @@ from ringlog.frame.batch import CheckedRun, End, FrameBatch, find, scan
 from ringlog.frame.body import walk_body
 from ringlog.frame.header import unpack_header
 from ringlog.frame.kernel import LIMITS
+from ringlog.frame.layout import Column
 from ringlog.frame.settle import S_POSITION, S_PRODUCER_SEQ, S_TOPIC, WORDS
+from ringlog.frame.spans import spans_of
 from ringlog.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX
 
 ROOT = Path(__file__).parent.parent.parent
@@ -369,3 +371,17 @@ def test_where_it_is_missing_a_command_says_so_in_one_line(command: str) -> None
     assert done.returncode == 1
     assert done.stderr.startswith("ringlog's compiled kernel is missing")
     assert done.stderr.count("\n") == 1
+
+
+def test_frames_with_and_without_nulls_are_decoded_together() -> None:
+    """A column of which one frame has nulls and the next none: validity of all their records."""
+    keys: list[list[bytes | None]] = [[b"a", None], [b"b", b""], [None, b""]]
+    made = [codec.frames_of([b"x", b"yy"], 2, {"keys": each}, topic_id=7)[0] for each in keys]
+    whole = b"".join(made)
+    batch = scan(whole)
+    assert len({*frames.shapes_of(batch.words).tolist()}) == 2
+    assert len({*frames.shapes_but_nulls_of(batch.words).tolist()}) == 1
+    found = spans_of(whole, batch)
+    assert found.valid[Column.KEY].tolist() == [True, False, True, True, False, True]
+    starts, stops = found.spans[Column.KEY]
+    assert [whole[a:b] for a, b in zip(starts, stops, strict=True)] == [b"a", b"", b"b", b"", b"", b""]

@@ -28,6 +28,8 @@ ACTORS_ONLY = "actors"
 _MANIFEST = "manifest.json"
 _APART_S = 30.0
 """How long an import in a thread of its own is waited for. Beyond, it may wait for one that we are in."""
+_is_held_up = False
+"""One was not done by then: a signal left an import's lock with us. From here on nobody waits."""
 SUFFIX = EXTENSION_SUFFIXES[0]
 """Of libraries for just this interpreter."""
 
@@ -67,11 +69,13 @@ def _unwanted() -> str:
 def import_whole(name: str) -> None:
     """Have a module of ours imported by a thread of its own, for the caller to import it then: what
     interrupts him finds him waiting, and the import goes on to its end."""
-    if name in sys.modules or not are_used():
+    global _is_held_up  # noqa: PLW0603
+    if name in sys.modules or _is_held_up or not are_used():
         return
     import threading
 
-    done = threading.Event()
+    done = threading.Lock()  # An Event breaks where a signal hits its wait.
+    done.acquire()
 
     def load() -> None:
         try:
@@ -79,14 +83,14 @@ def import_whole(name: str) -> None:
         except ImportError:
             return  # The caller meets it as well.
         finally:
-            done.set()
+            done.release()
 
     try:
         # No daemon: the interpreter does not end in the middle of it.
         threading.Thread(target=load, name="ringlog-import", daemon=False).start()
     except RuntimeError:
         return  # No thread can be started any more.
-    done.wait(_APART_S)
+    _is_held_up = not done.acquire(timeout=_APART_S)
 
 
 def is_actor() -> bool:

@@ -17,10 +17,10 @@ from ringlog.storage.disk import Disk
 
 SIZES = (8, 24, 24, 300, 700, 5_000)
 CHOSEN = (
-    "append", "append_many", "append_disk_many", "rotate", "delete_seq", "create", "config", "idle", "seal",
-    "restart", "replace", "send_again",
+    "append", "append_many", "append_disk_many", "rotate", "delete_seq", "create", "idle", "seal", "restart",
+    "replace", "send_again",
 )  # fmt: skip
-"""What needs no cold tier."""
+"""What needs no cold tier. Not a change of limits: one that power cut off may hold, and evict for all time."""
 
 # What a shard says of each torn tail is for its operator, not for a thousand of them a minute.
 logging.getLogger("ringlog").addHandler(logging.NullHandler())

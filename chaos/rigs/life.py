@@ -20,7 +20,7 @@ CHOSEN = (
     "append", "append_many", "append_disk_many", "rotate", "delete_seq", "create", "idle", "seal", "restart",
     "replace", "send_again",
 )  # fmt: skip
-"""What needs no cold tier. Not a change of limits: one that power cut off may hold, and evict for all time."""
+"""What needs no cold tier. No change of limits: one that power cut off may hold, and evict from then on."""
 
 # What a shard says of each torn tail is for its operator, not for a thousand of them a minute.
 logging.getLogger("ringlog").addHandler(logging.NullHandler())

@@ -93,6 +93,7 @@ def test_a_job_as_a_context_and_the_loop(member, topic):
     assert (entry.first_seq, entry.state, entry.deliveries, list(entry.seqs)) == (4, "delayed", 1, [4])
 
 
+@pytest.mark.interpreted
 def test_what_is_done_travels_with_the_next_claim_on_the_engines_host(member, topic, monkeypatch):
     """As of a queue; the records stay in the topic."""
     fill(member, topic, 6)

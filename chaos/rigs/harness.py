@@ -125,8 +125,12 @@ class Harness:
         self._push(topic, sent)
 
     def send_again(self, topic: str) -> None:
-        """Send the last frame of a topic again, whatever became of it; it must not come in twice."""
-        self._push(topic, [each for each in self.model.frames if each.topic == topic][-1:])
+        """Send the last frame of a topic again, whatever became of it; it must not come in twice. One that was
+        refused may come in now."""
+        again = [each for each in self.model.frames if each.topic == topic][-1:]
+        for each in again:
+            each.is_refused = False
+        self._push(topic, again)
 
     def delete(self, topic: str, seqs: Iterable[int], request: m.RecordsDelete | None = None) -> Any:
         """Delete records, by number or by a request that has to find these; returns the reply."""

@@ -125,8 +125,8 @@ class Harness:
         self._push(topic, sent)
 
     def send_again(self, topic: str) -> None:
-        """Send the last frame of a topic again, whatever became of it; it must not come in twice. One that was
-        refused may come in now."""
+        """Send the last frame of a topic again, whatever became of it; it must not come in twice. One that
+        was refused may come in now."""
         again = [each for each in self.model.frames if each.topic == topic][-1:]
         for each in again:
             each.is_refused = False

@@ -39,7 +39,8 @@ enum { HEADER_WORDS = 10, HEADER_BYTES = 80, SEALED_BYTES = 72, LEN_BYTES = 4, F
 enum { S_POSITION, S_FIRST_SEQ, S_COMMIT_TS, S_COUNT_STATUS, S_HEAD_SEQ, S_EPOCH, S_TOPIC, S_PRODUCER_SEQ, ENTRY_WORDS };
 enum { END_LIMIT, END_CLEAN, END_PARTIAL, END_PAD, END_LEFT_OVER, END_ZERO, END_LENGTH };
 /* Limits of ringlog/limits.py, in the order in which ringlog/frame/kernel.py packs them. */
-enum { L_FRAME, L_SEQ, L_RECORD, L_KEY, L_TAG, L_NODE, L_META, L_HEADERS, L_HEADER_BYTES, L_HOPS, LIMITS };
+enum { L_FRAME, L_SEQ, L_RECORD, L_KEY, L_TAG, L_NODE, L_META, L_HEADERS, L_HEADER_BYTES, L_HEADERS_BYTES, L_HOPS,
+       LIMITS };
 /* Columns of the table that `take` returns, behind the headers: one 64-bit word a frame each. */
 enum { T_OFFSET, T_TOTAL, T_ACCOUNTED, T_LARGEST, T_FAULT, T_FOLLOWS, T_COLUMNS };
 /* What is wrong with a frame that a producer sent, by itself: ringlog/frame/measure.py. */
@@ -293,13 +294,15 @@ static int measure_body(const uint8_t *body, const Body *places, uint64_t bitmap
         if (bitmap >> LONGEST[i].column & 1 && is_over(body, &places->spans[LONGEST[i].column], limits[LONGEST[i].limit]))
             return LONGEST[i].fault;
     if (!(bitmap >> HEADERS & 1)) return FAULT_NONE;
+    if (is_over(body, &places->keys, limits[L_HEADER_BYTES]) || is_over(body, &places->values, limits[L_HEADER_BYTES]))
+        return FAULT_HEADERS;
     const uint8_t *lists = body + places->lists_at, *keys = body + places->keys.offsets_at;
     const uint8_t *values = body + places->values.offsets_at;
     for (int64_t i = 0; i < count; i++) {
         int64_t first = load32(lists + 4 * i), stop = load32(lists + 4 * (i + 1));
         uint64_t size = (uint64_t)load32(keys + 4 * stop) - load32(keys + 4 * first)
                         + load32(values + 4 * stop) - load32(values + 4 * first);
-        if ((uint64_t)(stop - first) > limits[L_HEADERS] || size > limits[L_HEADER_BYTES]) return FAULT_HEADERS;
+        if ((uint64_t)(stop - first) > limits[L_HEADERS] || size > limits[L_HEADERS_BYTES]) return FAULT_HEADERS;
     }
     return FAULT_NONE;
 }
@@ -1044,8 +1047,11 @@ static PyObject *encode(PyObject *self, PyObject *args)
         if (!columns[HEADERS].is_there) continue;
         int64_t first = i ? ends[i - 1] : 0;
         if ((uint64_t)(ends[i] - first) > limits[L_HEADERS]
-            || (uint64_t)(bytes_of(keys, first, ends[i]) + bytes_of(values, first, ends[i])) > limits[L_HEADER_BYTES])
+            || (uint64_t)(bytes_of(keys, first, ends[i]) + bytes_of(values, first, ends[i])) > limits[L_HEADERS_BYTES])
             goto none;
+        for (int64_t k = first; k < ends[i]; k++)
+            if ((uint64_t)keys[k].length > limits[L_HEADER_BYTES] || (uint64_t)values[k].length > limits[L_HEADER_BYTES])
+                goto none;
     }
     Py_ssize_t frames = (count + records - 1) / records;
     offsets = PyBytes_FromStringAndSize(NULL, (frames + 1) * 8);

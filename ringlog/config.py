@@ -96,7 +96,7 @@ class Limits(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_body_bytes: Annotated[int, Meta(ge=4096, le=limits.REQUEST_BYTES_MAX)] = limits.REQUEST_BYTES_MAX
     """Of the records in one request to the gateway, beside what their frames need."""
     max_batch_records: Annotated[int, Meta(ge=1, le=limits.BATCH_RECORDS_MAX)] = limits.BATCH_RECORDS_MAX
-    max_record_bytes: Annotated[int, Meta(ge=1, le=limits.RECORD_BYTES_MAX)] = limits.RECORD_BYTES_MAX
+    max_record_bytes: Annotated[int, Meta(ge=1, le=limits.RECORD_BYTES_MAX)] = limits.RECORD_BYTES_DEFAULT
     max_limit: Annotated[int, Meta(ge=1, le=limits.READ_LIMIT_MAX)] = limits.READ_LIMIT_MAX
     """Most records in one answer of the gateway."""
     max_topics: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.TOPICS_MAX_DEFAULT

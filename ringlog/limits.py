@@ -10,14 +10,20 @@ MIB = 1 << 20
 
 # -- one write (semantics section 4). Over the limit: refused before a number is assigned ------------
 BATCH_RECORDS_MAX = 10_000
-RECORD_BYTES_MAX = 1 * MIB
+RECORD_BYTES_DEFAULT = 1 * MIB
+"""Payload and metadata of a record, unless limits.max_record_bytes says otherwise."""
+RECORD_BYTES_MAX = 64 * MIB
+"""What limits.max_record_bytes may be raised to."""
 TAG_BYTES_MAX = 256
 NODE_BYTES_MAX = 128
 KEY_BYTES_MAX = 4 * KIB
 META_BYTES_MAX = 16 * KIB
 META_KEYS_MAX = 64
-HEADERS_PER_RECORD_MAX = 64
-HEADER_BYTES_MAX = 16 * KIB
+HEADERS_PER_RECORD_MAX = 65_535
+HEADER_BYTES_MAX = 65_535
+"""One header's name, and its value."""
+HEADERS_BYTES_MAX = 1 * MIB
+"""All headers of a record, names and values."""
 REQUEST_BYTES_MAX = 64 * MIB
 IDEMPOTENCY_KEY_BYTES_MAX = 256
 TOPIC_NAME_BYTES_MAX = 255
@@ -31,8 +37,9 @@ NAME_CHARS_MAX = 1_024
 """Of a name in a message: longer than any legal one, so that lookups say what is wrong with those."""
 
 # -- frames -------------------------------------------------------------------------------------------
-FRAME_BYTES_MAX = REQUEST_BYTES_MAX + 1 * MIB
-"""A whole frame, header included: the largest request plus its columns' offsets."""
+FRAME_BYTES_MAX = REQUEST_BYTES_MAX + 2 * MIB
+"""A whole frame, header included: the largest request plus its columns' offsets, or the largest record with
+its key and headers."""
 DECOMPRESS_RATIO_MAX = 1_000
 """A body that claims to grow by more than this is refused before it is allocated (SEC-15)."""
 
@@ -414,6 +421,8 @@ DEAD_LETTERS_LOOK_ANYWAY_S = 30.0
 DEAD_LETTERS_PER_MOVE = 256
 """Dead letters copied in one message, and as many as fit into DEAD_LETTERS_BYTES_PER_MOVE; at least one."""
 DEAD_LETTERS_BYTES_PER_MOVE = 1 * MIB
+DEAD_LETTERS_READ_BYTES = 256 * MIB
+"""Of jobs and letters that are read to be moved so much is in memory at once, if each is as large as it may be."""
 DEAD_LETTERS_PAUSE_S_MAX = 30.0
 """Longest pause before a target that refuses is tried again; from a quarter of a second, twice as long each
 time."""
@@ -540,7 +549,8 @@ HANDSHAKE_MS = 5_000
 """Who connects and has not said what it speaks by then is let go of."""
 STORY_EVENTS_MAX = 256
 
-assert RECORD_BYTES_MAX <= REQUEST_BYTES_MAX < FRAME_BYTES_MAX
+assert RECORD_BYTES_DEFAULT <= RECORD_BYTES_MAX <= REQUEST_BYTES_MAX
+assert RECORD_BYTES_MAX + HEADERS_BYTES_MAX + 8 * HEADERS_PER_RECORD_MAX + 16 * KIB <= FRAME_BYTES_MAX
 assert DURATION_MS_MAX * 1_000_000 < SEQ_MAX // 2, "a duration in nanoseconds fits beside a time"
 assert FEEDS_PER_SUBSCRIPTION_MAX <= FEEDS_PER_SCHEDULER_MAX
 assert FRAME_BYTES_MAX < 1 << 31, "frame_len and column offsets are 32 bits"

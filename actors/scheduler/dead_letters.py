@@ -35,6 +35,7 @@ from ringlog.limits import (
     DEAD_LETTERS_LOOK_ANYWAY_S,
     DEAD_LETTERS_LOOK_MS,
     DEAD_LETTERS_PAUSE_S_MAX,
+    DEAD_LETTERS_READ_BYTES,
 )
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Steps, start
@@ -120,7 +121,13 @@ class DeadLetters:
         if target.topic_id == spent.topic_id:
             raise InvalidRequest("a queue cannot be its own dead letter", topic=spent.topic)
         yield from self._require_no_cycle(spent.topic, spent.dead_letter)
-        for first, count, _ in spent.runs:
+        step = max(DEAD_LETTERS_READ_BYTES // self._record_bytes, 1)
+        stretches = [
+            (at, min(step, first + count - at))
+            for first, count, _ in spent.runs
+            for at in range(first, first + count, step)
+        ]
+        for first, count in stretches:
             try:
                 # What is not there any more was deleted meanwhile, and its shard knows.
                 for part in in_parts((yield from self._read(spent, first, count))):

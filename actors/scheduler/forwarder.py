@@ -44,7 +44,7 @@ from ringlog.limits import (
     CREDIT_DEFAULT,
     LINK_SILENCE_MS,
     LIST_PAGE_MAX,
-    RECORD_BYTES_MAX,
+    RECORD_BYTES_DEFAULT,
     ROUTERS_LOOK_S,
 )
 from ringlog.link.local_links import LocalLinks
@@ -71,7 +71,7 @@ class Forwarder:
 
     def __init__(
         self, boot: ActorBoot, number: int, *, schedulers: int, routers_max: int, clock: Clock, fds: FdSet,
-        reply: Callable[[bytes, m.Message, int], object], record_bytes: int = RECORD_BYTES_MAX,
+        reply: Callable[[bytes, m.Message, int], object], record_bytes: int = RECORD_BYTES_DEFAULT,
     ) -> None:  # fmt: skip
         self._boot, self._number, self._schedulers = boot, number, schedulers
         self.clock, self._reply, self._fds = clock, reply, fds
@@ -83,7 +83,7 @@ class Forwarder:
         self.routing = Routing(boot.shards)
         self._sources = Sources(self.connection, clock)
         self._dead_letters = DeadLetters(self.links, self.connection, clock, record_bytes)
-        self._letters = Letters(self.links, self.connection, clock)
+        self._letters = Letters(self.links, self.connection, clock, record_bytes)
         self.objects = RouterObjects(self, boot.incarnation, routers_max)
         self._settling = Settling(self)
         self._places: dict[FlowKey, m.TopicInfo] = {}

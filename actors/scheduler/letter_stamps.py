@@ -28,7 +28,7 @@ from ringlog.frame.columns import (
     DEAD_LETTER_SRC_SEQ,
     STAMPED_KEYS,
 )
-from ringlog.limits import HEADER_BYTES_MAX, HEADERS_PER_RECORD_MAX, META_BYTES_MAX, META_KEYS_MAX
+from ringlog.limits import HEADERS_BYTES_MAX, HEADERS_PER_RECORD_MAX, META_BYTES_MAX, META_KEYS_MAX
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.encode
@@ -83,13 +83,19 @@ def _fits(record: Record, meta: bytes, keys: int, record_bytes: int) -> bool:
 def stamped_headers(own: Mapping[str, bytes], stamps: Mapping[str, str]) -> dict[str, bytes]:
     """The headers of a letter: what is noted, and of the job's own as many as there is room for."""
     noted = {name: value.encode() for name, value in stamps.items()}
-    kept = dict(own)
-    while kept and not _is_room(kept | noted):
-        kept.popitem()
-        noted[DEAD_LETTER_HEADERS_LEFT_OUT] = b"%d" % (len(own) - len(kept))
-    return kept | noted
+    if len(own) + len(noted) <= HEADERS_PER_RECORD_MAX and _bytes_of(own) + _bytes_of(noted) <= HEADERS_BYTES_MAX:
+        return {**own, **noted}
+    noted[DEAD_LETTER_HEADERS_LEFT_OUT] = b"%d" % len(own)
+    room = HEADERS_BYTES_MAX - _bytes_of(noted)
+    kept: dict[str, bytes] = {}
+    for name, value in own.items():
+        room -= len(name.encode()) + len(value)
+        if room < 0 or len(kept) + len(noted) == HEADERS_PER_RECORD_MAX:
+            break
+        kept[name] = value
+    noted[DEAD_LETTER_HEADERS_LEFT_OUT] = b"%d" % (len(own) - len(kept))
+    return {**kept, **noted}
 
 
-def _is_room(headers: Mapping[str, bytes]) -> bool:
-    size = sum(len(name.encode()) + len(value) for name, value in headers.items())
-    return len(headers) <= HEADERS_PER_RECORD_MAX and size <= HEADER_BYTES_MAX
+def _bytes_of(headers: Mapping[str, bytes]) -> int:
+    return sum(len(name.encode()) + len(value) for name, value in headers.items())

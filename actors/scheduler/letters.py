@@ -30,7 +30,7 @@ from ringlog.frame.codec import frame
 from ringlog.frame.columns import encode_records
 from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, WORDS, entry_error
 from ringlog.leases.spans import spans_of
-from ringlog.limits import DEAD_LETTERS_PER_MOVE, GROUP_LETTERS_PER_MOVE
+from ringlog.limits import DEAD_LETTERS_PER_MOVE, DEAD_LETTERS_READ_BYTES, GROUP_LETTERS_PER_MOVE
 from ringlog.link.local_links import LocalLinks
 from ringlog.link.pending import Steps
 from ringlog.placement import home_shard
@@ -41,8 +41,12 @@ from ringlog.types import SESSION_BIT, Durability
 class Letters:
     """What scheduler 0 does for who wants dead letters back."""
 
-    def __init__(self, links: LocalLinks, connection: EngineConnection, clock: Clock) -> None:
+    def __init__(
+        self, links: LocalLinks, connection: EngineConnection, clock: Clock, record_bytes: int
+    ) -> None:
+        """`record_bytes`: most bytes of a record that shards take."""
         self._links, self._connection, self._clock = links, connection, clock
+        self._read_at_once = max(DEAD_LETTERS_READ_BYTES // record_bytes, 1)
 
     def redrive(self, asked: m.LettersRedrive) -> Steps[m.Message]:
         """Move those of the named letters that are there, and of this queue or this group."""
@@ -53,6 +57,24 @@ class Letters:
             dead = yield from self._topic(target)
         except TopicNotFound:
             return m.LettersRedriven(topic.topic, 0, 0)
+        sums = np.zeros(3, np.int64)
+        for at in range(0, len(seqs), self._read_at_once):
+            letters = yield from self._read(topic, dead, seqs[at : at + self._read_at_once], asked.group)
+            if asked.group:
+                sums += yield from self._give_out(topic, asked.group, dead, letters)
+                continue
+            for part in in_parts(letters):
+                done, again, refused = yield from self._move(topic, dead, part)
+                sums += done, again, 0
+                if refused is None:
+                    continue
+                if not sums[0]:
+                    raise refused
+                return m.LettersRedriven(topic.topic, *sums.tolist())
+        return m.LettersRedriven(topic.topic, *sums.tolist())
+
+    def _read(self, topic: m.TopicInfo, dead: m.TopicInfo, seqs: Any, group: str) -> Steps[list[Record]]:
+        """Those of the named letters that are there, and of this queue or this group."""
         source = LocalSource(self._connection.of(dead.topic_id), dead.topic, clock=self._clock)
         found: list[Record] = []
         try:
@@ -60,18 +82,7 @@ class Letters:
                 yield from _read(source, dead, first, stop - 1, found)
         finally:
             source.close()
-        letters = [each for each in found if is_letter_of(topic.topic, each, asked.group)]
-        if asked.group:
-            return (yield from self._give_out(topic, asked.group, dead, letters))
-        moved, repeated, refused = 0, 0, None
-        for part in in_parts(letters):
-            done, again, refused = yield from self._move(topic, dead, part)
-            moved, repeated = moved + done, repeated + again
-            if refused is not None:
-                break
-        if refused is not None and not moved:
-            raise refused
-        return m.LettersRedriven(topic.topic, moved, repeated)
+        return [each for each in found if is_letter_of(topic.topic, each, group)]
 
     def _target(self, topic: m.TopicInfo, group: str) -> Steps[str]:
         """Where its dead letters go; raises InvalidRequest where they go nowhere."""
@@ -86,8 +97,9 @@ class Letters:
 
     def _give_out(
         self, topic: m.TopicInfo, group: str, dead: m.TopicInfo, letters: list[Record]
-    ) -> Steps[m.Message]:
-        """Have the records of a group's letters given out once more, and delete the letters."""
+    ) -> Steps[tuple[int, int, int]]:
+        """Have the records of a group's letters given out once more, and delete the letters; returns how many
+        came back, how many of them had before, and how many are not there any more."""
         moved = repeated = lost = 0
         for at in range(0, len(letters), GROUP_LETTERS_PER_MOVE):
             part = letters[at : at + GROUP_LETTERS_PER_MOVE]
@@ -104,7 +116,7 @@ class Letters:
             yield from self._bury(dead, done)
             moved, repeated = moved + len(done), repeated + reply.repeated
             lost += len(part) - len(done)
-        return m.LettersRedriven(topic.topic, moved, repeated, lost)
+        return moved, repeated, lost
 
     def _move(
         self, queue: m.TopicInfo, dead: m.TopicInfo, letters: Any

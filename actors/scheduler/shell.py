@@ -36,7 +36,7 @@ from ringlog.limits import (
     AGING_TICK_MS,
     DURABLE_LOOK_MS,
     HEARTBEAT_INTERVAL_MS,
-    RECORD_BYTES_MAX,
+    RECORD_BYTES_DEFAULT,
     ROUTERS_MAX_DEFAULT,
     TURNS_PER_MESSAGE_MAX,
 )
@@ -82,7 +82,7 @@ class Shell:
 
     def __init__(
         self, boot: ActorBoot, *, schedulers: int = 1, routers_max: int = ROUTERS_MAX_DEFAULT,
-        is_governed: bool = True, record_bytes: int = RECORD_BYTES_MAX, clock: Clock | None = None,
+        is_governed: bool = True, record_bytes: int = RECORD_BYTES_DEFAULT, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self._boot = boot
         self._clock = clock or SystemClock()

@@ -43,7 +43,7 @@ from ringlog.limits import (
     KEY_BYTES_MAX,
     META_BYTES_MAX,
     NODE_BYTES_MAX,
-    RECORD_BYTES_MAX,
+    RECORD_BYTES_DEFAULT,
     SEQ_MAX,
     TAG_BYTES_MAX,
 )
@@ -93,7 +93,7 @@ class Limits:
     """Limits that configuration may change; the rest are ringlog.limits."""
 
     batch_records: int = BATCH_RECORDS_MAX
-    record_bytes: int = RECORD_BYTES_MAX
+    record_bytes: int = RECORD_BYTES_DEFAULT
     flush_interval_us: int = 100_000
 
 
@@ -112,7 +112,7 @@ class Admission:
     """Turns buffers into intakes, staging what it admits in the topics' state."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self.limits = limits
         self.is_volatile_closed = False
         """No room for ephemeral frames: they are refused until there is."""
         self.written: dict[int, Topic] = {}
@@ -157,7 +157,7 @@ class Admission:
         return any(not run.fault for run in intake.runs)
 
     def _is_over_limits(self, run: CheckedRun) -> bool:
-        limits = self._limits
+        limits = self.limits
         return run.records_max > limits.batch_records or run.record_bytes_max > limits.record_bytes
 
     def _judged(self, intake: Intake, run: CheckedRun) -> list[CheckedRun]:
@@ -169,9 +169,9 @@ class Admission:
         found = []
         for part in _each(intake, run):
             fault = int(checked.faults[part.start])
-            if not fault and part.records_max > self._limits.batch_records:
+            if not fault and part.records_max > self.limits.batch_records:
                 fault = _TOO_MANY
-            elif not fault and part.record_bytes_max > self._limits.record_bytes:
+            elif not fault and part.record_bytes_max > self.limits.record_bytes:
                 fault = _RECORD_LARGE
             found.append(part._replace(fault=fault))
         return found
@@ -235,9 +235,9 @@ class Admission:
         elif run.fault == Fault.UNSOUND:
             self._refuse(intake, row, Status.INVALID_REQUEST, 0, int(frames.types_of(words)[0]))
         elif run.fault == _TOO_MANY:
-            self._refuse(intake, row, Status.BATCH_TOO_LARGE, run.records_max, self._limits.batch_records)
+            self._refuse(intake, row, Status.BATCH_TOO_LARGE, run.records_max, self.limits.batch_records)
         elif run.fault == _RECORD_LARGE:
-            most = self._limits.record_bytes
+            most = self.limits.record_bytes
             self._refuse(intake, row, Status.RECORD_TOO_LARGE, run.record_bytes_max, most)
         else:
             status, details = _FAULT_DETAILS[run.fault]

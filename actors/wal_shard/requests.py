@@ -67,7 +67,6 @@ from ringlog.limits import (
     FRAME_BYTES_MAX,
     LIST_PAGE_MAX,
     PRESSURE_RETRY_MS,
-    RECORD_BYTES_MAX,
     REQUEST_BYTES_MAX,
 )
 from ringlog.names import check_topic_name
@@ -239,7 +238,7 @@ class Requests:
             raise InvalidRequest("unknown protocol version", version=message.protocol, known=PROTOCOL)
         me = self._me
         limits = {
-            "record_bytes": RECORD_BYTES_MAX,
+            "record_bytes": self._admission.limits.record_bytes,
             "request_bytes": REQUEST_BYTES_MAX,
             "topics": me.topics_max,
         }

@@ -18,7 +18,7 @@ from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format, RecordPrinter, record_facts
 from ringlog.cli.places import parse_milliseconds, parse_moment
 from ringlog.errors import RecordTooLarge, UsageError
-from ringlog.limits import BATCH_RECORDS_MAX, CLAIM_JOBS_MAX, JOBS_PER_REQUEST_MAX, RECORD_BYTES_MAX
+from ringlog.limits import BATCH_RECORDS_MAX, CLAIM_JOBS_MAX, JOBS_PER_REQUEST_MAX, RECORD_BYTES_DEFAULT, RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
     from ringlog.client import Client
@@ -117,7 +117,7 @@ def _parts(payloads: Iterator[bytes]) -> Iterator[list[bytes]]:
     for each in payloads:
         part.append(each)
         size += len(each)
-        if len(part) >= BATCH_RECORDS_MAX or size >= RECORD_BYTES_MAX:
+        if len(part) >= BATCH_RECORDS_MAX or size >= RECORD_BYTES_DEFAULT:
             yield part
             part, size = [], 0
     if part:

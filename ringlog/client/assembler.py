@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 RECORD_OVERHEAD_BYTES = 8
@@ -52,4 +52,8 @@ class Assembler:
 
 
 def _size(value: Any) -> int:
-    return len(value) + RECORD_OVERHEAD_BYTES if isinstance(value, bytes | str) else 32
+    if isinstance(value, bytes | str):
+        return len(value) + RECORD_OVERHEAD_BYTES
+    if isinstance(value, Mapping):
+        return sum(len(name) + len(content) + 2 * RECORD_OVERHEAD_BYTES for name, content in value.items())
+    return 32

@@ -145,7 +145,8 @@ def in_parts(records: Sequence[Record], most: int = DEAD_LETTERS_PER_MOVE) -> li
     parts: list[Sequence[Record]] = []
     start_at = size = 0
     for at, record in enumerate(records):
-        length = len(record.data or b"") + len(record.meta_json or b"")
+        headers = sum(len(name) + len(value) for name, value in record.headers.items())
+        length = len(record.data or b"") + len(record.meta_json or b"") + headers
         is_full = at - start_at >= most or size + length > DEAD_LETTERS_BYTES_PER_MOVE
         if at > start_at and is_full:
             parts.append(records[start_at:at])

@@ -25,6 +25,7 @@ from ringlog.limits import (
     BATCH_RECORDS_MAX,
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
+    HEADERS_BYTES_MAX,
     HEADERS_PER_RECORD_MAX,
     KEY_BYTES_MAX,
     META_BYTES_MAX,
@@ -283,22 +284,27 @@ def _as_bytes(name: str, index: int, value: Any) -> bytes:
 def _checked_headers(values: Any, count: int) -> Any:
     if isinstance(values, BufferHeaders):
         counts = np.diff(values.lists)
-        sizes = np.diff(values.keys.offsets) + np.diff(values.values.offsets)
+        names, contents = np.diff(values.keys.offsets), np.diff(values.values.offsets)
     else:
         _check_count("headers", len(values), count)
         values = [_pairs(index, value) for index, value in enumerate(values)]
         counts = np.fromiter(map(len, values), dtype=np.int64, count=count)
-        flat = chain.from_iterable(values)
-        lengths = [len(_utf8("header keys", key)) + len(content) for key, content in flat]
-        sizes = np.array(lengths, dtype=np.int64)
+        flat = list(chain.from_iterable(values))
+        names = np.array([len(_utf8("header keys", key)) for key, _ in flat], dtype=np.int64)
+        contents = np.array([len(content) for _, content in flat], dtype=np.int64)
     at = int(counts.argmax())
     if counts[at] > HEADERS_PER_RECORD_MAX:
         raise InvalidRequest(
             "too many headers", index=at, headers=int(counts[at]), max=HEADERS_PER_RECORD_MAX
         )
-    ends = np.concatenate(([0], np.cumsum(sizes)))
+    for what, sizes in (("a header's name is too long", names), ("a header's value is too long", contents)):
+        over = np.flatnonzero(sizes > HEADER_BYTES_MAX)
+        if len(over):
+            at = int(np.searchsorted(np.cumsum(counts), over[0], "right"))
+            raise InvalidRequest(what, index=at, bytes=int(sizes[over[0]]), max=HEADER_BYTES_MAX)
+    ends = np.concatenate(([0], np.cumsum(names + contents)))
     bounds = np.concatenate(([0], np.cumsum(counts)))
-    _check_most(InvalidRequest, "headers too large", np.diff(ends[bounds]), HEADER_BYTES_MAX)
+    _check_most(InvalidRequest, "headers too large", np.diff(ends[bounds]), HEADERS_BYTES_MAX)
     return values
 
 

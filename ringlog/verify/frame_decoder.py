@@ -20,7 +20,7 @@ import zstandard
 from ringlog.errors import RinglogError
 
 _MIB = 1 << 20
-_FRAME_BYTES_MAX = 65 * _MIB
+_FRAME_BYTES_MAX = 66 * _MIB
 _CONTROL_BYTES_MAX = 1 * _MIB
 _CONTROL_DEPTH_MAX = 16
 _RATIO_MAX = 1_000

@@ -22,7 +22,7 @@ from ringlog.limits import (
     DEAD_LETTERS_BYTES_PER_MOVE,
     DEAD_LETTERS_PER_MOVE,
     META_BYTES_MAX,
-    RECORD_BYTES_MAX,
+    RECORD_BYTES_DEFAULT,
 )
 from ringlog.placement import home_shard
 from ringlog.testing import engine
@@ -184,7 +184,7 @@ def test_a_target_that_takes_nothing_holds_up_no_other_and_loses_nothing(running
 
 
 @SLOW
-@pytest.mark.parametrize("record_bytes", [RECORD_BYTES_MAX, 2_000])
+@pytest.mark.parametrize("record_bytes", [RECORD_BYTES_DEFAULT, 8 * RECORD_BYTES_DEFAULT, 2_000])
 def test_a_job_as_large_as_a_record_may_be_becomes_a_dead_letter_and_comes_back(record_bytes: int):
     """What is noted of it does not count: it was ready for ever, and nobody could claim it."""
     with (

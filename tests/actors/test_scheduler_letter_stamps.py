@@ -15,11 +15,11 @@ from ringlog.frame import open_frame
 from ringlog.frame.codec import frame
 from ringlog.limits import (
     DEAD_LETTER_REASON_BYTES_MAX,
-    HEADER_BYTES_MAX,
+    HEADERS_BYTES_MAX,
     HEADERS_PER_RECORD_MAX,
     META_BYTES_MAX,
     META_KEYS_MAX,
-    RECORD_BYTES_MAX,
+    RECORD_BYTES_DEFAULT,
 )
 
 GROUP = "g" * 255
@@ -39,37 +39,37 @@ def large_meta(size: int = META_BYTES_MAX, keys: int = 1) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def many_headers(count: int = HEADERS_PER_RECORD_MAX, size: int = HEADER_BYTES_MAX) -> dict[str, bytes]:
-    each = size // count - 3
-    return {f"h{n:02d}": bytes(each) for n in range(count)}
+def many_headers(count: int = HEADERS_PER_RECORD_MAX, size: int = HEADERS_BYTES_MAX) -> dict[str, bytes]:
+    each = size // count - 6
+    return {f"h{n:05d}": bytes(each) for n in range(count)}
 
 
 JOBS: dict[str, dict[str, Any]] = {
     "small": {"data": b"x"},
-    "as large as a record may be": {"data": bytes(RECORD_BYTES_MAX)},
-    "almost as large": {"data": bytes(RECORD_BYTES_MAX - 50)},
-    "with metadata, as large": {"data": bytes(RECORD_BYTES_MAX - META_BYTES_MAX), "meta_json": large_meta()},
+    "as large as a record may be": {"data": bytes(RECORD_BYTES_DEFAULT)},
+    "almost as large": {"data": bytes(RECORD_BYTES_DEFAULT - 50)},
+    "with metadata, as large": {"data": bytes(RECORD_BYTES_DEFAULT - META_BYTES_MAX), "meta_json": large_meta()},
     "full of metadata": {"data": b"x", "meta_json": large_meta()},
     "as many keys as there may be": {"data": b"x", "meta_json": large_meta(5_000, META_KEYS_MAX)},
     "full of headers": {"data": b"x", "headers": many_headers()},
-    "few headers, full": {"data": b"x", "headers": many_headers(2)},
-    "as large, full of headers": {"data": bytes(RECORD_BYTES_MAX), "headers": many_headers()},
-    "as large, few headers, full": {"data": bytes(RECORD_BYTES_MAX), "headers": many_headers(2)},
+    "few headers, full": {"data": b"x", "headers": many_headers(16)},
+    "as large, full of headers": {"data": bytes(RECORD_BYTES_DEFAULT), "headers": many_headers()},
+    "as large, few headers, full": {"data": bytes(RECORD_BYTES_DEFAULT), "headers": many_headers(16)},
     "full of everything": {
-        "data": bytes(RECORD_BYTES_MAX - META_BYTES_MAX), "meta_json": large_meta(keys=META_KEYS_MAX),
+        "data": bytes(RECORD_BYTES_DEFAULT - META_BYTES_MAX), "meta_json": large_meta(keys=META_KEYS_MAX),
         "headers": many_headers(),
     },
     "metadata that is no object": {"data": b"x", "meta_json": b"[1]"},
     "metadata that is no JSON": {"data": b"x", "meta_json": b"\xff{"},
-    "no object, as large": {"data": bytes(RECORD_BYTES_MAX - 8), "meta_json": b'"' + b"x" * 6 + b'"'},
+    "no object, as large": {"data": bytes(RECORD_BYTES_DEFAULT - 8), "meta_json": b'"' + b"x" * 6 + b'"'},
     "forged": {
-        "data": bytes(RECORD_BYTES_MAX - 200), "meta_json": b'{"$dead_letter_from":"else","own":1}',
+        "data": bytes(RECORD_BYTES_DEFAULT - 200), "meta_json": b'{"$dead_letter_from":"else","own":1}',
         "headers": {"$dead_letter_src_seq": b"99", "$dead_letter_nacks": b"x", "own": b"2"},
     },
 }  # fmt: skip
 
 
-def moved(job: dict[str, Any], group: str = "", record_bytes: int = RECORD_BYTES_MAX) -> Record:
+def moved(job: dict[str, Any], group: str = "", record_bytes: int = RECORD_BYTES_DEFAULT) -> Record:
     """The letter that a job becomes."""
     record = Record(seq=1, ts=0, **job)
     view = open_frame(frame(letter_columns(record, spent(group), 3, record_bytes), topic_id=8), seed=None)
@@ -86,7 +86,7 @@ def test_every_job_becomes_a_dead_letter_that_says_where_it_comes_from(name: str
     job = JOBS[name]
     letter = moved(job, group)
     assert letter.data == job["data"]
-    assert len(letter.data) + len(letter.meta_json or b"") <= RECORD_BYTES_MAX
+    assert len(letter.data) + len(letter.meta_json or b"") <= RECORD_BYTES_DEFAULT
     assert is_letter_of(TOPIC, letter, group)
     assert not is_letter_of(TOPIC, letter, "other")
     assert noted(letter, "$dead_letter_src_seq") == "1"
@@ -101,7 +101,7 @@ def test_every_job_becomes_a_dead_letter_that_says_where_it_comes_from(name: str
     # A letter that fails is moved again, and says of itself what is true then.
     again = moved({"data": letter.data, "meta_json": letter.meta_json, "headers": letter.headers}, group)
     assert noted(again, "$dead_letter_src_seq") == "1"
-    assert len(again.data) + len(again.meta_json or b"") <= RECORD_BYTES_MAX
+    assert len(again.data) + len(again.meta_json or b"") <= RECORD_BYTES_DEFAULT
 
 
 def test_metadata_is_kept_where_it_is_an_object() -> None:

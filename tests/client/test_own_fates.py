@@ -11,7 +11,7 @@ import ringlog
 import ringlog.aio
 from ringlog.client import NewRecord
 from ringlog.errors import InvalidRequest, RecordTooLarge, RinglogError, TopicFull
-from ringlog.limits import RECORD_BYTES_MAX
+from ringlog.limits import RECORD_BYTES_DEFAULT
 from ringlog.testing import engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -66,12 +66,12 @@ def test_a_topic_that_is_nearly_full_takes_what_it_has_room_for(log):
 
 
 def test_a_record_that_no_topic_takes_fails_alone(log):
-    large = NewRecord(data=bytes(RECORD_BYTES_MAX - 100), meta={"a": "z" * 400})
+    large = NewRecord(data=bytes(RECORD_BYTES_DEFAULT - 100), meta={"a": "z" * 400})
     found = send_all(log, "large", [b"before", large, b"after"])
     assert found[0] == 1
     assert found[2] == 2
     assert type(found[1]) is RecordTooLarge
-    assert found[1].detail["max"] == RECORD_BYTES_MAX
+    assert found[1].detail["max"] == RECORD_BYTES_DEFAULT
 
 
 def test_a_record_larger_than_the_cap_of_its_topic_fails_alone_and_the_detail_names_one_unit(log):

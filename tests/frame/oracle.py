@@ -29,6 +29,7 @@ from ringlog.frame.measure import Fault
 from ringlog.limits import (
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
+    HEADERS_BYTES_MAX,
     HEADERS_PER_RECORD_MAX,
     KEY_BYTES_MAX,
     META_BYTES_MAX,
@@ -234,7 +235,9 @@ def _over_limit(body: memoryview, places: BodyLayout, count: int) -> Fault:
         keys = offsets_in(body, places.headers.keys.offsets_at, places.headers.keys.entries)
         values = offsets_in(body, places.headers.values.offsets_at, places.headers.values.entries)
         sizes = np.diff(keys[lists].astype(np.int64) + values[lists])
-        if int(np.diff(lists).max()) > HEADERS_PER_RECORD_MAX or int(sizes.max()) > HEADER_BYTES_MAX:
+        longest = max((int(np.diff(each).max()) for each in (keys, values) if len(each) > 1), default=0)
+        is_over = longest > HEADER_BYTES_MAX or int(sizes.max()) > HEADERS_BYTES_MAX
+        if is_over or int(np.diff(lists).max()) > HEADERS_PER_RECORD_MAX:
             return Fault.HEADERS_TOO_LARGE
     return Fault.OK
 

@@ -38,6 +38,7 @@ from ringlog.limits import (
     BATCH_RECORDS_MAX,
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
+    HEADERS_BYTES_MAX,
     HEADERS_PER_RECORD_MAX,
     KEY_BYTES_MAX,
     META_BYTES_MAX,
@@ -58,19 +59,23 @@ AT_LIMIT: dict[str, tuple[Any, Any, type[RinglogError], int]] = {
     "tags": ("é" * (TAG_BYTES_MAX // 2), "é" * (TAG_BYTES_MAX // 2) + "x", InvalidRequest, TAG_BYTES_MAX),
     "nodes": ("n" * NODE_BYTES_MAX, "n" * (NODE_BYTES_MAX + 1), InvalidRequest, NODE_BYTES_MAX),
     "metas": (meta_of(META_BYTES_MAX), meta_of(META_BYTES_MAX + 1), InvalidRequest, META_BYTES_MAX),
-    "headers": (
-        [("k", b"v" * (HEADER_BYTES_MAX - 1))],
-        [("kk", b"v" * (HEADER_BYTES_MAX - 1))],
-        InvalidRequest,
-        HEADER_BYTES_MAX,
+    "header names": ([("k" * HEADER_BYTES_MAX, b"")], [("k" * (HEADER_BYTES_MAX + 1), b"")], InvalidRequest,
+                     HEADER_BYTES_MAX),
+    "header values": ([("k", b"v" * HEADER_BYTES_MAX)], [("a", b""), ("k", b"v" * (HEADER_BYTES_MAX + 1))],
+                      InvalidRequest, HEADER_BYTES_MAX),
+    "all headers": (
+        [(f"{n:02d}", b"v" * (HEADERS_BYTES_MAX // 32 - 2)) for n in range(32)],
+        [(f"{n:02d}", b"v" * (HEADERS_BYTES_MAX // 32 - 2 + (n == 9))) for n in range(32)], InvalidRequest,
+        HEADERS_BYTES_MAX,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(AT_LIMIT))
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_value_at_its_limit_passes_and_one_past_it_names_index_bytes_and_max(name: str, index: int) -> None:
     passes, fails, kind, most = AT_LIMIT[name]
+    name = "headers" if "header" in name else name
     values: list[Any] = [None, None, None]
     values[index] = passes
     assert encode_records([b"x"] * 3, **{name: values}).count == 3
@@ -120,11 +125,11 @@ def test_too_many_headers_are_refused_by_number() -> None:
 
 def test_a_write_larger_than_a_frame_is_refused_before_it_is_built() -> None:
     """N-6g."""
-    big = b"x" * RECORD_BYTES_MAX
-    assert 65 * MIB == FRAME_BYTES_MAX
+    big = b"x" * MIB
+    assert 66 * MIB == FRAME_BYTES_MAX
     for call in (lambda n: encode_records([big] * n), lambda n: frames_of([big] * n, 1, topic_id=1)):
         with pytest.raises(PayloadTooLarge) as caught:
-            call(65)
+            call(66)
         assert caught.value.detail["max"] == FRAME_BYTES_MAX
 
 
@@ -230,7 +235,7 @@ OVER = [
     (Column.NODE, NODE_BYTES_MAX, Fault.NODE_TOO_LONG),
     (Column.KEY, KEY_BYTES_MAX, Fault.KEY_TOO_LONG),
     (Column.META, META_BYTES_MAX, Fault.META_TOO_LONG),
-    (Column.HEADERS, HEADER_BYTES_MAX - 1, Fault.HEADERS_TOO_LARGE),
+    (Column.HEADERS, HEADER_BYTES_MAX, Fault.HEADERS_TOO_LARGE),
 ]
 
 
@@ -258,6 +263,12 @@ def test_measure_counts_headers() -> None:
         (HEADERS_PER_RECORD_MAX + 1, Fault.HEADERS_TOO_LARGE),
     ):
         whole = unchecked([b"p"], Column.HEADERS, [b""] * number)
+        assert measure(whole, scan(whole)).bad.tolist() == [want]
+
+
+def test_measure_adds_up_headers() -> None:
+    for length, want in ((32_767, Fault.OK), (32_768, Fault.HEADERS_TOO_LARGE)):
+        whole = unchecked([b"p"], Column.HEADERS, [b"v" * 32_767] * 31 + [b"v" * length])
         assert measure(whole, scan(whole)).bad.tolist() == [want]
 
 

@@ -350,6 +350,8 @@ INLINE_QUEUES_MAX = 16
 """Queues for which a shard reads ahead, two such blocks each; the one not needed for longest is forgotten."""
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 86_400_000
+BACKOFF_MAX_MS_DEFAULT = 60_000
+"""Longest that what came back rests by itself, unless the queue or group says otherwise."""
 NACK_DELAY_MS_MAX = 86_400_000
 WAITING_CLAIMS_MAX = 16_384
 """Claims that wait in one shard; a further one is Throttled."""

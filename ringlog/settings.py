@@ -18,6 +18,7 @@ from typing import Any
 
 from ringlog.errors import InvalidRequest
 from ringlog.limits import (
+    BACKOFF_MAX_MS_DEFAULT,
     CLAIM_JITTER_MS_MAX,
     COUNT_MAX,
     DELIVERIES_MAX,
@@ -149,7 +150,7 @@ TOPIC_SETTINGS = _table(
     _flag("dedupe_node", True),
     _whole("lease_ms", 30_000, LEASE_MS_MIN, LEASE_MS_MAX, "ms"),
     _whole("backoff_ms", 0, 0, NACK_DELAY_MS_MAX, "ms", zero="none", only=QUEUE),
-    _whole("backoff_max_ms", 60_000, 0, NACK_DELAY_MS_MAX, "ms", only=QUEUE),
+    _whole("backoff_max_ms", BACKOFF_MAX_MS_DEFAULT, 0, NACK_DELAY_MS_MAX, "ms", only=QUEUE),
     _whole("claim_jitter_ms", 0, 0, CLAIM_JITTER_MS_MAX, "ms", zero="none", only=QUEUE),
     _whole("max_deliveries", 0, 0, DELIVERIES_MAX, "deliveries", zero="no bound", only=QUEUE),
     Setting(name="dead_letter", kind=NAME, default=None, is_nullable=True, only=QUEUE),
@@ -172,6 +173,8 @@ GROUP_SETTINGS = _table(
     _whole("max_in_flight", 0, 0, GROUP_PENDING_MAX, "records", zero="as many as there may be"),
     _whole("member_max_in_flight", 0, 0, GROUP_PENDING_MAX, "records", zero="as many as there may be"),
     _whole("max_deliveries", 0, 0, DELIVERIES_MAX, "deliveries", zero="no bound"),
+    _whole("backoff_ms", 0, 0, NACK_DELAY_MS_MAX, "ms", zero="none"),
+    _whole("backoff_max_ms", BACKOFF_MAX_MS_DEFAULT, 0, NACK_DELAY_MS_MAX, "ms"),
 )
 """Numbers of a consumer group, fixed when it is made."""
 

@@ -187,6 +187,7 @@ def info_of(topic: Topic, group: ConsumerGroup, *, created: bool = False) -> m.G
     return m.GroupInfo(
         topic.name, made.key, made.name, int(made.mode), made.tags, created, group.cursor, group.floor,
         group.pending, made.deliveries_max, made.dead_letter, made.pending_max, made.member_max,
+        made.backoff_ms, made.backoff_max_ms,
     )  # fmt: skip
 
 
@@ -207,17 +208,22 @@ def _made(message: m.GroupOpen) -> Made:
         GROUP_SETTINGS,
         {
             "max_in_flight": message.pending_max, "member_max_in_flight": message.member_max,
-            "max_deliveries": message.max_deliveries,
+            "max_deliveries": message.max_deliveries, "backoff_ms": message.backoff_ms,
+            "backoff_max_ms": message.backoff_max_ms,
         },
         "group",
     )  # fmt: skip
-    limits = (message.pending_max, message.member_max)
-    if any(limits) and message.mode != Mode.QUEUE:
-        raise InvalidRequest(
-            "max_in_flight and member_max_in_flight have no effect on a group in mode stream",
-            field="max_in_flight" if limits[0] else "member_max_in_flight",
-        )  # fmt: skip
-    return Made(message.group, Mode(message.mode), message.tags, *limits, *_dead_letters(message))
+    of_leases = {
+        "max_in_flight": message.pending_max, "member_max_in_flight": message.member_max,
+        "backoff_ms": message.backoff_ms,
+    }  # fmt: skip
+    for field, value in of_leases.items():
+        if value and message.mode != Mode.QUEUE:
+            raise InvalidRequest(f"{field} has no effect on a group in mode stream", field=field)
+    return Made(
+        message.group, Mode(message.mode), message.tags, message.pending_max, message.member_max,
+        *_dead_letters(message), message.backoff_ms, message.backoff_max_ms,
+    )  # fmt: skip
 
 
 def _dead_letters(message: m.GroupOpen) -> tuple[int, str]:

@@ -130,8 +130,8 @@ class Group:
         """These are done for the group. As Queue.ack, but that the records stay."""
         return self._leases.ack(jobs)
 
-    def nack(self, jobs: Iterable[Job], *, delay_ms: int = 0, reason: str = "") -> Settled:
-        """Give these back, ready now or after `delay_ms`."""
+    def nack(self, jobs: Iterable[Job], *, delay_ms: int | None = None, reason: str = "") -> Settled:
+        """Give these back, ready after `delay_ms`, or when that is not said after the group's back-off."""
         return self._leases.nack(jobs, delay_ms=delay_ms, reason=reason)
 
     def reject(self, job: Job, reason: str = "") -> None:

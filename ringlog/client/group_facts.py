@@ -17,6 +17,8 @@ class GroupLimits(TypedDict, total=False):
     create: bool
     max_deliveries: int
     dead_letter: str
+    backoff_ms: int
+    backoff_max_ms: int
     release_on_exit: bool
 
 

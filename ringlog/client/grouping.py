@@ -53,7 +53,7 @@ from ringlog.envelope.messages import (
     TopicInfo,
 )
 from ringlog.errors import GroupIncompatible, LeaseLost, RinglogError, UsageError
-from ringlog.limits import JOBS_PER_REQUEST_MAX, SEQ_MAX
+from ringlog.limits import BACKOFF_MAX_MS_DEFAULT, JOBS_PER_REQUEST_MAX, SEQ_MAX
 from ringlog.link.peer import MS
 from ringlog.link.pending import Steps
 from ringlog.settings import differences, told
@@ -72,14 +72,15 @@ class GroupWorking(Working):
         self, topic: str, name: str, mode: str, node: str, clock: Clock, *, start: Start = STORED,
         tags: TagFilter | None = None, max_in_flight: int | None = None,
         member_max_in_flight: int | None = None, min_idle_ms: int = 0, create: bool = True,
-        max_deliveries: int | None = None, dead_letter: str | None = None, release_on_exit: bool = True,
+        max_deliveries: int | None = None, dead_letter: str | None = None, backoff_ms: int | None = None,
+        backoff_max_ms: int | None = None, release_on_exit: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(topic, node, clock, release_on_exit=release_on_exit)
         if mode not in MODES:
             raise UsageError("a group's mode is queue or stream", found=mode)
         without_effect = {
             "max_in_flight": max_in_flight, "member_max_in_flight": member_max_in_flight,
-            "min_idle_ms": min_idle_ms,
+            "min_idle_ms": min_idle_ms, "backoff_ms": backoff_ms,
         }  # fmt: skip
         for setting, value in without_effect.items():
             if value and mode != "queue":
@@ -91,7 +92,8 @@ class GroupWorking(Working):
         self._start = start
         named = {
             "max_in_flight": max_in_flight, "member_max_in_flight": member_max_in_flight,
-            "max_deliveries": max_deliveries, "dead_letter": dead_letter,
+            "max_deliveries": max_deliveries, "dead_letter": dead_letter, "backoff_ms": backoff_ms,
+            "backoff_max_ms": backoff_max_ms,
         }  # fmt: skip
         self._named: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         """Settings that the program named: a group that is there has to have them."""
@@ -125,7 +127,8 @@ class GroupWorking(Working):
         opened = GroupOpen(
             self.topic, self.name, MODES[self.mode], self.tags, first, named.get("max_in_flight", 0),
             named.get("member_max_in_flight", 0), self.node, max_deliveries=named.get("max_deliveries", 0),
-            dead_letter=dead_letter,
+            dead_letter=dead_letter, backoff_ms=named.get("backoff_ms", 0),
+            backoff_max_ms=named.get("backoff_max_ms", BACKOFF_MAX_MS_DEFAULT),
         )  # fmt: skip
         info: GroupInfo = (yield connection.about_jobs(opened)).message
         if not info.created:
@@ -138,6 +141,7 @@ class GroupWorking(Working):
         existing = {
             "max_in_flight": info.pending_max, "member_max_in_flight": info.member_max,
             "max_deliveries": info.max_deliveries, "dead_letter": info.dead_letter,
+            "backoff_ms": info.backoff_ms, "backoff_max_ms": info.backoff_max_ms,
         }  # fmt: skip
         found = differences(self._named, existing)
         if found:

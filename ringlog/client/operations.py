@@ -320,7 +320,8 @@ class Operations:
         group of its own, which passes over every other record. `max_in_flight` and `member_max_in_flight`
         bound what is claimed and not acked, of all members and of one; they, too, are those of a new group.
         What was given out `max_deliveries` times and comes back goes to the topic `dead_letter`, of a new
-        group in mode queue. With `create=False` the group has to be there: GroupNotFound.
+        group in mode queue; what came back before rests for `backoff_ms`, doubled with each delivery up to
+        `backoff_max_ms`. With `create=False` the group has to be there: GroupNotFound.
         With `min_idle_ms` this member's claims take over what another one did nothing about for so long, when
         nothing else is there. On the engine's host what a process holds is ready for others when it ends; not
         so with `release_on_exit=False`.

@@ -73,6 +73,9 @@ class Made(msgspec.Struct, array_like=True, frozen=True):
     """What was given out so often and came back is exhausted; 0 = nothing is."""
     dead_letter: str = ""
     """The topic where exhausted records go; "" = the group has none."""
+    backoff_ms: U64 = 0
+    """What comes back rests so long, doubled with each delivery up to the other one; 0 = not at all."""
+    backoff_max_ms: U64 = 0
 
     @property
     def key(self) -> str:

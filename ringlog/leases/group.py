@@ -47,7 +47,7 @@ from ringlog.leases.table import (
     RESTORE,
 )
 from ringlog.leases.tokens import Tokens
-from ringlog.leases.types import I64, PLAIN, U64, ClaimRequest, Matched, Order
+from ringlog.leases.types import I64, PLAIN, U64, Backoff, ClaimRequest, Matched, Order
 from ringlog.limits import DURABLE_HOLDERS_MAX, DURABLE_LEASES_MAX, GROUP_PENDING_MAX, RUNS_PER_CHANGE_MAX
 
 _CLAIMED: Final = Op.CLAIMED
@@ -106,6 +106,7 @@ class ConsumerGroup(Dispatch):
         if not self.is_own:
             self.known_max = made.pending_max or GROUP_PENDING_MAX
             self.deliveries_max = made.deliveries_max
+            self.backoff = Backoff(made.backoff_ms, max(made.backoff_max_ms, made.backoff_ms))
             self.has_dead_letters = False
 
     # -- what it says ---------------------------------------------------------------------------------

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from checkpoint_world import checkpoint_all, new_world
+from group_world import QUEUE, STREAM, held, nack, numbers, pending
+from group_world import claim as claim_of
+from group_world import make as make_group
 from removal_world import started
 from test_wal_shard_queues import claim, jobs_of, make, stats, words
 
 from actors.wal_shard import events as ev
 from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest
 from ringlog.testing.shard_world import World
 
 
@@ -112,3 +117,58 @@ def test_a_claim_that_waits_is_given_a_job_when_its_rest_is_over():
     pass_ms(world, 1)
     run.step()
     assert [row[0] for row in run.replies[901].runs] == [1]
+
+
+# -- named groups -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["kill", "checkpoint"])
+def test_records_of_a_group_rest_as_it_says_and_so_do_they_after_a_kill(how):
+    world = new_world()
+    info = make_group(world, 4, backoff_ms=1_000, backoff_max_ms=1_500)
+    assert (info.backoff_ms, info.backoff_max_ms) == (1_000, 1_500)
+    jobs = held(claim_of(world, 9, lease_ms=500))
+    nack(world, {1: jobs[1]}, delay_ms=100, has_backoff=True)
+    nack(world, {2: jobs[2]}, delay_ms=100)
+    pass_ms(world, 100)
+    assert list(held(claim_of(world, 9, lease_ms=60_000))) == [2]
+    pass_ms(world, 401)
+    assert {seq: state for seq, (state, _, _) in pending(world).items()} == {1: 2, 2: 1, 3: 2, 4: 2}
+    if how == "checkpoint":
+        checkpoint_all(world)
+    world.kill()
+    world.start()
+    assert world.request(m.GroupOpen("t", "g", QUEUE)).backoff_ms == 1_000
+    pass_ms(world, 499)
+    assert list(held(claim_of(world, 9, lease_ms=60_000))) == [1]
+    pass_ms(world, 499)
+    assert not claim_of(world, 9).runs
+    pass_ms(world, 1)
+    again = held(claim_of(world, 9, lease_ms=60_000))
+    assert list(again) == [3, 4]
+    reply = nack(world, {**again, 77: 5}, call=9, has_backoff=True)
+    assert (reply.nacked, numbers(reply.skipped)) == (2, [77])
+    assert nack(world, {**again, 77: 5}, call=9, has_backoff=True) == reply
+    pass_ms(world, 1_499)
+    assert not claim_of(world, 9).runs, "twice as long, up to the longest"
+    pass_ms(world, 1)
+    assert list(held(claim_of(world, 9))) == [3, 4]
+
+
+def test_a_group_without_a_backoff_and_one_that_leaves_give_back_at_once():
+    world = new_world()
+    make_group(world, 2)
+    nack(world, held(claim_of(world, 1)), has_backoff=True)
+    assert list(held(claim_of(world, 1))) == [1]
+    world.request(m.GroupOpen("t", "h", QUEUE, backoff_ms=1_000))
+    claim_of(world, 9, "x", "h")
+    world.request(m.GroupLeave("t", "h", "x"))
+    assert list(held(claim_of(world, 9, group="h"))) == [1, 2]
+
+
+@pytest.mark.parametrize("asked", [(QUEUE, {"backoff_ms": 1 << 31}), (STREAM, {"backoff_ms": 1})])
+def test_a_backoff_that_cannot_be_is_refused(asked):
+    world = new_world()
+    world.put("t")
+    with pytest.raises(InvalidRequest, match="backoff_ms"):
+        world.request(m.GroupOpen("t", "g", asked[0], **asked[1]))

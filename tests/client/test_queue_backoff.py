@@ -6,7 +6,7 @@ import pytest
 
 import ringlog
 import ringlog.aio
-from ringlog.errors import UsageError
+from ringlog.errors import GroupIncompatible, UsageError
 
 HOUR_MS = 3_600_000
 
@@ -29,6 +29,29 @@ def test_a_job_given_back_without_a_delay_rests_as_its_queue_says(ringlog_engine
         assert (queue.stats().delayed, queue.stats().ready) == (5, 0)
         with pytest.raises(UsageError):
             queue.nack([], delay_ms=-1)
+
+
+@pytest.mark.parametrize("transport", ["ring", "ipc"])
+def test_a_record_given_back_without_a_delay_rests_as_its_group_says(
+    ringlog_engine, ringlog_topic, transport
+):
+    with ringlog.connect(ringlog_engine.url, wait=10, transport=transport) as client:
+        name = ringlog_topic("log")
+        client.append_many(name, [b"1", b"2", b"3", b"4", b"5"])
+        group = client.group(name, "g", mode="queue", backoff_ms=HOUR_MS, backoff_max_ms=HOUR_MS)
+        one, two, three, *rest = group.claim(5)
+        one.nack()
+        two.nack(delay_ms=0)
+        with pytest.raises(ZeroDivisionError), three:
+            _ = 1 / 0
+        assert (group.stats().delayed, group.stats().returned) == (2, 1)
+        group.nack(rest)
+        assert (group.stats().delayed, group.stats().returned) == (4, 1)
+        with pytest.raises(GroupIncompatible, match="backoff_ms"):
+            client.group(name, "g", mode="queue", backoff_ms=1).claim()
+        for options in ({"backoff_ms": -1}, {"backoff_max_ms": 1 << 40}, {"mode": "stream", "backoff_ms": 1}):
+            with pytest.raises(UsageError, match="backoff"):
+                client.group(name, "other", **{"mode": "queue", **options})
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])

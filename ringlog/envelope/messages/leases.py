@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ringlog.envelope.messages.base import Message
 from ringlog.envelope.messages.ranges import U32, U64, Millis, MillisOrNone, Name, Pid, Seq
+from ringlog.limits import BACKOFF_MAX_MS_DEFAULT
 
 
 class Claim(Message, frozen=True):
@@ -252,6 +253,8 @@ class GroupInfo(Message, frozen=True):
     dead_letter: Name = ""
     pending_max: U32 = 0
     member_max: U32 = 0
+    backoff_ms: U32 = 0
+    backoff_max_ms: U32 = 0
 
 
 class LeaseStatsReply(Message, frozen=True):
@@ -385,6 +388,9 @@ class GroupOpen(Message, frozen=True):
     """What was given out so often and comes back goes to the dead letters; 0 = nothing does by itself."""
     dead_letter: Name = ""
     """The topic where they go; "" = the group has none."""
+    backoff_ms: U32 = 0
+    """What comes back rests so long, doubled with each delivery up to the other one; 0 = not at all."""
+    backoff_max_ms: U32 = BACKOFF_MAX_MS_DEFAULT
 
 
 class GroupAgain(Message, frozen=True):

@@ -14,19 +14,16 @@ is acked; in mode `stream` one member reads all of them in order, and what it is
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ringlog.aio.queue import Job, Queue
 from ringlog.client.checks import (
     commit_every,
-    flag,
-    number,
     pending_options,
     position,
     seconds_to_end,
-    seqs_of,
     start_at,
 )
 from ringlog.client.claimed import Jobs
@@ -34,10 +31,9 @@ from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
 from ringlog.client.grouping import GroupWorking, Streaming
 from ringlog.client.job import OnError
 from ringlog.client.pages import Page, Record, Start, Tombstone
-from ringlog.client.queue_options import GIVE_BACK_S, RETRY_S, check_claimed_for
+from ringlog.client.queue_options import GIVE_BACK_S, RETRY_S
 from ringlog.client.redrive import RedriveReport, Where
 from ringlog.client.results import ClientState, Settled
-from ringlog.client.working import Wish
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
@@ -54,17 +50,6 @@ class Leases(Queue):
     def __init__(self, client: Operations, shell: LoopShell, working: GroupWorking) -> None:
         super().__init__(client, shell, working.topic, working.node)
         self._working: GroupWorking = working
-
-    async def steal(
-        self, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None, auto_extend: bool
-    ) -> Jobs[Job]:
-        """See Group.steal."""
-        auto_extend, lease_ms = flag(auto_extend, "auto_extend"), check_claimed_for(lease_ms)
-        min_idle_ms, wish = number(min_idle_ms, "min_idle_ms"), Wish()
-        steps = self._working.steal(self._client.connection, seqs, min_idle_ms, lease_ms, wish)
-        jobs = await self._claimed(steps, auto_extend, wish)
-        assert jobs is not None
-        return jobs
 
 
 class Group:
@@ -166,7 +151,9 @@ class Group:
     ) -> Jobs[Job]:  # fmt: skip
         """Lease those of these records that are pending, whoever holds them, if nothing was done about them
         for `min_idle_ms`. Who held them finds his lease lost."""
-        return await self._leases.steal(seqs_of(seqs), min_idle_ms, lease_ms, auto_extend)
+        return await self._leases.steal(
+            seqs, min_idle_ms=min_idle_ms, lease_ms=lease_ms, auto_extend=auto_extend
+        )
 
     async def pending(
         self, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0, limit: int = 100

@@ -291,12 +291,14 @@ class Operations:
 
     def queue(
         self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW,
-        release_on_exit: bool = True,
+        release_on_exit: bool = True, min_idle_ms: int = 0,
     ) -> Queue:  # fmt: skip
         """A queue, as the worker `node` sees it; without a name, this client's. See ringlog.client.queue.
 
         On the engine's host, what is claimed is given back as soon as this process is gone; not so without
-        `release_on_exit`: then leases last as long as they were asked for.
+        `release_on_exit`: then leases last as long as they were asked for. With `min_idle_ms` this
+        worker's claims take over jobs that another one did nothing about for so long, when nothing else is
+        there.
 
         With another `payload` than RAW, jobs are put from values and have a `value`; what cannot be decoded
         is rejected by a `jobs()` loop."""
@@ -304,7 +306,7 @@ class Operations:
         from ringlog.aio.queue import Queue
 
         node = node_name(node, self.client_id)
-        queue = Queue(self, self._shell, topic, node, payload, release_on_exit)
+        queue = Queue(self, self._shell, topic, node, payload, release_on_exit, min_idle_ms)
         self._queues.add(queue)
         return queue
 

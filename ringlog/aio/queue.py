@@ -24,9 +24,11 @@ from ringlog.client.checks import (
     at_least,
     codec,
     flag,
+    number,
     position,
     seconds,
     seconds_to_end,
+    seqs_of,
     text,
 )
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
@@ -176,7 +178,7 @@ class Queue:
 
     def __init__(
         self, client: Operations, shell: LoopShell, topic: str, node: str, payload: PayloadCodec[Any] = RAW,
-        release_on_exit: bool = True,
+        release_on_exit: bool = True, min_idle_ms: int = 0,
     ) -> None:  # fmt: skip
         self._client, self._shell = client, shell
         self._codec = codec(payload)
@@ -185,6 +187,7 @@ class Queue:
             text(node, "node"),
             SystemClock(),
             release_on_exit=flag(release_on_exit, "release_on_exit"),
+            min_idle_ms=number(min_idle_ms, "min_idle_ms"),
         )
         self._closings = 0
         """How often it was closed: iterations that were begun before end with it."""
@@ -637,6 +640,20 @@ class Queue:
         lease_ms = check_lease(lease_ms)
         leases = [job.lease for job in jobs_of(jobs)]
         return await self._shell.run(self._working.extend(self._client.connection, leases, lease_ms))
+
+    async def steal(
+        self, seqs: Iterable[int], *, min_idle_ms: int = 0, lease_ms: int | None = None,
+        auto_extend: bool = False,
+    ) -> Jobs[Job]:  # fmt: skip
+        """Lease those of these jobs that were handed out, whoever holds them, if nothing was done about them
+        for `min_idle_ms`. Who held them finds his lease lost."""
+        seqs, lease_ms = seqs_of(seqs), check_claimed_for(lease_ms)
+        min_idle_ms, auto_extend = number(min_idle_ms, "min_idle_ms"), flag(auto_extend, "auto_extend")
+        wish = Wish()
+        steps = self._working.steal(self._client.connection, seqs, min_idle_ms, lease_ms, wish)
+        jobs = await self._claimed(steps, auto_extend, wish)
+        assert jobs is not None
+        return jobs
 
     # -- looking --------------------------------------------------------------------------------------
 

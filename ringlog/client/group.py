@@ -15,18 +15,15 @@ is acked; in mode `stream` one member reads all of them in order, and what it is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ringlog.client.checks import (
     commit_every,
-    flag,
-    number,
     pending_options,
     position,
     seconds_to_end,
-    seqs_of,
     start_at,
 )
 from ringlog.client.claimed import Jobs
@@ -35,10 +32,9 @@ from ringlog.client.grouping import GroupWorking, Streaming
 from ringlog.client.job import OnError
 from ringlog.client.pages import Page, Record, Start, Tombstone
 from ringlog.client.queue import Job, Queue
-from ringlog.client.queue_options import GIVE_BACK_S, RETRY_S, check_claimed_for
+from ringlog.client.queue_options import GIVE_BACK_S, RETRY_S
 from ringlog.client.redrive import RedriveReport, Where
 from ringlog.client.results import ClientState, Settled
-from ringlog.client.working import Wish
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
@@ -55,17 +51,6 @@ class Leases(Queue):
     def __init__(self, client: Operations, shell: Shell, working: GroupWorking) -> None:
         super().__init__(client, shell, working.topic, working.node)
         self._working: GroupWorking = working
-
-    def steal(
-        self, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None, auto_extend: bool
-    ) -> Jobs[Job]:
-        """See Group.steal."""
-        auto_extend, lease_ms = flag(auto_extend, "auto_extend"), check_claimed_for(lease_ms)
-        min_idle_ms, wish = number(min_idle_ms, "min_idle_ms"), Wish()
-        steps = self._working.steal(self._client.connection, seqs, min_idle_ms, lease_ms, wish)
-        jobs = self._claimed(steps, auto_extend, wish)
-        assert jobs is not None
-        return jobs
 
 
 class Group:
@@ -165,7 +150,7 @@ class Group:
     ) -> Jobs[Job]:  # fmt: skip
         """Lease those of these records that are pending, whoever holds them, if nothing was done about them
         for `min_idle_ms`. Who held them finds his lease lost."""
-        return self._leases.steal(seqs_of(seqs), min_idle_ms, lease_ms, auto_extend)
+        return self._leases.steal(seqs, min_idle_ms=min_idle_ms, lease_ms=lease_ms, auto_extend=auto_extend)
 
     def pending(
         self, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0, limit: int = 100

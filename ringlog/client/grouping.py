@@ -75,7 +75,7 @@ class GroupWorking(Working):
         max_deliveries: int | None = None, dead_letter: str | None = None, backoff_ms: int | None = None,
         backoff_max_ms: int | None = None, release_on_exit: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(topic, node, clock, release_on_exit=release_on_exit)
+        super().__init__(topic, node, clock, release_on_exit=release_on_exit, min_idle_ms=min_idle_ms)
         if mode not in MODES:
             raise UsageError("a group's mode is queue or stream", found=mode)
         without_effect = {
@@ -97,7 +97,6 @@ class GroupWorking(Working):
         }  # fmt: skip
         self._named: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
         """Settings that the program named: a group that is there has to have them."""
-        self._min_idle_ms = min_idle_ms
         self._create = create
         self._is_open = not create
         """Is the group there, as far as we know? What is not there says so at every request."""
@@ -193,20 +192,6 @@ class GroupWorking(Working):
 
     def _matches(self, record: Record) -> bool:
         return self.filters.tag is None or self.filters.tag((record.tag or "").encode())
-
-    def steal(
-        self, connection: QueueConnection, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None,
-        wish: Wish,
-    ) -> Steps[Claimed]:  # fmt: skip
-        """Those of these that are pending, whoever holds them."""
-        yield from self.known(connection)
-        if len(seqs) > JOBS_PER_REQUEST_MAX:
-            raise UsageError("too many records at once", seqs=len(seqs), max=JOBS_PER_REQUEST_MAX)
-        if not seqs:
-            return Claimed((), 0, 0, 0)
-        return (
-            yield from self._lease(connection, len(seqs), words_of(seqs), 0.0, lease_ms, min_idle_ms, wish)
-        )
 
     def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
         """They go to the group's dead letters; raises InvalidRequest where it has none."""

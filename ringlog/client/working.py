@@ -110,13 +110,16 @@ class Wish:
 class Working:
     """One worker's view of one queue. Its steps run over `connection`; several may run at the same time."""
 
-    def __init__(self, topic: str, node: str, clock: Clock, *, release_on_exit: bool = True) -> None:
+    def __init__(
+        self, topic: str, node: str, clock: Clock, *, release_on_exit: bool = True, min_idle_ms: int = 0
+    ) -> None:
         if not 1 <= len(node.encode()) <= NODE_BYTES_MAX:
             raise UsageError("a node's name has 1 to 128 bytes", found=node[:NODE_BYTES_MAX])
         self.topic = topic
         self.group = ""
         """The key of the group whose records these are; "" = they are a queue's."""
-        self._min_idle_ms = 0
+        self._min_idle_ms = min_idle_ms
+        """Claims take over what another one did nothing about for so long; 0 = nothing."""
         self.node = node
         self._clock = clock
         self._release_on_exit = release_on_exit
@@ -172,6 +175,20 @@ class Working:
         is given back. Jobs that expire between their lease and the read are gone: others are claimed."""
         check_most(most)
         return (yield from self._lease(connection, most, b"", wait_s, lease_ms, self._min_idle_ms, wish))
+
+    def steal(
+        self, connection: QueueConnection, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None,
+        wish: Wish,
+    ) -> Steps[Claimed]:  # fmt: skip
+        """Those of these that are pending, whoever holds them."""
+        yield from self.known(connection)
+        if len(seqs) > JOBS_PER_REQUEST_MAX:
+            raise UsageError("too many records at once", seqs=len(seqs), max=JOBS_PER_REQUEST_MAX)
+        if not seqs:
+            return Claimed((), 0, 0, 0)
+        return (
+            yield from self._lease(connection, len(seqs), words_of(seqs), 0.0, lease_ms, min_idle_ms, wish)
+        )
 
     def _lease(
         self, connection: QueueConnection, most: int, seqs: bytes, wait_s: float, lease_ms: int | None,

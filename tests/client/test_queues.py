@@ -396,3 +396,28 @@ def test_a_claim_that_waits_holds_up_no_other_thread_with_the_same_queue(queue):
     queue.put(b"job")
     waiting.join(20)
     assert [job.data for job in found] == [b"job"]
+
+
+def test_jobs_that_a_worker_left_lying_are_taken_over(worker, queue):
+    """As of groups: by their numbers, or by a claim when nothing else is there."""
+    fill(queue, 3)
+    lost = queue.claim(3)
+    other = worker.queue(queue.topic, node="other", min_idle_ms=LONG_MS)
+    assert other.claim() == []
+    assert queue.steal([1], min_idle_ms=LONG_MS) == []
+    assert other.steal([]) == []
+    stolen = other.steal([2, 99])
+    assert [(job.seq, job.deliveries, job.data) for job in stolen] == [(2, 2, b"job 2")]
+    assert queue.ack(lost).skipped == (2,)
+    stolen[0].ack()
+    fill(queue, 1)
+    held = queue.claim()
+    eager = worker.queue(queue.topic, node="eager", min_idle_ms=1)
+    taken: list[Job] = []
+    wait_until(lambda: bool(taken.extend(eager.claim()) or taken), 10, "a millisecond")
+    assert [job.seq for job in taken] == [job.seq for job in held]
+    for wrong in ({"min_idle_ms": -1}, {"lease_ms": 1}):
+        with pytest.raises(UsageError):
+            queue.steal([1], **wrong)
+    with pytest.raises(UsageError):
+        worker.queue(queue.topic, min_idle_ms=-1)

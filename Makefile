@@ -18,13 +18,14 @@ COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_
   $(addprefix tests/,aio board client frame leases link ring topic)
 INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handlers.py dropped.py)
 
-.PHONY: help setup compiled demo test test-compiled check bench bench-against peers chaos chaos-night chaos-long mutants test-night spark-night fmt clean
+.PHONY: help setup compiled demo test test-compiled test-releases check bench bench-against peers chaos chaos-night chaos-long mutants test-night spark-night fmt clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo              run the main job on real data, with kills on the way"
 	@echo "make test              all tests (WORKERS=$(WORKERS))"
 	@echo "make test-compiled     those of what is compiled once more, on its compiled form"
+	@echo "make test-releases     this release beside the one before: clients, engines, data; needs the history"
 	@echo "make check             format, lint, types, house rules: under a minute"
 	@echo "make bench AREA=commit measure one area; without AREA list them"
 	@echo "make bench AREA=peers      one message a call, beside Redis, beanstalkd and NATS; peers-busy, peers-more"
@@ -86,6 +87,10 @@ test: compiled
 test-compiled: compiled
 	RINGLOG_CORES=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -q $(COMPILED_TESTS) $(addprefix --ignore=,$(WAITING_TESTS))
 	RINGLOG_CORES=1 PYTHONMALLOC=debug $(PY) -X faulthandler -m pytest -n $(WORKERS) -q $(INTERRUPTING_TESTS)
+
+# Clients and engines of this release and of the one before, and the data they leave.
+test-releases: $(STAMP)
+	$(PY) -m pytest -q -m releases tests/releases
 
 # What takes longest: enumerations of states and schedules; and what the harness and its classes are tested with:
 # planted bugs, small runs. `make chaos` runs the classes themselves.

@@ -424,7 +424,8 @@ DEAD_LETTERS_PER_MOVE = 256
 """Dead letters copied in one message, and as many as fit into DEAD_LETTERS_BYTES_PER_MOVE; at least one."""
 DEAD_LETTERS_BYTES_PER_MOVE = 1 * MIB
 DEAD_LETTERS_READ_BYTES = 256 * MIB
-"""Of jobs and letters that are read to be moved so much is in memory at once, if each is as large as it may be."""
+"""Of jobs and letters that are read to be moved so much is in memory at once, if each is as large as it may
+be."""
 DEAD_LETTERS_PAUSE_S_MAX = 30.0
 """Longest pause before a target that refuses is tried again; from a quarter of a second, twice as long each
 time."""

@@ -83,7 +83,8 @@ def _fits(record: Record, meta: bytes, keys: int, record_bytes: int) -> bool:
 def stamped_headers(own: Mapping[str, bytes], stamps: Mapping[str, str]) -> dict[str, bytes]:
     """The headers of a letter: what is noted, and of the job's own as many as there is room for."""
     noted = {name: value.encode() for name, value in stamps.items()}
-    if len(own) + len(noted) <= HEADERS_PER_RECORD_MAX and _bytes_of(own) + _bytes_of(noted) <= HEADERS_BYTES_MAX:
+    size = _bytes_of(own) + _bytes_of(noted)
+    if len(own) + len(noted) <= HEADERS_PER_RECORD_MAX and size <= HEADERS_BYTES_MAX:
         return {**own, **noted}
     noted[DEAD_LETTER_HEADERS_LEFT_OUT] = b"%d" % len(own)
     room = HEADERS_BYTES_MAX - _bytes_of(noted)

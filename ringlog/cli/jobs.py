@@ -18,7 +18,13 @@ from ringlog.cli.outcome import Exit
 from ringlog.cli.output import Format, RecordPrinter, record_facts
 from ringlog.cli.places import parse_milliseconds, parse_moment
 from ringlog.errors import RecordTooLarge, UsageError
-from ringlog.limits import BATCH_RECORDS_MAX, CLAIM_JOBS_MAX, JOBS_PER_REQUEST_MAX, RECORD_BYTES_DEFAULT, RECORD_BYTES_MAX
+from ringlog.limits import (
+    BATCH_RECORDS_MAX,
+    CLAIM_JOBS_MAX,
+    JOBS_PER_REQUEST_MAX,
+    RECORD_BYTES_DEFAULT,
+    RECORD_BYTES_MAX,
+)
 
 if TYPE_CHECKING:
     from ringlog.client import Client

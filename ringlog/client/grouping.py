@@ -13,7 +13,7 @@ from typing import Any
 
 from ringlog.client.claimed import Claimed, Leases
 from ringlog.client.group_facts import GroupMember, GroupStats, GroupSummary, PendingEntry
-from ringlog.client.leases import Lease, call_number, words_of
+from ringlog.client.leases import Lease, call_number
 from ringlog.client.letters import dead_letter_of_group, require_no_cycle
 from ringlog.client.pages import (
     STORED,
@@ -53,7 +53,7 @@ from ringlog.envelope.messages import (
     TopicInfo,
 )
 from ringlog.errors import GroupIncompatible, LeaseLost, RinglogError, UsageError
-from ringlog.limits import BACKOFF_MAX_MS_DEFAULT, JOBS_PER_REQUEST_MAX, SEQ_MAX
+from ringlog.limits import BACKOFF_MAX_MS_DEFAULT, SEQ_MAX
 from ringlog.link.peer import MS
 from ringlog.link.pending import Steps
 from ringlog.settings import differences, told

@@ -48,7 +48,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "small": {"data": b"x"},
     "as large as a record may be": {"data": bytes(RECORD_BYTES_DEFAULT)},
     "almost as large": {"data": bytes(RECORD_BYTES_DEFAULT - 50)},
-    "with metadata, as large": {"data": bytes(RECORD_BYTES_DEFAULT - META_BYTES_MAX), "meta_json": large_meta()},
+    "with metadata, as large": {
+        "data": bytes(RECORD_BYTES_DEFAULT - META_BYTES_MAX), "meta_json": large_meta(),
+    },
     "full of metadata": {"data": b"x", "meta_json": large_meta()},
     "as many keys as there may be": {"data": b"x", "meta_json": large_meta(5_000, META_KEYS_MAX)},
     "full of headers": {"data": b"x", "headers": many_headers()},

@@ -12,12 +12,12 @@ import pytest
 
 import ringlog
 from ringlog import aio
+from ringlog.client import EARLIEST
 from ringlog.client.fields import NewRecord
 from ringlog.errors import InvalidRequest, RecordTooLarge
 from ringlog.limits import HEADER_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_PER_RECORD_MAX, MIB, RECORD_BYTES_MAX
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
-from ringlog.client import EARLIEST
 
 pytestmark = pytest.mark.timeout(120)
 BY = ["ring", "ipc"]
@@ -27,7 +27,8 @@ LARGEST = bytes(range(256)) * (RECORD_BYTES_MAX // 256)
 @pytest.fixture(scope="module")
 def roomy() -> Iterator[TestEngine]:
     """An engine that takes records as large as any may take."""
-    with engine(delivery={"schedulers": 1}, gateway={"enabled": True}, limits={"max_record_bytes": RECORD_BYTES_MAX}) as running:
+    limits = {"max_record_bytes": RECORD_BYTES_MAX}
+    with engine(delivery={"schedulers": 1}, gateway={"enabled": True}, limits=limits) as running:
         yield running
 
 
@@ -135,7 +136,8 @@ def test_headers_come_back_whole(
     topic = ringlog_topic(transport)
     with ringlog.connect(ringlog_engine.url, wait=20, transport=transport) as log:
         log.append(topic, b"x", headers=headers)
-        log.append_many(topic, [NewRecord(data=b"y", headers={"a": b""}), NewRecord(data=b"z", headers=headers), b"w"])
+        small = NewRecord(data=b"y", headers={"a": b""})
+        log.append_many(topic, [small, NewRecord(data=b"z", headers=headers), b"w"])
         assert [dict(record.headers) for record in log.reader(topic)] == [headers, {"a": b""}, headers, {}]
         with log.watch(topic, start=EARLIEST) as watch:
             assert dict(next(iter(watch)).records[0].headers) == headers

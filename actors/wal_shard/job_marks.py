@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from actors.wal_shard.job_sizes import JobSizes
-from actors.wal_shard.lease_registry import LeaseRegistry
+from actors.wal_shard.lease_registry import LeaseRegistry, find_group, key_of
 from actors.wal_shard.lease_requests import damage_of, levels_of, live_of, marks_of
 from actors.wal_shard.removal import Learn, Learned, Question, Removals
 from actors.wal_shard.waiting import Waiting
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData
+from ringlog.leases.group import ConsumerGroup
 from ringlog.topic.config import QUEUE
 from ringlog.topic.retention import front_of
 from ringlog.topic.state import Topic
@@ -35,7 +36,7 @@ class JobMarks:
         self._damaged: dict[int, CorruptData] = {}
         """Queues whose marks could not be read: the next request gets the error."""
         self._put_us: dict[int, tuple[int, int]] = {}
-        """Of a queue whose statistics are asked for: (job, when it was put)."""
+        """Of a queue or group whose statistics are asked for: (its oldest record, when that was put)."""
         removals.learned.subscribe(self._learned)
 
     @property
@@ -53,15 +54,19 @@ class JobMarks:
         when we began; and when the oldest job was put, where that was before."""
         registry = self._registry
         topic = registry.directory.find(message.topic)
-        if topic is None or topic.config.type != QUEUE or topic.topic_id in self._damaged:
+        if topic is None:
             return []
-        learn = self._unlearned(topic)
-        if learn is None and isinstance(message, m.LeaseStats) and not message.group:
-            own = registry.own(topic)
-            own.settle(registry.now_ms)
-            oldest = own.oldest_ready(live_of(topic))
-            if oldest and topic.topic_id not in self._put_us and own.ages.put_ms(oldest) is None:
-                learn = Learn(1, 0, oldest)
+        name: str = getattr(message, "group", "")
+        learn, group = None, find_group(topic, name) if name else None
+        if topic.config.type == QUEUE and not name:
+            if topic.topic_id in self._damaged:
+                return []
+            learn, group = self._unlearned(topic), registry.own(topic)
+        if learn is None and isinstance(message, m.LeaseStats) and group is not None and group.is_queue:
+            group.settle(registry.now_ms)
+            oldest = group.oldest_ready(live_of(topic))
+            if oldest and key_of(topic, group) not in self._put_us and group.ages.put_ms(oldest) is None:
+                learn = Learn(1, 0, oldest, key_of(topic, group))
         return [] if learn is None else self._removals.questions_to_learn([(topic, learn)], self.wall_us)
 
     def to_learn(self) -> list[Question]:
@@ -109,26 +114,30 @@ class JobMarks:
             # What lies beside damage may be whole: then each ack asks for its own jobs alone.
             if not isinstance(found, CorruptData):
                 self._sizes.learn(topic.topic_id, *found.sizes)
+        elif learn.put:
+            # What cannot be read is of an age that nobody knows.
+            put = (0, 0) if isinstance(found, CorruptData) else (learn.put, found.put_us)
+            self._put_us[learn.of] = put
         elif isinstance(found, CorruptData):
             self._damaged[topic.topic_id] = found
             self._waiting.dismiss(damage_of(topic, found), topic.topic_id)
-        elif learn.put:
-            self._put_us[topic.topic_id] = (learn.put, found.put_us)
         else:
             marks = marks_of(found.marks, levels_of(topic))
             self._registry.own(topic).feed(marks, live_of(topic), learn.last, self._registry.now_ms)
             self._waiting.wake(topic.topic_id)
 
-    def take_put_ms(self, topic: Topic, seq: int | None) -> int | None:
-        """When a job was put, as far as it is known; None = it is not, or there is none."""
-        known, put_us = self._put_us.pop(topic.topic_id, (0, 0))
+    def take_put_ms(self, topic: Topic, group: ConsumerGroup) -> int | None:
+        """When the oldest ready one was put, as far as that is known; None = it is not, or there is none."""
+        seq = group.oldest_ready(live_of(topic))
+        known, put_us = self._put_us.pop(key_of(topic, group), (0, 0))
         if seq is None:
             return None
         if known == seq:
             return put_us // 1_000 - self._registry.ahead_ms
-        return self._registry.own(topic).ages.put_ms(seq)
+        return group.ages.put_ms(seq)
 
     def forget(self, topic: Topic) -> None:
         """The topic is no more."""
         self._damaged.pop(topic.topic_id, None)
-        self._put_us.pop(topic.topic_id, None)
+        for key in (topic.topic_id, *topic.groups):
+            self._put_us.pop(key, None)

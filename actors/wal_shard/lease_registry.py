@@ -192,6 +192,7 @@ class LeaseRegistry:
 
     def _know(self, topic: Topic, group: ConsumerGroup) -> None:
         self._topic_of[group.number] = topic
+        group.ages.note(topic.head_seq + 1, self.now_ms)
         self.group_numbers.made(topic, group)
         group.use_mover(self.has_mover)
 

@@ -411,13 +411,16 @@ class Leases:
             info_of(topic, group), topic.head_seq, ready_of(topic, group), group.leased, group.delayed,
             group.returned, group.exhausted, topic.live_within(after, topic.head_seq), self.waiting.of(key),
         )  # fmt: skip
-        if group.is_own:
-            put_ms = self.marks.take_put_ms(topic, group.oldest_ready(live_of(topic)))
-            return msgspec.structs.replace(
-                reply, delayed=group.counts(live_count(topic)).delayed, dead_lettered=group.dead_lettered,
-                oldest_ready_ms=-1 if put_ms is None else max(now_ms - put_ms, 0),
+        if group.is_queue:
+            put_ms = self.marks.take_put_ms(topic, group)
+            reply = msgspec.structs.replace(
+                reply, oldest_ready_ms=-1 if put_ms is None else max(now_ms - put_ms, 0),
                 wait_p99_ms=group.waits.p99_ms(now_ms) if group.waits else 0, promoted=group.promoted,
             )  # fmt: skip
+        if group.is_own:
+            return msgspec.structs.replace(
+                reply, delayed=group.counts(live_count(topic)).delayed, dead_lettered=group.dead_lettered
+            )
         group.holders.sweep(now_ms)
         ahead_ms = self.registry.ahead_ms
         return msgspec.structs.replace(
@@ -608,10 +611,13 @@ class Leases:
 
     def published(self, topic: Topic) -> None:
         """What is staged of a topic is about to be published."""
-        if topic.config.type == QUEUE and topic.next_seq > topic.head_seq + 1:
-            self.registry.own(topic).ages.note(topic.head_seq + 1, self._now_ms)
+        is_more, first = topic.next_seq > topic.head_seq + 1, topic.head_seq + 1
+        if is_more and topic.config.type == QUEUE:
+            self.registry.own(topic).ages.note(first, self._now_ms)
         self.waiting.wake(topic.topic_id)
-        for number in topic.groups:
+        for number, group in topic.groups.items():
+            if is_more and group.is_queue:
+                group.ages.note(first, self._now_ms)
             self.waiting.wake(number)
 
     def reconfigured(self, topic: Topic, into: Group, now_us: int) -> None:

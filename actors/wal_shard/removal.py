@@ -85,12 +85,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """What a queue has to know of published jobs: the marks of first..last, and when job `put` was put; or
-    how large they are."""
+    """What has to be known of published records: the marks of first..last of a queue, or how large they are;
+    or when record `put` was put."""
 
     first: int
     last: int
     put: int = 0
+    of: int = 0
+    """Whose oldest record that is: see lease_registry.key_of."""
     has_sizes: bool = False
     """Not the marks, but the sizes."""
 

@@ -84,6 +84,13 @@ class GroupStats:
     """Its topic keeps records beyond caps or TTL for this group (`retain_until_acked`)."""
     set_aside: int = 0
     """On their way to the dead letters."""
+    oldest_ready_ms: int | None = None
+    """How long ago the oldest record was put that may be claimed; None = there is none. Of mode queue alone,
+    as is the next."""
+    wait_p99_ms: int = 0
+    """99 in 100 of the records given out in the last one or two minutes had waited no longer than this since
+    they were put; 0 = none was given out. Records from before the group, or the shard's last start, are
+    not counted."""
 
     @property
     def pending(self) -> int:

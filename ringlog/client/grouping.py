@@ -220,6 +220,7 @@ class GroupWorking(Working):
             info.topic, info.group, _NAMES.get(info.mode, ""), info.cursor, info.floor, reply.head_seq,
             reply.undelivered, reply.in_flight, reply.delayed, reply.returned, reply.waiting, members,
             reply.holder, reply.is_holding, reply.set_aside,
+            None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms,
         )  # fmt: skip
 
     def pending(

@@ -24,7 +24,7 @@ from ringlog.leases.table import LeaseTable
 from ringlog.leases.types import Counts, Order
 from ringlog.limits import QUEUE_AGES_MAX
 
-_EMPTY_INDEX, _EMPTY_AGES = ReadyIndex(), Ages()
+_EMPTY_INDEX = ReadyIndex()
 """Of named groups, whose records have no time and place of their own: there may be millions of these."""
 
 
@@ -43,7 +43,7 @@ class Dispatch(LeaseTable):
         """Levels of priority that the known marks stand for."""
         self.has_marks = has_marks
         self.ready_index = ReadyIndex() if has_marks else _EMPTY_INDEX
-        self.ages = Ages() if has_marks else _EMPTY_AGES
+        self.ages = Ages()
         self.waits: Waits | None = None
         self.wall_ahead_ms = 0
         """Of the wall clock, in which records say until when they are delayed, against the time used here."""
@@ -85,8 +85,7 @@ class Dispatch(LeaseTable):
         if self.known_max:
             most = min(most, self.known_max - runs.jobs - beside)
         fresh = self._take_fresh(live, max(min(most, fresh_max), 0), now_ms, order)
-        if self.has_marks:
-            self._note_waits(fresh, now_ms)
+        self._note_waits(fresh, now_ms)
         found += fresh
         found.sort()
         return found

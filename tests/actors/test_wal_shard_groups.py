@@ -333,6 +333,33 @@ def test_a_stream_group_is_read_by_one_member_at_a_time(world):
     assert not world.request(m.GroupCommit("t", "g", other.token, 7, 8)).is_holder, "it is elsewhere now"
 
 
+@pytest.mark.parametrize("is_absorbed", [False, True])
+def test_a_group_tells_how_old_its_oldest_record_is_and_how_long_records_waited(is_absorbed):
+    """As a queue does."""
+    world = new_world()
+    make(world)
+    world.request(m.GroupOpen("t", "s", STREAM))
+    world.append("t", [b"1", b"2"])
+    world.clock.advance(5.0)
+    world.append("t", [b"3"])
+    assert stand(world).oldest_ready_ms == 5_000
+    claimed = claim(world, 2)
+    assert stand(world).oldest_ready_ms == 0
+    assert 5_000 <= stand(world).wait_p99_ms <= 5_630
+    world.clock.advance(1.0)
+    nack(world, held(claimed))
+    assert stand(world).oldest_ready_ms == 6_000, "what came back is as old as it was"
+    if is_absorbed:
+        checkpoint_all(world)
+    world.kill()
+    world.start()
+    assert stand(world).oldest_ready_ms == 6_000, "asked of storage"
+    assert (stand(world).wait_p99_ms, stand(world, "s").oldest_ready_ms) == (0, -1)
+    claim(world, 9)
+    assert stand(world).oldest_ready_ms == -1
+    assert stand(world).wait_p99_ms == 0, "put before the start"
+
+
 # -- when things die --------------------------------------------------------------------------------------
 
 

@@ -16,11 +16,12 @@ from chaos.rigs.steps import STEPS
 from ringlog.storage.disk import Disk
 
 SIZES = (8, 24, 24, 300, 700, 5_000)
+LIMITING = "config"
 CHOSEN = (
     "append", "append_many", "append_disk_many", "rotate", "delete_seq", "create", "idle", "seal", "restart",
-    "replace", "send_again",
+    "replace", "send_again", LIMITING,
 )  # fmt: skip
-"""What needs no cold tier. No change of limits: one that power cut off may hold, and evict from then on."""
+"""What needs no cold tier."""
 
 # What a shard says of each torn tail is for its operator, not for a thousand of them a minute.
 logging.getLogger("ringlog").addHandler(logging.NullHandler())
@@ -33,6 +34,8 @@ class Life(Harness):
     def __init__(self, root: Path, wrap: Wrap = lambda disk: disk) -> None:
         self._root, self._wrap = root, wrap
         self._sizes = random.Random(1)
+        self._is_limited = False
+        """A limit that power cut off may hold, and evict from then on."""
         root.mkdir(mode=0o700, exist_ok=True)
         self._host = HostDisk(root)
         super().__init__(wrap(self._host), time.monotonic_ns, cold="", has_cold=False)
@@ -68,7 +71,11 @@ class Life(Harness):
     def step(self, rng: random.Random) -> str:
         """Do one step by chance; raises what the shard raises. Returns its name."""
         name, self._sizes = rng.choice(CHOSEN), rng
+        if self._is_limited:
+            self.configure("f")
+        self._is_limited = name == LIMITING
         STEPS[name](self)
+        self._is_limited = False
         return name
 
     def payload(self, size: int = 0) -> bytes:

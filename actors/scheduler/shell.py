@@ -159,7 +159,7 @@ class Shell:
             self._gather_given_up(events, now_ns)
         is_readable = self._router_fd in self._woken_by or not self._router.turns % LOOK_TURNS
         self._woken_by = []
-        if self._router.has_news(is_readable=is_readable):
+        if self._router.has_input(is_readable=is_readable):
             for link, envelope, attachment in self._router.requests(REQUESTS_PER_TURN):
                 self._take_in(events, link, envelope, attachment)
         events += self.forwarder.turn(now_ns)
@@ -188,7 +188,7 @@ class Shell:
         slot.set(P.ASLEEP, int(bool(follows) or core.wants_names))
         now_ns = self._clock.monotonic_ns()
         has_news = any(self._news[shard].has_news for shard in follows if shard in self._news)
-        if not has_news and not self._router.has_news():
+        if not has_news and not self._router.has_input(is_readable=False):
             ready = self._poll.poll(self.forwarder.wait_ms(now_ns, self._wait_ms(now_ns, follows)))
             self._woken_by = [fd for fd, _ in ready]
             self.forwarder.woke(self._woken_by)

@@ -394,7 +394,7 @@ class Shell:
             governing.rested_ns += GATHER_LOOK_US * 1_000
             return
         slot.set(P.ASLEEP, 1)
-        if not self._has_pending() and not self._socket.has_news():
+        if not self._has_pending() and not self._socket.has_input(is_readable=False):
             now = self._clock.monotonic_ns()
             deadline = self.core.next_deadline_ns()
             self._idle_sleeps += 1
@@ -431,7 +431,7 @@ class Shell:
     def _receive(self) -> None:
         """Take requests off the socket; ring messages are ours, the rest is the core's."""
         is_readable = self._is_to_look_at(self._socket_fd)
-        if not (self._is_idle or is_readable) or not self._socket.has_news(is_readable=is_readable):
+        if not (self._is_idle or is_readable) or not self._socket.has_input(is_readable=is_readable):
             return
         for client, envelope, attachment in self._socket.receive(REQUESTS_PER_TURN - len(self._control)):
             message = envelope.message

@@ -230,7 +230,7 @@ class BellExplorer:
             _has_pending=lambda: Shell._has_pending(shard),
             _rings=_Rings(nothing if is_called else has_come),
             _calls=_Rings(has_come if is_called else nothing),
-            _socket=SimpleNamespace(has_news=lambda: False),
+            _socket=SimpleNamespace(has_input=lambda is_readable: False),
             _clock=SimpleNamespace(monotonic_ns=lambda: 0),
             core=SimpleNamespace(next_deadline_ns=lambda: None, wants_intake=True),
             _governing=SimpleNamespace(

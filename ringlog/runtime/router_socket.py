@@ -57,16 +57,14 @@ class RouterSocket:
         """Descriptor that becomes readable when the state changes (edge-triggered: ask has_input too)."""
         return cast(int, self._socket.getsockopt(zmq.FD))
 
-    def has_input(self) -> bool:
-        """Is a message waiting?"""
+    def has_input(self, *, is_readable: bool = True) -> bool:
+        """Is a message waiting? Who waits on the descriptor says when it is not `is_readable`: a look costs
+        two system calls, which are spared where nothing can have come since the last one."""
+        if not is_readable and self._is_quiet:
+            return False
         has_input = bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & _POLLIN)
         self._is_quiet = not has_input
         return has_input
-
-    def has_news(self, *, is_readable: bool = False) -> bool:
-        """As `has_input`, for who waits on the descriptor and says when it `is_readable`, or may be: a look
-        costs two system calls, which this spares him where nothing can have come since the last one."""
-        return (is_readable or not self._is_quiet) and self.has_input()
 
     def receive(self, most: int) -> Iterator[tuple[bytes, wire.Envelope, bytearray | None]]:
         """Yield up to `most` requests: (reply address, envelope, private copy of the attached frames).

@@ -105,11 +105,11 @@ class Letters:
             part = letters[at : at + GROUP_LETTERS_PER_MOVE]
             places = [place_of(letter, topic.topic_id) for letter in part]
             calls = [producer_of(dead.topic_id, dead.epoch, letter.seq) for letter in part]
-            message = m.GroupAgain(
+            message = m.Redeliver(
                 topic.topic, topic.topic_id, group, np.array(places, dtype="<i8").tobytes(),
                 np.array(calls, dtype="<u8").tobytes(),
             )  # fmt: skip
-            reply: m.GroupReturned = yield from self._connection.ask(topic.shard, message)
+            reply: m.Redelivered = yield from self._connection.ask(topic.shard, message)
             stop_points.hit("redrive_after_append")
             gone = set(np.frombuffer(reply.gone, dtype="<i8").tolist())
             done = [letter.seq for letter, place in zip(part, places, strict=True) if place not in gone]

@@ -41,7 +41,7 @@ from ringlog.topic.state import Topic
 if TYPE_CHECKING:
     from actors.wal_shard.leases import Leases
 
-AGAIN_RETRY_MS = 50
+REDELIVER_RETRY_MS = 50
 """Who sends letters back waits so long for those that are just being written."""
 
 
@@ -54,7 +54,7 @@ class ConsumerGroups:
             type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message | None]
         ] = {
             m.GroupOpen: self._open,
-            m.GroupAgain: self._again,
+            m.Redeliver: self._redeliver,
             m.GroupLeave: self._leave,
             m.GroupList: self._list,
             m.GroupSeek: self._seek,
@@ -102,7 +102,7 @@ class ConsumerGroups:
 
     # -- dead letters that come back ----------------------------------------------------------------
 
-    def _again(self, message: m.GroupAgain, event: ControlReceived, into: Group, now_us: int) -> m.Message:
+    def _redeliver(self, message: m.Redeliver, event: ControlReceived, into: Group, now_us: int) -> m.Message:
         """Dead letters come back: their records are given out once more, as far as they are there."""
         topic, group = self._registry.named(message, Mode.QUEUE)
         if topic.topic_id != message.topic_id:
@@ -119,7 +119,7 @@ class ConsumerGroups:
                 # for the group: taken for one that will be given out anyway, it would be lost.
                 raise NotReady(
                     "a record is just being moved to the dead letters", topic=topic.name, seq=seq,
-                    retry_after_ms=AGAIN_RETRY_MS,
+                    retry_after_ms=REDELIVER_RETRY_MS,
                 )  # fmt: skip
         for seq, call, is_here in rows:
             if group.calls.find(call) is not None:
@@ -127,9 +127,9 @@ class ConsumerGroups:
             elif not is_here:
                 gone.append(seq)
             else:
-                self._log(topic, group, group.again(seq, now_us // 1_000, call=call), into)
+                self._log(topic, group, group.redeliver(seq, now_us // 1_000, call=call), into)
         self._leases.waiting.wake(group.number)
-        return m.GroupReturned(topic.name, repeated, bytes_of(gone))
+        return m.Redelivered(topic.name, repeated, bytes_of(gone))
 
     # -- looking --------------------------------------------------------------------------------------
 

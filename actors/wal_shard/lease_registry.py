@@ -48,14 +48,14 @@ from ringlog.topic.state import Topic
 from ringlog.types import Durability
 
 _OF_GROUPS = (
-    m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete, m.GroupAgain,
+    m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete, m.Redeliver,
 )  # fmt: skip
 """Requests that add to the log, whatever group they are about."""
 _DELETES = (m.Ack, m.AckAndClaim)
 """Requests that add a change of a named group to the log, or a deletion of jobs."""
 _CHANGES = (m.Claim, m.Steal, m.Nack, m.Extend, m.Reject)
 """Requests that add a change to the log, where changes are logged."""
-_SYNCED = frozenset({Op.CREATED, Op.SEEK, Op.TAKEN, Op.REMOVED, Op.AGAIN, Op.WRITTEN})
+_SYNCED = frozenset({Op.CREATED, Op.SEEK, Op.TAKEN, Op.REMOVED, Op.REDELIVERED, Op.WRITTEN})
 """What a group is, and where it was told to be, is synced in any case, as a topic's creation is; and what
 comes back from elsewhere, where it is deleted then."""
 _RUN_BYTES = DURABLE_LEASE_BYTES + NODE_BYTES_MAX + 32

@@ -43,7 +43,7 @@ _MS_NS = 1_000_000
 USES: frozenset[type[m.Message]] = frozenset({
     m.TopicPut, m.TopicResolve, m.Append, m.RecordsDelete, m.ProducerState, m.Locate, m.Claim, m.Steal,
     m.Ack, m.AckAndClaim, m.Nack, m.Extend, m.Reject, m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTake,
-    m.GroupCommit, m.GroupDelete, m.GroupAgain,
+    m.GroupCommit, m.GroupDelete, m.Redeliver,
 })  # fmt: skip
 """Requests that use a topic. Not those that only look at it: what is watched over would never go."""
 

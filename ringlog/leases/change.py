@@ -48,7 +48,7 @@ class Op(IntEnum):
     REMOVED = 10
     REJECTED = 11
     """Leased no more, and never handed out again; waits to be moved to the dead letters."""
-    AGAIN = 12
+    REDELIVERED = 12
     """Of a group: done, and to be handed out once more: dead letters that come back."""
     WRITTEN = 13
     """Of a queue: a part of what was known when its leases became durable."""
@@ -104,7 +104,7 @@ class Change(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """CLAIMED, STOLEN, EXTENDED: the leases hold up to this millisecond, included. RELEASED: ready from it
     on; 0 = at once."""
     rows: list[U64] = []
-    """CLAIMED, STOLEN: [first, count, deliveries, token] …; ACKED, RELEASED, EXTENDED, REJECTED, AGAIN,
+    """CLAIMED, STOLEN: [first, count, deliveries, token] …; ACKED, RELEASED, EXTENDED, REJECTED, REDELIVERED,
     UNDONE: [first, count] …; TAKEN: [token]; COMMITTED: [committed]; MOVED: [jobs]. RELEASED without any:
     all that `node` holds."""
     call: U64 = 0
@@ -134,7 +134,7 @@ SPAN_ROW = 2
 """Numbers of a span in `rows` of the others."""
 _LEASES = frozenset({Op.CLAIMED, Op.STOLEN})
 _WIDTHS = {Op.CLAIMED: CLAIM_ROW, Op.STOLEN: CLAIM_ROW} | dict.fromkeys(
-    (Op.ACKED, Op.RELEASED, Op.EXTENDED, Op.REJECTED, Op.AGAIN, Op.UNDONE), SPAN_ROW
+    (Op.ACKED, Op.RELEASED, Op.EXTENDED, Op.REJECTED, Op.REDELIVERED, Op.UNDONE), SPAN_ROW
 )
 
 
@@ -186,6 +186,6 @@ def decode_change(data: Any) -> Change:
             change = Change(**structs.asdict(_decode_jobs(data)))
         except msgspec.ValidationError:
             raise e from None
-    if not change.group and change.op == Op.AGAIN:
+    if not change.group and change.op == Op.REDELIVERED:
         return structs.replace(change, op=Op.MOVED)  # As queues numbered it.
     return change

@@ -341,11 +341,11 @@ class ConsumerGroup(Dispatch):
         skipped = [*found.skipped.tolist(), *found.gone.tolist()]
         return self._change(op, now_ms, node, until_ms, flat(spans_of(found.leased)), call, skipped, reason)
 
-    def again(self, seq: int, now_ms: int, *, call: int = 0) -> Change:
+    def redeliver(self, seq: int, now_ms: int, *, call: int = 0) -> Change:
         """Give this position out once more, as if it never had been. One that is pending, or was not given
         out yet, will be anyway; the call is remembered all the same."""
         is_done = seq < self.cursor and self.runs.find(seq) < 0
-        return self._change(Op.AGAIN, now_ms, "", 0, [seq, 1] if is_done else [], call)
+        return self._change(Op.REDELIVERED, now_ms, "", 0, [seq, 1] if is_done else [], call)
 
     # -- where it is ----------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class ConsumerGroup(Dispatch):
             self._apply_lease(change)
         elif op in _EVENTS or op == Op.RELEASED:
             self._apply_settled(change)
-        elif op == Op.AGAIN:
+        elif op == Op.REDELIVERED:
             self._apply_again(change)
         elif op == Op.SEEK:
             self._apply_seek(change.cursor)

@@ -52,7 +52,7 @@ def nack(world: World, jobs: Any, node: str = "w", **options: Any) -> m.NackRepl
 def give_again(world: World, letters: dict[int, int]) -> tuple[int, list[int]]:
     """Have these positions given out once more, each for the letter of this number: how many had been before,
     and which are gone."""
-    message = m.GroupAgain("t", world.topic("t").topic_id, "g", words(letters), words(letters.values()))
+    message = m.Redeliver("t", world.topic("t").topic_id, "g", words(letters), words(letters.values()))
     reply = world.request(message)
     return reply.repeated, numbers(reply.gone)
 

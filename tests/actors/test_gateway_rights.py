@@ -24,7 +24,7 @@ NO_OPERATION = frozenset(
         "EngineStatus", "EngineStop", "Drain", "ConsumersAsk", "CheckpointNow", "ScrubNow", "CheckpointOpen",
         "LiveAsk", "SegmentsChange", "SegmentTier", "SegmentRef", "CheckpointRows", "CheckpointDone",
         "ColdRead", "RouterFacts", "RouterPut", "RouterDrop", "RouterTell", "RoutersAsk", "RouteRow", "Route",
-        "ListExhausted", "ConfirmDeadLettered", "GroupAgain",
+        "ListExhausted", "ConfirmDeadLettered", "Redeliver",
         # What the engine replies, or sends unasked.
         "ErrorReply", "Welcome", "Pong", "RingOpened", "RingClosed", "RingAttached", "RingDetached",
         "TopicInfo", "TopicStateReply", "TopicListReply", "TopicDeleted", "Appended", "ProducerStateReply",
@@ -36,7 +36,7 @@ NO_OPERATION = frozenset(
         "RoutedRow", "Routed", "ClaimReply", "AckReply", "NotCombinable", "NackReply", "ExtendReply",
         "RejectReply", "PendingReply", "LeaseStatsReply", "ExhaustedReply", "ConfirmReply",
         "LettersRedriven", "GroupInfo", "GroupLeft", "GroupListReply",
-        "GroupTaken", "GroupCommitted", "GroupDeleted", "GroupReturned",
+        "GroupTaken", "GroupCommitted", "GroupDeleted", "Redelivered",
     }
 )  # fmt: skip
 """Written down by hand: a new kind is nobody's until it is put here, or gets its row."""

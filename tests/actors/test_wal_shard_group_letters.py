@@ -328,16 +328,16 @@ def test_letters_that_make_no_sense_are_refused(world: World) -> None:
     topic_id = world.topic("t").topic_id
     many = range(1, GROUP_LETTERS_PER_MOVE + 2)
     with pytest.raises(BatchTooLarge):
-        world.request(m.GroupAgain("t", topic_id, "g", words(many), words(many)))
+        world.request(m.Redeliver("t", topic_id, "g", words(many), words(many)))
     with pytest.raises(BatchTooLarge):
-        world.request(m.GroupAgain("t", topic_id, "g", words([1]), b""))
+        world.request(m.Redeliver("t", topic_id, "g", words([1]), b""))
     with pytest.raises(StaleEpoch):
-        world.request(m.GroupAgain("t", topic_id + 1, "g", words([1]), words([5])))
+        world.request(m.Redeliver("t", topic_id + 1, "g", words([1]), words([5])))
     with pytest.raises(GroupNotFound):
-        world.request(m.GroupAgain("t", topic_id, "h", words([1]), words([5])))
+        world.request(m.Redeliver("t", topic_id, "h", words([1]), words([5])))
     world.request(m.GroupOpen("t", "s", STREAM))
     with pytest.raises(GroupIncompatible):
-        world.request(m.GroupAgain("t", topic_id, "s", words([1]), words([5])))
+        world.request(m.Redeliver("t", topic_id, "s", words([1]), words([5])))
 
 
 def test_the_pending_list_says_why_records_came_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ class GroupMachine(RuleBasedStateMachine):
             return
         seq = there[at % len(there)]
         self.calls += 1
-        change = self.group.again(seq, self.now, call=self.calls)
+        change = self.group.redeliver(seq, self.now, call=self.calls)
         assert bool(change.rows) == (seq not in self.positions)
         self.positions.setdefault(seq, Position("returned", begun=self.now, given=self.now))
         self.logged(change)

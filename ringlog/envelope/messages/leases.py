@@ -393,7 +393,7 @@ class GroupOpen(Message, frozen=True):
     backoff_max_ms: U32 = BACKOFF_MAX_MS_DEFAULT
 
 
-class GroupAgain(Message, frozen=True):
+class Redeliver(Message, frozen=True):
     """Scheduler -> shard: dead letters come back: give these records (8 bytes each, little-endian) out once
     more. `calls` (8 bytes each) name the letters: one that has come back already does not again."""
 
@@ -404,7 +404,7 @@ class GroupAgain(Message, frozen=True):
     calls: bytes
 
 
-class GroupReturned(Message, frozen=True):
+class Redelivered(Message, frozen=True):
     """Reply, when that is as durable as the topic's class asks: `repeated` had come back before, `gone` are
     in the topic no longer (8 bytes each)."""
 

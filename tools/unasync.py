@@ -21,7 +21,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE, TARGET = "ringlog/aio", "ringlog/client"
-FACADES = ("group", "operations", "queue", "reader", "routers", "tailer", "ticket", "topics", "watch")
+FACADES = (
+    "group",
+    "lease_client",
+    "operations",
+    "queue",
+    "reader",
+    "routers",
+    "tailer",
+    "ticket",
+    "topics",
+    "watch",
+)
 
 NAMES = {
     "AsyncIterator": "Iterator",

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from ringlog.aio.client import Client, connect
 from ringlog.aio.group import Group
+from ringlog.aio.lease_client import Job
 from ringlog.aio.producer import Producer
-from ringlog.aio.queue import Job, Queue
+from ringlog.aio.queue import Queue
 from ringlog.aio.reader import Reader
 from ringlog.aio.routers import Routers
 from ringlog.aio.tailer import Tailer

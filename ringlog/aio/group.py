@@ -14,26 +14,22 @@ is acked; in mode `stream` one member reads all of them in order, and what it is
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ringlog.aio.queue import Job, Queue
+from ringlog.aio.lease_client import LeaseClient
 from ringlog.client.checks import (
     commit_every,
     pending_options,
     position,
-    seconds_to_end,
     start_at,
 )
-from ringlog.client.claimed import Jobs
 from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
 from ringlog.client.grouping import GroupWorking, Streaming
-from ringlog.client.job import OnError
 from ringlog.client.pages import Page, Record, Start, Tombstone
 from ringlog.client.queue_options import GIVE_BACK_S, RETRY_S
-from ringlog.client.redrive import RedriveReport, Where
-from ringlog.client.results import ClientState, Settled
+from ringlog.client.results import ClientState
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
@@ -44,116 +40,21 @@ if TYPE_CHECKING:
     from ringlog.aio.shell import LoopShell
 
 
-class Leases(Queue):
-    """The queue's way to claim, keep and settle, over a group's records."""
+class Group(LeaseClient):
+    """One consumer group, as one member sees it. It is made when it is first used. `node` is the member's
+    name, which holds the leases."""
 
     def __init__(self, client: Operations, shell: LoopShell, working: GroupWorking) -> None:
-        super().__init__(client, shell, working.topic, working.node)
+        super().__init__(client, shell, working)
         self._working: GroupWorking = working
-
-
-class Group:
-    """One consumer group, as one member sees it. It is made when it is first used."""
-
-    def __init__(self, client: Operations, shell: LoopShell, working: GroupWorking) -> None:
-        self._client, self._shell = client, shell
-        self._working = working
-        self._leases = Leases(client, shell, working)
         self._streaming: Streaming | None = None
-
-    @property
-    def topic(self) -> str:
-        """Its topic."""
-        return self._working.topic
 
     @property
     def name(self) -> str:
         """Its name, and behind an `@` its filter of tags, if it has one."""
         return self._working.group
 
-    @property
-    def node(self) -> str:
-        """The member's name, which holds the leases."""
-        return self._working.node
-
-    @property
-    def leases(self) -> Leases:
-        """What the client closes with itself."""
-        return self._leases
-
     # -- mode queue -----------------------------------------------------------------------------------
-
-    async def claim(
-        self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,
-        done: Iterable[Job] = (),
-    ) -> Jobs[Job]:  # fmt: skip
-        """Lease up to `max` records (at most 1,000): those that came back, then new ones, each the lowest
-        number first. Those that are `done` are acked before. As Queue.claim."""
-        return await self._leases.claim(
-            max, wait_ms=wait_ms, lease_ms=lease_ms, auto_extend=auto_extend, done=done
-        )
-
-    def jobs(
-        self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
-        ack_behind: bool = False, on_error: OnError | None = None, idle_s: float | None = None,
-    ) -> AsyncIterator[Job]:  # fmt: skip
-        """Record after record, each leased to this member; ends as Queue.jobs does. As Queue.jobs."""
-        return self._leases.jobs(
-            max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend, ack_behind=ack_behind,
-            on_error=on_error, idle_s=idle_s,
-        )  # fmt: skip
-
-    def batches(
-        self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
-        auto_extend: bool = True, idle_s: float | None = None,
-    ) -> AsyncIterator[Jobs[Job]]:  # fmt: skip
-        """Batch after batch, acked with the next claim. As Queue.batches."""
-        return self._leases.batches(
-            size, max_in_flight=max_in_flight, lease_ms=lease_ms, auto_extend=auto_extend, idle_s=idle_s
-        )
-
-    async def ack(self, jobs: Iterable[Job]) -> Settled:
-        """These are done for the group. As Queue.ack, but that the records stay."""
-        return await self._leases.ack(jobs)
-
-    async def nack(self, jobs: Iterable[Job], *, delay_ms: int | None = None, reason: str = "") -> Settled:
-        """Give these back, ready after `delay_ms`, or when that is not said after the group's back-off."""
-        return await self._leases.nack(jobs, delay_ms=delay_ms, reason=reason)
-
-    async def reject(self, job: Job, reason: str = "") -> None:
-        """Send a record to the group's dead letters, whatever its deliveries; the first line of `reason` goes
-        with it. Raises InvalidRequest where the group has none, and LeaseLost."""
-        await self._leases.reject(job, reason)
-
-    def dead_letters(self) -> AsyncIterator[Record | Tombstone]:
-        """This group's records in its dead-letter topic, oldest first, up to the last one there is now.
-        Raises InvalidRequest where the group has none."""
-        return self._leases.dead_letters()
-
-    async def redrive(
-        self, where: Where = None, *, limit: int | None = None, rate: float | None = None
-    ) -> RedriveReport:
-        """Have the records of dead letters given out to this group once more, as if they never had been, and
-        delete the letters: all, those with these numbers there, or those for which `where(record)` is true;
-        the oldest `limit`, at most `rate` a second. Nobody else who reads the topic notices.
-
-        Safe to repeat after an error or a crash. Letters whose records have left the topic stay, and are
-        counted as `gone`: what is in them can be appended again."""
-        return await self._leases.redrive(where, limit=limit, rate=rate)
-
-    async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
-        """Hold these up to `lease_ms` from now."""
-        return await self._leases.extend(jobs, lease_ms)
-
-    async def steal(
-        self, seqs: Iterable[int], *, min_idle_ms: int = 0, lease_ms: int | None = None,
-        auto_extend: bool = False,
-    ) -> Jobs[Job]:  # fmt: skip
-        """Lease those of these records that are pending, whoever holds them, if nothing was done about them
-        for `min_idle_ms`. Who held them finds his lease lost."""
-        return await self._leases.steal(
-            seqs, min_idle_ms=min_idle_ms, lease_ms=lease_ms, auto_extend=auto_extend
-        )
 
     async def pending(
         self, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0, limit: int = 100
@@ -185,13 +86,13 @@ class Group:
         `commit` does.
         """
         streaming = Streaming(self._working, commit_every(auto_commit_ms), SystemClock())
-        return self._iterate(streaming, self._shell.begin(lambda: self._begin(streaming)))
+        return self._in_order(streaming, self._shell.begin(lambda: self._begin(streaming)))
 
     def _begin(self, streaming: Streaming) -> Steps[None]:
         yield from streaming.begin(self._client.connection)
         self._streaming = streaming
 
-    async def _iterate(self, streaming: Streaming, begun: Any) -> AsyncIterator[Record | Tombstone]:
+    async def _in_order(self, streaming: Streaming, begun: Any) -> AsyncIterator[Record | Tombstone]:
         await self._shell.finish(begun)
         try:
             while not self._shell.is_closed and streaming is self._streaming:
@@ -263,12 +164,5 @@ class Group:
 
     async def close(self, timeout: float = GIVE_BACK_S) -> None:
         """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
-        timeout = seconds_to_end(timeout)
         self._streaming = None
-        await self._leases.close(timeout)
-
-    async def __aenter__(self) -> Group:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await super().close(timeout)

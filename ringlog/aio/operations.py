@@ -28,6 +28,7 @@ from ringlog.types import Codec, Durability
 
 if TYPE_CHECKING:
     from ringlog.aio.group import Group
+    from ringlog.aio.lease_client import LeaseClient
     from ringlog.aio.queue import Queue
     from ringlog.aio.reader import Reader
     from ringlog.aio.shell import LoopShell
@@ -59,7 +60,7 @@ class Operations:
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
         """What it gave out and has to close at the latest when it is closed itself."""
-        self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+        self._queues: weakref.WeakSet[LeaseClient] = weakref.WeakSet()
 
     @property
     def topics(self) -> Topics:
@@ -338,7 +339,7 @@ class Operations:
             **limits_of_group(limits),
         )  # fmt: skip
         group = Group(self, self._shell, working)
-        self._queues.add(group.leases)
+        self._queues.add(group)
         return group
 
     # -- inside -------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from ringlog.types import Codec, Durability
 if TYPE_CHECKING:
     from ringlog.client.group import Group
     from ringlog.client.group_facts import GroupLimits
+    from ringlog.client.lease_client import LeaseClient
     from ringlog.client.queue import Queue
     from ringlog.client.reader import Reader
     from ringlog.client.shell import Shell
@@ -60,7 +61,7 @@ class Operations:
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
         """What it gave out and has to close at the latest when it is closed itself."""
-        self._queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+        self._queues: weakref.WeakSet[LeaseClient] = weakref.WeakSet()
 
     @property
     def topics(self) -> Topics:
@@ -339,7 +340,7 @@ class Operations:
             **limits_of_group(limits),
         )  # fmt: skip
         group = Group(self, self._shell, working)
-        self._queues.add(group.leases)
+        self._queues.add(group)
         return group
 
     # -- inside -------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ringlog import logs
-from ringlog.aio.queue import Job, Queue
+from ringlog.aio.lease_client import Job
+from ringlog.aio.queue import Queue
 from ringlog.client.results import Settled
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError
 from ringlog.limits import JOBS_PER_REQUEST_MAX

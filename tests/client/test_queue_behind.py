@@ -14,8 +14,9 @@ import ringlog
 from ringlog.client import Client
 from ringlog.client.behind import Behind
 from ringlog.client.job import Slots
+from ringlog.client.lease_client import Job
 from ringlog.client.leases import Lease
-from ringlog.client.queue import Job, Queue
+from ringlog.client.queue import Queue
 from ringlog.client.results import Settled
 from ringlog.errors import LeaseLost, NotReady, UsageError
 from ringlog.link.pending import Pending, Steps

@@ -10,8 +10,9 @@ import pytest
 
 import ringlog
 from ringlog.client import Client
+from ringlog.client.lease_client import Job
 from ringlog.client.leases import Lease
-from ringlog.client.queue import Job, Queue
+from ringlog.client.queue import Queue
 from ringlog.client.working import APART_MAX, Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m

@@ -19,7 +19,9 @@ from ringlog.limits import HEADER_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_PER_RECO
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+TIMEOUT_MS = 60_000
+"""A busy disk takes its time for 64 MiB."""
 BY = ["ring", "ipc"]
 LARGEST = bytes(range(256)) * (RECORD_BYTES_MAX // 256)
 
@@ -35,7 +37,7 @@ def roomy() -> Iterator[TestEngine]:
 @pytest.mark.parametrize("transport", BY)
 def test_the_largest_record_is_written_read_watched_and_followed(roomy: TestEngine, transport: str) -> None:
     topic = f"largest-{transport}"
-    with ringlog.connect(roomy.url, wait=20, transport=transport) as log:
+    with ringlog.connect(roomy.url, wait=20, transport=transport, timeout_ms=TIMEOUT_MS) as log:
         log.append(topic, b"before")
         with log.producer(topic) as producer:
             sent = producer.send(LARGEST, key=b"k" * 4_096, headers={"h": b"v" * HEADER_BYTES_MAX})
@@ -52,7 +54,7 @@ def test_the_largest_record_is_written_read_watched_and_followed(roomy: TestEngi
 
 @pytest.mark.parametrize("transport", BY)
 def test_the_largest_job_is_claimed_fails_and_comes_back(roomy: TestEngine, transport: str) -> None:
-    with ringlog.connect(roomy.url, wait=20, transport=transport) as log:
+    with ringlog.connect(roomy.url, wait=20, transport=transport, timeout_ms=TIMEOUT_MS) as log:
         name = f"jobs-{transport}"
         log.topics.create(name, type="queue", max_deliveries=1, dead_letter=f"dead-{transport}")
         queue = log.queue(name)
@@ -79,12 +81,12 @@ def test_the_largest_job_is_claimed_fails_and_comes_back(roomy: TestEngine, tran
 def test_large_records_outlive_a_compaction_and_a_start(tmp_path) -> None:
     settings = {"limits.max_record_bytes": RECORD_BYTES_MAX, "wal.file_bytes": MIB}
     with engine(directory=tmp_path / "engine", **settings) as running:
-        with ringlog.connect(running.url, wait=20) as log:
+        with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as log:
             log.topics.create("t", durability="fsync")
             log.append("t", LARGEST)
             log.append("t", b"small")
         running.restart()
-        with ringlog.connect(running.url, wait=20) as log:
+        with ringlog.connect(running.url, wait=20, timeout_ms=TIMEOUT_MS) as log:
             log.append("t", LARGEST[:-1])
             assert [len(record.data or b"") for record in log.reader("t")] == [
                 RECORD_BYTES_MAX, 5, RECORD_BYTES_MAX - 1,
@@ -95,7 +97,7 @@ def test_large_records_outlive_a_compaction_and_a_start(tmp_path) -> None:
 @pytest.mark.parametrize("transport", BY)
 def test_one_byte_more_is_refused_and_nothing_else_is(roomy: TestEngine, transport: str) -> None:
     topic = f"over-{transport}"
-    with ringlog.connect(roomy.url, wait=20, transport=transport) as log:
+    with ringlog.connect(roomy.url, wait=20, transport=transport, timeout_ms=TIMEOUT_MS) as log:
         with pytest.raises(RecordTooLarge) as refused:
             log.append(topic, LARGEST + b"x")
         assert (refused.value.detail["bytes"], refused.value.detail["max"]) == (
@@ -169,7 +171,7 @@ def test_headers_one_past_a_limit_are_refused(ringlog_engine: TestEngine, ringlo
 
 def test_asyncio_takes_them_too(roomy: TestEngine) -> None:
     async def all_of_it() -> None:
-        async with aio.connect(roomy.url, wait=20) as log:
+        async with aio.connect(roomy.url, wait=20, timeout_ms=TIMEOUT_MS) as log:
             await log.append("aio", LARGEST, headers=MANY)
             async for record in log.reader("aio"):
                 assert (record.data == LARGEST, dict(record.headers)) == (True, MANY)

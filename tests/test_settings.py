@@ -64,7 +64,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_known_name(tmp_path: Path) 
         ("wal.flush_interval_ms", "0.5ms"),
         ("gateway.enabled", "maybe"),
         ("supervisor.stuck_after_s", "0"),
-        ("limits.max_record_bytes", "2MiB"),
+        ("limits.max_record_bytes", "65MiB"),
         ("data.dir", ""),
     ],
 )

@@ -13,11 +13,13 @@ from cyclopts import Parameter
 from ringlog.cli.options import Options
 from ringlog.cli.places import human_bytes, human_count
 from ringlog.errors import RecordTooLarge, UsageError
-from ringlog.limits import RECORD_BYTES_MAX
+from ringlog.limits import RECORD_BYTES_DEFAULT, RECORD_BYTES_MAX
 from ringlog.types import Durability, PayloadKind
 
 CHUNK_RECORDS = 1000
 CHUNK_BYTES = 1 << 20
+LARGE_MAX = 1_000
+"""Of large lines so many are remembered, to name the one that the engine refuses; others are not named."""
 
 
 def write(
@@ -54,9 +56,28 @@ def write(
     if key_field is not None and not json_lines:
         raise UsageError("--key-field needs --json-lines")
     wanted = _durability(durability)
-    records = _records(files or ("-",), is_whole=whole, json_key=(json_lines, key_field))
-    facts = _write(topic, records, json_lines, wanted, options)
+    large: list[tuple[str, int, int]] = []
+    records = _records(files or ("-",), large, is_whole=whole, json_key=(json_lines, key_field))
+    try:
+        facts = _write(topic, records, json_lines, wanted, options)
+    except RecordTooLarge as e:
+        raise _named(e, large) from None
     options.printer().thing(facts)
+
+
+def _named(error: RecordTooLarge, large: Iterable[tuple[str, int, int]]) -> RecordTooLarge:
+    """The engine's error, with the line or the file that was meant, if it is among the large ones."""
+    most = error.detail.get("max", 0)
+    for name, line, size in large:
+        if size > most:
+            return _too_large(name, line, most)
+    return error
+
+
+def _too_large(name: str, line: int, most: int) -> RecordTooLarge:
+    if line:
+        return RecordTooLarge("a line is too long for one record", file=name, line=line, max=most)
+    return RecordTooLarge("the file is too large for one record", file=name, max=most)
 
 
 class _JsonLine:
@@ -129,16 +150,26 @@ def chunks(records: Iterable[Any]) -> Iterator[list[Any]]:
 # -- input --------------------------------------------------------------------------------------------
 
 
-def _records(files: Iterable[str], *, is_whole: bool, json_key: tuple[bool, str | None]) -> Iterator[Any]:
+def _records(
+    files: Iterable[str], large: list[tuple[str, int, int]], *, is_whole: bool,
+    json_key: tuple[bool, str | None],
+) -> Iterator[Any]:  # fmt: skip
+    """What is to be written. `large` is told what most engines take for too large: (file, line, bytes)."""
     is_json, key_field = json_key
     for name in files:
         with _opened(name) as file:
-            if is_whole:
-                yield _whole(file, name)
-            elif is_json:
-                yield from json_records(split_lines(file, name), name, key_field)
-            else:
-                yield from (line for _, line in split_lines(file, name))
+            found = iter([(0, _whole(file, name))]) if is_whole else split_lines(file, name)
+            noted = _noting(found, name, large)
+            yield from json_records(noted, name, key_field) if is_json else (data for _, data in noted)
+
+
+def _noting(
+    found: Iterator[tuple[int, bytes]], name: str, large: list[tuple[str, int, int]]
+) -> Iterator[tuple[int, bytes]]:
+    for number, data in found:
+        if len(data) > RECORD_BYTES_DEFAULT and len(large) < LARGE_MAX:
+            large.append((name, number, len(data)))
+        yield number, data
 
 
 @contextmanager
@@ -153,7 +184,7 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
 def _whole(file: IO[bytes], name: str) -> bytes:
     data = file.read(RECORD_BYTES_MAX + 1)
     if len(data) > RECORD_BYTES_MAX:
-        raise RecordTooLarge("the file is too large for one record", file=name, max=RECORD_BYTES_MAX)
+        raise _too_large(name, 0, RECORD_BYTES_MAX)
     return data
 
 
@@ -164,9 +195,7 @@ def split_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
         number += 1
         content = line.rstrip(b"\r\n")
         if len(content) > RECORD_BYTES_MAX:
-            raise RecordTooLarge(
-                "a line is too long for one record", file=name, line=number, max=RECORD_BYTES_MAX
-            )
+            raise _too_large(name, number, RECORD_BYTES_MAX)
         if content:
             yield number, content
 

@@ -92,6 +92,8 @@ def entry_error(entry: Any, topic: str) -> Refused | None:
     if status == Status.RECORD_TOO_LARGE and facts["exceeds_cap"] == CAP_RECORDS:
         message = "more records in one write than cap_records of the topic"
         facts = {"records": facts["bytes"], "max": facts["max"], "exceeds_cap": 1}
+    if not facts.get("exceeds_cap", 1):
+        del facts["exceeds_cap"]
     if status == Status.INTERNAL:
         missing = facts.pop("missing_bytes")
         if missing:

@@ -15,6 +15,7 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.wire import PROTOCOL, decode, encode
 from ringlog.errors import StartRefused, Status
+from ringlog.limits import MESSAGE_BYTES_MAX
 from ringlog.link.curve import new_key
 from ringlog.testing import ManualClock
 
@@ -225,7 +226,7 @@ def test_a_part_beyond_the_limit_ends_the_connection(house, monkeypatch):
     """SEC-10, RF-101."""
     hostile, good = house.peer(house.ipc), house.peer(house.ipc)
     assert house.ask(hostile, HELLO) is not None
-    hostile.send_multipart([encode(m.Append("t", 1)), bytes(67 << 20)])
+    hostile.send_multipart([encode(m.Append("t", 1)), bytes(MESSAGE_BYTES_MAX + 1)])
     assert house.receive(hostile, QUIET_S) is None
     assert house.ask(good, HELLO).kind == "Welcome"
     assert house.shell.core.requests_held == 0

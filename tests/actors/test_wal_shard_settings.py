@@ -241,6 +241,8 @@ GROUP_FIELDS = {
     "max_in_flight": "pending_max",
     "member_max_in_flight": "member_max",
     "max_deliveries": "max_deliveries",
+    "backoff_ms": "backoff_ms",
+    "backoff_max_ms": "backoff_max_ms",
 }
 
 

@@ -115,7 +115,7 @@ class JobMarks:
             if not isinstance(found, CorruptData):
                 self._sizes.learn(topic.topic_id, *found.sizes)
         elif learn.put:
-            # What cannot be read is of an age that nobody knows.
+            # The age of a record that cannot be read is not known.
             put = (0, 0) if isinstance(found, CorruptData) else (learn.put, found.put_us)
             self._put_us[learn.of] = put
         elif isinstance(found, CorruptData):

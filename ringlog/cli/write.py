@@ -61,16 +61,16 @@ def write(
     try:
         facts = _write(topic, records, json_lines, wanted, options)
     except RecordTooLarge as e:
-        raise _named(e, large) from None
+        raise refused_line(e, large) from None
     options.printer().thing(facts)
 
 
-def _named(error: RecordTooLarge, large: Iterable[tuple[str, int, int]]) -> RecordTooLarge:
+def refused_line(error: RecordTooLarge, large: Iterable[tuple[str, int, int]]) -> RecordTooLarge:
     """The engine's error, with the line or the file that was meant, if it is among the large ones."""
-    most = error.detail.get("max", 0)
+    wanted = error.detail.get("bytes")  # None where a write has too many records.
     for name, line, size in large:
-        if size > most:
-            return _too_large(name, line, most)
+        if size == wanted:
+            return _too_large(name, line, error.detail["max"])
     return error
 
 

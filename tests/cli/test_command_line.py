@@ -31,7 +31,7 @@ from ringlog.cli.outcome import Exit, exit_for, line_for
 from ringlog.cli.probe import existing_parent, quantile, time_syncs
 from ringlog.cli.status import human_seconds
 from ringlog.cli.topic import ConfigFlags
-from ringlog.cli.write import chunks, json_records, split_lines
+from ringlog.cli.write import chunks, json_records, refused_line, split_lines
 from ringlog.clock import SystemClock
 from ringlog.config import Config, Data
 from ringlog.limits import RECORD_BYTES_MAX
@@ -200,6 +200,14 @@ def test_a_line_of_a_whole_record_fits_and_one_byte_more_does_not() -> None:
     for ending in (b"", b"\n", b"yy\n"):
         with pytest.raises(e.RecordTooLarge, match="line"):
             list(split_lines(io.BytesIO(fits + b"y" + ending), "f"))
+
+
+def test_the_line_that_the_engine_refuses_is_named_and_no_other() -> None:
+    large = [("f", 3, 2_000_000), ("f", 9, 3_000_000)]
+    refused = e.RecordTooLarge("record too large", bytes=3_000_000, max=2_500_000)
+    assert refused_line(refused, large).detail == {"file": "f", "line": 9, "max": 2_500_000}
+    many = e.RecordTooLarge("more records in one write than cap_records", records=5, max=2, exceeds_cap=1)
+    assert refused_line(many, large) is many
 
 
 def test_a_line_that_is_not_json_is_named() -> None:

@@ -43,6 +43,8 @@ def _run(args: argparse.Namespace) -> int:
         raise PlanError(
             f"plan {plan.name} has no class {', '.join(unknown)}; it has {', '.join(plan.by_name)}"
         )
+    if args.work and not Path(args.work).is_dir():
+        raise PlanError(f"--work {args.work} is no directory")
     out = Path(args.out) if args.out else ROOT / "build" / f"chaos-{plan.name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     passes = 0

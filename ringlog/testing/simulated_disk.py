@@ -196,7 +196,7 @@ class SimulatedDisk:
         else:
             new.change({new_name: node})
             old.change({old_name: None})
-        for handle in self._handles.values():
+        for handle in self._handles.copy().values():
             if handle.path == source:
                 handle.path = target
 
@@ -313,9 +313,9 @@ class SimulatedDisk:
         known: dict[int, Any] = {}
         twin = copy.copy(self)
         twin._root, twin._late = self._root.copy(known), []
-        twin._handles = {
-            fd: replace(handle, node=handle.node.copy(known)) for fd, handle in self._handles.items()
-        }
+        # The collector may close files of what was thrown away, at any line.
+        handles = self._handles.copy()
+        twin._handles = {fd: replace(each, node=each.node.copy(known)) for fd, each in handles.items()}
         return twin
 
     def digest(self) -> bytes:
@@ -421,7 +421,7 @@ class SimulatedDisk:
             for each in ever_in(directory)
             if isinstance(each, FileNode)
         ]
-        nodes += [handle.node for handle in self._handles.values()]
+        nodes += [handle.node for handle in self._handles.copy().values()]
         return list({id(node): node for node in nodes}.values())
 
 

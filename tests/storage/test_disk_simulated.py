@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 
 import pytest
 
@@ -589,3 +590,26 @@ def test_the_monitor_has_nothing_to_say_about_a_proper_replacement(disk):
     for incarnation in (1, 2):
         replace_file(monitor.watch(disk, incarnation), "/data", "a", b"abc")
     monitor.require_durable(A, 3)
+
+
+def test_a_disk_is_copied_while_the_collector_closes_files(disk, request):
+    def reads_one():
+        fd = disk.open_read(A)
+        try:
+            yield
+        finally:
+            disk.close(fd)
+
+    synced_file(disk, b"abc")
+    before = gc.get_threshold()
+    request.addfinalizer(lambda: gc.set_threshold(*before))
+    for objects_made in range(1, 60):
+        abandoned = [reads_one() for _ in range(20)]
+        for reading in abandoned:
+            next(reading)
+        abandoned.append(abandoned)  # Only the collector finds it.
+        gc.collect(0)
+        gc.set_threshold(objects_made, 1, 1)
+        del reading, abandoned
+        assert contents(disk.copy()) == b"abc"
+        gc.set_threshold(0)

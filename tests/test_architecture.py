@@ -33,7 +33,7 @@ CLI = {
 
 # What a process needs to read a topic's records wherever they lie.
 READ_PATH = {
-    "storage.reader", "storage.frame_share", "storage.log_map", "storage.mask", "storage.shelf",
+    "storage.reader", "storage.log_map", "storage.mask", "storage.shelf",
     "storage.ledger",
 }  # fmt: skip
 
@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # On the engine's host the client reads files itself: with the reader, through the disk seam it asks
     # for, and with the same decision about tombstones as the gateway.
     "client": {*WIRE, "link", "client", *READ_PATH, "storage.disk", "topic.tombstone", "root"},
-    "aio": {*WIRE, "link", "client", "storage.reader", "storage.frame_share", "aio"},
+    "aio": {*WIRE, "link", "client", "storage.reader", "aio"},
     # A client like others, which plans by segments' indexes, reads and audits files, and stages on disk.
     "spark": {
         "base", "frame", "envelope", "link", "client", "segment", *READ_PATH, "storage.disk",

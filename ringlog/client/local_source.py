@@ -23,7 +23,6 @@ from ringlog.limits import EXTENTS_PER_LOCATE_MAX, READ_BYTES_MAX
 from ringlog.link.delivery import Hint
 from ringlog.link.pending import Steps
 from ringlog.storage.disk import Disk, RealDisk
-from ringlog.storage.frame_share import FrameShare
 from ringlog.storage.ledger import Ledger
 from ringlog.storage.mask import NOTHING, Mask
 from ringlog.storage.reader import (
@@ -219,9 +218,7 @@ class LocalSource:
             if pause is Pause.MOVED or tries % _TRIES_PER_LOCATE == 0:
                 self._locate_anew()
 
-    def straight(
-        self, cursor: Cursor, hint: Hint, share: FrameShare, *, is_head: bool
-    ) -> tuple[FrameView, TopicFacts] | None:
+    def straight(self, cursor: Cursor, hint: Hint, *, is_head: bool) -> tuple[FrameView, TopicFacts] | None:
         """The records behind `cursor`, if they are the one frame at this place and nothing else is to be said
         of the topic, `is_head`: not even that it has more; else None, and `fetch` says what there is.
 
@@ -241,7 +238,7 @@ class LocalSource:
             return None
         if not self._is_untouched(located, reader, hint.first_seq, hint.last_seq):
             return None
-        view = reader.straight(*hint, share)
+        view = reader.straight(*hint)
         if view is None:
             return None
         self._kept.clear()
@@ -346,12 +343,6 @@ class LocalSource:
         if located.deleted_to and last_seq > located.deleted_to:
             return False
         return reader.deleted is None or not reader.deleted.range_cardinality(first_seq, last_seq + 1)
-
-    def take_hint(self, first_seq: int, file_id: int, offset: int, stop: int) -> None:
-        """See TopicReader.take_hint."""
-        self._go_on()
-        if self._reader is not None:
-            self._reader.take_hint(first_seq, file_id, offset, stop)
 
     @property
     def is_current(self) -> bool:

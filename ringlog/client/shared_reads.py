@@ -1,9 +1,9 @@
 """What one watch of a client has just read of a topic, for its other watches that stand at the same place.
 
-Frames alone are shared below (storage.frame_share); but to look a topic up on the board, to find the place
-in one's own files and to check a header costs a watch some 30 us, and with a thousand watches of one topic
-that is most of what a delivery costs. What a watch read is what the others would read as long as nobody has
-written to the topic's slot on the board: nothing was appended, deleted, evicted or lost since.
+To look a topic up on the board, to find the place in one's own files and to check a frame costs a watch some
+30 us, and with a thousand watches of one topic that is most of what a delivery costs. What a watch read is
+what the others would read as long as nobody has written to the topic's slot on the board: nothing was
+appended, deleted, evicted or lost since.
 
 Who is behind reads whole pages, and a page costs ten times what that does: hundreds of watches that have
 fallen behind together would never catch up again, each reading the same. So the pages they read are shared
@@ -23,7 +23,6 @@ from ringlog.client.pieces import FramePiece, Piece
 from ringlog.envelope.messages import Located
 from ringlog.limits import SHARED_FRAMES_BYTES_MAX
 from ringlog.link.delivery import Hint
-from ringlog.storage.frame_share import FrameShare
 
 
 class Reading(NamedTuple):
@@ -77,7 +76,8 @@ class SharedReads:
     call."""
 
     def __init__(self, bytes_max: int = SHARED_FRAMES_BYTES_MAX) -> None:
-        self.frames = FrameShare()
+        self.watches = 0
+        """How many there are; they count themselves."""
         self._readings: BoundedByBytes[int, Reading] = BoundedByBytes(bytes_max)
         """The last of each topic."""
         self._passages: BoundedByBytes[tuple[int, int], Passage] = BoundedByBytes(bytes_max)
@@ -89,7 +89,7 @@ class SharedReads:
     @property
     def is_useful(self) -> bool:
         """There is more than one watch."""
-        return self.frames.readers > 1
+        return self.watches > 1
 
     def get(self, topic_id: int, epoch: int, hint: Hint) -> Reading | None:
         """What was read at this place; whether it still `holds` is for the source to say."""

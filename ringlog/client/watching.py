@@ -178,7 +178,7 @@ class WatchCore:
         """`shared`: what this client's watches have in common."""
         self.options = options
         self._shared = shared
-        shared.frames.readers += 1
+        shared.watches += 1
         self._limits = PageLimits(options.limit, options.max_bytes)
         self._is_closed = False
         self.events: deque[tuple[str, WatchEvent, Cursor | None]] = deque()
@@ -292,9 +292,6 @@ class WatchCore:
         if turn.error is not None:
             self._halt(topic, result, turn.error)
             return result
-        if turn.hint is not None and isinstance(topic.source, LocalSource):
-            hint = turn.hint
-            topic.source.take_hint(hint.first_seq, hint.file_id, hint.offset, hint.stop)
         sequence = self._sequence(topic, turn)
         # Nobody has said what is durable: look what became of the topic, and leave its records.
         is_blind = topic.is_strong and turn.until >= OPEN_END
@@ -368,7 +365,7 @@ class WatchCore:
         sequence = source.sequence if self._shared.is_useful else -1
         try:
             # Who is behind by more reads it together.
-            found = source.straight(topic.cursor, hint, self._shared.frames, is_head=not topic.is_strong)
+            found = source.straight(topic.cursor, hint, is_head=not topic.is_strong)
         except DiskError:
             return None  # Met again on the way that says what it means.
         if found is None:
@@ -528,7 +525,7 @@ class WatchCore:
 
     def close(self) -> None:
         """Let go of files. Idempotent."""
-        self._shared.frames.readers -= not self._is_closed
+        self._shared.watches -= not self._is_closed
         self._is_closed = True
         for topic in list(self._topics.values()):
             self._drop(topic)

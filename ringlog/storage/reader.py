@@ -39,7 +39,6 @@ from ringlog.frame.routed import resolve
 from ringlog.frame.view import FrameView, open_frame
 from ringlog.limits import FRAME_BYTES_MAX, KIB, MIB
 from ringlog.storage.disk import Disk
-from ringlog.storage.frame_share import FrameShare, Place
 from ringlog.storage.log_map import FileLife, LogMap
 from ringlog.storage.shelf import SegmentShelf
 from ringlog.storage.windows import ColdWant, MappedFile, ReadFile, SuppliedFile, Window, WindowFile
@@ -229,7 +228,7 @@ class TopicReader:
         self._offset = 0
         self._frame_bytes = 0  # Size of the frame at `_offset` where an index told it.
         self._is_sought = False
-        self._hint_bytes = 0
+        self._known_bytes = 0
         self._sealed_to: list[int] = []
         self._learn_segments()
         self._enter(self._extent_of(cursor + 1))
@@ -322,33 +321,15 @@ class TopicReader:
         elif last_seq > self.cursor:
             self.skip_to(last_seq)
 
-    def take_hint(self, first_seq: int, file_id: int, offset: int, stop: int) -> None:
-        """Somebody says that the frames from `first_seq` on lie at [offset, stop) of a file of the log.
-
-        It saves walking over what others wrote before. Nothing is believed of it: it is used only for the
-        record that comes next, and what lies there is checked as always.
-        """
-        if first_seq != self.cursor + 1 or self._extent >= len(self._located.extents):
-            return
-        extent = self._located.extents[self._extent]
-        is_log = not extent.segment and not extent.path.startswith(VOLATILE_PREFIX)
-        is_here = is_log and extent.file_id == file_id
-        if is_here and offset % 8 == 0 and self._offset <= offset < stop and self._sees(extent, offset):
-            self._offset, self._hint_bytes = offset, min(stop - offset, self._window_bytes)
-
-    def _sees(self, extent: ExtentFacts, offset: int) -> bool:
-        stop = self._visible_stop(extent)
-        return stop is not None and offset < stop
-
     def straight(
-        self, first_seq: int, last_seq: int, file_id: int, offset: int, stop: int, share: FrameShare
+        self, first_seq: int, last_seq: int, file_id: int, offset: int, stop: int
     ) -> FrameView | None:
         """The records `first_seq` .. `last_seq`, if they come next and are one frame at [offset, stop) of a
         file of the log; verified as always. None when anything is not so, or not as it should be: `next_run`
         finds out what. Raises DiskError.
 
-        The short way for who keeps up and was told where to look (take_hint). The caller has seen that the
-        topic's head is not below `last_seq`, so what has this number is published: no mark is asked for.
+        The short way for who keeps up and was told where to look. The caller has seen that the topic's
+        head is not below `last_seq`, so what has this number is published: no mark is asked for.
         """
         if first_seq != self.cursor + 1 or self._extent >= len(self._located.extents) or offset & 7:
             return None
@@ -358,13 +339,9 @@ class TopicReader:
             return None
         if (extent.stop and stop > extent.stop) or stop - offset > FRAME_BYTES_MAX:
             return None
-        place = Place(extent.path, extent.salt, offset)
-        view = share.get(place)
+        view = self._opened_straight(extent, offset, stop)
         if view is None:
-            view = self._opened_straight(extent, offset, stop)
-            if view is None:
-                return None
-            share.leave(place, view)
+            return None
         located = self._located
         if (view.topic_id, view.header.epoch) != (located.topic_id, located.epoch) or (
             view.first_seq, view.last_seq, view.total_bytes,
@@ -382,7 +359,7 @@ class TopicReader:
         window = file.window(offset, stop)
         if window is None or window.stop - window.start != stop - offset:
             return None
-        window.buffer.flags.writeable = False  # Others may see it through the share.
+        window.buffer.flags.writeable = False  # Others may see it through SharedReads.
         try:
             view = open_frame(window.buffer, window.start, seed=extent.salt)
         except FrameInvalid:
@@ -418,7 +395,7 @@ class TopicReader:
                 continue
             is_new = self._is_sparse and not extent.segment and self._look_up(extent, window_bytes)
             if self._offset >= stop:
-                self._hint_bytes = 0
+                self._known_bytes = 0
                 continue
             window = self._read(extent, stop, window_bytes)
             if isinstance(window, Pause):
@@ -443,12 +420,12 @@ class TopicReader:
 
     def _look_up(self, extent: ExtentFacts, window_bytes: int) -> bool:
         """Go to where the topic's next frame may be; True when nobody has looked there yet."""
-        if self._log_map is None or self._hint_bytes:
+        if self._log_map is None or self._known_bytes:
             return False
         file = FileLife(extent.path, extent.salt)
         found = self._log_map.find(file, self._located.topic_id, self._offset, window_bytes)
         self._offset = found.offset
-        self._hint_bytes = found.size if found.is_known else min(found.size, SCAN_WINDOW_BYTES)
+        self._known_bytes = found.size if found.is_known else min(found.size, SCAN_WINDOW_BYTES)
         return not found.is_known
 
     def _leave(self, extent: ExtentFacts, window: Window, found: FrameBatch) -> None:
@@ -493,8 +470,8 @@ class TopicReader:
         if file is None:
             return Pause.MOVED
         self._file = file
-        wanted = min(self._offset + (self._hint_bytes or max(window_bytes, self._frame_bytes)), stop)
-        self._frame_bytes = self._hint_bytes = 0
+        wanted = min(self._offset + (self._known_bytes or max(window_bytes, self._frame_bytes)), stop)
+        self._frame_bytes = self._known_bytes = 0
         window = self._window(extent, file, wanted)
         if window is None:
             return Pause.COLD

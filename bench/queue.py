@@ -21,7 +21,7 @@ from bench.systems.base import LEASE_MS, TOPIC, QueueServer, Way
 from bench.systems.processes import How, deliveries, empty
 from bench.systems.ringlog import ALONE, fill
 from ringlog.client import NewRecord
-from ringlog.client.lease_client import Job
+from ringlog.client.job import Job
 
 ROUNDS = 3
 SECONDS = 5.0

@@ -358,7 +358,7 @@ RULES = [
             "actors/gateway/shell.py": "the same, while the core's effects are performed",
             "ringlog/cli/app.py": "the top of a command: a person gets one line, a script an exit code",
             "ringlog/client/decoding.py": "a program's codec may raise anything: why a job is rejected",
-            "ringlog/client/job.py": "a program's exception may raise as text; its job is given back",
+            "ringlog/client/job_facts.py": "a program's exception may raise as text; its job is given back",
             "ringlog/client/dropped.py": "nobody waits for it: errors go to the log",
             "ringlog/worker/wire.py": "the text of a program's exception may raise anything",
             "ringlog/worker/child.py": "a program's module, codec and function may raise anything: that is "

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE, TARGET = "ringlog/aio", "ringlog/client"
 FACADES = (
     "group",
+    "job",
     "lease_client",
     "operations",
     "queue",

@@ -14,7 +14,7 @@ from chaos.leases.putting import End, put_all, value_of
 from chaos.rigs.tasks import Report, Task
 from ringlog.client import Client
 from ringlog.client.group import Group
-from ringlog.client.lease_client import Job
+from ringlog.client.job import Job
 from ringlog.client.pages import Record
 from ringlog.client.queue import Queue
 from ringlog.errors import LeaseLost, RinglogError

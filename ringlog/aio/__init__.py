@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from ringlog.aio.client import Client, connect
 from ringlog.aio.group import Group
-from ringlog.aio.lease_client import Job
+from ringlog.aio.job import Job
 from ringlog.aio.producer import Producer
 from ringlog.aio.queue import Queue
 from ringlog.aio.reader import Reader

@@ -1,17 +1,16 @@
-"""Jobs, and who claims, keeps and settles them: a worker of a queue, or a member of a consumer group."""
+"""Who claims, keeps and settles jobs: a worker of a queue, or a member of a consumer group."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from math import inf
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ringlog.aio.job import Job
 from ringlog.aio.shell import NO_ANSWER
 from ringlog.client.batches import Batches
 from ringlog.client.behind import Behind
@@ -25,10 +24,9 @@ from ringlog.client.checks import (
 )
 from ringlog.client.claimed import Claimed, Jobs, Leases, lose, settled_together
 from ringlog.client.decoding import why_unreadable
-from ringlog.client.job import (
+from ringlog.client.job_facts import (
     BACKOFF_MS_MAX,
     Gone,
-    JobFacts,
     OnError,
     Slots,
     backoff_ms,
@@ -37,10 +35,8 @@ from ringlog.client.job import (
     job_of,
     jobs_of,
     reason_of,
-    report_failure,
-    said_of,
 )
-from ringlog.client.leases import Keeper, Lease
+from ringlog.client.leases import Keeper
 from ringlog.client.pages import Record, Tombstone
 from ringlog.client.queue_options import (
     GIVE_BACK_S,
@@ -70,101 +66,6 @@ if TYPE_CHECKING:
     from ringlog.client.session import Session
 
 log = logging.getLogger(__name__)
-
-
-class Job(JobFacts):
-    """One job and the right to it. As a context: acked when the block ends well, given back when it does not,
-    to rest for a while (`backoff_ms`)."""
-
-    __slots__ = ("_behind", "_lost", "_queue")
-
-    def __init__(
-        self,
-        queue: LeaseClient,
-        record: Record,
-        lease: Lease,
-        deliveries: int,
-        codec: PayloadCodec[Any] = RAW,
-    ) -> None:
-        super().__init__(queue.topic, record, lease, deliveries, codec)
-        self._queue = queue
-        self._lost: asyncio.Event | None = None
-        self._behind: Behind | None = None
-        """Where its ack goes when its block ends, if nobody waits for that."""
-        lease.on_lost = self._was_lost
-
-    @property
-    def lost(self) -> asyncio.Event:
-        """Set when the lease is known to have ended: somebody else may be at work on the job."""
-        if self._lost is None:
-            # Made when somebody asks: that takes longer than all the rest of a job. In this order, since the
-            # lease may be lost at any moment.
-            self._lost = asyncio.Event()
-            if self.lease.is_lost:
-                self._lost.set()
-        return self._lost
-
-    def _was_lost(self) -> None:
-        if self._lost is not None:
-            self._lost.set()
-
-    async def ack(self) -> None:
-        """The job is done; it is gone for good when this returns. Raises LeaseLost when the lease had ended:
-        the job was or will be handed out again, unless somebody finished it."""
-        settled = await self._queue.ack([self])
-        if not settled.is_complete:
-            raise self.lost_error()
-
-    async def nack(self, *, delay_ms: int | None = None, reason: str = "") -> None:
-        """Give the job back, to be claimed by anybody after `delay_ms`; raises LeaseLost. See
-        Queue.nack."""
-        settled = await self._queue.nack([self], delay_ms=delay_ms, reason=reason)
-        if not settled.is_complete:
-            raise self.lost_error()
-
-    async def reject(self, reason: str = "") -> None:
-        """Send the job to the dead letters: it would fail again. Raises LeaseLost; see Queue.reject."""
-        await self._queue.reject(self, reason)
-
-    async def extend(self, lease_ms: int) -> None:
-        """Hold the job up to `lease_ms` from now; raises LeaseLost."""
-        settled = await self._queue.extend([self], lease_ms)
-        if not settled.is_complete:
-            raise self.lost_error()
-
-    async def __aenter__(self) -> Job:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if self.is_parents:
-            return False  # What a job forks is no end of it.
-        on_error = self._on_error
-        if error is None:
-            try:
-                await self._done()
-            except RinglogError as e:
-                if on_error is None:
-                    raise
-                report_failure(on_error, self, e)
-            return False
-        if not self.lease.is_over:
-            # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
-            # engine that is gone, gives the job to somebody else by itself.
-            with suppress(RinglogError):
-                await self._queue.give_up(self, said_of(error))
-        if on_error is None or not isinstance(error, Exception):
-            return False
-        report_failure(on_error, self, error)
-        return True
-
-    async def _done(self) -> None:
-        if self._behind is not None and not self.lease.is_over:
-            self._queue.ack_behind(self, self._behind)
-            self._behind = None
-        elif not self.lease.is_over or self.lease.is_lost:
-            await self.ack()
 
 
 class LeaseClient:

@@ -6,7 +6,7 @@ from ringlog.client.client import Client, connect
 from ringlog.client.events import CaughtUp, Lagged, TopicDeleted, WatchEvent
 from ringlog.client.fields import NewRecord, Payload, RecordFields
 from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
-from ringlog.client.job import backoff_ms
+from ringlog.client.job_facts import backoff_ms
 from ringlog.client.pages import EARLIEST, LATEST, STORED, Cursor, Page, Record, Start, Tombstone
 from ringlog.client.producer import Producer
 from ringlog.client.results import (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ringlog.client.claimed import Claimed, Leases, lose, unsettled
-from ringlog.client.job import JobFacts
+from ringlog.client.job_facts import JobFacts
 from ringlog.client.leases import Lease
 from ringlog.client.results import Settled
 from ringlog.errors import RinglogError

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ringlog.client.fields import NewRecord
-from ringlog.client.job import JobFacts
+from ringlog.client.job_facts import JobFacts
 from ringlog.client.pages import Record
 from ringlog.payload import RAW, PayloadCodec
 

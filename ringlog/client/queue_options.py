@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ringlog.client.checks import number, text, whole
-from ringlog.client.job import JobFacts, reason_of
+from ringlog.client.job_facts import JobFacts, reason_of
 from ringlog.client.pages import Record
 from ringlog.client.redrive import Redrive
 from ringlog.client.results import Settled

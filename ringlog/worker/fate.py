@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringlog.client.job import BACKOFF_MS, BACKOFF_MS_MAX, backoff_ms
+from ringlog.client.job_facts import BACKOFF_MS, BACKOFF_MS_MAX, backoff_ms
 from ringlog.limits import NACK_DELAY_MS_MAX
 from ringlog.worker import wire
 from ringlog.worker.death import Cause, Died

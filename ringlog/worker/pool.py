@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringlog import logs
-from ringlog.aio.lease_client import Job
+from ringlog.aio.job import Job
 from ringlog.aio.queue import Queue
 from ringlog.clock import Clock
 from ringlog.errors import RinglogError

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ringlog import logs
-from ringlog.aio.lease_client import Job
+from ringlog.aio.job import Job
 from ringlog.aio.queue import Queue
 from ringlog.client.results import Settled
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError

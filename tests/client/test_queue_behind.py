@@ -13,8 +13,8 @@ import pytest
 import ringlog
 from ringlog.client import Client
 from ringlog.client.behind import Behind
-from ringlog.client.job import Slots
-from ringlog.client.lease_client import Job
+from ringlog.client.job import Job
+from ringlog.client.job_facts import Slots
 from ringlog.client.leases import Lease
 from ringlog.client.queue import Queue
 from ringlog.client.results import Settled

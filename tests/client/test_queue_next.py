@@ -10,7 +10,7 @@ import pytest
 
 import ringlog
 from ringlog.client import Client
-from ringlog.client.lease_client import Job
+from ringlog.client.job import Job
 from ringlog.client.leases import Lease
 from ringlog.client.queue import Queue
 from ringlog.client.working import APART_MAX, Wish, Working

@@ -26,8 +26,9 @@ GROUPS = {
     "ringlog_lines": (
         "ringlog/board/*.py", "ringlog/envelope/wire.py", "ringlog/frame/batch.py", "ringlog/frame/codec.py",
         "ringlog/frame/header.py", "ringlog/frame/settle.py", "ringlog/link/call_ring.py",
-        "ringlog/ring/doorbell.py", "ringlog/runtime/duty_cycle.py", "ringlog/storage/gather.py",
-        "ringlog/storage/wal.py", "ringlog/waiting.py",
+        "ringlog/ring/consumer.py", "ringlog/ring/doorbell.py", "ringlog/ring/producer.py",
+        "ringlog/runtime/duty_cycle.py", "ringlog/storage/gather.py", "ringlog/storage/wal.py",
+        "ringlog/waiting.py",
     ),
     "ringlog_client": (
         "actors/gateway/pushed.py",  # It derives from link.runs.Run.
@@ -41,7 +42,7 @@ GROUPS = {
         *(
             f"ringlog/client/{name}.py"
             for name in (
-                "assembler", "batch", "behind", "claimed", "grouping", "inline", "leases",
+                "assembler", "batch", "behind", "claimed", "core", "grouping", "inline", "leases",
                 "locked", "numbered", "session", "shell", "stream", "working",
             )
         ),

@@ -12,10 +12,11 @@ from ringlog.aio.routers import Routers
 from ringlog.aio.topics import Topics
 from ringlog.client.assembler import Assembler
 from ringlog.client.checks import limits_of_group, node_name, seconds, start_at, tags_of, text
-from ringlog.client.core import ProducerCore, ProducerOptions, parse_codec, parse_durability
+from ringlog.client.core import ProducerCore
 from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
 from ringlog.client.once import check_once, check_window, checked_key
 from ringlog.client.pages import EARLIEST, STORED, Cursor, Page, Record, Start, TagFilter
+from ringlog.client.producer_options import ProducerOptions, parse_codec, parse_durability
 from ringlog.client.results import Appended, ClientState
 from ringlog.client.session import Session
 from ringlog.client.shared_reads import SharedReads

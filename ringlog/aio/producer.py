@@ -10,9 +10,10 @@ from typing import Generic, TypeVar, Unpack
 from ringlog.aio.shell import LoopShell
 from ringlog.aio.ticket import Ticket
 from ringlog.client.checks import seconds, text
-from ringlog.client.core import CLOSED, OF_PARENT, ProducerCore, ProducerOptions, size_of
+from ringlog.client.core import ProducerCore, size_of
 from ringlog.client.fields import NewRecord, RecordFields
 from ringlog.client.pages import Record
+from ringlog.client.producer_options import CLOSED, OF_PARENT, ProducerOptions
 from ringlog.client.results import FlushReport, ProducerStats
 from ringlog.envelope.messages import ProducerStateReply
 from ringlog.errors import RequestTimeout, UsageError

@@ -19,12 +19,12 @@ from ringlog.client.checks import (
 )
 from ringlog.client.checks import producer_id as checked_producer_id
 from ringlog.client.client_options import ClientOptions
-from ringlog.client.core import parse_durability
 from ringlog.client.dropped import end_dropped, end_shell, end_with, forget_in_child
 from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing, warn_of_left
 from ringlog.client.green_threads import check_green_threads
 from ringlog.client.locked import LockedConnection
 from ringlog.client.operations import Operations
+from ringlog.client.producer_options import parse_durability
 from ringlog.client.results import ClientEvent, ClientHealth, ClientState, CloseReport
 from ringlog.client.session import Session, new_client_id
 from ringlog.client.shell import Shell, belongs_to_process

@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import Generic, TypeVar, Unpack
 
 from ringlog.client.checks import seconds, text
-from ringlog.client.core import CLOSED, OF_PARENT, ProducerCore, ProducerOptions, size_of
+from ringlog.client.core import ProducerCore, size_of
 from ringlog.client.fields import NewRecord, RecordFields
 from ringlog.client.pages import Record
+from ringlog.client.producer_options import CLOSED, OF_PARENT, ProducerOptions
 from ringlog.client.results import FlushReport, ProducerStats
 from ringlog.client.session import Session
 from ringlog.client.shell import Shell

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from ringlog import stop_points
 from ringlog.client.client import Client
-from ringlog.client.core import named_producer_id
 from ringlog.client.numbered import NumberedProducer
+from ringlog.client.producer_options import named_producer_id
 from ringlog.client.ticket import Ticket
 from ringlog.errors import CorruptData, NotReady, RinglogError, ShuttingDown, Throttled, TopicNotFound
 from ringlog.frame import layout

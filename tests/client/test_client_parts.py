@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog.client.assembler import Assembler
-from ringlog.client.core import ProducerOptions, named_producer_id, parse_codec, parse_durability
 from ringlog.client.fields import NewRecord, column_values, fields_of
+from ringlog.client.producer_options import ProducerOptions, named_producer_id, parse_codec, parse_durability
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.payload import JSON, RAW, TEXT
 from ringlog.types import Codec, Durability

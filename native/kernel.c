@@ -1214,6 +1214,68 @@ done:
     return found;
 }
 
+PyDoc_STRVAR(seal_at_doc,
+"seal_at(buffer, offset, salt, /)\n--\n\n"
+"Seal the header at byte `offset` of `buffer`; returns the seal.");
+
+static PyObject *seal_at(PyObject *self, PyObject *args)
+{
+    Py_buffer buffer;
+    Py_ssize_t offset;
+    unsigned long long salt;
+    if (!PyArg_ParseTuple(args, "w*nK", &buffer, &offset, &salt)) return NULL;
+    PyObject *found = NULL;
+    if (offset < 0 || offset > buffer.len - HEADER_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "a frame is outside of the buffer");
+    } else {
+        uint8_t *header = (uint8_t *)buffer.buf + offset;
+        uint64_t made = XXH3_64bits_withSeed(header, SEALED_BYTES, salt);
+        store(header + W_SEAL * 8, made);
+        found = PyLong_FromUnsignedLongLong(made);
+    }
+    PyBuffer_Release(&buffer);
+    return found;
+}
+
+PyDoc_STRVAR(control_doc,
+"control(type, topic_id, base_seq, commit_ts, epoch, flags, body, /)\n--\n\n"
+"A control frame around `body`, padded, as a bytearray; it is not sealed. Raises OverflowError for a number that does\n"
+"not fit its field.");
+
+static PyObject *control(PyObject *self, PyObject *args)
+{
+    enum { TYPE, TOPIC, SEQ, STAMP, EPOCH, FLAGS, NUMBERS };
+    PyObject *given[NUMBERS];
+    uint64_t numbers[NUMBERS];
+    const char *body;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(args, "OOOOOOy#", given, given + 1, given + 2, given + 3, given + 4, given + 5, &body, &length))
+        return NULL;
+    for (int i = 0; i < NUMBERS; i++) {
+        numbers[i] = PyLong_AsUnsignedLongLong(given[i]);
+        if (numbers[i] == UINT64_MAX && PyErr_Occurred()) return NULL;
+    }
+    int64_t size = HEADER_BYTES + PADDED((int64_t)length);
+    if (numbers[TYPE] > 0xFF || numbers[EPOCH] > LOW32 || numbers[FLAGS] > 0xFF || size > (int64_t)LOW32) {
+        PyErr_SetString(PyExc_OverflowError, "a frame's header field is out of range");
+        return NULL;
+    }
+    PyObject *found = PyByteArray_FromStringAndSize(NULL, size);
+    if (found == NULL) return NULL;
+    uint8_t *header = (uint8_t *)PyByteArray_AsString(found), *at = header + HEADER_BYTES;
+    memset(header, 0, HEADER_BYTES);
+    memcpy(at, body, (size_t)length);
+    memset(at + length, 0, (size_t)(size - HEADER_BYTES - length));
+    store(header, (uint64_t)(size - LEN_BYTES) | numbers[TYPE] << 32 | (uint64_t)VERSION << VERSION_SHIFT);
+    store(header + W_TOPIC * 8, numbers[TOPIC]);
+    store(header + W_BASE_SEQ * 8, numbers[SEQ]);
+    store(header + W_COMMIT_TS * 8, numbers[STAMP]);
+    store(header + W_COUNT_EPOCH * 8, numbers[EPOCH] << 32);
+    store(header + W_TAIL * 8, (uint64_t)length | numbers[FLAGS] << FLAGS_SHIFT);
+    store(header + W_BODY * 8, XXH3_64bits(at, (size_t)(size - HEADER_BYTES)));
+    return found;
+}
+
 PyDoc_STRVAR(stamp_doc,
 "stamp(buffer, offsets, topic_id, epoch, producer_id, first_seq, follows, /)\n--\n\n"
 "Write identity into the headers that begin at byte `offsets`, (n + 1,) int64 of which the last is not one: frame i\n"
@@ -1359,6 +1421,7 @@ done:
 }
 
 static PyMethodDef methods[] = {
+    {"control", control, METH_VARARGS, control_doc},
     {"encode", encode, METH_VARARGS, encode_doc},
     {"header_faults", header_faults, METH_VARARGS, header_faults_doc},
     {"hashes", hashes, METH_VARARGS, hashes_doc},
@@ -1368,6 +1431,7 @@ static PyMethodDef methods[] = {
     {"number", number, METH_VARARGS, number_doc},
     {"scan", scan, METH_VARARGS, scan_doc},
     {"seal", seal, METH_VARARGS, seal_doc},
+    {"seal_at", seal_at, METH_VARARGS, seal_at_doc},
     {"seals", seals, METH_VARARGS, seals_doc},
     {"spans", spans, METH_VARARGS, spans_doc},
     {"stamp", stamp, METH_VARARGS, stamp_doc},

@@ -9,7 +9,7 @@ refused; entries keep the order of the frames.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ _FLAGS_SHIFT = U64(layout.FLAGS_SHIFT)
 _DURABILITY_MASK = U64(layout.DURABILITY_MASK)
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Stretch:
     """Admitted rows [start, stop) of one intake, all of one topic."""
 
@@ -69,23 +69,36 @@ class Stretch:
     stop: int
     is_volatile: bool
 
+    def __init__(self, topic: Topic, start: int, stop: int, is_volatile: bool) -> None:
+        self.topic, self.start, self.stop, self.is_volatile = topic, start, stop, is_volatile
 
-@dataclass(slots=True)
+
+@dataclass(init=False, slots=True)
 class Intake:
     """One buffer of frames on its way through the shard."""
 
     buffer: bytearray
     batch: FrameBatch
     entries: Entries
-    stretches: list[Stretch] = field(default_factory=list)
-    runs: list[CheckedRun] = field(default_factory=list)
+    stretches: list[Stretch]
+    runs: list[CheckedRun]
     """All rows, in order. What is wrong with frames by themselves is known."""
-    checked: Checked | None = None
-    records: int = 0
-    frames: int = 0
-    refused: int = 0
-    repeats: int = 0
-    needs_sync: bool = False
+    checked: Checked | None
+    records: int
+    frames: int
+    refused: int
+    repeats: int
+    needs_sync: bool
+
+    def __init__(
+        self, buffer: bytearray, batch: FrameBatch, entries: Entries, stretches: list[Stretch],
+        checked: Checked | None = None,
+    ) -> None:  # fmt: skip
+        self.buffer, self.batch, self.entries = buffer, batch, entries
+        self.stretches, self.checked = stretches, checked
+        self.runs = checked.runs if checked is not None else []
+        self.records = self.frames = self.refused = self.repeats = 0
+        self.needs_sync = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +144,7 @@ class Admission:
         assert checked is not None
         if positions is not None:
             checked.entries[:, S_POSITION] = positions
-        intake = Intake(buffer, batch, checked.entries, runs=checked.runs, checked=checked)
+        intake = Intake(buffer, batch, checked.entries, [], checked)
         if any(run.fault == Fault.PACKED or self._is_over_limits(run) for run in checked.runs):
             measure_packed(buffer, batch, checked.accounted, checked.largest, checked.faults)
             intake.runs = [part for run in checked.runs for part in self._judged(intake, run)]

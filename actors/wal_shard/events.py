@@ -1,6 +1,6 @@
 """What a shard is told and what it asks for. Read these two lists and you know what the actor is for.
 
-Those of every group are not frozen, which would cost four times as much to make; nobody changes them either.
+Those of every group are made by hand: a dataclass makes itself in interpreted code, compiled or not.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ringlog.topic.state import Topic
 # -- events ---------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class FramesArrived:
     """Frames copied out of one ring into a private buffer (RD-13): checked here, written from here."""
 
-    source: int
-    """Number of the ring in this incarnation."""
-    position: int
-    """Ring position of byte 0 of `buffer`."""
-    buffer: bytearray
-    batch: FrameBatch
-    end_position: int
-    """Where the ring's tail may move once every frame of this event has its fate."""
+    __slots__ = ("batch", "buffer", "end_position", "position", "source")
+
+    def __init__(
+        self, source: int, position: int, buffer: bytearray, batch: FrameBatch, end_position: int
+    ) -> None:
+        """`source`: number of the ring in this incarnation. `position`: in it, of byte 0 of `buffer`.
+        `end_position`: where its tail may move once every frame of this event has its fate."""
+        self.source, self.position, self.buffer = source, position, buffer
+        self.batch, self.end_position = batch, end_position
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,14 @@ class VolatileFailed:
 # -- effects --------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class WriteGroup:
     """Write these buffers, in order, at the log's end. Completion: GroupWritten."""
 
-    buffers: list[Any]
-    offset: int
-    length: int
-    is_synced: bool
-    """A Sync follows at once: let the device begin."""
+    __slots__ = ("buffers", "is_synced", "length", "offset")
+
+    def __init__(self, buffers: list[Any], offset: int, length: int, is_synced: bool) -> None:
+        """`is_synced`: a Sync follows at once: let the device begin."""
+        self.buffers, self.offset, self.length, self.is_synced = buffers, offset, length, is_synced
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,24 +181,25 @@ class Consult:
     questions: list[Question]
 
 
-@dataclass(slots=True)
 class PublishTopics:
     """Write the topics' facts to the board; their records are readable from now on."""
 
-    topics: list[Topic]
-    news: Sequence[News] = ()
-    """Which ones those are, and where they lie; nothing of what recovery found, which all look for."""
+    __slots__ = ("news", "topics")
+
+    def __init__(self, topics: list[Topic], news: Sequence[News] = ()) -> None:
+        """`news`: which records those are, and where they lie; nothing of what recovery found, which all look
+        for."""
+        self.topics, self.news = topics, news
 
 
-@dataclass(slots=True)
 class PublishMarks:
     """Write the marks: everything below (file, offset) may be read; (file, durable) is synced."""
 
-    file_id: int
-    published: int
-    durable: int
-    volatile_file: int
-    volatile: int
+    __slots__ = ("durable", "file_id", "published", "volatile", "volatile_file")
+
+    def __init__(self, file_id: int, published: int, durable: int, volatile_file: int, volatile: int) -> None:
+        self.file_id, self.published, self.durable = file_id, published, durable
+        self.volatile_file, self.volatile = volatile_file, volatile
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,21 +211,20 @@ class RetireTopic:
     """It was removed because nobody used it for so long; 0 = somebody wanted it."""
 
 
-@dataclass(slots=True)
 class Settle:
     """Tell a ring's producer the fate of its frames, then move the tail."""
 
-    source: int
-    entries: Entries
-    new_tail: int
+    __slots__ = ("entries", "new_tail", "source")
+
+    def __init__(self, source: int, entries: Entries, new_tail: int) -> None:
+        self.source, self.entries, self.new_tail = source, entries, new_tail
 
 
-@dataclass(slots=True)
 class Committed:
     """Facts about one group, for counters and histograms."""
 
-    frames: int
-    records: int
-    bytes: int
-    refused: int
-    repeats: int
+    __slots__ = ("bytes", "frames", "records", "refused", "repeats")
+
+    def __init__(self, frames: int, records: int, bytes: int, refused: int, repeats: int) -> None:
+        self.frames, self.records, self.bytes = frames, records, bytes
+        self.refused, self.repeats = refused, repeats

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import xxhash
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from actors.wal_shard.admission import Intake
 from actors.wal_shard.records import GroupMark, frame_of
 from ringlog.frame import batch as frames
 from ringlog.frame import codec, layout
+from ringlog.frame.kernel import kernel
 from ringlog.frame.layout import FrameType
 from ringlog.topic.state import Topic
 from ringlog.types import Durability
@@ -65,12 +64,13 @@ class LogPosition:
         self.last_seal = 0
 
 
-@dataclass(slots=True)
 class Control:
     """A control frame waiting for its place in a group."""
 
-    frame: bytearray
-    topic: Topic | None = None
+    __slots__ = ("frame", "topic")
+
+    def __init__(self, frame: bytearray, topic: Topic | None = None) -> None:
+        self.frame, self.topic = frame, topic
 
 
 class RoutedCopy(NamedTuple):
@@ -91,24 +91,25 @@ class RoutedPart:
     is_volatile: bool = False
 
 
-@dataclass(slots=True)
 class Group:
     """Everything staged for the next write, in order."""
 
-    parts: list[Intake | Control | RoutedPart] = field(default_factory=list)
-    bytes: int = 0
-    """Bytes of logged frames, mark not counted."""
-    volatile_bytes: int = 0
-    needs_sync: bool = False
-    dirty: dict[int, Topic] = field(default_factory=dict)
-    frames: int = 0
-    records: int = 0
-    refused: int = 0
-    repeats: int = 0
-    removes: bool = False
-    """Something leaves a topic with this group."""
-    news: list[News] = field(default_factory=list)
-    """What was laid out so far, in the order of the files."""
+    __slots__ = (
+        "bytes", "dirty", "frames", "needs_sync", "news", "parts", "records", "refused", "removes",
+        "repeats", "volatile_bytes",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.parts: list[Intake | Control | RoutedPart] = []
+        self.bytes = self.volatile_bytes = 0
+        """Bytes of logged frames, mark not counted."""
+        self.needs_sync = False
+        self.dirty: dict[int, Topic] = {}
+        self.frames = self.records = self.refused = self.repeats = 0
+        self.removes = False
+        """Something leaves a topic with this group."""
+        self.news: list[News] = []
+        """What was laid out so far, in the order of the files."""
 
     def add_intake(self, intake: Intake) -> None:
         """Take in the admitted rows of an intake."""
@@ -152,7 +153,8 @@ class Group:
 
 _MARK_BODY = struct.Struct(">B" + "BQ" * 6 + "B")
 _MARK_FIXED_BYTES = layout.HEADER_BYTES + _MARK_BODY.size
-_MARK_HEADER = struct.Struct("<9Q")
+_GROUP_MARK: Final = int(FrameType.GROUP_MARK)
+_FSYNC: Final = int(Durability.FSYNC)
 _COUNT_MASK = (1 << layout.EPOCH_SHIFT) - 1
 _U64, _ARRAY_OF_7, _ARRAY_OF_0 = 0xCF, 0x97, 0x90
 assert _MARK_BODY.size % 8 == 0, "the mark's body needs no padding"
@@ -177,13 +179,8 @@ def mark_frame(
     )  # fmt: skip
     if any(word):
         return _mark_with_word(position, body_bytes, flags, word)
-    header = _MARK_HEADER.pack(
-        _MARK_FIXED_BYTES - layout.LEN_FIELD_BYTES | FrameType.GROUP_MARK << layout.TYPE_SHIFT
-        | layout.VERSION << layout.VERSION_SHIFT,
-        0, 0, 0, 0, 0, 0, len(body) | Durability.FSYNC << layout.FLAGS_SHIFT, xxhash.xxh3_64_intdigest(body),
-    )  # fmt: skip
-    seal = xxhash.xxh3_64_intdigest(header, position.salt)
-    return bytearray().join((header, seal.to_bytes(8, "little"), body)), seal
+    mark = kernel.control(_GROUP_MARK, 0, 0, 0, 0, _FSYNC, body)
+    return mark, kernel.seal_at(mark, 0, position.salt)
 
 
 def _mark_with_word(position: LogPosition, body_bytes: int, flags: int, word: Word) -> tuple[bytearray, int]:

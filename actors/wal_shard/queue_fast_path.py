@@ -13,7 +13,6 @@ with an ack is answered with it. That kind knows no other way: where it is not u
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyroaring import BitMap64
@@ -24,6 +23,7 @@ from ringlog.contract import ControlReceived, Reply
 from ringlog.envelope import messages as m
 from ringlog.leases.change import Change
 from ringlog.leases.group import ConsumerGroup
+from ringlog.leases.spans import Span
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
     DURATION_MS_MAX,
@@ -45,15 +45,32 @@ _FRAME_BYTES, _JOB_BYTES = 512, 16
 """Most bytes that a removal takes in the log, and each of its jobs."""
 
 
-@dataclass(slots=True)
 class _Acked:
     """Acks of one topic in this turn."""
 
-    topic: Topic
-    jobs: BitMap64 = field(default_factory=BitMap64)
-    records: int = 0
-    bytes: int = 0
-    answers: list[tuple[ControlReceived, m.AckReply | m.ClaimReply]] = field(default_factory=list)
+    __slots__ = ("answers", "bytes", "records", "spans", "topic")
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.spans: list[Span] = []
+        """Their jobs, first ones up to last ones, exclusive, in the order of the requests."""
+        self.records = self.bytes = 0
+        self.answers: list[tuple[ControlReceived, m.AckReply | m.ClaimReply]] = []
+
+    def removal(self) -> Removal:
+        """What leaves the topic. Jobs at its front take the floor along, which is cheaper than a set."""
+        spans = sorted(self.spans)
+        stop = front_of(self.topic)
+        for low, high in spans:
+            if low != stop:
+                break
+            stop = high
+        else:
+            return Removal(delete_floor=stop, records=self.records, bytes=self.bytes)
+        jobs = BitMap64()
+        for low, high in spans:
+            jobs.add_range(low, high)
+        return Removal(seqs=jobs, records=self.records, bytes=self.bytes)
 
 
 class QueueFastPath:
@@ -180,10 +197,7 @@ class QueueFastPath:
         acked = self._acked.get(topic.topic_id)
         if acked is None:
             acked = self._acked[topic.topic_id] = _Acked(topic)
-        if count == 1:
-            acked.jobs.add(first)
-        else:
-            acked.jobs.add_range(first, first + count)
+        acked.spans.append((first, first + count))
         acked.records += count
         acked.bytes += accounted
         self.bytes += _FRAME_BYTES + count * _JOB_BYTES
@@ -196,8 +210,8 @@ class QueueFastPath:
         leases = self._leases
         for acked in gathered.values():
             topic = acked.topic
-            removal = Removal(seqs=acked.jobs, records=acked.records, bytes=acked.bytes)
             is_synced = topic.config.durability == Durability.FSYNC
+            removal = acked.removal()
             leases.removals.stage(topic, removal, group, sync=is_synced, on_request=True, is_told=False)
             replies += [Reply(event.client, event.corr, answer) for event, answer in acked.answers]
         return replies

@@ -157,6 +157,8 @@ class Shell:
         self._stop_asked_ns = 0
         """When the stop was asked for; 0 = it was not."""
         self._must_drain = False
+        self._durable_shown = 0, 0
+        """The mark of what is synced, as it was written last."""
         self._idle_sleeps = 0
         self._commit_from_ns = 0
         self._has_published = False
@@ -552,7 +554,10 @@ class Shell:
     def _publish_marks(self, effect: ev.PublishMarks) -> None:
         slot = self._slot
         slot.set_mark(Mark.PUBLISHED, effect.file_id, effect.published)
-        slot.set_mark(Mark.DURABLE, effect.file_id, effect.durable)
+        durable = effect.file_id, effect.durable
+        if durable != self._durable_shown:
+            self._durable_shown = durable
+            slot.set_mark(Mark.DURABLE, *durable)
         if effect.volatile_file:
             slot.set_mark(Mark.VOLATILE, effect.volatile_file, effect.volatile)
         self._has_published = True

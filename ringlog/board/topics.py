@@ -139,7 +139,10 @@ class TopicTable:
 
     def publish(self, slot: int, facts: TopicFacts) -> None:
         """Replace everything a slot says."""
-        topic_id, epoch, state, head_seq, earliest, cap, ttl, trim, count, size, last, bits, *more = facts
+        (
+            topic_id, epoch, state, head_seq, earliest, cap, ttl, trim, count, size, last, bits, version,
+            due_us, ttl_us, order,
+        ) = facts  # fmt: skip
         words = self._words[slot >> _CHUNK_SHIFT]
         at = _BASE + (slot & _CHUNK_MASK) * TOPIC_SLOT_WORDS
         odd = words[at] | 1
@@ -155,7 +158,7 @@ class TopicTable:
         words[at + 9] = count
         words[at + 10] = size
         words[at + 11] = last
-        words[at + 12], words[at + 13], words[at + 14], words[at + 15] = more
+        words[at + 12], words[at + 13], words[at + 14], words[at + 15] = version, due_us, ttl_us, order
         words[at] = odd + 1
 
     def reset(self) -> dict[int, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,18 @@ FOLLOWS = np.uint64(layout.FLAG_FOLLOWS << layout.FLAGS_SHIFT)
 """layout.FLAG_FOLLOWS within word W_TAIL."""
 _HEADER_INDEX = np.arange(layout.HEADER_WORDS, dtype=np.int64)
 _FRAMES_MAX = (1 << 63) - 1
-_TAKEN = 6
-"""Stretches of words behind the headers that the kernel's `take` returns."""
-_PARTIAL, _PAD, _LEFT_OVER, _ZERO = 2, 3, 4, 5
+_OFFSETS: Final = 0
+_TOTALS: Final = 1
+_ACCOUNTED: Final = 2
+_LARGEST: Final = 3
+_FAULTS: Final = 4
+_FOLLOWS: Final = 5
+_TAKEN: Final = 6
+"""Stretches of words behind the headers that the kernel's `take` returns, and how many they are."""
+_PARTIAL: Final = 2
+_PAD: Final = 3
+_LEFT_OVER: Final = 4
+_ZERO: Final = 5
 """Why the kernel found no further frame."""
 
 
@@ -69,21 +78,36 @@ class CheckedRun(NamedTuple):
     """Bitmap of the columns that any of them has."""
 
 
-@dataclass(slots=True)
 class Checked:
     """What is known of frames that a producer sent, beside their headers. Their flag FOLLOWS is off."""
 
-    entries: U64
-    """(n, 8) settle entries (settle.py) with position, topic, producer_seq."""
-    accounted: I64
-    """(n,) accounted bytes of each frame, 0 for a fault."""
-    largest: I64
-    """(n,) accounted bytes of each frame's largest record, 0 for a fault."""
-    faults: I64
-    """(n,) measure.Fault of each frame by itself."""
-    follows: Mask | None
-    """(n,) frames that were sent as following the producer's one before; None = none was."""
-    runs: list[CheckedRun]
+    __slots__ = ("_facts", "entries", "follows", "runs")
+
+    def __init__(self, entries: U64, facts: I64, follows: Mask | None, runs: list[CheckedRun]) -> None:
+        self.entries = entries
+        """(n, 8) settle entries (settle.py) with position, topic, producer_seq."""
+        self._facts = facts
+        self.follows = follows
+        """(n,) frames that were sent as following the producer's one before; None = none was."""
+        self.runs = runs
+
+    @property
+    def accounted(self) -> I64:
+        """(n,) accounted bytes of each frame, 0 for a fault."""
+        found: I64 = self._facts[_ACCOUNTED]
+        return found
+
+    @property
+    def largest(self) -> I64:
+        """(n,) accounted bytes of each frame's largest record, 0 for a fault."""
+        found: I64 = self._facts[_LARGEST]
+        return found
+
+    @property
+    def faults(self) -> I64:
+        """(n,) measure.Fault of each frame by itself."""
+        found: I64 = self._facts[_FAULTS]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +130,6 @@ class Copies:
         return Copies(self.places[rows], self.routers[rows], self.cursors[rows])
 
 
-@dataclass(slots=True)
 class FrameBatch:
     """Frames found in one buffer.
 
@@ -114,15 +137,18 @@ class FrameBatch:
     of the headers; `stop`: offset just past the last frame found.
     """
 
-    offsets: I64
-    words: U64
-    stop: int
-    end: End
-    reason: str = ""
-    _totals: I64 | None = None
-    checked: Checked | None = None
-    copies: Copies | None = None
-    """What is known of frames that were resolved from routed ones; None = none was."""
+    __slots__ = ("_totals", "checked", "copies", "end", "offsets", "reason", "stop", "words")
+
+    def __init__(
+        self, offsets: I64, words: U64, stop: int, end: End, reason: str = "", totals: I64 | None = None,
+        copies: Copies | None = None,
+    ) -> None:  # fmt: skip
+        self.offsets, self.words, self.stop = offsets, words, stop
+        self.end, self.reason = end, reason
+        self._totals = totals
+        self.checked: Checked | None = None
+        self.copies = copies
+        """What is known of frames that were resolved from routed ones; None = none was."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -181,11 +207,12 @@ def find(buffer: bytearray, position: int = 0, *, frames_max: int = _FRAMES_MAX)
     words = words_of(table)
     split = count * layout.HEADER_WORDS
     headers = words[:split].reshape(count, layout.HEADER_WORDS)
-    offsets, totals, accounted, largest, faults, follows = words[split:].view(np.int64).reshape(_TAKEN, count)
-    batch = FrameBatch(offsets, headers, stop, _ENDS[end], _reason(buffer, stop, len(buffer), end), totals)
+    facts = words[split:].view(np.int64).reshape(_TAKEN, count)
+    reason = "" if end < _PARTIAL else _reason(buffer, stop, len(buffer), end)
+    batch = FrameBatch(facts[_OFFSETS], headers, stop, _ENDS[end], reason, facts[_TOTALS])
     batch.checked = Checked(
-        words_of(entries).reshape(count, WORDS), accounted, largest, faults,
-        follows != 0 if has_follows else None, list(map(CheckedRun._make, runs)),
+        words_of(entries).reshape(count, WORDS), facts, facts[_FOLLOWS] != 0 if has_follows else None,
+        list(map(CheckedRun._make, runs)),
     )  # fmt: skip
     return batch
 

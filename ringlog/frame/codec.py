@@ -18,14 +18,14 @@ from ringlog.frame import layout
 from ringlog.frame.columns import COLUMN_NAMES, Columns, encode_values
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
-from ringlog.frame.header import Header, append_header, pack_header
+from ringlog.frame.header import append_header, pack_header
+from ringlog.frame.kernel import kernel
 from ringlog.frame.layout import FrameType
 from ringlog.limits import BATCH_RECORDS_MAX
 from ringlog.types import Codec, Durability, PayloadKind
 
 I64 = NDArray[np.int64]
 
-_PADS = tuple(bytes(n) for n in range(8))
 _NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 _hash = xxhash.xxh3_64_intdigest
 
@@ -81,14 +81,15 @@ def control_frame(
         raise UsageError("an append is not a control frame", frame_type=frame_type.name)
     if not is_known:
         check_control(body)
-    stored = body + _PADS[-len(body) & 7]
-    header = Header(
-        frame_len=layout.FRAME_LEN_MIN + len(stored), type=frame_type, version=layout.VERSION, columns=0,
-        topic_id=topic_id, base_seq=base_seq, commit_ts=commit_ts, records=0, epoch=epoch, producer_id=0,
-        producer_seq=0, raw_len=len(body), codec=Codec.NONE, flags=flags_of(durability, PayloadKind.BYTES),
-        hops=0, body_xxh3=_hash(stored), seal_xxh3=0,
-    )  # fmt: skip
-    return bytearray().join((pack_header(header), stored))
+    try:
+        return kernel.control(
+            frame_type, topic_id, base_seq, commit_ts, epoch, flags_of(durability, PayloadKind.BYTES), body
+        )
+    except OverflowError:
+        raise UsageError(
+            "a frame's header field is out of range", type=frame_type, topic_id=topic_id, epoch=epoch,
+            base_seq=base_seq, commit_ts=commit_ts,
+        ) from None  # fmt: skip
 
 
 def frames_of(
@@ -165,11 +166,7 @@ def patch(
 
 def seal(buffer: Any, seed: int, offset: int = 0) -> int:
     """Seal one frame of a private, writable buffer under `seed`; return the seal. Many: batch.seals."""
-    with memoryview(buffer).cast("B")[offset : offset + layout.HEADER_BYTES] as header:
-        value = _hash(header[: layout.SEALED_BYTES], seed)
-        with header.cast("Q") as words:
-            words[layout.W_SEAL_XXH3] = value
-    return value
+    return kernel.seal_at(buffer, offset, seed)
 
 
 def total_bytes_at(buffer: Any, offset: int = 0) -> int:

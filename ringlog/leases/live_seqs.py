@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +16,16 @@ _LOOK_MAX = 1 << 20
 """Numbers looked at in one step over a span where nothing is alive."""
 
 
-@dataclass(frozen=True, slots=True)
 class Live:
     """Which jobs are alive and published: `front` to `head`, both included, but for dead and lost ones."""
 
-    front: int
-    head: int
-    dead: BitMap64 | None = None
-    lost: Sequence[tuple[int, int]] = ()
-    """Inclusive, ascending."""
+    __slots__ = ("dead", "front", "head", "lost")
+
+    def __init__(
+        self, front: int, head: int, dead: BitMap64 | None = None, lost: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """`lost`: inclusive, ascending."""
+        self.front, self.head, self.dead, self.lost = front, head, dead, lost
 
 
 def bitmap_of(seqs: NDArray[np.int64]) -> BitMap64:

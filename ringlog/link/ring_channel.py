@@ -475,9 +475,10 @@ class RingChannel:
         """Push frames of the run up to `stop`, as many as fit."""
         start = run.pushed
         if stop - start == 1:
-            positions: Any = producer.push([run.view(start, stop)])
-            if positions is None:
+            position = producer.push_one(run.view(start, stop))
+            if position is None:
                 return 0
+            positions: Any = range(position, position + 1)
         elif run.frame_bytes:
             _, positions = producer.push_run(run.view(start, stop), run.frame_bytes)
         else:

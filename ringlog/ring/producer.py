@@ -92,7 +92,7 @@ class RingProducer:
         """
         self._require_usable()
         if len(frames) == 1:
-            position = self._push_one(frames[0])
+            position = self.push_one(frames[0])
             return None if position is None else [position]
         if not frames:
             return []
@@ -110,8 +110,9 @@ class RingProducer:
         self._publish(stop, len(sizes))
         return positions
 
-    def _push_one(self, frame: Any) -> int | None:
-        """As push for a single frame, the common case of a lone append: no lists."""
+    def push_one(self, frame: Any) -> int | None:
+        """As push of a single frame, the common case of a lone append; returns its position."""
+        self._require_usable()
         size = len(frame)
         if size & 7 or not 0 < size <= self.frame_bytes_max:
             self._require_sizes([size])

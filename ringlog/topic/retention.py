@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,28 +70,31 @@ class Standing:
     """Caps that wait for no group."""
 
 
-@dataclass(slots=True)
 class Removal:
     """What leaves a topic. A floor of 0 stays where it is."""
 
-    cap_floor: int = 0
-    ttl_floor: int = 0
-    delete_floor: int = 0
-    seqs: BitMap64 = field(default_factory=BitMap64)
-    """Live numbers that go one by one, beside the floors."""
-    records: int = 0
-    """Live records that leave, by floors and one by one."""
-    bytes: int = 0
-    floor_records: int = 0
-    """Of these, those that leave by a floor of involuntary loss."""
-    floor_bytes: int = 0
-    due_us: int = 0
-    """When the next record expires, own expiry included; 0 = none will. Only `retain` says so."""
-    own_due_us: int = 0
-    is_held: bool = False
-    """More would have left but for a group. Only `retain` says so."""
-    shares: list[tuple[int, int, int]] = field(default_factory=list)
-    """What leaves of each volatile file: (file, records, bytes); see `share`."""
+    __slots__ = (
+        "bytes", "cap_floor", "delete_floor", "due_us", "floor_bytes", "floor_records", "is_held",
+        "own_due_us", "records", "seqs", "shares", "ttl_floor",
+    )  # fmt: skip
+
+    def __init__(
+        self, *, cap_floor: int = 0, ttl_floor: int = 0, delete_floor: int = 0, seqs: BitMap64 | None = None,
+        records: int = 0, bytes: int = 0,
+    ) -> None:  # fmt: skip
+        self.cap_floor, self.ttl_floor, self.delete_floor = cap_floor, ttl_floor, delete_floor
+        self.seqs = BitMap64() if seqs is None else seqs
+        """Live numbers that go one by one, beside the floors."""
+        self.records, self.bytes = records, bytes
+        """Live records that leave, by floors and one by one."""
+        self.floor_records = self.floor_bytes = 0
+        """Of these, those that leave by a floor of involuntary loss."""
+        self.due_us = self.own_due_us = 0
+        """When the next record expires, own expiry included; 0 = none will. Only `retain` says so."""
+        self.is_held = False
+        """More would have left but for a group. Only `retain` says so."""
+        self.shares: list[tuple[int, int, int]] = []
+        """What leaves of each volatile file: (file, records, bytes); see `share`."""
 
     @property
     def is_empty(self) -> bool:
@@ -161,7 +164,8 @@ def is_over(topic: Topic, config: TopicConfig) -> bool:
 
 def retain(topic: Standing, stored: Stored, now_us: int) -> Removal:
     """Decide what TTL, own expiry and caps take away now (X-11: it depends on nothing else)."""
-    found = Removal(own_due_us=topic.own_due_us)
+    found = Removal()
+    found.own_due_us = topic.own_due_us
     prefix = stop = topic.front
     expired = BitMap64()
     if topic.ttl_us and topic.count:

@@ -26,9 +26,11 @@ TOPICS = [f"topic-{n}" for n in range(5)]
 
 def running(tmp_path, shards=2, file_bytes="1MiB", **options):
     return engine(
-        wal={"shards": shards, "file_bytes": file_bytes}, storage={"enabled": True, "own_segment_bytes": "64KiB"},
-        directory=str(tmp_path / "engine"), **options,
-    )  # fmt: skip
+        wal={"shards": shards, "file_bytes": file_bytes},
+        storage={"enabled": True, "own_segment_bytes": "64KiB"},
+        directory=str(tmp_path / "engine"),
+        **options,
+    )
 
 
 def write(client, start, count=400):

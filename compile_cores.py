@@ -26,9 +26,8 @@ GROUPS = {
     "ringlog_lines": (
         "ringlog/board/*.py", "ringlog/envelope/wire.py", "ringlog/frame/batch.py", "ringlog/frame/codec.py",
         "ringlog/frame/header.py", "ringlog/frame/settle.py", "ringlog/link/call_ring.py",
-        "ringlog/ring/consumer.py", "ringlog/ring/doorbell.py", "ringlog/ring/producer.py",
-        "ringlog/runtime/duty_cycle.py", "ringlog/storage/gather.py", "ringlog/storage/wal.py",
-        "ringlog/waiting.py",
+        "ringlog/ring/doorbell.py", "ringlog/runtime/duty_cycle.py", "ringlog/storage/gather.py",
+        "ringlog/storage/wal.py", "ringlog/waiting.py",
     ),
     "ringlog_client": (
         "actors/gateway/pushed.py",  # It derives from link.runs.Run.

@@ -7,7 +7,7 @@ gathered to the settlement of its frame.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -107,7 +107,7 @@ class ProducerCore:
         """
         return self._encode is None and type(items) in {list, tuple} and set(map(type, items)) == {bytes}
 
-    def encode_all(self, items: Sequence[Any]) -> Sequence[bytes | None]:
+    def encode_all(self, items: Any) -> Any:
         """Payloads of many values; as `encode` for each.
 
         Bytes are passed on without a look at each: what is none makes the frames fail, as a UsageError.
@@ -193,7 +193,7 @@ class ProducerCore:
         self.stream.ship(batch, frame, np.array((0, len(frame)), dtype=np.int64))
         return batch
 
-    def assemble(self, items: Iterable[Any]) -> Assembler:
+    def assemble(self, items: Any) -> Assembler:
         """Check and gather values, NewRecords and Records that are to be one frame."""
         records = Assembler()
         if self.are_plain(items):
@@ -212,9 +212,7 @@ class ProducerCore:
             raise InvalidRequest("a write holds at least one record", records=0, min=1)
         return records
 
-    def frames_of(
-        self, payloads: Sequence[bytes | None], records: int
-    ) -> list[tuple[bytearray, NDArray[np.int64]]]:
+    def frames_of(self, payloads: Any, records: Any) -> list[tuple[bytearray, NDArray[np.int64]]]:
         """Frames of `records` payloads each, as buffers with offsets; raises for what cannot be written.
 
         Touches nothing of the producer, so that it needs no lock.

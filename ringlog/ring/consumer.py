@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ringlog import stop_points
 from ringlog.errors import RingError
 from ringlog.ring.layout import SETTLE_WORDS, ConsumerState, ProducerState, Word
-from ringlog.ring.region import Memory, open_ring, require_engine
+from ringlog.ring.region import RingMemory, open_ring, require_engine
 
 _LEN_BYTES = 4
 """Of a frame's length, which does not count itself."""
@@ -25,7 +25,7 @@ _LEN_BYTES = 4
 class RingConsumer:
     """One end of a ring. `capacity` is bytes, positions are bytes ever written."""
 
-    def __init__(self, memory: Memory, path: str = "") -> None:
+    def __init__(self, memory: RingMemory, path: str = "") -> None:
         self.identity = memory.identity
         self.path = path
         self.capacity = self.identity.capacity

@@ -8,6 +8,7 @@ Not for several threads at once.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,21 +27,20 @@ from ringlog.ring.layout import (
     ProducerState,
     Word,
 )
-from ringlog.ring.region import Memory, lock_for_producer, open_ring, require_engine
+from ringlog.ring.region import RingMemory, lock_for_producer, open_ring, require_engine
 
 JOIN_BYTES_MAX = 1 << 16
 """Frames pushed together are joined and written at once up to this size; beyond it each is written alone."""
 
 _NO_ENTRIES: NDArray[np.uint64] = np.empty((0, SETTLE_WORDS), dtype=np.uint64)
 
-_live: set[RingProducer] = set()
-"""Those that were not closed."""
+_live: weakref.WeakSet[RingProducer] = weakref.WeakSet()
 
 
 class RingProducer:
     """One end of a ring. `capacity` and `frame_bytes_max` are bytes, `settle_entries` frames."""
 
-    def __init__(self, memory: Memory, lock_fd: int = -1, path: str = "") -> None:
+    def __init__(self, memory: RingMemory, lock_fd: int = -1, path: str = "") -> None:
         self.identity = memory.identity
         self.path = path
         self.capacity = self.identity.capacity
@@ -58,6 +58,7 @@ class RingProducer:
         self._require_tail(self._tail_seen)
         self._settled_below = self._position_after_last_taken()
         self._in_flight = self._count_in_flight()
+        _live.add(self)
 
     @classmethod
     def attach(cls, path: str, *, engine_id: str | None = None, clock: Clock | None = None) -> RingProducer:
@@ -80,7 +81,6 @@ class RingProducer:
             os.close(fd)
             raise
         memory.store(Word.PRODUCER_STATE, ProducerState.ATTACHED)
-        _live.add(producer)
         return producer
 
     # -- publishing -----------------------------------------------------------------------------------
@@ -258,7 +258,6 @@ class RingProducer:
         if self._is_closed:
             return
         self._is_closed = True
-        _live.discard(self)
         if not self._unusable:
             self._unusable = "the ring's producer is closed"
             self._memory.store(Word.PRODUCER_STATE, ProducerState.CLOSED)

@@ -12,8 +12,7 @@ import mmap
 import os
 import secrets
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ringlog import shm
 from ringlog.clock import Clock, SystemClock
@@ -112,41 +111,6 @@ def close_from_outside(path: str) -> None:
         os.pwrite(fd, layout.ConsumerState.CLOSED.to_bytes(8, "little"), layout.Word.CONSUMER_STATE * 8)
     finally:
         os.close(fd)
-
-
-class Memory(Protocol):
-    """What the two ends use of a ring: a RingMemory."""
-
-    @property
-    def identity(self) -> layout.RingIdentity:
-        """What is written at its beginning."""
-        ...
-
-    @property
-    def load(self) -> Callable[[int], int]:
-        """See Words."""
-        ...
-
-    @property
-    def store(self) -> Callable[[int, int], object]:
-        """See Words."""
-        ...
-
-    def word(self, index: int) -> memoryview:
-        """See Words."""
-        ...
-
-    def write(self, index: int, data: Any) -> None:
-        """See RingMemory, as the following."""
-        ...
-
-    def read(self, index: int, length: int) -> bytearray: ...
-
-    def write_entries(self, slot: int, entries: bytes) -> None: ...
-
-    def read_entries(self, slot: int, count: int) -> bytearray: ...
-
-    def close(self) -> None: ...
 
 
 class RingMemory(Words):

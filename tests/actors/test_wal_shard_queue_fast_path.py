@@ -239,6 +239,18 @@ def test_acks_of_a_turn_are_one_record_of_the_log() -> None:
     assert run.core.log.offset - offset < 512
 
 
+@pytest.mark.parametrize(("acked", "left"), [((0, 1), [3, 4, 5]), ((0, 2), [2, 4, 5]), ((3, 1), [1, 3, 5])])
+def test_acks_of_a_turn_end_the_jobs_they_name_and_no_other(acked: tuple[int, ...], left: list[int]) -> None:
+    world, run = make(durability="fsync")
+    world.append("q", [b"x"] * 5)
+    claims = [world.request(m.Claim("q", "ann", 1, call=n)) for n in range(1, 6)]
+    run.step(*(run.request(900 + n, ack_of(jobs_of(claims[n]), "ann", 200 + n)) for n in acked))
+    assert [seq for seq, *_ in world.records("q")] == left
+    world.kill()
+    world.start()
+    assert [seq for seq, *_ in world.records("q")] == left
+
+
 def test_a_claim_is_answered_ahead_of_what_its_turn_stages() -> None:
     world, run = make(durability="fsync")
     world.append("q", [b"x"] * 9)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from actors.wal_shard.lease_requests import unclaimed_of
 from ringlog.leases.group import ConsumerGroup
 from ringlog.limits import GROUPS_SAMPLED_MAX
 from ringlog.topic.state import Topic
@@ -97,8 +98,7 @@ class GroupNumbers:
             self.set_aside += max(group.exhausted - known.spent, 0)
             known.spent = group.exhausted
         pending = group.pending
-        after = group.cursor if group.is_queue else group.committed + 1
-        lag = topic.live_within(after, topic.head_seq) + pending
+        lag = unclaimed_of(topic, group) + pending
         self._count(known, lag, pending, len(group.holders))
         if group.floor != known.floor or not lag:
             known.floor, known.moved_ms = group.floor, steady_ms

@@ -79,7 +79,7 @@ class JobDeletes:
             self._sizes_asked = message
             span = self._leases.sizes.to_ask_for(matched.leased, topic.head_seq)
             if span is not None and topic.config.durability != Durability.EPHEMERAL:
-                learn = Learn(*span, has_sizes=True)
+                learn = Learn(*span, topic.topic_id, has_sizes=True)
                 return self._removals.questions_to_learn([(topic, learn)], self._leases.wall_us)
         changes = self._registry.own(topic).version
         self._decided = _Decided(message, topic, topic.version, changes, matched)
@@ -105,7 +105,7 @@ class JobDeletes:
             return []
         self._sizes_asked = message
         return self._removals.questions_to_learn(
-            [(topic, Learn(*span, has_sizes=True))], self._leases.wall_us
+            [(topic, Learn(*span, topic.topic_id, has_sizes=True))], self._leases.wall_us
         )
 
     def _known_removal(self, topic: Topic, seqs: I64, numbers: BitMap64) -> Removal | None:
@@ -137,7 +137,7 @@ class JobDeletes:
 
     def _matched(self, message: m.Ack, now_ms: int) -> tuple[Topic, Matched]:
         topic, own = self._registry.find(message)
-        self._leases.marks.require_whole(topic)
+        self._leases.marks.require_whole(topic, own)
         node = node_of(message)
         return topic, own.match(*entries_in(message.seqs, message.tokens), node, now_ms)
 

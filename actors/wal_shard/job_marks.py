@@ -1,9 +1,9 @@
-"""Marks of jobs: what records say of when and how urgently they want to be handed out, learned from storage.
+"""Marks of records: what they say of when and how urgently they want to be handed out, learned from storage.
 Pure.
 
-A shard knows that some records of a queue have marks, not which. It asks storage for all jobs when the queue
-is first used, later for those that were published since. While that is not known, nothing of the queue is
-handed out.
+A shard knows that some records of a topic have marks, not which. It asks storage for all that a queue or
+group has before it when that is first used, later for those that were published since. While that is not
+known, nothing of it is handed out.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ringlog.topic.state import Topic
 
 
 class JobMarks:
-    """What one shard has learned of its queues' records, and has to."""
+    """What one shard has learned for its queues and groups, and has to."""
 
     def __init__(
         self, registry: LeaseRegistry, removals: Removals, waiting: Waiting, sizes: JobSizes
     ) -> None:
         self._registry, self._removals, self._waiting, self._sizes = registry, removals, waiting, sizes
         self.wall_us = 0
-        self._wanted: dict[int, Topic] = {}
-        """Queues with claims that wait for what has to be learned first."""
+        self._wanted: dict[int, None] = {}
+        """Queues and groups with claims that wait for what has to be learned first, by `key_of`."""
         self._damaged: dict[int, CorruptData] = {}
-        """Queues whose marks could not be read: the next request gets the error."""
+        """Those whose marks could not be read: the next request gets the error."""
         self._put_us: dict[int, tuple[int, int]] = {}
         """Of a queue or group whose statistics are asked for: (its oldest record, when that was put)."""
         removals.learned.subscribe(self._learned)
@@ -44,9 +44,9 @@ class JobMarks:
         """Does any request have to get an error for damage?"""
         return bool(self._damaged)
 
-    def require_whole(self, topic: Topic) -> None:
-        """Raise Internal where the marks of a queue could not be read."""
-        if (damage := self._damaged.pop(topic.topic_id, None)) is not None:
+    def require_whole(self, topic: Topic, group: ConsumerGroup) -> None:
+        """Raise Internal where the marks of a queue or group could not be read."""
+        if (damage := self._damaged.pop(key_of(topic, group), None)) is not None:
             raise damage_of(topic, damage)
 
     def to_learn_for(self, message: Any) -> list[Question]:
@@ -57,16 +57,17 @@ class JobMarks:
         if topic is None:
             return []
         name: str = getattr(message, "group", "")
-        learn, group = None, find_group(topic, name) if name else None
-        if topic.config.type == QUEUE and not name:
-            if topic.topic_id in self._damaged:
-                return []
-            learn, group = self._unlearned(topic), registry.own(topic)
-        if learn is None and isinstance(message, m.LeaseStats) and group is not None and group.is_queue:
+        group = find_group(topic, name) if name else None
+        if not name and topic.config.type == QUEUE:
+            group = registry.own(topic)
+        if group is None or not group.is_queue or (key := key_of(topic, group)) in self._damaged:
+            return []
+        learn = self._unlearned(topic, group)
+        if learn is None and isinstance(message, m.LeaseStats):
             group.settle(registry.now_ms)
             oldest = group.oldest_ready(live_of(topic))
-            if oldest and key_of(topic, group) not in self._put_us and group.ages.put_ms(oldest) is None:
-                learn = Learn(1, 0, oldest, key_of(topic, group))
+            if oldest and key not in self._put_us and group.ages.put_ms(oldest) is None:
+                learn = Learn(1, 0, key, put=oldest)
         return [] if learn is None else self._removals.questions_to_learn([(topic, learn)], self.wall_us)
 
     def to_learn(self) -> list[Question]:
@@ -75,36 +76,38 @@ class JobMarks:
             return []
         wanted, self._wanted = self._wanted, {}
         asked = [
-            (topic, learn)
-            for topic in wanted.values()
-            if self._registry.directory.by_id.get(topic.topic_id) is topic
-            and (learn := self._unlearned(topic)) is not None
+            (found[0], learn)
+            for key in wanted
+            if (found := self._registry.at(key)) and (learn := self._unlearned(*found)) is not None
         ]
         return self._removals.questions_to_learn(asked, self.wall_us) if asked else []
 
-    def has_to_learn(self, topic: Topic) -> bool:
-        """Is it not known yet what records of this queue say of their delays? Then storage is asked."""
-        if self._unlearned(topic) is None:
+    def has_to_learn(self, topic: Topic, group: ConsumerGroup) -> bool:
+        """Is it not known yet what records before this queue or group say of their delays? Then storage is
+        asked."""
+        if self._unlearned(topic, group) is None:
             return False
-        self._wanted[topic.topic_id] = topic
+        self._wanted[key_of(topic, group)] = None
         return True
 
-    def wants_to_learn(self, topic: Topic) -> bool:
+    def wants_to_learn(self, topic: Topic, group: ConsumerGroup) -> bool:
         """The same, unless that could not be read."""
-        return topic.topic_id not in self._damaged and self.has_to_learn(topic)
+        return key_of(topic, group) not in self._damaged and self.has_to_learn(topic, group)
 
-    def _unlearned(self, topic: Topic) -> Learn | None:
-        own, levels = self._registry.own(topic), levels_of(topic)
-        if own.levels != levels:
-            own.unmark(levels)
-        if topic.marked_to <= own.marked_to or topic.head_seq <= own.marked_to:
+    def _unlearned(self, topic: Topic, group: ConsumerGroup) -> Learn | None:
+        if not group.is_queue:
             return None
-        first = max(own.marked_to + 1, front_of(topic))
-        if not own.ready_index.is_awaiting:
-            first = max(first, own.cursor)
+        levels = levels_of(topic)
+        if group.levels != levels:
+            group.unmark(levels)
+        if topic.marked_to <= group.marked_to or topic.head_seq <= group.marked_to:
+            return None
+        first = max(group.marked_to + 1, front_of(topic))
+        if not group.ready_index.is_awaiting:
+            first = max(first, group.cursor)
         if first > min(topic.marked_to, topic.head_seq):
             return None
-        return Learn(first, topic.head_seq)
+        return Learn(first, topic.head_seq, key_of(topic, group))
 
     def _learned(self, question: Question, found: Learned | CorruptData) -> None:
         topic, learn = question.topic, question.learn
@@ -119,12 +122,12 @@ class JobMarks:
             put = (0, 0) if isinstance(found, CorruptData) else (learn.put, found.put_us)
             self._put_us[learn.of] = put
         elif isinstance(found, CorruptData):
-            self._damaged[topic.topic_id] = found
-            self._waiting.dismiss(damage_of(topic, found), topic.topic_id)
-        else:
+            self._damaged[learn.of] = found
+            self._waiting.dismiss(damage_of(topic, found), learn.of)
+        elif (known := self._registry.at(learn.of)) is not None:
             marks = marks_of(found.marks, levels_of(topic))
-            self._registry.own(topic).feed(marks, live_of(topic), learn.last, self._registry.now_ms)
-            self._waiting.wake(topic.topic_id)
+            known[1].feed(marks, live_of(topic), learn.last, self._registry.now_ms)
+            self._waiting.wake(learn.of)
 
     def take_put_ms(self, topic: Topic, group: ConsumerGroup) -> int | None:
         """When the oldest ready one was put, as far as that is known; None = it is not, or there is none."""
@@ -136,8 +139,7 @@ class JobMarks:
             return put_us // 1_000 - self._registry.ahead_ms
         return group.ages.put_ms(seq)
 
-    def forget(self, topic: Topic) -> None:
-        """The topic is no more."""
-        self._damaged.pop(topic.topic_id, None)
-        for key in (topic.topic_id, *topic.groups):
-            self._put_us.pop(key, None)
+    def forget(self, key: int) -> None:
+        """The queue or group is no more."""
+        self._damaged.pop(key, None)
+        self._put_us.pop(key, None)

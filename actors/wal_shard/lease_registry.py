@@ -149,10 +149,6 @@ class LeaseRegistry:
         own = sorted(key for key, group in self._own.items() if group.exhausted and key > after)
         return own + self.group_numbers.with_spent(after)
 
-    def own_groups(self) -> Iterator[tuple[int, ConsumerGroup]]:
-        """All of them, by topic id."""
-        return iter(self._own.items())
-
     def lives(self) -> Iterator[Life]:
         """The processes that claimed, as far as that is known."""
         for _, group in self:
@@ -192,6 +188,7 @@ class LeaseRegistry:
 
     def _know(self, topic: Topic, group: ConsumerGroup) -> None:
         self._topic_of[group.number] = topic
+        group.wall_ahead_ms = self.ahead_ms
         group.ages.note(topic.head_seq + 1, self.now_ms)
         self.group_numbers.made(topic, group)
         group.use_mover(self.has_mover)

@@ -34,7 +34,7 @@ _NUMBERS: dict[type[m.Message], tuple[str, ...]] = {
 
 
 def levels_of(topic: Topic) -> int:
-    """Levels of priority that its jobs are handed out by; 0: none."""
+    """Levels of priority that its records are handed out by; 0: none."""
     config = topic.config
     return config.priority_levels if config.record_priority and config.priority_levels > 1 else 0
 
@@ -46,7 +46,7 @@ def backoff_of(topic: Topic) -> Backoff:
 
 
 def marks_of(found: Any, levels: int) -> Marks:
-    """What storage said, as a queue understands it: whole milliseconds, never early, and levels there are."""
+    """What storage said, as a group understands it: whole milliseconds, never early, and levels there are."""
     at_ms = -(-found.not_before // 1_000)
     if levels:
         of_level = np.minimum(found.priorities, np.uint8(levels - 1))
@@ -78,7 +78,14 @@ def ready_of(topic: Topic, group: ConsumerGroup, acked: int = 0) -> int:
     counted still."""
     if group.is_own:
         return group.counts(live_count(topic) - acked).ready
-    return topic.live_within(group.cursor, topic.head_seq) + group.returned
+    return unclaimed_of(topic, group) - len(group.ready_index.delayed) + group.returned
+
+
+def unclaimed_of(topic: Topic, group: ConsumerGroup) -> int:
+    """Records that a named group was never given, or that one in mode stream is not done with."""
+    if not group.is_queue:
+        return topic.live_within(group.committed + 1, topic.head_seq)
+    return topic.live_within(group.lowest_fresh, topic.head_seq) - group.given_ahead
 
 
 def runs_of(change: Change | None) -> list[tuple[int, int, int, int]]:

@@ -28,7 +28,6 @@ from actors.wal_shard.lease_requests import (
     entries_in,
     exhausted_reply,
     held_still,
-    live_count,
     live_of,
     node_of,
     ready_of,
@@ -36,6 +35,7 @@ from actors.wal_shard.lease_requests import (
     reply_of,
     require_numbers,
     skipped_of,
+    unclaimed_of,
 )
 from actors.wal_shard.queue_fast_path import QueueFastPath
 from actors.wal_shard.removal import Removals
@@ -49,7 +49,7 @@ from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.holders import Life
 from ringlog.leases.live_seqs import is_alive
 from ringlog.leases.retry_claim import entries_of
-from ringlog.leases.types import PLAIN, ClaimRequest, Matched, Order
+from ringlog.leases.types import ClaimRequest, Matched, Order
 from ringlog.limits import (
     CLAIM_JOBS_MAX,
     COHORT_JOBS_MAX,
@@ -114,8 +114,7 @@ class Leases:
 
     def _find(self, message: Any) -> tuple[Topic, ConsumerGroup]:
         found = self.registry.find(message)
-        if not message.group:
-            self.marks.require_whole(found[0])
+        self.marks.require_whole(*found)
         return found
 
     def _matched(self, message: Any, now_us: int) -> tuple[Topic, ConsumerGroup, Matched]:
@@ -194,10 +193,10 @@ class Leases:
             if group.exhausted and not self.registry.dead_letters_of(topic, group):
                 group.restore()
             limit, fresh_max = self.registry.limit_of(topic), _UNBOUNDED
-            order = Order(group.levels, config.starvation_ms)
         else:
-            limit, order = 0, PLAIN
+            limit = 0
             fresh_max = GROUP_PENDING_PER_TOPIC_MAX - sum(each.pending for each in topic.groups.values())
+        order = Order(group.levels, config.starvation_ms)
         if len(messages) == 1:
             one = messages[0]
             changes = [
@@ -406,10 +405,9 @@ class Leases:
         topic, group = self.registry.named(message) if message.group else self._find(message)
         now_ms, key = now_us // 1_000, key_of(topic, group)
         group.settle(now_ms)
-        after = group.cursor if group.is_queue else group.committed + 1
         reply = m.LeaseStatsReply(
-            info_of(topic, group), topic.head_seq, ready_of(topic, group), group.leased, group.delayed,
-            group.returned, group.exhausted, topic.live_within(after, topic.head_seq), self.waiting.of(key),
+            info_of(topic, group), topic.head_seq, ready_of(topic, group), group.leased, group.resting,
+            group.returned, group.exhausted, unclaimed_of(topic, group), self.waiting.of(key),
         )  # fmt: skip
         if group.is_queue:
             put_ms = self.marks.take_put_ms(topic, group)
@@ -418,9 +416,7 @@ class Leases:
                 wait_p99_ms=group.waits.p99_ms(now_ms) if group.waits else 0, promoted=group.promoted,
             )  # fmt: skip
         if group.is_own:
-            return msgspec.structs.replace(
-                reply, delayed=group.counts(live_count(topic)).delayed, dead_lettered=group.dead_lettered
-            )
+            return msgspec.structs.replace(reply, dead_lettered=group.dead_lettered)
         group.holders.sweep(now_ms)
         ahead_ms = self.registry.ahead_ms
         return msgspec.structs.replace(
@@ -457,7 +453,8 @@ class Leases:
     ) -> m.Message:
         """Their copies are durable: jobs are deleted, records are done for their group (QD-2)."""
         if not message.number:
-            self.marks.require_whole(self.registry.queue_of(message))
+            topic = self.registry.queue_of(message)
+            self.marks.require_whole(topic, self.registry.own(topic))
             return self.deletes.moved(message, into, now_us // 1_000)
         topic = self.registry.topic_of(message)
         group = topic.groups.get(message.number)
@@ -552,7 +549,7 @@ class Leases:
         if 0 < topic.due_us <= self.wall_us:
             self.removals.want(topic)  # What has expired goes first (QS-1).
             return True
-        return group.is_own and self.marks.has_to_learn(topic)
+        return self.marks.has_to_learn(topic, group)
 
     def _serve(self, topic: Topic, group: ConsumerGroup, now_us: int, into: Group | None) -> list[Reply]:
         if group.is_own and topic.config.claim_jitter_ms:
@@ -602,9 +599,9 @@ class Leases:
         if abs(ahead_ms - registry.ahead_ms) >= STEP_MS:
             # The wall clock was set: what is delayed to a time of it may be ready, or is not yet.
             registry.ahead_ms = ahead_ms
-            for topic_id, own in registry.own_groups():
-                own.wall_ahead_ms = ahead_ms
-                self.waiting.wake(topic_id)
+            for topic, group in registry:
+                group.wall_ahead_ms = ahead_ms
+                self.waiting.wake(key_of(topic, group))
         self._now_ms = registry.now_ms = now_us // 1_000
         self.wall_us = self.marks.wall_us = wall_us
         self.waiting.now_ns = monotonic_ns
@@ -631,7 +628,7 @@ class Leases:
         """The topic is no more, and so are its groups."""
         for group in self.registry.forget(topic):
             self.dismiss(topic, group)
-        self.marks.forget(topic)
+        self.marks.forget(topic.topic_id)
         self.sizes.forget(topic.topic_id)
         self.newest.forget(topic.topic_id)
         self.waiting.dismiss(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
@@ -640,6 +637,7 @@ class Leases:
         """A named group is no more: its claims wait in vain."""
         gone = GroupNotFound("no such group", topic=topic.name, group=group.made.key)
         self.waiting.dismiss(gone, group.number)
+        self.marks.forget(group.number)
 
 
 def _check_claim(topic: Topic, message: m.Claim | m.AckAndClaim | m.Steal) -> None:

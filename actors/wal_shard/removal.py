@@ -85,14 +85,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """What has to be known of published records: the marks of first..last of a queue, or how large they are;
-    or when record `put` was put."""
+    """What has to be known of published records: the marks of first..last, or how large they are; or when
+    record `put` was put."""
 
     first: int
     last: int
+    of: int
+    """Who has to know: see lease_registry.key_of."""
     put: int = 0
-    of: int = 0
-    """Whose oldest record that is: see lease_registry.key_of."""
     has_sizes: bool = False
     """Not the marks, but the sizes."""
 
@@ -122,7 +122,7 @@ class Question:
     files: Sequence[tuple[int, int]] = ()
     """Of an ephemeral topic: volatile files that hold it, and one past the last number in each."""
     learn: Learn | None = None
-    """Nothing is to leave: a queue has to know these."""
+    """Nothing is to leave: a queue or group has to know these."""
 
 
 Answer = Removal | Learned | CorruptData
@@ -295,7 +295,7 @@ class Removals:
         self._delete, self._delete_of = found, (topic, topic.version)
 
     def questions_to_learn(self, wanted: Sequence[tuple[Topic, Learn]], now_us: int) -> list[Question]:
-        """What queues have to know of published jobs; see `learned`."""
+        """What queues and groups have to know of published records; see `learned`."""
         self._asked = [replace(self._question(topic, now_us, []), learn=learn) for topic, learn in wanted]
         return self._asked
 

@@ -22,8 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from actors.wal_shard.lease_requests import live_count
+from actors.wal_shard.lease_registry import key_of
 from ringlog.envelope import messages as m
+from ringlog.leases.group import ConsumerGroup
 from ringlog.limits import (
     UNUSED_LATE_MS,
     UNUSED_LOOKS_MAX,
@@ -151,24 +152,21 @@ class Unused:
 
     def _is_in_use(self, topic: Topic, now_ms: int) -> bool:
         """Does anything use it that leaves no trace while it lasts?"""
-        if topic.routers or self._leases.waiting.of(topic.topic_id):
+        if topic.routers:
             return True
-        for group in topic.groups.values():
-            group.settle(now_ms)
-            if group.leased or group.delayed or group.exhausted or self._leases.waiting.of(group.number):
-                return True
-        return topic.config.type == QUEUE and self._is_queue_held(topic, now_ms)
+        groups = list(topic.groups.values())
+        if topic.config.type == QUEUE:
+            groups.append(self._leases.registry.own(topic))
+        return any(self._is_held(topic, group, now_ms) for group in groups)
 
-    def _is_queue_held(self, topic: Topic, now_ms: int) -> bool:
-        """Is any job leased, delayed or on its way to the dead letters, or may one be as far as is known?"""
-        if topic.staged_count and self._leases.marks.wants_to_learn(topic):
+    def _is_held(self, topic: Topic, group: ConsumerGroup, now_ms: int) -> bool:
+        """Is a claim waiting, or any record leased, delayed or on its way to the dead letters, or may one be
+        as far as is known?"""
+        if topic.staged_count and self._leases.marks.wants_to_learn(topic, group):
             return True
-        queue = self._leases.registry.own_of(topic.topic_id)
-        if queue is None:
-            return False
-        queue.settle(now_ms)
-        counts = queue.counts(live_count(topic))
-        return bool(counts.in_flight or counts.delayed or queue.exhausted)
+        group.settle(now_ms)
+        is_held = group.leased or group.resting or group.exhausted
+        return bool(is_held or self._leases.waiting.of(key_of(topic, group)))
 
 
 def _traces(topic: Topic) -> tuple[int, int, int]:

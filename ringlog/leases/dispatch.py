@@ -1,7 +1,7 @@
 """Which numbers are handed out next: those that came back, then those that were never handed out. Pure.
 
 The topic says which numbers are alive; one that was never handed out has no state here but that it lies
-behind `cursor`, unless its record asks for another time or place (ready_index.py), which those of queues may.
+behind `cursor`, unless its record asks for another time or place (ready_index.py).
 
 Invariants, which `check` counts again, beside those of the table:
   runs lie below `cursor`, or are passed over by it.
@@ -25,30 +25,49 @@ from ringlog.leases.types import Counts, Order
 from ringlog.limits import QUEUE_AGES_MAX
 
 _EMPTY_INDEX = ReadyIndex()
-"""Of named groups, whose records have no time and place of their own: there may be millions of these."""
+"""Of groups no record of which asks for a time or place: there may be millions of these."""
 
 
 class Dispatch(LeaseTable):
     """A table of leases, and what is ready beside it."""
 
-    def __init__(self, holders: Holders, cursor: int, *, has_marks: bool) -> None:
+    def __init__(self, holders: Holders, cursor: int) -> None:
         super().__init__(holders)
         self.cursor = cursor
-        """Numbers from here on were never handed out."""
+        """Numbers from here on were never handed out, but for those it passes over."""
         self.promoted = 0
         """Jobs that were handed out before others of a higher level, for their long wait (L12)."""
         self.marked_to = 0
         """Marks of jobs up to this one are known."""
         self.levels = 0
         """Levels of priority that the known marks stand for."""
-        self.has_marks = has_marks
-        self.ready_index = ReadyIndex() if has_marks else _EMPTY_INDEX
+        self.ready_index = _EMPTY_INDEX
         self.ages = Ages()
         self.waits: Waits | None = None
         self.wall_ahead_ms = 0
         """Of the wall clock, in which records say until when they are delayed, against the time used here."""
         self.known_max = 0
         """Most numbers that may have a row: beyond it none is handed out for the first time. 0 = no bound."""
+
+    @property
+    def has_marks(self) -> bool:
+        """Has it an index of its own?"""
+        return self.ready_index is not _EMPTY_INDEX
+
+    @property
+    def lowest_fresh(self) -> int:
+        """Numbers below this one were handed out, or are alive no more."""
+        return min(self.cursor, self.ready_index.lowest_number) if self.ready_index else self.cursor
+
+    def index_marks(self, passed: BitMap64 | None = None) -> None:
+        """Records may ask for a time or place from here on; the cursor passes over these numbers."""
+        self.ready_index = ReadyIndex()
+        if passed:
+            self.ready_index.passed |= passed
+
+    def forget_marks(self) -> None:
+        """Nothing is known of what records ask for."""
+        self.ready_index, self.marked_to = _EMPTY_INDEX, 0
 
     # -- time -----------------------------------------------------------------------------------------
 
@@ -173,12 +192,17 @@ class Dispatch(LeaseTable):
         """Priorities mean something else from now on: nothing is handed out until all marks are fed again."""
         self.levels, self.marked_to = levels, 0
         self.version += 1
-        self.ready_index.unmark(self.cursor)
+        if self.has_marks:
+            self.ready_index.unmark(self.cursor)
 
     def feed(self, marks: Marks, live: Live, marked_to: int, now_ms: int) -> None:
         """What the records up to `marked_to` say of when and how urgently they want to be handed out."""
         self.marked_to = marked_to
         self.version += 1
+        if not self.has_marks:
+            if not len(marks.seqs):
+                return
+            self.index_marks()
         self.ready_index.feed(marks, live, self.cursor, now_ms + self.wall_ahead_ms)
 
     def removed(self, floor: int, seqs: BitMap64 | None = None, *, on_request: bool = False) -> None:

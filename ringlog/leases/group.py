@@ -5,7 +5,7 @@ A queue is its topic's own group, which has no name (OWN). Both are the same cod
                        own group                      named group
     ack                deletes: `end`                 settles the position: `ack`; a change
     changes            logged if leases are durable   logged
-    next number        by number, priority and time   by number; its cursor is in each change
+    handed out         what is not there any more     below the cursor in each change, or in `taken`
     all deliveries     tested by the next claim       tested when it comes back
     members            while they hold something      while they ask as well
     of mode stream     never                          one reader, fenced; `commit` moves the cursor
@@ -14,7 +14,7 @@ Each call decides a Change and puts it into force by the same `apply` that repla
 it to be logged, or None when nothing changed. Times are milliseconds and come as arguments.
 
 Invariants, which `check` counts again, beside those of table and dispatch:
-  a token is never given twice (QL-7); `committed` is below `cursor`, and no run is beyond it.
+  a token is never given twice (QL-7); `committed` is below `cursor`; what was handed out is known.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
+from pyroaring import BitMap64
 
 from ringlog.errors import CorruptData, InvariantViolation
 from ringlog.leases.calls import RecentCalls
@@ -84,7 +85,10 @@ class ConsumerGroup(Dispatch):
         self, made: Made = OWN, *, number: int = 0, cursor: int = 1, tokens: Tokens | None = None
     ) -> None:
         self.is_own = not made.name
-        super().__init__(Holders(keeps_idle=not self.is_own), cursor, has_marks=self.is_own)
+        super().__init__(Holders(keeps_idle=not self.is_own), cursor)
+        self.taken: BitMap64 | None = None
+        """Named group: what was handed out before others of lower numbers, from `lowest_fresh` on; those that
+        are deleted are not in it."""
         self.number = number
         self.made = made
         self.tokens = tokens or Tokens(0)
@@ -103,7 +107,9 @@ class ConsumerGroup(Dispatch):
         self.holder = ""
         self.dead_lettered = 0
         """Own group: jobs that were moved to the dead letters (QD-8)."""
-        if not self.is_own:
+        if self.is_own:
+            self.index_marks()
+        else:
             self.known_max = made.pending_max or GROUP_PENDING_MAX
             self.deliveries_max = made.deliveries_max
             self.backoff = Backoff(made.backoff_ms, max(made.backoff_max_ms, made.backoff_ms))
@@ -126,7 +132,22 @@ class ConsumerGroup(Dispatch):
         """The highest position with everything up to it done (F27)."""
         if not self.is_queue:
             return self.committed
-        return (self.runs.lowest or self.cursor) - 1
+        fresh = self.lowest_fresh
+        return min(self.runs.lowest or fresh, fresh) - 1
+
+    @property
+    def resting(self) -> int:
+        """Numbers that nobody may be given yet: those that came back, and those whose records say so."""
+        return self.delayed + len(self.ready_index.delayed)
+
+    @property
+    def given_ahead(self) -> int:
+        """Named group: how many positions from `lowest_fresh` on were handed out and are there."""
+        return self.taken.range_cardinality(self.lowest_fresh, 1 << 63) if self.taken else 0
+
+    def was_given(self, seq: int) -> bool:
+        """Named group: was this position ever handed out?"""
+        return seq < self.lowest_fresh or (self.taken is not None and seq in self.taken)
 
     # -- handing out ----------------------------------------------------------------------------------
 
@@ -344,7 +365,7 @@ class ConsumerGroup(Dispatch):
     def redeliver(self, seq: int, now_ms: int, *, call: int = 0) -> Change:
         """Give this position out once more, as if it never had been. One that is pending, or was not given
         out yet, will be anyway; the call is remembered all the same."""
-        is_done = seq < self.cursor and self.runs.find(seq) < 0
+        is_done = self.was_given(seq) and self.runs.find(seq) < 0
         return self._change(Op.REDELIVERED, now_ms, "", 0, [seq, 1] if is_done else [], call)
 
     # -- where it is ----------------------------------------------------------------------------------
@@ -352,8 +373,12 @@ class ConsumerGroup(Dispatch):
     def seek(self, cursor: int, now_ms: int) -> Change:
         """Go on from `cursor`, as if the group had begun there: nothing is pending, leases have ended,
         everything from there on is given out, again perhaps."""
-        self.cursor = cursor
+        self._restart_at(cursor)
         return self._change(Op.SEEK, now_ms, "", 0, [], 0)
+
+    def _restart_at(self, cursor: int) -> None:
+        self.cursor, self.taken = cursor, None
+        self.forget_marks()
 
     def take(self, node: str, token: int, now_ms: int, *, call: int = 0) -> Change:
         """STREAM: `node` reads from here on, behind what is committed."""
@@ -379,8 +404,8 @@ class ConsumerGroup(Dispatch):
         aside: list[int] | None = None, saved: bytes | None = None,
     ) -> Change:  # fmt: skip
         change = Change(
-            self.number, self.changes + 1, op, now_ms, 0 if self.is_own else self.cursor, node, until_ms,
-            rows, call, skipped or [], None, reason, life, aside or [], saved,
+            self.number, self.changes + 1, op, now_ms, 0 if self.is_own else self.lowest_fresh, node,
+            until_ms, rows, call, skipped or [], None, reason, life, aside or [], saved,
         )  # fmt: skip
         self.apply(change)
         return change
@@ -389,8 +414,6 @@ class ConsumerGroup(Dispatch):
         """Put a change into force."""
         self.changes, op = change.number, change.op
         self.at_ms = max(self.at_ms, change.at_ms)
-        if not self.is_own:
-            self.cursor = change.cursor
         if op is _CLAIMED or op is _STOLEN:
             self._apply_lease(change)
         elif op in _EVENTS or op == Op.RELEASED:
@@ -406,6 +429,10 @@ class ConsumerGroup(Dispatch):
             self.cursor = max(self.cursor, self.committed + 1)
         elif op == Op.MOVED:
             self.dead_lettered = change.rows[0]
+        if self.taken is not None:
+            self.taken.remove_range(0, change.cursor)
+            if not self.taken:
+                self.taken = None
         if change.call and self.is_logged:
             self.calls.keep(change)
 
@@ -420,6 +447,9 @@ class ConsumerGroup(Dispatch):
         holder, link = self.holders.note(change.node, at_ms), self.link_of(change.life)
         for at in range(0, len(rows), CLAIM_ROW):
             first, stop = rows[at], rows[at] + rows[at + 1]
+            if stop > change.cursor and not self.is_own:
+                self.taken = self.taken or BitMap64()
+                self.taken.add_range(max(first, change.cursor), stop)
             row = runs.find(first)
             begun = (runs.begun[row] if row >= 0 else 0) or at_ms
             if row >= 0 or stop - first > 1:
@@ -465,7 +495,8 @@ class ConsumerGroup(Dispatch):
     def _apply_seek(self, cursor: int) -> None:
         for row in self.runs.rows():
             self.move(row, REMOVE)
-        self.cursor, self.committed = cursor, cursor - 1
+        self._restart_at(cursor)
+        self.committed = cursor - 1
         # Who reads a stream group goes on from where he is no more: he has to look where that is.
         self.holder, self.holder_token = "", 0
 
@@ -478,7 +509,9 @@ class ConsumerGroup(Dispatch):
             return
         require_sound(change)
         self.settle(max(self.at_ms, change.at_ms))
-        if self.is_own and change.op == Op.CLAIMED:
+        if not self.is_own:
+            self.cursor = change.cursor
+        elif change.op == Op.CLAIMED:
             # The cursor is not in the log: it begins again, and passes over what was ever handed out.
             for first, count in zip(change.rows[::CLAIM_ROW], change.rows[1::CLAIM_ROW], strict=True):
                 self.ready_index.passed.add_range(first, first + count)
@@ -500,12 +533,27 @@ class ConsumerGroup(Dispatch):
                 for gone in self.exactly(low, high):
                     self.move(gone, REMOVE)
         self.forget_idle_lives()
-        if not self.is_own:
-            self.cursor = min(self.cursor, live.head + 1) if self.is_queue else self.cursor
-            return
-        self.ready_index.passed.clear()
-        for row in runs.rows():
-            self.ready_index.passed.add_range(runs.first[row], runs.stop[row])
+        if self.is_own:
+            self.ready_index.passed.clear()
+            for row in runs.rows():
+                self.ready_index.passed.add_range(runs.first[row], runs.stop[row])
+        elif self.is_queue:
+            self.cursor = min(self.cursor, live.head + 1)
+            if self.taken:
+                self.taken.remove_range(live.head + 1, 1 << 63)
+                self._forget_taken(live.front, live.dead)
+                self.index_marks(self.taken)
+
+    def removed(self, floor: int, seqs: BitMap64 | None = None, *, on_request: bool = False) -> None:
+        """As of dispatch."""
+        super().removed(floor, seqs, on_request=on_request)
+        self._forget_taken(floor, seqs)
+
+    def _forget_taken(self, floor: int, seqs: BitMap64 | None) -> None:
+        if self.taken is not None:
+            self.taken.remove_range(0, floor)
+            if seqs:
+                self.taken -= seqs
 
     def begin_log(self) -> None:
         """Own group: its changes are in the log from here on, from number 1."""
@@ -598,12 +646,24 @@ class ConsumerGroup(Dispatch):
     def check(self) -> None:
         """Assert the invariants by counting again."""
         super().check()
-        rows = self.runs.rows()
-        is_beyond = not self.is_own and rows and self.runs.stop[rows[-1]] > self.cursor
-        if self.committed >= self.cursor or is_beyond:
+        if self.committed >= self.cursor:
             raise InvariantViolation(
-                "a group's cursor is behind what it handed out", group=self.made.name, cursor=self.cursor,
+                "a group's cursor is behind what was committed", group=self.made.name, cursor=self.cursor,
                 committed=self.committed,
+            )  # fmt: skip
+        if self.is_own:
+            return
+        for row in self.runs.rows():
+            first, stop = max(self.runs.first[row], self.lowest_fresh), self.runs.stop[row]
+            if first < stop and not (self.taken and self.taken.contains_range(first, stop)):
+                raise InvariantViolation(
+                    "a group does not know what it handed out", group=self.made.name, first=first, stop=stop,
+                    cursor=self.lowest_fresh,
+                )  # fmt: skip
+        if self.taken and (lost := self.taken & self.ready_index.unclaimed):
+            raise InvariantViolation(
+                "a group would hand out numbers again", group=self.made.name, first=lost.min(),
+                count=len(lost),
             )  # fmt: skip
 
 

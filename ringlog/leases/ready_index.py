@@ -25,6 +25,7 @@ from ringlog.limits import QUEUE_UNRIPE_MAX
 I64 = NDArray[np.int64]
 _STALE_MAX = 1_024
 """Numbers of the schedule that are delayed no longer, beside as many as are."""
+_NO_NUMBER = 1 << 63
 
 
 class Marks(NamedTuple):
@@ -58,6 +59,17 @@ class ReadyIndex:
     def __len__(self) -> int:
         """Jobs nobody was given, but for those that wait for the cursor."""
         return len(self.delayed) + sum(map(len, self.levels.values()))
+
+    @property
+    def unclaimed(self) -> BitMap64:
+        """Jobs nobody was given, but for those that wait for the cursor."""
+        return BitMap64.union(self.delayed, *self.levels.values(), self._again or BitMap64())
+
+    @property
+    def lowest_number(self) -> int:
+        """The first of these; if there is none, one that no job has."""
+        known = (self.delayed, *self.levels.values(), self._again)
+        return min((seqs.min() for seqs in known if seqs), default=_NO_NUMBER)
 
     @property
     def is_awaiting(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+from pyroaring import BitMap64
 
 from ringlog.errors import CorruptData, InvariantViolation
 from ringlog.leases.change import U64, Change, Made, decode_change
@@ -56,6 +57,8 @@ class _Group(msgspec.Struct, array_like=True, frozen=True):
     lives: list[tuple[U64, U64]] = []
     """Of the processes that claimed."""
     at_ms: U64 = 0
+    taken: bytes = b""
+    """What was handed out from the cursor on: a 64-bit roaring bitmap; empty = nothing."""
 
 
 class _Own(msgspec.Struct, array_like=True, frozen=True):
@@ -85,13 +88,14 @@ def save(group: ConsumerGroup) -> bytes:
     of_number = {each.number: each for each in group.holders}
     return _encode(
         _Group(
-            group.number, group.made, group.changes, group.cursor, group.committed, group.holder,
+            group.number, group.made, group.changes, group.lowest_fresh, group.committed, group.holder,
             group.holder_token, [(of_number[n].name, of_number[n].seen_ms) for n in held.tolist()],
             packed(columns, _WIDE, "<u8"), packed(columns, ("count",), "<u4"),
             packed(columns, ("holder",), "<u4"), packed(columns, ("deliveries",), "<u4"),
             packed(columns, ("state",), "u1"), list(group.calls), [],
             [(seq, *each) for seq, each in group.failures][-GROUP_REASONS_SAVED_MAX:],
             packed(columns, ("link",), "<u4") if lives else b"", lives, group.at_ms,
+            group.taken.serialize() if group.taken else b"",
         )
     )  # fmt: skip
 
@@ -103,6 +107,9 @@ def load(data: bytes) -> ConsumerGroup:
         group = ConsumerGroup(saved.made, number=saved.number, cursor=saved.cursor)
         group.changes, group.committed, group.at_ms = saved.changes, saved.committed, saved.at_ms
         group.holder, group.holder_token = saved.holder, saved.holder_token
+        if saved.taken:
+            group.taken = BitMap64.deserialize(saved.taken)
+            group.index_marks(group.taken)
         for name, seen_ms in saved.members:
             group.holders.note(name, seen_ms)
         first, at, token, begun, given = unpacked(saved.wide, len(_WIDE), "<u8")

@@ -67,3 +67,24 @@ def test_by_number_urgent_jobs_wait_for_their_turn(queue):
     assert [int(job.data) for job in queue.claim(3, order="seq")] == [2, 3, 4]
     with pytest.raises(UsageError):
         queue.claim(order="number")
+
+
+def test_a_group_hands_out_later_and_urgent_records_as_a_queue_does(worker, ringlog_topic):
+    name = ringlog_topic("events")
+    worker.topics.create(name, durability="fsync", lease_ms=LONG_MS, record_priority=True)
+    group = worker.group(name, "workers", mode="queue", node="worker")
+    at_us = round((time.time() + 0.5) * 1e6)
+    worker.append(name, b"later", not_before=at_us)
+    worker.append_many(name, [NewRecord(data=b"%d" % n, priority=n % 3) for n in range(4)])
+    first = group.claim()
+    assert [job.data for job in first] == [b"2"]
+    assert [job.data for job in group.claim(order="seq")] == [b"0"]
+    assert [job.data for job in group.claim(9)] == [b"1", b"3"]
+    assert (group.stats().delayed, group.stats().floor) == (1, 0)
+    assert group.ack(first).is_complete
+    (later,) = group.claim(9, wait_ms=20_000)
+    assert (later.data, time.time() * 1e6 >= at_us) == (b"later", True)
+    later.ack()
+    assert group.stats().floor == 1
+    with worker.reader(name) as records:
+        assert next(iter(records)).data == b"later", "readers do not wait"

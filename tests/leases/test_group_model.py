@@ -17,9 +17,11 @@ from ringlog.leases.change import Change, Made, Mode
 from ringlog.leases.failures import Failure
 from ringlog.leases.group import ConsumerGroup, Entry, begin, created
 from ringlog.leases.live_seqs import Live
+from ringlog.leases.ready_index import Marks
 from ringlog.leases.runs import BLOCK, DELAYED, LEASED, RETURNED
 from ringlog.leases.snapshot import load, save
 from ringlog.leases.tokens import Tokens
+from ringlog.leases.types import Order
 from ringlog.limits import GROUP_REASONS_SAVED_MAX
 
 NODES = ("a", "b", "c")
@@ -37,7 +39,10 @@ _decode = msgspec.msgpack.Decoder(Change).decode
 class Position:
     """One position as the model knows it."""
 
+    not_before: int = 0
+    priority: int = 0
     state: str = "fresh"
+    """Of one that nobody was given: fresh, or waiting for its time."""
     node: str = ""
     token: int = 0
     at: int = 0
@@ -48,7 +53,8 @@ class Position:
 
 
 class GroupMachine(RuleBasedStateMachine):
-    """F26 to F33 and F47; that the log says the same as the state, and a snapshot of any moment too."""
+    """F26 to F33 and F47, in the order and at the time that records ask for; that the log says the same as
+    the state, and a snapshot of any moment too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +69,9 @@ class GroupMachine(RuleBasedStateMachine):
         self.positions: dict[int, Position] = {}
         self.all: set[int] = set()
         self.dead: set[int] = set()
-        self.front, self.head, self.cursor = BEGIN, BEGIN - 1, BEGIN
+        self.front, self.head, self.levels = BEGIN, BEGIN - 1, 3
+        self.asked: dict[int, tuple[int, int]] = {}
+        """(not before, priority) of each record."""
         self.given: list[tuple[int, int, str]] = []
         self.seen: set[int] = set()
         self.calls = 0
@@ -85,9 +93,41 @@ class GroupMachine(RuleBasedStateMachine):
             over = each.at < self.now if each.state == "leased" else each.at <= self.now
             if each.state in {"leased", "delayed"} and over:
                 each.state, each.at = "returned", 0
+            if each.state == "waiting" and each.not_before <= self.now:
+                each.state = "fresh"
 
     def pending(self) -> dict[int, Position]:
-        return {seq: each for seq, each in sorted(self.positions.items()) if each.state != "fresh"}
+        return {
+            seq: each for seq, each in sorted(self.positions.items())
+            if each.state not in {"fresh", "waiting"}
+        }  # fmt: skip
+
+    def begun(self, seq: int) -> Position:
+        """A position that nobody was given."""
+        not_before, priority = self.asked[seq]
+        return Position(not_before, priority, "waiting" if not_before > self.now else "fresh")
+
+    def level_of(self, seq: int) -> int:
+        return min(self.asked[seq][1], self.levels - 1) if self.levels else 0
+
+    @rule()
+    def learn(self):
+        """What the shard asks storage for before a claim."""
+        group = self.group
+        if group.levels != self.levels:
+            group.unmark(self.levels)
+        first = max(group.marked_to + 1, self.front)
+        if not group.ready_index.is_awaiting:
+            first = max(first, group.cursor)
+        if group.marked_to >= self.head or first > self.head:
+            return
+        found = [
+            (seq, self.asked[seq][0], self.level_of(seq)) for seq in sorted(self.all - self.dead)
+            if seq >= first and (self.asked[seq][0] or self.level_of(seq))
+        ]  # fmt: skip
+        seqs, at_ms, levels = (list(column) for column in zip(*found, strict=True)) if found else ([],) * 3
+        marks = Marks(np.array(seqs, np.int64), np.array(at_ms, np.int64), np.array(levels, np.uint8))
+        group.feed(marks, self.live(), self.head, self.now)
 
     def held_by(self, who: str) -> int:
         return sum(1 for each in self.positions.values() if each.state == "leased" and each.node == who)
@@ -114,34 +154,47 @@ class GroupMachine(RuleBasedStateMachine):
 
     # -- what happens ---------------------------------------------------------------------------------
 
-    @rule(count=st.integers(1, 30))
-    def append(self, count):
+    @rule(
+        count=st.integers(1, 30), delay=st.sampled_from([None, None, None, 1, 100, 250]),
+        priority=st.sampled_from([0, 1, 7]),
+    )  # fmt: skip
+    def append(self, count, delay, priority):
         for _ in range(count):
             self.head += 1
             self.all.add(self.head)
-            self.positions[self.head] = Position()
+            self.asked[self.head] = (0 if delay is None else self.now + delay, priority)
+            self.positions[self.head] = self.begun(self.head)
+
+    @rule(levels=st.sampled_from([0, 2, 3, 3]))
+    def levels_change(self, levels):
+        self.levels = levels
 
     @rule(
         who=node,
         most=st.integers(1, 25),
         lease=st.sampled_from([100, 300]),
         idle=st.sampled_from([0, 0, 120]),
+        by_number=st.sampled_from([False, False, True]),
     )
-    def claim(self, who, most, lease, idle):
+    def claim(self, who, most, lease, idle, by_number):
         self.expire()
+        self.learn()
         room = min(most, MEMBER_MAX - self.held_by(who))
         pending = self.pending()
         wanted = [seq for seq, each in pending.items() if each.state == "returned"][:room]
         most_new = max(min(room - len(wanted), PENDING_MAX - len(pending)), 0)
-        fresh = [seq for seq, each in sorted(self.positions.items()) if each.state == "fresh"][:most_new]
-        wanted += fresh
+        fresh = [seq for seq, each in sorted(self.positions.items()) if each.state == "fresh"]
+        if not by_number:
+            fresh.sort(key=lambda seq: -self.level_of(seq))
+        wanted += fresh[:most_new]
         if idle:
             others = [
                 seq for seq, each in pending.items()
                 if each.state == "leased" and each.node != who and each.given <= self.now - idle
             ]  # fmt: skip
             wanted += others[: room - len(wanted)]
-        change = self.group.claim(self.live(), who, most, lease, self.now, min_idle_ms=idle)
+        order = Order(self.levels, 0, by_number)
+        change = self.group.claim(self.live(), who, most, lease, self.now, min_idle_ms=idle, order=order)
         self.leased(change, wanted, who, lease)
 
     @rule(who=node, picks=st.lists(pick, max_size=8), idle=st.sampled_from([0, 120]))
@@ -228,7 +281,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.calls += 1
         change = self.group.redeliver(seq, self.now, call=self.calls)
         assert bool(change.rows) == (seq not in self.positions)
-        self.positions.setdefault(seq, Position("returned", begun=self.now, given=self.now))
+        self.positions.setdefault(seq, Position(state="returned", begun=self.now, given=self.now))
         self.logged(change)
         assert self.group.calls.find(self.calls) == change
 
@@ -236,7 +289,7 @@ class GroupMachine(RuleBasedStateMachine):
     def seek(self, back):
         cursor = min(max(self.head + 1 - back, self.front), self.head + 1)
         self.logged(self.group.seek(cursor, self.now))
-        self.positions = {seq: Position() for seq in self.all if seq >= cursor and seq not in self.dead}
+        self.positions = {seq: self.begun(seq) for seq in self.all if seq >= cursor and seq not in self.dead}
 
     @rule(picks=st.lists(pick, min_size=1, max_size=5))
     def delete(self, picks):
@@ -313,8 +366,13 @@ class GroupMachine(RuleBasedStateMachine):
             )  # fmt: skip
         assert self.facts(self.group) == wanted
         assert self.group.pending == len(wanted)
-        first = min(wanted, default=self.group.cursor)
-        assert self.group.floor == first - 1
+
+    @invariant()
+    def the_floor_has_everything_below_it_done_and_no_more_than_that(self):
+        first = min(self.positions, default=self.head + 1)
+        assert self.group.floor < first
+        between = {seq for seq in self.all - self.dead if self.group.floor < seq < first}
+        assert not between or min(between) >= self.group.lowest_fresh
 
     @invariant()
     def why_they_failed_is_known_as_long_as_they_are_pending(self):
@@ -323,10 +381,18 @@ class GroupMachine(RuleBasedStateMachine):
         assert dict(self.group.failures) == wanted
 
     @invariant()
-    def what_is_fresh_is_behind_the_cursor(self):
-        fresh = [seq for seq, each in self.positions.items() if each.state == "fresh"]
-        assert all(seq >= self.group.cursor for seq in fresh)
-        assert all(seq < self.group.cursor for seq in self.pending())
+    def it_knows_what_was_handed_out(self):
+        self.expire()
+        untouched = {seq for seq, each in self.positions.items() if each.state in {"fresh", "waiting"}}
+        alive = {seq for seq in self.all - self.dead if seq >= self.front}
+        low = self.group.lowest_fresh
+        assert {seq for seq in alive if self.group.was_given(seq)} == alive - untouched
+        assert sum(seq >= low for seq in alive) - self.group.given_ahead == len(untouched)
+        self.group.settle(self.now)
+        waiting = sum(each.state == "waiting" for each in self.positions.values())
+        if self.group.marked_to == self.head and self.group.levels == self.levels:
+            delayed = sum(each.state == "delayed" for each in self.positions.values())
+            assert self.group.resting == waiting + delayed
 
     @invariant()
     def looking_by_member_and_age_finds_the_right_ones(self):

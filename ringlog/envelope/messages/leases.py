@@ -259,7 +259,7 @@ class GroupInfo(Message, frozen=True):
 
 class LeaseStatsReply(Message, frozen=True):
     """Reply. Of a queue `ready`, `in_flight` and `delayed` are all of its jobs; of a group `in_flight`,
-    `delayed`, `returned` and `set_aside` are pending."""
+    `returned` and `set_aside` are pending, and so are those of `delayed` that were given out before."""
 
     info: GroupInfo
     """Of a queue that of its own group: its names are empty."""
@@ -268,12 +268,13 @@ class LeaseStatsReply(Message, frozen=True):
     """What a claim could be given."""
     in_flight: U64
     delayed: Seq
+    """What nobody may be given yet: it was given back with a delay, or its record says so."""
     returned: U64
     """Given out, not done, and ready again."""
     set_aside: U64
     """On their way to the dead letters."""
     undelivered: Seq
-    """Records behind the cursor; of a stream group, behind what is committed."""
+    """Records that were never given out; of a stream group, those behind what is committed."""
     waiting: U64
     """Claims that wait."""
     members: list[tuple[Name, Millis, Seq]] = []

@@ -225,6 +225,6 @@ def _saturation_rows() -> list[Row]:
 
 
 def _scheduler_mib(host: Host) -> float:
-    pids = [p.pid for p in host.processes() if any("actors.scheduler" in part for part in p.cmdline())]
+    pids = [p.pid for p in host.processes() if p.name().startswith("scheduler")]
     uss: Any = sum(psutil.Process(pid).memory_full_info().uss for pid in pids)
     return float(uss) / (1 << 20)

@@ -104,12 +104,8 @@ class Host:
 
     def shard_pids(self) -> list[int]:
         """Pids of the shards, in order."""
-        found = [
-            (p.cmdline(), p.pid)
-            for p in self.processes()
-            if any("actors.wal_shard" in a for a in p.cmdline())
-        ]
-        return [pid for _, pid in sorted(found, key=lambda item: item[0][-1])]
+        found = sorted((p.name(), p.pid) for p in self.processes() if p.name().startswith("wal_shard"))
+        return [pid for _, pid in found]
 
     def shard_cpu_s(self) -> float:
         """CPU seconds all shards used so far."""

@@ -10,8 +10,9 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Sequence
 from types import FrameType
+
+from setproctitle import getproctitle, setproctitle
 
 from ringlog.errors import StartRefused
 
@@ -90,8 +91,34 @@ def end_in_peace() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
-def name_process(name: str) -> None:
-    """Set the name that `ps` and `top` show; the kernel keeps 15 bytes."""
+def find_title() -> None:
+    """Find the room for what `ps` shows, of which it makes one word: to be called before the environment
+    changes. The variables are kept elsewhere from then on."""
+    getproctitle()
+
+
+def _forget_environment() -> None:
+    """Overwrite the variables that this process, or the one it was forked from, was started with: /proc shows
+    them to whoever may look, whatever became of them."""
+    with open("/proc/self/stat") as file:
+        facts = file.read().rpartition(")")[2].split()
+    start, end = int(facts[47]), int(facts[48])
+    variables, at = ctypes.POINTER(ctypes.c_void_p).in_dll(_libc, "environ"), 0
+    while variables and (place := variables[at]):
+        if start <= place < end:
+            return  # They are in use where they are.
+        at += 1
+    ctypes.memset(start, 0, end - start)
+
+
+def name_process(name: str, directory: str = "") -> None:
+    """Set the name that `top` shows, of which the kernel keeps 15 bytes, and, with a directory, what `ps`
+    does: as much as what we were started with has room for. That, and our first environment, is not to be
+    seen any more."""
+    if directory:
+        find_title()
+        _forget_environment()
+        setproctitle(f"ringlog: {name} {directory}")
     _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:_COMM_BYTES_MAX]), 0, 0, 0)
 
 
@@ -104,20 +131,6 @@ def work_in_background() -> None:
     # Not refused to anybody, but by a sandbox that forbids the call; then niceness must do.
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
-def show_command(command: Sequence[str]) -> None:
-    """Show this as our command line from now on, as far as what we were started with has room for it."""
-    with open("/proc/self/stat") as file:
-        facts = file.read().rpartition(")")[2].split()
-    start, end = int(facts[45]), int(facts[46])
-    with open("/proc/self/cmdline", "rb") as file:
-        shown = file.read()
-    # The last byte must stay zero: else the kernel looks for the end in what lies behind.
-    room = end - start - 1
-    if room > 0 and ctypes.string_at(start, end - start) == shown:
-        told = b"\0".join(os.fsencode(word) for word in command)[:room]
-        ctypes.memmove(start, told.ljust(room), room)
 
 
 def set_oom_score(pid: int, score: int) -> None:

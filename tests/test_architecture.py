@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
     "supervision": {
         "base", "ring", "board", "envelope", "storage.disk", "storage.layout", "storage.identity_file",
-        "runtime.listening", "supervision", "root",
+        "runtime", "runtime.listening", "supervision", "root",
     },
     "storage.identity_file": {"base", "storage.disk", "storage.layout"},
     "supervisor": {"base", "supervision", "root"},

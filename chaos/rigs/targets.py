@@ -79,7 +79,7 @@ def forkserver(supervisor: int) -> int:
     try:
         children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
         for pid in map(int, children):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[2:4] == [b"-m", b"actors"]:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "forkserver":
                 return pid
     except OSError:
         pass  # Somebody ended while we looked.

@@ -1,21 +1,27 @@
-"""The process that actors are forked from: it imports what they need, and waits. `python -m actors …`
+"""The process that actors are forked from: it imports what they need, and waits.
 
-It belongs to the supervisor (ringlog.supervision.forkserver says why it is there) and dies with it. For each
-request it makes a grandchild and lets the child between them end, so that the grandchild becomes the
-supervisor's own. That one says who it is, is told what to be, and becomes an actor as one that was spawned
-would: from `actors.<kind>.__main__` and a boot message on.
+The first one is itself forked, from a supervisor that has done nothing yet but import modules and read its
+settings: these pages are shared, and the interpreter starts once. Those that replace it are spawned, as
+`python -m actors …`: by then the supervisor has locks and threads. It belongs to the supervisor
+(ringlog.supervision.forkserver says why it is there) and dies with it. For each request it makes a grandchild
+and lets the child between them end, so that the grandchild becomes the supervisor's own. That one says who it
+is, is told what to be, and becomes an actor as one that was spawned would: from `actors.<kind>.__main__` and
+a boot message on.
 
-There is one thread here and no library that has any: what a fork copies is whole.
+There is one thread here and no library that has any: what a fork copies is whole. The supervisor sends `l`,
+what to be called, and the descriptor that says that its children live; then `f` and a socket for each child.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -27,9 +33,71 @@ from ringlog.envelope.boot import ORDER_BYTES_MAX, ForkOrder
 from ringlog.errors import ExitCode
 from ringlog.runtime.process import main
 
+NAME = "forkserver"
+_MESSAGE_BYTES_MAX = 4_097
+"""A letter, and at most a path."""
 ADOPTED_S = 5.0
 """A child whose first parent does not end within this ends itself."""
 _LOOK_S = 0.000_2
+
+
+def fork_first(kinds: Sequence[str], environ: Mapping[str, str], root: str) -> tuple[int, socket.socket]:
+    """Fork one from this process, which has neither locks nor threads yet: (its pid, our end of its line).
+
+    It has this environment, and looks for modules in `root`, if that is named, and where we do, but not in
+    the working directory. Raises OSError when the system cannot, or there are threads.
+    """
+    if _has_threads():
+        raise OSError("this process has threads")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    supervisor = os.getpid()
+    gc.collect()
+    gc.freeze()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid:
+        theirs.close()
+        return pid, ours
+    try:
+        _let_go(theirs.fileno())
+        hardening.find_title()
+        _use_environment(environ)
+        here = {"", os.getcwd(), root}
+        sys.path[:] = [*filter(None, [root]), *(path for path in sys.path if path not in here)]
+        os.chdir("/")
+        run(theirs, kinds, supervisor)
+    finally:
+        os._exit(ExitCode.OK)
+
+
+def _let_go(line: int) -> None:
+    """Have no descriptor but this one and the standard three, and a process group of one's own, as a process
+    that was spawned."""
+    os.setpgid(0, 0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    # Whatever a library prints goes with the log; standard output is the operator's.
+    os.dup2(2, 1)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd != line:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def run(line: socket.socket, kinds: Sequence[str], supervisor: int) -> None:
+    """Serve until the supervisor is gone or does not want us any more; does not return in a child."""
+    hardening.harden(may_profile=False)
+    hardening.name_process(NAME)
+    if not hardening.die_with_parent(supervisor, signal.SIGKILL):
+        return
+    with line:
+        order = serve(line, kinds)
+    if order is not None:
+        become(order)
 
 
 def serve(line: socket.socket, kinds: Sequence[str]) -> ForkOrder | None:
@@ -39,7 +107,7 @@ def serve(line: socket.socket, kinds: Sequence[str]) -> ForkOrder | None:
     """
     for kind in kinds:
         _module(kind)
-    if len(os.listdir("/proc/self/task")) > 1:
+    if _has_threads():
         # A fork would copy what another thread is in the middle of.
         return None
     # What is here stays here: the collector must not write into pages that all of them share.
@@ -47,9 +115,12 @@ def serve(line: socket.socket, kinds: Sequence[str]) -> ForkOrder | None:
     gc.freeze()
     line.sendall(b"r")
     while True:
-        message, descriptors, _, _ = socket.recv_fds(line, 1, 1)
+        message, descriptors, _, _ = socket.recv_fds(line, _MESSAGE_BYTES_MAX, 1)
         if not message:
             return None
+        if message[:1] == b"l":
+            hardening.name_process(NAME, os.fsdecode(message[1:]))
+            continue  # What came with it stays open: in each child as well.
         if not descriptors:
             continue  # There was none left for it; the supervisor sees the end of what it sent.
         with socket.socket(fileno=descriptors[0]) as told:
@@ -66,13 +137,20 @@ def serve(line: socket.socket, kinds: Sequence[str]) -> ForkOrder | None:
 def become(order: ForkOrder) -> NoReturn:
     """Be the actor that was ordered."""
     os.setpgid(0, 0)
-    for name in set(os.environ) - set(order.environ):
-        del os.environ[name]
-    os.environ.update(order.environ)
+    _use_environment(order.environ)
     module = _module(order.kind)
-    hardening.show_command([sys.executable, "-P", "-m", f"actors.{order.kind}", order.boot])
     sys.argv[:] = [str(module.__file__), order.boot]
     main(module.build)
+
+
+def _use_environment(environ: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(environ):
+        del os.environ[name]
+    os.environ.update(environ)
+
+
+def _has_threads() -> bool:
+    return len(os.listdir("/proc/self/task")) > 1
 
 
 def _module(kind: str) -> ModuleType:

@@ -112,7 +112,7 @@ def _read_boot(arguments: list[str]) -> ActorBoot:
 def _confine(boot: ActorBoot) -> None:
     settings = config.from_plain(boot.config)
     hardening.harden(may_profile=settings.profile.allow)
-    hardening.name_process(boot.name)
+    hardening.name_process(boot.name, boot.data_dir)
     if boot.is_background:
         hardening.work_in_background()
     keep_freed_memory()

@@ -106,6 +106,7 @@ class Children:
         make_boot: MakeBoot,
         environ: Mapping[str, str],
         life_line: int,
+        forks: ForkServer,
         clock: Clock,
         test_stop_points: str = "",
         more_environ: Mapping[str, Mapping[str, str]] | None = None,
@@ -116,8 +117,7 @@ class Children:
         self._make_boot = make_boot
         self._environ = environ
         self._life_line = life_line
-        kinds = tuple(dict.fromkeys(spec.kind for spec in tree))
-        self.forks = ForkServer(kinds, environ=environ, life_line=life_line, clock=clock)
+        self.forks = forks
         self._more_environ = more_environ or {}
         self._clock = clock
         self._test_stop_points = test_stop_points

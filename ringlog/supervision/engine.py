@@ -53,7 +53,8 @@ from ringlog.storage.disk import Disk, RealDisk
 from ringlog.supervision import run_dir
 from ringlog.supervision.children import DOWN, GIVEN_UP, READY, Change, Children, Ward
 from ringlog.supervision.drain import Drain
-from ringlog.supervision.endpoints import IPC, check_listeners, public_key_of
+from ringlog.supervision.endpoints import IPC, public_key_of
+from ringlog.supervision.forkserver import ForkServer
 from ringlog.supervision.ground import Ground
 from ringlog.supervision.notify import Notifier
 from ringlog.supervision.reception import Reception
@@ -97,19 +98,19 @@ class Phase(Enum):
 
 def run_engine(
     config: Config,
+    forks: ForkServer,
     *,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
     on_ready: Callable[[EngineInfo], None] | None = None,
     disk: Disk | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """Be the engine: start, serve until told to stop, stop. Belongs to the main thread.
+    """Be the engine: start, serve until told to stop, stop. Belongs to the main thread. Children are forked
+    from `forks`.
 
-    Returns 0 after an orderly stop, 1 after a degraded one. Raises ConfigError and StartRefused when the
-    engine must not start; then nothing of it is left.
+    Returns 0 after an orderly stop, 1 after a degraded one. Raises StartRefused when the engine must not
+    start; then nothing of it is left.
     """
-    config = check_listeners(config)
-    environ = os.environ if environ is None else environ
     clock = clock or SystemClock()
     stop_points.configure(stop_points.of_life(environ.get(STOP_POINTS_VARIABLE, ""), 1))
     with contextlib.ExitStack() as undo:
@@ -121,7 +122,7 @@ def run_engine(
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(context.destroy, linger=_LINGER_MS)
         engine = Engine(
-            config, tree, ground, context, signals, environ=environ, clock=clock, on_ready=on_ready
+            config, tree, ground, context, signals, forks, environ=environ, clock=clock, on_ready=on_ready
         )
         undo.callback(engine.close)
         return engine.run()
@@ -137,6 +138,7 @@ class Engine:
         ground: Ground,
         context: zmq.Context[zmq.Socket[bytes]],
         signals: SignalInbox,
+        forks: ForkServer,
         *,
         environ: Mapping[str, str],
         clock: Clock,
@@ -168,6 +170,7 @@ class Engine:
             make_boot=self._make_boot,
             environ=child_environment(environ),
             life_line=ground.life_line,
+            forks=forks,
             clock=clock,
             test_stop_points=environ.get(STOP_POINTS_VARIABLE, ""),
             more_environ=dict.fromkeys((RECLAIMER, RELOCATOR), cold_environment(environ)),
@@ -205,7 +208,7 @@ class Engine:
             config=self._plain,
         )
         shards = self._children.of_kind(WAL_SHARD)
-        self._children.forks.begin(self._make_boot(shards[0].spec, 0, "", 0))
+        self._children.forks.begin(self._ground.data_dir, self._ground.life_line)
         for ward in shards:
             self._children.start(ward)
         while self.phase != Phase.STOPPED:

@@ -2,8 +2,8 @@
 
 To import what an actor needs takes a quarter of a second of processor time, ten times what the rest of its
 start does, and after a crash clients wait for it. So one process (`ringlog.runtime.forkserver`) imports it
-once and is forked for each child. It was spawned itself, and holds nothing of ours but the line that says it
-lives: no lock gets into a child through it (RD-7).
+once and is forked for each child. It holds nothing of ours but the line that says it lives: no lock gets into
+a child through it (RD-7).
 
 Nothing depends on it: while there is none, because it died or is not ready, children are spawned as before. A
 child that it forked is ours, not its (we adopt what it orphans), does nothing before we know it and told it
@@ -23,10 +23,11 @@ import msgspec
 
 from ringlog import hardening
 from ringlog.clock import Clock
-from ringlog.envelope.boot import ORDER_BYTES_MAX, PID_BYTES_MAX, ActorBoot, ForkOrder, dump_boot
+from ringlog.envelope.boot import ORDER_BYTES_MAX, PID_BYTES_MAX, ForkOrder
 from ringlog.logs import say
+from ringlog.runtime.forkserver import fork_first
 from ringlog.supervision.restart import NS_PER_S
-from ringlog.supervision.spawn import Child, spawn
+from ringlog.supervision.spawn import CHILD_OOM_SCORE, Child, checkout, spawn
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -36,24 +37,19 @@ READY_S = 30.0
 """One that has not imported everything by then is given up."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 """Until a dead one is replaced; twice as long each time, up to the second."""
-_ROOM_BYTES = 512
-"""Boot messages differ by names and numbers. What is longer is shown as far as it goes."""
 
 
 class ForkServer:
     """At most one such process. The caller polls `fileno` and calls `look` once a turn."""
 
-    def __init__(
-        self, kinds: Sequence[str], *, environ: Mapping[str, str], life_line: int, clock: Clock
-    ) -> None:
-        """For actors of these kinds."""
-        self._kinds = kinds
-        self._environ, self._life_line, self._clock = environ, life_line, clock
+    def __init__(self, kinds: Sequence[str], *, environ: Mapping[str, str], clock: Clock) -> None:
+        """For actors of these kinds, with this environment."""
+        self._kinds, self._environ, self._clock = kinds, environ, clock
+        self._life_line, self._data_dir = -1, ""
         self._line: socket.socket | None = None
         self._child: Child | None = None
         self.is_ready = False
         self._pause_s = PAUSE_S
-        self._words: list[str] = []
         self._ready_by_ns = 0
         self._start_at_ns: int | None = None
         hardening.adopt_orphans()
@@ -71,10 +67,32 @@ class ForkServer:
         """Its process, if there is one."""
         return set() if self._child is None else {self._child.pid}
 
-    def begin(self, boot: ActorBoot) -> None:
-        """Start the first one. `boot` is like the children's: its command line must have room for theirs."""
-        self._words = [boot.data_dir, " " * (len(dump_boot(boot)) + _ROOM_BYTES)]
-        self._start()
+    def fork_first(self) -> None:
+        """Make the first one, which imports while this process goes on. To be called before that has a lock
+        or a thread, or opens anything; without it, `begin` spawns one."""
+        self._ready_by_ns = self._clock.monotonic_ns() + round(READY_S * NS_PER_S)
+        try:
+            pid, self._line = fork_first(self._kinds, self._environ, checkout())
+        except OSError:
+            return
+        self._child = Child(pid)
+        hardening.set_oom_score(pid, CHILD_OOM_SCORE)
+
+    def begin(self, data_dir: str, life_line: int) -> None:
+        """The engine is about to start children: of this directory, born with this line."""
+        self._data_dir, self._life_line = data_dir, life_line
+        if self._line is None:
+            self._start()
+        else:
+            self._tell()
+
+    def _tell(self) -> None:
+        assert self._line is not None
+        try:
+            word = b"l" + os.fsencode(self._data_dir)
+            socket.send_fds(self._line, [word], [self._life_line], socket.MSG_DONTWAIT)
+        except OSError as e:
+            self._gone(str(e.strerror))
 
     def _start(self) -> None:
         self._start_at_ns = None
@@ -85,7 +103,8 @@ class ForkServer:
                 self._line = ours
                 number = theirs.fileno()
                 command = [sys.executable, "-P", "-m", "actors", str(number), ",".join(self._kinds)]
-                self._child = spawn([*command, *self._words], self._environ, self._life_line, number)
+                self._child = spawn(command, self._environ, self._life_line, number)
+            self._tell()
         except OSError as e:
             # No descriptor, no process or no memory: nothing that anybody depends on.
             self._gone(str(e.strerror))

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 import zmq
 
 from ringlog import hardening, logs
-from ringlog.config import LoadedConfig, load_config, parse_flags
+from ringlog.clock import SystemClock
+from ringlog.config import Config, LoadedConfig, load_config, parse_flags
 from ringlog.descriptors import open_standard_descriptors
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.errors import ConfigError, RinglogError, StartRefused
@@ -18,6 +19,8 @@ from ringlog.limits import DESCRIPTORS_MIN
 from ringlog.logs import say
 from ringlog.supervision.endpoints import check_listeners
 from ringlog.supervision.engine import run_engine
+from ringlog.supervision.forkserver import ForkServer
+from ringlog.supervision.spawn import child_environment
 from ringlog.supervision.tree import build_tree
 
 log = logging.getLogger("ringlog.supervision")
@@ -45,13 +48,20 @@ def serve(
     open_standard_descriptors()
     try:
         loaded = load_settings(config_file=config_file, sets=sets, data_dir=data_dir, environ=environ)
+        config = check_listeners(loaded.config)
         if check or show:
-            check_listeners(loaded.config)
-            _print(str(build_tree(loaded.config)) if show else "settings are valid")
+            _print(str(build_tree(config)) if show else "settings are valid")
             return 0
         os.umask(hardening.UMASK)  # Before anything is made; a check of settings makes nothing.
-        _prepare_process(loaded)
-        return run_engine(loaded.config, environ=environ, on_ready=lambda info: _greet(info, loaded))
+        _prepare_process(config)
+        environ = os.environ if environ is None else environ
+        forks = ForkServer(build_tree(config).kinds, environ=child_environment(environ), clock=SystemClock())
+        forks.fork_first()
+        try:
+            _open_log(loaded)
+            return run_engine(config, forks, environ=environ, on_ready=lambda info: _greet(info, loaded))
+        finally:
+            forks.stop()
     except ConfigError as e:
         _complain(e)
         return EXIT_USAGE
@@ -82,13 +92,12 @@ def load_settings(
     return load_config(flags, environ, cwd, config_file=config_file)
 
 
-def _prepare_process(loaded: LoadedConfig) -> None:
+def _prepare_process(config: Config) -> None:
     if zmq.zmq_version_info() < ZMQ_VERSION_MIN:
         raise StartRefused(
             "libzmq is too old", found=zmq.zmq_version(), min=".".join(map(str, ZMQ_VERSION_MIN))
         )
-    settings = loaded.config.log
-    hardening.harden(may_profile=loaded.config.profile.allow)
+    hardening.harden(may_profile=config.profile.allow)
     allowed = hardening.open_files_allowed()
     if allowed < DESCRIPTORS_MIN:
         raise StartRefused(
@@ -97,6 +106,10 @@ def _prepare_process(loaded: LoadedConfig) -> None:
         )  # fmt: skip
     hardening.expect_children()
     hardening.name_process("ringlog")
+
+
+def _open_log(loaded: LoadedConfig) -> None:
+    settings = loaded.config.log
     logs.configure(level=settings.level, format=settings.format, file=settings.file, actor="supervisor")
     for warning in loaded.warnings:
         say(log, logging.WARNING, "setting ignored", reason=warning)

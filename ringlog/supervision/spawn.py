@@ -1,8 +1,8 @@
 """Start a child, signal it, know for certain that it is dead.
 
-A child is never forked from us: with every descriptor closed but the standard three and the line that says
-it lives, no lock the supervisor holds lives on in it (RD-7). It is watched and signalled through a pidfd,
-because a pid may be somebody else's by the time it is used (RD-8).
+No child is forked from a supervisor that holds anything: with every descriptor closed but the standard
+three and the line that says it lives, no lock of the supervisor's lives on in it (RD-7). It is watched and
+signalled through a pidfd, because a pid may be somebody else's by the time it is used (RD-8).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import ringlog
 from ringlog import environment, hardening
+from ringlog.supervision import ONE_THREAD
 
 CHILD_OOM_SCORE = 100
 SUPERVISOR_OOM_SCORE = -500
@@ -40,8 +41,6 @@ _KEPT_VARIABLES = frozenset(
 )
 _KEPT_PREFIXES = ("LC_", "PYTHON", "MALLOC_")
 _COLD_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""NumPy's linear algebra is not used; its thread pools would only cost memory."""
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -54,11 +53,16 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
     }
-    root = os.path.dirname(os.path.dirname(os.path.abspath(ringlog.__file__)))
-    if os.path.basename(root) not in {"site-packages", "dist-packages"}:
-        # A checkout that is not installed: the child must find the same code wherever it runs.
+    if root := checkout():
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH", ""))))
-    return {**_ONE_THREAD, **kept}
+    return {**ONE_THREAD, **kept}
+
+
+def checkout() -> str:
+    """Where the code is that is not installed, so that a child finds the same wherever it runs; "" = it is
+    installed."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(ringlog.__file__)))
+    return "" if os.path.basename(root) in {"site-packages", "dist-packages"} else root
 
 
 def cold_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -67,6 +67,11 @@ class Tree:
     def __iter__(self) -> Iterator[ChildSpec]:
         return iter(self.children)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Each kind once."""
+        return tuple(dict.fromkeys(child.kind for child in self))
+
     def of_kind(self, kind: str) -> tuple[ChildSpec, ...]:
         """The children of one kind."""
         return tuple(spec for spec in self.children if spec.kind == kind)

@@ -382,14 +382,15 @@ def _processes_of(data_dir: str) -> list[int]:
         if not entry.isdigit():
             continue
         try:
-            command = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            line = Path(f"/proc/{entry}/cmdline").read_bytes()
         except OSError:
             continue
-        is_supervisor = (b"--data-dir", data_dir.encode()) in pairwise(command)
-        is_actor = any(
+        command, directory = line.split(b"\0"), data_dir.encode()
+        is_supervisor = (b"--data-dir", directory) in pairwise(command)
+        is_actor = line.startswith(b"ringlog: ") or any(
             module.partition(b".")[0] == b"actors" for flag, module in pairwise(command) if flag == b"-m"
         )
-        is_on_it = is_supervisor or (is_actor and any(data_dir.encode() in each for each in command))
+        is_on_it = is_supervisor or (is_actor and directory in line)
         if is_on_it and _is_alive(int(entry)):
             found.append(int(entry))
     return found

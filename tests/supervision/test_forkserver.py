@@ -31,8 +31,7 @@ def engine() -> Iterator[TestEngine]:
 def forkserver(engine: TestEngine) -> psutil.Process | None:
     """Its own process, or None while there is none."""
     for child in psutil.Process(engine.pid).children():
-        words = child.cmdline()
-        if words[2:4] == ["-m", "actors"]:
+        if child.name() == "forkserver":
             return child
     return None
 
@@ -52,26 +51,26 @@ def wait_forkserver(engine: TestEngine, but: int = 0) -> psutil.Process:
 
 
 def is_forked(engine: TestEngine, pid: int) -> bool:
-    """Forked processes have the environment that their first parent was started with, in the same place."""
+    """Forked processes have the command line that their first parent was started with, in the same place."""
     server = forkserver(engine)
     assert server is not None
-
-    def place(of: int) -> str:
-        return Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[45]  # arg_start
-
     return place(pid) == place(server.pid)
 
 
+def place(of: int) -> str:
+    return Path(f"/proc/{of}/stat").read_text().rpartition(")")[2].split()[45]  # arg_start
+
+
 def test_a_forked_actor_is_as_a_spawned_one(engine: TestEngine) -> None:
-    """Its parent, its group, its command line, its descriptors."""
+    """Its parent, its group, its place, its environment, its descriptors; `ps` shows what it is."""
     shard = psutil.Process(engine.pid_of("wal_shard"))
     assert is_forked(engine, shard.pid)
+    assert place(shard.pid) == place(engine.pid), "the first server was forked from the supervisor"
     assert shard.ppid() == engine.pid
     assert os.getpgid(shard.pid) == shard.pid
-    words = shard.cmdline()
-    assert words[1:4] == ["-P", "-m", "actors.wal_shard"]
-    assert engine.data_dir in words[4]
-    assert len(words) == 5
+    assert (shard.name(), shard.cwd()) == ("wal_shard-00", "/")
+    title = Path(f"/proc/{shard.pid}/cmdline").read_bytes().rstrip(b"\0")
+    assert title == f"ringlog: wal_shard-00 {engine.data_dir}".encode()
     held = {os.readlink(f"/proc/{shard.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{shard.pid}/fd")}
     assert f"{engine.data_dir}/LOCK" not in held
     server = forkserver(engine)
@@ -80,6 +79,33 @@ def test_a_forked_actor_is_as_a_spawned_one(engine: TestEngine) -> None:
     sockets = {path for path in line if path.startswith("socket:")}
     assert sockets
     assert not sockets & held
+
+
+def test_what_the_supervisor_was_started_with_is_not_to_be_seen_in_its_children() -> None:
+    """SEC-28: variables may hold secrets."""
+    secret = "RINGLOG_TEST_SECRET_9d41"
+    with testing.engine(environ={"SOMEBODYS_TOKEN": secret}) as engine:
+        pids = [engine.pid_of("wal_shard"), wait_forkserver(engine).pid]
+        shown = [Path(f"/proc/{pid}/environ").read_bytes() for pid in (engine.pid, *pids)]
+    assert [secret.encode() in each for each in shown] == [True, False, False]
+
+
+def test_a_module_in_the_working_directory_does_not_pose_as_an_actor(tmp_path: Path) -> None:
+    (tmp_path / "actors.py").write_text("raise SystemExit('from the working directory')")
+    root = str(Path(__file__).parent.parent.parent)
+    command = [sys.executable, "-m", "supervisor", "--data-dir", str(tmp_path / "data")]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGLOG_")}
+    with subprocess.Popen(
+        [*command, "--set", "run.allow_root=true"], cwd=tmp_path, env={**clean, "PYTHONPATH": root},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert "is ready" in process.stdout.readline()
+        shards = [each for each in psutil.Process(process.pid).children() if each.name() == "wal_shard-00"]
+        assert [place(shard.pid) for shard in shards] == [place(process.pid)]
+        process.terminate()
+        _, log = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, "no fork server" in log) == (0, False), log
 
 
 def test_without_it_children_are_spawned_and_it_comes_back(engine: TestEngine) -> None:
@@ -174,7 +200,8 @@ import os, resource
 from ringlog.clock import SystemClock
 from ringlog.supervision.forkserver import ForkServer
 
-server = ForkServer(("wal_shard",), environ=dict(os.environ), life_line=0, clock=SystemClock())
+server = ForkServer(("wal_shard",), environ=dict(os.environ), clock=SystemClock())
+server._life_line = 0
 for room in (0, 1, 2):
     used = len(os.listdir("/proc/self/fd")) - 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, 4096))

@@ -153,7 +153,7 @@ def test_signals_that_its_launcher_blocked_or_ignored_stop_it_all_the_same(
     """Both are inherited. Before, SIGTERM never came; and a child's end was an end of the engine."""
     program = f"import os, signal, sys; {leaves}; os.execv(sys.argv[1], sys.argv[1:])"
     engine = launch(before=[sys.executable, "-c", program]).ready()
-    victim = next(pid for pid in engine.pids() if b"actors.scheduler" in _command(pid))
+    victim = next(pid for pid in engine.pids() if _command(pid)[0].startswith(b"ringlog: scheduler"))
     os.kill(victim, signal.SIGKILL)
     engine.ready(children=6)
     os.kill(engine.process.pid, signal.SIGTERM)

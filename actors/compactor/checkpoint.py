@@ -187,8 +187,7 @@ class Checkpoint:
             return
         changed = self.shard.register(refs, removed)
         if not changed.accepted:
-            for ref in refs:
-                remove_parts(self.place.disk, self.place.data_dir, ref.stem)
+            remove_unregistered(self.place.disk, self.place.data_dir, refs)
             raise Internal("a shard refuses segments", shard=self.plan.shard, reason=changed.reason)
         self._added += refs
         self.made.segments += len(refs)
@@ -304,11 +303,18 @@ def verify(place: Workplace, ref: m.SegmentRef) -> None:
         raise CorruptData("a segment read back is not the one written", file=path)
 
 
-def remove_parts(disk: Disk, data_dir: str, stem: str) -> None:
-    """Remove a segment that nobody is led to; its data part first, without which it is none."""
-    for suffix in SUFFIXES:
-        if disk.exists(f"{data_dir}/{stem}{suffix}"):
-            disk.unlink(f"{data_dir}/{stem}{suffix}")
+def remove_unregistered(disk: Disk, data_dir: str, refs: list[m.SegmentRef]) -> None:
+    """Remove segments that no shard knows; of each its data part first, without which it is none.
+
+    The youngest goes first, durably: a shard that starts takes what is there for all up to its last record,
+    so what is left, wherever this ends, has to be without a hole.
+    """
+    for ref in reversed(refs):
+        for suffix in SUFFIXES:
+            if disk.exists(f"{data_dir}/{ref.stem}{suffix}"):
+                disk.unlink(f"{data_dir}/{ref.stem}{suffix}")
+                if suffix == DATA:
+                    disk.sync_dir(f"{data_dir}/{ref.stem.rpartition('/')[0]}")
 
 
 def retire_snapshots(disk: Disk, data_dir: str, plan: m.CheckpointPlan, keep: set[int]) -> None:

@@ -127,8 +127,12 @@ class Simulation:
         engine.tell("", "all is calm")
 
     def _start_if_down(self) -> None:
-        if not self.engine.is_up:
-            self.engine.start()
+        engine = self.engine
+        if not engine.is_up:
+            engine.start()
+        elif not engine.is_stopping and any(run.core.directory.halted for run in engine.base.runs.values()):
+            # As the error says: what a start could not read can be read now.
+            engine.stop(lambda: self.loop.at(0.05, engine.start))
         if not self._is_served():
             self.loop.at(1.0, self._start_if_down)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from checkpoint_world import Asking, checkpoint, checkpoint_all, fill, new_world, restart, state, wal_files
 from pyroaring import BitMap64
 
+from actors.compactor.shards import Shard
 from ringlog.envelope import messages as m
-from ringlog.errors import CorruptData
+from ringlog.errors import CorruptData, DiskError, Internal
 from ringlog.storage.snapshot import load_snapshots
 from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA
@@ -529,3 +531,32 @@ def end_life(world, rng):
             world.start(rng.choice((1, 2, 3)))
             return
     world.start()
+
+
+@pytest.mark.parametrize("how", ["kill", "power"])
+def test_segments_that_are_half_removed_hide_nothing_that_the_log_has(how, monkeypatch):
+    """A shard that cannot open a segment refuses all of a pass, and the compactor removes them. Before, one
+    that failed in the middle left the later ones; the next start took these for all there is up to their end,
+    and what the log had before them was not read, and not deleted."""
+    monkeypatch.setattr(Shard, "register", lambda *_: m.SegmentsChanged(False, "it cannot be opened"))
+    segments = {"segment_records": 10, "own_segment_bytes": 1}
+    fails_at = removed = 0
+    while removed >= fails_at:
+        world, removed, fails_at = new_world(), 0, fails_at + 1
+        fill(world, ["a"], rounds=12)
+        before = state(world)
+
+        def unlink(path, real=world.disk.unlink, fails_at=fails_at):
+            nonlocal removed
+            removed += 1
+            if removed >= fails_at:
+                raise DiskError("unlink failed", path=path, errno=errno.EIO)
+            real(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.disk, "unlink", unlink)
+            with pytest.raises((DiskError, Internal)):
+                checkpoint(world, **segments)
+        restart(world, how)
+        assert state(world) == before, f"the {fails_at}. removal failed"
+    assert fails_at > 10, "several segments of several parts"

@@ -185,8 +185,8 @@ def info_of(topic: Topic, group: ConsumerGroup, *, created: bool = False) -> m.G
     """A group as messages tell it."""
     made = group.made
     return m.GroupInfo(
-        topic.name, made.key, made.name, int(made.mode), made.tags, created, group.cursor, group.floor,
-        group.pending, made.deliveries_max, made.dead_letter, made.pending_max, made.member_max,
+        topic.name, made.key, made.name, int(made.mode), made.tags, created, group.lowest_fresh,
+        group.floor, group.pending, made.deliveries_max, made.dead_letter, made.pending_max, made.member_max,
         made.backoff_ms, made.backoff_max_ms,
     )  # fmt: skip
 

@@ -32,6 +32,7 @@ from chaos.leases.clients import (
     look_at,
     read_stream,
 )
+from chaos.leases.putting import MARKS
 from chaos.leases.verdict import Death, Place, Rules
 from chaos.order import Account, Order
 from chaos.rigs.nursery import Client
@@ -55,7 +56,8 @@ class Groups:
     def make(self, client: ringlog.Client, topics: list[str]) -> None:
         """See Cast."""
         for number, name in enumerate(topics):
-            client.topics.create(name, durability=("fsync", "disk")[number // SHARDS])
+            durability = ("fsync", "disk")[number // SHARDS]
+            client.topics.create(name, durability=durability, record_priority=_has_marks(number))
 
     def start(self, scene: Scene) -> tuple[list[Client], list[Client]]:
         """See Cast."""
@@ -65,7 +67,12 @@ class Groups:
         tasks = {SHARE: "groups_share", FOLLOW: "groups_follow", AGAIN: "groups_again"}
         for topic in range(len(scene.load.topics)):
             transport = "ipc" if topic == 0 else "auto"
-            putters.append(start("groups_put", topic=topic, per_s=PUTS_PER_S, batch=20, transport=transport))
+            hook = MARKS if _has_marks(topic) else ""
+            putters.append(
+                start(
+                    "groups_put", topic=topic, per_s=PUTS_PER_S, batch=20, hook=hook, transport=transport
+                )
+            )  # fmt: skip
             for kind in kinds_of(topic):
                 for n in range(1 if kind is AGAIN else MEMBERS):
                     hook, way = ("", "auto") if n else (TAKES_OVER, "ipc")
@@ -106,6 +113,11 @@ class Groups:
     def rules(self, deaths: list[Death]) -> Rules:
         """See Cast."""
         return Rules(LEASE_MS, IDLE_MS, deaths=deaths)
+
+
+def _has_marks(topic: int) -> bool:
+    """Do its records say when, and how urgently, they want to be handed out?"""
+    return topic % SHARDS == 0
 
 
 storm = partial(storms.storm, Groups())

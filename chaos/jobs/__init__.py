@@ -16,6 +16,7 @@ import ringlog
 from chaos.kills.scene import SHARDS, Scene
 from chaos.leases import storm as storms
 from chaos.leases.clients import DEAD, LEASE_MS, REJECTS
+from chaos.leases.putting import MARKS
 from chaos.leases.verdict import Death, Place, Rules
 from chaos.order import Account, Order
 from chaos.rigs.nursery import Client
@@ -25,6 +26,8 @@ WORKERS = 3
 """For each queue; one of them through the gateway."""
 WITH_LETTERS = 1
 """The queue of each class that has dead letters."""
+WITH_MARKS = 3
+"""The queue whose jobs say when, and how urgently, they want to be handed out."""
 
 
 class Jobs:
@@ -37,6 +40,7 @@ class Jobs:
         """See Cast."""
         for number, name in enumerate(topics):
             more: dict[str, Any] = {"dead_letter": DEAD} if number % SHARDS == WITH_LETTERS else {}
+            more |= {"record_priority": True} if number == WITH_MARKS else {}
             durability = ("fsync", "disk")[number // SHARDS]
             client.topics.create(name, type="queue", durability=durability, lease_ms=LEASE_MS, **more)
 
@@ -47,7 +51,10 @@ class Jobs:
         workers: list[Client] = []
         for number in range(len(scene.load.topics)):
             transport = "ipc" if number == 0 else "auto"
-            putters.append(start("jobs_put", topic=number, per_s=PUTS_PER_S, batch=20, transport=transport))
+            marks = MARKS if number == WITH_MARKS else ""
+            putters.append(
+                start("jobs_put", topic=number, per_s=PUTS_PER_S, batch=20, hook=marks, transport=transport)
+            )
             hook = REJECTS if number % SHARDS == WITH_LETTERS else ""
             workers += [
                 start("jobs_work", topic=number, hook=hook, transport="ipc" if n == 0 else "auto")

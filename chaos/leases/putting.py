@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +25,11 @@ TWICE_ONE_IN = 4
 there twice then either."""
 MIXED_ONE_IN = 4
 """Of the others one has dedup ids for some of its records only."""
+MARKS = "marks"
+"""Hook of who writes records of several priorities, of which one in so many waits for a later time."""
+PRIORITIES = 3
+LATER_ONE_IN = 12
+LATER_S = 0.3
 
 
 class End(Protocol):
@@ -48,20 +55,22 @@ def put_all(
     send: Callable[[list[Any]], Appended], task: Task, journal: Journal, end: End, report: Report
 ) -> None:
     """Single payloads and batches, each with an outcome."""
-    random = Random(task.client)
+    random, has_marks = Random(task.client), task.hook == MARKS
     numbers = count(task.client << 32)
     begun = time.monotonic()
     while not end.is_set:
         values = [next(numbers) for _ in range(random.choice((1, task.batch)))]
+        records = [_record_of(value, has_marks=has_marks) for value in values]
         journal.note(Did.PUT, task.topic, values)
         report.ops += len(values)
         try:
             if random.randrange(TWICE_ONE_IN) == 0:
-                seqs = _sent_twice(send, values)
+                seqs = _sent_twice(send, _with_ids(records, values))
             elif random.randrange(MIXED_ONE_IN) == 0:
-                seqs = _sent_mixed(send, values)
+                # Every second one under an id; one that has none is there once all the same.
+                seqs = _sent(send, _with_ids(records, values, one_in=2))
             else:
-                seqs = _sent(send, values)
+                seqs = _sent(send, records)
         except RinglogError as e:
             report.failed(str(e))
             journal.note(Did.PUT_END, task.topic, values)
@@ -72,27 +81,30 @@ def put_all(
             time.sleep(ahead)
 
 
-def _sent(send: Callable[[list[Any]], Appended], values: list[int]) -> list[int]:
-    """Their numbers; zeros where they are not known."""
-    done = send([payload_of(value) for value in values])
-    return [done.first_seq + n for n in range(len(values))] if done.first_seq else [0] * len(values)
+def _record_of(value: int, *, has_marks: bool) -> NewRecord:
+    if not has_marks:
+        return NewRecord(data=payload_of(value))
+    later = datetime.now(UTC) + timedelta(seconds=LATER_S) if value % LATER_ONE_IN == 0 else None
+    return NewRecord(data=payload_of(value), priority=value % PRIORITIES, not_before=later)
 
 
-def _sent_mixed(send: Callable[[list[Any]], Appended], values: list[int]) -> list[int]:
-    """Every second one under an id; one that has none is there once all the same."""
-    records = [
-        NewRecord(data=payload_of(value), dedup_id=str(value)) if value % 2 else payload_of(value)
-        for value in values
+def _with_ids(records: list[NewRecord], values: list[int], one_in: int = 1) -> list[NewRecord]:
+    return [
+        dataclasses.replace(record, dedup_id=str(value)) if value % one_in == 0 else record
+        for record, value in zip(records, values, strict=True)
     ]
+
+
+def _sent(send: Callable[[list[Any]], Appended], records: list[NewRecord]) -> list[int]:
+    """Their numbers; zeros where they are not known."""
     done = send(records)
-    return (
-        list(done.seqs) if isinstance(done, AppendedOnce) else [done.first_seq + n for n in range(done.count)]
-    )
+    if isinstance(done, AppendedOnce):
+        return list(done.seqs)
+    return [done.first_seq + n for n in range(len(records))] if done.first_seq else [0] * len(records)
 
 
-def _sent_twice(send: Callable[[list[Any]], Appended], values: list[int]) -> list[int]:
-    """The same under ids, by a writer that does not know whether it was there before."""
-    records = [NewRecord(data=payload_of(value), dedup_id=str(value)) for value in values]
+def _sent_twice(send: Callable[[list[Any]], Appended], records: list[NewRecord]) -> list[int]:
+    """By a writer that does not know whether they were there before."""
     try:
         first = send(records)
     except RinglogError as e:

@@ -34,7 +34,8 @@ class GroupSummary:
     tags: TagFilter | None
     """As `client.group` takes it."""
     cursor: int
-    """No record from here on was given out."""
+    """Every record below this number was given out, or is there no more; later ones only where they were more
+    urgent, or those before them wait for their time."""
     floor: int
     """Everything up to here is done; of a stream group, committed."""
     pending: int
@@ -65,7 +66,8 @@ class GroupStats:
     """Its name, and behind an `@` its filter of tags, if it has one."""
     mode: str
     cursor: int
-    """No record from here on was given out."""
+    """Every record below this number was given out, or is there no more; later ones only where they were more
+    urgent, or those before them wait for their time."""
     floor: int
     """Everything up to here is done; of a stream group, committed."""
     head_seq: int

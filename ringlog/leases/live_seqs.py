@@ -12,8 +12,6 @@ from pyroaring import BitMap64
 from ringlog.leases.spans import Span, spans_of
 
 I64 = NDArray[np.int64]
-_LOOK_MAX = 1 << 20
-"""Numbers looked at in one step over a span where nothing is alive."""
 
 
 class Live:
@@ -84,24 +82,6 @@ def end_of(numbers: BitMap64, first: int) -> int:
     return low
 
 
-def alive_from(live: Live, at: int, most: int) -> tuple[list[Span], int]:
-    """Up to `most` live positions from `at` on, and where to go on looking."""
-    found: list[Span] = []
-    at, step = max(at, live.front), most
-    while most > 0 and at <= live.head:
-        stop = min(at + step, live.head + 1)
-        spans = alive_within(live, at, stop)
-        count = sum(last - first for first, last in spans)
-        if count > most:
-            spans, stop = _cut(spans, most)
-            count = most
-        found += spans
-        most -= count
-        # Where little is alive, more is looked at the next time.
-        at, step = stop, max(most, min(step * 2, _LOOK_MAX))
-    return found, at
-
-
 def alive_within(live: Live, first: int, stop: int) -> list[Span]:
     """The live positions of [first, stop)."""
     first, stop = max(first, live.front), min(stop, live.head + 1)
@@ -133,15 +113,3 @@ def is_alive(live: Live, seqs: I64) -> NDArray[np.bool_]:
         dead = live.dead
         alive &= np.fromiter((seq not in dead for seq in seqs.tolist()), np.bool_, len(seqs))
     return alive
-
-
-def _cut(spans: list[Span], most: int) -> tuple[list[Span], int]:
-    """The first `most` positions of these, and where the rest begins."""
-    kept: list[Span] = []
-    for first, stop in spans:
-        stop = min(stop, first + most)
-        kept.append((first, stop))
-        most -= stop - first
-        if not most:
-            break
-    return kept, kept[-1][1]

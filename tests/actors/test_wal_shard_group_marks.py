@@ -69,7 +69,9 @@ def test_urgent_records_go_first_where_the_topic_says_so_and_by_number_where_the
     write(world, priority=1)
     write(world, priority=2)
     assert given(world, 1) == [4]
+    assert world.request(m.LeaseStats("t", group="g")).info.cursor == 1
     assert given(world, 1, by_number=True) == [1]
+    assert world.request(m.LeaseStats("t", group="g")).info.cursor == 2
     assert given(world, 1) == [3]
     assert given(world) == [2]
 

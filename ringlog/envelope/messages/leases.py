@@ -243,7 +243,7 @@ class GroupInfo(Message, frozen=True):
     tags: str
     created: bool
     cursor: U64
-    """No position from here on was given out."""
+    """Every position below it was given out, or is there no more."""
     floor: Seq
     """Everything up to here is done."""
     pending: Seq

@@ -59,6 +59,19 @@ GROUPS = {
     ),
 }  # fmt: skip
 """Each becomes one library, compiled beside the others."""
+COLD = """\
+struct _object;
+extern void CPy_AddTraceback(const char *, const char *, int, struct _object *) __attribute__((cold));
+extern void CPy_TypeErrorTraceback(const char *, const char *, int, struct _object *, const char *,
+                                   struct _object *) __attribute__((cold));
+extern void CPyError_OutOfMemory(void) __attribute__((cold));
+extern void CPy_TypeError(const char *, struct _object *) __attribute__((cold));
+extern void PyErr_SetString(struct _object *, const char *) __attribute__((cold));
+"""
+"""Read before each file: what leads to one of these is what happens when something fails, half of all that is
+generated. It goes where nobody comes by: a process that was asleep has little of its code in the caches, and
+waits for each line of it."""
+FLAGS = ("-freorder-blocks-and-partition",)
 TARGET = "ringlog/_cores"
 MANIFEST = "manifest.json"
 _SAID_CHARS_MAX = 4_000
@@ -111,6 +124,7 @@ def compile_cores(root: Path = ROOT) -> str:
             command: Any = build_ext(distribution)
             command.build_lib, command.build_temp = str(made / "lib"), str(made / "o")
             command.parallel = os.cpu_count()
+            command.force = not _is_made_by(target, made_by)
             command.ensure_finalized()
             command.run()
             suffix = sysconfig.get_config_var("EXT_SUFFIX")
@@ -137,18 +151,30 @@ def _extensions(mypycify: Any, groups: dict[str, list[str]], target: Path) -> li
     cache = target.with_name("mypy")
     shutil.rmtree(cache, ignore_errors=True)
     options = ["--ignore-missing-imports", "--no-warn-unused-ignores", f"--cache-dir={cache}"]
-    return list(
+    cold = target.with_name("cold.h")
+    cold.write_text(COLD)
+    extensions = list(
         mypycify(
             [*options, *files], opt_level="1", debug_level="0", target_dir=str(target), verbose=False,
             separate=[(each, name) for name, each in groups.items()],
         )
     )  # fmt: skip
+    for extension in extensions:
+        extension.extra_compile_args += ["-include", str(cold), *FLAGS]
+    return extensions
+
+
+def _is_made_by(target: Path, made_by: str) -> bool:
+    """Was what is there made in this way?"""
+    try:
+        return bool(json.loads((target / MANIFEST).read_text()).get("made_by") == made_by)
+    except (OSError, ValueError):
+        return False
 
 
 def _is_of(target: Path, made_by: str, digests: dict[str, str]) -> bool:
     """Is it of just these files, none of which is new, and made in this way?"""
-    manifest = json.loads((target / MANIFEST).read_text())
-    return manifest.get("made_by") == made_by and manifest["sources"] == digests
+    return _is_made_by(target, made_by) and json.loads((target / MANIFEST).read_text())["sources"] == digests
 
 
 def _put(library: Path, target: Path, manifest: dict[str, Any], extensions: list[Any]) -> None:

@@ -60,35 +60,22 @@ _FLAGS_SHIFT = U64(layout.FLAGS_SHIFT)
 _DURABILITY_MASK = U64(layout.DURABILITY_MASK)
 
 
-@dataclass(init=False, slots=True)
 class Stretch:
     """Admitted rows [start, stop) of one intake, all of one topic."""
 
-    topic: Topic
-    start: int
-    stop: int
-    is_volatile: bool
+    __slots__ = ("is_volatile", "start", "stop", "topic")
 
     def __init__(self, topic: Topic, start: int, stop: int, is_volatile: bool) -> None:
         self.topic, self.start, self.stop, self.is_volatile = topic, start, stop, is_volatile
 
 
-@dataclass(init=False, slots=True)
 class Intake:
     """One buffer of frames on its way through the shard."""
 
-    buffer: bytearray
-    batch: FrameBatch
-    entries: Entries
-    stretches: list[Stretch]
-    runs: list[CheckedRun]
-    """All rows, in order. What is wrong with frames by themselves is known."""
-    checked: Checked | None
-    records: int
-    frames: int
-    refused: int
-    repeats: int
-    needs_sync: bool
+    __slots__ = (
+        "batch", "buffer", "checked", "entries", "frames", "needs_sync", "records", "refused", "repeats",
+        "runs", "stretches",
+    )  # fmt: skip
 
     def __init__(
         self, buffer: bytearray, batch: FrameBatch, entries: Entries, stretches: list[Stretch],
@@ -96,7 +83,8 @@ class Intake:
     ) -> None:  # fmt: skip
         self.buffer, self.batch, self.entries = buffer, batch, entries
         self.stretches, self.checked = stretches, checked
-        self.runs = checked.runs if checked is not None else []
+        self.runs: list[CheckedRun] = checked.runs if checked is not None else []
+        """All rows, in order. What is wrong with frames by themselves is known."""
         self.records = self.frames = self.refused = self.repeats = 0
         self.needs_sync = False
 

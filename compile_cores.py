@@ -59,19 +59,6 @@ GROUPS = {
     ),
 }  # fmt: skip
 """Each becomes one library, compiled beside the others."""
-COLD = """\
-struct _object;
-extern void CPy_AddTraceback(const char *, const char *, int, struct _object *) __attribute__((cold));
-extern void CPy_TypeErrorTraceback(const char *, const char *, int, struct _object *, const char *,
-                                   struct _object *) __attribute__((cold));
-extern void CPyError_OutOfMemory(void) __attribute__((cold));
-extern void CPy_TypeError(const char *, struct _object *) __attribute__((cold));
-extern void PyErr_SetString(struct _object *, const char *) __attribute__((cold));
-"""
-"""Read before each file: what leads to one of these is what happens when something fails, half of all that is
-generated. It goes where nobody comes by: a process that was asleep has little of its code in the caches, and
-waits for each line of it."""
-FLAGS = ("-freorder-blocks-and-partition",)
 TARGET = "ringlog/_cores"
 MANIFEST = "manifest.json"
 _SAID_CHARS_MAX = 4_000
@@ -151,17 +138,12 @@ def _extensions(mypycify: Any, groups: dict[str, list[str]], target: Path) -> li
     cache = target.with_name("mypy")
     shutil.rmtree(cache, ignore_errors=True)
     options = ["--ignore-missing-imports", "--no-warn-unused-ignores", f"--cache-dir={cache}"]
-    cold = target.with_name("cold.h")
-    cold.write_text(COLD)
-    extensions = list(
+    return list(
         mypycify(
             [*options, *files], opt_level="1", debug_level="0", target_dir=str(target), verbose=False,
             separate=[(each, name) for name, each in groups.items()],
         )
     )  # fmt: skip
-    for extension in extensions:
-        extension.extra_compile_args += ["-include", str(cold), *FLAGS]
-    return extensions
 
 
 def _is_made_by(target: Path, made_by: str) -> bool:

@@ -40,9 +40,10 @@ static int kind_of_process(void) {
             line[i] = ' ';
     line[got > 0 ? got : 0] = 0;
     for (int i = 1; i < 6; i++) {
-        char wanted[64] = "actors.";
-        strcat(wanted, kinds[i]);
-        if (strstr(line, wanted))
+        char spawned[64] = "actors.", named[64] = "ringlog: ";
+        strcat(spawned, kinds[i]);
+        strcat(named, kinds[i]);
+        if (strstr(line, spawned) || strstr(line, named))
             return i;
     }
     return strstr(line, "--data-dir") ? 0 : 7;
@@ -50,7 +51,7 @@ static int kind_of_process(void) {
 
 static struct slot *all;
 
-/* A process that was forked shows another command line when it has become what it is to be. */
+/* A process shows another command line when it has become what it is to be. */
 static void choose(void) { mine = all + kind_of_process(); }
 
 __attribute__((constructor)) static void map(void) {

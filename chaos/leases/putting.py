@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import structs
 
 from chaos.leases.journal import Did, Journal, Outcome
 from ringlog.client.fields import NewRecord
@@ -90,7 +91,7 @@ def _record_of(value: int, *, has_marks: bool) -> NewRecord:
 
 def _with_ids(records: list[NewRecord], values: list[int], one_in: int = 1) -> list[NewRecord]:
     return [
-        dataclasses.replace(record, dedup_id=str(value)) if value % one_in == 0 else record
+        structs.replace(record, dedup_id=str(value)) if value % one_in == 0 else record
         for record, value in zip(records, values, strict=True)
     ]
 

@@ -91,9 +91,9 @@ def _wait_gone(bench: Bench, but: set[str]) -> None:
 def _lie(raw: RawRing, frame: bytes, chance: random.Random) -> None:
     kind = chance.randrange(4)
     if kind == 0:
-        raw.producer.push([twisted(frame, chance, chance.getrandbits(63) | 1)])
+        raw.producer.push_one(twisted(frame, chance, chance.getrandbits(63) | 1))
     elif kind == 1:
-        raw.producer.push([frame])
+        raw.producer.push_one(frame)
         raw.lie(chance.choice(PRODUCER_WORDS), any_word(chance, raw.producer.head))
     elif kind == 2:
         junk = chance.randbytes(8 * chance.randrange(1, 200))
@@ -103,7 +103,7 @@ def _lie(raw: RawRing, frame: bytes, chance: random.Random) -> None:
         length = chance.choice(
             (0, 1, 72, 75, 76, len(frame) - 4, len(frame), 1 << 20, 0xFFFFFFFE, 0xFFFFFFFF)
         )
-        raw.producer.push([length.to_bytes(4, "little") + frame[4:]])
+        raw.producer.push_one(length.to_bytes(4, "little") + frame[4:])
     raw.ring()
 
 
@@ -145,7 +145,7 @@ def _hammer_one(raw: RawRing, frame: bytes, chance: random.Random) -> tuple[int,
         made = bytearray(frame)
         # Numbers of its own, so that each is a new frame and not one the shard remembers.
         made[40:48] = (chance.getrandbits(63) | 1).to_bytes(8, "little")
-        if raw.producer.push([made]) is None:
+        if raw.producer.push_one(made) is None:
             break
         index = (raw.producer.head - len(frame)) % raw.producer.capacity
         raw.ring()

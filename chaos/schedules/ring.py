@@ -45,7 +45,7 @@ class Plan:
     settle_entries: int = 2
     producer_crashes: int = 1
     consumer_crashes: int = 1
-    push: str = "push"
+    push: str = "push_run"
     """Which call publishes: push, push_run or push_buffer."""
     batch: int = 1
     """Frames pushed at once, when as many fit."""
@@ -104,8 +104,8 @@ class Explorer:
 
     def producer_push(self, memory: StepMemory, producer: RingProducer) -> Any:
         frames = [frame_of(number) for number in self._world.intended[self._published(producer.head) :]]
-        if self.plan.push == "push":
-            taken = len(producer.push(frames) or [])
+        if self.plan.push == "push_one":
+            taken = sum(producer.push_one(frame) is not None for frame in frames)
         elif self.plan.push == "push_run":
             taken, _ = producer.push_run(b"".join(frames), FRAME_BYTES)
         else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +27,6 @@ from ringlog.ring.layout import (
     Word,
 )
 from ringlog.ring.region import RingMemory, lock_for_producer, open_ring, require_engine
-
-JOIN_BYTES_MAX = 1 << 16
-"""Frames pushed together are joined and written at once up to this size; beyond it each is written alone."""
 
 _NO_ENTRIES: NDArray[np.uint64] = np.empty((0, SETTLE_WORDS), dtype=np.uint64)
 
@@ -85,33 +81,11 @@ class RingProducer:
 
     # -- publishing -----------------------------------------------------------------------------------
 
-    def push(self, frames: Sequence[Any]) -> list[int] | None:
-        """Publish whole frames (byte buffers, multiples of 8) at once; returns the position of each.
-
-        None = they do not all fit now. Raises RingError for what could never fit or is no frame.
-        """
-        self._require_usable()
-        if len(frames) == 1:
-            position = self.push_one(frames[0])
-            return None if position is None else [position]
-        if not frames:
-            return []
-        sizes = [len(frame) for frame in frames]
-        self._require_sizes(sizes)
-        positions, turn, stop = self._place(sizes)
-        if stop - self._head > self.capacity or len(sizes) > self.settle_entries:
-            raise RingError(
-                "more frames at once than the ring could ever hold",
-                bytes=stop - self._head, max=self.capacity, frames=len(sizes), frames_max=self.settle_entries,
-            )  # fmt: skip
-        if stop - self._head > self._room(stop - self._head) or len(sizes) > self.free_frames:
-            return None
-        self._write_frames(positions, frames, turn)
-        self._publish(stop, len(sizes))
-        return positions
-
     def push_one(self, frame: Any) -> int | None:
-        """As push of a single frame, the common case of a lone append; returns its position."""
+        """Publish one whole frame (a byte buffer, a multiple of 8); returns its position.
+
+        None = it does not fit now. Raises RingError for what could never fit or is no frame.
+        """
         self._require_usable()
         size = len(frame)
         if size & 7 or not 0 < size <= self.frame_bytes_max:
@@ -226,11 +200,6 @@ class RingProducer:
         return self.settle_entries - self._in_flight
 
     @property
-    def free_bytes(self) -> int:
-        """Bytes that may be written now; padding at the lap's end takes from them."""
-        return self._room(self.capacity)
-
-    @property
     def head(self) -> int:
         """Position after the last published frame."""
         return self._head
@@ -325,34 +294,6 @@ class RingProducer:
                 raise RingError("a frame is not a multiple of 8 bytes", bytes=size)
             if size > self.frame_bytes_max:
                 raise RingError("frame too large for the ring", bytes=size, max=self.frame_bytes_max)
-
-    def _place(self, sizes: list[int]) -> tuple[list[int], int, int]:
-        """Positions for frames of these sizes from the head on; row of the first on a new lap; the end."""
-        capacity = self.capacity
-        position = self._head
-        lap_end = position - position % capacity + capacity
-        positions, turn = [], len(sizes)
-        for row, size in enumerate(sizes):
-            if position + size > lap_end:
-                position, lap_end = lap_end, lap_end + capacity
-                turn = min(turn, row)
-            positions.append(position)
-            position += size
-        return positions, turn, position
-
-    def _write_frames(self, positions: list[int], frames: Sequence[Any], turn: int) -> None:
-        """Write frames[:turn] on this lap, the pad, and the others on the next."""
-        self._write_stretch(positions[:turn], frames[:turn])
-        if turn < len(frames):
-            before = positions[turn - 1] + len(frames[turn - 1]) if turn else self._head
-            self._write_pad(before, positions[turn])
-            self._write_stretch(positions[turn:], frames[turn:])
-
-    def _write_stretch(self, positions: list[int], frames: Sequence[Any]) -> None:
-        if len(frames) > 1 and positions[-1] - positions[0] <= JOIN_BYTES_MAX:
-            frames = [b"".join(frames)]
-        for position, frame in zip(positions, frames, strict=False):
-            self._memory.write(position % self.capacity, frame)
 
     def _write_pad(self, start: int, stop: int) -> None:
         """Mark the rest of a lap, [start, stop), as holding no frame."""

@@ -199,7 +199,7 @@ def one_frame(size: int) -> bytearray:
 def fill(producer: RingProducer, share: float = 1.0) -> int:
     """Push frames until the ring is so full; returns how many."""
     data, count = one_frame(900), 0
-    while (count + 1) * len(data) <= share * producer.capacity and producer.push([data]) is not None:
+    while (count + 1) * len(data) <= share * producer.capacity and producer.push_one(data) is not None:
         count += 1
     return count
 
@@ -223,7 +223,7 @@ def test_what_waits_in_rings_and_who_asks_not_to_be_gathered(place: Place) -> No
     quiet.set_wants(Wants.NO_GATHERING)
     count = fill(busy, 0.25)
     assert place.rings.waiting() == (1, count * len(one_frame(900)), False)
-    quiet.push([one_frame(900)])
+    quiet.push_one(one_frame(900))
     assert place.rings.waiting() == (2, (count + 1) * len(one_frame(900)), True)
 
 

@@ -7,6 +7,7 @@ import xxhash
 
 from ringlog.ring.consumer import RingConsumer
 from ringlog.ring.layout import PAD_WORD
+from ringlog.ring.producer import RingProducer
 
 
 def frame_of(number: int, length: int = 64) -> bytes:
@@ -21,6 +22,12 @@ def number_of(frame: bytes | bytearray | memoryview) -> int | None:
     if xxhash.xxh3_64_intdigest(bytes(frame[:-8])) != int.from_bytes(frame[-8:], "little"):
         return None
     return int.from_bytes(frame[8:16], "little")
+
+
+def push_all(producer: RingProducer, frames: list[bytes]) -> list[int]:
+    """Push frames of any sizes; the positions of those that fitted."""
+    offsets = np.cumsum([0, *map(len, frames[:-1])])
+    return producer.push_buffer(b"".join(frames), offsets)[1].tolist()
 
 
 def split(position: int, data: bytes | bytearray) -> tuple[list[tuple[int, bytes]], bool]:

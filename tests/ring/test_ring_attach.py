@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from ring_children import Child, until
-from ring_frames import frame_of, number_of, settle, take
+from ring_frames import frame_of, number_of, push_all, settle, take
 
 from ringlog.errors import RingError
 from ringlog.ring import layout, position
@@ -168,7 +168,7 @@ def test_a_second_producer_is_refused_and_the_first_goes_on(make_ring: MakeRing)
     with pytest.raises(RingError, match="producer already"):
         RingProducer.attach(path)
     assert producer_alive(path)
-    assert first.push([frame_of(1)]) == [0]
+    assert first.push_one(frame_of(1)) == 0
     first.close()
     assert not producer_alive(path)
 
@@ -188,7 +188,7 @@ def test_a_close_is_final_for_either_side(make_ring: MakeRing) -> None:
 def test_a_restarted_consumer_reads_again_what_was_not_settled(make_ring: MakeRing) -> None:
     path = make_ring()
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
-    producer.push([frame_of(i) for i in range(5)])
+    push_all(producer, [frame_of(i) for i in range(5)])
     frames = take(consumer)
     settle(consumer, frames[:2])
     consumer.detach()
@@ -206,7 +206,7 @@ def test_what_a_restarted_consumer_settles_again_is_recognised_by_position(make_
     """RF-36: the settle head was stored, the tail was not."""
     path = make_ring()
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
-    producer.push([frame_of(i) for i in range(3)])
+    push_all(producer, [frame_of(i) for i in range(3)])
     settle(consumer, take(consumer)[:2])
     consumer._memory.store(layout.Word.TAIL, 0)
     consumer.detach()
@@ -265,7 +265,7 @@ def test_a_next_producer_goes_on_and_knows_what_is_in_flight(make_ring: MakeRing
 
     def produce() -> None:
         producer = RingProducer.attach(path)
-        producer.push([frame_of(i) for i in range(10)])
+        push_all(producer, [frame_of(i) for i in range(10)])
         frames = take(consumer)
         settle(consumer, frames[:4])
         assert len(producer.settled()) == 4
@@ -277,7 +277,7 @@ def test_a_next_producer_goes_on_and_knows_what_is_in_flight(make_ring: MakeRing
     assert (producer.head, producer.in_flight) == (640, 6)
     assert producer.settled()[:, 0].tolist() == [256, 320]
     assert producer.in_flight == 4
-    assert producer.push([frame_of(10)]) == [640]
+    assert producer.push_one(frame_of(10)) == 640
     producer.close()
     consumer.detach()
 
@@ -292,7 +292,7 @@ def test_a_forked_child_can_neither_use_the_producer_nor_keep_its_lock(make_ring
         grandchild = os.fork()
         if grandchild == 0:
             try:
-                producer.push([frame_of(1)])
+                producer.push_one(frame_of(1))
             except RingError as e:
                 os.write(say, b"refused " + str(os.getpid()).encode() if "after a fork" in str(e) else b"?")
             producer.close()
@@ -333,7 +333,7 @@ def test_on_another_machine_the_package_carries_a_ring(
     monkeypatch.setattr(position.stores_are_ordered.__globals__["platform"], "machine", lambda: "aarch64")
     path = make_ring()
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
-    producer.push([frame_of(i) for i in range(3)])
+    push_all(producer, [frame_of(i) for i in range(3)])
     settle(consumer, take(consumer))
     assert len(producer.settled()) == 3
     producer.close()
@@ -346,8 +346,7 @@ def test_what_a_dead_consumer_settled_is_not_read_again(make_ring: MakeRing) -> 
     """
     path = make_ring()
     producer = RingProducer.attach(path)
-    positions = producer.push([frame_of(1), frame_of(2), frame_of(3)])
-    assert positions is not None
+    positions = push_all(producer, [frame_of(1), frame_of(2), frame_of(3)])
     first = RingConsumer.attach(path)
     taken = take(first)
     tail = first.tail
@@ -366,7 +365,7 @@ def test_a_last_settlement_that_makes_no_sense_moves_no_tail(make_ring: MakeRing
     """The producer can write there: what it says harms its own frames at most."""
     path = make_ring()
     producer = RingProducer.attach(path)
-    producer.push([frame_of(1), frame_of(2)])
+    push_all(producer, [frame_of(1), frame_of(2)])
     consumer = RingConsumer.attach(path)
     settle(consumer, take(consumer)[:1])
     after, head = consumer.tail, producer.head

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ring_children import Child, until
-from ring_frames import frame_of, number_of, take
+from ring_frames import frame_of, number_of, push_all, take
 
 from ringlog.ring.position import Words
 from ringlog.ring.ring import RingConsumer, RingProducer
@@ -90,7 +90,7 @@ def produce(path: str) -> None:
     while True:
         frames = [frame_of(number + i, FRAME_BYTES) for i in range(chance.randrange(1, BATCH))]
         if chance.random() < 0.5:
-            number += len(frames) if producer.push(frames) else 0
+            number += len(push_all(producer, frames))
         else:
             number += producer.push_run(b"".join(frames), FRAME_BYTES)[0]
         for position in producer.settled()[:, 0].tolist():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ring_frames import frame_of, number_of, settle, take
+from ring_frames import frame_of, number_of, push_all, settle, take
 
 from ringlog.errors import RingError
 from ringlog.frame import layout as frame_layout
@@ -35,7 +35,7 @@ def test_a_frame_is_seen_whole_and_settled_once(ends: Ends) -> None:
     producer, consumer = ends
     assert consumer.pending == 0
     assert consumer.copy(4096) is None
-    assert producer.push([frame_of(7)]) == [0]
+    assert producer.push_one(frame_of(7)) == 0
     assert (consumer.pending, producer.in_flight, producer.free_frames) == (64, 1, 63)
     frames = take(consumer)
     assert [number_of(frame) for _, frame in frames] == [7]
@@ -44,7 +44,7 @@ def test_a_frame_is_seen_whole_and_settled_once(ends: Ends) -> None:
     assert consumer.tail == consumer.read_position == 64
     assert producer.settled()[:, 0].tolist() == [0]
     assert producer.settled().shape == (0, 8)
-    assert (producer.in_flight, producer.free_bytes) == (0, producer.capacity)
+    assert (producer.in_flight, producer.head - consumer.tail) == (0, 0)
 
 
 def test_frames_never_straddle_the_end_and_padding_is_skipped(ends: Ends) -> None:
@@ -52,7 +52,8 @@ def test_frames_never_straddle_the_end_and_padding_is_skipped(ends: Ends) -> Non
     producer, consumer = ends
     size = 16_000
     for number in range(12):
-        (position,) = producer.push([frame_of(number, size)]) or [-1]
+        position = producer.push_one(frame_of(number, size))
+        assert position is not None
         assert position % producer.capacity + size <= producer.capacity
         frames = take(consumer) or take(consumer)
         assert [number_of(frame) for _, frame in frames] == [number]
@@ -63,10 +64,10 @@ def test_frames_never_straddle_the_end_and_padding_is_skipped(ends: Ends) -> Non
 
 def test_a_push_that_crosses_the_lap_is_published_by_one_store(ends: Ends) -> None:
     producer, consumer = ends
-    producer.push([frame_of(i, 16_000) for i in range(4)])
+    push_all(producer, [frame_of(i, 16_000) for i in range(4)])
     settle(consumer, take(consumer))
     producer.settled()
-    positions = producer.push([frame_of(4, 1_000), frame_of(5, 1_000), frame_of(6, 1_000)])
+    positions = push_all(producer, [frame_of(4, 1_000), frame_of(5, 1_000), frame_of(6, 1_000)])
     assert positions == [64_000, 65_536, 66_536]
     assert [number_of(f) for _, f in take(consumer) + take(consumer)] == [4, 5, 6]
 
@@ -75,13 +76,12 @@ def test_a_full_ring_pushes_back_and_takes_nothing(ends: Ends) -> None:
     """BP-1: bytes first. Nothing is half taken."""
     producer, consumer = ends
     for number in range(4):
-        assert producer.push([frame_of(number, 16_384)])
-    assert producer.free_bytes == 0
-    assert producer.push([frame_of(4)]) is None
+        assert producer.push_one(frame_of(number, 16_384)) is not None
+    assert producer.push_one(frame_of(4)) is None
     assert producer.push_run(frame_of(4) * 3, 64)[0] == 0
     assert producer.push_buffer(frame_of(4), np.array([0]))[0] == 0
     settle(consumer, take(consumer, 16_384))
-    assert producer.push([frame_of(4)]) == [65_536]
+    assert producer.push_one(frame_of(4)) == 65_536
 
 
 def test_frames_in_flight_are_bounded_by_the_settle_area(ends: Ends) -> None:
@@ -89,11 +89,11 @@ def test_frames_in_flight_are_bounded_by_the_settle_area(ends: Ends) -> None:
     count, positions = producer.push_run(frame_of(1) * 100, 64)
     assert (count, list(positions)) == (64, list(range(0, 64 * 64, 64)))
     assert producer.free_frames == 0
-    assert producer.push([frame_of(1)]) is None
+    assert producer.push_one(frame_of(1)) is None
     settle(consumer, take(consumer))
-    assert producer.push([frame_of(1)]) is None, "settlements were not taken yet"
+    assert producer.push_one(frame_of(1)) is None, "settlements were not taken yet"
     assert len(producer.settled()) == 64
-    assert producer.push([frame_of(1)]) == [64 * 64]
+    assert producer.push_one(frame_of(1)) == 64 * 64
 
 
 def test_settlements_wait_for_the_producer_and_are_refused_beyond_the_room(ends: Ends) -> None:
@@ -111,7 +111,7 @@ def test_settlements_wait_for_the_producer_and_are_refused_beyond_the_room(ends:
 
 def test_settle_refuses_a_tail_outside_what_was_read(ends: Ends) -> None:
     producer, consumer = ends
-    producer.push([frame_of(1), frame_of(2)])
+    push_all(producer, [frame_of(1), frame_of(2)])
     take(consumer, 64)
     for tail in (128, 12, -8):
         with pytest.raises(RingError, match="tail outside"):
@@ -126,7 +126,7 @@ def test_settle_refuses_a_tail_outside_what_was_read(ends: Ends) -> None:
 def test_what_is_no_multiple_of_eight_is_refused(ends: Ends, size: int) -> None:
     producer, _ = ends
     with pytest.raises(RingError, match="multiple of 8"):
-        producer.push([b"x" * size])
+        producer.push_one(b"x" * size)
 
 
 def test_what_could_never_fit_is_refused_by_name_and_limit(ends: Ends) -> None:
@@ -135,15 +135,11 @@ def test_what_could_never_fit_is_refused_by_name_and_limit(ends: Ends) -> None:
     assert producer.frame_bytes_max == 16_384
     big = bytes(16_392)
     with pytest.raises(RingError, match=r"16392.*16384"):
-        producer.push([big])
+        producer.push_one(big)
     with pytest.raises(RingError, match="too large"):
         producer.push_run(big, len(big))
     with pytest.raises(RingError, match="too large"):
         producer.push_buffer(big, np.array([0]))
-    with pytest.raises(RingError, match="than the ring could ever hold"):
-        producer.push([frame_of(1, 16_384)] * 5)
-    with pytest.raises(RingError, match="than the ring could ever hold"):
-        producer.push([frame_of(1)] * 65)
     with pytest.raises(RingError, match="whole frames"):
         producer.push_run(bytes(100), 64)
     assert producer.head == 0
@@ -164,7 +160,6 @@ def test_a_buffer_with_a_frame_of_odd_size_is_refused(ends: Ends) -> None:
 
 def test_nothing_to_push_is_nothing(ends: Ends) -> None:
     producer, _ = ends
-    assert producer.push([]) == []
     assert producer.push_run(b"", 64)[0] == 0
     assert producer.push_buffer(b"", np.array([], dtype=np.int64))[0] == 0
     assert producer.head == 0
@@ -172,7 +167,7 @@ def test_nothing_to_push_is_nothing(ends: Ends) -> None:
 
 def test_advance_and_skip_stay_within_what_is_published(ends: Ends) -> None:
     producer, consumer = ends
-    producer.push([frame_of(1)])
+    producer.push_one(frame_of(1))
     consumer.copy(4096)
     for nbytes in (72, 4, -8):
         with pytest.raises(RingError, match="advance beyond"):
@@ -186,7 +181,7 @@ def test_advance_and_skip_stay_within_what_is_published(ends: Ends) -> None:
 
 def test_copy_respects_its_limit_and_is_private(ends: Ends) -> None:
     producer, consumer = ends
-    producer.push([frame_of(1), frame_of(2)])
+    push_all(producer, [frame_of(1), frame_of(2)])
     position, data = consumer.copy(100) or (-1, bytearray())
     assert (position, len(data)) == (0, 96)
     data[:] = bytes(96)
@@ -198,7 +193,7 @@ def test_wants_and_closing_words_reach_the_other_side(ends: Ends) -> None:
     producer.set_wants(Wants.SETTLEMENTS | Wants.PUBLICATION)
     assert consumer.wants == 3
     assert not producer.is_consumer_closed
-    producer.push([frame_of(1)])
+    producer.push_one(frame_of(1))
     frames = take(consumer)
     consumer.close()
     consumer.close()
@@ -223,14 +218,14 @@ def test_a_detached_consumer_refuses_by_type(ends: Ends) -> None:
 
 def test_a_closed_producer_says_so_and_does_nothing_more(ends: Ends) -> None:
     producer, consumer = ends
-    producer.push([frame_of(1)])
+    producer.push_one(frame_of(1))
     assert consumer.producer_state == 1
     producer.close()
     producer.close()
     assert consumer.producer_state == 2
     assert [number_of(f) for _, f in take(consumer)] == [1], "what was published stays"
     with pytest.raises(RingError, match="closed"):
-        producer.push([frame_of(2)])
+        producer.push_one(frame_of(2))
 
 
 def test_constants_agree_with_the_frame_format() -> None:
@@ -242,7 +237,7 @@ def test_constants_agree_with_the_frame_format() -> None:
 sizes = st.integers(min_value=3, max_value=128).map(lambda n: n * 8)
 actions = st.lists(
     st.one_of(
-        st.tuples(st.just("push"), st.lists(sizes, min_size=1, max_size=5)),
+        st.tuples(st.just("one"), sizes),
         st.tuples(st.just("buffer"), st.lists(sizes, min_size=1, max_size=9)),
         st.tuples(st.just("run"), st.tuples(sizes, st.integers(1, 12))),
         st.tuples(st.just("take"), st.integers(8, 8192)),
@@ -269,10 +264,11 @@ class Pair:
     def made(self, lengths: list[int]) -> list[bytes]:
         return [frame_of(len(self.pushed) + i, length) for i, length in enumerate(lengths)]
 
-    def push(self, lengths: list[int]) -> None:
-        frames = self.made(lengths)
-        if sum(lengths) <= 2048:
-            self.pushed += list(zip(self.producer.push(frames) or [], frames, strict=False))
+    def one(self, length: int) -> None:
+        (frame,) = self.made([length])
+        position = self.producer.push_one(frame)
+        if position is not None:
+            self.pushed.append((position, frame))
 
     def buffer_(self, lengths: list[int]) -> None:
         frames = self.made(lengths)

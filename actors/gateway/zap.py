@@ -57,7 +57,6 @@ class ZapHandler:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(ZAP_ENDPOINT)
         self._keys = keys
-        self.admitted = 0
         self.refused = 0
 
     def serve(self) -> None:
@@ -71,7 +70,6 @@ class ZapHandler:
             reply = answer(parts[2:], self._keys())
             if reply is None:
                 continue
-            self.admitted += reply[2] == b"200"
             self.refused += reply[2] != b"200"
             self.socket.send_multipart([*parts[:2], *reply], zmq.NOBLOCK)
 

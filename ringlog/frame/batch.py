@@ -293,11 +293,6 @@ def types_of(words: U64) -> U64:
     return (words[:, layout.W_HEAD] >> np.uint64(layout.TYPE_SHIFT)) & np.uint64(0xFF)
 
 
-def versions_of(words: U64) -> U64:
-    """(n,) format versions."""
-    return (words[:, layout.W_HEAD] >> np.uint64(layout.VERSION_SHIFT)) & np.uint64(0xFF)
-
-
 def columns_of(words: U64) -> U64:
     """(n,) column bitmaps."""
     return words[:, layout.W_HEAD] >> np.uint64(layout.COLUMNS_SHIFT)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ringlog import stop_points
 from ringlog.errors import RingError
-from ringlog.ring.layout import SETTLE_WORDS, ConsumerState, ProducerState, Word
+from ringlog.ring.layout import SETTLE_WORDS, ConsumerState, Word
 from ringlog.ring.region import RingMemory, open_ring, require_engine
 
 _LEN_BYTES = 4
@@ -155,14 +155,6 @@ class RingConsumer:
     def wants(self) -> int:
         """What the client wants to be woken for (layout.Wants)."""
         return self._memory.load(Word.WANTS)
-
-    @property
-    def producer_state(self) -> int:
-        """layout.ProducerState as the producer left it. A crashed one leaves ATTACHED: see producer_alive."""
-        state = self._memory.load(Word.PRODUCER_STATE)
-        if state > ProducerState.CLOSED:
-            raise RingError("ring words make no sense", producer_state=state, path=self.path)
-        return state
 
     def close(self) -> None:
         """Say for good that nothing more will be read: the ring is corrupt.

@@ -178,7 +178,6 @@ def test_columns_of_the_matrix_are_the_fields_of_each_header() -> None:
     views = [open_frame(buffer, 0, seed=None), open_frame(buffer, int(scan(buffer).offsets[1]), seed=None)]
     for column, name in (
         (frames.types_of, "type"),
-        (frames.versions_of, "version"),
         (frames.columns_of, "columns"),
         (frames.counts_of, "records"),
         (frames.epochs_of, "epoch"),

@@ -58,7 +58,6 @@ def test_a_consumer_survives_any_words_of_its_producer(lies: list[tuple[Word, in
     for word, value in lies:
         memory.store(word, value)
     tail, read = consumer.tail, consumer.read_position
-    answers(lambda: consumer.producer_state)
     answers(lambda: consumer.settle_free)
     if answers(lambda: consumer.pending):
         head = memory.load(Word.HEAD)

@@ -219,10 +219,8 @@ def test_a_detached_consumer_refuses_by_type(ends: Ends) -> None:
 def test_a_closed_producer_says_so_and_does_nothing_more(ends: Ends) -> None:
     producer, consumer = ends
     producer.push_one(frame_of(1))
-    assert consumer.producer_state == 1
     producer.close()
     producer.close()
-    assert consumer.producer_state == 2
     assert [number_of(f) for _, f in take(consumer)] == [1], "what was published stays"
     with pytest.raises(RingError, match="closed"):
         producer.push_one(frame_of(2))

@@ -25,36 +25,38 @@ GROUPS = {
     "ringlog_state": ("ringlog/leases/*.py", "ringlog/topic/*.py"),
     "ringlog_lines": (
         "ringlog/board/*.py", "ringlog/envelope/wire.py", "ringlog/frame/batch.py", "ringlog/frame/codec.py",
-        "ringlog/frame/header.py", "ringlog/frame/settle.py", "ringlog/link/call_ring.py",
-        "ringlog/ring/doorbell.py", "ringlog/runtime/duty_cycle.py", "ringlog/storage/gather.py",
-        "ringlog/storage/wal.py", "ringlog/waiting.py",
+        "ringlog/frame/header.py", "ringlog/frame/settle_entry.py", "ringlog/link/channel/call_ring.py",
+        "ringlog/ring/doorbell.py", "ringlog/runtime/duty_cycle.py", "ringlog/storage/vectored_write.py",
+        "ringlog/storage/wal.py", "ringlog/spin_wait.py",
     ),
     "ringlog_client": (
-        "actors/gateway/pushed.py",  # It derives from link.runs.Run.
+        "actors/gateway/ring_push.py",  # Derives from link.channel.outbound_frames.OutboundFrames.
+        "ringlog/link/channel/[!c]*.py", "ringlog/link/channel/call_link.py",
         *(
             f"ringlog/link/{name}.py"
             for name in (
-                "call_link", "engine_watch", "gateway_links", "local_links", "peer", "pending", "protocol",
-                "publication", "ring_channel", "runs", "timers", "turn_link", "turn_ring",
+                "engine_watch", "futures", "gateway_links", "local_links", "peer", "protocol",
+                "publication", "timers",
             )
         ),
         *(
             f"ringlog/client/{name}.py"
             for name in (
-                "assembler", "batch", "behind", "claimed", "core", "grouping", "inline", "leases",
-                "locked", "numbered", "session", "shell", "stream", "working",
+                "connection/locked_connection", "connection/session", "connection/shell",
+                "leases/ack_pipeline", "leases/claim_result", "leases/group_lease_operations",
+                "leases/inline_jobs", "leases/lease_extender", "leases/lease_operations",
+                "write/assembler", "write/batch", "write/explicit_sequence_producer",
+                "write/producer_core", "write/stream",
             )
         ),
     ),
     "ringlog_shard": tuple(
         f"actors/wal_shard/{name}.py"
         for name in (
-            "admission", "announcer", "calls", "checkpoint", "consumer_groups", "core", "ephemerals",
-            "events", "facts", "gather", "governing", "group", "group_board", "group_numbers", "hot_tail",
-            "job_deletes", "job_marks", "job_shelf", "job_sizes", "latch", "lease_registry",
-            "lease_requests", "leases", "log_hand", "phases", "places", "presence", "queue_board",
-            "queue_fast_path", "queue_numbers", "read_only", "records", "removal", "repeats",
-            "reply_cache", "requests", "rings", "routing", "shell", "unused", "waiting",
+            "core", "events", "phases", "routing", "shell", "commit/*", "leases/*", "metrics/*",
+            "retention/*", "requests/call_rings", "requests/read_only_mode", "requests/socket_requests",
+             "recovery/log_file_table",
+            "recovery/shard_facts", "io/log_io", "io/read_only_probe", "io/rings",
         )
     ),
 }  # fmt: skip
@@ -81,13 +83,13 @@ def _may_be(file: Path) -> bool:
 def compile_cores(root: Path = ROOT) -> str:
     """Compile them, if that was not done for these sources; returns why that failed, or nothing."""
     sys.path.insert(0, str(root))
-    from ringlog.cores import digest, why_not
+    from ringlog.cores import digest, stale_reason
 
     target = root / TARGET
     groups = sources(root)
     digests = {file: digest(root / file) for files in groups.values() for file in files}
     made_by = digest(Path(__file__))
-    if not why_not(target, root) and _is_of(target, made_by, digests):
+    if not stale_reason(target, root) and _is_of(target, made_by, digests):
         return ""
     compiler = shlex.split(os.environ.get("CC", "cc"))[0]
     if shutil.which(compiler) is None:

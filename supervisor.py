@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ringlog.shm import engine_trouble
+from ringlog.shm import unsupported_host_reason
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="validate the settings and exit")
     parser.add_argument("--show", action="store_true", help="print the process tree and exit")
     options = parser.parse_args()
-    trouble = engine_trouble()
+    trouble = unsupported_host_reason()
     if trouble:
         parser.exit(1, f"{trouble}\n")
     from ringlog.supervision.serve import serve

@@ -14,7 +14,7 @@ from bench.host import Host
 from bench.load import Shape, counters, run
 from bench.rows import Row, row, say, scaled
 from ringlog.board.board import Board
-from ringlog.board.layout import H, ProcessState
+from ringlog.board.layout import HistogramKind, ProcessState
 from ringlog.board.processes import COMPACTOR, shard_slot, slot_of
 
 COMPACTED_BYTES = 1 << 30
@@ -45,7 +45,7 @@ def _is_before(deadline: float) -> bool:
 
 def compaction_rows() -> list[Row]:
     """Each round an engine with a gigabyte of log to absorb with nothing else to do, then an eighth of one
-    while a client waits for its acks, beside whom it rests (actors/compactor/pace.py).
+    while a client waits for its acks, beside whom it rests (actors/compactor/throttle.py).
     """
     rates, beside = [], []
     idle, busy = _Acks(), _Acks()
@@ -131,7 +131,7 @@ class _Acks:
         """One round, in microseconds, while `goes_on()`."""
         board = Board.open(host.shm_dir, writable=False)
         try:
-            histogram = board.process(shard_slot(0)).histogram(H.COMMIT)
+            histogram = board.process(shard_slot(0)).histogram(HistogramKind.COMMIT)
             before = histogram.snapshot()
             self.at_client.append(ack_p99_us(host, goes_on))
             self.in_shard.append(histogram.snapshot().since(before).percentile(99) / 1e3)

@@ -11,8 +11,8 @@ from collections import deque
 from typing import Any
 
 from bench.host import Host
-from ringlog.cli.passes import COMPACTOR, ask_actor
-from ringlog.client.fields import NewRecord
+from ringlog.cli.maintenance import COMPACTOR, request_actor
+from ringlog.client.write.fields import NewRecord
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 
 TOPIC = "big"
@@ -65,7 +65,7 @@ def write_tail(host: Host, size: int) -> None:
 
 def checkpoint(host: Host) -> list[str]:
     """Everything into segments, now; returns the files of a consistent copy."""
-    asked = ask_actor(host.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=CHECKPOINT_S)
+    asked = request_actor(host.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=CHECKPOINT_S)
     return asked.files
 
 

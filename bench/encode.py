@@ -1,7 +1,7 @@
 """How fast do records become frames? 10,000 payloads of 100 bytes: a list of bytes to a checksummed frame.
 
 Compared in the same rounds with the least that any framing must do: join the bytes and hash them. Run
-with an allocator that keeps freed memory (ringlog/frame/heap.py), as processes that make many frames
+with an allocator that keeps freed memory (ringlog/frame/malloc_tuning.py), as processes that make many frames
 should.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import xxhash
 
 from bench.rows import Row, row
-from ringlog.frame import encode_records, frame, keep_freed_memory
+from ringlog.frame import encode_records, frame, raise_malloc_trim_threshold
 
 RECORDS = 10_000
 PAYLOAD_BYTES = 100
@@ -35,7 +35,7 @@ def rows(only: str = "") -> list[Row]:
     def floor() -> None:
         xxhash.xxh3_64_intdigest(b"".join(payloads))
 
-    keep_freed_memory()
+    raise_malloc_trim_threshold()
     ours: list[float] = []
     bare: list[float] = []
     for _ in range(ROUNDS):  # interleaved, so that both meet the same neighbours

@@ -20,7 +20,6 @@ import psutil
 import ringlog
 
 BUILD = Path(__file__).parent.parent / "build"
-"""Processors do not halt between two operations: docs/performance.md, "Processors that stay awake"."""
 
 
 def ran_s(pid: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ringlog.board.board import Board
-from ringlog.board.layout import P
+from ringlog.board.layout import ProcessField
 from ringlog.placement import home_shard
 
 _spawn = multiprocessing.get_context("spawn")
@@ -87,7 +87,7 @@ def counters(shm_dir: str, shards: int) -> np.ndarray[Any, Any]:
     """(4,) groups, syncs, bytes, frames of all shards so far."""
     board = Board.open(shm_dir, writable=False)
     try:
-        words = (P.GROUPS, P.SYNCS, P.BYTES, P.FRAMES)
+        words = (ProcessField.GROUPS, ProcessField.SYNCS, ProcessField.BYTES, ProcessField.FRAMES)
         found = [[board.process(1 + s).get(w) for w in words] for s in range(shards)]
         total: np.ndarray[Any, Any] = np.array(found).sum(axis=0)
         return total

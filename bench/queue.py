@@ -131,7 +131,7 @@ def _loop_rows(id: str, workers: int, batch: int, durability: str, jobs: int, le
     way = (
         "batches(100, max_in_flight=1_000)"
         if batch > 1
-        else "jobs(max_in_flight=64, ack_behind=True), each job a block of its own"
+        else "jobs(max_in_flight=64, pipelined_acks=True), each job a block of its own"
     )
     note = f"{count:,} jobs of 100 B, class {durability}, {way}; the peers claim and ack as many at once"
     return _against_peers(id, "jobs/s", _rounds(durability, measure), {"min": least}, note)

@@ -49,10 +49,10 @@ sys.exit(f"imported from elsewhere: {foreign}" if foreign else 0)
 _CORES_PROBE = """
 import ringlog
 try:
-    from ringlog.cores import why_not_used
+    from ringlog.cores import disabled_reason
 except ImportError:
-    why_not_used = str
-print(why_not_used())
+    disabled_reason = str
+print(disabled_reason())
 """
 """Prints why a tree runs without compiled cores; nothing where it has them, or knows of none."""
 
@@ -156,7 +156,7 @@ def resolve(revision: str) -> str:
 @contextlib.contextmanager
 def worktree(commit: str) -> Iterator[Path]:
     """A worktree of that commit below build/; removed afterwards, as are those of runs that were killed."""
-    hardening.adopt_orphans()
+    hardening.become_subreaper()
     others = _children()
     PLACE.mkdir(parents=True, exist_ok=True)
     with (PLACE / "lock").open("w") as lock:
@@ -261,7 +261,7 @@ def _children() -> set[psutil.Process]:
 
 
 def _end_descendants(others: set[psutil.Process]) -> None:
-    """End all of them, but for children that were there before. `adopt_orphans` was called first."""
+    """End all of them, but for children that were there before. `become_subreaper` was called first."""
     # Those whose parent has ended are our children now. A supervisor ends its own.
     for stop in (psutil.Process.terminate, psutil.Process.kill):
         is_first = stop is psutil.Process.terminate

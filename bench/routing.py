@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.host import Host
 from bench.rows import Row, row, say, scaled
 from ringlog.frame.layout import FrameType
-from ringlog.verify.wal_decoder import Walk, read_header
+from ringlog.verify.wal_decoder import WalFrameWalk, read_header
 
 ROUNDS = 5
 TURNS = 8
@@ -79,7 +79,7 @@ def _routed_frames(data_dir: Path) -> Counter[int]:
     found: Counter[int] = Counter()
     for path in data_dir.glob("wal/*/wal-*.log"):
         data = path.read_bytes()
-        for seen in Walk(data, read_header(data).salt).frames():
+        for seen in WalFrameWalk(data, read_header(data).salt).frames():
             if seen.frame.type == FrameType.ROUTED:
                 found[len(seen.frame.copies)] += 1
     return found

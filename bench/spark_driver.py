@@ -32,7 +32,7 @@ WAIT_S = 240.0
 SINK_BATCH = "2000000"
 """Positions a batch of the stream into the sink: what Spark does for each batch is paid seldom."""
 BATCH_BYTES, UNCOUNTED = "spark.sql.execution.arrow.maxBytesPerBatch", str((1 << 31) - 1)
-"""For small records, as docs/spark.md advises: below it Spark adds up the size of a batch for every row."""
+"""For small records, as docs/how-to/spark.md advises: below it Spark sums up the batch size for every row."""
 DATA = ("topic", "epoch", "seq", "ts", "payload", "tag", "priority")
 """Columns that the records have, and so those of the Parquet files."""
 

@@ -20,11 +20,11 @@ from bench.host import Host
 from bench.many import many_rows
 from bench.rows import Row, row, say, scaled
 from bench.tail import batches
-from ringlog.cli.passes import ask_actor
+from ringlog.cli.maintenance import request_actor
 from ringlog.envelope.messages import Locate, Located
 from ringlog.storage.disk import RealDisk
-from ringlog.storage.reader import Mark, TopicReader
-from ringlog.storage.shelf import SegmentShelf
+from ringlog.storage.reader import LogHighWatermark, TopicReader
+from ringlog.storage.segment_cache import SegmentCache
 
 TAIL_BYTES = 64 << 20
 STEPS = (100_000, 1_000_000, 10_000_000)
@@ -129,13 +129,13 @@ def _seek_rows(host: Host, records: int) -> list[Row]:
         times, stamps = [], []
         for seq in seqs:
             begun = time.perf_counter()
-            finder.seek(seq - 1)
+            finder.seek(seq)
             times.append(time.perf_counter() - begun)
         by_seq.append(statistics.median(times) * 1e6)
         times = []
         for seq in seqs:
             begun = time.perf_counter()
-            reader.seek(seq - 1)
+            reader.seek(seq)
             page = next(iter(reader.pages(1)))
             times.append(time.perf_counter() - begun)
             (record,) = page.records
@@ -170,14 +170,14 @@ def _seek_rows(host: Host, records: int) -> list[Row]:
 def _finder(host: Host) -> tuple[TopicReader, Callable[[], None]]:
     """A reader of the whole topic as any process of the host may have it; and what ends it."""
     disk, data_dir = RealDisk(), str(host.data_dir)
-    located = ask_actor(host.shm_dir, "wal_shard-00", Locate(dataset.TOPIC, 0), Located, timeout_s=10.0)
-    shelf = SegmentShelf(disk, data_dir)
+    located = request_actor(host.shm_dir, "wal_shard-00", Locate(dataset.TOPIC, 0), Located, timeout_s=10.0)
+    shelf = SegmentCache(disk, data_dir)
     reader = TopicReader(
         located,
         0,
         data_dir=data_dir,
         shm_dir=host.shm_dir,
-        marks=lambda _: Mark(0, 0),
+        marks=lambda _: LogHighWatermark(0, 0),
         disk=disk,
         shelf=shelf,
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from bench.host import Host
 from bench.rows import Row, row
-from ringlog.client.tail_batch import TailBatch
+from ringlog.client.read.tail_batch import TailBatch
 
 TOTAL_BYTES = 1 << 30
 RECORDS = 1000

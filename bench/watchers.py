@@ -43,12 +43,12 @@ def _watch(
                 while watch.has_news and (event := watch.next(0)) is not None:
                     if not isinstance(event, Page):
                         continue
-                    for piece in event.pieces:
+                    for piece in event.batches:
                         records += len(piece)
                         if (piece.seq_at(0) - 1) % frame or piece.seq_at(0) <= untimed:
                             continue  # The rest of a frame that was cut; its stamp was taken.
                         # Of the first record alone: what a watcher does with all of them is its own affair.
-                        first = piece.part(0, 1).payload_views()[0] or b""
+                        first = piece.slice_rows(0, 1).payload_views()[0] or b""
                         sent = int.from_bytes(bytes(first[:STAMP_BYTES]), "little")
                         times.append(time.monotonic_ns() - sent)
                     if stops:

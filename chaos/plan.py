@@ -29,7 +29,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     name: str
     target: str
-    """Which figure of docs/reliability.md it serves ("T-1")."""
+    """Which figure of docs/explanation/reliability.md it serves ("T-1")."""
     seconds: float
     limit_s: float
     """It has failed when it is not done by then."""
@@ -67,7 +67,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     what: str
     by: list[str]
     """How it is injected: SIM, ENUM, LINE, MEM, STOP, SIG, STR, PRE, CLK, CUT, BLK, KRN, FULL, RLIM, CG, NET,
-    ROT, ILV, FUZ, ATK (docs/reliability.md)."""
+    ROT, ILV, FUZ, ATK (docs/explanation/reliability.md)."""
     oracle: list[str]
     plan: list[str]
     """"ci", "night"."""

@@ -1,7 +1,7 @@
 """What was reached, kept in the repository: of each class its last good run, with commit, date and seed.
 
-Only a class that passed is recorded, and only from a committed tree; the table on docs/reliability.md is made
-from these files and from nothing else.
+Only a class that passed is recorded, and only from a committed tree. The tables on
+docs/explanation/reliability.md are made from these files and from nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chaos.plan import load_plan
 from chaos.run import ROOT, Report
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 
 
 class Reached(msgspec.Struct, kw_only=True):

@@ -66,7 +66,7 @@ def read_and_judge(url: str, directory: Path, events: Source, acked: NDArray[np.
             found, others = [], 0
             for page in client.reader(dest_of(topic)).pages(PAGE_RECORDS):
                 others += page.tombstone is not None
-                for piece in page.pieces:
+                for piece in page.batches:
                     for payload in piece.payloads():
                         event = id_of(payload)
                         is_known = 0 <= event < len(events)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ringlog.envelope.messages import ProcessStatus
 from ringlog.errors import RinglogError
-from ringlog.link.address import read_engine
-from ringlog.supervision import asking
+from ringlog.link.address import read_engine_file
+from ringlog.supervision import control_client
 
 READY_S = 30.0
 STOP_S = 30.0
@@ -37,7 +37,7 @@ class Engine:
         """Start it; returns the seconds until it was ready. `sets` are settings for this and later starts."""
         self._sets += sets
         began = time.monotonic()
-        before = read_engine(str(self.run_dir))
+        before = read_engine_file(str(self.run_dir))
         command = [sys.executable, "-m", "supervisor", "--data-dir", str(self.data_dir)]
         command += ["--set", f"wal.shards={self._shards}"]
         command += [text for setting in self._sets for text in ("--set", setting)]
@@ -48,7 +48,7 @@ class Engine:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         while time.monotonic() - began < READY_S:
-            info = read_engine(str(self.run_dir))
+            info = read_engine_file(str(self.run_dir))
             if info is not None and (before is None or info.start_id != before.start_id):
                 self.shm_dir = info.shm_dir
                 return time.monotonic() - began
@@ -87,11 +87,11 @@ class Engine:
 
     def restarts(self) -> int:
         """Starts of processes after their first."""
-        return sum(process.restarts for process in asking.status(str(self.run_dir)).processes)
+        return sum(process.restarts for process in control_client.fetch_status(str(self.run_dir)).processes)
 
     def _process_of(self, name: str) -> ProcessStatus | None:
         try:
-            processes = asking.status(str(self.run_dir)).processes
+            processes = control_client.fetch_status(str(self.run_dir)).processes
         except RinglogError:
             return None
         return next((process for process in processes if process.name == name), None)

@@ -15,7 +15,7 @@ from demo import source
 from demo.judge import Ledger
 from demo.words import FIRST_READER, READY_OFFSET, WRITTEN, Words
 from ringlog.client import Client
-from ringlog.client.pages import Page, Tombstone
+from ringlog.client.read.pages import Page, Tombstone
 from ringlog.client.watch import Watch
 
 LOOK_S = 0.02
@@ -39,7 +39,7 @@ class Live:
             self.ledger.announce()
         elif isinstance(event, Page):
             now_us = time.time_ns() // 1_000
-            for piece in event.pieces:
+            for piece in event.batches:
                 self.ledger.take(event.topic, piece.seq_at(0), piece.payloads())
                 self._delays_us.append(now_us - piece.commit_stamps)
             self.reached[event.topic] = event.cursor.seq

@@ -215,7 +215,7 @@ def _read_back(plan: Plan, url: str, events: source.Source, progress: Progress) 
             for page in client.reader(topic).pages(PAGE_RECORDS):
                 if page.tombstone is not None:
                     ledger.announce()
-                for piece in page.pieces:
+                for piece in page.batches:
                     ledger.take(topic, piece.seq_at(0), piece.payloads())
                 progress.show_read_back(ledger.counts.read)
     return ledger

@@ -28,7 +28,7 @@ from demo.answers import Delays
 from demo.engine import Engine
 from demo.progress import Progress
 from demo.source import Source
-from ringlog.cli.passes import COMPACTOR, ask_actor
+from ringlog.cli.maintenance import COMPACTOR, request_actor
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.spark.errors import JavaMissing
 
@@ -95,7 +95,7 @@ def run(
     progress.say("Spark: pandas computes what must come out")
     wanted = answers.delays(limit)
     # So that drivers read segments as well as log, as they would a minute later.
-    ask_actor(engine.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=CHECKPOINT_S)
+    request_actor(engine.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=CHECKPOINT_S)
     progress.say("Spark: delays by carrier and hour out of the log, archive to Parquet, the same out of it")
     batch = _batch(directory, engine, events)
     found = _delays_of(batch["log"])

@@ -23,9 +23,9 @@ from demo.engine import Engine
 from demo.judge import Ledger, Verdict, judge
 from demo.progress import Progress
 from demo.source import Source, events_of, id_of, tag_of
-from ringlog.cli.passes import COMPACTOR, ask_actor
+from ringlog.cli.maintenance import COMPACTOR, request_actor
 from ringlog.client import Client
-from ringlog.client.pages import Tombstone
+from ringlog.client.read.pages import Tombstone
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 
 PAGE_RECORDS = 10_000
@@ -116,7 +116,7 @@ def run(
     engine.stop()
     engine.start(f"cold.dir={cold}", "cold.hot_segments=0", "cold.interval_s=0.2")
     progress.say("checkpoint; relocation to the cold directory")
-    ask_actor(engine.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=MOVE_S)
+    request_actor(engine.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=MOVE_S)
     segments, cold_segments = _await_relocation(engine.data_dir, cold)
     engine.stop()
     engine.start()
@@ -161,7 +161,7 @@ def _judge_left(
     altered = 0
     for page in client.reader(topic).pages(PAGE_RECORDS):
         tombstones += [page.tombstone] if page.tombstone is not None else []
-        for piece in page.pieces:
+        for piece in page.batches:
             for i, payload in enumerate(piece.payloads()):
                 event = id_of(payload)
                 is_known = (
@@ -208,6 +208,6 @@ def _judge_rest(
         for page in client.reader(other).pages(PAGE_RECORDS) if other != topic else ():
             if page.tombstone is not None:
                 ledger.announce()
-            for piece in page.pieces:
+            for piece in page.batches:
                 ledger.take(other, piece.seq_at(0), piece.payloads())
     return judge(np.where(others, acked, 0).astype(np.uint64), ledger.seen, ledger.seqs, ledger.counts)

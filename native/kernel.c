@@ -2,7 +2,7 @@
  * without the interpreter's lock.
  *
  * tests/frame compares every function with NumPy and plain Python. Where a function does not apply it returns None,
- * with nothing done. The layout of a frame is that of ringlog/frame/layout.py; docs/format.md describes it.
+ * with nothing done. The layout of a frame is that of ringlog/frame/layout.py; docs/reference/format.md describes it.
  *
  * What must stay true:
  * - Buffers are private to the caller. No byte of a ring is looked at here: it is copied first, so nobody
@@ -565,13 +565,13 @@ static int goes_on(const uint8_t *a, const uint8_t *b)
         && load(a + W_PRODUCER_SEQ * 8) + 1 == load(b + W_PRODUCER_SEQ * 8);
 }
 
-typedef struct { Py_ssize_t start; int fault, is_even; uint64_t records, bytes, largest, most, columns; } Run;
+typedef struct { Py_ssize_t start; int fault, equal_counts; uint64_t records, bytes, largest, most, columns; } Run;
 
 static int add_run(PyObject *runs, const Run *run, Py_ssize_t stop)
 {
     PyObject *row = Py_BuildValue("nniKKKKiK", run->start, stop, run->fault, (unsigned long long)run->records,
                                   (unsigned long long)run->bytes, (unsigned long long)run->largest,
-                                  (unsigned long long)run->most, run->is_even, (unsigned long long)run->columns);
+                                  (unsigned long long)run->most, run->equal_counts, (unsigned long long)run->columns);
     int failed = row == NULL || PyList_Append(runs, row);
     Py_XDECREF(row);
     return !failed;
@@ -585,7 +585,7 @@ PyDoc_STRVAR(take_doc,
 "headers, behind them stretches of `count` words: offsets, sizes, accounted bytes, largest records, faults, FOLLOWS.\n"
 "`entries`: a bytearray of `count` rows of 8 words with position (`position` is that of the buffer's first byte), topic\n"
 "and producer_seq. `stop`, `end`: as in scan. `follows`: FOLLOWS was on one. `runs`: a list of (start, stop, fault,\n"
-"records, bytes, largest, records_max, is_even, columns). A run is one frame, or sound ones of one topic, epoch,\n"
+"records, bytes, largest, records_max, equal_counts, columns). A run is one frame, or sound ones of one topic, epoch,\n"
 "producer, claim and class, with numbers that follow each other; `columns` are those that any of it has.");
 
 static PyObject *take(PyObject *self, PyObject *args)
@@ -633,8 +633,8 @@ static PyObject *take(PyObject *self, PyObject *args)
             if (!add_run(runs, &run, i)) goto done;
             run = (Run){.start = i};
         }
-        if (i == run.start) run = (Run){.start = i, .fault = fault, .is_even = 1, .most = held};
-        run.is_even &= held == run.most;
+        if (i == run.start) run = (Run){.start = i, .fault = fault, .equal_counts = 1, .most = held};
+        run.equal_counts &= held == run.most;
         if (held > run.most) run.most = held;
         if (largest > run.largest) run.largest = largest;
         run.records += held;
@@ -1318,7 +1318,7 @@ done:
 
 /* Looks at the clock are this far apart: some hundred nanoseconds, in which a sibling of this processor has it all. */
 enum { PAUSES = 16 };
-#define LOOK_NS_MAX 1000000000ull
+#define POLL_NS_MAX 1000000000ull
 
 #ifdef _WIN32
 static uint64_t monotonic_ns(void)
@@ -1365,10 +1365,10 @@ PyDoc_STRVAR(look_doc,
 "look(words, seen, ns, /)\n--\n\n"
 "Look at words of shared memory, without the interpreter's lock, until one is another than was seen or `ns`\n"
 "nanoseconds, at most a second, are over; True for the former. The processor is offered to others meanwhile.\n\n"
-"words  list of up to WORDS_MAX buffers that begin with a word, at a multiple of 8\n"
+"words  list of up to SPIN_WORDS_MAX buffers that begin with a word, at a multiple of 8\n"
 "seen   list of as many integers");
 
-enum { WORDS_MAX = 64, LOOKS_PER_YIELD = 8 };
+enum { SPIN_WORDS_MAX = 64, LOOKS_PER_YIELD = 8 };
 
 static int differs(const uint64_t *const *words, const uint64_t *seen, Py_ssize_t count)
 {
@@ -1381,13 +1381,13 @@ static PyObject *look(PyObject *self, PyObject *args)
 {
     PyObject *words, *seen, *found = NULL;
     unsigned long long ns;
-    Py_buffer buffers[WORDS_MAX];
-    const uint64_t *places[WORDS_MAX];
-    uint64_t values[WORDS_MAX];
+    Py_buffer buffers[SPIN_WORDS_MAX];
+    const uint64_t *places[SPIN_WORDS_MAX];
+    uint64_t values[SPIN_WORDS_MAX];
     Py_ssize_t held = 0;
     if (!PyArg_ParseTuple(args, "O!O!K", &PyList_Type, &words, &PyList_Type, &seen, &ns)) return NULL;
     const Py_ssize_t count = PyList_Size(words);
-    if (count > WORDS_MAX || count != PyList_Size(seen) || ns > LOOK_NS_MAX) {
+    if (count > SPIN_WORDS_MAX || count != PyList_Size(seen) || ns > POLL_NS_MAX) {
         PyErr_SetString(PyExc_ValueError, "too many words, not as many values, or longer than a second");
         return NULL;
     }

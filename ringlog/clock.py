@@ -27,7 +27,7 @@ class Clock(Protocol):
         """Nanoseconds that never go back; comparable between processes of one boot."""
         ...
 
-    def nap(self, nanoseconds: int) -> None:
+    def sleep_ns(self, nanoseconds: int) -> None:
         """Wait for much less than a millisecond, and hardly longer."""
         ...
 
@@ -45,7 +45,7 @@ class SystemClock:
     monotonic_ns = staticmethod(time.monotonic_ns)
     """Without a function of ours around it: it is asked several times a call."""
 
-    def nap(self, nanoseconds: int) -> None:
+    def sleep_ns(self, nanoseconds: int) -> None:
         # The kernel stretches a thread's waits by its timer slack, 50 microseconds where nobody lowered it.
         if _libc is not None and not getattr(_thread, "is_exact", False):
             _thread.is_exact = True

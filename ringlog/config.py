@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 from ringlog import environment, limits
 from ringlog.errors import ConfigError, InvalidRequest
 from ringlog.names import check_topic_name
-from ringlog.settings import LOG, TOPIC_SETTINGS, checked, require_effect, require_no_auto_create
+from ringlog.settings import LOG, TOPIC_SETTINGS, check_settings, require_effect, require_no_auto_create
 
 SHARDS_BY_CPU_MAX = 8
 SYSTEM_FILE = "/etc/ringlog/ringlog.toml"
@@ -36,7 +36,7 @@ def _shards_by_cpu() -> int:
     return min(cpus, SHARDS_BY_CPU_MAX)
 
 
-class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ConfigSection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of the tables of the file."""
 
 
@@ -44,7 +44,7 @@ Count = Annotated[int, Meta(ge=1)]
 Text = Annotated[str, Meta(max_length=4096)]
 
 
-class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DataConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where the data lies."""
 
     dir: Annotated[str, Meta(min_length=1, max_length=4096)] = "./ringlog-data"
@@ -52,7 +52,7 @@ class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """With less free space than this the engine refuses to start."""
 
 
-class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RunConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where a running engine says how to reach it, how large its rings are, and how awake it stays."""
 
     dir: Text = ""
@@ -68,7 +68,7 @@ class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Run as uid 0. Refused otherwise: a daemon needs no privileges (SEC-26)."""
 
 
-class Native(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class NativeConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The native protocol beyond this host."""
 
     endpoint: Text = "ipc"
@@ -76,13 +76,13 @@ class Native(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     curve_key_file: Text = ""
 
 
-class Gateway(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GatewayConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The process that speaks for clients without rings."""
 
     enabled: bool = True
 
 
-class Auth(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class AuthConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Who may do what over TCP."""
 
     keys_file: Text = ""
@@ -90,7 +90,7 @@ class Auth(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Serve addresses beyond this host although no keys are configured (A-6)."""
 
 
-class Limits(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class LimitsConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Bounds on input; may be lowered, not raised above what the engine is built for."""
 
     max_body_bytes: Annotated[int, Meta(ge=4096, le=limits.REQUEST_BYTES_MAX)] = limits.REQUEST_BYTES_MAX
@@ -104,7 +104,7 @@ class Limits(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_routers: Annotated[int, Meta(ge=0, le=1_000_000)] = limits.ROUTERS_MAX_DEFAULT
 
 
-class Wal(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class WalConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The write-ahead logs."""
 
     shards: Annotated[int, Meta(ge=1, le=limits.SHARDS_MAX)] = msgspec.field(default_factory=_shards_by_cpu)
@@ -117,7 +117,7 @@ class Wal(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     )
 
 
-class Cold(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ColdConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The second tier. Without a place for it nothing is relocated (TI-1)."""
 
     dir: Text = ""
@@ -133,7 +133,7 @@ class Cold(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     timeout_s: Annotated[float, Meta(ge=limits.INTERVAL_S_MIN, le=3_600)] = 30.0
 
 
-class Storage(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StorageConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How the log becomes segments, and when space is given back."""
 
     enabled: bool = True
@@ -154,21 +154,21 @@ class Storage(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Pace at which everything at rest is verified over and over (RD-23); 0 = off."""
 
 
-class Delivery(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DeliveryConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Who tells readers that there is something new."""
 
     schedulers: Annotated[int, Meta(ge=0, le=limits.SCHEDULERS_MAX)] = 1
     """Processes that share the topics; 0 = none: readers look for themselves, and watches are refused."""
 
 
-class Governor(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GovernorConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What happens under pressure."""
 
     enabled: bool = True
     """Off: pressure is measured and shown, and nothing follows from it."""
 
 
-class Log(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class LogConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the processes say."""
 
     level: Text = "info"
@@ -179,7 +179,7 @@ class Log(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Empty: standard error. SIGHUP reopens it."""
 
 
-class Supervisor(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SupervisorConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How patient the supervisor is."""
 
     restart_max: Annotated[int, Meta(ge=0, le=1000)] = limits.RESTART_MAX_DEFAULT
@@ -192,29 +192,29 @@ class Supervisor(Section, frozen=True, forbid_unknown_fields=True, kw_only=True)
     )
 
 
-class Profile(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ProfileConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Whether profilers of the same user may look into the processes."""
 
     allow: bool = True
 
 
-class Config(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Config(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The effective configuration; one field a table."""
 
-    data: Data = Data()
-    run: Run = Run()
-    native: Native = Native()
-    gateway: Gateway = Gateway()
-    auth: Auth = Auth()
-    limits: Limits = Limits()
-    wal: Wal = msgspec.field(default_factory=Wal)
-    storage: Storage = Storage()
-    cold: Cold = Cold()
-    delivery: Delivery = Delivery()
-    governor: Governor = Governor()
-    log: Log = Log()
-    supervisor: Supervisor = Supervisor()
-    profile: Profile = Profile()
+    data: DataConfig = DataConfig()
+    run: RunConfig = RunConfig()
+    native: NativeConfig = NativeConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    auth: AuthConfig = AuthConfig()
+    limits: LimitsConfig = LimitsConfig()
+    wal: WalConfig = msgspec.field(default_factory=WalConfig)
+    storage: StorageConfig = StorageConfig()
+    cold: ColdConfig = ColdConfig()
+    delivery: DeliveryConfig = DeliveryConfig()
+    governor: GovernorConfig = GovernorConfig()
+    log: LogConfig = LogConfig()
+    supervisor: SupervisorConfig = SupervisorConfig()
+    profile: ProfileConfig = ProfileConfig()
     topics: dict[str, dict[str, Any]] = {}
     """Topics made at start when absent, with their configuration."""
 
@@ -273,7 +273,7 @@ ENVIRONMENT: dict[str, str] = {
 }
 """Variable that may set each key."""
 
-REFUSED_WHEN_WRONG = frozenset(
+STRICT_ENVIRONMENT_KEYS = frozenset(
     {"auth.keys_file", "native.endpoint", "native.curve_key_file", "run.allow_root"}
 )
 """Keys whose environment variable is not replaced by the default when it cannot be read: the default
@@ -344,12 +344,12 @@ def load_config(
         _require_known(name, "flag")
         draft.put(name, _from_text(name, text), "flag")
     config = _resolve(_assemble(draft), cwd)
-    if absent := _absent_places(config):
+    if absent := _missing_paths(config):
         draft.warnings.append(absent)
     return LoadedConfig(config, draft.sources, tuple(draft.warnings), path)
 
 
-def _absent_places(config: Config) -> str:
+def _missing_paths(config: Config) -> str:
     """What is configured and is not there now, in words; empty when nothing is. The engine starts without it:
     a volume may be mounted later."""
     place = config.cold.dir
@@ -400,7 +400,7 @@ def _assemble(draft: _Draft) -> Config:
     return Config(**sections, topics=draft.topics)
 
 
-def _keys(struct: type[Section]) -> tuple[str, ...]:
+def _keys(struct: type[ConfigSection]) -> tuple[str, ...]:
     return struct.__struct_fields__
 
 
@@ -494,7 +494,7 @@ def _read_topics(draft: _Draft, tables: dict[str, Any], path: str) -> None:
             raise ConfigError(f'topics."{name}" must be a table', file=path)
         try:
             check_topic_name(name)
-            require_effect(checked(TOPIC_SETTINGS, table), table.get("type", LOG))
+            require_effect(check_settings(TOPIC_SETTINGS, table), table.get("type", LOG))
             require_no_auto_create(table)
         except InvalidRequest as e:
             raise ConfigError(f'topics."{name}": {e.message}', file=path, **e.detail) from None
@@ -522,7 +522,7 @@ def _unknown(name: str, source: str, known: Sequence[str]) -> ConfigError:
 
 
 def _read_environment(draft: _Draft, environ: Mapping[str, str]) -> None:
-    draft.warnings += environment.oddities(environ, ENVIRONMENT.values())
+    draft.warnings += environment.environment_problems(environ, ENVIRONMENT.values())
     for name, variable in ENVIRONMENT.items():
         text = environ.get(variable)
         if text is None or (text == "" and _TYPES[name] is not Text):
@@ -530,7 +530,7 @@ def _read_environment(draft: _Draft, environ: Mapping[str, str]) -> None:
         try:
             draft.put(name, _from_text(name, text), f"environment {variable}")
         except ConfigError as e:
-            if name in REFUSED_WHEN_WRONG:
+            if name in STRICT_ENVIRONMENT_KEYS:
                 raise ConfigError(f"{variable}: {e.message}", **e.detail) from None
             draft.values.pop(name, None)
             draft.sources[name] = "default"

@@ -6,7 +6,7 @@ and RINGLOG_CORES=actors that only the engine's processes do.
 
 A compiled module bears no import that ends half way, by an exception of a signal or of another thread: mypyc
 frees its classes then, and the process crashes, then or when it is imported again. So what programs import by
-using a client is imported by a thread of its own: see `import_whole`.
+using a client is imported by a thread of its own: see `import_in_thread`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ VARIABLE = "RINGLOG_CORES"
 ACTORS_ONLY = "actors"
 """Its value where only the engine's processes take them."""
 _MANIFEST = "manifest.json"
-_APART_S = 30.0
+_IMPORT_TIMEOUT_S = 30.0
 """How long an import in a thread of its own is waited for. Beyond, it may wait for one that we are in."""
-_is_held_up = False
+_is_import_blocked = False
 """One was not done by then: a signal left an import's lock with us. From here on nobody waits."""
 SUFFIX = EXTENSION_SUFFIXES[0]
 """Of libraries for just this interpreter."""
 
 
-def offer() -> None:
+def install_finder() -> None:
     """Import compiled cores from here on, if they may be: `import ringlog` says so, before anything of ours.
 
     Whether they are of these sources is looked at when the first of them is imported: who only wants the
@@ -45,32 +45,32 @@ def offer() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def why_not_used() -> str:
+def disabled_reason() -> str:
     """Why modules are imported from their sources here; or nothing. From here on it is decided."""
     for finder in sys.meta_path:
         if isinstance(finder, _Finder):
-            return finder.why_not
+            return finder.disabled_reason
     return "withdrawn"
 
 
-def are_used() -> bool:
+def are_enabled() -> bool:
     """Do modules that are imported now come compiled?"""
-    return not why_not_used()
+    return not disabled_reason()
 
 
-def _unwanted() -> str:
+def _disabled_by_environment() -> str:
     """What the environment says against it; or nothing."""
     wish = os.environ.get(VARIABLE, "")
-    if wish == "0" or (wish == ACTORS_ONLY and not is_actor()):
+    if wish == "0" or (wish == ACTORS_ONLY and not is_actor_process()):
         return f"{VARIABLE}={wish}"
     return ""
 
 
-def import_whole(name: str) -> None:
+def import_in_thread(name: str) -> None:
     """Have a module of ours imported by a thread of its own, for the caller to import it then: what
     interrupts him finds him waiting, and the import goes on to its end."""
-    global _is_held_up  # noqa: PLW0603
-    if name in sys.modules or _is_held_up or not are_used():
+    global _is_import_blocked  # noqa: PLW0603
+    if name in sys.modules or _is_import_blocked or not are_enabled():
         return
     import threading
 
@@ -90,10 +90,10 @@ def import_whole(name: str) -> None:
         threading.Thread(target=load, name="ringlog-import", daemon=False).start()
     except RuntimeError:
         return  # No thread can be started any more.
-    _is_held_up = not done.acquire(timeout=_APART_S)
+    _is_import_blocked = not done.acquire(timeout=_IMPORT_TIMEOUT_S)
 
 
-def is_actor() -> bool:
+def is_actor_process() -> bool:
     """Was this process started as one of the engine's?"""
     try:
         module = sys.orig_argv[sys.orig_argv.index("-m") + 1]
@@ -102,7 +102,7 @@ def is_actor() -> bool:
     return module == "actors" or module.startswith("actors.")
 
 
-def why_not(target: Path, root: Path) -> str:
+def stale_reason(target: Path, root: Path) -> str:
     """Why what lies in `target` is not what would be compiled from the sources below `root`; or nothing."""
     import json
 
@@ -133,10 +133,10 @@ class _Finder:
         self._files: dict[str, str] = {}
 
     @property
-    def why_not(self) -> str:
+    def disabled_reason(self) -> str:
         """Why it finds nothing, or nothing. Decided once, when it is first asked."""
         if self._why_not is None:
-            self._why_not = _unwanted() or why_not(TARGET, ROOT) or self._look()
+            self._why_not = _disabled_by_environment() or stale_reason(TARGET, ROOT) or self._look()
         return self._why_not
 
     def _look(self) -> str:
@@ -153,7 +153,7 @@ class _Finder:
         self, fullname: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """A module of ours, or nothing."""
-        if not self._may_be(fullname) or self.why_not:
+        if not self._may_be(fullname) or self.disabled_reason:
             return None
         file = self._files.get(fullname)
         if file is None:

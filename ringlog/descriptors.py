@@ -16,7 +16,7 @@ READ_DESCRIPTORS = 3
 """A file of a topic, its index, a mapping."""
 
 
-def has_room(count: int) -> bool:
+def can_open_descriptors(count: int) -> bool:
     """May this process open so many more?"""
     probes: list[int] = []
     try:
@@ -31,7 +31,7 @@ def has_room(count: int) -> bool:
     return True
 
 
-def no_room() -> str:
+def descriptor_limit_message() -> str:
     """What to say where there is none."""
     import resource  # Not everywhere, and this is said where it is.
 
@@ -42,9 +42,9 @@ def no_room() -> str:
     )
 
 
-def explained(text: str, trouble: str) -> str:
+def explain_unreachable(text: str, trouble: str) -> str:
     """That something could not be reached, and why, if that is known or there is no room for a connection."""
-    why = trouble or ("" if has_room(CONTEXT_DESCRIPTORS) else no_room())
+    why = trouble or ("" if can_open_descriptors(CONTEXT_DESCRIPTORS) else descriptor_limit_message())
     return f"{text}: {why}" if why else text
 
 

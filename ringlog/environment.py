@@ -17,7 +17,7 @@ PREFIX = "RINGLOG_"
 class Variable(NamedTuple):
     """A variable that sets no setting of the engine."""
 
-    what: str
+    description: str
     expected: str = ""
     """What its value is, where not every text will do."""
     accepts: Callable[[str], bool] = lambda text: True
@@ -28,7 +28,7 @@ def _one_of(*words: str) -> Variable:
 
 
 def _switch(what: str, *words: str) -> Variable:
-    return _one_of(*words)._replace(what=what)
+    return _one_of(*words)._replace(description=what)
 
 
 def _is_count(text: str) -> bool:
@@ -67,11 +67,11 @@ VARIABLES: dict[str, Variable] = {
 }
 """Variable -> what it is."""
 
-_OTHERS_DOING = re.compile(r"RINGLOG_(SERVICE_(HOST|PORT\w*)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)")
+_KUBERNETES_VARIABLES = re.compile(r"RINGLOG_(SERVICE_(HOST|PORT\w*)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)")
 """Kubernetes sets these in every container beside a service that is called ringlog."""
 
 
-def oddities(environ: Mapping[str, str], settings: Iterable[str]) -> list[str]:
+def environment_problems(environ: Mapping[str, str], settings: Iterable[str]) -> list[str]:
     """What is wrong with variables that begin like ours: unknown ones, and values that cannot be read.
 
     `settings` are the variables of settings, whose values are checked elsewhere.
@@ -79,7 +79,7 @@ def oddities(environ: Mapping[str, str], settings: Iterable[str]) -> list[str]:
     known = [*VARIABLES, *settings]
     found = []
     for name in sorted(environ):
-        if not name.startswith(PREFIX) or _OTHERS_DOING.fullmatch(name):
+        if not name.startswith(PREFIX) or _KUBERNETES_VARIABLES.fullmatch(name):
             continue
         if name not in known:
             ends = [each.removeprefix(PREFIX) for each in known]

@@ -433,7 +433,7 @@ class InvariantViolation(RinglogError):
     code = "invariant"
 
 
-REFUSALS: dict[int, type[Refused]] = {
+ERRORS_BY_STATUS: dict[int, type[Refused]] = {
     kind.status: kind
     for kind in (
         InvalidRequest, BatchTooLarge, RecordTooLarge, Unauthorized, Forbidden, TopicNotFound,
@@ -444,9 +444,11 @@ REFUSALS: dict[int, type[Refused]] = {
 }  # fmt: skip
 
 
-def refusal(status: int, message: str, detail: dict[str, Any], outcome: Outcome = "not_applied") -> Refused:
+def error_from_status(
+    status: int, message: str, detail: dict[str, Any], outcome: Outcome = "not_applied"
+) -> Refused:
     """Build the error for a wire status; an unknown status becomes Internal and keeps its number."""
-    kind = REFUSALS.get(status)
+    kind = ERRORS_BY_STATUS.get(status)
     if kind is None:
         return Internal(message, outcome=outcome, unknown_status=status, **detail)
     if kind is NotReady and detail.get("reason") == "cold_unavailable":

@@ -29,22 +29,22 @@ from math import isnan
 from typing import NamedTuple
 
 from ringlog.limits import (
+    BATCH_WINDOW_US_MAX,
+    BATCH_WINDOW_US_MIN,
     COALESCE_MS_MAX,
     GOVERNOR_LATENCY_MS,
     GOVERNOR_READY_PER_SCHEDULER,
-    GROUP_WINDOW_US_MAX,
-    GROUP_WINDOW_US_MIN,
 )
 
 SMOOTHING = 0.2
 """How much of an average is new with each sample (G-2)."""
 SHED_SAMPLES = 3
-NOTHING = 0.01
+IDLE_THRESHOLD = 0.01
 """An average below counts as none, so that a governor without work, but for its own, comes to rest."""
 _LATENCY_NS = GOVERNOR_LATENCY_MS * 1_000_000
 
 
-class Step(IntEnum):
+class PressureStep(IntEnum):
     """How far a governor went."""
 
     FREE = 0
@@ -60,7 +60,7 @@ LEAVE = (0.0, 0.15, 0.35, 0.6, 0.94)
 """And left below this (G-4)."""
 
 
-class Sample(NamedTuple):
+class PressureSample(NamedTuple):
     """What was measured since the sample before."""
 
     busy: float = 0.0
@@ -69,7 +69,7 @@ class Sample(NamedTuple):
     workers: int = 1
     latency_ns: float = 0.0
     """Mean; 0 when nothing was told of."""
-    beneath: float = 0.0
+    shards_pressure: float = 0.0
 
 
 class Governor:
@@ -79,39 +79,39 @@ class Governor:
         self.pressure = 0.0
         self.own = 0.0
         """Pressure without what lies beneath."""
-        self.step = Step.FREE
+        self.step = PressureStep.FREE
         self.busy = 0.0
         self.latency_ns = 0.0
         self._high_samples = 0
 
-    def observe(self, sample: Sample) -> None:
+    def observe(self, sample: PressureSample) -> None:
         """Take one sample; pressure and step are those of now."""
-        self.busy = _average(self.busy, unit(sample.busy), NOTHING)
-        self.latency_ns = _average(self.latency_ns, max(sample.latency_ns, 0.0), NOTHING * _LATENCY_NS)
+        self.busy = _average(self.busy, clamp_unit(sample.busy), IDLE_THRESHOLD)
+        self.latency_ns = _average(self.latency_ns, max(sample.latency_ns, 0.0), IDLE_THRESHOLD * _LATENCY_NS)
         ready = sample.ready / (GOVERNOR_READY_PER_SCHEDULER * max(sample.workers, 1))
-        averages = of_averages(self.busy, self.latency_ns)
-        self.own = max(unit(ready), averages, unit(sample.fill))
-        self.pressure = max(self.own, unit(sample.beneath))
+        averages = pressure_of_averages(self.busy, self.latency_ns)
+        self.own = max(clamp_unit(ready), averages, clamp_unit(sample.fill))
+        self.pressure = max(self.own, clamp_unit(sample.shards_pressure))
         self.step = self._next_step()
 
-    def _next_step(self) -> Step:
+    def _next_step(self) -> PressureStep:
         pressure, step = self.pressure, int(self.step)
-        self._high_samples = self._high_samples + 1 if pressure > ENTER[Step.SHED] else 0
+        self._high_samples = self._high_samples + 1 if pressure > ENTER[PressureStep.SHED] else 0
         while step and pressure < LEAVE[step]:
             step -= 1
         for higher in range(step + 1, len(ENTER)):
-            is_held = higher != Step.SHED or self._high_samples >= SHED_SAMPLES
+            is_held = higher != PressureStep.SHED or self._high_samples >= SHED_SAMPLES
             if pressure > ENTER[higher] and is_held:
                 step = higher
-        return Step(step)
+        return PressureStep(step)
 
 
-def of_averages(busy: float, latency_ns: float) -> float:
+def pressure_of_averages(busy: float, latency_ns: float) -> float:
     """The pressure that a process's averaged share of work and averaged latency are."""
-    return max(unit(latency_ns / _LATENCY_NS), unit(busy))
+    return max(clamp_unit(latency_ns / _LATENCY_NS), clamp_unit(busy))
 
 
-def unit(value: float) -> float:
+def clamp_unit(value: float) -> float:
     """Clamped to [0, 1]; what is no number counts as nothing."""
     return 0.0 if isnan(value) else min(max(value, 0.0), 1.0)
 
@@ -123,15 +123,15 @@ def _average(before: float, value: float, nothing: float) -> float:
 
 def coalesce_ns(pressure: float) -> int:
     """Least time between two wake-ups of one topic: linear from 0 at 0.2 to COALESCE_MS_MAX (G-3)."""
-    return round(_share(pressure, Step.COALESCE) * COALESCE_MS_MAX * 1_000_000)
+    return round(_share(pressure, PressureStep.COALESCE) * COALESCE_MS_MAX * 1_000_000)
 
 
-def group_window_ns(pressure: float, step: Step) -> int:
+def batch_window_ns(pressure: float, step: PressureStep) -> int:
     """For how long a shard gathers a group: 0 below WIDEN, then linear between the two bounds (G-3, WC-4)."""
-    if step < Step.WIDEN:
+    if step < PressureStep.WIDEN:
         return 0
-    widened = _share(pressure, Step.WIDEN) * (GROUP_WINDOW_US_MAX - GROUP_WINDOW_US_MIN)
-    return round((GROUP_WINDOW_US_MIN + widened) * 1_000)
+    widened = _share(pressure, PressureStep.WIDEN) * (BATCH_WINDOW_US_MAX - BATCH_WINDOW_US_MIN)
+    return round((BATCH_WINDOW_US_MIN + widened) * 1_000)
 
 
 def shed_bands(*, is_router: bool) -> int:
@@ -139,5 +139,5 @@ def shed_bands(*, is_router: bool) -> int:
     return 2 if is_router else 1
 
 
-def _share(pressure: float, step: Step) -> float:
-    return unit((pressure - ENTER[step]) / (1.0 - ENTER[step]))
+def _share(pressure: float, step: PressureStep) -> float:
+    return clamp_unit((pressure - ENTER[step]) / (1.0 - ENTER[step]))

@@ -59,19 +59,19 @@ def open_files_allowed() -> int:
     return OPEN_FILES_WANTED if soft == resource.RLIM_INFINITY else soft
 
 
-def expect_children() -> None:
+def restore_sigchld() -> None:
     """Have the kernel keep exit statuses of our children, which it does not where SIGCHLD is ignored. That is
     inherited: some launchers ignore it."""
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Become the parent of what our children's children were, when those end."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_if_orphaned(parent_pid: int, after_s: float, status: int) -> None:
+def exit_if_orphaned(parent_pid: int, after_s: float, status: int) -> None:
     """From `after_s` seconds from now on, end this process with `status` as soon as its parent is dead.
 
     For a process that was told to stop. Its parent would end it if that took too long; without one, what it
@@ -86,12 +86,12 @@ def end_if_orphaned(parent_pid: int, after_s: float, status: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, after_s, ORPHAN_LOOK_S)
 
 
-def end_in_peace() -> None:
-    """Take back `end_if_orphaned`: the process has done what it was told and ends by itself."""
+def cancel_exit_if_orphaned() -> None:
+    """Take back `exit_if_orphaned`: the process has done what it was told and ends by itself."""
     signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
-def find_title() -> None:
+def locate_process_title() -> None:
     """Find the room for what `ps` shows, of which it makes one word: to be called before the environment
     changes. The variables are kept elsewhere from then on."""
     getproctitle()
@@ -111,18 +111,18 @@ def _forget_environment() -> None:
     ctypes.memset(start, 0, end - start)
 
 
-def name_process(name: str, directory: str = "") -> None:
+def set_process_title(name: str, directory: str = "") -> None:
     """Set the name that `top` shows, of which the kernel keeps 15 bytes, and, with a directory, what `ps`
     does: as much as what we were started with has room for. That, and our first environment, is not to be
     seen any more."""
     if directory:
-        find_title()
+        locate_process_title()
         _forget_environment()
         setproctitle(f"ringlog: {name} {directory}")
     _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:_COMM_BYTES_MAX]), 0, 0, 0)
 
 
-def work_in_background() -> None:
+def set_background_priority() -> None:
     """Let the calling thread, and what it starts, take the CPU when nobody else wants it.
 
     Whoever commits pushes it aside when he wakes up. There is no way back without rights.

@@ -65,8 +65,8 @@ SETTLE_ENTRY_BYTES = 64
 RINGS_PER_SHARD_MAX = 1_024
 
 # -- group commit --------------------------------------------------------------------------------------
-GROUP_FRAMES_MAX = 8_192
-GROUP_BYTES_MAX = 8 * MIB
+COMMIT_BATCH_FRAMES_MAX = 8_192
+COMMIT_BATCH_BYTES_MAX = 8 * MIB
 DRAIN_BYTES_PER_RING_MAX = 4 * MIB
 """Bytes one turn copies out of one ring, so that a fast producer cannot starve the others."""
 FLUSH_INTERVAL_MS_DEFAULT = 100
@@ -117,7 +117,7 @@ MOVE_BACKOFF_S_MAX = 300.0
 """Longest pause before a relocation is tried again."""
 
 # -- reclaiming -------------------------------------------------------------------------------------------
-PACKS_MAX = 8
+SHARED_SEGMENTS_MAX = 8
 """Shared segments of a shard before they are merged: reading a small topic looks into each of them."""
 SMALL_SEGMENTS_MAX = 8
 """Segments of one topic below a quarter of segment_bytes before they are merged."""
@@ -126,7 +126,7 @@ SCRUB_EVERY_S = 3_600.0
 read it all the time."""
 SCRUB_FINDINGS_MAX = 1_000
 """Findings one report names; more are counted."""
-DISK_LOOK_S = 1.0
+DISK_POLL_S = 1.0
 """How often the free space of the data directory is looked at, and the word that says so."""
 
 # -- topics --------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ LOG_MAP_BYTES_MAX = 32 * MIB
 looked for again when it is wanted."""
 AGING_TICK_MS = 50
 """How often a scheduler looks who has risen, and tries again what could not be told."""
-LAG_LOOKS_MAX = 4_096
+LAG_CHECKS_MAX = 4_096
 """Subscriptions and feeds looked at for how far their readers are behind, those first whose link has been
 silent for longest."""
 LAG_ANNOUNCED_MS = 5_000
@@ -219,13 +219,13 @@ LAG_ANNOUNCED_MS = 5_000
 warning in the log and a problem in `status` also when it does not."""
 LAGS_PER_MESSAGE_MAX = 256
 """Consumers told of in one answer, those that are furthest behind."""
-DURABLE_LOOK_MS = 20
+DURABLE_POLL_MS = 20
 """How often it looks at a shard's durable mark while a strong subscription waits for it."""
-TURNS_PER_MESSAGE_MAX = 4_096
+GRANTS_PER_MESSAGE_MAX = 4_096
 """Turns told to a link in one message; more follow in the next."""
-TURN_RINGS_MAX = 64
+GRANT_RINGS_MAX = 64
 """Local clients that a scheduler tells of turns through shared memory; the others get messages."""
-TURN_RING_ROWS = 4_096
+GRANT_RING_ROWS = 4_096
 """Turns in such a ring that its client has not looked at; beyond it they are told again."""
 CALL_RINGS_MAX = 256
 """Local clients whose requests about jobs a shard takes from shared memory; the others use sockets."""
@@ -236,11 +236,11 @@ CALL_BYTES_MAX = 24_576
 """Longest message in one: a thousand jobs by number and token, and some to spare."""
 CALL_RING_GRACE_S = 10
 """How long a shard waits for the client that asked for one to open it."""
-CALL_RING_LOOK_MS = 100
+CALL_RING_POLL_MS = 100
 """How often it looks at one of them, in turn, whether its client is still there."""
 HINTS_PER_TOPIC = 4
 """Latest places of a topic's records that are told with a turn; who is further behind finds them itself."""
-SLOTS_PER_LOOK_MAX = 4_096
+SLOTS_PER_SCAN_MAX = 4_096
 """Topic slots read in one turn, so that a scheduler that looks at everything still tells what is new."""
 DURABLE_WAITS_MAX = 65_536
 """Publications of a shard that wait for its durable mark; beyond it they are forgotten and the topics looked
@@ -257,18 +257,18 @@ GOVERNOR_LATENCY_MS = 5
 """Time from news to turn that is full pressure."""
 GOVERNOR_READY_PER_SCHEDULER = 8
 """Topics that could be told of and were not, for each scheduler, that are full pressure."""
-GOVERNOR_BELIEF_MS = 3_000
+GOVERNOR_STALE_MS = 3_000
 """A governor whose process shows no heartbeat for so long is taken for one without pressure."""
 COALESCE_MS_MAX = 20
 """Longest that a topic's next wake-up is gathered."""
-GROUP_WINDOW_US_MIN = 500
-GROUP_WINDOW_US_MAX = 10_000
+BATCH_WINDOW_US_MIN = 500
+BATCH_WINDOW_US_MAX = 10_000
 """Longest that a shard under pressure gathers a group before it takes frames out of rings."""
-GATHER_RINGS_MIN = 4
+BATCH_WINDOW_RINGS_MIN = 4
 """A shard's groups out of fewer rings than this are not gathered: it would gain less than it costs them."""
-GATHER_LOOK_US = 500
+BATCH_WINDOW_POLL_US = 500
 """How often it looks meanwhile whether everybody is there."""
-ROUSED_BYTES_MAX = 16_384
+EARLY_WAKEUP_BYTES_MAX = 16_384
 """No scheduler is woken ahead of the news for more than this, nor for frames out of several rings: then
 throughput counts."""
 PRESSURE_RETRY_MS = 1_000
@@ -298,24 +298,24 @@ READ_SETTLE_MS = 1_000
 ROUTER_SETTLE_MS_MAX = 2_000
 """Longest wait of one request for a router to get on: shorter than the silence after which a connection is
 not trusted. Who has more patience asks again."""
-ROUTERS_LOOK_S = 30.0
+ROUTERS_POLL_S = 30.0
 """How often a scheduler asks shards which routers there are, though it is told of each."""
 
 # -- topics that go when nobody uses them (F39). All in milliseconds but the counts -------------------------
 EXPIRE_UNUSED_MS_MIN = 1_000
 """Shortest `expire_unused_ms`: a client renews its use in a third of it, also on a host that is busy."""
-UNUSED_RENEWALS = 3
+TOPIC_KEEPALIVES_PER_PERIOD = 3
 """Words of who follows such a topic in each of its periods: two may be lost."""
-UNUSED_STEPS = 4
+IDLE_CHECKS_PER_PERIOD = 4
 """Looks at a topic in each of its periods: one may be removed so much of it late, and never early."""
-UNUSED_STEP_MS_MIN = 250
-UNUSED_STEP_MS_MAX = 60_000
-UNUSED_PAUSE_MS = 100
+IDLE_CHECK_MS_MIN = 250
+IDLE_CHECK_MS_MAX = 60_000
+IDLE_CHECK_PAUSE_MS = 100
 """Least time from one look to the next, so that those of many topics are made together."""
-UNUSED_LOOKS_MAX = 512
+IDLE_CHECKS_MAX = 512
 """Topics in one look: their control frames fit into the room that a turn keeps for such. With more topics
 than are looked at in time all of them go later."""
-UNUSED_LATE_MS = 250
+IDLE_CHECK_LATE_MS = 250
 """A look that is later than this was held up, and so were perhaps the words of who uses the topic."""
 
 # -- queues. A worker that asks for more gets so much and asks again ----------------------------------------
@@ -355,10 +355,10 @@ BACKOFF_MAX_MS_DEFAULT = 60_000
 NACK_DELAY_MS_MAX = 86_400_000
 WAITING_CLAIMS_MAX = 16_384
 """Claims that wait in one shard; a further one is Throttled."""
-ANSWERS_KEPT_MAX = 4_096
+REPLY_CACHE_REPLIES_MAX = 4_096
 """Latest answers about jobs that a shard keeps, for who asks again because an answer was lost. Beyond it the
 oldest is forgotten, and its repeat is taken for a new request."""
-ANSWER_ROWS_KEPT_MAX = 65_536
+REPLY_CACHE_ROWS_MAX = 65_536
 """Runs and numbers in all of them; the same."""
 EXPIRED_CLAIMS_MAX = 16
 """Claims in a row of which every job had expired when it was read; then the caller is given no job."""
@@ -372,7 +372,7 @@ QUEUES_SAMPLED_MAX = 1_000
 """Queues that a shard counts anew for the board each time it looks; with more the sums are so much older."""
 GROUPS_SAMPLED_MAX = 256
 """Consumer groups, and their members, that it counts anew then; the same."""
-QUEUES_LOOK_MS = 1_000
+QUEUE_SAMPLE_MS = 1_000
 """How often it looks: no oftener than its heart beats anyway."""
 DEAD_LETTER_TOPICS_MAX = 64
 """Topics that dead letters of one may lead to, one behind the other: so many are looked at for a cycle."""
@@ -405,7 +405,7 @@ DURABLE_CHANGE_BYTES_MAX = 64 * KIB
 """Most bytes of one change of such a queue in the log: a thousand runs, or jobs, with what was skipped."""
 DURABLE_RETRY_MS = 1_000
 """A claim that waits for such a queue while nothing can be logged is looked at again so often."""
-QUEUE_UNRIPE_MAX = 1_024
+QUEUE_READY_INSTANTS_MAX = 1_024
 """Instants at which delayed jobs of a queue became ready and did not wait for long yet; beyond it the two
 oldest are taken for one, and a job is promoted a little later."""
 WAIT_WINDOW_MS = 60_000
@@ -416,9 +416,9 @@ without."""
 GROUP_REASONS_SAVED_MAX = 32
 """Of rejected records of a group that are not moved yet, so many go into a snapshot with their reason; what
 lies in the log behind it is read from there."""
-DEAD_LETTERS_LOOK_MS = 1_000
+DEAD_LETTERS_POLL_MS = 1_000
 """How often scheduler 0 looks whether a shard has set jobs aside: no oftener than its heart beats anyway."""
-DEAD_LETTERS_LOOK_ANYWAY_S = 30.0
+DEAD_LETTERS_RESCAN_S = 30.0
 """And how often it asks though none said so."""
 DEAD_LETTERS_PER_MOVE = 256
 """Dead letters copied in one message, and as many as fit into DEAD_LETTERS_BYTES_PER_MOVE; at least one."""
@@ -467,7 +467,7 @@ LEASE_CALLS_PER_NODE_MAX = 64
 """Latest requests of a worker or member whose answer is kept with logged leases, for a repeat; the death of a
 shard does not end that. Beyond it the worker's oldest is forgotten, and its repeat is a new request.
 Each worker has its own, so that one whose gateway died does not suffer from the haste of others."""
-GROUP_LETTERS_PER_MOVE = LEASE_CALLS_PER_NODE_MAX // 2
+GROUP_DEAD_LETTERS_PER_MOVE = LEASE_CALLS_PER_NODE_MAX // 2
 """Dead letters of a group that come back at once: repeats of all of them are recognised."""
 LEASE_CALLS_KEPT_MAX = 2_048
 """The same of all workers together: the oldest is forgotten."""
@@ -533,13 +533,13 @@ RESTART_MAX_DEFAULT = 5
 RESTART_WINDOW_S_DEFAULT = 60.0
 RESTART_BACKOFF_MS_MIN = 20
 RESTART_BACKOFF_MS_MAX = 5_000
-DEADLY_TIMES = 2
+POISON_CRASHES = 2
 """So often a request is in hand when its shard breaks; the next incarnation refuses it. More restarts than
 that are granted, or the shard would be given up first."""
-DEADLY_KEPT_MAX = 64
+POISON_CRASHES_REMEMBERED_MAX = 64
 """Of so many deaths it is known what was in hand, the latest."""
-READ_ONLY_LOOK_MS_MIN = 1_000
-READ_ONLY_LOOK_MS_MAX = 5_000
+READ_ONLY_PROBE_MS_MIN = 1_000
+READ_ONLY_PROBE_MS_MAX = 5_000
 """A shard whose directory takes no writes looks again after this long, each time twice as long: bounds how
 often a directory that only seems writable costs its readers a restart."""
 DESCRIPTORS_MIN = 64
@@ -547,10 +547,10 @@ DESCRIPTORS_MIN = 64
 DESCRIPTORS_RESERVED = 32
 """A process with fewer free descriptors than this stops listening: what is left is for the files it needs,
 and for connections that come before it looks again. It listens anew when there are twice as many."""
-DESCRIPTORS_LOOK_MS = 10
+DESCRIPTORS_CHECK_MS = 10
 HANDSHAKE_MS = 5_000
 """Who connects and has not said what it speaks by then is let go of."""
-STORY_EVENTS_MAX = 256
+EVENT_TRACE_MAX = 256
 
 assert RECORD_BYTES_DEFAULT <= RECORD_BYTES_MAX <= REQUEST_BYTES_MAX
 assert RECORD_BYTES_MAX + HEADERS_BYTES_MAX + 8 * HEADERS_PER_RECORD_MAX + 16 * KIB <= FRAME_BYTES_MAX
@@ -558,10 +558,10 @@ assert DURATION_MS_MAX * 1_000_000 < SEQ_MAX // 2, "a duration in nanoseconds fi
 assert FEEDS_PER_SUBSCRIPTION_MAX <= FEEDS_PER_SCHEDULER_MAX
 assert FRAME_BYTES_MAX < 1 << 31, "frame_len and column offsets are 32 bits"
 assert RING_BYTES_MIN // RING_FRAME_FRACTION > 4 * KIB, "the smallest ring takes an ordinary frame"
-assert DRAIN_BYTES_PER_RING_MAX <= GROUP_BYTES_MAX < WAL_FILE_BYTES_DEFAULT
+assert DRAIN_BYTES_PER_RING_MAX <= COMMIT_BATCH_BYTES_MAX < WAL_FILE_BYTES_DEFAULT
 assert DEDUP_FRAMES_PER_PRODUCER >= SETTLE_ENTRIES_DEFAULT, "a whole ring can be resent and recognised"
-assert GROUP_WINDOW_US_MIN <= GROUP_WINDOW_US_MAX <= FLUSH_INTERVAL_MS_DEFAULT * 1000
-assert COALESCE_MS_MAX < GOVERNOR_SAMPLE_MS < HEARTBEAT_INTERVAL_MS < GOVERNOR_BELIEF_MS
+assert BATCH_WINDOW_US_MIN <= BATCH_WINDOW_US_MAX <= FLUSH_INTERVAL_MS_DEFAULT * 1000
+assert COALESCE_MS_MAX < GOVERNOR_SAMPLE_MS < HEARTBEAT_INTERVAL_MS < GOVERNOR_STALE_MS
 assert (
     GROUP_PENDING_PER_TOPIC_MAX * GROUP_ENTRY_BYTES
     + GROUPS_PER_TOPIC_MAX * (LEASE_CALLS_KEPT_MAX * LEASE_CALL_BYTES + LEASE_CALL_ROWS_KEPT_MAX * 9)
@@ -573,5 +573,5 @@ assert (
     + LEASE_CALL_ROWS_KEPT_MAX * 9
     <= FRAME_BYTES_MAX
 ), "a topic's row fits a message"
-assert DEAD_LETTERS_LOOK_MS >= HEARTBEAT_INTERVAL_MS, "looking wakes nobody who would sleep"
+assert DEAD_LETTERS_POLL_MS >= HEARTBEAT_INTERVAL_MS, "looking wakes nobody who would sleep"
 assert STUCK_AFTER_S_MIN * 1000 >= 3 * HEARTBEAT_INTERVAL_MS, "nobody is stuck for a late heartbeat"

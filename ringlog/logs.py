@@ -26,7 +26,7 @@ _encoder = msgspec.json.Encoder(enc_hook=str)
 _DIM, _RED, _YELLOW, _PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[33m", "\x1b[0m"
 
 
-def say(logger: logging.Logger, level: int, event: str, **facts: Any) -> None:
+def log_event(logger: logging.Logger, level: int, event: str, **facts: Any) -> None:
     """Log an event with facts; `event` is a constant phrase."""
     if logger.isEnabledFor(level):
         logger.log(level, "%s", event, extra={"facts": facts}, stacklevel=2)

@@ -59,7 +59,7 @@ class Setting:
     """What 0 stands for; it is accepted although it may lie below `low`."""
     words: tuple[str, ...] = ()
     is_nullable: bool = False
-    only: str = ""
+    topic_type_only: str = ""
     """The one type of topic on which it has an effect; "" = on every type."""
 
     def check(self, value: Any) -> Any:
@@ -86,7 +86,7 @@ class Setting:
             )  # fmt: skip
         return value
 
-    def fit(self, value: Any) -> Any:
+    def clamp(self, value: Any) -> Any:
         """Return the value moved into the range; raises InvalidRequest for another type or word."""
         if self.kind == WHOLE and self._is_of_type(value) and not self._is_in_range(value):
             return min(max(value, self.low), self.high)
@@ -117,7 +117,7 @@ class Setting:
 
 
 def _flag(name: str, default: bool, only: str = "") -> Setting:
-    return Setting(name=name, kind=FLAG, default=default, only=only)
+    return Setting(name=name, kind=FLAG, default=default, topic_type_only=only)
 
 
 def _word(name: str, default: str, *words: str) -> Setting:
@@ -149,11 +149,11 @@ TOPIC_SETTINGS = _table(
     ),
     _flag("dedupe_node", True),
     _whole("lease_ms", 30_000, LEASE_MS_MIN, LEASE_MS_MAX, "ms"),
-    _whole("backoff_ms", 0, 0, NACK_DELAY_MS_MAX, "ms", zero="none", only=QUEUE),
-    _whole("backoff_max_ms", BACKOFF_MAX_MS_DEFAULT, 0, NACK_DELAY_MS_MAX, "ms", only=QUEUE),
-    _whole("claim_jitter_ms", 0, 0, CLAIM_JITTER_MS_MAX, "ms", zero="none", only=QUEUE),
-    _whole("max_deliveries", 0, 0, DELIVERIES_MAX, "deliveries", zero="no bound", only=QUEUE),
-    Setting(name="dead_letter", kind=NAME, default=None, is_nullable=True, only=QUEUE),
+    _whole("backoff_ms", 0, 0, NACK_DELAY_MS_MAX, "ms", zero="none", topic_type_only=QUEUE),
+    _whole("backoff_max_ms", BACKOFF_MAX_MS_DEFAULT, 0, NACK_DELAY_MS_MAX, "ms", topic_type_only=QUEUE),
+    _whole("claim_jitter_ms", 0, 0, CLAIM_JITTER_MS_MAX, "ms", zero="none", topic_type_only=QUEUE),
+    _whole("max_deliveries", 0, 0, DELIVERIES_MAX, "deliveries", zero="no bound", topic_type_only=QUEUE),
+    Setting(name="dead_letter", kind=NAME, default=None, is_nullable=True, topic_type_only=QUEUE),
     _flag("dead_letter_keep_expiry", False, QUEUE),
     _flag("leases_durable", False, QUEUE),
     _flag("record_priority", False),
@@ -193,12 +193,14 @@ def defaults(table: Mapping[str, Setting]) -> dict[str, Any]:
     return {name: row.default for name, row in table.items()}
 
 
-def checked(table: Mapping[str, Setting], given: Mapping[str, Any], what: str = "topic") -> dict[str, Any]:
+def check_settings(
+    table: Mapping[str, Setting], given: Mapping[str, Any], what: str = "topic"
+) -> dict[str, Any]:
     """Return what was given, each value checked; raises InvalidRequest, for an unknown name with the nearest
     one."""
     for name in given:
         if name not in table:
-            raise unknown(name, table, what)
+            raise unknown_setting_error(name, table, what)
     return {name: table[name].check(value) for name, value in given.items()}
 
 
@@ -216,20 +218,20 @@ def require_effect(named: Mapping[str, Any], kind: str) -> None:
     """Raise InvalidRequest for a setting that is named and does nothing on topics of this type."""
     for name, value in named.items():
         row = TOPIC_SETTINGS[name]
-        if row.only and row.only != kind and value != row.default:
+        if row.topic_type_only and row.topic_type_only != kind and value != row.default:
             raise InvalidRequest(
-                f"{name} has no effect on a {kind}: it is a setting of topics of type {row.only}",
+                f"{name} has no effect on a {kind}: it is a setting of topics of type {row.topic_type_only}",
                 field=name, type=kind,
             )  # fmt: skip
 
 
-def fitted(table: Mapping[str, Setting], stored: Mapping[str, Any]) -> dict[str, Any]:
+def clamp_stored(table: Mapping[str, Setting], stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a log or a snapshot holds: numbers moved into their ranges, names of later versions left
     out. Raises InvalidRequest for what no version can have written."""
-    return {name: table[name].fit(value) for name, value in stored.items() if name in table}
+    return {name: table[name].clamp(value) for name, value in stored.items() if name in table}
 
 
-def unknown(name: object, known: Iterable[str], what: str = "topic") -> InvalidRequest:
+def unknown_setting_error(name: object, known: Iterable[str], what: str = "topic") -> InvalidRequest:
     """The refusal of a setting that does not exist."""
     nearest = nearest_name(str(name), list(known))
     hint = f"; did you mean {nearest}?" if nearest else ""
@@ -244,7 +246,7 @@ def nearest_name(name: str, known: Sequence[str]) -> str:
     return next(iter(difflib.get_close_matches(name[:_SHOWN_CHARS_MAX], known, n=1, cutoff=0.5)), "")
 
 
-def resolved(given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_durable(given: Mapping[str, Any]) -> dict[str, Any]:
     """A topic's settings as a configuration states them: `durable` becomes a word of `durability`, unless
     that is given (C-5)."""
     found = dict(given)
@@ -259,7 +261,7 @@ def differences(asked: Mapping[str, Any], existing: Mapping[str, Any]) -> dict[s
     return {name: (existing.get(name), value) for name, value in asked.items() if existing.get(name) != value}
 
 
-def told(differing: Mapping[str, tuple[Any, Any]]) -> str:
+def describe_differences(differing: Mapping[str, tuple[Any, Any]]) -> str:
     """Differences in words."""
     return "; ".join(f"{name} is {now!r}, asked for {asked!r}" for name, (now, asked) in differing.items())
 

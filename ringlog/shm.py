@@ -25,11 +25,11 @@ def stores_are_ordered() -> bool:
     return platform.machine() in ORDERED_MACHINES
 
 
-def engine_trouble() -> str:
+def unsupported_host_reason() -> str:
     """Why no engine runs on this host, in one line; empty where one does."""
     if sys.platform == "linux" and stores_are_ordered():
         try:
-            from ringlog import compiled  # noqa: F401  It is there.
+            from ringlog import native_kernel  # noqa: F401  It is there.
         except KernelMissing as e:
             return str(e)
         return ""

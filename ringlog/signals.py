@@ -41,11 +41,11 @@ class SignalInbox:
         """Descriptor that is readable when a signal may have come; `take` makes it quiet again."""
         return self._reader
 
-    def has_any(self) -> bool:
+    def has_signals(self) -> bool:
         """True when `take` would return something. Costs no system call."""
         return bool(self._noted)
 
-    def take(self) -> list[signal.Signals]:
+    def take_signals(self) -> list[signal.Signals]:
         """Return and forget what came."""
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self._reader, _DRAIN_BYTES)) == _DRAIN_BYTES:
@@ -86,7 +86,7 @@ class StopFlag:
 
     def is_set(self) -> bool:
         """True from the first SIGTERM or SIGINT on."""
-        if self._inbox.has_any() and current_thread() is main_thread():
+        if self._inbox.has_signals() and current_thread() is main_thread():
             self.drain()
         return self._is_set
 
@@ -100,7 +100,7 @@ class StopFlag:
 
     def drain(self) -> None:
         """Take what came and make the descriptor quiet."""
-        for number in self._inbox.take():
+        for number in self._inbox.take_signals():
             if number == signal.SIGHUP:
                 self._on_hangup()
 

@@ -11,7 +11,7 @@ A spec is `name:n:action` pieces joined by commas: at the n-th pass (from 1) of 
   raise   raise InvariantViolation, as a broken invariant would
 
 A plan for several incarnations of a process joins their specs by `;`, the first life first; lives after the
-last have none (`of_life`).
+last have none (`plan_of_incarnation`).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def configure(spec: str) -> None:
     _armed = _Armed(plan) if plan else None
 
 
-def of_life(plan: str, life: int) -> str:
+def plan_of_incarnation(plan: str, life: int) -> str:
     """The spec for one incarnation of a process, counted from 1; "" for a life the plan says nothing of."""
     lives = plan.split(";")
     return lives[life - 1] if life <= len(lives) else ""

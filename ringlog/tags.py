@@ -61,10 +61,10 @@ def parse_match(wanted: Any, field: str = "match") -> TagMatch:
         raise InvalidRequest("not a filter of tags", field=field, found=repr(wanted)[:128], forms=FORMS)
     if operator == "Glob" and not value.endswith("*"):
         raise InvalidRequest("a Glob pattern ends in *", field=field, found=value[:64])
-    return kept_match(_OPERATORS[operator] + (value[:-1] if operator == "Glob" else value), field)
+    return parse_stored_match(_OPERATORS[operator] + (value[:-1] if operator == "Glob" else value), field)
 
 
-def kept_match(text: str, field: str = "match") -> TagMatch:
+def parse_stored_match(text: str, field: str = "match") -> TagMatch:
     """What a filter selects that is kept as `text`; raises InvalidRequest for what was never kept."""
     kind, value = text[:1], text[1:]
     if kind not in (_EXACT, _PREFIX, _LEVELS):
@@ -80,7 +80,7 @@ def kept_match(text: str, field: str = "match") -> TagMatch:
     return TagMatch(_literal(_levels_of(value, field)).encode(), True, value)
 
 
-def long_form(text: str) -> list[str] | None:
+def request_form(text: str) -> list[str] | None:
     """A kept filter as requests have it; None for "", which is none."""
     if not text:
         return None

@@ -13,7 +13,7 @@ ProducerId = NewType("ProducerId", int)
 
 
 class Durability(IntEnum):
-    """What an ack of a write promises (docs/durability in docs/architecture.md).
+    """What an ack of a write promises (docs/explanation/durability.md).
 
     The number is what a frame carries in the low two bits of its flags.
     """

@@ -14,7 +14,7 @@ import pytest
 from ringlog import cores
 
 _IS_COMPILED = os.environ.setdefault(cores.VARIABLE, cores.ACTORS_ONLY) == "1"
-if _IS_COMPILED and (why := cores.why_not_used()):
+if _IS_COMPILED and (why := cores.disabled_reason()):
     raise pytest.UsageError(f"there are no compiled cores: {why}")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ringlog.frame import batch as frames
-from ringlog.frame.codec import frame, patch
+from ringlog.frame.codec import frame, patch_header
 from ringlog.frame.columns import encode_records
 from ringlog.storage.reader import FrameRun
 from ringlog.types import Codec
@@ -53,11 +53,11 @@ def run_of(stretches, codec=Codec.NONE, gap=0, stamps=None):
         }
         encoded = encode_records([r["payload"] for r in records], **{name: values[name] for name in columns})
         made = bytearray(frame(encoded, topic_id=5, codec=codec))
-        patch(made, base_seq=base, commit_ts=stamp, epoch=1)
+        patch_header(made, base_seq=base, commit_ts=stamp, epoch=1)
         offsets.append(len(data))
         data += made + bytes(gap)
         base += len(records)
     words = frames.words_of(data)
     at = np.array(offsets, dtype=np.int64)
-    found = frames.FrameBatch(at, frames.headers_at(words, at), len(data), frames.End.CLEAN)
+    found = frames.FrameBatch(at, frames.headers_at(words, at), len(data), frames.ScanEnd.CLEAN)
     return FrameRun(data, found, 0, "wal", 0)

@@ -19,8 +19,9 @@ ROOT = Path(__file__).parent.parent
 
 BASE = {
     "errors", "types", "limits", "clock", "config", "metrics", "stop_points", "hardening", "signals", "logs",
-    "shm", "governor", "payload", "lives", "tags", "digests", "environment", "bounded", "compiled", "cores",
-    "settings", "names", "descriptors", "waiting", "placement", "observers",
+    "shm", "governor", "payload", "process_id", "tags", "digests", "environment", "bounded_cache",
+    "native_kernel", "cores",
+    "settings", "names", "descriptors", "spin_wait", "placement", "observers",
 }  # fmt: skip
 
 PURE_STORAGE = {"storage.layout", "storage.index", "storage.tags", "storage.recovery"}
@@ -33,8 +34,8 @@ CLI = {
 
 # What a process needs to read a topic's records wherever they lie.
 READ_PATH = {
-    "storage.reader", "storage.log_map", "storage.mask", "storage.shelf",
-    "storage.ledger",
+    "storage.reader", "storage.log_map", "storage.visibility", "storage.segment_cache",
+    "storage.record_index",
 }  # fmt: skip
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -45,24 +46,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "board": {"base", "board"},
     "envelope": {"base", "frame", "envelope"},
     "storage": {"base", "frame", "storage"},
-    "storage.reader": {"base", "frame", "storage", "storage.shelf", "segment", "board"},
+    "storage.reader": {"base", "frame", "storage", "storage.segment_cache", "segment", "board"},
     # Segment files: written by the compactor and the reclaimer, read by everybody who reads.
     "segment": {"base", "frame", "envelope", "storage.disk", "storage.layout", "segment"},
     # Places, sizes, times and tags of one topic's records, wherever they lie.
-    "storage.ledger": {"base", "frame", "storage", "storage.reader", "storage.tail", "segment", "board"},
+    "storage.record_index": {"base", "frame", "storage", "storage.reader", "storage.tail", "segment",
+    "board"},
     "storage.tail": {"base", "frame", "storage.disk", "storage.reader", "storage.tail"},
     # Where cold segments lie; the only caller of the package `obstore`.
     "tier": {"base", "frame", "segment", "storage.disk", "storage.layout", "tier"},
-    "storage.shelf": {"base", "frame", "storage.disk", "segment"},
+    "storage.segment_cache": {"base", "frame", "storage.disk", "segment"},
     "storage.snapshot": {"base", "storage", "segment"},
     "topic": {"base", "frame", "topic", "leases", *PURE_STORAGE},
     # Which segments a shard has, told as messages tell it.
-    "topic.sealed": {"base", "frame", "envelope", "topic"},
+    "topic.segment_catalog": {"base", "frame", "envelope", "topic"},
     # Who works on which record: what a shard keeps beside the log.
     "leases": {"base", "leases"},
     "contract": {"base", "frame", "envelope"},
-    "runtime": {*WIRE, "contract", "runtime", "runtime.listening", "root"},
-    "runtime.listening": {"base", "runtime.listening"},
+    "runtime": {*WIRE, "contract", "runtime", "runtime.listener", "root"},
+    "runtime.listener": {"base", "runtime.listener"},
     "link": {*WIRE, "link"},
     # On the engine's host the client reads files itself: with the reader, through the disk seam it asks
     # for, and with the same decision about tombstones as the gateway.
@@ -71,17 +73,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A client like others, which plans by segments' indexes, reads and audits files, and stages on disk.
     "spark": {
         "base", "frame", "envelope", "link", "client", "segment", *READ_PATH, "storage.disk",
-        "storage.gather", "topic.tombstone", "spark", "spark.cold_alone", "root",
+        "storage.vectored_write", "topic.tombstone", "spark", "spark.cold_client", "root",
     },
     # The cold tier without its engine: what a shard keeps in its snapshots, and where segments are sent.
-    "spark.cold_alone": {
+    "spark.cold_client": {
         "base", "board", "frame", "envelope", "link", "segment", "storage.disk", "storage.log_map",
-        "storage.snapshot", "tier", "topic.row", "topic.state", "spark", "spark.cold_alone",
+        "storage.snapshot", "tier", "topic.row", "topic.state", "spark", "spark.cold_client",
     },
     # The supervisor locks the data directory and keeps meta/engine, and the disk is changed in one place.
     "supervision": {
         "base", "ring", "board", "envelope", "storage.disk", "storage.layout", "storage.identity_file",
-        "runtime", "runtime.listening", "supervision", "root",
+        "runtime", "runtime.listener", "supervision", "root",
     },
     "storage.identity_file": {"base", "storage.disk", "storage.layout"},
     "supervisor": {"base", "supervision", "root"},
@@ -99,13 +101,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.spark": {*CLI, "spark"},
     "cli.chaos": {*CLI, "testing"},
     "testing": {
-        *WIRE, "contract", "runtime", "runtime.listening", "storage", "storage.reader", "segment", "topic",
+        *WIRE, "contract", "runtime", "runtime.listener", "storage", "storage.reader", "segment", "topic",
         "link", "client", "spark", "supervision", "verify", "testing", "root",
     },
     "testing.segment_files": {"base", "frame", "envelope", "segment", "storage.disk", "testing"},
     # The shard without its process: its core, its recovery and its log writer over a disk of the test.
     "testing.shard_world": {
-        "base", "frame", "envelope", "contract", "storage", "storage.reader", "storage.ledger", "topic",
+        "base", "frame", "envelope", "contract", "storage", "storage.reader", "storage.record_index", "topic",
         "testing", "actors.core", "actors.shell",
     },
     # The compactor's checkpoint over such shards.
@@ -113,69 +115,71 @@ MAY_IMPORT: dict[str, set[str]] = {
         "base", "envelope", "segment", "testing", "testing.shard_world", "actors.core", "actors.shell",
     },
     "actors.core": {
-        "base", "frame", "envelope", "contract", "topic", "topic.sealed", "leases", "segment.layout",
+        "base", "frame", "envelope", "contract", "topic", "topic.segment_catalog", "leases", "segment.layout",
         "board.layout", *PURE_STORAGE, "root",
     },
     "actors.shell": {
-        *WIRE, "contract", "topic", "topic.sealed", "runtime", "runtime.listening", "storage", *READ_PATH,
+        *WIRE, "contract", "topic", "topic.segment_catalog", "runtime", "runtime.listener", "storage",
+        *READ_PATH,
         "link", "storage.snapshot", "segment", "tier", "root",
         # Routers read their sources as every reader on the host does.
-        "client.local_source", "client.portion", "client.connection", "client.pages", "client.pieces",
-        "client.paging", "client.uses",
+        "client.read.local_source", "client.read.fetch_result", "client.connection.read_connection",
+        "client.read.pages", "client.read.record_batches",
+        "client.read.paging", "client.watches.topic_keep_alive",
         # What a dead letter is, its scheduler and clients know from one place.
-        "client.letters", "leases",
+        "client.leases.dead_letters", "leases",
     },
     "actors.__main__": {"base", "envelope", "runtime"},
-    # `ringlog.connect` is loaded when it is first asked for.
-    "root": {"base", "client"},
+    # Public names are loaded when they are first used.
+    "root": {"base", "client", "aio", "spark", "testing"},
 }  # fmt: skip
 """Unit -> units it may import. An actor also imports modules of its own package; see `own_package`."""
 
 SHELL_SIDE: dict[str, str] = {
     "actors.wal_shard.shell": "the effect table",
-    "actors.wal_shard.announcer": "writes news in shared memory",
-    "actors.wal_shard.deadly": "notes in shared memory what a shard died of",
-    "actors.wal_shard.flusher": "the thread that syncs",
-    "actors.wal_shard.governing": "measures pressure, and says so on the board",
-    "actors.wal_shard.job_shelf": "reads jobs ahead for who claims them",
-    "actors.wal_shard.log_hand": "writes and syncs the log",
-    "actors.wal_shard.latch": "looks whether a directory takes writes",
-    "actors.wal_shard.presence": "looks whether workers on this host live",
-    "actors.wal_shard.queue_board": "shows what queues count on the board",
-    "actors.wal_shard.group_board": "shows what consumer groups count on the board",
-    "actors.wal_shard.preparer": "the thread that makes the next WAL file",
-    "actors.wal_shard.recover": "reads the data directory for the pure replay",
-    "actors.wal_shard.baseline": "reads snapshots and indexes of segments for it",
-    "actors.wal_shard.rings": "drains and settles rings in shared memory",
-    "actors.wal_shard.calls": "requests about jobs in shared memory",
-    "actors.wal_shard.volatile": "writes the volatile log in shared memory",
+    "actors.wal_shard.commit.scheduler_notifier": "writes news in shared memory",
+    "actors.wal_shard.requests.poison_requests": "notes in shared memory what a shard died of",
+    "actors.wal_shard.io.flusher": "the thread that syncs",
+    "actors.wal_shard.metrics.load_monitor": "measures pressure, and says so on the board",
+    "actors.wal_shard.leases.job_prefetcher": "reads jobs ahead for who claims them",
+    "actors.wal_shard.io.log_io": "writes and syncs the log",
+    "actors.wal_shard.io.read_only_probe": "looks whether a directory takes writes",
+    "actors.wal_shard.leases.worker_liveness": "looks whether workers on this host live",
+    "actors.wal_shard.metrics.queue_board": "shows what queues count on the board",
+    "actors.wal_shard.metrics.group_board": "shows what consumer groups count on the board",
+    "actors.wal_shard.io.preparer": "the thread that makes the next WAL file",
+    "actors.wal_shard.recovery.recovery": "reads the data directory for the pure replay",
+    "actors.wal_shard.recovery.baseline": "reads snapshots and indexes of segments for it",
+    "actors.wal_shard.io.rings": "drains and settles rings in shared memory",
+    "actors.wal_shard.requests.call_rings": "requests about jobs in shared memory",
+    "actors.wal_shard.io.volatile_log": "writes the volatile log in shared memory",
     "actors.gateway.shell": "the effect table",
-    "actors.gateway.pushed": "frames in the gateway's own ring",
+    "actors.gateway.ring_push": "frames in the gateway's own ring",
     "actors.gateway.zap": "answers libzmq's question about a connection",
-    "actors.gateway.router": "the sockets, bounded",
-    "actors.gateway.files": "reads the log for remote clients",
-    "actors.gateway.deliveries": "remote clients' subscriptions, kept with the schedulers",
+    "actors.gateway.zmq_frontend": "the sockets, bounded",
+    "actors.gateway.frame_reader": "reads the log for remote clients",
+    "actors.gateway.subscription_relay": "remote clients' subscriptions, kept with the schedulers",
     "actors.compactor.shell": "the loop, and the socket for operators",
     "actors.compactor.checkpoint": "makes segments and snapshots, unlinks the log",
     "actors.compactor.logfile": "reads the log",
-    "actors.compactor.passes": "runs passes in threads",
-    "actors.compactor.marking": "marks deleted records in segments",
+    "actors.compactor.pass_executor": "runs passes in threads",
+    "actors.compactor.deletion_marks": "marks deleted records in segments",
     "actors.relocator.shell": "the socket, the threads that fetch and the one that moves",
     "actors.relocator.mover": "copies segments and deletes what was copied",
     "actors.scheduler.shell": "the socket, news and topic tables of all shards",
-    "actors.scheduler.forwarder": "follows and reads sources, sends passes to shards",
-    "actors.scheduler.sources": "a reader's connection from within, open files of sources",
-    "actors.scheduler.source_uses": "asks shards for the sources of routers",
-    "actors.scheduler.dead_letters": "reads spent jobs, sends their copies to shards",
-    "actors.scheduler.letters": "reads dead letters, sends their copies to shards",
-    "actors.scheduler.letter_stamps": "makes the copies of dead letters from records as readers see them",
-    "actors.scheduler.copies": "makes the frames of a pass with the writer of segments",
-    "actors.scheduler.router_objects": "asks shards to make routers and topics",
-    "actors.scheduler.settling": "asks other schedulers and looks at the topic tables of shards",
-    "actors.scheduler.turn_rings": "turns for clients on the host, in shared memory",
-    "actors.scheduler.governing": "measures pressure, and says so on the board",
+    "actors.scheduler.forwarding.forwarder": "follows and reads sources, sends passes to shards",
+    "actors.scheduler.forwarding.sources": "a reader's connection from within, open files of sources",
+    "actors.scheduler.forwarding.source_keep_alive": "asks shards for the sources of routers",
+    "actors.scheduler.forwarding.dead_letters": "reads spent jobs, sends their copies to shards",
+    "actors.scheduler.forwarding.redrive": "reads dead letters, sends their copies to shards",
+    "actors.scheduler.forwarding.dead_letter_stamps": "makes copies of dead letters from records as read",
+    "actors.scheduler.forwarding.forward_batch": "makes the frames of a pass with the writer of segments",
+    "actors.scheduler.forwarding.router_admin": "asks shards to make routers and topics",
+    "actors.scheduler.forwarding.router_catch_up": "asks other schedulers, reads topic tables of shards",
+    "actors.scheduler.delivery.grant_rings": "turns for clients on the host, in shared memory",
+    "actors.scheduler.delivery.load_monitor": "measures pressure, and says so on the board",
     "actors.reclaimer.shell": "the socket, the free space, the threads that work",
-    "actors.reclaimer.rounds": "asks shards, removes files",
+    "actors.reclaimer.reclaim_round": "asks shards, removes files",
     "actors.reclaimer.rewriter": "writes segments from segments",
     "actors.reclaimer.scrubber": "reads everything at rest, and heals",
 }
@@ -190,12 +194,12 @@ IMPURE_ALLOWED = {
     ("ringlog.frame.compress", "threading"): "one compressor for each thread; no thread is started",
 }
 
-PURE_UNITS = {"frame", "envelope", "topic", "topic.sealed", "leases", "contract", "actors.core"}
+PURE_UNITS = {"frame", "envelope", "topic", "topic.segment_catalog", "leases", "contract", "actors.core"}
 PURE_MODULES = {
     "ringlog.errors",
     "ringlog.types",
     "ringlog._kernel",
-    "ringlog.compiled",
+    "ringlog.native_kernel",
     "ringlog.limits",
     "ringlog.tags",
     "ringlog.names",

@@ -31,29 +31,29 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_what_was_made_of_these_sources_is_taken(made) -> None:
-    assert cores.why_not(*made) == ""
+    assert cores.stale_reason(*made) == ""
 
 
 def test_a_change_of_a_source_is_not_hidden_by_what_was_compiled_before_it(made) -> None:
     target, root = made
     (root / "a.py").write_text("x = 2\n")
-    assert cores.why_not(target, root) == "a.py has changed since"
+    assert cores.stale_reason(target, root) == "a.py has changed since"
     (root / "a.py").unlink()
-    assert cores.why_not(target, root) == "not compiled"
+    assert cores.stale_reason(target, root) == "not compiled"
 
 
 def test_another_interpreter_runs_the_sources(made) -> None:
     target, root = made
     manifest = json.loads((target / "manifest.json").read_text())
     (target / "manifest.json").write_text(json.dumps(manifest | {"suffix": ".other.so"}))
-    assert cores.why_not(target, root) == "compiled for another Python"
+    assert cores.stale_reason(target, root) == "compiled for another Python"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"suffix": 1, "sources": 2}', "\xff"])
 def test_a_manifest_that_makes_no_sense_is_none(made, text: str) -> None:
     target, root = made
     (target / "manifest.json").write_bytes(text.encode("latin-1"))
-    assert cores.why_not(target, root) in {"not compiled", "compiled for another Python"}
+    assert cores.stale_reason(target, root) in {"not compiled", "compiled for another Python"}
 
 
 def run(code: str, wish: str) -> list[str]:
@@ -65,8 +65,8 @@ def run(code: str, wish: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-HAS_CORES = not cores.why_not(cores.TARGET, cores.ROOT)
-WHERE_FROM = "import ringlog.client.shell as it; print(it.__file__.endswith('.py'))"
+HAS_CORES = not cores.stale_reason(cores.TARGET, cores.ROOT)
+WHERE_FROM = "import ringlog.client.connection.shell as it; print(it.__file__.endswith('.py'))"
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_nothing_is_taken_beside_what_was_imported_from_its_source() -> None:
     """Its classes would be others: a finder that comes late, or is withdrawn meanwhile, finds nothing."""
     code = (
         "import sys, ringlog; from ringlog import cores;"
-        "late = [sys.meta_path.pop(0)]; import ringlog.topic.state as it; cores.offer();"
-        "print(it.__file__.endswith('.py')); print(cores.why_not_used())"
+        "late = [sys.meta_path.pop(0)]; import ringlog.topic.state as it; cores.install_finder();"
+        "print(it.__file__.endswith('.py')); print(cores.disabled_reason())"
     )
     from_source, why = run(code, "1")
     assert from_source == "True"
@@ -138,14 +138,14 @@ def bases_of(node: ast.ClassDef) -> list[str]:
 
 
 def test_this_process_is_none_of_the_engines() -> None:
-    assert not cores.is_actor()
+    assert not cores.is_actor_process()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wish", ["1", "0"])
 def test_an_engines_shards_say_what_they_run(wish: str) -> None:
     """Compiled where that was done, and never where it is not wanted."""
-    is_compiled = wish == "1" and not cores.why_not(cores.TARGET, cores.ROOT)
+    is_compiled = wish == "1" and not cores.stale_reason(cores.TARGET, cores.ROOT)
 
     def said() -> list[str]:
         lines = running.log_path.read_text().splitlines()

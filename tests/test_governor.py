@@ -13,18 +13,18 @@ from ringlog.governor import (
     LEAVE,
     SHED_SAMPLES,
     Governor,
-    Sample,
-    Step,
+    PressureSample,
+    PressureStep,
+    batch_window_ns,
     coalesce_ns,
-    group_window_ns,
     shed_bands,
 )
 from ringlog.limits import (
+    BATCH_WINDOW_US_MAX,
+    BATCH_WINDOW_US_MIN,
     COALESCE_MS_MAX,
     GOVERNOR_LATENCY_MS,
     GOVERNOR_READY_PER_SCHEDULER,
-    GROUP_WINDOW_US_MAX,
-    GROUP_WINDOW_US_MIN,
 )
 
 MS = 1_000_000
@@ -38,16 +38,18 @@ def at(pressure: float, samples: int = 1, governor: Governor | None = None) -> G
     """A governor that saw this pressure so often, by the one input that is not averaged."""
     governor = governor or Governor()
     for _ in range(samples):
-        governor.observe(Sample(fill=pressure))
+        governor.observe(PressureSample(fill=pressure))
     return governor
 
 
 @pytest.mark.parametrize(
     ("pressure", "step"),
-    [(0.0, Step.FREE), (0.2, Step.FREE), (0.21, Step.COALESCE), (0.4, Step.COALESCE), (0.41, Step.WIDEN),
-     (0.8, Step.WIDEN), (0.81, Step.SHED), (0.99, Step.SHED), (1.0, Step.REFUSE)],
+    [(0.0, PressureStep.FREE), (0.2, PressureStep.FREE), (0.21, PressureStep.COALESCE), (0.4,
+    PressureStep.COALESCE), (0.41, PressureStep.WIDEN),
+     (0.8, PressureStep.WIDEN), (0.81, PressureStep.SHED), (0.99, PressureStep.SHED), (1.0,
+     PressureStep.REFUSE)],
 )  # fmt: skip
-def test_steps_are_taken_above_their_thresholds(pressure: float, step: Step) -> None:
+def test_steps_are_taken_above_their_thresholds(pressure: float, step: PressureStep) -> None:
     """G-3."""
     assert at(pressure, SHED_SAMPLES).step is step
 
@@ -55,20 +57,22 @@ def test_steps_are_taken_above_their_thresholds(pressure: float, step: Step) -> 
 def test_shedding_begins_with_the_third_sample_in_a_row() -> None:
     """G-3."""
     governor = at(0.9, SHED_SAMPLES - 1)
-    assert governor.step is Step.WIDEN
+    assert governor.step is PressureStep.WIDEN
     at(0.7, governor=governor)
     at(0.9, SHED_SAMPLES - 1, governor)
-    assert governor.step is Step.WIDEN
-    assert at(0.9, governor=governor).step is Step.SHED
+    assert governor.step is PressureStep.WIDEN
+    assert at(0.9, governor=governor).step is PressureStep.SHED
 
 
 def test_full_pressure_refuses_at_once() -> None:
     """G-3, WC-12."""
-    assert at(1.0).step is Step.REFUSE
+    assert at(1.0).step is PressureStep.REFUSE
 
 
-@pytest.mark.parametrize("step", [Step.COALESCE, Step.WIDEN, Step.SHED, Step.REFUSE])
-def test_a_step_is_left_only_below_its_threshold(step: Step) -> None:
+@pytest.mark.parametrize(
+    "step", [PressureStep.COALESCE, PressureStep.WIDEN, PressureStep.SHED, PressureStep.REFUSE]
+)
+def test_a_step_is_left_only_below_its_threshold(step: PressureStep) -> None:
     """G-4."""
     governor = at(1.0, SHED_SAMPLES)
     assert at(LEAVE[step], 50, governor).step >= step
@@ -77,9 +81,9 @@ def test_a_step_is_left_only_below_its_threshold(step: Step) -> None:
 
 def test_thresholds_of_leaving_are_those_of_the_rule() -> None:
     """G-4."""
-    for step in (Step.COALESCE, Step.WIDEN, Step.REFUSE):
+    for step in (PressureStep.COALESCE, PressureStep.WIDEN, PressureStep.REFUSE):
         assert math.isclose(ENTER[step] - LEAVE[step], 0.05, abs_tol=1e-9)
-    assert LEAVE[Step.SHED] == 0.6
+    assert LEAVE[PressureStep.SHED] == 0.6
 
 
 @given(st.floats(0.03, 0.97), st.lists(st.floats(-0.024, 0.024), min_size=1, max_size=200))
@@ -106,7 +110,7 @@ def test_pressure_is_in_range_whatever_is_measured(samples: list[tuple[float, ..
     """G-1, G-2: clamped."""
     governor = Governor()
     for busy, fill, ready, workers, latency, beneath in samples:
-        governor.observe(Sample(busy, fill, int(ready), int(workers), latency, beneath))
+        governor.observe(PressureSample(busy, fill, int(ready), int(workers), latency, beneath))
         assert 0.0 <= governor.own <= governor.pressure <= 1.0
         assert 0.0 <= governor.busy <= 1.0
         assert governor.latency_ns >= 0.0
@@ -116,10 +120,10 @@ def test_pressure_is_in_range_whatever_is_measured(samples: list[tuple[float, ..
 def test_without_work_it_comes_to_rest_at_nothing(samples: list[tuple[float, float, int, float]]) -> None:
     governor = Governor()
     for busy, fill, ready, latency in samples:
-        governor.observe(Sample(busy, fill, ready, 1, latency))
+        governor.observe(PressureSample(busy, fill, ready, 1, latency))
     for _ in range(TO_REST + 100):
-        governor.observe(Sample())
-    assert (governor.pressure, governor.own, governor.step) == (0.0, 0.0, Step.FREE)
+        governor.observe(PressureSample())
+    assert (governor.pressure, governor.own, governor.step) == (0.0, 0.0, PressureStep.FREE)
     assert (governor.busy, governor.latency_ns) == (0.0, 0.0)
 
 
@@ -127,12 +131,12 @@ def test_each_input_is_measured_against_its_own_full() -> None:
     """G-2."""
     full = GOVERNOR_READY_PER_SCHEDULER
     for sample, pressure in (
-        (Sample(fill=0.3), 0.3),
-        (Sample(beneath=0.3), 0.3),
-        (Sample(ready=full // 2), 0.5),
-        (Sample(ready=full // 2, workers=2), 0.25),
-        (Sample(busy=1.0), 0.2),
-        (Sample(latency_ns=GOVERNOR_LATENCY_MS * MS), 0.2),
+        (PressureSample(fill=0.3), 0.3),
+        (PressureSample(shards_pressure=0.3), 0.3),
+        (PressureSample(ready=full // 2), 0.5),
+        (PressureSample(ready=full // 2, workers=2), 0.25),
+        (PressureSample(busy=1.0), 0.2),
+        (PressureSample(latency_ns=GOVERNOR_LATENCY_MS * MS), 0.2),
     ):
         governor = Governor()
         governor.observe(sample)
@@ -143,14 +147,14 @@ def test_averages_reach_what_lasts() -> None:
     """G-2: a fifth is new with each sample."""
     governor = Governor()
     for n in range(1, 30):
-        governor.observe(Sample(latency_ns=GOVERNOR_LATENCY_MS * MS))
+        governor.observe(PressureSample(latency_ns=GOVERNOR_LATENCY_MS * MS))
         assert math.isclose(governor.pressure, 1 - 0.8**n)
 
 
 def test_what_lies_beneath_is_no_pressure_of_our_own() -> None:
     """G-10."""
     governor = Governor()
-    governor.observe(Sample(fill=0.3, beneath=0.9))
+    governor.observe(PressureSample(fill=0.3, shards_pressure=0.9))
     assert (governor.own, governor.pressure) == (0.3, 0.9)
 
 
@@ -166,12 +170,14 @@ def test_wake_ups_are_gathered_linearly_from_nothing(pressure: float) -> None:
 @given(SHARE)
 def test_groups_are_gathered_between_two_bounds(pressure: float) -> None:
     """G-3, G-7, WC-4."""
-    assert group_window_ns(pressure, Step.FREE) == group_window_ns(pressure, Step.COALESCE) == 0
-    found = group_window_ns(pressure, Step.WIDEN)
-    assert GROUP_WINDOW_US_MIN * 1_000 <= found <= GROUP_WINDOW_US_MAX * 1_000
-    assert group_window_ns(0.35, Step.WIDEN) == GROUP_WINDOW_US_MIN * 1_000
-    assert group_window_ns(1.0, Step.REFUSE) == GROUP_WINDOW_US_MAX * 1_000
-    assert group_window_ns(0.7, Step.WIDEN) == (GROUP_WINDOW_US_MIN + GROUP_WINDOW_US_MAX) * 500
+    assert (
+        batch_window_ns(pressure, PressureStep.FREE) == batch_window_ns(pressure, PressureStep.COALESCE) == 0
+    )
+    found = batch_window_ns(pressure, PressureStep.WIDEN)
+    assert BATCH_WINDOW_US_MIN * 1_000 <= found <= BATCH_WINDOW_US_MAX * 1_000
+    assert batch_window_ns(0.35, PressureStep.WIDEN) == BATCH_WINDOW_US_MIN * 1_000
+    assert batch_window_ns(1.0, PressureStep.REFUSE) == BATCH_WINDOW_US_MAX * 1_000
+    assert batch_window_ns(0.7, PressureStep.WIDEN) == (BATCH_WINDOW_US_MIN + BATCH_WINDOW_US_MAX) * 500
 
 
 def test_routers_run_one_band_lower_while_it_sheds() -> None:

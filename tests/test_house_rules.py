@@ -270,7 +270,7 @@ RULES = [
         excused={
             "ringlog/storage/disk.py": "the one place",
             "ringlog/shm.py": "shared memory: makes files that are mapped, never durable ones",
-            "ringlog/runtime/listening.py": "hides the name of a socket in shared memory, no durable file",
+            "ringlog/runtime/listener.py": "hides the name of a socket in shared memory, no durable file",
             "ringlog/descriptors.py": "the null device",
             "ringlog/ring/region.py": "shared memory: removes rings",
             "ringlog/ring/doorbell.py": "named pipes and eventfds, which carry wake-ups",
@@ -280,7 +280,7 @@ RULES = [
             "ringlog/testing/*": "tools of tests",
             "ringlog/spark/spark_home.py": "links in the user's cache, made again when they are gone",
             "ringlog/spark/jvm_jar.py": "a jar in the user's cache, compiled again when it is gone",
-            "actors/wal_shard/volatile.py": "the volatile log lies in shared memory and is never durable",
+            "actors/wal_shard/io/volatile_log.py": "the volatile log is in shared memory, never durable",
         },
     ),
     Rule(
@@ -351,25 +351,25 @@ RULES = [
         ),
         excused={
             "ringlog/runtime/process.py": "the top of an actor's loop: the process ends here",
-            "ringlog/link/pending.py": "a failed operation's error travels to whoever waits for its result",
-            "ringlog/client/shell.py": "an operation's error goes to its own code, a callback's to the log; "
+            "ringlog/link/futures.py": "a failed operation's error travels to whoever waits for its result",
+            "ringlog/client/connection/shell.py": "an operation.s error is its own, a callback.s is logged; "
             "what an interrupt left half made may raise anything while it is ended",
             "actors/gateway/core.py": "a request's error is its sender's; the gateway holds no facts",
             "actors/gateway/shell.py": "the same, while the core's effects are performed",
             "ringlog/cli/app.py": "the top of a command: a person gets one line, a script an exit code",
-            "ringlog/client/decoding.py": "a program's codec may raise anything: why a job is rejected",
-            "ringlog/client/job_facts.py": "a program's exception may raise as text; its job is given back",
-            "ringlog/client/dropped.py": "nobody waits for it: errors go to the log",
+            "ringlog/client/leases/job_payloads.py": "a codec may raise anything: why a job is rejected",
+            "ringlog/client/leases/job_facts.py": "an exception may raise as text; its job is returned",
+            "ringlog/client/connection/finalizer.py": "nobody waits for it: errors go to the log",
             "ringlog/worker/wire.py": "the text of a program's exception may raise anything",
             "ringlog/worker/child.py": "a program's module, codec and function may raise anything: that is "
             "the fate of the job, or why the worker does not start",
         },
         most={
             "ringlog/runtime/process.py": 1,
-            "ringlog/link/pending.py": 1,
-            "ringlog/client/shell.py": 5,
+            "ringlog/link/futures.py": 1,
+            "ringlog/client/connection/shell.py": 5,
             "ringlog/cli/app.py": 1,
-            "ringlog/client/decoding.py": 1,
+            "ringlog/client/leases/job_payloads.py": 1,
             "ringlog/worker/child.py": 3,
         },
     ),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringlog import config as c
 from ringlog import environment
 from ringlog.cli.app import run
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.errors import ConfigError
 from ringlog.limits import COUNT_MAX, DURATION_MS_MAX, INTERVAL_S_MIN
 
@@ -91,7 +91,7 @@ def test_an_unparsable_variable_warns_and_the_default_stays(tmp_path: Path) -> N
     """KN-1: unparsable and out of range alike, and the shard count 0."""
     for text in ("many", "0", "-1", "1e9"):
         loaded = load(tmp_path, environ={"RINGLOG_WAL_SHARDS": text})
-        assert loaded.config.wal.shards == c.Wal().shards
+        assert loaded.config.wal.shards == c.WalConfig().shards
         assert loaded.sources["wal.shards"] == "default"
         assert len(loaded.warnings) == 1
         assert "RINGLOG_WAL_SHARDS" in loaded.warnings[0]
@@ -225,9 +225,9 @@ def test_config_check_fails_on_a_variable_that_does_nothing(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("RINGLOG_")]:
         monkeypatch.delenv(name)
-    assert run(["config", "check"]) == Exit.DONE
+    assert run(["config", "check"]) == CliExit.DONE
     monkeypatch.setenv("RINGLOG_WAL_SHARD", "4")
-    assert run(["config", "check"]) == Exit.USAGE
+    assert run(["config", "check"]) == CliExit.USAGE
     assert "did you mean RINGLOG_WAL_SHARDS?" in capsys.readouterr().err
 
 

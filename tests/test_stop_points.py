@@ -71,10 +71,10 @@ def test_a_spec_that_makes_no_sense_is_refused(spec):
 
 def test_a_plan_for_several_lives_gives_each_its_own_and_the_rest_none():
     plan = "log_after_write:1:kill;;drain_mid:1:kill,log_after_sync:2:exit"
-    assert [stop_points.of_life(plan, life) for life in range(1, 6)] == [
+    assert [stop_points.plan_of_incarnation(plan, life) for life in range(1, 6)] == [
         "log_after_write:1:kill", "", "drain_mid:1:kill,log_after_sync:2:exit", "", "",
     ]  # fmt: skip
-    assert stop_points.of_life("", 1) == ""
+    assert stop_points.plan_of_incarnation("", 1) == ""
 
 
 def test_an_unknown_name_in_the_code_is_found_by_any_test_that_arms_a_point():

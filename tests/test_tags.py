@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog.errors import InvalidRequest
-from ringlog.tags import TagMatch, kept_match, long_form, parse_match
+from ringlog.tags import TagMatch, parse_match, parse_stored_match, request_form
 
 TABLE = [
     ("a", ["a"], ["ab", "a/b", "b"]),
@@ -32,7 +32,7 @@ def test_levels_match_as_those_of_mqtt_do(pattern: str, matched: list[str], othe
     match = parse_match(["tag", "Levels", pattern])
     assert [tag for tag in [*matched, *others, ""] if match.test(tag.encode())] == matched
     assert all(tag.encode().startswith(match.tag) for tag in matched), "an index is searched by it"
-    assert (kept_match(match.text), long_form(match.text)) == (match, ["tag", "Levels", pattern])
+    assert (parse_stored_match(match.text), request_form(match.text)) == (match, ["tag", "Levels", pattern])
 
 
 @pytest.mark.parametrize("pattern", ["", "a+", "a/b#", "#/a", "a/#/b", "++", "a/+b/c", "a" * 257])
@@ -59,14 +59,14 @@ def test_newlines_are_bytes_like_others() -> None:
 )
 def test_the_short_forms_are_a_tag_or_a_prefix(wanted: object, match: TagMatch, form: list[str]) -> None:
     assert parse_match(wanted) == match
-    assert long_form(match.text) == form
-    assert kept_match(match.text) == match
+    assert request_form(match.text) == form
+    assert parse_stored_match(match.text) == match
 
 
 @pytest.mark.parametrize("text", ["", "a", "?a", "~", "~a+"])
 def test_what_was_never_kept_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
-        kept_match(text)
+        parse_stored_match(text)
 
 
 @pytest.mark.parametrize(

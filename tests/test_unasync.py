@@ -39,7 +39,10 @@ def test_every_pattern_of_text_is_used():
         ("async def f(x):\n    return await g(x)\n", "def f(x):\n    return g(x)\n"),
         ("async for x in y:\n    await z()\n", "for x in y:\n    z()\n"),
         ("async with (await f()) as x: pass\n", "with (f()) as x: pass\n"),
-        ("from ringlog.aio.shell import LoopShell\n", "from ringlog.client.shell import Shell\n"),
+        (
+            "from ringlog.aio.shell import LoopShell\n",
+            "from ringlog.client.connection.shell import ThreadedShell\n",
+        ),
         ("def f():  # asyncio only\n    pass\n\n\nx = 1\n", "\n\nx = 1\n"),
         ("@a  # asyncio only\n@b\ndef f():\n    pass\nx = 1\n", "x = 1\n"),
         ('f("async with it: await this")\n', 'f("with it: this")\n'),

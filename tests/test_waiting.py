@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ringlog import waiting
-from ringlog.compiled import kernel
-from ringlog.waiting import CROWDED_SHARE, MEASURE_NS, WORDS_MAX, LookingOn, look, quota
+import ringlog.spin_wait as spin_module
+from ringlog.native_kernel import kernel
+from ringlog.spin_wait import (
+    CONTENTION_SAMPLE_NS,
+    CPU_CONTENDED_SHARE,
+    SPIN_WORDS_MAX,
+    SpinPolicy,
+    cpu_quota,
+    spin_wait,
+)
 
 LONG_NS = 900_000_000
 WAIT_S = 30.0
@@ -29,9 +36,9 @@ def words_of(*values: int) -> tuple[memoryview, list[memoryview]]:
 def test_a_word_that_is_another_already_is_seen_at_once(at: int) -> None:
     whole, words = words_of(5, 6, 1 << 63)
     seen = [5, 6, 1 << 63]
-    assert look(words, seen, 0) is False
+    assert spin_wait(words, seen, 0) is False
     whole[at] = 7
-    assert look(words, seen, LONG_NS) is True
+    assert spin_wait(words, seen, LONG_NS) is True
 
 
 def test_a_word_that_changes_meanwhile_is_seen_and_others_run() -> None:
@@ -46,7 +53,7 @@ def test_a_word_that_changes_meanwhile_is_seen_and_others_run() -> None:
     other.start()
     has_begun.set()
     tries = 0
-    while not look(words, [0, 0], LONG_NS):
+    while not spin_wait(words, [0, 0], LONG_NS):
         tries += 1
         assert tries < WAIT_S, "the other thread cannot run while we look"
     other.join()
@@ -55,7 +62,7 @@ def test_a_word_that_changes_meanwhile_is_seen_and_others_run() -> None:
 def test_nothing_changes_and_it_ends() -> None:
     _, words = words_of(3)
     began = time.monotonic_ns()
-    assert look(words, [3], 2_000_000) is False
+    assert spin_wait(words, [3], 2_000_000) is False
     assert time.monotonic_ns() - began >= 2_000_000
 
 
@@ -63,7 +70,7 @@ def test_nothing_changes_and_it_ends() -> None:
     ("change", "error"),
     [
         (lambda words, seen: (words, seen[:1], 1), ValueError),
-        (lambda words, seen: (words * (WORDS_MAX + 1), seen * (WORDS_MAX + 1), 1), ValueError),
+        (lambda words, seen: (words * (SPIN_WORDS_MAX + 1), seen * (SPIN_WORDS_MAX + 1), 1), ValueError),
         (lambda words, seen: (words, seen, 1_000_000_001), ValueError),
         (lambda words, seen: (words, [-1, 0], 1), OverflowError),
         (lambda words, seen: (words, [1 << 64, 0], 1), OverflowError),
@@ -87,7 +94,7 @@ def test_a_mapping_that_is_closed_while_somebody_looks_ends_behind_him() -> None
     word = memoryview(mapping).cast("Q")[:1]
     with pytest.raises(BufferError):
         mapping.close()
-    assert look([word], [0], 0) is False
+    assert spin_wait([word], [0], 0) is False
     word.release()
     mapping.close()
 
@@ -100,20 +107,20 @@ def pressure(path: Path, total_us: int) -> str:
 
 @pytest.fixture
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_processors", lambda: 2)
+    monkeypatch.setattr(spin_module, "_processors", lambda: 2)
 
 
 def test_where_others_want_the_processors_nobody_looks_on(tmp_path: Path, two_processors: None) -> None:
     file = tmp_path / "cpu"
-    looking = LookingOn(pressure(file, 1_000_000))
-    at_ns = 10 * MEASURE_NS
-    assert looking.is_wanted(at_ns), "nothing is known of what was before"
-    share_us = int(CROWDED_SHARE * MEASURE_NS / 1_000)
+    looking = SpinPolicy(pressure(file, 1_000_000))
+    at_ns = 10 * CONTENTION_SAMPLE_NS
+    assert looking.should_spin(at_ns), "nothing is known of what was before"
+    share_us = int(CPU_CONTENDED_SHARE * CONTENTION_SAMPLE_NS / 1_000)
     pressure(file, 1_000_000 + share_us + 1)
-    assert looking.is_wanted(at_ns + MEASURE_NS - 1), "it is measured once a second"
-    assert not looking.is_wanted(at_ns + MEASURE_NS)
+    assert looking.should_spin(at_ns + CONTENTION_SAMPLE_NS - 1), "it is measured once a second"
+    assert not looking.should_spin(at_ns + CONTENTION_SAMPLE_NS)
     pressure(file, 1_000_000 + 2 * share_us + 1)
-    assert looking.is_wanted(at_ns + 2 * MEASURE_NS)
+    assert looking.should_spin(at_ns + 2 * CONTENTION_SAMPLE_NS)
 
 
 @pytest.mark.parametrize("text", ["", "some avg10=1 total=many\n", None])
@@ -122,13 +129,13 @@ def test_where_the_host_does_not_tell_everybody_looks_on(
 ) -> None:
     if text is not None:
         (tmp_path / "cpu").write_text(text)
-    looking = LookingOn(str(tmp_path / "cpu"))
-    assert all(looking.is_wanted(second * MEASURE_NS) for second in range(3))
+    looking = SpinPolicy(str(tmp_path / "cpu"))
+    assert all(looking.should_spin(second * CONTENTION_SAMPLE_NS) for second in range(3))
 
 
 def test_on_one_processor_nobody_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_processors", lambda: 1)
-    assert not LookingOn().is_wanted(MEASURE_NS)
+    monkeypatch.setattr(spin_module, "_processors", lambda: 1)
+    assert not SpinPolicy().should_spin(CONTENTION_SAMPLE_NS)
 
 
 @pytest.mark.parametrize(
@@ -151,4 +158,4 @@ def test_on_one_processor_nobody_looks_on(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_what_control_groups_leave_us(own: str, files: dict[str, str], processors: float) -> None:
-    assert quota(own, lambda path: files.get(path.removeprefix("/sys/fs/cgroup/"), "")) == processors
+    assert cpu_quota(own, lambda path: files.get(path.removeprefix("/sys/fs/cgroup/"), "")) == processors

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import ringlog
-from ringlog.client.fields import NewRecord, RecordFields
+from ringlog.client.write.fields import NewRecord, RecordFields
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import NotReady
-from ringlog.link.address import read_engine
+from ringlog.link.address import read_engine_file
 from ringlog.link.shard_requests import Requester
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 
@@ -92,7 +92,7 @@ def _queue(client: ringlog.Client) -> None:
 
 def _checkpoint(running: TestEngine) -> None:
     """Have everything that was written so far turned into segments."""
-    found = read_engine(running.run_dir)
+    found = read_engine_file(running.run_dir)
     assert found is not None, "the engine runs"
     requester = Requester("compactor", f"ipc://{found.shm_dir}/compactor.sock")
 

@@ -37,7 +37,7 @@ FACADES = (
 
 NAMES = {
     "AsyncIterator": "Iterator",
-    "LoopShell": "Shell",
+    "LoopShell": "ThreadedShell",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
@@ -56,6 +56,8 @@ TEXTS = {
     r"\bfrom the loop; soon if": "from whichever thread learns it; at once if",
 }
 """Patterns of docstrings and comments."""
+ELSEWHERE = re.compile(r"\bringlog\.client\.(shell|ref_count)\b")
+"""Modules of ringlog/aio whose counterparts lie in a package of the client."""
 ONLY = "# asyncio only"
 TIDY = ["check", "--quiet", "--select=F401,I,SIM117,UP028", "--fix-only", "--unsafe-fixes"]
 """Imports that are left over, their order, and what is simpler without `async`."""
@@ -84,7 +86,7 @@ def converted(source: str) -> str:
             edits.append((begin, end, _reworded(token.string)))
     for begin, end, text in sorted(edits, reverse=True):
         source = source[:begin] + text + source[end:]
-    return source
+    return ELSEWHERE.sub(r"ringlog.client.connection.\1", source)
 
 
 def _left_out(source: str) -> Iterable[tuple[int, int]]:

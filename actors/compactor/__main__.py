@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from actors.compactor.shell import Shell
+from actors.compactor.shell import CompactorShell
 from ringlog import config
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 
 
-def build(boot: ActorBoot) -> Shell:
+def build(boot: ActorBoot) -> CompactorShell:
     """Make the compactor that `boot` describes."""
-    return Shell(boot, config.from_plain(boot.config))
+    return CompactorShell(boot, config.from_plain(boot.config))
 
 
 if __name__ == "__main__":

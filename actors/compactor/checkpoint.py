@@ -21,28 +21,34 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from actors.compactor.deletion_marks import mark_deleted_records
 from actors.compactor.logfile import read_log
-from actors.compactor.marking import mark_removed
-from actors.compactor.sealing import Appends, Live, Ordered, Sizes, TopicCut
-from actors.compactor.shards import Shard
+from actors.compactor.segment_plan import (
+    AppendCollector,
+    LiveTopics,
+    SegmentPlanner,
+    SegmentSizeLimits,
+    TopicCut,
+)
+from actors.compactor.shard_client import CompactorShardClient
 from ringlog import stop_points
 from ringlog.clock import Clock
-from ringlog.config import Storage
+from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError, Internal, RinglogError
 from ringlog.limits import MIB, SNAPSHOTS_KEPT
-from ringlog.logs import say
+from ringlog.logs import log_event
 from ringlog.placement import shard_of
+from ringlog.segment.index_rebuild import read_frames
 from ringlog.segment.layout import (
     DATA,
     DATA_HEADER_BYTES,
     MAKER_COMPACTOR,
     MAKER_SHIFT,
     SUFFIXES,
-    DataHeader,
     NumberAllocator,
+    SegmentDataHeader,
 )
-from ringlog.segment.rebuild import read_frames
 from ringlog.segment.segment import Segment
 from ringlog.segment.writer import SegmentWriter
 from ringlog.storage import snapshot as snapshots
@@ -54,28 +60,28 @@ log = logging.getLogger("ringlog.compactor")
 
 PASS_BYTES = 64 * MIB
 """Log that is in memory at once; a pass ends behind the buffer with which it has this much."""
-REGISTERED_AT_ONCE = 1_024
+SEGMENTS_PER_REGISTER_MAX = 1_024
 """So many segments fit into one message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class CheckpointContext:
     """What every checkpoint works with."""
 
     disk: Disk
     data_dir: str
     engine_id: bytes
-    storage: Storage
+    storage: StorageConfig
     clock: Clock
     numbers: NumberAllocator
-    beat: Callable[[], None]
+    heartbeat: Callable[[], None]
     """Called between steps of less than a second each: we make progress."""
-    rest: Callable[[], None] = lambda: None
+    throttle: Callable[[], None] = lambda: None
     """Called behind every piece of a segment: see pace.py."""
 
 
 @dataclass(slots=True)
-class Made:
+class CheckpointResult:
     """What a checkpoint did."""
 
     snapshot: int = 0
@@ -86,19 +92,19 @@ class Made:
 
 
 @dataclass(slots=True)
-class Checkpoint:
+class CheckpointTask:
     """One checkpoint; `run` once."""
 
-    place: Workplace
-    shard: Shard
+    context: CheckpointContext
+    shard: CompactorShardClient
     plan: m.CheckpointPlan
-    made: Made = field(default_factory=Made)
+    result: CheckpointResult = field(default_factory=CheckpointResult)
     _sealed: dict[tuple[int, int], int] = field(default_factory=dict)
     """(topic, epoch) -> last number sealed in this checkpoint."""
     _removed: set[int] = field(default_factory=set)
     _added: list[m.SegmentRef] = field(default_factory=list)
 
-    def run(self) -> Made:
+    def run(self) -> CheckpointResult:
         """Do it. Raises DiskError, CorruptData, and what asking the shard raises; then nothing that was
         acknowledged is lost, and the same log is there for the next try."""
         base = self._base()
@@ -106,63 +112,65 @@ class Checkpoint:
             self._seal_pass(appends)
             del appends  # Or it would be in memory while the next one is read.
         self._replace_leftovers()
-        mark_removed(self.place, self.shard, self._removed, [*self.plan.segments, *self._added])
+        mark_deleted_records(self.context, self.shard, self._removed, [*self.plan.segments, *self._added])
         stop_points.hit("compact_before_snapshot")
         number = self._write_snapshot(base)
         stop_points.hit("compact_after_snapshot")
-        unlink = self.shard.closed(number, self._absorbed())
+        unlink = self.shard.confirm_snapshot(number, self._absorbed())
         stop_points.hit("compact_before_unlink")
         self._unlink(unlink)
-        retire_snapshots(self.place.disk, self.place.data_dir, self.plan, keep={number, base.number})
-        return self.made
+        retire_snapshots(self.context.disk, self.context.data_dir, self.plan, keep={number, base.number})
+        return self.result
 
     # -- log to segments ------------------------------------------------------------------------------
 
-    def _passes(self) -> Iterator[Appends]:
+    def _passes(self) -> Iterator[AppendCollector]:
         """The log in stretches that fit into memory; the last one may be empty."""
-        appends = Appends()
+        appends = AppendCollector()
         for file in self.plan.files:
-            for buffer, batch in read_log(self.place.disk, self.place.data_dir, file):
+            for buffer, batch in read_log(self.context.disk, self.context.data_dir, file):
                 appends.add(buffer, batch)
-                self.made.absorbed_bytes += batch.stop
-                self.place.beat()
+                self.result.absorbed_bytes += batch.stop
+                self.context.heartbeat()
                 stop_points.hit("compact_mid_read")
                 if appends.bytes >= PASS_BYTES:
                     yield appends
-                    appends = Appends()
+                    appends = AppendCollector()
         yield appends
 
-    def _seal_pass(self, appends: Appends) -> None:
-        self._removed |= appends.removed
-        gathered = appends.gathered()
+    def _seal_pass(self, appends: AppendCollector) -> None:
+        self._removed |= appends.deleted_topics
+        gathered = appends.to_table()
         if not len(gathered):
             return
-        live = self.shard.live(gathered.topics())
-        ordered = Ordered(gathered, live, self._sealed)
-        storage = self.place.storage
-        sizes = Sizes(storage.segment_records, storage.segment_bytes, storage.own_segment_bytes)
+        live = self.shard.fetch_live_topics(gathered.topics())
+        ordered = SegmentPlanner(gathered, live, self._sealed)
+        storage = self.context.storage
+        sizes = SegmentSizeLimits(storage.segment_records, storage.segment_bytes, storage.own_segment_bytes)
         refs: list[m.SegmentRef] = []
-        for cuts in ordered.segments(sizes):
+        for cuts in ordered.plan_segments(sizes):
             ref = self._make_segment(ordered, cuts, live)
             if ref is not None:
                 refs.append(ref)
         stop_points.hit("compact_before_register")
-        for start in range(0, len(refs), REGISTERED_AT_ONCE):
-            self._register(refs[start : start + REGISTERED_AT_ONCE], [])
+        for start in range(0, len(refs), SEGMENTS_PER_REGISTER_MAX):
+            self._register(refs[start : start + SEGMENTS_PER_REGISTER_MAX], [])
         stop_points.hit("compact_after_register")
-        ordered.note_sealed(self._sealed)
+        ordered.record_last_sealed(self._sealed)
 
-    def _make_segment(self, ordered: Ordered, cuts: list[TopicCut], live: Live) -> m.SegmentRef | None:
-        place, storage = self.place, self.place.storage
+    def _make_segment(
+        self, ordered: SegmentPlanner, cuts: list[TopicCut], live: LiveTopics
+    ) -> m.SegmentRef | None:
+        place, storage = self.context, self.context.storage
         created_us = place.clock.now_us()
         writer = SegmentWriter(
-            place.disk, place.data_dir, number=place.numbers.take(), salt=secrets.randbits(64) | 1,
+            place.disk, place.data_dir, number=place.numbers.allocate(), salt=secrets.randbits(64) | 1,
             shard=self.plan.shard, shards=self.plan.shards, engine_id=place.engine_id, created_us=created_us,
             compression=storage.compression, compression_min_bytes=storage.compression_min_bytes,
-            compression_saving=storage.compression_saving, rest=place.rest,
+            compression_saving=storage.compression_saving, rest=place.throttle,
         )  # fmt: skip
         try:
-            for cut, runs in ordered.runs(cuts):
+            for cut, runs in ordered.frame_runs(cuts):
                 writer.add_topic(
                     cut.topic_id,
                     cut.epoch,
@@ -171,7 +179,7 @@ class Checkpoint:
                     dead=live.deleted.get(cut.topic_id),
                     codec=live.codecs.get(cut.topic_id),
                 )
-                place.beat()
+                place.heartbeat()
             ref = writer.finish()
         except (DiskError, RinglogError):
             writer.abandon()
@@ -179,7 +187,7 @@ class Checkpoint:
         if ref is None:
             return None
         ref = msgspec.structs.replace(ref, created_us=created_us)
-        verify(place, ref)
+        verify_written_segment(place, ref)
         return ref
 
     def _register(self, refs: list[m.SegmentRef], removed: list[int]) -> None:
@@ -187,11 +195,11 @@ class Checkpoint:
             return
         changed = self.shard.register(refs, removed)
         if not changed.accepted:
-            remove_unregistered(self.place.disk, self.place.data_dir, refs)
+            remove_unregistered(self.context.disk, self.context.data_dir, refs)
             raise Internal("a shard refuses segments", shard=self.plan.shard, reason=changed.reason)
         self._added += refs
-        self.made.segments += len(refs)
-        self.made.records += sum(ref.records for ref in refs)
+        self.result.segments += len(refs)
+        self.result.records += sum(ref.records for ref in refs)
 
     def _replace_leftovers(self) -> None:
         """Take out of force what a checkpoint that did not end has made of the same log.
@@ -199,7 +207,7 @@ class Checkpoint:
         Such a segment is younger than the snapshot which the shard's plan builds on: by construction no
         snapshot is older than a segment that it lists, see `_write_snapshot`.
         """
-        found, _ = snapshots.load_snapshots(self.place.disk, self.place.data_dir, self.plan.shard)
+        found, _ = snapshots.load_snapshots(self.context.disk, self.context.data_dir, self.plan.shard)
         known = [
             each for each in found if each.number == self.plan.number and each.shards == self.plan.shards
         ]
@@ -217,7 +225,7 @@ class Checkpoint:
         """Topic -> first and last number that these segments hold of it."""
         held: dict[int, tuple[int, int]] = {}
         for ref in refs:
-            segment = Segment.open(self.place.disk, self.place.data_dir, ref.stem)
+            segment = Segment.open(self.context.disk, self.context.data_dir, ref.stem)
             topics = segment.topics
             segment.close()
             columns = [topics[name].tolist() for name in ("topic_id", "first_seq", "last_seq")]
@@ -241,61 +249,63 @@ class Checkpoint:
     def _base(self) -> Snapshot:
         """The snapshot that changed rows are merged into; empty when every row has to be asked for."""
         found, skipped = snapshots.load_snapshots(
-            self.place.disk, self.place.data_dir, self.plan.shard, most=1
+            self.context.disk, self.context.data_dir, self.plan.shard, most=1
         )
         for reason in skipped:
-            say(log, logging.WARNING, "snapshot skipped", reason=reason)
+            log_event(log, logging.WARNING, "snapshot skipped", reason=reason)
         is_usable = (
             found and found[0].number >= max(self.plan.number, 1) and found[0].shards == self.plan.shards
         )
         return found[0] if is_usable else snapshots.empty_snapshot(self.plan.shard, self.plan.shards)
 
     def _write_snapshot(self, base: Snapshot) -> int:
-        place, plan = self.place, self.plan
-        rows = self.shard.rows(self._absorbed(), everything=base.number == 0)
+        place, plan = self.context, self.plan
+        rows = self.shard.fetch_snapshot_rows(self._absorbed(), everything=base.number == 0)
         if rows.is_everything:
             # A snapshot that was written and of which the shard was never told: what was removed since then
             # has a row there and none here.
             base = snapshots.empty_snapshot(plan.shard, plan.shards)
         ids, starts, merged = snapshots.merge_rows(base, rows.ids, rows.lengths, rows.rows)
         listed = [ref.created_us for ref in (*plan.segments, *self._added)]
-        number = snapshots.next_number(place.disk, place.data_dir, plan.shard, plan.shards, plan.number)
+        number = snapshots.next_snapshot_number(
+            place.disk, place.data_dir, plan.shard, plan.shards, plan.number
+        )
         snapshot = Snapshot(
             number, plan.shard, plan.shards, plan.incarnation, max([place.clock.now_us(), *listed]),
             rows.facts, ids, starts, merged,
         )  # fmt: skip
         snapshots.write_snapshot(place.disk, place.data_dir, snapshot)
-        self.made.snapshot = number
+        self.result.snapshot = number
         return number
 
     def _absorbed(self) -> list[int]:
         return list(dict.fromkeys([file.file_id for file in self.plan.files]))
 
     def _unlink(self, paths: list[str]) -> None:
-        disk, data_dir = self.place.disk, self.place.data_dir
+        disk, data_dir = self.context.disk, self.context.data_dir
         for path in paths:
             if not path.startswith("wal/shard-") or ".." in path:
                 raise CorruptData("a shard lets go of a file that is not of the log", file=path)
             if disk.exists(f"{data_dir}/{path}"):
                 disk.unlink(f"{data_dir}/{path}")
-                self.made.unlinked += 1
+                self.result.unlinked += 1
         for directory in sorted({path.rpartition("/")[0] for path in paths}):
             disk.sync_dir(f"{data_dir}/{directory}")
 
 
-def verify(place: Workplace, ref: m.SegmentRef) -> None:
+def verify_written_segment(place: CheckpointContext, ref: m.SegmentRef) -> None:
     """Read a segment back whole before anybody is led to it (RD-22); raises CorruptData, DiskError."""
     path = f"{place.data_dir}/{ref.stem}{DATA}"
     fd = place.disk.open_read(path)
     try:
-        header = DataHeader.decode(place.disk.read_at(fd, DATA_HEADER_BYTES, 0), path)
+        header = SegmentDataHeader.decode(place.disk.read_at(fd, DATA_HEADER_BYTES, 0), path)
     finally:
         place.disk.close(fd)
     records = frames = 0
     for _, _, batch in read_frames(place.disk, path, header):
         records += int((batch.words[:, 4] & np.uint64(0xFFFFFFFF)).sum())
         frames += len(batch)
-        place.beat()
+        place.heartbeat()
     segment = Segment.open(place.disk, place.data_dir, ref.stem)
     segment.close()
     said = (ref.number, ref.salt, ref.records, ref.frames)

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.compactor.schedule import Schedule, Waiting
+from actors.compactor.schedule import CheckpointBacklog, CheckpointSchedule
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import ExitCode, InvariantViolation, Refused, RinglogError, ShuttingDown, Status
 
 
 @dataclass(frozen=True, slots=True)
-class LookAt:
+class PollShard:
     """Effect: ask a shard for its plan; with `roll` it closes its file first. Then `Looked` or `Failed`."""
 
     shard: int
@@ -40,30 +40,30 @@ class ListFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveSnapshots:
+class MakeShutdownCheckpoints:
     """Effect: make the checkpoints that shorten the next start, as far as there is time."""
 
 
-Effect = LookAt | MakeCheckpoint | ListFiles | LeaveSnapshots | Reply | Stop
+Effect = PollShard | MakeCheckpoint | ListFiles | MakeShutdownCheckpoints | Reply | Stop
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ShardPolled:
     """Event: what a shard's plan says."""
 
     shard: int
-    waiting: Waiting
+    backlog: CheckpointBacklog
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CheckpointFinished:
     """Event: a shard's checkpoint is made."""
 
     shard: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CheckpointFailed:
     """Event: a shard could not be asked, or its checkpoint was not made."""
 
     shard: int
@@ -83,7 +83,7 @@ class Compactor:
 
     def __init__(self, shards: int, *, file_bytes: int, age_ms: int, now_ns: int) -> None:
         """`file_bytes` and `age_ms` as in Schedule."""
-        self._schedule = Schedule(shards, file_bytes=file_bytes, age_ms=age_ms, now_ns=now_ns)
+        self._schedule = CheckpointSchedule(shards, file_bytes=file_bytes, age_ms=age_ms, now_ns=now_ns)
         self._now_ns = now_ns
         self._clients: dict[int, tuple[bytes, int]] = {}
         """Operators' requests that wait: ticket -> (reply address, correlation id)."""
@@ -97,24 +97,26 @@ class Compactor:
         # Not behind what came of the last look: requests and the stop are taken in between.
         may_look, is_draining = self._busy_with is None, False
         for event in events:
-            may_look &= not isinstance(event, Looked | Made | Failed | FilesListed)
+            may_look &= not isinstance(
+                event, ShardPolled | CheckpointFinished | CheckpointFailed | FilesListed
+            )
             match event:
                 case Tick():
                     self._now_ns = event.monotonic_ns
                 case ControlReceived():
                     self._tickets += 1
                     self._clients[self._tickets] = event.client, event.corr
-                    self._schedule.want(self._tickets, self._now_ns)
-                case Looked():
+                    self._schedule.request_checkpoints(self._tickets, self._now_ns)
+                case ShardPolled():
                     effects += self._looked(event)
-                case Made():
+                case CheckpointFinished():
                     self._busy_with = None
-                    tickets = self._schedule.done(event.shard, self._now_ns)
+                    tickets = self._schedule.checkpoint_done(event.shard, self._now_ns)
                     if tickets:
                         effects.append(ListFiles(tuple(tickets)))
-                case Failed():
+                case CheckpointFailed():
                     self._busy_with = None
-                    tickets = self._schedule.failed(event.shard, self._now_ns)
+                    tickets = self._schedule.checkpoint_failed(event.shard, self._now_ns)
                     effects += [self._refused(ticket, event.error) for ticket in tickets]
                 case FilesListed():
                     effects += [self._answered(ticket, event.files) for ticket in event.tickets]
@@ -127,29 +129,29 @@ class Compactor:
         number = self._schedule.next_shard(self._now_ns) if may_look else None
         if number is not None:
             self._busy_with = number
-            effects.append(LookAt(number, self._schedule.must_roll(number, self._now_ns)))
+            effects.append(PollShard(number, self._schedule.must_roll(number, self._now_ns)))
         return effects
 
     def next_deadline_ns(self) -> int:
         """When a shard is to be looked at next."""
-        return self._schedule.next_look_ns()
+        return self._schedule.next_poll_ns()
 
     def check(self) -> None:
         """Assert K1: each request that waits, waits for a shard."""
         for ticket in self._clients:
-            if not self._schedule.is_open(ticket):
+            if not self._schedule.is_pending(ticket):
                 raise InvariantViolation("a request waits for no shard", ticket=ticket)
 
-    def _looked(self, event: Looked) -> list[Effect]:
-        if self._schedule.is_due(event.shard, event.waiting, self._now_ns):
-            return [MakeCheckpoint(event.shard, event.waiting.log_bytes)]
+    def _looked(self, event: ShardPolled) -> list[Effect]:
+        if self._schedule.is_due(event.shard, event.backlog, self._now_ns):
+            return [MakeCheckpoint(event.shard, event.backlog.log_bytes)]
         self._busy_with = None
         return []
 
     def _drain(self) -> list[Effect]:
         stopping = ShuttingDown("the engine is stopping")
         refused = [self._refused(ticket, stopping) for ticket in list(self._clients)]
-        return [LeaveSnapshots(), *refused, Stop(ExitCode.OK, "asked to stop")]
+        return [MakeShutdownCheckpoints(), *refused, Stop(ExitCode.OK, "asked to stop")]
 
     def _answered(self, ticket: int, files: list[str] | RinglogError) -> Reply:
         if isinstance(files, RinglogError):

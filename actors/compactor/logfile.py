@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ringlog.envelope.messages import Extent
 from ringlog.errors import CorruptData, FrameInvalid
 from ringlog.frame import batch as frames
-from ringlog.frame.batch import End, FrameBatch
-from ringlog.frame.routed import resolve
+from ringlog.frame.batch import FrameBatch, ScanEnd
+from ringlog.frame.routed_frame import resolve_copies
 from ringlog.limits import FRAME_BYTES_MAX, RECOVERY_READ_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.disk import Disk
 
@@ -29,7 +29,7 @@ def read_log(disk: Disk, data_dir: str, file: Extent) -> Iterator[tuple[bytes, F
             if len(batch):
                 yield buffer, _resolved(buffer, batch, file, at)
                 at += batch.stop
-            goes_on = batch.end is End.PARTIAL or batch.stop == len(buffer)
+            goes_on = batch.end is ScanEnd.PARTIAL or batch.stop == len(buffer)
             if not goes_on or not len(batch):
                 break
         if file.stop and at < end:
@@ -41,7 +41,7 @@ def read_log(disk: Disk, data_dir: str, file: Extent) -> Iterator[tuple[bytes, F
 def _window(disk: Disk, fd: int, at: int, end: int) -> tuple[bytes, FrameBatch]:
     buffer = disk.read_at(fd, min(RECOVERY_READ_BYTES, end - at) & ~7, at)
     batch = frames.scan(buffer[: len(buffer) & ~7])
-    if batch.end is End.PARTIAL and not len(batch) and len(buffer) < end - at:
+    if batch.end is ScanEnd.PARTIAL and not len(batch) and len(buffer) < end - at:
         buffer = disk.read_at(fd, min(FRAME_BYTES_MAX, end - at) & ~7, at)
         batch = frames.scan(buffer[: len(buffer) & ~7], frames_max=1)
         return buffer[: batch.stop], batch
@@ -51,7 +51,7 @@ def _window(disk: Disk, fd: int, at: int, end: int) -> tuple[bytes, FrameBatch]:
 def _resolved(buffer: bytes, batch: FrameBatch, file: Extent, at: int) -> FrameBatch:
     """With copies as the appends they stand for."""
     try:
-        return resolve(buffer, batch, file.salt, is_verified=True)
+        return resolve_copies(buffer, batch, file.salt, is_verified=True)
     except FrameInvalid as e:
         raise CorruptData(f"log file: {e.reason}", file=file.path, offset=at + e.offset) from None
 
@@ -66,5 +66,5 @@ def _verify(buffer: bytes, batch: FrameBatch, file: Extent, at: int) -> None:
         if row is not None:
             offset = at + int(batch.offsets[row])
             raise CorruptData(f"log file: {reason}", file=file.path, offset=offset)
-    if batch.end in {End.INVALID, End.PAD}:
+    if batch.end in {ScanEnd.INVALID, ScanEnd.PAD}:
         raise CorruptData(f"log file: {batch.reason or 'padding'}", file=file.path, offset=at + batch.stop)

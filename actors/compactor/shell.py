@@ -12,25 +12,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from actors.compactor.checkpoint import Checkpoint, Workplace
-from actors.compactor.checkpoint import Made as Result
+from actors.compactor.checkpoint import CheckpointContext, CheckpointTask
+from actors.compactor.checkpoint import CheckpointResult as Result
 from actors.compactor.core import (
+    CheckpointFailed,
+    CheckpointFinished,
     Compactor,
-    Failed,
     FilesListed,
-    LeaveSnapshots,
     ListFiles,
-    LookAt,
-    Looked,
-    Made,
     MakeCheckpoint,
+    MakeShutdownCheckpoints,
+    PollShard,
+    ShardPolled,
 )
-from actors.compactor.pace import Pace
-from actors.compactor.passes import BACKLOG_BYTES, Passes
-from actors.compactor.schedule import NS_PER_S, Waiting
-from actors.compactor.shards import Shard
+from actors.compactor.pass_executor import BACKLOG_BYTES, PassExecutor
+from actors.compactor.schedule import NS_PER_S, CheckpointBacklog
+from actors.compactor.shard_client import CompactorShardClient
+from actors.compactor.throttle import CompactionThrottle
 from ringlog.board.board import Board
-from ringlog.board.layout import P
+from ringlog.board.layout import ProcessField
 from ringlog.board.processes import shard_slot, socket_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
@@ -46,9 +46,9 @@ from ringlog.errors import (
     ShuttingDown,
 )
 from ringlog.limits import STOP_CHECKPOINT_BYTES_MIN, STOP_CHECKPOINT_SHARE
-from ringlog.link.shard_requests import ShardRequests, Stopping
-from ringlog.logs import say
-from ringlog.runtime.control import ControlSocket, Sleeper
+from ringlog.link.shard_requests import ShardRequests, StopSignal
+from ringlog.logs import log_event
+from ringlog.runtime.control import ActorControlSocket, Sleeper
 from ringlog.segment.layout import (
     DATA,
     IDX,
@@ -84,7 +84,7 @@ class _Deadline:
         return self._clock.monotonic_ns() >= self._end_ns
 
 
-class Shell:
+class CompactorShell:
     """One incarnation of the compactor."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Shell:
         self._disk = disk or RealDisk()
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
-        self._router = ControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
+        self._router = ActorControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
         self.core = Compactor(
             boot.shards, file_bytes=settings.wal.file_bytes, age_ms=settings.storage.segment_age_ms,
             now_ns=self._clock.monotonic_ns(),
@@ -105,23 +105,23 @@ class Shell:
         # Above all that an earlier incarnation gave, also where the segment is gone again.
         numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | boot.incarnation << NUMBERS_SHIFT)
         self._drain_s = settings.supervisor.drain_s
-        self._passes = Passes()
-        self._pace = Pace(self._clock, self._taken_by_shards, self._beat)
-        self._place = Workplace(
+        self._passes = PassExecutor()
+        self._throttle = CompactionThrottle(self._clock, self._shard_commit_counters, self._beat)
+        self._context = CheckpointContext(
             disk=self._disk, data_dir=boot.data_dir, engine_id=bytes.fromhex(boot.engine_id),
             storage=settings.storage, clock=self._clock, numbers=NumberAllocator(MAKER_COMPACTOR, numbers),
-            beat=self._step, rest=self._rest,
+            heartbeat=self._step, throttle=self._throttle_pass,
         )  # fmt: skip
-        self._stop: Stopping | None = None
+        self._stop: StopSignal | None = None
         self.exit_code: ExitCode | None = None
         self._events: list[Any] = []
         self._perform: dict[type, Callable[[Any], Any]] = {
-            LookAt: self._look_at,
+            PollShard: self._poll_shard,
             MakeCheckpoint: self._make,
             ListFiles: self._list_files,
-            LeaveSnapshots: self._leave_snapshots,
+            MakeShutdownCheckpoints: self._make_shutdown_checkpoints,
             Reply: self._reply,
-            Stop: self._note_stop,
+            Stop: self._set_exit_code,
         }
 
     # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
@@ -131,7 +131,7 @@ class Shell:
         self._stop = stop
         self._sleeper = Sleeper(stop.fileno(), self._router.fileno())
         self._asking = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=stop, beat=self._beat)
-        self._shards = [Shard(self._asking, number) for number in range(self._boot.shards)]
+        self._shards = [CompactorShardClient(self._asking, number) for number in range(self._boot.shards)]
 
     def do_work(self) -> int:
         """One pass: gather, decide, do."""
@@ -168,7 +168,7 @@ class Shell:
         return Tick(self._clock.now_us(), self._clock.monotonic_ns())
 
     def _receive(self) -> None:
-        for client, envelope, _ in self._router.requests(REQUESTS_PER_TURN):
+        for client, envelope, _ in self._router.receive_requests(REQUESTS_PER_TURN):
             if isinstance(envelope.message, m.CheckpointNow):
                 self._events.append(ControlReceived(client, envelope.corr, envelope.message))
             else:
@@ -177,10 +177,10 @@ class Shell:
     def _reply(self, effect: Reply) -> None:
         self._router.send(effect.client, effect.message, effect.corr)
 
-    def _note_stop(self, effect: Stop) -> None:
+    def _set_exit_code(self, effect: Stop) -> None:
         self.exit_code = ExitCode(effect.code)
 
-    def _leave_snapshots(self, _: LeaveSnapshots) -> None:
+    def _make_shutdown_checkpoints(self, _: MakeShutdownCheckpoints) -> None:
         """Absorb the log of shards that have much of it, so that the next start replays little: as far as
         that is done within a part of the drain limit. What is not leaves the log as it is."""
         if self._passes.is_abandoned:
@@ -196,20 +196,25 @@ class Shell:
             self._beat()
             rest()
 
-        place = replace(self._place, beat=beat, rest=rest)
+        place = replace(self._context, heartbeat=beat, throttle=rest)
         with contextlib.closing(
             ShardRequests(self._boot.shm_dir, self._boot.shards, stop=over, beat=self._beat)
         ) as asking:
             for number in range(self._boot.shards):
-                shard, started_ns = Shard(asking, number), self._clock.monotonic_ns()
+                shard, started_ns = CompactorShardClient(asking, number), self._clock.monotonic_ns()
                 try:
-                    if over.is_set() or shard.look(roll=False).log_bytes < STOP_CHECKPOINT_BYTES_MIN:
+                    if (
+                        over.is_set()
+                        or shard.fetch_plan_summary(roll=False).log_bytes < STOP_CHECKPOINT_BYTES_MIN
+                    ):
                         continue
-                    self._tell(number, Checkpoint(place, shard, shard.plan(roll=True)).run(), started_ns)
+                    self._record_checkpoint(
+                        number, CheckpointTask(place, shard, shard.fetch_plan(roll=True)).run(), started_ns
+                    )
                 except InvariantViolation:
                     raise
                 except RinglogError as e:
-                    say(log, logging.WARNING, "no checkpoint at the stop", shard=number, reason=str(e))
+                    log_event(log, logging.WARNING, "no checkpoint at the stop", shard=number, reason=str(e))
 
     def _beat(self) -> None:
         self._router.beat(self._clock.monotonic_ns())
@@ -220,68 +225,70 @@ class Shell:
     def _step(self) -> None:
         """Run between two steps of a pass. A pass may end after any step; the next one starts over."""
         self._beat()
-        self._end_if_stopping()
+        self._raise_if_stopping()
 
-    def _rest(self) -> None:
-        self._end_if_stopping()
-        self._pace.rest()
+    def _throttle_pass(self) -> None:
+        self._raise_if_stopping()
+        self._throttle.pause_if_contended()
 
-    def _end_if_stopping(self) -> None:
+    def _raise_if_stopping(self) -> None:
         if self._is_stopping():
             raise ShuttingDown("told to stop in the middle of a pass")
 
-    def _taken_by_shards(self) -> tuple[int, int]:
+    def _shard_commit_counters(self) -> tuple[int, int]:
         pages = [self._board.process(shard_slot(number)) for number in range(self._boot.shards)]
-        return sum([page.get(P.GROUPS) for page in pages]), sum([page.get(P.BYTES) for page in pages])
+        return sum([page.get(ProcessField.GROUPS) for page in pages]), sum(
+            [page.get(ProcessField.BYTES) for page in pages]
+        )
 
     # -- checkpoints ----------------------------------------------------------------------------------
 
-    def _look_at(self, effect: LookAt) -> Looked | Failed:
+    def _poll_shard(self, effect: PollShard) -> ShardPolled | CheckpointFailed:
         try:
-            look = self._shards[effect.shard].look(roll=effect.roll)
+            look = self._shards[effect.shard].fetch_plan_summary(roll=effect.roll)
         except InvariantViolation:
             raise
         except RinglogError as e:
             return self._failed(effect.shard, e)
         files = tuple(each.stop - each.start for each in look.files)
-        return Looked(effect.shard, Waiting(files, look.log_bytes))
+        return ShardPolled(effect.shard, CheckpointBacklog(files, look.log_bytes))
 
-    def _make(self, effect: MakeCheckpoint) -> Made | Failed:
+    def _make(self, effect: MakeCheckpoint) -> CheckpointFinished | CheckpointFailed:
         shard, started_ns = self._shards[effect.shard], self._clock.monotonic_ns()
-        self._pace.is_urgent = effect.log_bytes >= BACKLOG_BYTES
+        self._throttle.is_urgent = effect.log_bytes >= BACKLOG_BYTES
         try:
-            checkpoint = Checkpoint(self._place, shard, shard.plan())
+            checkpoint = CheckpointTask(self._context, shard, shard.fetch_plan())
             made = self._passes.run(checkpoint.run, effect.log_bytes, self._is_stopping)
         except InvariantViolation:
             raise
         except RinglogError as e:
             return self._failed(effect.shard, e)
-        self._tell(shard.number, made, started_ns)
-        return Made(shard.number)
+        self._record_checkpoint(shard.number, made, started_ns)
+        return CheckpointFinished(shard.number)
 
-    def _tell(self, shard: int, made: Result, started_ns: int) -> None:
+    def _record_checkpoint(self, shard: int, made: Result, started_ns: int) -> None:
         took_ns = self._clock.monotonic_ns() - started_ns
-        self._slot.add(P.ABSORBED, made.absorbed_bytes)
-        self._slot.add(P.SEGMENTS, made.segments)
-        self._slot.add(P.CHECKPOINTS, 1)
-        self._slot.add(P.BUSY_NS, took_ns)
-        self._slot.set(P.SNAPSHOT, made.snapshot)
-        say(
+        self._slot.add(ProcessField.ABSORBED, made.absorbed_bytes)
+        self._slot.add(ProcessField.SEGMENTS, made.segments)
+        self._slot.add(ProcessField.CHECKPOINTS, 1)
+        self._slot.add(ProcessField.BUSY_NS, took_ns)
+        self._slot.set(ProcessField.SNAPSHOT, made.snapshot)
+        log_event(
             log, logging.INFO, "checkpoint", shard=shard, snapshot=made.snapshot, segments=made.segments,
             records=made.records, log_bytes=made.absorbed_bytes, unlinked=made.unlinked,
             took_ms=took_ns * 1_000 // NS_PER_S,
         )  # fmt: skip
 
-    def _failed(self, shard: int, error: RinglogError) -> Failed:
+    def _failed(self, shard: int, error: RinglogError) -> CheckpointFailed:
         """Leave the log as it is and try again later (CKP-9)."""
         if not isinstance(error, ShuttingDown):
-            self._slot.add(P.FAILURES, 1)
+            self._slot.add(ProcessField.FAILURES, 1)
             if isinstance(error, CorruptData):
-                self._slot.add(P.CORRUPT, 1)
+                self._slot.add(ProcessField.CORRUPT, 1)
             # A shard that restarts is an ordinary thing; damage and a failing disk are not.
             level = logging.ERROR if isinstance(error, CorruptData | DiskError) else logging.WARNING
-            say(log, level, "checkpoint failed", shard=shard, reason=str(error))
-        return Failed(shard, error)
+            log_event(log, level, "checkpoint failed", shard=shard, reason=str(error))
+        return CheckpointFailed(shard, error)
 
     def _list_files(self, effect: ListFiles) -> FilesListed:
         try:
@@ -297,7 +304,7 @@ class Shell:
         The log is taken whole: what a snapshot absorbs is passed over by whoever recovers from the copy.
         """
         disk, data_dir = self._disk, self._boot.data_dir
-        plans = [shard.plan() for shard in self._shards]
+        plans = [shard.fetch_plan() for shard in self._shards]
         in_force = {ref.stem for plan in plans for ref in plan.segments}
         parts = [
             name for name in part_names(disk, data_dir)

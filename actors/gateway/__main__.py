@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from actors.gateway.shell import Listeners, Shell
+from actors.gateway.shell import GatewayShell, Listeners
 from ringlog import config
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 
 
-def build(boot: ActorBoot) -> Shell:
+def build(boot: ActorBoot) -> GatewayShell:
     """Make the gateway that `boot` describes; raises ConfigError when it must not listen."""
     settings = config.from_plain(boot.config)
-    return Shell(
-        boot, Listeners.of(settings), settings.limits, ring_bytes=settings.run.ring_bytes,
+    return GatewayShell(
+        boot, Listeners.from_config(settings), settings.limits, ring_bytes=settings.run.ring_bytes,
         schedulers=settings.delivery.schedulers, is_governed=settings.governor.enabled,
         drain_s=settings.supervisor.drain_s,
     )  # fmt: skip

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.gateway import events as ev
+from actors.gateway.append_admission import AppendAdmission, Flow
+from actors.gateway.append_validation import SentFrames, check_frames
 from actors.gateway.auth import needs_admin_to_create
-from actors.gateway.flows import Asker, Enter, Request, Resolve
-from actors.gateway.inspect import SentFrames, check_frames
-from actors.gateway.intake import Flow, Intake
+from actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
 from ringlog.envelope import messages as m
 from ringlog.errors import Forbidden, StaleEpoch, TopicNotFound
 from ringlog.placement import home_shard
 
 
 @dataclass(slots=True)
-class Lane:
+class AppendLane:
     """Appends of one connection to one topic. The two ways to the shard must not overtake one another."""
 
     by_ring: int = 0
     by_socket: int = 0
-    parked: deque[tuple[Request, bool]] = field(default_factory=deque)
+    parked: deque[tuple[GatewayRequest, bool]] = field(default_factory=deque)
 
     def admits(self, *, by_socket: bool) -> bool:
         # One at a time by socket: a shard that is not ready has it sent again, behind later ones.
@@ -34,30 +34,30 @@ class AppendFlows:
     """Appends as flows, and the lanes that keep them in order. `advance` runs a flow that was parked."""
 
     def __init__(
-        self, asker: Asker, intake: Intake, shards: int, ring_frame_bytes_max: int,
-        advance: Callable[[Request, Any], None], bytes_max: int,
+        self, asker: FlowContext, intake: AppendAdmission, shards: int, ring_frame_bytes_max: int,
+        advance: Callable[[GatewayRequest, Any], None], bytes_max: int,
     ) -> None:  # fmt: skip
         self._asker, self._intake, self._shards = asker, intake, shards
         self._ring_frame_bytes_max = ring_frame_bytes_max
         self._advance = advance
         self._bytes_max = bytes_max
-        self._lanes: dict[tuple[bytes, str], Lane] = {}
+        self._lanes: dict[tuple[bytes, str], AppendLane] = {}
 
     def check(self) -> None:
         """Assert that no lane is kept for nothing."""
         assert all(lane.by_ring + lane.by_socket + len(lane.parked) for lane in self._lanes.values())
 
-    def append(self, request: Request) -> Flow:
+    def append(self, request: GatewayRequest) -> Flow:
         """Check the frames, find the topic or make it, and send them on. Raises Refused."""
         message: m.Append = request.message
         sent = check_frames(message, request.data, self._bytes_max)
         if message.create is not False and (sent.topic_id == 0 or message.config is not None):
             return (yield from self._append_creating(request))
-        info = yield Resolve(message.topic)
+        info = yield ResolveTopic(message.topic)
         if sent.topic_id not in {0, info.topic_id}:
             # Our memory of the name may be older than the client's.
-            self._asker.forget(message.topic)
-            info = yield Resolve(message.topic)
+            self._asker.evict_topic(message.topic)
+            info = yield ResolveTopic(message.topic)
         if sent.topic_id not in {0, info.topic_id}:
             raise StaleEpoch(
                 "the frames were made for another topic or another life of it", topic=message.topic
@@ -67,65 +67,65 @@ class AppendFlows:
             way = self._by_socket(request, info.shard, message)
         else:
             way = self._by_ring(request, info, sent)
-        return (yield from self._intake.through(info.shard, message, request.bytes, way))
+        return (yield from self._intake.run_admitted(info.shard, message, request.bytes, way))
 
-    def _by_ring(self, request: Request, info: m.TopicInfo, sent: SentFrames) -> Flow:
+    def _by_ring(self, request: GatewayRequest, info: m.TopicInfo, sent: SentFrames) -> Flow:
         topic = request.message.topic
-        yield Enter(by_socket=False)
+        yield AcquireAppendLane(by_socket=False)
         try:
             entries = yield ev.PushFrames(
                 self._asker.next_ticket(), info.shard, topic, request.data, sent.offsets
             )
         finally:
-            self._leave(request, by_socket=False)
-        if sent.is_refused_for_life(entries):
-            self._asker.forget(topic)
+            self._finish_append(request, by_socket=False)
+        if sent.has_stale_topic(entries):
+            self._asker.evict_topic(topic)
         return m.Appended(topic, info.topic_id, info.epoch, False, entries), None
 
-    def _append_creating(self, request: Request) -> Flow:
+    def _append_creating(self, request: GatewayRequest) -> Flow:
         message: m.Append = request.message
         if needs_admin_to_create(request.principal, message):
             # Allowed on a topic that exists, where the inline config is not even looked at (W-6).
             try:
-                yield Resolve(message.topic)
+                yield ResolveTopic(message.topic)
             except TopicNotFound:
                 raise Forbidden(
                     "creating with a configuration needs a scope", required_scope="admin"
                 ) from None
         try:
-            shard = (yield Resolve(message.topic)).shard
+            shard = (yield ResolveTopic(message.topic)).shard
         except TopicNotFound:
             shard = home_shard(message.topic, self._shards)
         way = self._by_socket(request, shard, message)
-        return (yield from self._intake.through(shard, message, request.bytes, way))
+        return (yield from self._intake.run_admitted(shard, message, request.bytes, way))
 
-    def _by_socket(self, request: Request, shard: int, message: m.Append) -> Flow:
-        yield Enter(by_socket=True)
+    def _by_socket(self, request: GatewayRequest, shard: int, message: m.Append) -> Flow:
+        yield AcquireAppendLane(by_socket=True)
         try:
             answer = yield self._asker.ask(shard, message, request.data)
         except (TopicNotFound, StaleEpoch):
-            self._asker.forget(message.topic)
+            self._asker.evict_topic(message.topic)
             raise
         finally:
-            self._leave(request, by_socket=True)
+            self._finish_append(request, by_socket=True)
         return answer, None
 
-    def enter(self, request: Request, *, by_socket: bool) -> None:
+    def start_or_park(self, request: GatewayRequest, *, by_socket: bool) -> None:
         """Let an append go on its way to the shard, or park it behind those that must not be overtaken."""
-        lane = self._lanes.setdefault((request.client, request.message.topic), Lane())
+        lane = self._lanes.setdefault((request.client, request.message.topic), AppendLane())
         if lane.parked or not lane.admits(by_socket=by_socket):
             lane.parked.append((request, by_socket))
             return
         self._go(lane, request, by_socket=by_socket)
 
-    def _go(self, lane: Lane, request: Request, *, by_socket: bool) -> None:
+    def _go(self, lane: AppendLane, request: GatewayRequest, *, by_socket: bool) -> None:
         if by_socket:
             lane.by_socket += 1
         else:
             lane.by_ring += 1
         self._advance(request, None)
 
-    def _leave(self, request: Request, *, by_socket: bool) -> None:
+    def _finish_append(self, request: GatewayRequest, *, by_socket: bool) -> None:
         key = (request.client, request.message.topic)
         lane = self._lanes[key]
         if by_socket:

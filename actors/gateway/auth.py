@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from actors.gateway.rights import ADMIN, OPEN_TO_ALL, OWNER_ONLY, SCOPES, row_of
+from actors.gateway.permissions import ADMIN, OPEN_TO_ALL, OWNER_ONLY, SCOPES, rules_of
 from ringlog.envelope import messages as m
 from ringlog.errors import ConfigError, Forbidden, Unauthorized
 
@@ -82,14 +82,14 @@ class KeyRing:
 
     def __init__(self, principals: Iterable[tuple[str, Principal]] = (), *, admits_all: bool = False) -> None:
         self._entries = tuple((digest.encode(), principal) for digest, principal in principals)
-        self._otherwise = ANYONE if admits_all else None
+        self._default_principal = ANYONE if admits_all else None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def find(self, user_id: str) -> Principal | None:
         """Return who has this user id, or None. Looks at every entry, whatever it finds."""
-        wanted, found = user_id.encode(), self._otherwise if user_id else None
+        wanted, found = user_id.encode(), self._default_principal if user_id else None
         for digest, principal in self._entries:
             if hmac.compare_digest(digest, wanted):
                 found = principal
@@ -146,7 +146,7 @@ def authorise(principal: Principal | None, message: m.Message) -> None:
         if not principal.is_owner:
             raise Forbidden("only for processes on the engine's host")
         return
-    uses = row_of(message)
+    uses = rules_of(message)
     if uses is None:
         raise Forbidden("not an operation of this endpoint", kind=kind.__name__)
     for use in uses:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from actors.gateway import events as ev
+from actors.gateway.append_admission import AppendAdmission, Flow
 from actors.gateway.appends import AppendFlows
 from actors.gateway.auth import (
     LOCAL_ID,
@@ -31,13 +32,12 @@ from actors.gateway.auth import (
     Principal,
     authorise,
 )
-from actors.gateway.flows import Asker, Enter, Request, Resolve
-from actors.gateway.group_rights import GroupFlows
-from actors.gateway.intake import Flow, Intake
+from actors.gateway.flows import AcquireAppendLane, FlowContext, GatewayRequest, ResolveTopic
+from actors.gateway.group_permissions import GroupFlows
 from actors.gateway.jobs import JobFlows
 from actors.gateway.reads import ReadFlows
 from actors.gateway.replies import error_reply
-from actors.gateway.routing import RouterFlows
+from actors.gateway.router_requests import RouterRequestFlows
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -78,7 +78,7 @@ _OF_SCHEDULERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class GatewayIdentity:
     """What this gateway says about the engine."""
 
     engine_id: str
@@ -99,41 +99,41 @@ def frames_bytes_max(body_bytes: int) -> int:
     return body_bytes + FRAME_BYTES_MAX - REQUEST_BYTES_MAX
 
 
-class Gateway:
+class GatewayCore:
     """State machine of one gateway. `requests_held` and the counters are for the board and for tests."""
 
-    def __init__(self, identity: Identity, keys: KeyRing) -> None:
+    def __init__(self, identity: GatewayIdentity, keys: KeyRing) -> None:
         self._identity = identity
         self._keys = keys
-        self._asker = Asker()
+        self._asker = FlowContext()
         self._is_stopped = False
         self._effects: list[Any] = []
-        self._waiting: dict[int, Request] = {}
+        self._waiting: dict[int, GatewayRequest] = {}
         self._deadlines: list[tuple[int, int]] = []
-        self._resolving: dict[str, list[Request]] = {}
+        self._resolving: dict[str, list[GatewayRequest]] = {}
         self._resolve_tickets: dict[int, tuple[str, bool]] = {}
-        self._held: dict[Request, None] = {}
+        self._held: dict[GatewayRequest, None] = {}
         self._per_client: dict[bytes, list[int]] = {}
         self._per_key: dict[str, int] = {}
         self._bytes = 0
-        self._intake = Intake()
+        self._intake = AppendAdmission()
         self._appends = AppendFlows(
             self._asker, self._intake, identity.shards, identity.ring_frame_bytes_max, self._advance,
             frames_bytes_max(identity.body_bytes_max),
         )  # fmt: skip
         self._reads = ReadFlows(self._asker, self._wait_until, identity.read_limit)
-        self._routing = RouterFlows(
-            self._asker.ask_scheduler, self._asker.forget, self._at_home, self._at_shard
+        self._routing = RouterRequestFlows(
+            self._asker.ask_scheduler, self._asker.evict_topic, self._ask_home_shard, self._ask_topic_shard
         )
-        self._groups = GroupFlows(self._at_home, self._at_shard)
+        self._groups = GroupFlows(self._ask_home_shard, self._ask_topic_shard)
         self._jobs = JobFlows(
-            self._at_shard,
+            self._ask_topic_shard,
             lambda read: self._reads.locate(read, read.after, read.epoch),
             lambda read, located, plan: self._reads.read_files(
                 read, located, plan, self._asker.now_us, min(read.limit, READ_LIMIT_MAX)
             ),
         )
-        self._gone: set[Request] = set()
+        self._gone: set[GatewayRequest] = set()
         self.answered = 0
         self.refused = 0
 
@@ -143,14 +143,14 @@ class Gateway:
         return len(self._held)
 
     @property
-    def pressed_away(self) -> int:
+    def throttled_appends(self) -> int:
         """Appends that were refused for pressure."""
-        return self._intake.refused
+        return self._intake.refused_appends
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
         """Take events in order; return the effects wanted, in order."""
         for event in events:
-            self._take(event)
+            self._handle_event(event)
         if self._asker.is_draining and not self._held and not self._is_stopped:
             self._is_stopped = True
             self._effects.append(Stop(ExitCode.OK, "drained"))
@@ -169,19 +169,19 @@ class Gateway:
         assert sum(count for count, _ in self._per_client.values()) == len(self._held)
         assert sum(self._per_key.values()) == len(self._held)
         assert self._bytes <= GATEWAY_BYTES_MAX
-        taken = [self._intake.held(shard) for shard in range(self._identity.shards)]
+        taken = [self._intake.in_flight(shard) for shard in range(self._identity.shards)]
         assert sum(appends for appends, _ in taken) <= len(self._held)
         assert sum(size for _, size in taken) <= self._bytes
         self._appends.check()
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def _take(self, event: Any) -> None:
+    def _handle_event(self, event: Any) -> None:
         match event:
             case Tick():
                 self._tick(event)
-            case ev.Asked():
-                self._asked(event)
+            case ev.ClientRequestReceived():
+                self._request_received(event)
             case ev.ShardAnswered() if event.ticket in self._resolve_tickets:
                 self._resolved(event)
             case ev.ShardAnswered():
@@ -190,20 +190,20 @@ class Gateway:
                 self._resume(event.ticket, event.error or event.entries)
             case ev.FramesRead():
                 self._resume(event.ticket, event.error or event)
-            case ev.ColdArrived():
+            case ev.ColdReadCompleted():
                 self._resume(event.ticket, event.error or event)
             case ev.TimeFound():
                 self._resume(event.ticket, event.error or event.after)
-            case ev.Followed():
+            case ev.SubscribeCompleted():
                 self._resume(event.ticket, event.error)
-            case ev.TopicMoved():
+            case ev.TopicHeadChanged():
                 self._resume(event.ticket, True)
-            case ev.ClientGone():
+            case ev.ClientDisconnected():
                 self._client_gone(event.client)
             case ev.KeysLoaded():
                 self._keys = event.keys
-            case ev.Pressed():
-                self._intake.refusing = event.shards
+            case ev.ShardPressureChanged():
+                self._intake.refusing_shards = event.shards
             case DrainRequested():
                 self._drain()
 
@@ -212,22 +212,22 @@ class Gateway:
         self._asker.now_us = tick.now_us
         while (due := self.next_deadline_ns()) is not None and due <= self._asker.now_ns:
             _, ticket = heapq.heappop(self._deadlines)
-            self._effects.append(ev.Unwatch(ticket))
+            self._effects.append(ev.UnwatchTopic(ticket))
             self._resume(ticket, False)
 
-    def _asked(self, asked: ev.Asked) -> None:
+    def _request_received(self, asked: ev.ClientRequestReceived) -> None:
         principal = OWNER if asked.user_id == LOCAL_ID else self._keys.find(asked.user_id)
         try:
             authorise(principal, asked.message)
             assert principal is not None
             if isinstance(asked.message, m.Taken):
-                self._effects.append(ev.TurnsTaken(asked.client, asked.attachment))
+                self._effects.append(ev.ReturnGrants(asked.client, asked.attachment))
                 return  # It has no answer, and waits for nothing.
             if isinstance(asked.message, m.Unsubscribe):
                 self._effects.append(
-                    ev.Unfollow(asked.client, asked.message.subscription, list(asked.message.feeds))
+                    ev.UnsubscribeFeeds(asked.client, asked.message.subscription, list(asked.message.feeds))
                 )
-            answer = self._said_at_once(asked.message)
+            answer = self._immediate_reply(asked.message)
             if answer is not None:
                 self._effects.append(Reply(asked.client, asked.corr, answer))
                 return
@@ -236,14 +236,14 @@ class Gateway:
             self._refuse(asked.client, asked.corr, e)
             return
         except Exception as e:  # noqa: BLE001  see _contain
-            self._contain(asked.client, asked.corr, asked.message, e)
+            self._fail_request(asked.client, asked.corr, asked.message, e)
             return
-        request = Request(asked.client, asked.corr, asked.message, principal, asked.attachment)
+        request = GatewayRequest(asked.client, asked.corr, asked.message, principal, asked.attachment)
         self._hold(request)
         request.flow = self._flow(request)
         self._advance(request, None)
 
-    def _admit(self, asked: ev.Asked, principal: Principal) -> None:
+    def _admit(self, asked: ev.ClientRequestReceived, principal: Principal) -> None:
         """G5; raises Throttled or ShuttingDown."""
         if self._asker.is_draining:
             raise ShuttingDown("the engine is stopping")
@@ -262,7 +262,7 @@ class Gateway:
         """Nobody is there to take the answers. What was sent to a shard goes on: it may be applied."""
         for ticket, request in list(self._waiting.items()):
             if request.client == client and request.deadline_ns:
-                self._effects.append(ev.Unwatch(ticket))
+                self._effects.append(ev.UnwatchTopic(ticket))
                 del self._waiting[ticket]
                 self._release(request)
         self._gone.update(request for request in self._held if request.client == client)
@@ -271,7 +271,7 @@ class Gateway:
         self._asker.is_draining = True
         for ticket, request in list(self._waiting.items()):
             if request.deadline_ns:
-                self._effects.append(ev.Unwatch(ticket))
+                self._effects.append(ev.UnwatchTopic(ticket))
                 self._resume(ticket, False)
             elif isinstance(request.message, _OF_SCHEDULERS):
                 self._resume(ticket, ShuttingDown("the engine is stopping"))
@@ -284,7 +284,7 @@ class Gateway:
             request.deadline_ns = 0
             self._advance(request, value)
 
-    def _advance(self, request: Request, value: Any) -> None:
+    def _advance(self, request: GatewayRequest, value: Any) -> None:
         """Run a flow until it yields an effect for the shell, or is parked, or has its reply."""
         assert request.flow is not None
         try:
@@ -305,18 +305,18 @@ class Gateway:
         except Exception as e:  # noqa: BLE001  see _contain
             self._release(request)
             self._gone.discard(request)
-            self._contain(request.client, request.corr, request.message, e)
+            self._fail_request(request.client, request.corr, request.message, e)
             return
         match wanted:
-            case Resolve():
+            case ResolveTopic():
                 self._resolve(request, wanted.topic)
-            case Enter():
-                self._appends.enter(request, by_socket=wanted.by_socket)
+            case AcquireAppendLane():
+                self._appends.start_or_park(request, by_socket=wanted.by_socket)
             case _:
                 self._waiting[wanted.ticket] = request
                 self._effects.append(wanted)
 
-    def _flow(self, request: Request) -> Flow:
+    def _flow(self, request: GatewayRequest) -> Flow:
         match request.message:
             case m.Append():
                 return self._appends.append(request)
@@ -327,29 +327,29 @@ class Gateway:
             case m.TopicList():
                 return self._list(request)
             case m.TopicPut() | m.TopicResolve():
-                return self._at_home(request.message)
+                return self._ask_home_shard(request.message)
             case m.Subscribe():
                 return self._subscribe(request)
             case m.RouterCreate() | m.RouterGet() | m.RouterDelete():
-                return self._routing.one(request.message, request.principal)
+                return self._routing.handle_one(request.message, request.principal)
             case m.RouterList():
-                return self._routing.some(request.message, request.principal)
+                return self._routing.list_page(request.message, request.principal)
             case m.RoutesSettle():
-                return self._routing.settle(request.message)
+                return self._routing.settle_routes(request.message)
             case m.TopicDelete():
                 return self._delete(request)
             case m.LettersRedrive():
-                return self._routing.letters(request.message, request.principal)
+                return self._routing.redrive(request.message, request.principal)
             case m.GroupOpen():
-                return self._groups.open(request.message, request.principal)
+                return self._groups.open_group(request.message, request.principal)
             case m.GroupSeek():
-                return self._groups.seek(request.message, request.principal)
+                return self._groups.seek_group(request.message, request.principal)
             case m.Claim() | m.Steal():
                 return self._jobs.claim(request.message)
             case _:
-                return self._at_shard(request.message)
+                return self._ask_topic_shard(request.message)
 
-    def _said_at_once(self, message: m.Message) -> m.Message | None:
+    def _immediate_reply(self, message: m.Message) -> m.Message | None:
         """Answer what needs no shard; None for everything else."""
         who = self._identity
         if isinstance(message, m.Ping):
@@ -367,47 +367,47 @@ class Gateway:
         }  # fmt: skip
         return m.Welcome(who.protocol, who.version, who.engine_id, who.shards, -1, who.incarnation, bounds)
 
-    def _at_home(self, message: Any) -> Flow:
+    def _ask_home_shard(self, message: Any) -> Flow:
         """Creating and finding happen where the name is at home, or where that shard points to."""
         shard = home_shard(message.topic, self._identity.shards)
         answer = yield self._asker.ask(shard, message)
-        if _is_pointer(answer):
+        if _is_redirect(answer):
             answer = yield self._asker.ask(answer.shard, message)
-        if _is_pointer(answer):
+        if _is_redirect(answer):
             raise _disagreeing(message.topic)
         if isinstance(answer, m.TopicInfo):
-            self._asker.remember(answer)
+            self._asker.cache_topic(answer)
         return answer, None
 
-    def _delete(self, request: Request) -> Flow:
+    def _delete(self, request: GatewayRequest) -> Flow:
         """A topic goes; of the routers that went with it a key hears of those that it reaches (A-9)."""
         message: m.TopicDelete = request.message
         try:
-            answer, _ = yield from self._at_shard(message)
+            answer, _ = yield from self._ask_topic_shard(message)
             assert isinstance(answer, m.TopicDeleted)
         except TopicNotFound:
             return m.TopicDeleted(message.topic, False), None
         finally:
-            self._asker.forget(message.topic)
+            self._asker.evict_topic(message.topic)
         names = [name for name in answer.routers if request.principal.covers(name)]
         return m.TopicDeleted(answer.topic, answer.deleted, names), None
 
-    def _at_shard(self, message: Any) -> Flow:
+    def _ask_topic_shard(self, message: Any) -> Flow:
         """Everything else is asked of the shard that holds the topic."""
         if isinstance(message, m.RecordsDelete) and message.seqs:
             raise InvalidRequest("records are deleted below a position or by tag", topic=message.topic)
-        info = yield Resolve(message.topic)
+        info = yield ResolveTopic(message.topic)
         try:
             answer = yield self._asker.ask(info.shard, message)
         except (TopicNotFound, StaleEpoch):
-            self._asker.forget(message.topic)
+            self._asker.evict_topic(message.topic)
             raise
         return answer, None
 
     # -- resolving ------------------------------------------------------------------------------------
 
-    def _resolve(self, request: Request, topic: str) -> None:
-        info = self._asker.known(topic)
+    def _resolve(self, request: GatewayRequest, topic: str) -> None:
+        info = self._asker.cached_topic(topic)
         if info is not None:
             self._advance(request, info)
             return
@@ -420,20 +420,20 @@ class Gateway:
 
     def _resolved(self, event: ev.ShardAnswered) -> None:
         topic, is_home = self._resolve_tickets.pop(event.ticket)
-        if is_home and _is_pointer(event.message):
+        if is_home and _is_redirect(event.message):
             asked = self._asker.ask(event.message.shard, m.TopicResolve(topic))
             self._resolve_tickets[asked.ticket] = topic, False
             self._effects.append(asked)
             return
-        error = _disagreeing(topic) if _is_pointer(event.message) else event.error
+        error = _disagreeing(topic) if _is_redirect(event.message) else event.error
         if error is None and isinstance(event.message, m.TopicInfo):
-            self._asker.remember(event.message)
+            self._asker.cache_topic(event.message)
         for request in self._resolving.pop(topic):
             self._advance(request, error or event.message)
 
     # -- delivery -------------------------------------------------------------------------------------
 
-    def _subscribe(self, request: Request) -> Flow:
+    def _subscribe(self, request: GatewayRequest) -> Flow:
         """Look the topics up ourselves: what a client says of ids and places is not to be believed."""
         message: m.Subscribe = request.message
         if len(message.feeds) > FEEDS_PER_MESSAGE_MAX:
@@ -447,24 +447,24 @@ class Gateway:
         for feed in message.feeds:
             if not (0 <= feed.feed < 1 << 32 and 0 <= feed.after <= SEQ_MAX):
                 raise InvalidRequest("a feed's numbers are out of range", feed=feed.feed, after=feed.after)
-            info = yield from self._known(feed)
+            info = yield from self._resolve_feed(feed)
             if info is None:
                 gone.append(feed.feed)
             else:
                 feeds.append((feed.feed, info, feed.after))
         self._asker.require_schedulers()
-        yield ev.Follow(self._asker.next_ticket(), request.client, message, feeds, gone)
+        yield ev.SubscribeFeeds(self._asker.next_ticket(), request.client, message, feeds, gone)
         return m.Subscribed(message.subscription, -1, self._identity.incarnation), None
 
-    def _known(self, feed: m.Feed) -> Generator[Any, Any, m.TopicInfo | None]:
+    def _resolve_feed(self, feed: m.Feed) -> Generator[Any, Any, m.TopicInfo | None]:
         """The topic a feed is of; None when there is none, or another one, under the name, or its shard was
         given up: its reader finds out which, and others have their turns."""
         try:
-            info = yield Resolve(feed.topic)
+            info = yield ResolveTopic(feed.topic)
             if info.topic_id != feed.topic_id:
                 # Our memory of the name may be older than the client's.
-                self._asker.forget(feed.topic)
-                info = yield Resolve(feed.topic)
+                self._asker.evict_topic(feed.topic)
+                info = yield ResolveTopic(feed.topic)
         except TopicNotFound:
             return None
         except NotReady as e:
@@ -475,7 +475,7 @@ class Gateway:
 
     # -- listing --------------------------------------------------------------------------------------
 
-    def _list(self, request: Request) -> Flow:
+    def _list(self, request: GatewayRequest) -> Flow:
         """Merge every shard's share, for every prefix the key may see (A-11)."""
         message: m.TopicList = request.message
         size = max(1, min(message.page_size, LIST_PAGE_MAX))
@@ -493,7 +493,7 @@ class Gateway:
 
     # -- accounting and answers -----------------------------------------------------------------------
 
-    def _hold(self, request: Request) -> None:
+    def _hold(self, request: GatewayRequest) -> None:
         self._held[request] = None
         share = self._per_client.setdefault(request.client, [0, 0])
         share[0] += 1
@@ -501,7 +501,7 @@ class Gateway:
         self._per_key[request.principal.name] = self._per_key.get(request.principal.name, 0) + 1
         self._bytes += request.bytes
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: GatewayRequest) -> None:
         del self._held[request]
         share = self._per_client[request.client]
         share[0] -= 1
@@ -513,7 +513,7 @@ class Gateway:
             del self._per_key[request.principal.name]
         self._bytes -= request.bytes
 
-    def _answer(self, request: Request, message: m.Message, attachment: Any) -> None:
+    def _answer(self, request: GatewayRequest, message: m.Message, attachment: Any) -> None:
         if request in self._gone:
             self._gone.discard(request)
             return
@@ -524,14 +524,14 @@ class Gateway:
         self.refused += 1
         self._effects.append(Reply(client, corr, error_reply(error)))
 
-    def _contain(self, client: bytes, corr: int, message: m.Message, error: BaseException) -> None:
+    def _fail_request(self, client: bytes, corr: int, message: m.Message, error: BaseException) -> None:
         """An error that nobody expected ends the request and not the gateway, which holds no facts: else one
         client's requests could end one incarnation after another, until the supervisor gives it up."""
         kind = type(message).__name__
         self._refuse(client, corr, Internal("the gateway failed at this request", kind=kind))
-        self._effects.append(ev.Failed(kind, error))
+        self._effects.append(ev.LogRequestFailure(kind, error))
 
-    def _wait_until(self, request: Request, deadline_ns: int, ticket: int) -> None:
+    def _wait_until(self, request: GatewayRequest, deadline_ns: int, ticket: int) -> None:
         request.deadline_ns = deadline_ns
         heapq.heappush(self._deadlines, (deadline_ns, ticket))
 
@@ -540,7 +540,7 @@ class Gateway:
         return request is not None and request.deadline_ns == deadline_ns
 
 
-def _is_pointer(answer: Any) -> TypeGuard[m.TopicInfo]:
+def _is_redirect(answer: Any) -> TypeGuard[m.TopicInfo]:
     """Does the home of a name only know which shard looks after the topic? (The count changed.)"""
     return isinstance(answer, m.TopicInfo) and not answer.topic_id
 

@@ -13,7 +13,7 @@ from ringlog.errors import RinglogError
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClientRequestReceived:
     """A client asks. `client` is an opaque reply address; `user_id` is what ZAP established about it."""
 
     client: bytes
@@ -24,7 +24,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Pressed:
+class ShardPressureChanged:
     """The governors of these shards, and of no others, refuse new writes."""
 
     shards: frozenset[int]
@@ -67,7 +67,7 @@ class FramesRead:
 
 
 @dataclass(frozen=True, slots=True)
-class ColdArrived:
+class ColdReadCompleted:
     """The relocator read what was asked for under `ticket`, or could not."""
 
     ticket: int
@@ -85,14 +85,14 @@ class TimeFound:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicMoved:
+class TopicHeadChanged:
     """The topic watched under `ticket` has a new head, or another life."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class SubscribeCompleted:
     """The schedulers know the feeds asked for under `ticket`, or refused them."""
 
     ticket: int
@@ -100,7 +100,7 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientGone:
+class ClientDisconnected:
     """A client cannot be reached any more: forget what it waits for."""
 
     client: bytes
@@ -161,7 +161,7 @@ class ReadFiles:
 
 @dataclass(frozen=True, slots=True)
 class ReadCold:
-    """Have the relocator read this. Completion: ColdArrived."""
+    """Have the relocator read this. Completion: ColdReadCompleted."""
 
     ticket: int
     wanted: ColdRead
@@ -178,7 +178,8 @@ class FindTime:
 
 @dataclass(frozen=True, slots=True)
 class WatchTopic:
-    """Say TopicMoved once the topic's slot differs from this: another life, or a head above `head_seq`."""
+    """Say TopicHeadChanged once the topic's slot differs from this: another life, or a head above
+    `head_seq`."""
 
     ticket: int
     shard: int
@@ -189,14 +190,14 @@ class WatchTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class Unwatch:
+class UnwatchTopic:
     """Forget the watch."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class SubscribeFeeds:
     """Have the schedulers tell of these feeds: (the client's number, topic, position). Completion: Followed.
 
     Feeds in `gone` get a turn at once: there is no such topic, as their reader will find out.
@@ -204,13 +205,13 @@ class Follow:
 
     ticket: int
     client: bytes
-    asked: Subscribe
+    request: Subscribe
     feeds: list[tuple[int, TopicInfo, int]]
-    gone: list[int]
+    missing_feeds: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Unfollow:
+class UnsubscribeFeeds:
     """End a client's subscription, or some of its feeds."""
 
     client: bytes
@@ -219,7 +220,7 @@ class Unfollow:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class LogRequestFailure:
     """Log an error of ours that a request met; its sender has been told Internal."""
 
     kind: str
@@ -227,7 +228,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnsTaken:
+class ReturnGrants:
     """A client gives turns back: rows of the message Taken."""
 
     client: bytes

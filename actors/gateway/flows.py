@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.gateway import events as ev
+from actors.gateway.append_admission import Flow
 from actors.gateway.auth import Principal
-from actors.gateway.intake import Flow
 from ringlog.envelope import messages as m
 from ringlog.errors import ShuttingDown
 
@@ -18,7 +18,7 @@ _TOPICS_CACHED_MAX = 10_000
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class GatewayRequest:
     """One request being answered."""
 
     client: bytes
@@ -36,20 +36,20 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolve:
+class ResolveTopic:
     """Asked for by flows: who is this topic? Those who ask together are answered in order (G2)."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
+class AcquireAppendLane:
     """Asked for by appends: my turn on this way to the shard (G2)."""
 
     by_socket: bool
 
 
-class Asker:
+class FlowContext:
     """What every flow asks with: the time, tickets, and what is remembered of topics' names."""
 
     def __init__(self) -> None:
@@ -77,16 +77,16 @@ class Asker:
         if self.is_draining:
             raise ShuttingDown("the engine is stopping")
 
-    def known(self, topic: str) -> m.TopicInfo | None:
+    def cached_topic(self, topic: str) -> m.TopicInfo | None:
         """What is remembered of a topic."""
         return self._topics.get(topic)
 
-    def remember(self, info: m.TopicInfo) -> None:
+    def cache_topic(self, info: m.TopicInfo) -> None:
         """Keep it; of too many the oldest is forgotten."""
         if len(self._topics) >= _TOPICS_CACHED_MAX:
             self._topics.pop(next(iter(self._topics)))
         self._topics[info.topic] = info
 
-    def forget(self, topic: str) -> None:
+    def evict_topic(self, topic: str) -> None:
         """What is remembered of it may be wrong."""
         self._topics.pop(topic, None)

@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 
 from actors.gateway import events as ev
-from actors.gateway.intake import Flow
+from actors.gateway.append_admission import Flow
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, RinglogError
 from ringlog.limits import CLAIM_SLICE_MS_MAX, READ_BYTES_MAX, READ_LIMIT_MAX
 from ringlog.topic.tombstone import ReadPlan
 
-Run = tuple[int, int, int, int]
-Claim = m.Claim | m.Steal
+ClaimedRun = tuple[int, int, int, int]
+ClaimOrSteal = m.Claim | m.Steal
 ReadFrames = Callable[[m.Read, m.Located, ReadPlan], Generator[Any, Any, ev.FramesRead]]
 Locate = Callable[[m.Read], Generator[Any, Any, m.Located]]
 _LOOKS_MAX = 16
@@ -33,7 +33,7 @@ class JobFlows:
     def __init__(self, at_shard: Callable[[Any], Flow], locate: Locate, read_frames: ReadFrames) -> None:
         self._at_shard, self._locate, self._read_frames = at_shard, locate, read_frames
 
-    def claim(self, message: Claim) -> Flow:
+    def claim(self, message: ClaimOrSteal) -> Flow:
         """Have a shard lease jobs, and read them. A long wait is cut short: who has more patience asks
         again."""
         if not isinstance(message, m.Steal):
@@ -54,11 +54,11 @@ class JobFlows:
         except RinglogError as e:
             error = e
         if reached < _last(claimed.runs[-1]):
-            left = [cut for run in claimed.runs if (cut := _behind(run, reached)) is not None]
+            left = [cut for run in claimed.runs if (cut := _run_after(run, reached)) is not None]
             # Under the claim's own number nothing is left of the claim: who asks again is given other leases.
             # What only did not fit has not been delivered; what cannot be read counts, or it would come first
             # for ever.
-            yield from self._give_back(
+            yield from self._return_leases(
                 message, left, 0 if reached else message.call, undo=bool(reached) and error is None
             )
             if not reached:
@@ -100,8 +100,8 @@ class JobFlows:
                 break
         return frames, reached
 
-    def _give_back(
-        self, message: Claim, runs: list[Run], call: int, *, undo: bool
+    def _return_leases(
+        self, message: ClaimOrSteal, runs: list[ClaimedRun], call: int, *, undo: bool
     ) -> Generator[Any, Any, None]:
         seqs = [first + n for first, count, _, _ in runs for n in range(count)]
         tokens = [token + n for _, count, _, token in runs for n in range(count)]
@@ -110,18 +110,18 @@ class JobFlows:
         yield from self._at_shard(nack)
 
 
-def _last(run: Run) -> int:
+def _last(run: ClaimedRun) -> int:
     return run[0] + run[1] - 1
 
 
-def _up_to(run: Run, seq: int) -> Run | None:
+def _up_to(run: ClaimedRun, seq: int) -> ClaimedRun | None:
     """The part of a run that is not behind `seq`."""
     first, count, deliveries, token = run
     kept = min(count, seq - first + 1)
     return (first, kept, deliveries, token) if kept > 0 else None
 
 
-def _behind(run: Run, seq: int) -> Run | None:
+def _run_after(run: ClaimedRun, seq: int) -> ClaimedRun | None:
     """The rest of it."""
     first, count, deliveries, token = run
     gone = min(max(seq - first + 1, 0), count)

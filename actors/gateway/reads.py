@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from actors.gateway import events as ev
-from actors.gateway.flows import Asker, Request, Resolve
-from actors.gateway.intake import Flow
-from actors.gateway.replies import is_still_held, plan_of, read_reply
+from actors.gateway.append_admission import Flow
+from actors.gateway.flows import FlowContext, GatewayRequest, ResolveTopic
+from actors.gateway.replies import is_client_copy_current, plan_for_read, read_reply
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, NotReady, TopicNotFound
 from ringlog.limits import (
@@ -29,12 +29,15 @@ class ReadFlows:
     """Reads as flows. `wait_until` notes when (ns) a request stops waiting for the completion of a ticket."""
 
     def __init__(
-        self, asker: Asker, wait_until: Callable[[Request, int, int], None], limit: int = READ_LIMIT_MAX
+        self,
+        asker: FlowContext,
+        wait_until: Callable[[GatewayRequest, int, int], None],
+        limit: int = READ_LIMIT_MAX,
     ) -> None:
         """`limit`: most records of one answer to a client, whatever it asks for."""
         self._asker, self._wait_until, self._limit = asker, wait_until, limit
 
-    def read(self, request: Request) -> Flow:
+    def read(self, request: GatewayRequest) -> Flow:
         """Locate, decide what to announce, read; when there is nothing, wait for news and walk once more."""
         message: m.Read = request.message
         if message.after < 0 or message.epoch < 0 or message.limit < 0 or message.max_bytes < 0:
@@ -46,8 +49,8 @@ class ReadFlows:
             # The moment before: what has expired by then, the shard's answer says so (X-10).
             asked_us = self._asker.now_us
             located = yield from self.locate(message, message.after, message.epoch)
-            plan = plan_of(message, located)
-            if is_still_held(message, located, plan):
+            plan = plan_for_read(message, located)
+            if is_client_copy_current(message, located, plan):
                 return read_reply(located, plan, ev.FramesRead(0, 0, 0, 0, message.held)), None
             read = yield from self.read_files(message, located, plan, asked_us, limit)
             reply = read_reply(located, plan, read)
@@ -78,7 +81,7 @@ class ReadFlows:
             )  # fmt: skip
             if read.cold is None:
                 return read
-            arrived: ev.ColdArrived = yield ev.ReadCold(self._asker.next_ticket(), read.cold)
+            arrived: ev.ColdReadCompleted = yield ev.ReadCold(self._asker.next_ticket(), read.cold)
             cold, data = read.cold, arrived.data
         raise NotReady("cold records keep moving", topic=message.topic, reason="cold_unavailable")
 
@@ -90,10 +93,10 @@ class ReadFlows:
 
     def locate(self, message: m.Read | m.SeekTime, after: int, epoch: int) -> Generator[Any, Any, m.Located]:
         """Ask the shard where the records behind `after` are. Raises TopicNotFound."""
-        info = yield Resolve(message.topic)
+        info = yield ResolveTopic(message.topic)
         try:
             located: m.Located = yield self._asker.ask(info.shard, m.Locate(message.topic, after, epoch))
         except TopicNotFound:
-            self._asker.forget(message.topic)
+            self._asker.evict_topic(message.topic)
             raise
         return located

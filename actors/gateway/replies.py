@@ -26,7 +26,7 @@ def error_reply(error: RinglogError) -> m.ErrorReply:
     )
 
 
-def plan_of(message: m.Read, located: m.Located) -> ReadPlan:
+def plan_for_read(message: m.Read, located: m.Located) -> ReadPlan:
     """What the read announces, where it resumes and where it ends."""
     floors = Floors(
         located.head_seq, located.earliest_seq, located.cap_floor, located.ttl_floor, located.trim_floor
@@ -37,7 +37,7 @@ def plan_of(message: m.Read, located: m.Located) -> ReadPlan:
     )  # fmt: skip
 
 
-def is_still_held(message: m.Read, located: m.Located, plan: ReadPlan) -> bool:
+def is_client_copy_current(message: m.Read, located: m.Located, plan: ReadPlan) -> bool:
     """True when the frames that the client holds are as good as what would be read now."""
     is_same = message.epoch == located.epoch and message.version == located.version
     return is_same and plan.gap is None and plan.after < message.held <= plan.stop

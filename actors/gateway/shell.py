@@ -20,22 +20,22 @@ from msgspec import structs
 
 from actors.gateway import events as ev
 from actors.gateway.auth import KeyRing, parse_keys
-from actors.gateway.core import Gateway, Identity
-from actors.gateway.deliveries import SILENCE_NS, Deliveries
-from actors.gateway.files import read_files
-from actors.gateway.pushed import PushedRun
+from actors.gateway.core import GatewayCore, GatewayIdentity
+from actors.gateway.frame_reader import read_files
 from actors.gateway.replies import error_reply
-from actors.gateway.router import GatewayRouter, require_libzmq
+from actors.gateway.ring_push import RingPush
+from actors.gateway.subscription_relay import SILENCE_NS, SubscriptionRelay
 from actors.gateway.zap import IPC_DOMAIN, TCP_DOMAIN, ZapHandler
+from actors.gateway.zmq_frontend import ZmqFrontend, require_libzmq
 from ringlog import __version__
 from ringlog.board import pressure
 from ringlog.board.board import Board, BoardError, BoardUnstable
 from ringlog.board.heartbeat import Heartbeat
-from ringlog.board.layout import G, Mark, P
+from ringlog.board.layout import GovernorField, ProcessField, WatermarkKind
 from ringlog.board.processes import shard_slot
 from ringlog.board.topics import TOPIC_LIVE
 from ringlog.clock import Clock, SystemClock
-from ringlog.config import Config, Limits
+from ringlog.config import Config, LimitsConfig
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
@@ -54,7 +54,7 @@ from ringlog.errors import (
     StartRefused,
     is_shard_failed,
 )
-from ringlog.governor import Step
+from ringlog.governor import PressureStep
 from ringlog.limits import (
     DRAIN_S_DEFAULT,
     GATEWAY_DRAIN_SHARE,
@@ -65,17 +65,17 @@ from ringlog.limits import (
 )
 from ringlog.link.curve import CurveKey, read_key_file, read_private_text
 from ringlog.link.delivery import Delivery
+from ringlog.link.futures import Pending, resolved
 from ringlog.link.local_links import LocalLinks, cold_unavailable
 from ringlog.link.peer import Peer
-from ringlog.link.pending import Pending, resolved
 from ringlog.link.timers import Timers
-from ringlog.logs import say
+from ringlog.logs import log_event
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import RealDisk
-from ringlog.storage.ledger import Ledger
 from ringlog.storage.log_map import LogMap
-from ringlog.storage.reader import Mark as ReadMark
-from ringlog.storage.shelf import SegmentShelf
+from ringlog.storage.reader import LogHighWatermark as ReadMark
+from ringlog.storage.record_index import StoredRecordIndex
+from ringlog.storage.segment_cache import SegmentCache
 
 log = logging.getLogger("ringlog.gateway")
 
@@ -83,9 +83,9 @@ REQUESTS_PER_TURN = 256
 ASK_NS = 10_000_000_000
 APPEND_NS = 30_000_000_000
 WATCH_NS = 60_000_000_000
-KEYS_LOOK_NS = 2_000_000_000
+KEYS_POLL_NS = 2_000_000_000
 """A key that is taken out of the file is refused within this time and a turn (SEC-7)."""
-BEHIND_WAIT_MS = 5
+BACKLOG_WAIT_MS = 5
 _TRACEBACK_LINES = 4
 KEYS_FILE_BYTES_MAX = 16 << 20
 
@@ -99,7 +99,7 @@ class Listeners:
     keys_file: str = ""
 
     @classmethod
-    def of(cls, settings: Config) -> Listeners:
+    def from_config(cls, settings: Config) -> Listeners:
         """Read them from the configuration, the server's key from its file; raises ConfigError."""
         if settings.native.endpoint == "ipc":
             return cls()
@@ -107,7 +107,7 @@ class Listeners:
         return cls(settings.native.endpoint, server_key, settings.auth.keys_file)
 
 
-class _Descriptors:
+class _EpollSet:
     def __init__(self) -> None:
         self.epoll = select.epoll()
 
@@ -118,11 +118,12 @@ class _Descriptors:
         self.epoll.unregister(fd)
 
 
-class Shell:
+class GatewayShell:
     """One incarnation of the gateway."""
 
     def __init__(
-        self, boot: ActorBoot, listeners: Listeners, bounds: Limits, *, ring_bytes: int, schedulers: int = 0,
+        self, boot: ActorBoot, listeners: Listeners, bounds: LimitsConfig, *, ring_bytes: int,
+        schedulers: int = 0,
         is_governed: bool = True, clock: Clock | None = None, drain_s: float = DRAIN_S_DEFAULT,
     ) -> None:  # fmt: skip
         require_libzmq()
@@ -131,7 +132,7 @@ class Shell:
         self._clock = clock or SystemClock()
         self._disk = RealDisk()
         self._timers = Timers()
-        self._fds = _Descriptors()
+        self._fds = _EpollSet()
         board = Board.open(boot.shm_dir, writable=True)
         self._slot = board.process(boot.slot)
         self._shards = [
@@ -140,18 +141,18 @@ class Shell:
         """Pages of shards whose governors are heeded."""
         self._refusing: frozenset[int] = frozenset()
         self._pressure_look_ns = 0
-        self._throttled_before = self._slot.get(G.THROTTLED)
+        self._throttled_before = self._slot.get(GovernorField.THROTTLED)
         self._keys_facts: tuple[int, int, int] | None = None
         self._keys_look_ns = 0
         self._keys = self._first_keys()
-        identity = Identity(
+        identity = GatewayIdentity(
             boot.engine_id, __version__, PROTOCOL, boot.shards, boot.incarnation,
             ring_bytes // RING_FRAME_FRACTION, bounds.max_body_bytes, bounds.max_limit,
         )  # fmt: skip
-        self.core = Gateway(identity, self._keys)
+        self.core = GatewayCore(identity, self._keys)
         self._context: zmq.Context[Any] = zmq.Context()
         self._zap = ZapHandler(self._context, lambda: self._keys)
-        self._routers: list[GatewayRouter] = []
+        self._routers: list[ZmqFrontend] = []
         self._listen()
         delivery = Delivery(self)
         self.links = self._links = LocalLinks(
@@ -159,18 +160,18 @@ class Shell:
             hears=delivery,
         )  # fmt: skip
         self._schedulers = schedulers
-        self._deliveries = Deliveries(delivery, lambda client, message, data: self._reply(
+        self._subscription_relay = SubscriptionRelay(delivery, lambda client, message, data: self._reply(
             Reply(client, 0, message, data)
         ))  # fmt: skip
         self._silence_look_ns = 0
-        self._shelf = SegmentShelf(self._disk, boot.data_dir)
+        self._segment_cache = SegmentCache(self._disk, boot.data_dir)
         self._log_map = LogMap()
         self._events: list[Any] = []
         self._watches: dict[int, ev.WatchTopic] = {}
         self._waits: dict[int, Pending[bool]] = {}
         self.exit_code: ExitCode | None = None
         self._heartbeat = Heartbeat(self._slot)
-        self._give_up_ns: int | None = None
+        self._drain_deadline_ns: int | None = None
         """When the drain ends at the latest."""
         self._perform: dict[type, Callable[[Any], None]] = {
             Reply: self._reply,
@@ -180,12 +181,14 @@ class Shell:
             ev.ReadCold: self._read_cold,
             ev.FindTime: self._find_time,
             ev.WatchTopic: self._watch,
-            ev.Unwatch: self._unwatch,
-            ev.Follow: self._follow,
-            ev.Unfollow: lambda effect: self._deliveries.unfollow(effect.client, effect.number, effect.feeds),
-            ev.TurnsTaken: self._turns_taken,
-            ev.Failed: self._note_failure,
-            Stop: self._note_stop,
+            ev.UnwatchTopic: self._unwatch,
+            ev.SubscribeFeeds: self._subscribe,
+            ev.UnsubscribeFeeds: lambda effect: self._subscription_relay.unsubscribe(
+                effect.client, effect.number, effect.feeds
+            ),
+            ev.ReturnGrants: self._return_grants,
+            ev.LogRequestFailure: self._log_failure,
+            Stop: self._set_exit_code,
         }
 
     @property
@@ -203,7 +206,7 @@ class Shell:
             places.insert(0, (listeners.tcp, b"t", TCP_DOMAIN, listeners.server_key))
         try:
             for endpoint, tag, domain, key in places:
-                self._routers.append(GatewayRouter(self._context, endpoint, tag, domain, key))
+                self._routers.append(ZmqFrontend(self._context, endpoint, tag, domain, key))
         except StartRefused:
             self._close_sockets()
             raise
@@ -213,7 +216,7 @@ class Shell:
     def on_start(self, stop: StopFlag) -> None:
         """See Actor."""
         boot = self._boot
-        self._links.join(
+        self._links.join_engine(
             EngineInfo(
                 boot.engine_id, f"{boot.boot_incarnation}", boot.shm_dir, boot.data_dir, boot.shards,
                 schedulers=self._schedulers,
@@ -221,26 +224,26 @@ class Shell:
         )  # fmt: skip
         for fd in (stop.fileno(), self._zap.fileno(), *(router.fileno() for router in self._routers)):
             self._fds.watch(fd)
-        say(log, logging.INFO, "ready", endpoints=self.endpoints, keys=len(self._keys))
+        log_event(log, logging.INFO, "ready", endpoints=self.endpoints, keys=len(self._keys))
 
     def drain(self) -> bool:
         """Answer what is held, and take nothing more."""
-        self._give_up_ns = self._clock.monotonic_ns() + round(self._drain_s * 1e9)
+        self._drain_deadline_ns = self._clock.monotonic_ns() + round(self._drain_s * 1e9)
         self._events.append(DrainRequested())
         return True
 
     def do_work(self) -> int:
         """One pass: gather, decide, do."""
         now_ns = self._clock.monotonic_ns()
-        if self._give_up_ns is not None and now_ns >= self._give_up_ns:
+        if self._drain_deadline_ns is not None and now_ns >= self._drain_deadline_ns:
             # Who waits asks again, as he would of a gateway that died: the next one is given the answer.
-            say(log, logging.WARNING, "shards answer too late", held=self.core.requests_held)
+            log_event(log, logging.WARNING, "shards answer too late", held=self.core.requests_held)
             self.exit_code = ExitCode.OK
         fired = self._timers.fire(now_ns)
         self._links.pump()
         self._zap.serve()
-        self._look_at_keys(now_ns)
-        self._look_at_pressure(now_ns)
+        self._poll_keys_file(now_ns)
+        self._poll_pressure(now_ns)
         self._receive()
         events, self._events = self._events, []
         effects = self.core.handle([Tick(self._clock.now_us(), now_ns), *events])
@@ -250,7 +253,7 @@ class Shell:
             except Exception as e:  # noqa: BLE001  see Gateway._contain
                 self._contain(effect, e)
         for router in self._routers:
-            if router.is_behind:
+            if router.has_backlog:
                 for client in router.flush():
                     self._gone(client)
         self._beat()
@@ -259,23 +262,23 @@ class Shell:
     def _contain(self, effect: Any, error: Exception) -> None:
         """What could not be performed ends the request that it is for, and not the gateway."""
         kind = type(effect).__name__
-        self._note_failure(ev.Failed(kind, error))
+        self._log_failure(ev.LogRequestFailure(kind, error))
         internal = Internal("the gateway failed at this request", kind=kind)
         if isinstance(effect, Reply):
             self._reply(Reply(effect.client, effect.corr, error_reply(internal)))
-        elif (ticket := getattr(effect, "ticket", 0)) and not isinstance(effect, ev.Unwatch):
+        elif (ticket := getattr(effect, "ticket", 0)) and not isinstance(effect, ev.UnwatchTopic):
             self._events.append(ev.ShardAnswered(ticket, None, internal))
 
     @staticmethod
-    def _note_failure(effect: ev.Failed) -> None:
+    def _log_failure(effect: ev.LogRequestFailure) -> None:
         error = effect.error
         where = "".join(traceback.format_exception(error)[-_TRACEBACK_LINES:])
-        say(log, logging.ERROR, "a request met an error of ours", kind=effect.kind, error=repr(error),
+        log_event(log, logging.ERROR, "a request met an error of ours", kind=effect.kind, error=repr(error),
             where=where)  # fmt: skip
 
     def on_close(self) -> None:
         """Let go of everything."""
-        self._shelf.close()
+        self._segment_cache.close()
         self._links.close()
         self._close_sockets()
 
@@ -289,9 +292,9 @@ class Shell:
     def _receive(self) -> None:
         for router in self._routers:
             for request in router.receive(REQUESTS_PER_TURN):
-                self._slot.add(P.REQUESTS, 1)
+                self._slot.add(ProcessField.REQUESTS, 1)
                 self._events.append(
-                    ev.Asked(
+                    ev.ClientRequestReceived(
                         request.client, request.user_id, request.envelope.corr, request.envelope.message,
                         request.attachment,
                     )
@@ -306,7 +309,7 @@ class Shell:
             return
         # Edge-triggered descriptors: what came since the last look shows only here.
         wait_ms = (
-            BEHIND_WAIT_MS if any(router.is_behind for router in self._routers) else HEARTBEAT_INTERVAL_MS
+            BACKLOG_WAIT_MS if any(router.has_backlog for router in self._routers) else HEARTBEAT_INTERVAL_MS
         )
         now_ns = self._clock.monotonic_ns()
         for due_ns in (self._timers.next_ns(), self.core.next_deadline_ns()):
@@ -324,7 +327,7 @@ class Shell:
             router.guard(now_ns)
         if now_ns >= self._silence_look_ns:
             self._silence_look_ns = now_ns + SILENCE_NS // 4
-            self._deliveries.forget_silent(now_ns)
+            self._subscription_relay.forget_silent_clients(now_ns)
 
     # -- keys -----------------------------------------------------------------------------------------
 
@@ -338,11 +341,11 @@ class Shell:
         path = self._listeners.keys_file
         return parse_keys(read_private_text(path, KEYS_FILE_BYTES_MAX), path)
 
-    def _look_at_keys(self, now_ns: int) -> None:
+    def _poll_keys_file(self, now_ns: int) -> None:
         """Take over a changed file; a broken one leaves the keys as they are and is said aloud."""
         if not self._listeners.keys_file or now_ns < self._keys_look_ns:
             return
-        self._keys_look_ns = now_ns + KEYS_LOOK_NS
+        self._keys_look_ns = now_ns + KEYS_POLL_NS
         facts = _facts(self._listeners.keys_file)
         if facts == self._keys_facts:
             return
@@ -350,21 +353,21 @@ class Shell:
         try:
             self._keys = self._read_keys()
         except ConfigError as e:
-            say(log, logging.ERROR, "keys file not taken over", reason=str(e))
+            log_event(log, logging.ERROR, "keys file not taken over", reason=str(e))
             return
-        say(log, logging.INFO, "keys changed", keys=len(self._keys))
+        log_event(log, logging.INFO, "keys changed", keys=len(self._keys))
         self._events.append(ev.KeysLoaded(self._keys))
 
-    def _look_at_pressure(self, now_ns: int) -> None:
+    def _poll_pressure(self, now_ns: int) -> None:
         if now_ns < self._pressure_look_ns:
             return
         self._pressure_look_ns = now_ns + GOVERNOR_SAMPLE_MS * 1_000_000
-        self._slot.set(G.THROTTLED, self._throttled_before + self.core.pressed_away)
+        self._slot.set(GovernorField.THROTTLED, self._throttled_before + self.core.throttled_appends)
         steps = [pressure.read(page, now_ns).step for page in self._shards]
-        refusing = frozenset(shard for shard, step in enumerate(steps) if step is Step.REFUSE)
+        refusing = frozenset(shard for shard, step in enumerate(steps) if step is PressureStep.REFUSE)
         if refusing != self._refusing:
             self._refusing = refusing
-            self._events.append(ev.Pressed(refusing))
+            self._events.append(ev.ShardPressureChanged(refusing))
 
     # -- effects --------------------------------------------------------------------------------------
 
@@ -386,7 +389,7 @@ class Shell:
             message: Any = None
             attached = None
             if error is None:
-                message, attached = asked.take()
+                message, attached = asked.result()
             if attached is not None:  # Frames with the jobs of a claim: nothing else comes with any.
                 message = structs.replace(message, data=bytes(attached))
             self._events.append(ev.ShardAnswered(effect.ticket, message, error))
@@ -417,8 +420,8 @@ class Shell:
             timer.cancel()
             self._events.append(ev.FramesSettled(effect.ticket, entries, error))
 
-        run = PushedRun(effect.topic, effect.data, effect.offsets, deadline_ns, done)
-        timer = self._timers.at(deadline_ns, run.give_up)
+        run = RingPush(effect.topic, effect.data, effect.offsets, deadline_ns, done)
+        timer = self._timers.call_at(deadline_ns, run.give_up)
         try:
             self._links.submit(effect.shard, run)
         except RinglogError as e:
@@ -430,7 +433,7 @@ class Shell:
         try:
             read = read_files(
                 effect, data_dir=self._boot.data_dir, shm_dir=self._boot.shm_dir, disk=self._disk,
-                shelf=self._shelf, log_map=self._log_map,
+                shelf=self._segment_cache, log_map=self._log_map,
                 marks=lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
             )  # fmt: skip
         except BoardUnstable as e:
@@ -447,15 +450,15 @@ class Shell:
                 raise error
             if isinstance(error, RequestTimeout | NotConnected):
                 error = cold_unavailable(error.message)
-            data = None if error is not None else asked.take().attachment or b""
-            self._events.append(ev.ColdArrived(effect.ticket, data, error))
+            data = None if error is not None else asked.result().attachment or b""
+            self._events.append(ev.ColdReadCompleted(effect.ticket, data, error))
 
         deadline_ns = self._clock.monotonic_ns() + ASK_NS
         self._links.ask_relocator(effect.wanted, deadline_ns).when_done(answered)
 
     def _find_time(self, effect: ev.FindTime) -> None:
         shard = effect.located.shard
-        ledger = Ledger(
+        ledger = StoredRecordIndex(
             self._disk, self._boot.data_dir, self._boot.shm_dir,
             lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
         )  # fmt: skip
@@ -469,7 +472,7 @@ class Shell:
 
     def _mark(self, shard: int, *, is_volatile: bool) -> ReadMark:
         page = self._links.board.process(shard_slot(shard))
-        return ReadMark(*page.mark(Mark.VOLATILE if is_volatile else Mark.PUBLISHED))
+        return ReadMark(*page.watermark(WatermarkKind.VOLATILE if is_volatile else WatermarkKind.PUBLISHED))
 
     def _marks(self, shard: int) -> Any:
         try:
@@ -477,12 +480,12 @@ class Shell:
         except BoardError:
             return None
 
-    def _note_stop(self, effect: Stop) -> None:
+    def _set_exit_code(self, effect: Stop) -> None:
         self.exit_code = ExitCode(effect.code)
 
     def _gone(self, client: bytes) -> None:
-        self._events.append(ev.ClientGone(client))
-        self._deliveries.forget(client)
+        self._events.append(ev.ClientDisconnected(client))
+        self._subscription_relay.forget_client(client)
 
     # -- delivery: link.delivery.Host -----------------------------------------------------------------
 
@@ -503,45 +506,45 @@ class Shell:
     def pause(self, seconds: float) -> Pending[None]:
         """Done after a while."""
         result: Pending[None] = Pending()
-        self._timers.at(self._clock.monotonic_ns() + round(seconds * 1e9), lambda: result.resolve(None))
+        self._timers.call_at(self._clock.monotonic_ns() + round(seconds * 1e9), lambda: result.resolve(None))
         return result
 
-    def met(self) -> Pending[None]:
+    def wait_connected(self) -> Pending[None]:
         """We are a part of the engine."""
         return resolved(None)
 
-    def _follow(self, effect: ev.Follow) -> None:
+    def _subscribe(self, effect: ev.SubscribeFeeds) -> None:
         def followed(done: Pending[Any]) -> None:
             error = done.error
             if error is not None and not isinstance(error, RinglogError):
                 raise error
-            self._events.append(ev.Followed(effect.ticket, error))
+            self._events.append(ev.SubscribeCompleted(effect.ticket, error))
 
         now_ns = self._clock.monotonic_ns()
         try:
-            following = self._deliveries.follow(
-                effect.client, effect.asked, effect.feeds, effect.gone, now_ns
+            following = self._subscription_relay.subscribe(
+                effect.client, effect.request, effect.feeds, effect.missing_feeds, now_ns
             )
         except RinglogError as e:
-            self._events.append(ev.Followed(effect.ticket, e))
+            self._events.append(ev.SubscribeCompleted(effect.ticket, e))
             return
         following.when_done(followed)
 
-    def _turns_taken(self, effect: ev.TurnsTaken) -> None:
-        self._deliveries.taken(effect.client, effect.rows, self._clock.monotonic_ns())
+    def _return_grants(self, effect: ev.ReturnGrants) -> None:
+        self._subscription_relay.return_grants(effect.client, effect.rows, self._clock.monotonic_ns())
 
     # -- watching topics ------------------------------------------------------------------------------
 
     def _watch(self, effect: ev.WatchTopic) -> None:
         self._watches[effect.ticket] = effect
         # Marks first, slot second: a publication in between makes the wait end at once (DR-19).
-        self._wait_for(effect.shard)
-        self._compare(effect)
+        self._await_publication(effect.shard)
+        self._check_watch(effect)
 
-    def _unwatch(self, effect: ev.Unwatch) -> None:
+    def _unwatch(self, effect: ev.UnwatchTopic) -> None:
         self._watches.pop(effect.ticket, None)
 
-    def _wait_for(self, shard: int) -> None:
+    def _await_publication(self, shard: int) -> None:
         """Have one wait for a publication of the shard as long as some topic of it is watched."""
         if shard in self._waits:
             return
@@ -559,14 +562,14 @@ class Shell:
             # Nothing will be published. A reader that asks the shard again gets the reason.
             for watch in watched:
                 del self._watches[watch.ticket]
-                self._events.append(ev.TopicMoved(watch.ticket))
+                self._events.append(ev.TopicHeadChanged(watch.ticket))
             return
         if watched:
-            self._wait_for(shard)
+            self._await_publication(shard)
         for watch in watched:
-            self._compare(watch)
+            self._check_watch(watch)
 
-    def _compare(self, watch: ev.WatchTopic) -> None:
+    def _check_watch(self, watch: ev.WatchTopic) -> None:
         try:
             facts = self._links.topic_table(watch.shard).read(watch.slot)
         except RinglogError:
@@ -574,7 +577,7 @@ class Shell:
         is_same = facts.state == TOPIC_LIVE and (facts.topic_id, facts.epoch) == (watch.topic_id, watch.epoch)
         has_moved = not is_same or facts.head_seq != watch.head_seq
         if has_moved and self._watches.pop(watch.ticket, None) is not None:
-            self._events.append(ev.TopicMoved(watch.ticket))
+            self._events.append(ev.TopicHeadChanged(watch.ticket))
 
 
 def _facts(path: str) -> tuple[int, int, int] | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from actors.reclaimer.shell import Shell
+from actors.reclaimer.shell import ReclaimerShell
 from ringlog import config
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 
 
-def build(boot: ActorBoot) -> Shell:
+def build(boot: ActorBoot) -> ReclaimerShell:
     """Make the reclaimer that `boot` describes; raises ConfigError when its cold store cannot be used."""
-    return Shell(boot, config.from_plain(boot.config))
+    return ReclaimerShell(boot, config.from_plain(boot.config))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from ringlog.envelope.messages import SegmentRef
-from ringlog.limits import PACKS_MAX, SMALL_SEGMENTS_MAX
+from ringlog.limits import SHARED_SEGMENTS_MAX, SMALL_SEGMENTS_MAX
 from ringlog.placement import shard_of
 from ringlog.segment.layout import parse_stem
 from ringlog.types import Codec
@@ -30,7 +30,7 @@ NONE = BitMap64()
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class TopicLiveness:
     """What its shard says of one topic. `epoch` 0: gone."""
 
     epoch: int
@@ -41,7 +41,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RegisteredSegment:
     """One registered segment: which shards know it, and its table of topics (layout.TOPIC_DTYPE)."""
 
     ref: SegmentRef
@@ -50,7 +50,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class SegmentLiveness:
     """What is alive of a segment; `bytes` are accounted, dead ones included."""
 
     records: int
@@ -64,21 +64,21 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True)
-class Remake:
+class SegmentRewrite:
     """Make new segments of the living records of `sources`, which go then."""
 
-    sources: tuple[Held, ...]
+    sources: tuple[RegisteredSegment, ...]
     reason: str
 
 
 Ranges = list[tuple[int, int]]
 """Ascending (first, last) of positions."""
-Measure = Callable[[Held, int, Live, Ranges], tuple[int, int]]
+MeasureLive = Callable[[RegisteredSegment, int, TopicLiveness, Ranges], tuple[int, int]]
 """(segment, row, live, elsewhere) -> (records, accounted bytes) alive of one topic of it, without what
 segments with greater numbers hold."""
 
 
-def row_state(row: Any, live: Live | None) -> str:
+def row_state(row: Any, live: TopicLiveness | None) -> str:
     """`dead`, `alive`, or `mixed`: to be counted."""
     if live is None:
         return "alive"
@@ -91,7 +91,12 @@ def row_state(row: Any, live: Live | None) -> str:
     return "mixed" if gone or first > int(row["first_seq"]) else "alive"
 
 
-def assess(held: Held, lives: Mapping[int, Live], elsewhere: Mapping[int, Ranges], measure: Measure) -> Alive:
+def assess_segment(
+    held: RegisteredSegment,
+    lives: Mapping[int, TopicLiveness],
+    elsewhere: Mapping[int, Ranges],
+    measure: MeasureLive,
+) -> SegmentLiveness:
     """Count what is alive; `elsewhere` says of rows what segments with greater numbers hold of them."""
     records = alive = 0
     for at, row in enumerate(held.table):
@@ -108,16 +113,16 @@ def assess(held: Held, lives: Mapping[int, Live], elsewhere: Mapping[int, Ranges
             counted = measure(held, at, live, elsewhere.get(at, []))
             records += counted[0]
             alive += counted[1]
-    return Alive(records, alive, int(held.table["bytes"].sum()))
+    return SegmentLiveness(records, alive, int(held.table["bytes"].sum()))
 
 
-Stored = Callable[[Held, int], Ranges]
+StoredRanges = Callable[[RegisteredSegment, int], Ranges]
 """(segment, row) -> the positions that are really stored: a segment that leaves some out hides nobody who
 holds them."""
 
 
-def held_elsewhere(
-    segments: Iterable[Held], stored: Stored, shards: int
+def superseded_ranges(
+    segments: Iterable[RegisteredSegment], stored: StoredRanges, shards: int
 ) -> tuple[dict[int, dict[int, Ranges]], set[int]]:
     """Segment -> row -> what segments with greater numbers hold of its topic, by the word of the topic's
     shard (of `shards`); and every segment that shares a position with another, which is not merged as
@@ -148,7 +153,7 @@ def held_elsewhere(
     return found, shared
 
 
-def _overlapping_topics(segments: list[Held]) -> list[list[tuple[int, int, int, int]]]:
+def _overlapping_topics(segments: list[RegisteredSegment]) -> list[list[tuple[int, int, int, int]]]:
     """(first, last, number, row) of every row of each life of a topic of which two rows overlap."""
     if not segments:
         return []
@@ -186,69 +191,73 @@ def _covers(ranges: Ranges, first: int, last: int) -> bool:
 # -- what to make anew ------------------------------------------------------------------------------------
 
 
-def remakes(
-    segments: Collection[Held], alive: Mapping[int, Alive], left_alone: Collection[int], *,
+def plan_rewrites(
+    segments: Collection[RegisteredSegment], alive: Mapping[int, SegmentLiveness],
+    left_alone: Collection[int], *,
     segment_bytes: int, segment_records: int,
-) -> list[Remake]:  # fmt: skip
+) -> list[SegmentRewrite]:  # fmt: skip
     """What to rewrite and merge, in no order; no segment is in two of them."""
     usable = [
         held for held in segments
         if held.ref.tier == 0 and held.ref.number not in left_alone and alive[held.ref.number].records
     ]  # fmt: skip
-    owns: dict[int, list[Held]] = {}
-    packs: dict[tuple[int, ...], list[Held]] = {}
+    owns: dict[int, list[RegisteredSegment]] = {}
+    packs: dict[tuple[int, ...], list[RegisteredSegment]] = {}
     for held in usable:
         parsed = parse_stem(held.ref.stem)
         if parsed is not None and parsed[0]:
             owns.setdefault(parsed[0], []).append(held)
         else:
             packs.setdefault(held.shards, []).append(held)
-    found = [_merge_packs(group, alive) for group in packs.values() if len(group) > PACKS_MAX]
-    between = Spans(segments)
+    found = [_merge_packs(group, alive) for group in packs.values() if len(group) > SHARED_SEGMENTS_MAX]
+    between = SegmentSpans(segments)
     small = segment_bytes // 4
     for topic_id, own in owns.items():
         if sum(alive[held.ref.number].alive_bytes < small for held in own) > SMALL_SEGMENTS_MAX:
             found += _merge_own(topic_id, own, alive, between, small, segment_bytes, segment_records)
     taken = {held.ref.number for each in found for held in each.sources}
     found += [
-        Remake((held,), "sparse") for held in usable
+        SegmentRewrite((held,), "sparse") for held in usable
         if held.ref.number not in taken and alive[held.ref.number].is_sparse
     ]  # fmt: skip
     return found
 
 
-def _merge_packs(packs: list[Held], alive: Mapping[int, Alive]) -> Remake:
+def _merge_packs(packs: list[RegisteredSegment], alive: Mapping[int, SegmentLiveness]) -> SegmentRewrite:
     """The smallest ones, as many as leave half of the bound: each record is copied few times in its life."""
     packs = sorted(packs, key=lambda held: alive[held.ref.number].alive_bytes)
-    return Remake(tuple(packs[: len(packs) - PACKS_MAX // 2 + 1]), "many small topics' segments")
+    return SegmentRewrite(
+        tuple(packs[: len(packs) - SHARED_SEGMENTS_MAX // 2 + 1]), "many small topics' segments"
+    )
 
 
 def _merge_own(
-    topic_id: int, own: list[Held], alive: Mapping[int, Alive], between: Spans, small: int,
+    topic_id: int, own: list[RegisteredSegment], alive: Mapping[int, SegmentLiveness],
+    between: SegmentSpans, small: int,
     segment_bytes: int, segment_records: int,
-) -> list[Remake]:  # fmt: skip
+) -> list[SegmentRewrite]:  # fmt: skip
     """Runs of small neighbours that together make no more than one segment."""
-    runs: list[list[Held]] = [[]]
+    runs: list[list[RegisteredSegment]] = [[]]
     size = records = 0
     for held in sorted(own, key=lambda held: int(held.table["first_seq"][0])):
         counted = alive[held.ref.number]
         size, records = size + counted.alive_bytes, records + counted.records
         run = runs[-1]
         fits = size <= segment_bytes and records <= segment_records
-        is_next = not run or (run[-1].shards == held.shards and between.is_next(topic_id, run[-1], held))
-        if counted.alive_bytes < small and fits and is_next:
+        may_merge = not run or (run[-1].shards == held.shards and between.may_merge(topic_id, run[-1], held))
+        if counted.alive_bytes < small and fits and may_merge:
             run.append(held)
             continue
         is_small = counted.alive_bytes < small
         runs.append([held] if is_small else [])
         size, records = (counted.alive_bytes, counted.records) if is_small else (0, 0)
-    return [Remake(tuple(run), "many small segments") for run in runs if len(run) > 1]
+    return [SegmentRewrite(tuple(run), "many small segments") for run in runs if len(run) > 1]
 
 
-class Spans:
+class SegmentSpans:
     """Which stretches of positions of a topic lie in which segment, to see what lies between two of them."""
 
-    def __init__(self, segments: Iterable[Held]) -> None:
+    def __init__(self, segments: Iterable[RegisteredSegment]) -> None:
         segments = list(segments)
         empty = np.zeros(0, dtype=np.uint64)
         tables = [held.table for held in segments]
@@ -260,23 +269,25 @@ class Spans:
         counts = [len(table) for table in tables]
         self._numbers = np.repeat(np.array([h.ref.number for h in segments], np.uint64), counts)[order]
 
-    def is_free(self, topic_id: int, first: int, last: int, sources: Collection[int]) -> bool:
+    def is_unoccupied(self, topic_id: int, first: int, last: int, sources: Collection[int]) -> bool:
         """Does no segment but `sources` hold positions within [first, last] of this topic?"""
         start = int(np.searchsorted(self._ids, np.uint64(topic_id), "left"))
         stop = int(np.searchsorted(self._ids, np.uint64(topic_id), "right"))
         touches = (self._first[start:stop] <= last) & (self._last[start:stop] >= first)
         return all(int(number) in sources for number in self._numbers[start:stop][touches])
 
-    def is_next(self, topic_id: int, left: Held, right: Held) -> bool:
+    def may_merge(self, topic_id: int, left: RegisteredSegment, right: RegisteredSegment) -> bool:
         """May two segments of one topic become one (P3)?"""
         first, last = int(left.table["first_seq"][0]), int(right.table["last_seq"][0])
-        return self.is_free(topic_id, first, last, {left.ref.number, right.ref.number})
+        return self.is_unoccupied(topic_id, first, last, {left.ref.number, right.ref.number})
 
 
-def stretches(topic_id: int, rows: list[tuple[int, int]], spans: Spans, sources: set[int]) -> list[int]:
+def contiguous_parts(
+    topic_id: int, rows: list[tuple[int, int]], spans: SegmentSpans, sources: set[int]
+) -> list[int]:
     """Part, from 0, of each of a topic's ascending (first, last) rows: one part is contiguous (P3)."""
     parts = [0] * len(rows)
     for at in range(1, len(rows)):
-        is_free = spans.is_free(topic_id, rows[at - 1][0], rows[at][1], sources)
-        parts[at] = parts[at - 1] + (not is_free)
+        is_unoccupied = spans.is_unoccupied(topic_id, rows[at - 1][0], rows[at][1], sources)
+        parts[at] = parts[at - 1] + (not is_unoccupied)
     return parts

@@ -13,28 +13,28 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from actors.reclaimer.pace import Pace
-from actors.reclaimer.plan import Held, Live, Spans, row_state, stretches
-from ringlog.config import Storage
+from actors.reclaimer.plan import RegisteredSegment, SegmentSpans, TopicLiveness, contiguous_parts, row_state
+from actors.reclaimer.rate_limiter import ByteRateLimiter
+from ringlog.config import StorageConfig
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.placement import shard_of
+from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import DATA, DEL, IDX, TAGS, NumberAllocator
-from ringlog.segment.rebuild import verify_segment
 from ringlog.segment.segment import Segment
 from ringlog.segment.writer import SegmentWriter
 from ringlog.storage.disk import Disk
-from ringlog.tier.copies import Copies
-from ringlog.tier.proof import verified
+from ringlog.tier.copies import SegmentCopies
+from ringlog.tier.verify_copy import verify_frames
 
 Runs = Iterator[tuple[Any, FrameBatch]]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SegmentOrigin:
     """Who makes segments, for their headers."""
 
     engine_id: bytes
@@ -43,10 +43,10 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _SourceRow:
     """One topic in one source."""
 
-    held: Held
+    held: RegisteredSegment
     topic_id: int
     epoch: int
     first: int
@@ -60,13 +60,22 @@ class Rewriter:
     """Makes segments. For one thread."""
 
     def __init__(
-        self, disk: Disk, data_dir: str, settings: Storage, numbers: NumberAllocator, pace: Pace
+        self,
+        disk: Disk,
+        data_dir: str,
+        settings: StorageConfig,
+        numbers: NumberAllocator,
+        pace: ByteRateLimiter,
     ) -> None:
         self._disk, self._data_dir = disk, data_dir
         self._settings, self._numbers, self._pace = settings, numbers, pace
 
-    def remake(
-        self, sources: tuple[Held, ...], lives: Mapping[int, Live], spans: Spans, origin: Origin
+    def rewrite(
+        self,
+        sources: tuple[RegisteredSegment, ...],
+        lives: Mapping[int, TopicLiveness],
+        spans: SegmentSpans,
+        origin: SegmentOrigin,
     ) -> dict[int, list[SegmentRef]]:
         """Write what is alive of `sources`; the new segments, verified, by the shard whose topics they hold.
         Nothing is left of them on an error.
@@ -85,26 +94,30 @@ class Rewriter:
                     made.setdefault(shard, []).append(ref)
                     self._read_back(ref)
         except BaseException:
-            self.remove([ref for refs in made.values() for ref in refs])
+            self.remove_segments([ref for refs in made.values() for ref in refs])
             raise
         return made
 
-    def remove(self, refs: list[SegmentRef]) -> None:
+    def remove_segments(self, refs: list[SegmentRef]) -> None:
         """Remove segments that no shard was told of."""
-        copies = Copies(self._disk, self._data_dir, None)
+        copies = SegmentCopies(self._disk, self._data_dir, None)
         for ref in refs:
             copies.drop_local(ref.stem, (DATA, IDX, TAGS, DEL))
 
     def _outputs(
-        self, sources: tuple[Held, ...], lives: Mapping[int, Live], spans: Spans, shards: int
-    ) -> list[list[list[_Row]]]:
+        self,
+        sources: tuple[RegisteredSegment, ...],
+        lives: Mapping[int, TopicLiveness],
+        spans: SegmentSpans,
+        shards: int,
+    ) -> list[list[list[_SourceRow]]]:
         """Rows by topic, for each segment to be made; topics ascending, and of one shard."""
         numbers = {held.ref.number for held in sources}
-        packs: dict[tuple[int, int], list[list[_Row]]] = {}
-        owns: list[list[list[_Row]]] = []
+        packs: dict[tuple[int, int], list[list[_SourceRow]]] = {}
+        owns: list[list[list[_SourceRow]]] = []
         for topic_id, rows in sorted(_rows_by_topic(sources, lives).items()):
             rows.sort(key=lambda row: row.first)
-            parts = stretches(topic_id, [(row.first, row.last) for row in rows], spans, numbers)
+            parts = contiguous_parts(topic_id, [(row.first, row.last) for row in rows], spans, numbers)
             for part in range(parts[-1] + 1):
                 group = [row for row, at in zip(rows, parts, strict=True) if at == part]
                 size = sum(row.bytes for row in group)
@@ -115,11 +128,15 @@ class Rewriter:
         return [*packs.values(), *owns]
 
     def _write(
-        self, topics: list[list[_Row]], lives: Mapping[int, Live], origin: Origin, shard: int
+        self,
+        topics: list[list[_SourceRow]],
+        lives: Mapping[int, TopicLiveness],
+        origin: SegmentOrigin,
+        shard: int,
     ) -> SegmentRef | None:
         settings = self._settings
         writer = SegmentWriter(
-            self._disk, self._data_dir, number=self._numbers.take(), salt=secrets.randbits(64) | 1,
+            self._disk, self._data_dir, number=self._numbers.allocate(), salt=secrets.randbits(64) | 1,
             shard=shard, shards=origin.shards, engine_id=origin.engine_id,
             created_us=origin.created_us, compression=settings.compression,
             compression_min_bytes=settings.compression_min_bytes,
@@ -138,22 +155,22 @@ class Rewriter:
             writer.abandon()
             raise
 
-    def _runs(self, group: list[_Row]) -> Runs:
+    def _runs(self, group: list[_SourceRow]) -> Runs:
         for row in group:
             path = f"{self._data_dir}/{row.held.ref.stem}{DATA}"
             fd = self._disk.open_read(path)
             try:
-                for buffer, batch in self._stretches(fd, path, row):
+                for buffer, batch in self._read_verified(fd, path, row):
                     self._pace(2 * batch.stop)  # read, and written again
                     yield buffer, batch
             finally:
                 self._disk.close(fd)
 
-    def _stretches(self, fd: int, path: str, row: _Row) -> Runs:
+    def _read_verified(self, fd: int, path: str, row: _SourceRow) -> Runs:
         def read(start: int, stop: int) -> bytes:
             return self._disk.read_at(fd, stop - start, start)
 
-        for stretch in verified(read, path, row.held.ref.salt, row.start, row.stop):
+        for stretch in verify_frames(read, path, row.held.ref.salt, row.start, row.stop):
             words = stretch.batch.words
             is_own = (words[:, layout.W_TOPIC] == row.topic_id) & (frames.epochs_of(words) == row.epoch)
             if not is_own.all():
@@ -170,7 +187,7 @@ class Rewriter:
                 "segment does not read back as it was written", file=ref.stem, findings=findings
             )
 
-    def mark(self, refs: list[SegmentRef], lives: Mapping[int, Live]) -> int:
+    def mark_deleted(self, refs: list[SegmentRef], lives: Mapping[int, TopicLiveness]) -> int:
         """Mark what was deleted since the sources were looked at; returns how many marks were made (TI-8)."""
         made = 0
         for ref in refs:
@@ -189,15 +206,17 @@ class Rewriter:
         return made
 
 
-def _rows_by_topic(sources: tuple[Held, ...], lives: Mapping[int, Live]) -> dict[int, list[_Row]]:
+def _rows_by_topic(
+    sources: tuple[RegisteredSegment, ...], lives: Mapping[int, TopicLiveness]
+) -> dict[int, list[_SourceRow]]:
     """Rows of topics that live, one life of each."""
-    found: dict[int, list[_Row]] = {}
+    found: dict[int, list[_SourceRow]] = {}
     for held in sources:
         for row in held.table:
             topic_id, live = int(row["topic_id"]), lives.get(int(row["topic_id"]))
             if row_state(row, live) != "dead":
                 found.setdefault(topic_id, []).append(
-                    _Row(
+                    _SourceRow(
                         held, topic_id, int(row["epoch"]), int(row["first_seq"]), int(row["last_seq"]),
                         int(row["bytes"]), int(row["data_start"]), int(row["data_stop"]),
                     )
@@ -205,5 +224,5 @@ def _rows_by_topic(sources: tuple[Held, ...], lives: Mapping[int, Live]) -> dict
     return found
 
 
-def _dead(live: Live | None) -> BitMap64 | None:
+def _dead(live: TopicLiveness | None) -> BitMap64 | None:
     return live.deleted if live is not None and live.deleted else None

@@ -15,24 +15,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from actors.reclaimer.scrub import COLD, Item
+from actors.reclaimer.scrub_pass import COLD, ScrubItem
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import ColdUnavailable, CorruptData, DiskError
-from ringlog.logs import say
+from ringlog.logs import log_event
+from ringlog.segment.index_rebuild import rebuild_index, verify_segment
 from ringlog.segment.layout import DATA, IDX, TAGS
-from ringlog.segment.rebuild import rebuild_index, verify_segment
 from ringlog.segment.segment import Segment
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import META_DIR
 from ringlog.storage.snapshot import decode_snapshot, parse_snapshot_name
-from ringlog.tier.copies import LOCAL_INDEX, Copies
+from ringlog.tier.copies import LOCAL_INDEX, SegmentCopies
 
 log = logging.getLogger("ringlog.reclaimer")
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Counts:
+class ScrubCounters:
     """For the board."""
 
     findings: int = 0
@@ -46,7 +46,7 @@ class Scrubber:
         self,
         disk: Disk,
         data_dir: str,
-        copies: Copies,
+        copies: SegmentCopies,
         *,
         pace: Callable[[int], None],
         is_current: Callable[[SegmentRef], bool],
@@ -55,20 +55,20 @@ class Scrubber:
         looked is no finding. `pace` is told of bytes before they are read, and waits."""
         self._disk, self._data_dir, self._copies = disk, data_dir, copies
         self._pace, self._is_current = pace, is_current
-        self.counts = Counts()
+        self.counts = ScrubCounters()
         self.quarantined: set[int] = set()
 
-    def snapshots(self) -> list[tuple[str, int]]:
+    def list_snapshots(self) -> list[tuple[str, int]]:
         """(path below the data directory, bytes) of every snapshot. Raises DiskError."""
         directory = f"{self._data_dir}/{META_DIR}"
         names = self._disk.list_dir(directory) if self._disk.exists(directory) else []
         paths = [f"{META_DIR}/{name}" for name in names if parse_snapshot_name(name) is not None]
         return [(path, self._read(path, self._disk.size) or 0) for path in paths]
 
-    def verify(self, item: Item, *, heals: bool) -> list[str]:
+    def verify_item(self, item: ScrubItem, *, heals: bool) -> list[str]:
         """Look at one item; what is wrong with it and still is, as `path: reason`."""
         if item.ref is None:
-            return self._noted(item, self._snapshot(item))
+            return self._log_findings(item, self._snapshot(item))
         ref = item.ref
         findings = self._segment(ref)
         if findings and not self._is_current(ref):
@@ -77,17 +77,17 @@ class Scrubber:
             findings = self._heal(ref, findings)
         has_bad_data = any(finding.startswith(ref.stem + DATA) for finding in findings)
         (self.quarantined.add if has_bad_data else self.quarantined.discard)(ref.number)
-        return self._noted(item, findings)
+        return self._log_findings(item, findings)
 
-    def _noted(self, item: Item, findings: list[str]) -> list[str]:
+    def _log_findings(self, item: ScrubItem, findings: list[str]) -> list[str]:
         self.counts.findings += len(findings)
         for finding in findings:
-            say(log, logging.ERROR, "damage found at rest", path=item.path, finding=finding)
+            log_event(log, logging.ERROR, "damage found at rest", path=item.path, finding=finding)
         return findings
 
     # -- looking --------------------------------------------------------------------------------------
 
-    def _snapshot(self, item: Item) -> list[str]:
+    def _snapshot(self, item: ScrubItem) -> list[str]:
         self._pace(item.bytes)
         try:
             data = self._read(item.path, lambda fd: self._disk.read_at(fd, self._disk.size(fd), 0))
@@ -128,7 +128,7 @@ class Scrubber:
         if self._copies.store is None:
             return findings
         try:
-            self._copies.prove_cold(ref.stem)
+            self._copies.verify_cold(ref.stem)
         except ColdUnavailable:
             return findings  # not looked at is not damaged; the next pass comes back
         except CorruptData as e:
@@ -143,12 +143,12 @@ class Scrubber:
             if not self._try_to_heal(ref, findings):
                 return findings
         except (CorruptData, DiskError, ColdUnavailable) as e:
-            say(log, logging.WARNING, "segment not healed", segment=ref.stem, reason=str(e))
+            log_event(log, logging.WARNING, "segment not healed", segment=ref.stem, reason=str(e))
             return findings
         left = self._segment(ref)
         if not left:
             self.counts.healed += 1
-            say(log, logging.WARNING, "segment healed", segment=ref.stem, was=findings[:8])
+            log_event(log, logging.WARNING, "segment healed", segment=ref.stem, was=findings[:8])
         return left
 
     def _try_to_heal(self, ref: SegmentRef, findings: list[str]) -> bool:
@@ -161,6 +161,6 @@ class Scrubber:
             rebuild_index(self._disk, self._data_dir, stem).close()
             return True
         for suffix in LOCAL_INDEX[:2]:
-            if self._copies.cold().exists(stem + suffix):
-                self._copies.fetch(stem + suffix)
+            if self._copies.require_store().exists(stem + suffix):
+                self._copies.download_part(stem + suffix)
         return True

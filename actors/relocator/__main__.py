@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from actors.relocator.shell import Shell
+from actors.relocator.shell import RelocatorShell
 from ringlog import config
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 
 
-def build(boot: ActorBoot) -> Shell:
+def build(boot: ActorBoot) -> RelocatorShell:
     """Make the relocator that `boot` describes; raises ConfigError when its store cannot be used."""
-    return Shell(boot, config.from_plain(boot.config))
+    return RelocatorShell(boot, config.from_plain(boot.config))
 
 
 if __name__ == "__main__":

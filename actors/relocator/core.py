@@ -62,7 +62,7 @@ Effect = Fetch | Reply
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ColdReadRequest:
     client: bytes
     corr: int
     start: int
@@ -71,9 +71,9 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenFetch:
     fetch: Fetch
-    asked: list[_Asked] = field(default_factory=list)
+    asked: list[_ColdReadRequest] = field(default_factory=list)
 
 
 class BlockCache:
@@ -115,7 +115,7 @@ class BlockCache:
         if not sum(map(len, self._blocks.values())) == self.bytes <= self._bytes_max:
             raise InvariantViolation("the cache miscounts", bytes=self.bytes, max=self._bytes_max)
 
-    def forget(self, path: str) -> None:
+    def evict(self, path: str) -> None:
         """The part changed or went."""
         for key in [key for key in self._blocks if key[0] == path]:
             self.bytes -= len(self._blocks.pop(key))
@@ -128,7 +128,7 @@ class ColdReads:
         self.cache = BlockCache(cache_bytes)
         self.hits = self.asked = self.failed = 0
         self._timeout_ns = timeout_ns
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenFetch] = {}
         self._by_range: dict[tuple[str, int, int], int] = {}
         self._ticket = 0
         self._now_ns = 0
@@ -140,13 +140,13 @@ class ColdReads:
             match event:
                 case Tick():
                     self._now_ns = event.monotonic_ns
-                    effects += self._end_late()
+                    effects += self._expire_requests()
                 case ControlReceived(message=m.ColdRead() as message):
                     effects += self._ask(event.client, event.corr, message)
                 case Fetched():
                     effects += self._fetched(event)
                 case PartChanged():
-                    self.cache.forget(event.path)
+                    self.cache.evict(event.path)
                 case _:
                     raise InvariantViolation("not an event of the relocator", event=type(event).__name__)
         return effects
@@ -159,12 +159,14 @@ class ColdReads:
             if held is not None:
                 self.hits += 1
                 return [_answer(client, corr, held)]
-            asked = _Asked(client, corr, message.start, message.stop, self._now_ns + self._timeout_ns)
+            asked = _ColdReadRequest(
+                client, corr, message.start, message.stop, self._now_ns + self._timeout_ns
+            )
             return self._wait(message.path, asked)
         except Refused as e:
             return [_refuse(client, corr, e)]
 
-    def _wait(self, path: str, asked: _Asked) -> list[Effect]:
+    def _wait(self, path: str, asked: _ColdReadRequest) -> list[Effect]:
         start = asked.start // COLD_BLOCK_BYTES * COLD_BLOCK_BYTES
         stop = -(-asked.stop // COLD_BLOCK_BYTES) * COLD_BLOCK_BYTES
         running = self._by_range.get((path, start, stop))
@@ -175,7 +177,7 @@ class ColdReads:
             raise Throttled("too many cold reads at a time", retry_after_ms=RETRY_AFTER_MS)
         self._ticket += 1
         fetch = Fetch(self._ticket, path, start, stop)
-        self._open[fetch.ticket] = _Open(fetch, [asked])
+        self._open[fetch.ticket] = _OpenFetch(fetch, [asked])
         self._by_range[path, start, stop] = fetch.ticket
         return [fetch]
 
@@ -194,7 +196,7 @@ class ColdReads:
             for asked in opened.asked
         ]
 
-    def _end_late(self) -> list[Reply]:
+    def _expire_requests(self) -> list[Reply]:
         """Answer those whose time is over; their fetches go on, and hold their threads (C1, C2)."""
         late: list[Reply] = []
         for opened in self._open.values():
@@ -218,7 +220,7 @@ class ColdReads:
         self.cache.check()
 
 
-def _deadlines(opened: Iterable[_Open]) -> Iterable[int]:
+def _deadlines(opened: Iterable[_OpenFetch]) -> Iterable[int]:
     return (asked.deadline_ns for each in opened for asked in each.asked)
 
 

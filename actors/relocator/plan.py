@@ -20,7 +20,7 @@ _NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class SegmentPlacement:
     """One segment, the shards that know it, and the hottest tier any of them leads readers to."""
 
     ref: SegmentRef
@@ -34,20 +34,22 @@ class Placed:
         return parsed is None or parsed[0] == 0
 
 
-def placements(by_shard: Mapping[int, Iterable[SegmentRef]]) -> dict[int, Placed]:
+def placements(by_shard: Mapping[int, Iterable[SegmentRef]]) -> dict[int, SegmentPlacement]:
     """All segments by number."""
-    found: dict[int, Placed] = {}
+    found: dict[int, SegmentPlacement] = {}
     for shard, refs in by_shard.items():
         for ref in refs:
             known = found.get(ref.number)
             shards, tier = ((*known.shards, shard), known.tier) if known else ((shard,), ref.tier)
-            found[ref.number] = Placed(ref, shards, min(tier, ref.tier))
+            found[ref.number] = SegmentPlacement(ref, shards, min(tier, ref.tier))
     return found
 
 
-def due(placed: Iterable[Placed], hot_segments: int, hot_bytes: int) -> list[Placed]:
+def segments_due(
+    placed: Iterable[SegmentPlacement], hot_segments: int, hot_bytes: int
+) -> list[SegmentPlacement]:
     """Segments that are to be cold and are not, oldest first (R1). Packs count as one topic of their own."""
-    families: dict[int, list[Placed]] = {}
+    families: dict[int, list[SegmentPlacement]] = {}
     for each in placed:
         parsed = parse_stem(each.ref.stem)
         if parsed is not None:
@@ -55,11 +57,13 @@ def due(placed: Iterable[Placed], hot_segments: int, hot_bytes: int) -> list[Pla
     found = []
     for topic_id, family in families.items():
         family.sort(key=_age_of_pack if topic_id == 0 else _age_of_own)
-        found += _beyond(family, hot_segments, hot_bytes)
+        found += _over_hot_limits(family, hot_segments, hot_bytes)
     return sorted(found, key=_age_of_pack)
 
 
-def _beyond(family: list[Placed], hot_segments: int, hot_bytes: int) -> list[Placed]:
+def _over_hot_limits(
+    family: list[SegmentPlacement], hot_segments: int, hot_bytes: int
+) -> list[SegmentPlacement]:
     """`family` is sorted, oldest first."""
     found, held = [], 0
     for rank, each in enumerate(reversed(family)):
@@ -69,24 +73,24 @@ def _beyond(family: list[Placed], hot_segments: int, hot_bytes: int) -> list[Pla
     return found
 
 
-def _age_of_own(each: Placed) -> tuple[int, int]:
+def _age_of_own(each: SegmentPlacement) -> tuple[int, int]:
     parsed = parse_stem(each.ref.stem)
     assert parsed is not None
     return parsed[1], parsed[2]
 
 
-def _age_of_pack(each: Placed) -> tuple[int, int]:
+def _age_of_pack(each: SegmentPlacement) -> tuple[int, int]:
     return each.ref.created_us, each.ref.number
 
 
 @dataclass(slots=True)
-class _Wait:
+class _RetryState:
     failures: int = 0
     until_ns: int = 0
 
 
 @dataclass(slots=True)
-class Patience:
+class MoveBackoff:
     """What is not tried now: damaged segments, failed ones that wait, and everything while the store is down.
 
     `jitter()` is a number in [0, 1) from outside.
@@ -95,8 +99,8 @@ class Patience:
     base_s: float
     jitter: Callable[[], float]
     quarantined: set[int] = field(default_factory=set)
-    _waits: dict[int, _Wait] = field(default_factory=dict)
-    _store: _Wait = field(default_factory=_Wait)
+    _waits: dict[int, _RetryState] = field(default_factory=dict)
+    _store: _RetryState = field(default_factory=_RetryState)
 
     def may_try(self, number: int, now_ns: int) -> bool:
         """Is this segment to be moved now?"""
@@ -108,27 +112,27 @@ class Patience:
         """Is the store believed to answer, or is it time to ask again?"""
         return now_ns >= self._store.until_ns
 
-    def succeeded(self, number: int) -> None:
+    def record_success(self, number: int) -> None:
         """It was moved; so the store works."""
         self._waits.pop(number, None)
-        self._store = _Wait()
+        self._store = _RetryState()
         self.quarantined.discard(number)
 
-    def failed(self, number: int, now_ns: int) -> None:
+    def record_failure(self, number: int, now_ns: int) -> None:
         """This one did not go."""
-        self._longer(self._waits.setdefault(number, _Wait()), now_ns)
+        self._longer(self._waits.setdefault(number, _RetryState()), now_ns)
 
-    def store_failed(self, now_ns: int) -> None:
+    def record_store_failure(self, now_ns: int) -> None:
         """The store did not answer."""
         self._longer(self._store, now_ns)
 
-    def forget_all_but(self, numbers: Iterable[int]) -> None:
+    def retain_only(self, numbers: Iterable[int]) -> None:
         """Segments that are gone are no longer waited for."""
         known = set(numbers)
         self.quarantined &= known
         self._waits = {number: wait for number, wait in self._waits.items() if number in known}
 
-    def _longer(self, wait: _Wait, now_ns: int) -> None:
+    def _longer(self, wait: _RetryState, now_ns: int) -> None:
         pause_s = min(self.base_s * 2.0**wait.failures, MOVE_BACKOFF_S_MAX)
         wait.failures = min(wait.failures + 1, 32)
         wait.until_ns = now_ns + round(pause_s * (0.5 + self.jitter() / 2) * _NS)

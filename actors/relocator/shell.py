@@ -15,7 +15,7 @@ from typing import Any
 from actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
 from actors.relocator.mover import M, Mover
 from ringlog.board.board import Board
-from ringlog.board.layout import P
+from ringlog.board.layout import ProcessField
 from ringlog.board.processes import socket_of
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import Config
@@ -32,16 +32,16 @@ from ringlog.errors import (
 )
 from ringlog.limits import COLD_READ_THREADS, COLD_READS_QUEUED_MAX
 from ringlog.link.shard_requests import ShardRequests
-from ringlog.logs import say
+from ringlog.logs import log_event
 from ringlog.ring.doorbell import EventBell
-from ringlog.runtime.control import ControlSocket, Sleeper
-from ringlog.runtime.workers import Loop, Workers
+from ringlog.runtime.control import ActorControlSocket, Sleeper
+from ringlog.runtime.thread_pool import BackgroundThread, ThreadPool
 from ringlog.signals import StopFlag
 from ringlog.storage.disk import RealDisk
-from ringlog.tier.copies import Copies
+from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
-from ringlog.tier.opening import open_store
-from ringlog.tier.ownership import claim
+from ringlog.tier.open_store import open_store
+from ringlog.tier.ownership import claim_store
 from ringlog.tier.store import SegmentStore
 
 log = logging.getLogger("ringlog.relocator")
@@ -51,7 +51,7 @@ STOP_S = 2.0
 """A move in progress may take so long to come to an end; then it is left to the next life."""
 
 
-class Shell:
+class RelocatorShell:
     """One incarnation of the relocator."""
 
     def __init__(
@@ -73,15 +73,15 @@ class Shell:
         self._store = opened
         self._slot = Board.open(boot.shm_dir, writable=True).process(boot.slot)
         self._bell = EventBell()
-        self._ending = threading.Event()
+        self._stopping = threading.Event()
         self.core = ColdReads(settings.cold.cache_bytes, round(settings.cold.timeout_s * 1e9))
-        self._stale: list[str] = []
-        self._router = ControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
-        self._fetchers = Workers("fetch", COLD_READ_THREADS, COLD_READS_QUEUED_MAX, self._bell.ring)
+        self._changed_parts: list[str] = []
+        self._router = ActorControlSocket(socket_of(boot.shm_dir, boot.name), boot, self._slot)
+        self._fetchers = ThreadPool("fetch", COLD_READ_THREADS, COLD_READS_QUEUED_MAX, self._bell.ring)
         self.mover = Mover(
-            Copies(disk, boot.data_dir, self._store), settings.cold, shards=boot.shards, ask=self._ask,
-            clock=self._clock, jitter=random.random, is_stopping=self._ending.is_set,
-            on_change=self._stale.append,
+            SegmentCopies(disk, boot.data_dir, self._store), settings.cold, shards=boot.shards, ask=self._ask,
+            clock=self._clock, jitter=random.random, is_stopping=self._stopping.is_set,
+            on_change=self._changed_parts.append,
         )  # fmt: skip
         self._requests: ShardRequests | None = None
         self.exit_code: ExitCode | None = None
@@ -91,23 +91,23 @@ class Shell:
     def on_start(self, stop: StopFlag) -> None:
         """See Actor."""
         self._sleeper = Sleeper(stop.fileno(), self._bell.fileno(), self._router.fileno())
-        self._moving = Loop("move", self._move, self._bell.ring)
-        say(log, logging.INFO, "ready", cold=self._cold.dir or self._cold.url)
+        self._moving = BackgroundThread("move", self._move, self._bell.ring)
+        log_event(log, logging.INFO, "ready", cold=self._cold.dir or self._cold.url)
 
     def do_work(self) -> int:
         """One pass of the main thread."""
-        self._moving.check()
-        if self._ending.is_set():
+        self._moving.raise_failure()
+        if self._stopping.is_set():
             self._moving.join(STOP_S)
             self.exit_code = ExitCode.OK
             return 0
         self._bell.drain()
         now_ns = self._clock.monotonic_ns()
         events: list[Any] = [Tick(self._clock.now_us(), now_ns)]
-        while self._stale:
-            events.append(PartChanged(self._stale.pop()))
-        events += [Fetched(*done) for done in self._fetchers.take()]
-        for client, envelope, attachment in self._router.requests(REQUESTS_PER_TURN):
+        while self._changed_parts:
+            events.append(PartChanged(self._changed_parts.pop()))
+        events += [Fetched(*done) for done in self._fetchers.take_results()]
+        for client, envelope, attachment in self._router.receive_requests(REQUESTS_PER_TURN):
             if isinstance(envelope.message, m.ColdRead):
                 events.append(ControlReceived(client, envelope.corr, envelope.message, attachment))
             else:
@@ -126,7 +126,7 @@ class Shell:
 
     def drain(self) -> bool:
         """Have a move come to its end."""
-        self._ending.set()
+        self._stopping.set()
         return True
 
     def on_close(self) -> None:
@@ -137,11 +137,13 @@ class Shell:
     def _show_counts(self) -> None:
         counts, slot = self.mover.counts, self._slot
         for word, value in (
-            (P.MOVED, counts.moved),
-            (P.MOVED_BYTES, counts.moved_bytes), (P.MOVES_DUE, counts.due), (P.MOVES_FAILED, counts.failed),
-            (P.HEALED, counts.healed), (P.QUARANTINED, len(self.mover.patience.quarantined)),
-            (P.COLD_READS, self.core.asked), (P.COLD_HITS, self.core.hits),
-            (P.COLD_FAILED, self.core.failed),
+            (ProcessField.MOVED, counts.moved),
+            (ProcessField.MOVED_BYTES, counts.moved_bytes), (ProcessField.MOVES_DUE, counts.segments_due),
+            (ProcessField.MOVES_FAILED, counts.failed),
+            (ProcessField.HEALED, counts.healed), (ProcessField.QUARANTINED,
+            len(self.mover.backoff.quarantined)),
+            (ProcessField.COLD_READS, self.core.asked), (ProcessField.COLD_HITS, self.core.hits),
+            (ProcessField.COLD_FAILED, self.core.failed),
         ):  # fmt: skip
             slot.set(word, value)
 
@@ -159,30 +161,32 @@ class Shell:
     # -- the moving thread ----------------------------------------------------------------------------
 
     def _move(self) -> None:
-        self._requests = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=self._ending)
+        self._requests = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=self._stopping)
         try:
-            while not self._ending.wait(self._cold.interval_s):
+            while not self._stopping.wait(self._cold.interval_s):
                 try:
-                    if self._is_ours():
-                        self.mover.round()
+                    if self._owns_store():
+                        self.mover.run_round()
                 except ShuttingDown:
                     # Ours, or a shard's that stops first: the next round tells which.
-                    say(log, logging.DEBUG, "round ended early")
+                    log_event(log, logging.DEBUG, "round ended early")
         finally:
             self._requests.close()
 
-    def _is_ours(self) -> bool:
+    def _owns_store(self) -> bool:
         """Nothing is moved to a store that is not known to be this engine's alone. A directory is asked
         before each round: its volume may have been unmounted, and what is written then fills another disk."""
         if self._owner == self._boot.engine_id and not isinstance(self._store, LocalStore):
             return True
         try:
-            self._owner = claim(self._store, self._disk, self._boot.data_dir, self._boot.engine_id)
+            self._owner = claim_store(self._store, self._disk, self._boot.data_dir, self._boot.engine_id)
         except (ColdUnavailable, CorruptData, DiskError) as e:
-            say(log, logging.WARNING, "cold store unavailable", reason=str(e))
+            log_event(log, logging.WARNING, "cold store unavailable", reason=str(e))
             return False
         if self._owner != self._boot.engine_id:
-            say(log, logging.ERROR, "the cold store is another engine's, nothing is moved", owner=self._owner)
+            log_event(
+                log, logging.ERROR, "the cold store is another engine's, nothing is moved", owner=self._owner
+            )
         return self._owner == self._boot.engine_id
 
     def _ask(self, shard: int, message: m.Message, wanted: type[M]) -> M:

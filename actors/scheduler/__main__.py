@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from actors.scheduler.shell import Shell
+from actors.scheduler.shell import SchedulerShell
 from ringlog import config
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 
 
-def build(boot: ActorBoot) -> Shell:
+def build(boot: ActorBoot) -> SchedulerShell:
     """Make the scheduler that `boot` describes."""
     settings = config.from_plain(boot.config)
-    return Shell(
+    return SchedulerShell(
         boot, schedulers=settings.delivery.schedulers, routers_max=settings.limits.max_routers,
         is_governed=settings.governor.enabled, record_bytes=settings.limits.max_record_bytes,
     )  # fmt: skip

@@ -6,7 +6,7 @@ link gives a turn back and says how far the reader is; still behind, the feed is
 kept anywhere: whoever reads does so from the files, and says everything again to a successor (SCH-9). Here
 is who follows what and how far it is; who is next, and what links are told, is in turns.py.
 
-What must hold (docs/invariants.md):
+What must hold (docs/reference/invariants.md):
 
 - T1 a subscription never has more turns out than credit;
 - T2 a feed has at most one turn out, or waits in its ready set once, or neither;
@@ -27,23 +27,31 @@ from typing import Any
 
 import numpy as np
 
-from actors.scheduler.events import (
-    Asked,
-    DurableMoved,
-    FactsSeen,
-    LookAt,
-    Mark,
-    NamesChanged,
-    NewsRows,
-    Pressed,
-    Seen,
-    ShardGivenUp,
-    Tell,
-    Unsent,
+from actors.scheduler.delivery.feeds import (
+    FeedGrantState,
+    FollowedShard,
+    Link,
+    SchedulerFeed,
+    SchedulerReadHint,
+    SchedulerSubscription,
+    SchedulerTopic,
 )
-from actors.scheduler.feeds import Feed, Hint, Link, Shard, State, Subscription, Topic
-from actors.scheduler.lag import Lag, lags
-from actors.scheduler.turns import Turns
+from actors.scheduler.delivery.grants import GrantDispatcher
+from actors.scheduler.delivery.lag import Lag, largest_lags
+from actors.scheduler.events import (
+    BoardMark,
+    DeliveryPressureChanged,
+    DurableMarkMoved,
+    GrantsUnsent,
+    LinkRequestReceived,
+    NewsRows,
+    ReadSlots,
+    SendToLink,
+    ShardGivenUp,
+    SlotFacts,
+    SlotFactsRead,
+    TopicNamesChanged,
+)
 from ringlog.board.layout import SLOT_MASK, VOLATILE_BIT
 from ringlog.contract import Tick
 from ringlog.envelope import messages as m
@@ -61,11 +69,11 @@ from ringlog.limits import (
     LINK_SILENCE_MS,
     LINKS_PER_SCHEDULER_MAX,
     REFRESHES_PER_TICK_MAX,
-    SLOTS_PER_LOOK_MAX,
+    SLOTS_PER_SCAN_MAX,
     SUBSCRIPTIONS_PER_LINK_MAX,
     WATCHED_SLOTS_MAX,
 )
-from ringlog.topic.priority import Standing, auto_of
+from ringlog.topic.priority import TopicPriority, auto_of
 
 NUMBER_MAX = (1 << 32) - 1
 SIFT_ROWS = 16
@@ -81,39 +89,39 @@ class Scheduler:
 
     def __init__(self, number: int, incarnation: int, shards: int) -> None:
         self.number, self.incarnation = number, incarnation
-        self.shards = [Shard(n) for n in range(shards)]
+        self.shards = [FollowedShard(n) for n in range(shards)]
         self.links: dict[bytes, Link] = {}
         """In the order in which they were heard."""
         self.feeds = 0
         self.subscriptions = 0
         self._now_ms = self._tick_ns = 0
         self._effects: list[Any] = []
-        self.turns = Turns(self.shards, self._effects)
+        self.grants = GrantDispatcher(self.shards, self._effects)
         self._named: dict[bytes, None] = {}
         """Links that want to hear of changed names."""
         self._names_changed = False
-        self._lifted: dict[Topic, None] = {}
+        self._reprioritized: dict[SchedulerTopic, None] = {}
         """Topics whose standing changed while somebody waited for them."""
-        self._to_refresh: deque[Feed] = deque()
+        self._to_refresh: deque[SchedulerFeed] = deque()
         self._is_shard_down = False
         """Some look came to nothing: not before the next tick again."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             Tick: self._tick,
-            Asked: self._asked,
+            LinkRequestReceived: self._request_received,
             NewsRows: self._news,
-            DurableMoved: self._durable,
-            Pressed: self._pressed,
-            NamesChanged: self._names,
-            ShardGivenUp: self._given_up,
-            Unsent: self._unsent,
-            FactsSeen: self._seen,
+            DurableMarkMoved: self._durable,
+            DeliveryPressureChanged: self._pressure_changed,
+            TopicNamesChanged: self._names,
+            ShardGivenUp: self._shard_given_up,
+            GrantsUnsent: self._unsent,
+            SlotFactsRead: self._seen,
         }
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
         """Take events in order; returns the effects wanted, in order."""
         for event in events:
             self._handlers[type(event)](event)
-        self.turns.say_turns()
+        self.grants.send_grants()
         effects = self._effects.copy()
         self._effects.clear()
         return effects
@@ -124,19 +132,19 @@ class Scheduler:
         """When the next Tick is wanted even if nothing else happens; 0 = at once."""
         if not self._is_shard_down and any(shard.to_look for shard in self.shards):
             return 0
-        turns = self.turns
-        is_waiting = turns.ready or turns.blocked or self._is_shard_down or self._names_changed
-        due_ns, gathered_ns = self._tick_ns if is_waiting else None, turns.gathered_due_ns
-        return min((each for each in (due_ns, gathered_ns) if each is not None), default=None)
+        turns = self.grants
+        is_waiting = turns.ready_count or turns.blocked_links or self._is_shard_down or self._names_changed
+        due_ns, coalesced_ns = self._tick_ns if is_waiting else None, turns.coalesce_due_ns
+        return min((each for each in (due_ns, coalesced_ns) if each is not None), default=None)
 
     @property
-    def wants_names(self) -> bool:
+    def has_name_watchers(self) -> bool:
         """Does anybody want to hear of changed names?"""
         return bool(self._named)
 
     def awaits_durable(self, shard: int) -> bool:
         """Does somebody wait for the shard's durable mark?"""
-        return bool(self.shards[shard].pending)
+        return bool(self.shards[shard].awaiting_durable)
 
     def is_followed(self, shard: int) -> bool:
         """Does anybody want the shard's news?"""
@@ -144,7 +152,7 @@ class Scheduler:
 
     def furthest_behind(self) -> Lag | None:
         """The subscription that has lacked something for longest."""
-        return next(iter(lags(self.links.values(), self._now_ms, 1)), None)
+        return next(iter(largest_lags(self.links.values(), self._now_ms, 1)), None)
 
     @property
     def topics(self) -> int:
@@ -154,47 +162,47 @@ class Scheduler:
     # -- time -----------------------------------------------------------------------------------------
 
     def _tick(self, tick: Tick) -> None:
-        self._now_ms = self.turns.now_ms = tick.monotonic_ns // 1_000_000
-        self.turns.now_ns = tick.monotonic_ns
-        self.turns.end_gathering()
+        self._now_ms = self.grants.now_ms = tick.monotonic_ns // 1_000_000
+        self.grants.now_ns = tick.monotonic_ns
+        self.grants.offer_coalesced_due()
         if tick.monotonic_ns >= self._tick_ns:
             self._tick_ns = tick.monotonic_ns + _TICK_NS
             self._on_aging_tick()
         if not self._is_shard_down:
             for shard in self.shards:
-                self._look_on(shard)
+                self._read_due_slots(shard)
 
     def _on_aging_tick(self) -> None:
         self._is_shard_down = False
         for link in list(self.links.values()):
-            if self._now_ms - link.heard_ms < LINK_SILENCE_MS:
+            if self._now_ms - link.last_heard_ms < LINK_SILENCE_MS:
                 break
             self._drop_link(link)
         if self._names_changed:
             self._names_changed = False
             for id in self._named:
-                self.turns.say(self.links[id], m.TopicsChanged(), 0)
+                self.grants.send_message(self.links[id], m.TopicsChanged(), 0)
         self._refresh()
-        self.turns.serve_shed()
-        self.turns.try_again(self.links)
+        self.grants.serve_shed()
+        self.grants.retry_blocked_links(self.links)
 
-    def _look_on(self, shard: Shard) -> None:
+    def _read_due_slots(self, shard: FollowedShard) -> None:
         """Read some of the slots that are to be read."""
         if not shard.to_look:
             return
         topics = []
         for topic in shard.to_look:
             topics.append(topic)
-            if len(topics) == SLOTS_PER_LOOK_MAX:
+            if len(topics) == SLOTS_PER_SCAN_MAX:
                 break
         for topic in topics:
             del shard.to_look[topic]
-        self._effects.append(LookAt(shard.number, tuple(topics)))
+        self._effects.append(ReadSlots(shard.number, tuple(topics)))
 
     def _refresh(self) -> None:
         """Put those elsewhere who wait for what was consumed or configured meanwhile (SCH-4)."""
         if not self._to_refresh:
-            lifted, self._lifted = self._lifted, {}
+            lifted, self._reprioritized = self._reprioritized, {}
             for topic in lifted:
                 self._to_refresh.extend(topic.waiting)
         for _ in range(min(len(self._to_refresh), REFRESHES_PER_TICK_MAX)):
@@ -204,61 +212,67 @@ class Scheduler:
 
     # -- what links say -------------------------------------------------------------------------------
 
-    def _asked(self, asked: Asked) -> None:
+    def _request_received(self, asked: LinkRequestReceived) -> None:
         link = self.links.get(asked.link)
         if link is not None:
-            link.heard_ms = self._now_ms
+            link.last_heard_ms = self._now_ms
             self.links[asked.link] = self.links.pop(asked.link)
         try:
             match asked.message:
                 case m.Taken():
-                    self._taken(asked, link)
+                    self._grants_returned(asked, link)
                 case m.Subscribe():
                     self._subscribe(asked, asked.message)
                 case m.Unsubscribe():
                     self._unsubscribe(asked, asked.message, link)
                 case m.ConsumersAsk():
-                    self._effects.append(Tell(asked.link, self._consumers(asked.message), asked.corr))
+                    self._effects.append(SendToLink(asked.link, self._consumers(asked.message), asked.corr))
                 case _:
                     kind = type(asked.message).__name__
                     raise InvalidRequest("a scheduler does not take this request", kind=kind)
         except Refused as e:
             error = error_reply(e)
-            self._effects.append(Tell(asked.link, error, asked.corr))
+            self._effects.append(SendToLink(asked.link, error, asked.corr))
 
     def _consumers(self, message: m.ConsumersAsk) -> m.ConsumersReply:
         most = min(max(message.most, 0), LAGS_PER_MESSAGE_MAX)
-        found = lags(self.links.values(), self._now_ms, most)
+        found = largest_lags(self.links.values(), self._now_ms, most)
         consumers = [m.Consumer(lag.link.hex(), lag.number, lag.lag_ms, *lag[3:]) for lag in found]
         return m.ConsumersReply(self.number, consumers)
 
-    def _subscribe(self, asked: Asked, message: m.Subscribe) -> None:
+    def _subscribe(self, asked: LinkRequestReceived, message: m.Subscribe) -> None:
         link = self.links.get(asked.link)
         subscription = link.subscriptions.get(message.subscription) if link is not None else None
-        self._require(message, link, subscription)
+        self._check_limits(message, link, subscription)
         if link is None:
             link = self.links[asked.link] = Link(asked.link)
-            link.heard_ms = self._now_ms
+            link.last_heard_ms = self._now_ms
         if subscription is None:
-            subscription = Subscription(link, message.subscription, message.credit, is_strong=message.strong)
+            subscription = SchedulerSubscription(
+                link, message.subscription, message.credit, is_strong=message.strong
+            )
             link.subscriptions[message.subscription] = subscription
             self.subscriptions += 1
         subscription.free += message.credit - subscription.credit
         subscription.credit = message.credit
         self._set_names(subscription, message.names)
-        wanted: dict[int, dict[Topic, None]] = {}
+        wanted: dict[int, dict[SchedulerTopic, None]] = {}
         for told in message.feeds:
             topic = self._topic_of(told, is_strong=subscription.is_strong)
-            self._place(subscription, told.feed, topic, told.after)
+            self._place_feed(subscription, told.feed, topic, told.after)
             wanted.setdefault(topic.shard, {})[topic] = None
-        self.turns.serve(subscription)
-        done = Tell(asked.link, m.Subscribed(subscription.number, self.number, self.incarnation), asked.corr)
+        self.grants.serve_subscription(subscription)
+        done = SendToLink(
+            asked.link, m.Subscribed(subscription.number, self.number, self.incarnation), asked.corr
+        )
         if not wanted:
-            self.turns.say(link, done.message, asked.corr)
+            self.grants.send_message(link, done.message, asked.corr)
         for n, (shard, topics) in enumerate(wanted.items(), 1):
-            self._effects.append(LookAt(shard, tuple(topics), done if n == len(wanted) else None))
+            self._effects.append(ReadSlots(shard, tuple(topics), done if n == len(wanted) else None))
 
-    def _require(self, message: m.Subscribe, link: Link | None, found: Subscription | None) -> None:
+    def _check_limits(
+        self, message: m.Subscribe, link: Link | None, found: SchedulerSubscription | None
+    ) -> None:
         """Raise Refused for what cannot be or is too much, before anything was changed (LIM-2, LIM-3)."""
         if not 0 <= message.subscription <= NUMBER_MAX:
             raise InvalidRequest("subscription out of range", found=message.subscription, max=NUMBER_MAX)
@@ -285,7 +299,7 @@ class Scheduler:
                     "too much is subscribed to", limit=limit, max=most, retry_after_ms=_RETRY_AFTER_MS
                 )
 
-    def _set_names(self, subscription: Subscription, names: bool) -> None:
+    def _set_names(self, subscription: SchedulerSubscription, names: bool) -> None:
         link = subscription.link
         link.names += int(names) - int(subscription.names)
         subscription.names = names
@@ -294,73 +308,75 @@ class Scheduler:
         else:
             self._named.pop(link.id, None)
 
-    def _topic_of(self, told: m.Feed, *, is_strong: bool) -> Topic:
+    def _topic_of(self, told: m.Feed, *, is_strong: bool) -> SchedulerTopic:
         """The topic of a feed. A client may have learnt where it is from an engine with more shards: what is
         not found where it says is sought, also where there is no such shard now."""
         number = min(told.shard, len(self.shards) - 1)
         shard, key = self.shards[number], (told.slot, told.topic_id)
-        kin, other = (shard.strong, shard.topics) if is_strong else (shard.topics, shard.strong)
+        kin, other = (shard.strong_topics, shard.topics) if is_strong else (shard.topics, shard.strong_topics)
         topic = kin.get(key)
         if topic is None:
-            standing = other[key].standing if key in other else Standing()
-            topic = Topic(number, told.slot, told.topic_id, is_strong=is_strong, standing=standing)
-            shard.follow(topic)
+            standing = other[key].standing if key in other else TopicPriority()
+            topic = SchedulerTopic(number, told.slot, told.topic_id, is_strong=is_strong, standing=standing)
+            shard.follow_topic(topic)
         return topic
 
-    def _place(self, subscription: Subscription, number: int, topic: Topic, after: int) -> None:
+    def _place_feed(
+        self, subscription: SchedulerSubscription, number: int, topic: SchedulerTopic, after: int
+    ) -> None:
         """Make a feed, or move one; a turn that is out stays out."""
         feed = subscription.feeds.get(number)
         if feed is None:
-            feed = subscription.feeds[number] = Feed(subscription, number, topic, after)
+            feed = subscription.feeds[number] = SchedulerFeed(subscription, number, topic, after)
             self.feeds += 1
             topic.feeds[feed] = topic.idle[feed] = None
         else:
-            is_told = feed.state is State.TOLD
-            self.turns.rest(feed)
+            is_told = feed.state is FeedGrantState.GRANTED
+            self.grants.reset_feed(feed)
             old, feed.topic, feed.after, feed.is_alarmed = feed.topic, topic, after, False
             if old is not topic:
-                self._part(feed, old)
+                self._detach_feed(feed, old)
                 topic.feeds[feed] = None
                 old.idle.pop(feed, None)
             if is_told:
-                feed.state = State.TOLD
+                feed.state = FeedGrantState.GRANTED
                 subscription.free -= 1
                 topic.idle.pop(feed, None)
             else:
                 topic.idle[feed] = None
         feed.is_alarmed |= self.shards[topic.shard].is_given_up
-        if feed.state is State.IDLE and feed.is_dirty:
-            self.turns.offer(feed, self._now_ms)
+        if feed.state is FeedGrantState.IDLE and feed.is_lagging:
+            self.grants.offer_feed(feed, self._now_ms)
 
-    def _unsubscribe(self, asked: Asked, message: m.Unsubscribe, link: Link | None) -> None:
+    def _unsubscribe(self, asked: LinkRequestReceived, message: m.Unsubscribe, link: Link | None) -> None:
         done = m.Unsubscribed(message.subscription)
         if link is None:
-            self._effects.append(Tell(asked.link, done, asked.corr))
+            self._effects.append(SendToLink(asked.link, done, asked.corr))
             return
         subscription = link.subscriptions.get(message.subscription)
         if subscription is not None:
             # What it was given in this turn is said before, or not at all.
-            self.turns.say_turns_of(link)
+            self.grants.send_link_grants(link)
             if message.feeds:
                 for number in message.feeds:
                     feed = subscription.feeds.get(number)
                     if feed is not None:
-                        self._drop(feed)
-                self.turns.serve(subscription)
+                        self._drop_feed(feed)
+                self.grants.serve_subscription(subscription)
             else:
                 self._drop_subscription(subscription)
-        self.turns.say(link, done, asked.corr)
+        self.grants.send_message(link, done, asked.corr)
 
-    def _taken(self, asked: Asked, link: Link | None) -> None:
+    def _grants_returned(self, asked: LinkRequestReceived, link: Link | None) -> None:
         if link is None:
-            self._effects.append(Tell(asked.link, m.SubscriptionsLost()))
+            self._effects.append(SendToLink(asked.link, m.SubscriptionsLost()))
             return
         data = asked.attachment or b""
         if len(data) % (8 * TAKEN_WORDS):
             raise InvalidRequest("rows of Taken have four words", bytes=len(data))
         rows = np.frombuffer(data, dtype=np.uint64).reshape(-1, TAKEN_WORDS).tolist()
         now_ms, subscriptions = self._now_ms, link.subscriptions
-        touched: dict[Subscription, None] = {}
+        touched: dict[SchedulerSubscription, None] = {}
         for number, feed_number, after, is_consumed in rows:
             subscription = subscriptions.get(number)
             feed = subscription.feeds.get(feed_number) if subscription is not None else None
@@ -369,107 +385,107 @@ class Scheduler:
             feed.after = after
             topic = feed.topic
             if is_consumed:
-                self._consumed(topic, now_ms)
+                self._record_consumption(topic, now_ms)
             if topic.is_lost:
                 # Its reader says that it is there: perhaps it is again.
                 self.shards[topic.shard].to_look[topic] = None
-            if feed.state is State.TOLD:
-                feed.state = State.IDLE
+            if feed.state is FeedGrantState.GRANTED:
+                feed.state = FeedGrantState.IDLE
                 subscription.free += 1
-                is_behind = after < topic.until and not topic.is_lost
-                if is_behind and self.turns.gathering and after >= topic.offered_until:
-                    is_behind = topic not in self.turns.gathering
+                is_behind = after < topic.readable_until and not topic.is_lost
+                if is_behind and self.grants.coalescing and after >= topic.offered_until:
+                    is_behind = topic not in self.grants.coalescing
                 if is_behind:
-                    feed.stays_behind(now_ms)
+                    feed.record_still_behind(now_ms)
                 else:
-                    feed.lacks_ms = -1
+                    feed.behind_since_ms = -1
                 if feed.is_alarmed or is_behind:
-                    self.turns.offer(feed, now_ms)
+                    self.grants.offer_feed(feed, now_ms)
                 else:
                     topic.idle[feed] = None
-            elif feed.state is State.READY and not feed.is_dirty:
-                self.turns.rest(feed)
-            elif feed.state is State.IDLE and feed.is_dirty:
-                self.turns.offer(feed, now_ms)
+            elif feed.state is FeedGrantState.READY and not feed.is_lagging:
+                self.grants.reset_feed(feed)
+            elif feed.state is FeedGrantState.IDLE and feed.is_lagging:
+                self.grants.offer_feed(feed, now_ms)
             touched[subscription] = None
         for subscription in touched:
             if subscription.ready is not None:
-                self.turns.serve(subscription)
+                self.grants.serve_subscription(subscription)
 
-    def _consumed(self, topic: Topic, now_ms: int) -> None:
+    def _record_consumption(self, topic: SchedulerTopic, now_ms: int) -> None:
         """P-4. Those who wait for it are put elsewhere when that makes a difference."""
         standing = topic.standing
         before, standing.consumed_ms = standing.consumed_ms, now_ms
-        if not topic.waiting or not standing.is_auto or topic in self._lifted:
+        if not topic.waiting or not standing.is_auto or topic in self._reprioritized:
             return
         if before is None or auto_of(0) - auto_of(now_ms - before) >= AUTO_STEP:
-            self._lifted[topic] = None
+            self._reprioritized[topic] = None
 
     # -- what shards say ------------------------------------------------------------------------------
 
     def _news(self, news: NewsRows) -> None:
         shard = self.shards[news.shard]
         if not news.is_complete:
-            self._look_at_all(shard)
+            self._reread_all_slots(shard)
         rows = news.rows
         if len(rows) >= SIFT_ROWS:
             slots = rows[:, 0] & SLOT_MASK
             rows = rows[slots < len(shard.is_watched)]
             rows = rows[shard.is_watched[(rows[:, 0] & SLOT_MASK).astype(np.intp)]]
-        moved: dict[Topic, None] = {}
+        moved: dict[SchedulerTopic, None] = {}
         for packed, topic_id, epoch, *place in rows.tolist():
             key = (packed & SLOT_MASK, topic_id)
-            hint = Hint._make(place)
-            topic, strong = shard.topics.get(key), shard.strong.get(key)
+            hint = SchedulerReadHint._make(place)
+            topic, strong = shard.topics.get(key), shard.strong_topics.get(key)
             if not hint.file_id:
                 # The slot says something else by now.
                 shard.to_look.update((each, None) for each in (topic, strong) if each is not None)
                 continue
-            if topic is not None and self._is_of_its_life(topic, epoch):
+            if topic is not None and self._is_current_epoch(topic, epoch):
                 self._extend(topic, hint)
                 moved[topic] = None
-            if strong is not None and self._is_of_its_life(strong, epoch):
+            if strong is not None and self._is_current_epoch(strong, epoch):
                 if packed & VOLATILE_BIT or (hint.file_id, hint.stop) <= shard.durable:
                     self._extend(strong, hint)
                     moved[strong] = None
                 else:
-                    shard.pending.append((hint.file_id, hint.stop, strong, epoch, hint))
+                    shard.awaiting_durable.append((hint.file_id, hint.stop, strong, epoch, hint))
         for topic in moved:
-            self.turns.wake(shard, topic)
-        if len(shard.pending) > DURABLE_WAITS_MAX:
-            shard.pending.clear()
-            shard.to_look.update(dict.fromkeys(shard.strong.values()))
+            self.grants.wake_topic(shard, topic)
+        if len(shard.awaiting_durable) > DURABLE_WAITS_MAX:
+            shard.awaiting_durable.clear()
+            shard.to_look.update(dict.fromkeys(shard.strong_topics.values()))
 
-    def _is_of_its_life(self, topic: Topic, epoch: int) -> bool:
+    def _is_current_epoch(self, topic: SchedulerTopic, epoch: int) -> bool:
         """Does what was published belong to the topic as we know it, or to a life after that?"""
         if epoch < topic.epoch:
             return False
         if epoch > topic.epoch:
-            self._begin_life(topic, epoch)
+            self._begin_epoch(topic, epoch)
         elif topic.is_lost:
             topic.is_lost = False
-            self.turns.offer_all(topic)
+            self.grants.offer_topic(topic)
         return True
 
     @staticmethod
-    def _extend(topic: Topic, hint: Hint) -> None:
+    def _extend(topic: SchedulerTopic, hint: SchedulerReadHint) -> None:
         topic.hints.append(hint)
-        topic.until = max(topic.until, hint.last_seq)
+        topic.readable_until = max(topic.readable_until, hint.last_seq)
 
-    def _look_at_all(self, shard: Shard) -> None:
+    def _reread_all_slots(self, shard: FollowedShard) -> None:
         """More happened than was said. What waited for a mark may lie elsewhere by now (another life)."""
-        shard.pending.clear()
+        shard.awaiting_durable.clear()
         shard.durable = (0, 0)
-        for topics in (shard.topics, shard.strong):
+        for topics in (shard.topics, shard.strong_topics):
             for topic in topics.values():
                 topic.hints.clear()
                 shard.to_look[topic] = None
 
-    def _durable(self, moved: DurableMoved) -> None:
+    def _durable(self, moved: DurableMarkMoved) -> None:
         shard = self.shards[moved.shard]
         shard.durable = moved.mark
-        pending = shard.pending
-        reached: dict[Topic, None] = {}
+        pending = shard.awaiting_durable
+        reached: dict[SchedulerTopic, None] = {}
         while pending and pending[0][:2] <= moved.mark:
             _, _, topic, epoch, hint = pending.popleft()
             if topic.epoch != epoch or not topic.feeds:
@@ -477,25 +493,27 @@ class Scheduler:
             if hint.file_id:
                 self._extend(topic, hint)
             else:
-                topic.until = max(topic.until, hint.last_seq)
+                topic.readable_until = max(topic.readable_until, hint.last_seq)
             reached[topic] = None
         for topic in reached:
-            self.turns.wake(shard, topic)
+            self.grants.wake_topic(shard, topic)
 
-    def _names(self, _: NamesChanged) -> None:
+    def _names(self, _: TopicNamesChanged) -> None:
         """Told at the next tick: many changes are one."""
         self._names_changed = bool(self._named)
 
-    def _given_up(self, given_up: ShardGivenUp) -> None:
+    def _shard_given_up(self, given_up: ShardGivenUp) -> None:
         shard = self.shards[given_up.shard]
         shard.is_given_up = True
-        for topics in (shard.topics, shard.strong):
+        for topics in (shard.topics, shard.strong_topics):
             for topic in topics.values():
-                self._alarm(topic)
+                self._alarm_feeds(topic)
 
-    def _seen(self, seen: FactsSeen) -> None:
-        look, shard = seen.look, self.shards[seen.look.shard]
-        facts: Iterable[Seen | None] = seen.facts if seen.facts is not None else [None] * len(look.topics)
+    def _seen(self, seen: SlotFactsRead) -> None:
+        look, shard = seen.request, self.shards[seen.request.shard]
+        facts: Iterable[SlotFacts | None] = (
+            seen.facts if seen.facts is not None else [None] * len(look.topics)
+        )
         for topic, fact in zip(look.topics, facts, strict=True):
             if not topic.feeds:
                 continue
@@ -506,90 +524,94 @@ class Scheduler:
                 shard.to_look[topic] = None
                 self._is_shard_down = True
             else:
-                self._learn(shard, topic, fact, seen.published)
-        if look.answer is not None:
-            link = self.links.get(look.answer.link)
+                self._apply_slot_facts(shard, topic, fact, seen.published)
+        if look.reply is not None:
+            link = self.links.get(look.reply.link)
             if link is not None:
-                self.turns.say(link, look.answer.message, look.answer.corr)
+                self.grants.send_message(link, look.reply.message, look.reply.corr)
 
-    def _learn(self, shard: Shard, topic: Topic, fact: Seen, published: Mark) -> None:
+    def _apply_slot_facts(
+        self, shard: FollowedShard, topic: SchedulerTopic, fact: SlotFacts, published: BoardMark
+    ) -> None:
         if fact.topic_id != topic.topic_id or not fact.is_live:
-            self._lose(topic)
+            self._mark_lost(topic)
             return
         if fact.epoch < topic.epoch:
             return  # Seen before what was published since.
         standing = topic.standing
         if (standing.base, standing.is_auto) != (fact.base, fact.is_auto):
             standing.base, standing.is_auto = fact.base, fact.is_auto
-            self._lifted[topic] = None
+            self._reprioritized[topic] = None
         if fact.epoch > topic.epoch:
-            self._begin_life(topic, fact.epoch)
+            self._begin_epoch(topic, fact.epoch)
         topic.is_lost = False
         if not topic.is_strong or not fact.is_logged or published <= shard.durable:
-            topic.until = max(topic.until, fact.head)
-        elif fact.head > topic.until:
-            shard.pending.append((*published, topic, fact.epoch, Hint(0, fact.head, 0, 0, 0)))
-        self.turns.offer_all(topic)
+            topic.readable_until = max(topic.readable_until, fact.head)
+        elif fact.head > topic.readable_until:
+            shard.awaiting_durable.append(
+                (*published, topic, fact.epoch, SchedulerReadHint(0, fact.head, 0, 0, 0))
+            )
+        self.grants.offer_topic(topic)
 
-    def _begin_life(self, topic: Topic, epoch: int) -> None:
+    def _begin_epoch(self, topic: SchedulerTopic, epoch: int) -> None:
         """Seen for the first time; or made anew, which those who read the old one have to find out."""
         is_remade = bool(topic.epoch)
-        topic.epoch, topic.until, topic.is_lost = epoch, 0, False
+        topic.epoch, topic.readable_until, topic.is_lost = epoch, 0, False
         topic.hints.clear()
         if is_remade:
-            self._alarm(topic)
+            self._alarm_feeds(topic)
 
-    def _lose(self, topic: Topic) -> None:
+    def _mark_lost(self, topic: SchedulerTopic) -> None:
         if not topic.is_lost:
             topic.is_lost = True
             topic.hints.clear()
-            self._alarm(topic)
+            self._alarm_feeds(topic)
 
-    def _alarm(self, topic: Topic) -> None:
+    def _alarm_feeds(self, topic: SchedulerTopic) -> None:
         for feed in topic.feeds:
             feed.is_alarmed = True
-        self.turns.offer_all(topic)
+        self.grants.offer_topic(topic)
 
     # -- under pressure -------------------------------------------------------------------------------
 
-    def _pressed(self, pressed: Pressed) -> None:
+    def _pressure_changed(self, pressed: DeliveryPressureChanged) -> None:
         for shard, gap_ns in zip(self.shards, pressed.gaps_ns, strict=True):
             shard.gap_ns = gap_ns
-        self.turns.is_shedding = pressed.is_shedding
+        self.grants.is_shedding = pressed.is_shedding
         if not pressed.is_shedding:
-            self.turns.serve_shed()
+            self.grants.serve_shed()
 
     # -- what links did not take ----------------------------------------------------------------------
 
-    def _unsent(self, unsent: Unsent) -> None:
-        link = self.links.get(unsent.tell.link)
+    def _unsent(self, unsent: GrantsUnsent) -> None:
+        link = self.links.get(unsent.send.link)
         if link is None:
             return
-        if unsent.is_gone:
+        if unsent.is_disconnected:
             self._drop_link(link)
         else:
-            self.turns.take_back(link, unsent.tell.feeds)
+            self.grants.take_back_grants(link, unsent.send.feeds)
 
     # -- ends -----------------------------------------------------------------------------------------
 
-    def _part(self, feed: Feed, topic: Topic) -> None:
+    def _detach_feed(self, feed: SchedulerFeed, topic: SchedulerTopic) -> None:
         """A feed leaves a topic; a topic without feeds is forgotten."""
         topic.feeds.pop(feed, None)
         topic.idle.pop(feed, None)
         if not topic.feeds:
-            self._lifted.pop(topic, None)
-            self.turns.gathering.pop(topic, None)
-            self.shards[topic.shard].leave(topic)
+            self._reprioritized.pop(topic, None)
+            self.grants.coalescing.pop(topic, None)
+            self.shards[topic.shard].unfollow_topic(topic)
 
-    def _drop(self, feed: Feed) -> None:
-        self.turns.rest(feed)
-        self._part(feed, feed.topic)
+    def _drop_feed(self, feed: SchedulerFeed) -> None:
+        self.grants.reset_feed(feed)
+        self._detach_feed(feed, feed.topic)
         del feed.subscription.feeds[feed.number]
         self.feeds -= 1
 
-    def _drop_subscription(self, subscription: Subscription) -> None:
+    def _drop_subscription(self, subscription: SchedulerSubscription) -> None:
         for feed in list(subscription.feeds.values()):
-            self._drop(feed)
+            self._drop_feed(feed)
         self._set_names(subscription, False)
         del subscription.link.subscriptions[subscription.number]
         self.subscriptions -= 1
@@ -597,7 +619,7 @@ class Scheduler:
     def _drop_link(self, link: Link) -> None:
         for subscription in list(link.subscriptions.values()):
             self._drop_subscription(subscription)
-        self.turns.forget(link)
+        self.grants.forget_link(link)
         del self.links[link.id]
 
     # -- what must be true ----------------------------------------------------------------------------
@@ -606,50 +628,69 @@ class Scheduler:
         """Assert T1 to T6 by looking at everything; raises InvariantViolation. Between calls of `handle`."""
         feeds = ready = subscriptions = 0
         for link in self.links.values():
-            _must(not link.told, "T5 turns that were given were said")
+            _require_invariant(not link.granted_feeds, "T5 turns that were given were said")
             for subscription in link.subscriptions.values():
-                told = sum(feed.state is State.TOLD for feed in subscription.feeds.values())
-                waiting = [feed for feed in subscription.feeds.values() if feed.state is State.READY]
-                _must(subscription.free == subscription.credit - told, "T1 credit is what is not out")
-                _must(
+                told = sum(feed.state is FeedGrantState.GRANTED for feed in subscription.feeds.values())
+                waiting = [feed for feed in subscription.feeds.values() if feed.state is FeedGrantState.READY]
+                _require_invariant(
+                    subscription.free == subscription.credit - told, "T1 credit is what is not out"
+                )
+                _require_invariant(
                     (subscription.ready is not None) == bool(waiting), "T2 a ready set while somebody waits"
                 )
-                _must((subscription in link.waiting) == bool(waiting), "T2 the link knows who waits")
+                _require_invariant(
+                    (subscription in link.waiting) == bool(waiting), "T2 the link knows who waits"
+                )
                 if subscription.ready is not None:
-                    _must(len(subscription.ready) == len(waiting), "T2 each once")
-                    _must(all(feed in subscription.ready for feed in waiting), "T2 the same")
-                    is_held = link.is_blocked or (self.turns.is_shedding and subscription in self.turns.shed)
-                    _must(subscription.free <= 0 or is_held, "T3 nobody waits beside credit")
+                    _require_invariant(len(subscription.ready) == len(waiting), "T2 each once")
+                    _require_invariant(all(feed in subscription.ready for feed in waiting), "T2 the same")
+                    is_held = link.is_blocked or (
+                        self.grants.is_shedding and subscription in self.grants.shed_subscriptions
+                    )
+                    _require_invariant(subscription.free <= 0 or is_held, "T3 nobody waits beside credit")
                 for feed in subscription.feeds.values():
                     self._check_feed(feed)
                 feeds += len(subscription.feeds)
                 ready += len(waiting)
             subscriptions += len(link.subscriptions)
-            _must(link.names == sum(each.names for each in link.subscriptions.values()), "T6 names")
-            _must(link.is_blocked == (link.id in self.turns.blocked), "T6 who is blocked is tried again")
-        counted = (self.feeds, self.turns.ready, self.subscriptions)
-        _must(counted == (feeds, ready, subscriptions), "T6 counts")
-        _must(sum(self.turns.by_band) == ready and min(self.turns.by_band) >= 0, "T6 counts by band")
-        _must(all(each.ready is not None for each in self.turns.shed), "T6 who is shed waits")
-        _must(all(topic.feeds for topic in self.turns.gathering), "T6 what is gathered is followed")
-        _must(feeds <= FEEDS_PER_SCHEDULER_MAX and len(self.links) <= LINKS_PER_SCHEDULER_MAX, "T6 bounds")
+            _require_invariant(
+                link.names == sum(each.names for each in link.subscriptions.values()), "T6 names"
+            )
+            _require_invariant(
+                link.is_blocked == (link.id in self.grants.blocked_links), "T6 who is blocked is tried again"
+            )
+        counted = (self.feeds, self.grants.ready_count, self.subscriptions)
+        _require_invariant(counted == (feeds, ready, subscriptions), "T6 counts")
+        _require_invariant(
+            sum(self.grants.ready_by_band) == ready and min(self.grants.ready_by_band) >= 0,
+            "T6 counts by band",
+        )
+        _require_invariant(
+            all(each.ready is not None for each in self.grants.shed_subscriptions), "T6 who is shed waits"
+        )
+        _require_invariant(
+            all(topic.feeds for topic in self.grants.coalescing), "T6 what is gathered is followed"
+        )
+        _require_invariant(
+            feeds <= FEEDS_PER_SCHEDULER_MAX and len(self.links) <= LINKS_PER_SCHEDULER_MAX, "T6 bounds"
+        )
         known = 0
         for shard in self.shards:
-            for topics in (shard.topics, shard.strong):
+            for topics in (shard.topics, shard.strong_topics):
                 for topic in topics.values():
                     known += len(topic.feeds)
-                    _must(bool(topic.feeds), "T5 a topic without feeds is forgotten")
-        _must(known == feeds, "T5 topics know the feeds there are")
+                    _require_invariant(bool(topic.feeds), "T5 a topic without feeds is forgotten")
+        _require_invariant(known == feeds, "T5 topics know the feeds there are")
 
-    def _check_feed(self, feed: Feed) -> None:
+    def _check_feed(self, feed: SchedulerFeed) -> None:
         topic = feed.topic
-        _must(feed in topic.feeds, "T5 the topic knows its feed")
-        _must((feed in topic.idle) == (feed.state is State.IDLE), "T2 idle")
-        _must((feed in topic.waiting) == (feed.state is State.READY), "T2 ready")
-        is_cared_for = feed.state is not State.IDLE or topic in self.turns.gathering
-        _must(is_cared_for or not feed.is_dirty, "T4 who is behind is told, or waits")
+        _require_invariant(feed in topic.feeds, "T5 the topic knows its feed")
+        _require_invariant((feed in topic.idle) == (feed.state is FeedGrantState.IDLE), "T2 idle")
+        _require_invariant((feed in topic.waiting) == (feed.state is FeedGrantState.READY), "T2 ready")
+        is_cared_for = feed.state is not FeedGrantState.IDLE or topic in self.grants.coalescing
+        _require_invariant(is_cared_for or not feed.is_lagging, "T4 who is behind is told, or waits")
 
 
-def _must(is_so: bool, what: str) -> None:
+def _require_invariant(is_so: bool, what: str) -> None:
     if not is_so:
         raise InvariantViolation(what)

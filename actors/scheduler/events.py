@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.scheduler.feeds import Feed, Topic
+from actors.scheduler.delivery.feeds import SchedulerFeed, SchedulerTopic
 from ringlog.envelope.messages import Message
 
-Mark = tuple[int, int]
+BoardMark = tuple[int, int]
 """(file_id, offset), as on the board."""
 
 
@@ -19,7 +19,7 @@ Mark = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LinkRequestReceived:
     """A link said something. `attachment` is private."""
 
     link: bytes
@@ -38,15 +38,15 @@ class NewsRows:
 
 
 @dataclass(frozen=True, slots=True)
-class DurableMoved:
+class DurableMarkMoved:
     """A shard's files are synced up to this mark."""
 
     shard: int
-    mark: Mark
+    mark: BoardMark
 
 
 @dataclass(frozen=True, slots=True)
-class Pressed:
+class DeliveryPressureChanged:
     """What the governors have delivery do from now on."""
 
     gaps_ns: tuple[int, ...]
@@ -63,21 +63,21 @@ class ShardGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
-class NamesChanged:
+class TopicNamesChanged:
     """Topics of a shard were made or removed."""
 
     shard: int
 
 
 @dataclass(frozen=True, slots=True)
-class Unsent:
+class GrantsUnsent:
     """These turns did not get away. The link does not read at present, or it is gone."""
 
-    tell: Tell
-    is_gone: bool
+    send: SendToLink
+    is_disconnected: bool
 
 
-class Seen(NamedTuple):
+class SlotFacts(NamedTuple):
     """What a slot of a topic table says."""
 
     topic_id: int
@@ -91,13 +91,13 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FactsSeen:
-    """What came of a LookAt."""
+class SlotFactsRead:
+    """What came of a ReadSlots."""
 
-    look: LookAt
-    facts: list[Seen | None] | None
+    request: ReadSlots
+    facts: list[SlotFacts | None] | None
     """For each topic; None for one that cannot be read just now. None for all: the shard does not serve."""
-    published: Mark = (0, 0)
+    published: BoardMark = (0, 0)
     """The shard's published mark, read after the facts: it covers every head among them."""
 
 
@@ -105,7 +105,7 @@ class FactsSeen:
 
 
 @dataclass(slots=True)
-class Tell:
+class SendToLink:
     """Say something to a link. With Turns: the rows, and whose they are, to be handed back if unsent.
 
     Not frozen, which would cost more to make than the rest of a turn.
@@ -115,17 +115,26 @@ class Tell:
     message: Message
     corr: int = 0
     rows: Any = None
-    feeds: tuple[Feed, ...] = ()
+    feeds: tuple[SchedulerFeed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class LookAt:
+class ReadSlots:
     """Read the slots of these topics of one shard."""
 
     shard: int
-    topics: tuple[Topic, ...]
-    answer: Tell | None = field(default=None)
+    topics: tuple[SchedulerTopic, ...]
+    reply: SendToLink | None = field(default=None)
     """To be told once what was seen has been told."""
 
 
-Event = Asked | NewsRows | DurableMoved | Pressed | ShardGivenUp | NamesChanged | Unsent | FactsSeen
+Event = (
+    LinkRequestReceived
+    | NewsRows
+    | DurableMarkMoved
+    | DeliveryPressureChanged
+    | ShardGivenUp
+    | TopicNamesChanged
+    | GrantsUnsent
+    | SlotFactsRead
+)

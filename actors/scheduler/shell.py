@@ -17,15 +17,22 @@ import zmq
 
 from actors.scheduler import events as ev
 from actors.scheduler.core import Scheduler
-from actors.scheduler.feeds import ROUTERS
-from actors.scheduler.forwarder import REQUESTS, Forwarder
-from actors.scheduler.governing import Governing
-from actors.scheduler.turn_rings import TurnRings
+from actors.scheduler.delivery.feeds import ROUTERS
+from actors.scheduler.delivery.grant_rings import GrantRings
+from actors.scheduler.delivery.load_monitor import SchedulerLoadMonitor
+from actors.scheduler.forwarding.forwarder import ROUTER_REQUESTS, Forwarder
 from ringlog.board.board import Board, BoardError, BoardUnstable
-from ringlog.board.layout import TOPIC_DURABILITY_SHIFT, D, H, Mark, P, ProcessState
+from ringlog.board.layout import (
+    TOPIC_DURABILITY_SHIFT,
+    HistogramKind,
+    ProcessField,
+    ProcessState,
+    SchedulerField,
+    WatermarkKind,
+)
 from ringlog.board.news import NewsReader
 from ringlog.board.processes import scheduler_bell, scheduler_socket, shard_slot
-from ringlog.board.topics import TOPIC_LIVE, TopicTable, decode_order
+from ringlog.board.topics import TOPIC_LIVE, TopicTable, decode_priority
 from ringlog.clock import Clock, SystemClock
 from ringlog.contract import Tick
 from ringlog.envelope import messages as m
@@ -34,23 +41,23 @@ from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import ExitCode
 from ringlog.limits import (
     AGING_TICK_MS,
-    DURABLE_LOOK_MS,
+    DURABLE_POLL_MS,
+    GRANTS_PER_MESSAGE_MAX,
     HEARTBEAT_INTERVAL_MS,
     RECORD_BYTES_DEFAULT,
     ROUTERS_MAX_DEFAULT,
-    TURNS_PER_MESSAGE_MAX,
 )
-from ringlog.logs import say
+from ringlog.logs import log_event
 from ringlog.ring.doorbell import BellListener
-from ringlog.runtime.control import ControlSocket
+from ringlog.runtime.control import ActorControlSocket
 from ringlog.signals import StopFlag
+from ringlog.spin_wait import SPIN_REPLY_NS, SPIN_WORDS_MAX, SpinPolicy, spin_wait
 from ringlog.types import Durability
-from ringlog.waiting import ANSWER_NS, WORDS_MAX, LookingOn, look
 
 log = logging.getLogger("ringlog.scheduler")
 
 REQUESTS_PER_TURN = 256
-LOOK_TURNS = 8
+SOCKET_POLL_TURNS = 8
 """In a pass out of so many a scheduler that did not sleep looks at its socket as well."""
 CHECK_EVERY_TURNS = 4_096
 CHECK_FEEDS_MAX = 1_000
@@ -66,7 +73,7 @@ _FACTS = [0, 1, 2, 3, 14]
 """Words of a slot that are of use here: topic_id, epoch, state and durability, head, order."""
 
 
-class _Descriptors:
+class _PollSet:
     def __init__(self, poll: select.poll) -> None:
         self._poll = poll
 
@@ -77,7 +84,7 @@ class _Descriptors:
         self._poll.unregister(fd)
 
 
-class Shell:
+class SchedulerShell:
     """One incarnation of one scheduler."""
 
     def __init__(
@@ -91,12 +98,12 @@ class Shell:
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
         self._pages = [self._board.process(shard_slot(shard)) for shard in range(boot.shards)]
-        self._router = ControlSocket(scheduler_socket(boot.shm_dir, number), boot, self._slot)
+        self._router = ActorControlSocket(scheduler_socket(boot.shm_dir, number), boot, self._slot)
         self._router_fd = self._router.fileno()
         self._woken_by: list[int] = []
         """What was readable when the last sleep ended; nothing in the passes after the next."""
         self._bell = BellListener(scheduler_bell(boot.shm_dir, number))
-        self._rings = TurnRings(boot.shm_dir, number, boot.incarnation)
+        self._rings = GrantRings(boot.shm_dir, number, boot.incarnation)
         self._sweep_ns = 0
         self._news: dict[int, NewsReader] = {}
         self._tables: dict[int, TopicTable] = {}
@@ -105,22 +112,25 @@ class Shell:
         self._names = [0] * boot.shards
         self._given_up: set[int] = set()
         self._shards_look_ns = 0
-        self._latency = self._slot.histogram(H.COMMIT)
+        self._latency = self._slot.histogram(HistogramKind.COMMIT)
         self._latency_ns = 0
-        self._said: dict[int, bytes] = {}
+        self._encoded_grants: dict[int, bytes] = {}
         """Encoded Turns by number of rows: the same words again and again."""
         self.exit_code: ExitCode | None = None
         self._missed = 0
-        self._looking_on = LookingOn()
-        self._governing = Governing.of(
+        self._spin_policy = SpinPolicy()
+        self._load_monitor = SchedulerLoadMonitor.from_board(
             self._board, number, boot.shards, schedulers, self._clock.monotonic_ns(), is_reacting=is_governed
         )
         self._poll = select.poll()
         self.forwarder = Forwarder(
             boot, number, schedulers=schedulers, routers_max=routers_max, clock=self._clock,
-            fds=_Descriptors(self._poll), reply=self._router.send, record_bytes=record_bytes,
+            fds=_PollSet(self._poll), reply=self._router.send, record_bytes=record_bytes,
         )  # fmt: skip
-        self._perform: dict[type, Callable[[Any], Any]] = {ev.Tell: self._tell, ev.LookAt: self._look}
+        self._perform: dict[type, Callable[[Any], Any]] = {
+            ev.SendToLink: self._send_to_link,
+            ev.ReadSlots: self._read_slots,
+        }
 
     # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
 
@@ -130,7 +140,7 @@ class Shell:
             self._poll.register(fd, select.POLLIN)
         self.forwarder.begin()
         gc.freeze()
-        say(log, logging.INFO, "ready", scheduler=self.core.number)
+        log_event(log, logging.INFO, "ready", scheduler=self.core.number)
 
     def drain(self) -> bool:
         """Readers that get no turns any more read from the files all the same: there is nothing to drain."""
@@ -139,7 +149,7 @@ class Shell:
 
     def on_close(self) -> None:
         """See Actor."""
-        self._slot.set(P.ASLEEP, 0)
+        self._slot.set(ProcessField.ASLEEP, 0)
         self.forwarder.close()
         self._router.close()
         self._bell.close()
@@ -157,25 +167,25 @@ class Shell:
         self._gather_news(events, now_ns)
         if now_ns >= self._shards_look_ns:
             self._gather_given_up(events, now_ns)
-        is_readable = self._router_fd in self._woken_by or not self._router.turns % LOOK_TURNS
+        is_readable = self._router_fd in self._woken_by or not self._router.turns % SOCKET_POLL_TURNS
         self._woken_by = []
         if self._router.has_input(is_readable=is_readable):
-            for link, envelope, attachment in self._router.requests(REQUESTS_PER_TURN):
-                self._take_in(events, link, envelope, attachment)
-        events += self.forwarder.turn(now_ns)
-        if self.core.wants_names:
+            for link, envelope, attachment in self._router.receive_requests(REQUESTS_PER_TURN):
+                self._accept_message(events, link, envelope, attachment)
+        events += self.forwarder.run_turn(now_ns)
+        if self.core.has_name_watchers:
             self._gather_names(events)
         has_come = len(events) > 1
-        pressed = self._governing.turn(now_ns, events, self.core)
+        pressed = self._load_monitor.observe_turn(now_ns, events, self.core)
         if pressed is not None:
             events.append(pressed)
-        told = self.core.turns.told
+        told = self.core.grants.granted_count
         has_done = self._pump(events)
         marks = self._gather_marks()
         if marks:
             has_done |= self._pump(marks)
-        self.forwarder.perform()
-        self._beat(now_ns, has_told=self.core.turns.told != told)
+        self.forwarder.perform_effects()
+        self._beat(now_ns, has_told=self.core.grants.granted_count != told)
         return int(has_done or has_come)
 
     def idle(self, work: int) -> None:
@@ -185,32 +195,32 @@ class Shell:
         core, slot = self.core, self._slot
         follows = [shard for shard in range(self._boot.shards) if core.is_followed(shard)]
         # While nobody follows anything no shard is to spend time on a bell.
-        slot.set(P.ASLEEP, int(bool(follows) or core.wants_names))
+        slot.set(ProcessField.ASLEEP, int(bool(follows) or core.has_name_watchers))
         now_ns = self._clock.monotonic_ns()
-        has_news = any(self._news[shard].has_news for shard in follows if shard in self._news)
+        has_news = any(self._news[shard].has_rows for shard in follows if shard in self._news)
         if not has_news and not self._router.has_input(is_readable=False):
             ready = self._poll.poll(self.forwarder.wait_ms(now_ns, self._wait_ms(now_ns, follows)))
             self._woken_by = [fd for fd, _ in ready]
-            self.forwarder.woke(self._woken_by)
-            slot.set(P.ASLEEP, 0)
+            self.forwarder.on_wakeup(self._woken_by)
+            slot.set(ProcessField.ASLEEP, 0)
             if self._bell.drain():
-                self._look_on([self._news[shard] for shard in follows if shard in self._news])
-            self._governing.rested_ns += self._clock.monotonic_ns() - now_ns
-        slot.set(P.ASLEEP, 0)
+                self._spin_for_news([self._news[shard] for shard in follows if shard in self._news])
+            self._load_monitor.idle_ns += self._clock.monotonic_ns() - now_ns
+        slot.set(ProcessField.ASLEEP, 0)
 
-    def _look_on(self, readers: list[NewsReader]) -> None:
+    def _spin_for_news(self, readers: list[NewsReader]) -> None:
         """We were woken for news, or for frames that a shard has just taken: news of them come soon."""
-        if 0 < len(readers) <= WORDS_MAX and self._looking_on.is_wanted(self._clock.monotonic_ns()):
-            watched = [reader.watched() for reader in readers]
-            look([word for word, _ in watched], [seen for _, seen in watched], ANSWER_NS)
+        if 0 < len(readers) <= SPIN_WORDS_MAX and self._spin_policy.should_spin(self._clock.monotonic_ns()):
+            watched = [reader.spin_word() for reader in readers]
+            spin_wait([word for word, _ in watched], [seen for _, seen in watched], SPIN_REPLY_NS)
 
     def _wait_ms(self, now_ns: int, follows: list[int]) -> int:
-        wait_ms = self._governing.wait_ms(HEARTBEAT_INTERVAL_MS)
+        wait_ms = self._load_monitor.wait_ms(HEARTBEAT_INTERVAL_MS)
         due_ns = self.core.next_deadline_ns()
         if due_ns is not None:
             wait_ms = min(wait_ms, max(-(-(due_ns - now_ns) // _NS_PER_MS), 0))
         if any(self.core.awaits_durable(shard) for shard in follows):
-            wait_ms = min(wait_ms, DURABLE_LOOK_MS)
+            wait_ms = min(wait_ms, DURABLE_POLL_MS)
         if any(shard not in self._news for shard in follows):
             wait_ms = min(wait_ms, AGING_TICK_MS)
         return wait_ms
@@ -221,43 +231,43 @@ class Shell:
             took_ns = max(self._clock.monotonic_ns() - now_ns, 0)
             self._latency.record(took_ns)
             self._latency_ns += (took_ns - self._latency_ns) // LATENCY_SHARE
-            slot.set(D.LATENCY_NS, max(self._latency_ns, 0))
-            slot.set(D.TURNS_TOLD, core.turns.told)
-        slot.set(D.READY, core.turns.ready)
-        slot.set(D.LINKS, len(core.links))
-        slot.set(D.SUBSCRIPTIONS, core.subscriptions)
-        slot.set(D.FEEDS, core.feeds)
-        slot.set(D.UNSENT, self._router.undelivered)
+            slot.set(SchedulerField.LATENCY_NS, max(self._latency_ns, 0))
+            slot.set(SchedulerField.GRANTS_SENT, core.grants.granted_count)
+        slot.set(SchedulerField.READY, core.grants.ready_count)
+        slot.set(SchedulerField.LINKS, len(core.links))
+        slot.set(SchedulerField.SUBSCRIPTIONS, core.subscriptions)
+        slot.set(SchedulerField.FEEDS, core.feeds)
+        slot.set(SchedulerField.UNSENT, self._router.undelivered)
         if now_ns >= self._routers_look_ns:
             self._routers_look_ns = now_ns + _ROUTERS_LOOK_MS * _NS_PER_MS
-            routers = self.forwarder.routing
-            slot.set(D.ROUTERS, routers.routers)
-            slot.set(D.ROUTER_LAG, routers.lag)
-            slot.set(D.ROUTER_PASSES, routers.passes)
+            routers = self.forwarder.forwarding
+            slot.set(SchedulerField.ROUTERS, routers.routers)
+            slot.set(SchedulerField.ROUTER_LAG, routers.lag)
+            slot.set(SchedulerField.ROUTER_PASSES, routers.passes)
         self._router.beat(now_ns)
         if now_ns >= self._sweep_ns:
             self._sweep_ns = now_ns + HEARTBEAT_INTERVAL_MS * _NS_PER_MS
             self._rings.sweep(core.links)
         if self._router.turns % CHECK_EVERY_TURNS == 0:
-            slot.set(D.TOPICS_FOLLOWED, core.topics)
+            slot.set(SchedulerField.TOPICS_FOLLOWED, core.topics)
             if core.feeds <= CHECK_FEEDS_MAX:
                 core.check()
-            if self.forwarder.routing.routers <= CHECK_FEEDS_MAX:
-                self.forwarder.routing.check()
+            if self.forwarder.forwarding.routers <= CHECK_FEEDS_MAX:
+                self.forwarder.forwarding.check()
 
     # -- events ---------------------------------------------------------------------------------------
 
-    def _take_in(
+    def _accept_message(
         self, events: list[Any], link: bytes, envelope: wire.Envelope, data: bytearray | None
     ) -> None:
         message = envelope.message
         if isinstance(message, m.OpenTurns):
-            name = self._rings.open(link) if message.wanted else self._rings.give_up(link)
+            name = self._rings.open(link) if message.wanted else self._rings.remove(link)
             self._router.send(link, m.TurnsOpened(name), envelope.corr)
-        elif isinstance(message, REQUESTS):
-            self.forwarder.ask(link, envelope.corr, message)
+        elif isinstance(message, ROUTER_REQUESTS):
+            self.forwarder.handle_request(link, envelope.corr, message)
         else:
-            events.append(ev.Asked(link, envelope.corr, message, data))
+            events.append(ev.LinkRequestReceived(link, envelope.corr, message, data))
 
     def _gather_news(self, events: list[Any], now_ns: int) -> None:
         for shard in range(self._boot.shards):
@@ -266,11 +276,11 @@ class Shell:
             reader = self._news.get(shard)
             if reader is None:
                 reader = self._open_news(shard, now_ns)
-            if reader is not None and reader.has_news:
-                taken = reader.take()
+            if reader is not None and reader.has_rows:
+                taken = reader.take_rows()
                 if not taken.is_complete:
                     self._missed += 1
-                    self._slot.set(D.NEWS_MISSED, self._missed)
+                    self._slot.set(SchedulerField.NEWS_MISSED, self._missed)
                 events.append(ev.NewsRows(shard, taken.rows, taken.is_complete))
 
     def _open_news(self, shard: int, now_ns: int) -> NewsReader | None:
@@ -293,10 +303,10 @@ class Shell:
 
     def _gather_names(self, events: list[Any]) -> None:
         for shard, page in enumerate(self._pages):
-            word = page.get(P.TOPICS_CHANGED)
+            word = page.get(ProcessField.TOPICS_CHANGED)
             if word != self._names[shard]:
                 self._names[shard] = word
-                events.append(ev.NamesChanged(shard))
+                events.append(ev.TopicNamesChanged(shard))
 
     def _gather_marks(self) -> list[Any]:
         """Durable marks that somebody waits for."""
@@ -305,15 +315,15 @@ class Shell:
             if not self.core.awaits_durable(shard):
                 continue
             try:
-                mark = page.mark(Mark.DURABLE)
+                mark = page.watermark(WatermarkKind.DURABLE)
             except BoardUnstable:
                 continue
             # A mark of the shard's next life says nothing of the files of this one, and a life begins with
             # news: so what was read counts only while there are none.
             reader = self._news.get(shard)
-            is_of_this_life = reader is not None and not reader.has_news
+            is_of_this_life = reader is not None and not reader.has_rows
             if is_of_this_life and mark != self.core.shards[shard].durable:
-                moved.append(ev.DurableMoved(shard, mark))
+                moved.append(ev.DurableMarkMoved(shard, mark))
         return moved
 
     # -- effects --------------------------------------------------------------------------------------
@@ -327,42 +337,42 @@ class Shell:
             effects = self.core.handle(done) if done else []
         return has_done
 
-    def _tell(self, effect: ev.Tell) -> ev.Unsent | None:
+    def _send_to_link(self, effect: ev.SendToLink) -> ev.GrantsUnsent | None:
         if effect.link == ROUTERS:
-            self.forwarder.hears(effect)
+            self.forwarder.handle_core_message(effect)
             return None
         if not effect.feeds:
             self._router.post(effect.link, wire.encode(effect.message, effect.corr), None)
             return None
-        if self._rings.tell(effect.link, effect.rows):
+        if self._rings.write_grants(effect.link, effect.rows):
             return None
         many = len(effect.feeds)
-        data = self._said.get(many)
+        data = self._encoded_grants.get(many)
         if data is None:
-            assert many <= TURNS_PER_MESSAGE_MAX
-            data = self._said[many] = wire.encode(effect.message)
+            assert many <= GRANTS_PER_MESSAGE_MAX
+            data = self._encoded_grants[many] = wire.encode(effect.message)
         why = self._router.post(effect.link, data, effect.rows)
-        return ev.Unsent(effect, why == zmq.EHOSTUNREACH) if why else None
+        return ev.GrantsUnsent(effect, why == zmq.EHOSTUNREACH) if why else None
 
-    def _look(self, effect: ev.LookAt) -> ev.FactsSeen:
+    def _read_slots(self, effect: ev.ReadSlots) -> ev.SlotFactsRead:
         """Facts first, mark second: the mark then covers every head that was seen."""
         shard, page = effect.shard, self._pages[effect.shard]
         if page.state not in _SERVING:
-            return ev.FactsSeen(effect, None)
+            return ev.SlotFactsRead(effect, None)
         try:
             table = self._tables.get(shard)
             if table is None:
                 table = self._tables[shard] = TopicTable.open(self._boot.shm_dir, shard)
             words, is_whole = table.read_words(np.array([topic.slot for topic in effect.topics]))
-            published = page.mark(Mark.PUBLISHED)
+            published = page.watermark(WatermarkKind.PUBLISHED)
         except (BoardError, BoardUnstable):
-            return ev.FactsSeen(effect, None)
-        facts: list[ev.Seen | None] = []
+            return ev.SlotFactsRead(effect, None)
+        facts: list[ev.SlotFacts | None] = []
         for (topic_id, epoch, packed, head, order), is_one in zip(
             words[:, _FACTS].tolist(), is_whole.tolist(), strict=True
         ):
             is_live = packed & _STATE_MASK == TOPIC_LIVE
             is_logged = packed >> TOPIC_DURABILITY_SHIFT != Durability.EPHEMERAL
-            seen = ev.Seen(topic_id, epoch, is_live, head, *decode_order(order), is_logged)
+            seen = ev.SlotFacts(topic_id, epoch, is_live, head, *decode_priority(order), is_logged)
             facts.append(seen if is_one else None)
-        return ev.FactsSeen(effect, facts, published)
+        return ev.SlotFactsRead(effect, facts, published)

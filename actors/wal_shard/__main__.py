@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from actors.wal_shard.admission import Limits
+from actors.wal_shard.commit.admission import AdmissionLimits
 from actors.wal_shard.core import Settings
-from actors.wal_shard.shell import Shell
+from actors.wal_shard.shell import WalShardShell
 from ringlog import config
 from ringlog.envelope.boot import ActorBoot
 from ringlog.runtime.process import main
 
 
-def build(boot: ActorBoot) -> Shell:
+def build(boot: ActorBoot) -> WalShardShell:
     """Make the shard that `boot` describes."""
     settings = config.from_plain(boot.config)
-    limits = Limits(
+    limits = AdmissionLimits(
         batch_records=settings.limits.max_batch_records,
         record_bytes=settings.limits.max_record_bytes,
         flush_interval_us=settings.wal.flush_interval_ms * 1_000,
     )
-    return Shell(
+    return WalShardShell(
         boot,
         Settings(settings.wal.flush_interval_ms, limits),
         file_bytes=settings.wal.file_bytes,

@@ -1,7 +1,7 @@
 """The WAL shard, decided: takes frames from many producers, makes them one group, has it written and
 synced when a frame asks for that, tells readers how far they may read, then settles with each producer.
 
-Invariants (docs/invariants.md):
+Invariants (docs/reference/invariants.md):
 
 - W1 a topic's seqs are dense: the first record of a frame gets `next_seq`; none is skipped or reused.
 - W2 no frame is settled as acked before its write completed, and no fsync-class frame before a sync
@@ -23,7 +23,7 @@ nothing staged ever has to be taken back.
 
     waiting for   means                                   ended by
     NOTHING       free to take more                       -
-    WRITE         the group is with the shell             GroupWritten
+    WRITE         the group is with the shell             BatchWritten
     SYNC          the group's sync is with the shell      Synced
     FLUSH         a sync for earlier groups               Synced, or Flushed when one runs beside the work
     ROLL          the old file's sync before a roll       Synced
@@ -40,25 +40,25 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.wal_shard.admission import Admission, Intake, Limits
-from actors.wal_shard.checkpoint import Checkpoint
-from actors.wal_shard.ephemerals import Ephemerals, Held
+from actors.wal_shard.commit.admission import Admission, AdmissionLimits, FrameIntake
+from actors.wal_shard.commit.commit_batch import MARK_BYTES_MAX, CommitBatch, LogPosition, lay_out
+from actors.wal_shard.commit.control_records import HeadReserved, frame_of
 from actors.wal_shard.events import (
-    Committed,
-    Consult,
-    Consulted,
+    BatchCommitted,
+    BatchWritten,
     FileFailed,
     FileOpened,
     FileReady,
     Flush,
     Flushed,
     FramesArrived,
-    GroupWritten,
+    LedgerQueried,
     OpenFile,
     OpenVolatile,
     PrepareFile,
     PublishMarks,
     PublishTopics,
+    QueryLedger,
     RetireTopic,
     Settle,
     Sync,
@@ -66,22 +66,22 @@ from actors.wal_shard.events import (
     VolatileFailed,
     VolatileOpened,
     WorkerDied,
-    WriteGroup,
+    WriteBatch,
 )
-from actors.wal_shard.group import MARK_BYTES_MAX, Group, LogPosition, lay_out
-from actors.wal_shard.phases import Phase, Room, Waiting
-from actors.wal_shard.places import Places
-from actors.wal_shard.read_only import ReadOnly
-from actors.wal_shard.records import HeadReserved, frame_of
-from actors.wal_shard.removal import OF_QUEUES, Question
-from actors.wal_shard.requests import Identity, Requests, explain_full, explain_halted
+from actors.wal_shard.phases import AwaitedCompletion, Room, ShardPhase
+from actors.wal_shard.recovery.log_file_table import LogFileTable
+from actors.wal_shard.requests.read_only_mode import ReadOnlyMode
+from actors.wal_shard.requests.socket_requests import Requests, ShardIdentity, explain_full, explain_halted
+from actors.wal_shard.retention.checkpoint import ShardCheckpoint
+from actors.wal_shard.retention.removal import LEASE_REQUESTS, LedgerQuestion
+from actors.wal_shard.retention.volatile_files import TopicsInFile, VolatileFileTable
 from actors.wal_shard.routing import added_bytes
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import ExitCode, InvariantViolation, Status
-from ringlog.limits import STORY_EVENTS_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
+from ringlog.limits import EVENT_TRACE_MAX, UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY
-from ringlog.topic.directory import Directory, Halt
+from ringlog.topic.directory import Halt, TopicDirectory
 
 _FILE_RETRY_NS = 1_000_000_000
 _FILL_WHEN_HALF_TAKES_NS = 1_000_000_000
@@ -98,7 +98,7 @@ _RETENTION_PAUSE_NS = 250_000_000
 """Least time from one look at expired records to the next, when nobody asks."""
 _SLACK = 64 << 10
 """Room kept for control frames beside a turn's intake when it is judged whether a file takes it."""
-_QUICK = frozenset({m.Claim, m.Ack, m.AckAndClaim})
+_FAST_PATH_REQUESTS = frozenset({m.Claim, m.Ack, m.AckAndClaim})
 """What has a short way."""
 
 
@@ -107,15 +107,15 @@ class Settings:
     """What configuration decides about a shard."""
 
     flush_interval_ms: int = 100
-    limits: Limits = field(default_factory=Limits)
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
 
 
 @dataclass(slots=True)
-class _Owed:
+class _PendingSettlement:
     """What is owed to one party when the group is durable."""
 
     source: int
-    intake: Intake
+    intake: FrameIntake
     new_tail: int
 
 
@@ -123,7 +123,7 @@ class ShardCore:
     """One shard's decisions. `handle` takes events and returns effects in the order to perform them."""
 
     def __init__(
-        self, identity: Identity, settings: Settings | None = None, *,
+        self, identity: ShardIdentity, settings: Settings | None = None, *,
         topics_elsewhere: Callable[[int], int] = lambda own: 0,
         looked_at: Callable[[ControlReceived], object] = lambda request: None,
     ) -> None:  # fmt: skip
@@ -132,31 +132,31 @@ class ShardCore:
         self._looked_at = looked_at
         self.identity = identity
         self.settings = settings or Settings()
-        self.directory = Directory(identity.shard, identity.shards)
-        self.places = Places()
+        self.directory = TopicDirectory(identity.shard, identity.shards)
+        self.log_files = LogFileTable()
         self.admission = Admission(self.settings.limits)
         self.log = LogPosition()
-        topics_of_volatile: dict[int, Held] = {}
-        self.ephemerals = Ephemerals(self.directory, self.places, topics_of_volatile)
-        self.checkpoint = Checkpoint(
-            identity.shard, identity.shards, identity.incarnation, self.directory, self.places, self.log,
+        topics_of_volatile: dict[int, TopicsInFile] = {}
+        self.volatile_files = VolatileFileTable(self.directory, self.log_files, topics_of_volatile)
+        self.checkpoint = ShardCheckpoint(
+            identity.shard, identity.shards, identity.incarnation, self.directory, self.log_files, self.log,
             topics_of_volatile,
         )  # fmt: skip
         self.requests = Requests(
-            identity, self.directory, self.admission, self.places, self.checkpoint, self.ephemerals,
+            identity, self.directory, self.admission, self.log_files, self.checkpoint, self.volatile_files,
             topics_elsewhere,
         )  # fmt: skip
         self.removals = self.requests.removals
-        self.phase = Phase.RECOVERING
-        self.in_hand: ControlReceived | None = None
+        self.phase = ShardPhase.RECOVERING
+        self.current_request: ControlReceived | None = None
         """Taken up and not dealt with: what the shell wants to know when this breaks."""
-        self.waiting = Waiting.NOTHING
+        self.awaited = AwaitedCompletion.NOTHING
         self.disk_missing_bytes = 0
         """So much must become free on a full device: no more records, but deletes go on (ST-13)."""
-        self.story: deque[tuple[int, Waiting, Any]] = deque(maxlen=STORY_EVENTS_MAX)
+        self.recent_completions: deque[tuple[int, AwaitedCompletion, Any]] = deque(maxlen=EVENT_TRACE_MAX)
         """The last completions: when, in which state, what. Told when an invariant breaks."""
-        self._group = Group()
-        self._owed: list[_Owed] = []
+        self._batch = CommitBatch()
+        self._pending_settlements: list[_PendingSettlement] = []
         self._replies: list[Reply] = []
         self._held: deque[FramesArrived | ControlReceived] = deque()
         self._effects: list[Any] = []
@@ -180,7 +180,7 @@ class ShardCore:
         self._retain_due_us = 0
         self._retained_ns = 0
         self._mark_flags = 0
-        self._word: tuple[list[tuple[int, int]], list[int]] = ([], [])
+        self._copied_files: tuple[list[tuple[int, int]], list[int]] = ([], [])
         """What MARK_COPIED says of earlier files."""
         self._halts: Collection[Halt] = ()
         """Topics that recovery found incomplete."""
@@ -198,7 +198,7 @@ class ShardCore:
     @property
     def wants_intake(self) -> bool:
         """May the shell hand over more frames? No while a group is in flight or frames are held back."""
-        return self.waiting is Waiting.NOTHING and not self._held
+        return self.awaited is AwaitedCompletion.NOTHING and not self._held
 
     def next_deadline_ns(self) -> int | None:
         """Monotonic time of the next thing that time alone brings about, or None.
@@ -208,12 +208,16 @@ class ShardCore:
         """
         if self.requests.read_only is not None:
             return None
-        is_free = self.waiting is Waiting.NOTHING
-        due = (self._flush_at_ns, self._mark_at_ns, self._retain_at_ns, self._unused_at_ns) if is_free else ()
+        is_unoccupied = self.awaited is AwaitedCompletion.NOTHING
+        due = (
+            (self._flush_at_ns, self._mark_at_ns, self._retain_at_ns, self._unused_at_ns)
+            if is_unoccupied
+            else ()
+        )
         times = [t for t in due if t is not None]
         if self._file_failed and not self._preparing:
             times.append(self._file_retry_ns)
-        if is_free and (claims := self.requests.leases.waiting):
+        if is_unoccupied and (claims := self.requests.leases.waiting_claims):
             end_ns = claims.next_deadline_ns(self._steady_us)
             times += [end_ns] if end_ns is not None else []
         return min(times) if times else None
@@ -235,20 +239,20 @@ class ShardCore:
             self._time_base_us = self._time_base_us or event.now_us - event.monotonic_ns // 1_000
             self._steady_us = self._time_base_us + event.monotonic_ns // 1_000
             self.requests.steady_us = self._steady_us
-            self.requests.leases.ticked(self._steady_us, event.now_us, event.monotonic_ns)
-            self.requests.unused.now_ns = event.monotonic_ns
+            self.requests.leases.tick(self._steady_us, event.now_us, event.monotonic_ns)
+            self.requests.idle_topic_expiry.now_ns = event.monotonic_ns
             return
         if kind is FramesArrived or kind is ControlReceived:
-            if kind is ControlReceived and self._is_quick(event):
+            if kind is ControlReceived and self._try_fast_path(event):
                 return
-            if self._held or self.waiting is not Waiting.NOTHING:
+            if self._held or self.awaited is not AwaitedCompletion.NOTHING:
                 self._held.append(event)
                 return
-            if self._look_at(event) is Room.LATER:
+            if self._try_accept(event) is Room.LATER:
                 self._held.append(event)
             return
-        self.story.append((self._now_ns, self.waiting, event))
-        if kind is GroupWritten:
+        self.recent_completions.append((self._now_ns, self.awaited, event))
+        if kind is BatchWritten:
             self._on_written()
         elif kind is Synced:
             self._on_synced()
@@ -256,45 +260,52 @@ class ShardCore:
             self._on_flushed(event)
         elif kind is FileReady:
             self._ready_capacity, self._preparing, self._file_failed = event.capacity, False, ""
-            if self.waiting is Waiting.FILE:
-                self.waiting = Waiting.NOTHING
+            if self.awaited is AwaitedCompletion.FILE:
+                self.awaited = AwaitedCompletion.NOTHING
         elif kind is FileFailed:
             self._preparing, self._file_failed = False, event.reason
             self._file_retry_ns = self._now_ns + _FILE_RETRY_NS
         elif kind is FileOpened:
             self._on_opened(event)
-        elif kind is Consulted:
-            self.waiting = Waiting.NOTHING
-            self.removals.take(event.answers, self._group, self._now_us)
+        elif kind is LedgerQueried:
+            self.awaited = AwaitedCompletion.NOTHING
+            self.removals.take_answers(event.answers, self._batch, self._now_us)
         elif kind is VolatileOpened or kind is VolatileFailed:
-            self.waiting = Waiting.NOTHING
+            self.awaited = AwaitedCompletion.NOTHING
             if kind is VolatileOpened:
-                self.ephemerals.opened(event)
+                self.volatile_files.start_file(event)
             else:
-                self.ephemerals.failed(self._now_ns)
-            self.ephemerals.evict(event, self.removals, self._group)
+                self.volatile_files.schedule_retry(self._now_ns)
+            self.volatile_files.evict_files(event, self.removals, self._batch)
         elif kind is WorkerDied:
-            self.requests.leases.left((event.pid, event.born))
+            self.requests.leases.release_process((event.pid, event.started))
         elif kind is DrainRequested:
-            if self.phase is not Phase.STOPPED:
-                self.phase = Phase.DRAINING
-                self.requests.leases.stopping()
+            if self.phase is not ShardPhase.STOPPED:
+                self.phase = ShardPhase.DRAINING
+                self.requests.leases.fail_waiting_claims()
         else:
             raise InvariantViolation("a shard was told something it does not know", event=kind.__name__)
 
     # -- taking in ------------------------------------------------------------------------------------
 
-    def _is_quick(self, event: ControlReceived) -> bool:
+    def _try_fast_path(self, event: ControlReceived) -> bool:
         """Was this a claim or an ack of the usual kind? Then it is dealt with."""
         message: Any = event.message
         kind = type(message)
-        if kind not in _QUICK or message.group:
+        if kind not in _FAST_PATH_REQUESTS or message.group:
             return False
-        quick, log = self.requests.leases.quick, self.log
-        is_free = self.waiting is Waiting.NOTHING and not self._held and self.phase is Phase.ACTIVE
-        if not is_free or self.removals.is_wanted or self._file_failed or self.requests.read_only is not None:
+        quick, log = self.requests.leases.fast_path, self.log
+        is_unoccupied = (
+            self.awaited is AwaitedCompletion.NOTHING and not self._held and self.phase is ShardPhase.ACTIVE
+        )
+        if (
+            not is_unoccupied
+            or self.removals.is_retention_requested
+            or self._file_failed
+            or self.requests.read_only is not None
+        ):
             return False
-        self.in_hand = event
+        self.current_request = event
         if kind is m.Claim:
             answer = quick.claim(message, self._steady_us)
             if answer is not None:
@@ -302,32 +313,32 @@ class ShardCore:
                 self._effects.append(Reply(event.client, event.corr, answer))
             is_done = answer is not None
         else:
-            has_room = log.is_open and log.fits(self._group.bytes + quick.bytes + _SLACK)
+            has_room = log.is_open and log.fits(self._batch.bytes + quick.bytes + _SLACK)
             take = quick.ack if kind is m.Ack else quick.ack_and_claim
             is_done = has_room and take(message, event, self._steady_us)
-        self.in_hand = None
+        self.current_request = None
         return is_done
 
     def _stage_acks(self) -> None:
         """What was acked by the short way goes into the group before anything else is looked at."""
-        quick = self.requests.leases.quick
-        self.in_hand = quick.last
-        self._replies += quick.stage(self._group)
-        self.in_hand = None
+        quick = self.requests.leases.fast_path
+        self.current_request = quick.last_request
+        self._replies += quick.stage_acks(self._batch)
+        self.current_request = None
 
-    def _look_at(self, event: FramesArrived | ControlReceived) -> Room:
+    def _try_accept(self, event: FramesArrived | ControlReceived) -> Room:
         """Take it if it can be taken now."""
         message = event.message if type(event) is ControlReceived else None
         is_gathered = isinstance(message, m.AckAndClaim) and not message.group
-        if self.requests.leases.quick and not is_gathered:
+        if self.requests.leases.fast_path and not is_gathered:
             self._stage_acks()
         if type(event) is ControlReceived:
-            self.in_hand = event
+            self.current_request = event
             self._looked_at(event)
         room = self._room_for(event)
         if room is not Room.LATER:
             self._take(event, room)
-        self.in_hand = None
+        self.current_request = None
         return room
 
     def _room_for(self, event: FramesArrived | ControlReceived) -> Room:
@@ -338,7 +349,7 @@ class ShardCore:
         """
         if self.requests.read_only is not None:
             return Room.NONE
-        if not self._is_its_turn(event):
+        if not self._may_process(event):
             return Room.LATER
         if isinstance(event, ControlReceived) and not self.requests.may_log(event.message):
             return Room.NOW
@@ -353,19 +364,19 @@ class ShardCore:
             data = None  # ids are not logged: checkpoints go on when the disk is full, and make room
         self.admission.is_volatile_closed = False
         if data and (self.directory.ephemeral or isinstance(event, ControlReceived)):
-            room = self._volatile_room(self.ephemerals.bytes_of(event, len(data)))
+            room = self._volatile_room(self.volatile_files.bytes_of(event, len(data)))
             if room is Room.LATER:
                 return room
             self.admission.is_volatile_closed = room is Room.NONE
         added = 0
         if isinstance(event, ControlReceived):
             added = added_bytes(event.message) + self.requests.leases.registry.bytes_of(event.message)
-        needed = self._group.bytes + self.requests.leases.quick.bytes + len(data or b"") + added + _SLACK
+        needed = self._batch.bytes + self.requests.leases.fast_path.bytes + len(data or b"") + added + _SLACK
         kept = 0
         if self._file_failed and data:
             kept = min(_KEPT_BYTES, self.log.capacity // 8)
         elif self._file_failed:
-            needed = self._group.bytes + _CONTROL_BYTES + added + self.removals.delete_bytes
+            needed = self._batch.bytes + _CONTROL_BYTES + added + self.removals.delete_bytes
         if self.log.is_open and self.log.fits(needed + kept):
             return Room.NOW
         if self._ready_capacity >= needed + WAL_HEADER_BYTES + MARK_BYTES_MAX:
@@ -373,42 +384,46 @@ class ShardCore:
         self._prepare(needed)
         return Room.NONE if self._file_failed else Room.LATER
 
-    def _is_its_turn(self, event: FramesArrived | ControlReceived) -> bool:
+    def _may_process(self, event: FramesArrived | ControlReceived) -> bool:
         """No, while retention that is due has to be applied before it, or, for a delete, while something
         ordered before it is not in a file yet, or it is not known what it takes away."""
         message = event.message if isinstance(event, ControlReceived) else None
-        if self.removals.holds_up(message, self._group, self._now_us):
+        if self.removals.must_run_retention_first(message, self._batch, self._now_us):
             return False
-        if isinstance(message, OF_QUEUES) and self._consult(self.requests.leases.marks.to_learn_for(message)):
+        if isinstance(message, LEASE_REQUESTS) and self._query_ledger(
+            self.requests.leases.delivery_attributes.questions_for(message)
+        ):
             return False
         if isinstance(message, m.AckAndClaim) and not message.group:
-            return not self._consult(self.requests.leases.deletes.sizes_for(message))
+            return not self._query_ledger(self.requests.leases.deletes.sizes_for(message))
         if (isinstance(message, m.ConfirmDeadLettered) and not message.number) or (
             isinstance(message, m.Ack) and not message.group
         ):
-            return not self._consult(
-                self.requests.leases.deletes.question_of(message, self._steady_us // 1_000)
+            return not self._query_ledger(
+                self.requests.leases.deletes.questions_for(message, self._steady_us // 1_000)
             )
         if not isinstance(message, m.RecordsDelete):
             return True
-        return not self._group.parts and not self._consult(self.removals.question_of(message, self._now_us))
+        return not self._batch.parts and not self._query_ledger(
+            self.removals.questions_for_delete(message, self._now_us)
+        )
 
-    def _consult(self, questions: list[Question]) -> bool:
+    def _query_ledger(self, questions: list[LedgerQuestion]) -> bool:
         """Ask storage, if there is something to ask."""
         if questions:
-            self._effects.append(Consult(questions))
-            self.waiting = Waiting.LEDGER
+            self._effects.append(QueryLedger(questions))
+            self.awaited = AwaitedCompletion.LEDGER
         return bool(questions)
 
     def _volatile_room(self, length: int) -> Room:
         """Have a volatile file ready before frames are numbered; without one they are refused."""
-        needed = self._group.volatile_bytes + length
-        if not length or self.ephemerals.fits(needed):
+        needed = self._batch.volatile_bytes + length
+        if not length or self.volatile_files.fits(needed):
             return Room.NOW
-        if not self.ephemerals.may_try(self._now_ns):
+        if not self.volatile_files.may_try(self._now_ns):
             return Room.NONE
         self._effects.append(OpenVolatile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX))
-        self.waiting = Waiting.VOLATILE
+        self.awaited = AwaitedCompletion.VOLATILE
         return Room.LATER
 
     def _prepare(self, needed: int) -> None:
@@ -423,7 +438,7 @@ class ShardCore:
     @property
     def _is_busy(self) -> bool:
         """Is anything staged that is not published?"""
-        return bool(self._group.parts or self._owed or self._group.removes)
+        return bool(self._batch.parts or self._pending_settlements or self._batch.has_removals)
 
     def _take(self, event: FramesArrived | ControlReceived, room: Room) -> None:
         if isinstance(event, FramesArrived):
@@ -438,8 +453,8 @@ class ShardCore:
                 explain_full(intake, self.disk_missing_bytes)
             if self.directory.halted:
                 explain_halted(intake, self.directory.halted)
-            self._group.add_intake(intake)
-            self._owed.append(_Owed(event.source, intake, event.end_position))
+            self._batch.add_intake(intake)
+            self._pending_settlements.append(_PendingSettlement(event.source, intake, event.end_position))
             return
         if isinstance(event.message, m.CheckpointOpen) and event.message.roll and self._must_roll:
             self._roll_asks.append(event)
@@ -448,10 +463,10 @@ class ShardCore:
             self.disk_missing_bytes > 0 and isinstance(event.message, m.Append | m.Route)
         )
         self.requests.disk_missing_bytes = self.disk_missing_bytes
-        reply = self.requests.handle(event, self._group, self._now_us, can_log=can_log)
+        reply = self.requests.handle(event, self._batch, self._now_us, can_log=can_log)
         if reply is None:
             return
-        if self._group.parts or self._group.removes:
+        if self._batch.parts or self._batch.has_removals:
             self._replies.append(reply)
         else:
             self._effects.append(reply)
@@ -460,43 +475,48 @@ class ShardCore:
 
     def _advance(self) -> None:
         """Take the next step that is possible; every step ends in an effect whose completion calls again."""
-        if self.requests.leases.quick:
+        if self.requests.leases.fast_path:
             self._stage_acks()
         if self._file_failed and not self._preparing and self._now_ns >= self._file_retry_ns:
             self._prepare(self._wanted_bytes)
-        if self._roll_asks and self.waiting is Waiting.NOTHING and not self._is_busy:
+        if self._roll_asks and self.awaited is AwaitedCompletion.NOTHING and not self._is_busy:
             self._roll_for_checkpoint()
-        while self._held and self.waiting is Waiting.NOTHING:
-            if self._look_at(self._held[0]) is Room.LATER:
+        while self._held and self.awaited is AwaitedCompletion.NOTHING:
+            if self._try_accept(self._held[0]) is Room.LATER:
                 break
             self._held.popleft()
-        if self.requests.leases.quick:
+        if self.requests.leases.fast_path:
             self._stage_acks()
-        if self.waiting is not Waiting.NOTHING:
+        if self.awaited is not AwaitedCompletion.NOTHING:
             return
         self._serve_claims()
         at_ns = self._unused_at_ns
         if at_ns is not None and self._now_ns >= at_ns:
-            self.requests.look_for_unused(self._group, self._now_us)
-        if self._consult(self.requests.leases.marks.to_learn()):
+            self.requests.expire_idle_topics(self._batch, self._now_us)
+        if self._query_ledger(self.requests.leases.delivery_attributes.pending_questions()):
             return
         if self.requests.read_only is not None:
             self._answer_without_log()
-        elif self.phase is Phase.RECOVERING:
+        elif self.phase is ShardPhase.RECOVERING:
             self._advance_recovery()
-        elif self._group.parts or self._owed or self._group.removes or self.removals.is_wanted:
-            self._begin_group()
-            if self.waiting is Waiting.NOTHING and self._held:
+        elif (
+            self._batch.parts
+            or self._pending_settlements
+            or self._batch.has_removals
+            or self.removals.is_retention_requested
+        ):
+            self._begin_batch()
+            if self.awaited is AwaitedCompletion.NOTHING and self._held:
                 self._advance()
         elif self._due(self._flush_at_ns) and self._unsynced:
             self._flush()
         elif self._due(self._retain_at_ns):
             self._retained_ns, self._retain_due_us = self._now_ns, -1
-            self.removals.want_due(self._now_us)
-            self._begin_group()
+            self.removals.request_due_retention(self._now_us)
+            self._begin_batch()
         elif self._due(self._mark_at_ns) and self._can_mark():
             self._write_mark()
-        elif self.phase is Phase.DRAINING and not self._held:
+        elif self.phase is ShardPhase.DRAINING and not self._held:
             self._finish_draining()
 
     def _serve_claims(self) -> None:
@@ -504,20 +524,20 @@ class ShardCore:
         leases, is_stuck = self.requests.leases, bool(self._file_failed)
         if not leases.has_work:
             return
-        if self.phase is Phase.RECOVERING or self.requests.read_only is not None or is_stuck:
-            self._effects.extend(leases.serve(self._steady_us, is_stuck=is_stuck))
+        if self.phase is ShardPhase.RECOVERING or self.requests.read_only is not None or is_stuck:
+            self._effects.extend(leases.serve_claims(self._steady_us, is_stuck=is_stuck))
             return
         owed: list[Reply] = []
-        self._effects.extend(leases.serve(self._steady_us, self._group, owed))
-        (self._replies if self._group.parts else self._effects).extend(owed)
+        self._effects.extend(leases.serve_claims(self._steady_us, self._batch, owed))
+        (self._replies if self._batch.parts else self._effects).extend(owed)
 
     @property
     def _unused_at_ns(self) -> int | None:
         """When to look for topics that nobody uses; not while that could not be logged, or while requests are
         held back that may be uses."""
-        is_able = self.phase is Phase.ACTIVE and not self._file_failed and not self._held
+        is_able = self.phase is ShardPhase.ACTIVE and not self._file_failed and not self._held
         is_able = is_able and self.requests.read_only is None
-        return self.requests.unused.next_deadline_ns() if is_able else None
+        return self.requests.idle_topic_expiry.next_deadline_ns() if is_able else None
 
     def _due(self, at_ns: int | None) -> bool:
         return at_ns is not None and self._now_ns >= at_ns
@@ -534,9 +554,9 @@ class ShardCore:
         log = self.log
         return log.is_open and log.marked_durable < min(log.durable, log.frames_stop) and log.fits(0)
 
-    def _begin_group(self) -> None:
-        group = self._group
-        if self.phase is not Phase.RECOVERING and self._consult(
+    def _begin_batch(self) -> None:
+        group = self._batch
+        if self.phase is not ShardPhase.RECOVERING and self._query_ledger(
             self.removals.questions(group, self.admission, self._now_us)
         ):
             return
@@ -546,27 +566,27 @@ class ShardCore:
             return
         # Only now: while a file was waited for, the group may have grown.
         if group.volatile_bytes:
-            self._effects.append(self.ephemerals.write(group))
+            self._effects.append(self.volatile_files.write(group))
         if group.bytes:
             self._write(group)
         else:
-            self._finish_group()
+            self._finish_batch()
 
-    def _write(self, group: Group) -> None:
+    def _write(self, group: CommitBatch) -> None:
         start = self.log.offset
         flags, self._mark_flags = self._mark_flags, 0
         self._final_mark_written = bool(flags & MARK_ORDERLY)
-        buffers = lay_out(group, self.log, flags, self._word if flags & MARK_COPIED else ([], []))
+        buffers = lay_out(group, self.log, flags, self._copied_files if flags & MARK_COPIED else ([], []))
         is_synced = group.needs_sync or self.log.offset - self.log.durable > UNSYNCED_BYTES_MAX
-        self._effects.append(WriteGroup(buffers, start, self.log.offset - start, is_synced))
-        self.waiting = Waiting.WRITE
+        self._effects.append(WriteBatch(buffers, start, self.log.offset - start, is_synced))
+        self.awaited = AwaitedCompletion.WRITE
 
-    def _reserve_heads(self, group: Group) -> None:
+    def _reserve_heads(self, group: CommitBatch) -> None:
         """Reserve numbers before records that a crash may take are acknowledged under them (D-9, D-10)."""
         interval = self.settings.limits.flush_interval_us
-        if self.phase is Phase.RECOVERING:
+        if self.phase is ShardPhase.RECOVERING:
             return  # what is copied was reserved before, and what was reserved is settled in this group
-        for topic in list(group.dirty.values()):
+        for topic in list(group.dirty_topics.values()):
             last = topic.next_seq - 1
             if topic.is_reserving and topic.reservation.needed(last):
                 reserved = topic.reservation.extend(last, self._now_us, interval)
@@ -574,21 +594,21 @@ class ShardCore:
                 group.add_control(frame, topic)
 
     def _on_written(self) -> None:
-        group = self._group
+        group = self._batch
         self._unsynced = self.log.offset - self.log.durable
         if group.needs_sync or self._unsynced > UNSYNCED_BYTES_MAX:
             # What follows the sync is said at once, while the device works: who performs it stops where it
             # fails, and of an incarnation that failed to sync nothing is used any more.
             self._effects.append(Sync())
-            self._is_durable()
-            self._finish_group()
-            self.waiting = Waiting.SYNC
+            self._set_durable()
+            self._finish_batch()
+            self.awaited = AwaitedCompletion.SYNC
             return
         if self._unsynced > UNSYNCED_BYTES_MAX // 2 or self._due(self._flush_at_ns):
             self._flush()
         elif self._flush_at_ns is None:
             self._flush_at_ns = self._now_ns + self.settings.flush_interval_ms * 1_000_000
-        self._finish_group()
+        self._finish_batch()
 
     def _flush(self) -> None:
         """Begin a sync beside the work, one at a time: nobody waits for it, so nobody is held up (D-4)."""
@@ -599,8 +619,8 @@ class ShardCore:
 
     def _on_flushed(self, event: Flushed) -> None:
         self._flushing = None
-        if self.waiting is Waiting.FLUSH:
-            self.waiting = Waiting.NOTHING
+        if self.awaited is AwaitedCompletion.FLUSH:
+            self.awaited = AwaitedCompletion.NOTHING
         if event.file_id != self.log.file_id or event.stop <= self.log.durable:
             return
         self.log.durable = event.stop
@@ -611,11 +631,11 @@ class ShardCore:
             self._mark_at_ns = self._now_ns + self.settings.flush_interval_ms * 1_000_000
         self._effects.append(self._marks())
 
-    def _sync(self, waiting: Waiting) -> None:
+    def _sync(self, waiting: AwaitedCompletion) -> None:
         self._effects.append(Sync())
-        self.waiting = waiting
+        self.awaited = waiting
 
-    def _is_durable(self) -> None:
+    def _set_durable(self) -> None:
         """Everything written is synced, or will be before anybody hears of it."""
         self.log.durable = self.log.offset
         self._unsynced = 0
@@ -623,54 +643,59 @@ class ShardCore:
         self._mark_at_ns = self._now_ns + self.settings.flush_interval_ms * 1_000_000
 
     def _on_synced(self) -> None:
-        waited, self.waiting = self.waiting, Waiting.NOTHING
-        if waited is not Waiting.SYNC:
-            self._is_durable()
-        if waited is Waiting.FLUSH:
+        waited, self.awaited = self.awaited, AwaitedCompletion.NOTHING
+        if waited is not AwaitedCompletion.SYNC:
+            self._set_durable()
+        if waited is AwaitedCompletion.FLUSH:
             self._effects.append(self._marks())
-        elif waited is Waiting.ROLL:
+        elif waited is AwaitedCompletion.ROLL:
             self._open()
 
-    def _finish_group(self) -> None:
+    def _finish_batch(self) -> None:
         """The group is as durable as its members asked: publish, then settle and answer (W2, W3)."""
-        group, self._group = self._group, Group()
-        owed, self._owed = self._owed, []
+        group, self._batch = self._batch, CommitBatch()
+        owed, self._pending_settlements = self._pending_settlements, []
         replies, self._replies = self._replies, []
         retired, self.requests.retired = self.requests.retired, []
-        self.waiting = Waiting.NOTHING
-        topics = list(group.dirty.values())
+        self.awaited = AwaitedCompletion.NOTHING
+        topics = list(group.dirty_topics.values())
         for topic in topics:
-            self.requests.leases.published(topic)
+            self.requests.leases.on_publish(topic)
             topic.publish()
-        for part in group.parts if self.phase is not Phase.RECOVERING else ():
-            if isinstance(part, Intake):
+        for part in group.parts if self.phase is not ShardPhase.RECOVERING else ():
+            if isinstance(part, FrameIntake):
                 self.requests.leases.newest.add(part)
-        self.checkpoint.note(group.dirty, retired)
-        self._has_records |= bool(group.records or (group.parts and self.phase is Phase.RECOVERING))
+        self.checkpoint.track_changes(group.dirty_topics, retired)
+        self._has_records |= bool(group.records or (group.parts and self.phase is ShardPhase.RECOVERING))
         # Marks before heads: who sees a head must find every record up to it (S-8).
         if group.parts:
             self._effects.append(self._marks())
         if topics:
-            news = () if self.phase is Phase.RECOVERING else group.news
+            news = () if self.phase is ShardPhase.RECOVERING else group.news
             self._effects.append(PublishTopics(topics, news))
-        self._effects.extend(RetireTopic(topic, self.requests.unused.why(topic)) for topic in retired)
+        self._effects.extend(
+            RetireTopic(topic, self.requests.idle_topic_expiry.take_expired_period(topic))
+            for topic in retired
+        )
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
-        if self.requests.leases.waiting:
-            self._effects.extend(self.requests.leases.serve(self._steady_us))
-        if group.frames or group.refused or group.repeats:
+        if self.requests.leases.waiting_claims:
+            self._effects.extend(self.requests.leases.serve_claims(self._steady_us))
+        if group.frames or group.refused or group.duplicates:
             size = group.bytes + group.volatile_bytes
-            self._effects.append(Committed(group.frames, group.records, size, group.refused, group.repeats))
+            self._effects.append(
+                BatchCommitted(group.frames, group.records, size, group.refused, group.duplicates)
+            )
         self._prepare_ahead()
 
     def _marks(self) -> PublishMarks:
-        log, volatile = self.log, self.ephemerals.log
+        log, volatile = self.log, self.volatile_files.log
         return PublishMarks(log.file_id, log.offset, log.durable, volatile.file_id, volatile.offset)
 
     def _write_mark(self) -> None:
         """An idle stream says how far it is durable (RD-4)."""
-        self._group.needs_sync = True
-        self._write(self._group)
+        self._batch.needs_sync = True
+        self._write(self._batch)
 
     # -- files ----------------------------------------------------------------------------------------
 
@@ -683,19 +708,19 @@ class ShardCore:
         if self._ready_capacity < needed + WAL_HEADER_BYTES + MARK_BYTES_MAX:
             self._ready_capacity = 0
             self._prepare(needed)
-            self.waiting = Waiting.FILE
+            self.awaited = AwaitedCompletion.FILE
         elif self._flushing is not None:
             # It runs on the file that is about to be closed.
-            self.waiting = Waiting.FLUSH
+            self.awaited = AwaitedCompletion.FLUSH
         elif self.log.is_open and self.log.durable < self.log.offset:
-            self._sync(Waiting.ROLL)
+            self._sync(AwaitedCompletion.ROLL)
         else:
             self._open()
 
     @property
     def _must_roll(self) -> bool:
         """Does the current file hold records that a checkpoint could absorb, and can a new one be made?"""
-        return self._has_records and not self._file_failed and self.phase is Phase.ACTIVE
+        return self._has_records and not self._file_failed and self.phase is ShardPhase.ACTIVE
 
     def _roll_for_checkpoint(self) -> None:
         """Close the current file as soon as there is a next one; commits do not wait for that."""
@@ -712,23 +737,23 @@ class ShardCore:
             self._prev = (self.log.file_id, self.log.offset, self.log.last_seal, False)
         self._ready_capacity = 0
         self._effects.append(OpenFile(*self._prev, self.directory.last_identity))
-        self.waiting = Waiting.OPEN
+        self.awaited = AwaitedCompletion.OPEN
 
     def _on_opened(self, event: FileOpened) -> None:
-        self.waiting = Waiting.NOTHING
+        self.awaited = AwaitedCompletion.NOTHING
         if self.log.is_open:
-            self.places.stops[self.log.file_id] = self.log.offset
-        self.log.opened(event.file_id, event.salt, event.start, event.capacity)
+            self.log_files.stops[self.log.file_id] = self.log.offset
+        self.log.start_file(event.file_id, event.salt, event.start, event.capacity)
         self._opened_ns = self._now_ns
         self._files_opened += 1
         self._has_records = False
-        self.places.starts[event.file_id] = event.start
-        self.places.salts[event.file_id] = event.salt
+        self.log_files.starts[event.file_id] = event.start
+        self.log_files.salts[event.file_id] = event.salt
 
     # -- beginning and ending -------------------------------------------------------------------------
 
     def begin(
-        self, group: Group, prev: tuple[int, int, int, bool], settled: dict[int, int],
+        self, group: CommitBatch, prev: tuple[int, int, int, bool], settled: dict[int, int],
         damaged: Collection[int] = (), halts: Collection[Halt] = (),
     ) -> list[Any]:  # fmt: skip
         """Recovery is over: have what it found in doubt written into this incarnation's first file (RD-2).
@@ -738,78 +763,78 @@ class ShardCore:
         The copies are synced before the mark that says so is written, and that mark is synced before the
         shard becomes active. Feed completions to `handle` until `phase` is ACTIVE.
         """
-        self._group, self._prev = group, prev
-        self._word = (sorted(settled.items()), sorted(damaged))
+        self._batch, self._prev = group, prev
+        self._copied_files = (sorted(settled.items()), sorted(damaged))
         self._halts = halts
         group.needs_sync = True
         self._has_begun = True
-        self.removals.begun()
+        self.removals.invalidate_lossy_topics()
         return self.handle([])
 
-    def begin_read_only(self, latch: ReadOnly, halts: Collection[Halt] = ()) -> None:
+    def begin_read_only(self, latch: ReadOnlyMode, halts: Collection[Halt] = ()) -> None:
         """Recovery is over and nothing can be written: serve questions alone, until `DrainRequested`."""
         for topic in self.directory.by_id.values():
             topic.publish()
         self.directory.halt(halts)
-        self.removals.begun()
-        self.requests.routing.recovered()
-        self.requests.leases.registry.recovered()
+        self.removals.invalidate_lossy_topics()
+        self.requests.routing.finish_recovery()
+        self.requests.leases.registry.finish_recovery()
         self.requests.read_only = latch
-        self.phase = Phase.ACTIVE
+        self.phase = ShardPhase.ACTIVE
 
     def _answer_without_log(self) -> None:
         """Settle what was refused or is a repeat. The marks on the board stay a predecessor's: they are what
         its successor's recovery is built on."""
-        group, self._group = self._group, Group()
-        owed, self._owed = self._owed, []
+        group, self._batch = self._batch, CommitBatch()
+        owed, self._pending_settlements = self._pending_settlements, []
         replies, self._replies = self._replies, []
-        if group.bytes or group.volatile_bytes or group.dirty:
+        if group.bytes or group.volatile_bytes or group.dirty_topics:
             raise InvariantViolation("a shard that may not write was to write", bytes=group.bytes)
         self._effects.extend(Settle(o.source, o.intake.entries, o.new_tail) for o in owed)
         self._effects.extend(replies)
-        if group.refused or group.repeats:
-            self._effects.append(Committed(0, 0, 0, group.refused, group.repeats))
-        if self.phase is Phase.DRAINING and not self._held:
-            self.phase = Phase.STOPPED
+        if group.refused or group.duplicates:
+            self._effects.append(BatchCommitted(0, 0, 0, group.refused, group.duplicates))
+        if self.phase is ShardPhase.DRAINING and not self._held:
+            self.phase = ShardPhase.STOPPED
             self._effects.append(Stop(int(ExitCode.OK), "drained"))
 
     def _advance_recovery(self) -> None:
         if not self._has_begun:
             return
         if not self.log.is_open:
-            settled, damaged = self._word
-            self._roll(self._group.bytes + _WORD_BYTES * (len(settled) + len(damaged)))
-        elif self._group.parts:
-            self._begin_group()
+            settled, damaged = self._copied_files
+            self._roll(self._batch.bytes + _WORD_BYTES * (len(settled) + len(damaged)))
+        elif self._batch.parts:
+            self._begin_batch()
         elif not self._has_copied:
             self._has_copied = True
-            self._group.needs_sync = True
+            self._batch.needs_sync = True
             self._mark_flags = MARK_COPIED
-            self._write(self._group)
+            self._write(self._batch)
         else:
-            self.phase = Phase.ACTIVE
+            self.phase = ShardPhase.ACTIVE
             self._effects.append(self._marks())
             # Behind the copies and the settled reservations: what was in doubt of them is theirs as well.
             self.directory.halt(self._halts)
-            self.removals.recovered()
-            self.requests.routing.recovered()
-            self.requests.leases.registry.recovered()
-            self.requests.unused.recovered()
+            self.removals.finish_recovery()
+            self.requests.routing.finish_recovery()
+            self.requests.leases.registry.finish_recovery()
+            self.requests.idle_topic_expiry.finish_recovery()
             self._prepare(0)
 
     def _finish_draining(self) -> None:
         """Everything is settled: write the mark of an orderly stop, sync it, stop."""
         if self._flushing is not None:
-            self.waiting = Waiting.FLUSH
+            self.awaited = AwaitedCompletion.FLUSH
             return
         if self._unsynced:
-            self._sync(Waiting.FLUSH)
+            self._sync(AwaitedCompletion.FLUSH)
         elif self.log.is_open and not self._final_mark_written:
             # Every group leaves room for one mark with words; this one has none and always fits.
             self._mark_flags = MARK_ORDERLY
             self._write_mark()
         else:
-            self.phase = Phase.STOPPED
+            self.phase = ShardPhase.STOPPED
             self._effects.append(Stop(int(ExitCode.OK), "drained"))
 
     def check(self) -> None:

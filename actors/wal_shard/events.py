@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.wal_shard.group import News
-from actors.wal_shard.removal import Answer, Question
+from actors.wal_shard.commit.commit_batch import News
+from actors.wal_shard.retention.removal import LedgerAnswer, LedgerQuestion
 from ringlog.frame.batch import FrameBatch
-from ringlog.frame.settle import Entries
-from ringlog.topic.state import Topic
+from ringlog.frame.settle_entry import SettleEntries
+from ringlog.topic.state import ShardTopic
 
 # -- events ---------------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ class FileOpened:
 
 
 @dataclass(slots=True)
-class GroupWritten:
+class BatchWritten:
     """The write call for the group returned; every byte is with the kernel."""
 
 
@@ -79,14 +79,14 @@ class WorkerDied:
     """A process on this host that claimed jobs is no more."""
 
     pid: int
-    born: int
+    started: int
 
 
 @dataclass(frozen=True, slots=True)
-class Consulted:
+class LedgerQueried:
     """What was asked is known; one answer a question, in order."""
 
-    answers: list[Answer]
+    answers: list[LedgerAnswer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class VolatileFailed:
 # -- effects --------------------------------------------------------------------------------------------
 
 
-class WriteGroup:
-    """Write these buffers, in order, at the log's end. Completion: GroupWritten."""
+class WriteBatch:
+    """Write these buffers, in order, at the log's end. Completion: BatchWritten."""
 
     __slots__ = ("buffers", "is_synced", "length", "offset")
 
@@ -175,10 +175,10 @@ class OpenVolatile:
 
 
 @dataclass(frozen=True, slots=True)
-class Consult:
+class QueryLedger:
     """Ask storage about topics' records (removal.answer). Completion: Consulted, at once."""
 
-    questions: list[Question]
+    questions: list[LedgerQuestion]
 
 
 class PublishTopics:
@@ -186,7 +186,7 @@ class PublishTopics:
 
     __slots__ = ("news", "topics")
 
-    def __init__(self, topics: list[Topic], news: Sequence[News] = ()) -> None:
+    def __init__(self, topics: list[ShardTopic], news: Sequence[News] = ()) -> None:
         """`news`: which records those are, and where they lie; nothing of what recovery found, which all look
         for."""
         self.topics, self.news = topics, news
@@ -206,7 +206,7 @@ class PublishMarks:
 class RetireTopic:
     """The topic is gone; its slot says so."""
 
-    topic: Topic
+    topic: ShardTopic
     unused_ms: int = 0
     """It was removed because nobody used it for so long; 0 = somebody wanted it."""
 
@@ -216,15 +216,15 @@ class Settle:
 
     __slots__ = ("entries", "new_tail", "source")
 
-    def __init__(self, source: int, entries: Entries, new_tail: int) -> None:
+    def __init__(self, source: int, entries: SettleEntries, new_tail: int) -> None:
         self.source, self.entries, self.new_tail = source, entries, new_tail
 
 
-class Committed:
+class BatchCommitted:
     """Facts about one group, for counters and histograms."""
 
-    __slots__ = ("bytes", "frames", "records", "refused", "repeats")
+    __slots__ = ("bytes", "duplicates", "frames", "records", "refused")
 
     def __init__(self, frames: int, records: int, bytes: int, refused: int, repeats: int) -> None:
         self.frames, self.records, self.bytes = frames, records, bytes
-        self.refused, self.repeats = refused, repeats
+        self.refused, self.duplicates = refused, repeats

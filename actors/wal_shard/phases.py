@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Waiting(Enum):
+class AwaitedCompletion(Enum):
     """What the core waits for; see the table of core.py."""
 
     NOTHING = 0
@@ -29,7 +29,7 @@ class Room(Enum):
     """It is known that none can be made at present."""
 
 
-class Phase(Enum):
+class ShardPhase(Enum):
     """Life of a shard."""
 
     RECOVERING = 0

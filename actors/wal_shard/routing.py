@@ -13,9 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from actors.wal_shard.admission import HAVE_MARKS, Admission, note_written
-from actors.wal_shard.group import Group, RoutedCopy, RoutedPart
-from actors.wal_shard.records import RangeLost, RouterCreated, RouterMoved, RouterRemoved, frame_of
+from actors.wal_shard.commit.admission import HAVE_DELIVERY_ATTRIBUTES, Admission, update_next_expiry
+from actors.wal_shard.commit.commit_batch import CommitBatch, RoutedCopy, RoutedPart
+from actors.wal_shard.commit.control_records import (
+    RangeLost,
+    RouterCreated,
+    RouterMoved,
+    RouterRemoved,
+    frame_of,
+)
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, TopicNotFound
@@ -23,12 +29,12 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.measure import FORMAT_FAULTS, measure
-from ringlog.frame.routed import ROW_WORDS, CopyRow, carried_by, routed_bytes, routed_frame
+from ringlog.frame.routed_frame import ROW_WORDS, CopyRow, routed_bytes, routed_content_of, routed_frame
 from ringlog.limits import FRAME_BYTES_MAX, LIST_PAGE_MAX, ROUTE_ROWS_MAX, ROUTER_HOPS_MAX, SEQ_MAX
 from ringlog.topic.config import DISCARD_REJECT
-from ringlog.topic.directory import Directory
-from ringlog.topic.routers import Fate, Router, check_facts
-from ringlog.topic.state import Topic, with_range
+from ringlog.topic.directory import TopicDirectory
+from ringlog.topic.routers import Router, RouterPassOutcome, check_router_facts
+from ringlog.topic.state import ShardTopic, with_range
 from ringlog.types import Durability
 
 _CONTROL_BYTES = 120
@@ -41,7 +47,7 @@ def added_bytes(message: m.Message) -> int:
     return rows * (8 * ROW_WORDS + 2 * _CONTROL_BYTES)
 
 
-class _Sent(NamedTuple):
+class _RoutedFrames(NamedTuple):
     """The frames of a pass, and of each what every copy of it needs to know."""
 
     buffer: bytearray
@@ -55,37 +61,39 @@ class _Sent(NamedTuple):
     """Not 0: some of them say when or how urgently they want to be handed out."""
 
 
-class Routing:
+class ShardRouters:
     """The routers of one shard's topics, and the passes that come in for them."""
 
     def __init__(
-        self, directory: Directory, admission: Admission, want: Callable[[Topic, Group], None]
+        self, directory: TopicDirectory, admission: Admission, want: Callable[[ShardTopic, CommitBatch], None]
     ) -> None:
         """`want`: readers of a topic are to ask again when this group is published."""
         self._directory = directory
         self._admission = admission
         self._want = want
-        self._by_number: dict[int, Topic] = {}
+        self._by_number: dict[int, ShardTopic] = {}
         """Where each router leads to; those of topics that are gone are found out when they are asked for."""
-        self.handlers: dict[type[m.Message], Callable[[Any, ControlReceived, Group, int], m.Message]] = {
+        self.handlers: dict[
+            type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], m.Message]
+        ] = {
             m.RouterPut: self._put,
             m.RouterDrop: self._drop,
             m.RoutersAsk: self._list,
             m.Route: self._route,
         }
 
-    def recovered(self) -> None:
+    def finish_recovery(self) -> None:
         """The directory is filled."""
         for topic in self._directory.by_id.values():
             for number in topic.routers:
                 self._by_number[number] = topic
 
-    def forget(self, topic: Topic) -> None:
+    def forget(self, topic: ShardTopic) -> None:
         """A topic is no more, and with it the routers that lead to it (RT-33)."""
         for number in topic.routers:
             self._by_number.pop(number, None)
 
-    def _find(self, number: int) -> tuple[Topic, Router] | None:
+    def _find(self, number: int) -> tuple[ShardTopic, Router] | None:
         topic = self._by_number.get(number)
         if topic is None or self._directory.by_id.get(topic.topic_id) is not topic:
             return None
@@ -93,9 +101,11 @@ class Routing:
 
     # -- objects --------------------------------------------------------------------------------------
 
-    def _put(self, message: m.RouterPut, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+    def _put(
+        self, message: m.RouterPut, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
         facts = message.facts
-        check_facts(facts.name, facts.source, facts.dest, facts.flags, facts.filter)
+        check_router_facts(facts.name, facts.source, facts.dest, facts.flags, facts.filter)
         topic = self._directory.by_id.get(facts.dest_id)
         if topic is None:
             raise TopicNotFound("no such topic", topic=facts.dest)
@@ -115,7 +125,9 @@ class Routing:
         group.add_control(created_frame(topic, router), topic)
         return facts_of(topic, router)
 
-    def _drop(self, message: m.RouterDrop, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+    def _drop(
+        self, message: m.RouterDrop, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
         found = self._find(message.router)
         if found is None:
             return m.RouterDropped(message.router, False)
@@ -127,7 +139,9 @@ class Routing:
         group.add_control(frame_of(RouterRemoved(router.number), topic.topic_id, topic.epoch), topic)
         return m.RouterDropped(router.number, True)
 
-    def _list(self, message: m.RoutersAsk, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+    def _list(
+        self, message: m.RoutersAsk, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
         size = min(max(message.page_size, 1), LIST_PAGE_MAX)
         numbers = sorted([number for number in self._by_number if number > message.after])
         found = [pair for number in numbers[:size] if (pair := self._find(number)) is not None]
@@ -135,10 +149,10 @@ class Routing:
 
     # -- passes ---------------------------------------------------------------------------------------
 
-    def _route(self, message: m.Route, event: ControlReceived, group: Group, now_us: int) -> m.Message:
+    def _route(self, message: m.Route, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
         """Apply the rows that may be applied (RT-19), in the order of the frames that they name."""
         sent = _frames_of(message, event.attachment)
-        replies = [m.RoutedRow(Fate.GONE)] * len(message.rows)
+        replies = [m.RoutedRow(RouterPassOutcome.GONE)] * len(message.rows)
         order = sorted(range(len(message.rows)), key=lambda n: message.rows[n].frame)
         copies: dict[tuple[int, bool], list[tuple[CopyRow, RoutedCopy]]] = {}
         for n in order:
@@ -147,12 +161,12 @@ class Routing:
             if found is None or found[0].topic_id != row.dest_id:
                 continue
             topic, router = found
-            fate = router.fate_of(row.start, row.stop)
+            fate = router.outcome_of(row.start, row.stop)
             if fate is not None:
                 replies[n] = _row(fate, topic, router)
                 continue
             if row.frame < 0:
-                replies[n] = self._pass_over(topic, router, row, group)
+                replies[n] = self._advance_without_copy(topic, router, row, group)
                 continue
             records, size = sent.counts[row.frame], sent.sizes[row.frame]
             refused = self._refused(topic, router, records, size)
@@ -170,19 +184,21 @@ class Routing:
             copies.setdefault((row.frame, is_volatile), []).append(
                 (copy, RoutedCopy(topic, copy.base_seq, copy.base_seq + records - 1, size))
             )
-            replies[n] = _row(Fate.DONE, topic, router)
+            replies[n] = _row(RouterPassOutcome.DONE, topic, router)
         for (number, is_volatile), made in copies.items():
-            carried = carried_by(sent.buffer, sent.batch, number, hops=message.hops)
+            carried = routed_content_of(sent.buffer, sent.batch, number, hops=message.hops)
             frame = routed_frame(carried, [copy for copy, _ in made])
             group.add_routed(RoutedPart(frame, [place for _, place in made], is_volatile))
         return m.Routed(replies)
 
-    def _pass_over(self, topic: Topic, router: Router, row: m.RouteRow, group: Group) -> m.RoutedRow:
+    def _advance_without_copy(
+        self, topic: ShardTopic, router: Router, row: m.RouteRow, group: CommitBatch
+    ) -> m.RoutedRow:
         """Nothing is copied; what went before it could be is announced, one position for each (RT-23)."""
         if row.lost:
             first, last = topic.next_seq, topic.next_seq + row.lost - 1
             if last > SEQ_MAX:
-                return _row(Fate.CLOSED, topic, router)
+                return _row(RouterPassOutcome.CLOSED, topic, router)
             topic.next_seq = last + 1
             trim(topic, first, last)
             lost = RangeLost(first, last, True)
@@ -190,15 +206,15 @@ class Routing:
             self._want(topic, group)
         router.advance(row.stop, 0)
         group.add_control(_moved(topic, router, 0), topic, sync=bool(row.lost))
-        return _row(Fate.DONE, topic, router)
+        return _row(RouterPassOutcome.DONE, topic, router)
 
-    def _refused(self, topic: Topic, router: Router, records: int, size: int) -> m.RoutedRow | None:
+    def _refused(self, topic: ShardTopic, router: Router, records: int, size: int) -> m.RoutedRow | None:
         """Why these copies do not fit, with the room there is; None when they do (RT-22)."""
         config = topic.config
         if topic.next_seq + records - 1 > SEQ_MAX:
-            return _row(Fate.CLOSED, topic, router)
+            return _row(RouterPassOutcome.CLOSED, topic, router)
         if config.durability == Durability.EPHEMERAL and self._admission.is_volatile_closed:
-            return _row(Fate.CLOSED, topic, router)
+            return _row(RouterPassOutcome.CLOSED, topic, router)
         if config.discard != DISCARD_REJECT:
             return None
         room = (
@@ -207,10 +223,10 @@ class Routing:
         )
         if records <= room[0] and size <= room[1]:
             return None
-        return _row(Fate.FULL, topic, router, max(room[0], 0), max(room[1], 0))
+        return _row(RouterPassOutcome.FULL, topic, router, max(room[0], 0), max(room[1], 0))
 
     def _stage(
-        self, topic: Topic, router: Router, row: m.RouteRow, records: int, size: int, now_us: int
+        self, topic: ShardTopic, router: Router, row: m.RouteRow, records: int, size: int, now_us: int
     ) -> CopyRow:
         base, stamp = topic.next_seq, max(now_us, topic.last_ts)
         durability = int(topic.config.durability)
@@ -222,21 +238,21 @@ class Routing:
         router.advance(row.stop, records)
         return CopyRow(topic.topic_id, base, stamp, topic.epoch, router.number, row.stop, durability)
 
-    def _note_retention(self, topic: Topic, sent: _Sent, frame: int, stamp: int) -> None:
+    def _note_retention(self, topic: ShardTopic, sent: _RoutedFrames, frame: int, stamp: int) -> None:
         config = topic.config
         if config.ttl_ms or config.cap_records or config.cap_bytes or sent.expires[frame]:
             self._admission.written[topic.topic_id] = topic
-            if note_written(topic, sent.buffer, sent.batch.take(slice(frame, frame + 1)), stamp):
+            if update_next_expiry(topic, sent.buffer, sent.batch.take(slice(frame, frame + 1)), stamp):
                 self._admission.newly_due.append(topic)
 
 
-def trim(topic: Topic, first: int, last: int) -> None:
+def trim(topic: ShardTopic, first: int, last: int) -> None:
     """These numbers stand for records of a source that went before they were forwarded (RT-23)."""
     topic.lost = with_range(topic.lost, first, last)
     topic.trimmed = with_range(topic.trimmed, first, last)
 
 
-def replay_router(topic: Topic, body: RouterCreated | RouterRemoved | RouterMoved) -> None:
+def replay_router(topic: ShardTopic, body: RouterCreated | RouterRemoved | RouterMoved) -> None:
     """Apply what the log says of a router, unless the topic's state has it already."""
     router = topic.routers.get(body.router)
     if isinstance(body, RouterRemoved):
@@ -254,7 +270,7 @@ def replay_router(topic: Topic, body: RouterCreated | RouterRemoved | RouterMove
         topic.routers = {**topic.routers, made.number: made}
 
 
-def created_frame(topic: Topic, router: Router) -> bytearray:
+def created_frame(topic: ShardTopic, router: Router) -> bytearray:
     """The frame that begins a router, or changes it where it is."""
     body = RouterCreated(
         router.number, router.name, router.source, router.source_id, router.source_epoch, router.flags,
@@ -263,7 +279,7 @@ def created_frame(topic: Topic, router: Router) -> bytearray:
     return frame_of(body, topic.topic_id, topic.epoch)
 
 
-def facts_of(topic: Topic, router: Router) -> m.RouterFacts:
+def facts_of(topic: ShardTopic, router: Router) -> m.RouterFacts:
     """A router as messages tell it."""
     return m.RouterFacts(
         router.number, router.name, router.source, router.source_id, router.source_epoch, topic.name,
@@ -272,15 +288,17 @@ def facts_of(topic: Topic, router: Router) -> m.RouterFacts:
     )  # fmt: skip
 
 
-def _row(fate: Fate, topic: Topic, router: Router, records: int = 0, size: int = 0) -> m.RoutedRow:
+def _row(
+    fate: RouterPassOutcome, topic: ShardTopic, router: Router, records: int = 0, size: int = 0
+) -> m.RoutedRow:
     return m.RoutedRow(fate, router.cursor, int(topic.config.durability), records, size)
 
 
-def _moved(topic: Topic, router: Router, copies: int) -> bytearray:
+def _moved(topic: ShardTopic, router: Router, copies: int) -> bytearray:
     return frame_of(RouterMoved(router.number, router.cursor, copies), topic.topic_id, topic.epoch)
 
 
-def _frames_of(message: m.Route, data: bytearray | None) -> _Sent:
+def _frames_of(message: m.Route, data: bytearray | None) -> _RoutedFrames:
     """The attached frames, all sound; raises InvalidRequest. Its sender is one of us: it is not wrong in
     part."""
     if len(data or b"") & 7:
@@ -302,13 +320,13 @@ def _frames_of(message: m.Route, data: bytearray | None) -> _Sent:
         (frames.types_of(batch.words) != layout.FrameType.APPEND)
         | ((frames.columns_of(batch.words) & ~np.uint64(layout.PRODUCER_COLUMNS)) != 0)
         | (frames.body_hashes(data or b"", batch) != batch.words[:, layout.W_BODY_XXH3])
-        | np.isin(measures.bad, list(FORMAT_FAULTS))
+        | np.isin(measures.faults, list(FORMAT_FAULTS))
     )
     largest = int(batch.total_bytes.max()) if len(batch) else 0
     if wrong.any() or routed_bytes(rows, largest) > FRAME_BYTES_MAX:
         raise InvalidRequest("a pass holds a frame that is not sound", largest=largest, max=FRAME_BYTES_MAX)
     expires = frames.columns_of(batch.words) >> np.uint64(layout.Column.EXPIRES_AT) & np.uint64(1)
-    return _Sent(
+    return _RoutedFrames(
         data or bytearray(), batch, frames.counts_of(batch.words).tolist(), measures.accounted.tolist(),
-        expires.tolist(), (batch.words[:, layout.W_HEAD] & np.uint64(HAVE_MARKS)).tolist(),
+        expires.tolist(), (batch.words[:, layout.W_HEAD] & np.uint64(HAVE_DELIVERY_ATTRIBUTES)).tolist(),
     )  # fmt: skip

@@ -17,33 +17,39 @@ from typing import Any
 from msgspec import structs
 
 from actors.wal_shard import events as ev
-from actors.wal_shard.announcer import Announcer
-from actors.wal_shard.baseline import segment_tables
-from actors.wal_shard.caller import Caller
-from actors.wal_shard.calls import Calls
+from actors.wal_shard.commit.scheduler_notifier import SchedulerNotifier
 from actors.wal_shard.core import Settings, ShardCore
-from actors.wal_shard.deadly import DeadlyRequests
-from actors.wal_shard.governing import Governing
-from actors.wal_shard.group_board import GroupBoard
-from actors.wal_shard.job_shelf import JobShelf
-from actors.wal_shard.latch import Latch
-from actors.wal_shard.log_hand import LogHand
-from actors.wal_shard.phases import Phase
-from actors.wal_shard.presence import Presence
-from actors.wal_shard.queue_board import QueueBoard
-from actors.wal_shard.read_only import ReadOnly
-from actors.wal_shard.recover import Recovered, Recovery, make_stream, stream_directory, tidy
-from actors.wal_shard.removal import answer
-from actors.wal_shard.replay import Replay
-from actors.wal_shard.requests import Identity
-from actors.wal_shard.rings import Rings
-from actors.wal_shard.volatile import VolatileLog
+from actors.wal_shard.io.log_io import LogIO
+from actors.wal_shard.io.read_only_probe import ReadOnlyProbe
+from actors.wal_shard.io.rings import Rings
+from actors.wal_shard.io.volatile_log import VolatileLog
+from actors.wal_shard.leases.job_prefetcher import JobPrefetcher
+from actors.wal_shard.leases.worker_liveness import WorkerLiveness
+from actors.wal_shard.metrics.group_board import GroupBoard
+from actors.wal_shard.metrics.load_monitor import ShardLoadMonitor
+from actors.wal_shard.metrics.queue_board import QueueBoard
+from actors.wal_shard.phases import ShardPhase
+from actors.wal_shard.recovery.baseline import segment_tables
+from actors.wal_shard.recovery.recovery import (
+    Recovery,
+    RecoveryResult,
+    clean_up,
+    make_stream,
+    stream_directory,
+)
+from actors.wal_shard.recovery.replay import Replay
+from actors.wal_shard.requests.call_rings import CallRings
+from actors.wal_shard.requests.caller import Caller
+from actors.wal_shard.requests.poison_requests import PoisonRequests
+from actors.wal_shard.requests.read_only_mode import ReadOnlyMode
+from actors.wal_shard.requests.socket_requests import ShardIdentity
+from actors.wal_shard.retention.removal import answer_question
 from ringlog import cores, stop_points
 from ringlog.board.board import Board
 from ringlog.board.heartbeat import Heartbeat
-from ringlog.board.layout import H, Mark, P, ProcessState
+from ringlog.board.layout import HistogramKind, ProcessField, ProcessState, WatermarkKind
 from ringlog.board.processes import RECLAIMER, bell_of, slot_of, socket_of
-from ringlog.board.topics import TopicFacts, TopicTable, encode_order
+from ringlog.board.topics import TopicFacts, TopicTable, encode_priority
 from ringlog.clock import Clock, SystemClock
 from ringlog.config import from_plain
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
@@ -61,18 +67,24 @@ from ringlog.errors import (
     RingError,
     StartRefused,
 )
-from ringlog.limits import CALL_BYTES_MAX, DISK_LOOK_S, GATHER_LOOK_US, HEARTBEAT_INTERVAL_MS, INTAKE_END_S
-from ringlog.logs import say
+from ringlog.limits import (
+    BATCH_WINDOW_POLL_US,
+    CALL_BYTES_MAX,
+    DISK_POLL_S,
+    HEARTBEAT_INTERVAL_MS,
+    INTAKE_END_S,
+)
+from ringlog.logs import log_event
 from ringlog.ring.doorbell import BellListener
 from ringlog.runtime.router_socket import RouterSocket
 from ringlog.signals import StopFlag
+from ringlog.spin_wait import SPIN_REQUEST_NS, SPIN_WORDS_MAX, SpinPolicy, spin_wait
 from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.layout import LOCK_NAME, META_DIR
-from ringlog.storage.ledger import Ledger
-from ringlog.storage.reader import Mark as ReadMark
+from ringlog.storage.reader import LogHighWatermark as ReadMark
+from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.storage.wal import FIRST_FILE_BYTES, StreamIdentity, WalWriter
-from ringlog.topic.state import Topic
-from ringlog.waiting import REQUEST_NS, WORDS_MAX, LookingOn, look
+from ringlog.topic.state import ShardTopic
 
 log = logging.getLogger("ringlog.shard")
 
@@ -95,12 +107,12 @@ DISK_WORD_NS = 10 * NS_PER_S
 """How long its word about free space is believed when its heart does not beat."""
 
 
-def _looked_at(request: ControlReceived) -> None:
+def _hit_delete_stop_point(request: ControlReceived) -> None:
     if isinstance(request.message, m.RecordsDelete):
         stop_points.hit("delete_in_hand")
 
 
-class Shell:
+class WalShardShell:
     """One incarnation of one shard."""
 
     def __init__(
@@ -115,39 +127,39 @@ class Shell:
         self._has_cold = has_cold
         self._disk_look_ns = 0
         self._queue_board, self._group_board = QueueBoard(), GroupBoard()
-        identity = Identity(
+        identity = ShardIdentity(
             boot.engine_id, boot.shard, boot.shards, boot.incarnation, topics_max, boot.time_base_us
         )
         self.core = ShardCore(
-            identity, settings, topics_elsewhere=self._topics_elsewhere, looked_at=_looked_at
+            identity, settings, topics_elsewhere=self._topics_elsewhere, looked_at=_hit_delete_stop_point
         )
-        self.core.requests.leases.registry.has_mover = schedulers > 0
+        self.core.requests.leases.registry.has_dead_letter_mover = schedulers > 0
         self._board = Board.open(boot.shm_dir, writable=True)
         self._slot = self._board.process(boot.slot)
-        self._governing = Governing(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
+        self._governing = ShardLoadMonitor(self._slot, self._clock.monotonic_ns(), is_reacting=is_governed)
         self._table = TopicTable.create(boot.shm_dir, boot.shard)
-        self._announcer = Announcer(boot, self._board, schedulers)
+        self._scheduler_notifier = SchedulerNotifier(boot, self._board, schedulers)
         self._socket = RouterSocket(socket_of(boot.shm_dir, boot.name))
         self._bell = BellListener(bell_of(boot.shm_dir, boot.name))
-        self._deadly = DeadlyRequests(boot.shm_dir, boot.shard)
+        self._poison_requests = PoisonRequests(boot.shm_dir, boot.shard)
         self._rings = Rings(boot.shm_dir, boot.shard, boot.engine_id)
-        self._calls = Calls(boot.shm_dir, boot.shard, boot.incarnation, self._clock)
+        self._calls = CallRings(boot.shm_dir, boot.shard, boot.incarnation, self._clock)
         self._directory = stream_directory(boot.data_dir, boot.shard)
         stream = StreamIdentity(
             boot.data_dir, self._directory, boot.shard, boot.shards, boot.incarnation,
             bytes.fromhex(boot.boot_id.replace("-", "")), bytes.fromhex(boot.engine_id),
         )  # fmt: skip
-        self._volatile_files = VolatileLog(boot, volatile_bytes)
+        self._volatile_log = VolatileLog(boot, volatile_bytes)
         writer = WalWriter(self._disk, stream, file_bytes)
-        self._log = LogHand(boot, writer, self._volatile_files, self.core.places, self._slot, self._clock)
-        self._presence = Presence()
+        self._log = LogIO(boot, writer, self._volatile_log, self.core.log_files, self._slot, self._clock)
+        self._worker_liveness = WorkerLiveness()
         self._own_bells = self._log.bells
-        self._ledger = Ledger(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
-        self._jobs = JobShelf(
-            self._disk, boot.data_dir, boot.shm_dir, self._published_mark, self.core.requests.located,
+        self._ledger = StoredRecordIndex(self._disk, boot.data_dir, boot.shm_dir, self._published_mark)
+        self._job_prefetcher = JobPrefetcher(
+            self._disk, boot.data_dir, boot.shm_dir, self._published_mark, self.core.requests.locate_records,
             self.core.requests.leases.newest, self.core.requests.leases.sizes,
         )  # fmt: skip
-        self._latch = Latch(
+        self._read_only_probe = ReadOnlyProbe(
             self._disk, self._clock, self._directory, boot.read_only_ms, min(FIRST_FILE_BYTES, file_bytes)
         )
         self._lock = -1
@@ -166,20 +178,20 @@ class Shell:
         self._socket_fd = self._socket.fileno()
         self._woken_by: frozenset[int] = _NOTHING
         """What was readable when the last sleep ended; nothing in the turns after the next."""
-        self._looking_on = LookingOn()
+        self._looking_on = SpinPolicy()
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
         requests = self.core.requests
         self._callable = frozenset(requests.leases.handlers)
         """Requests that may come through a call ring."""
         self._perform: dict[type, Callable[[Any], Any]] = {
-            **self._log.performs,
-            ev.Consult: self._consult,
+            **self._log.effect_handlers,
+            ev.QueryLedger: self._consult,
             ev.PublishTopics: self._publish_topics,
             ev.PublishMarks: self._publish_marks,
             ev.RetireTopic: self._retire_topic,
             ev.Settle: self._settle,
-            ev.Committed: self._committed,
+            ev.BatchCommitted: self._committed,
             Reply: self._reply,
             Stop: self._note_stop,
         }
@@ -198,7 +210,7 @@ class Shell:
         except DiskError as e:
             if self._boot.read_only_ms or not e.is_unwritable:
                 raise
-            say(
+            log_event(
                 log,
                 logging.CRITICAL,
                 "the directory takes no writes",
@@ -210,13 +222,13 @@ class Shell:
         gc.freeze()
         gc.enable()
         for fd in (
-            self._socket_fd, stop.fileno(), self._bell.fileno(), self._presence.fileno(),
+            self._socket_fd, stop.fileno(), self._bell.fileno(), self._worker_liveness.fileno(),
             *self._own_bells,
         ):  # fmt: skip
             self._poll.register(fd, select.EPOLLIN)
-        say(
+        log_event(
             log, logging.INFO, "ready", shard=self._boot.shard, topics=len(self.core.directory),
-            compiled=cores.are_used(),
+            compiled=cores.are_enabled(),
         )  # fmt: skip
 
     def do_work(self) -> int:
@@ -231,8 +243,8 @@ class Shell:
         self._pump(events)
         self._let_rings_go()
         self._beat()
-        if self.exit_code is None and self._latch.is_over():
-            say(log, logging.WARNING, "the directory takes writes again", directory=self._directory)
+        if self.exit_code is None and self._read_only_probe.is_writable_again():
+            log_event(log, logging.WARNING, "the directory takes writes again", directory=self._directory)
             self._pump([self._tick(), DrainRequested()])
         return work
 
@@ -243,7 +255,7 @@ class Shell:
             return
         self._idle_sleeps = 0
         if self.core.wants_intake:
-            self._look_on()
+            self._spin_wait()
 
     def drain(self) -> bool:
         """Once the rings are empty, or after a while: clients that go on writing would keep them full."""
@@ -265,15 +277,17 @@ class Shell:
         self._ledger.close()
         self._socket.close()
         self._bell.close()
-        self._announcer.close()
-        self._presence.close()
+        self._scheduler_notifier.close()
+        self._worker_liveness.close()
         self._log.close()
         self._poll.close()
         if self._lock >= 0:
             self._disk.unlock(self._lock)
 
     def _published_mark(self, is_volatile: bool) -> ReadMark:
-        return ReadMark(*self._slot.mark(Mark.VOLATILE if is_volatile else Mark.PUBLISHED))
+        return ReadMark(
+            *self._slot.watermark(WatermarkKind.VOLATILE if is_volatile else WatermarkKind.PUBLISHED)
+        )
 
     def _tick(self) -> Tick:
         return Tick(self._clock.now_us(), self._clock.monotonic_ns())
@@ -283,24 +297,24 @@ class Shell:
         events: list[Any] = [self._tick()]
         governing, now_ns = self._governing, events[0].monotonic_ns
         if now_ns >= governing.due_ns:
-            governing.sample(now_ns, self._rings, self.core.requests.pressed_away)
+            governing.sample(now_ns, self._rings, self.core.requests.refused_for_pressure)
         self._receive()
-        events += self._log.arrived()
-        if self._presence and self._is_to_look_at(self._presence.fileno()):
-            events += [ev.WorkerDied(*life) for life in self._presence.take()]
+        events += self._log.take_completions()
+        if self._worker_liveness and self._should_poll(self._worker_liveness.fileno()):
+            events += [ev.WorkerDied(*life) for life in self._worker_liveness.take_dead()]
         if self.core.wants_intake:
             window = governing.window
-            if not window.window_ns or governing.may_take(now_ns, self._rings):
+            if not window.window_ns or governing.may_drain(now_ns, self._rings):
                 arrived = self._rings.drain()
                 if arrived:
                     if not window.window_ns and len(arrived) == 1:
-                        self._announcer.rouse(len(arrived[0].buffer), now_ns)
+                        self._scheduler_notifier.wake_early(len(arrived[0].buffer), now_ns)
                     events.extend(arrived)
                     if window.window_ns:
-                        window.took(now_ns, len(arrived))
+                        window.record_drain(now_ns, len(arrived))
             # Full: as many requests wait as are taken in one turn.
             is_full = len(self._control) >= REQUESTS_PER_TURN
-            self.core.requests.is_pressed = is_full and governing.is_refusing
+            self.core.requests.is_overloaded = is_full and governing.is_refusing
             self._take_calls()
             if self._control:
                 events.extend(self._control)
@@ -310,7 +324,7 @@ class Shell:
             events.append(events[0])
         return events
 
-    def _is_to_look_at(self, fd: int) -> bool:
+    def _should_poll(self, fd: int) -> bool:
         """Did this descriptor wake us? A look costs as much as taking a frame: without that, only every few
         turns, so that a shard that never sleeps looks too."""
         return fd in self._woken_by or not self._heartbeat.turns % LOOK_TURNS
@@ -324,7 +338,7 @@ class Shell:
         try:
             self._decide_and_do(events)
         except InvariantViolation as e:
-            e.detail.setdefault("story", list(self.core.story))
+            e.detail.setdefault("story", list(self.core.recent_completions))
             raise
 
     def _decide_and_do(self, events: list[Any]) -> None:
@@ -334,30 +348,30 @@ class Shell:
         while effects:
             completions: list[Any] = [self._tick()]
             for effect in effects:
-                if calls.is_owing and type(effect) is not Reply:
-                    calls.ring()
+                if calls.has_unrung and type(effect) is not Reply:
+                    calls.ring_bells()
                 completion = self._perform[type(effect)](effect)
                 if completion is not None:
                     completions.append(completion)
-            if calls.is_owing:
-                calls.ring()
-            if self._announcer.has_told:
-                self._announcer.ring(self._clock.monotonic_ns())
+            if calls.has_unrung:
+                calls.ring_bells()
+            if self._scheduler_notifier.has_unrung_news:
+                self._scheduler_notifier.ring_bells(self._clock.monotonic_ns())
             effects = self._decide(completions) if len(completions) > 1 else []
         if self._has_published:
             self._has_published = False
-            self._rings.tell_published()
-        if calls.is_owing:
-            calls.ring()  # What was refused before it came to the core.
+            self._rings.wake_publication_waiters()
+        if calls.has_unrung:
+            calls.ring_bells()  # What was refused before it came to the core.
 
     def _decide(self, events: list[Any]) -> list[Any]:
         """What the core wants done; if it breaks over a request, those that come after us know."""
         try:
             return self.core.handle(events)
         except Exception:
-            request = self.core.in_hand
+            request = self.core.current_request
             if request is not None:
-                self._deadly.note(request.message, request.attachment)
+                self._poison_requests.record_crash(request.message, request.attachment)
             raise
 
     def _beat(self) -> None:
@@ -367,35 +381,37 @@ class Shell:
         leases = self.core.requests.leases
         self._queue_board.beat(slot, leases, now_ns)
         self._group_board.beat(
-            slot, leases.registry.group_numbers, now_ns, self.core.requests.steady_us // 1_000
+            slot, leases.registry.group_metrics, now_ns, self.core.requests.steady_us // 1_000
         )
         self._socket.guard(now_ns)
-        self._calls.look(now_ns)
+        self._calls.remove_abandoned(now_ns)
         if now_ns >= self._disk_look_ns:
             self._look_at_disk(now_ns)
-        self._log.tell()
+        self._log.publish_sync_times()
         if self._heartbeat.turns % CHECK_EVERY_TURNS == 0:
             self.core.check()
 
     def _look_at_disk(self, now_ns: int) -> None:
         """Does the reclaimer say that space runs out? Believed as long as it shows a heartbeat."""
-        self._disk_look_ns = now_ns + round(DISK_LOOK_S * NS_PER_S)
+        self._disk_look_ns = now_ns + round(DISK_POLL_S * NS_PER_S)
         page = self._board.process(slot_of(RECLAIMER, self._boot.shards))
-        is_fresh = now_ns - page.get(P.HEARTBEAT_NS) < DISK_WORD_NS
-        is_low = bool(page.get(P.DISK_LOW)) and is_fresh
+        is_fresh = now_ns - page.get(ProcessField.HEARTBEAT_NS) < DISK_WORD_NS
+        is_low = bool(page.get(ProcessField.DISK_LOW)) and is_fresh
         missing = 0
         if is_low:
-            missing = max(from_plain(self._boot.config).data.min_free_bytes - page.get(P.DISK_FREE), 1)
+            missing = max(
+                from_plain(self._boot.config).data.min_free_bytes - page.get(ProcessField.DISK_FREE), 1
+            )
         self.core.disk_missing_bytes = missing
 
     def _sleep(self) -> None:
         """Wait for a bell, a message, a file or the next deadline; look once more after saying so."""
         slot, governing = self._slot, self._governing
         if governing.window.is_holding and self.core.wants_intake:
-            self._clock.nap(GATHER_LOOK_US * 1_000)
-            governing.rested_ns += GATHER_LOOK_US * 1_000
+            self._clock.sleep_ns(BATCH_WINDOW_POLL_US * 1_000)
+            governing.rested_ns += BATCH_WINDOW_POLL_US * 1_000
             return
-        slot.set(P.ASLEEP, 1)
+        slot.set(ProcessField.ASLEEP, 1)
         if not self._has_pending() and not self._socket.has_input(is_readable=False):
             now = self._clock.monotonic_ns()
             deadline = self.core.next_deadline_ns()
@@ -412,27 +428,27 @@ class Shell:
                     # A thread of ours rings behind its result, which may have been taken by then: a bell that
                     # only that result silenced would keep us awake until the next one.
                     self._own_bells[fd].drain()
-        slot.set(P.ASLEEP, 0)
+        slot.set(ProcessField.ASLEEP, 0)
         self._bell.drain()
 
     def _has_pending(self) -> bool:
         return self._rings.has_pending() or self._calls.has_pending()
 
-    def _look_on(self) -> None:
+    def _spin_wait(self) -> None:
         """Look for what comes next before going to sleep: whoever does one thing after the other is back
         within microseconds, which spares him the bell and us the wake-up."""
         began_ns = self._clock.monotonic_ns()
-        is_wanted = self._looking_on.is_wanted(began_ns)
+        is_wanted = self._looking_on.should_spin(began_ns)
         watched = [*self._rings.watched(), *self._calls.watched()] if is_wanted else []
-        if 0 < len(watched) <= WORDS_MAX:
-            look([word for word, _ in watched], [seen for _, seen in watched], REQUEST_NS)
+        if 0 < len(watched) <= SPIN_WORDS_MAX:
+            spin_wait([word for word, _ in watched], [seen for _, seen in watched], SPIN_REQUEST_NS)
             self._governing.rested_ns += self._clock.monotonic_ns() - began_ns
 
     # -- requests -------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         """Take requests off the socket; ring messages are ours, the rest is the core's."""
-        is_readable = self._is_to_look_at(self._socket_fd)
+        is_readable = self._should_poll(self._socket_fd)
         if not (self._is_idle or is_readable) or not self._socket.has_input(is_readable=is_readable):
             return
         for client, envelope, attachment in self._socket.receive(REQUESTS_PER_TURN - len(self._control)):
@@ -449,30 +465,30 @@ class Shell:
                     self._socket.send(client, pong, envelope.corr)
                 else:
                     opened = None
-                    self._deadly.require_harmless(message, attachment)
-                    self._look_after(message)
+                    self._poison_requests.require_not_poison(message, attachment)
+                    self._watch_claimer(message)
                     if isinstance(message, m.SegmentsChange):
                         opened = segment_tables(self._disk, self._boot.data_dir, message.added)
                     self._control.append(ControlReceived(client, envelope.corr, message, attachment, opened))
             except Refused as e:
                 self._socket.send(client, error_reply(e), envelope.corr)
 
-    def _look_after(self, message: m.Message) -> None:
+    def _watch_claimer(self, message: m.Message) -> None:
         """Who leases something is watched, if it is on this host: its leases end with it."""
         if isinstance(message, m.Claim | m.AckAndClaim | m.Steal) and message.pid:
-            self._presence.watch((message.pid, message.born))
+            self._worker_liveness.watch((message.pid, message.born))
 
     def _take_calls(self) -> None:
         """Take requests out of shared memory: those about jobs, which are many and small."""
-        found = list(self._calls.take(REQUESTS_PER_TURN - len(self._control)))
+        found = list(self._calls.take_requests(REQUESTS_PER_TURN - len(self._control)))
         if not found:
             return
         for caller, envelope in found:
             try:
                 if type(envelope.message) not in self._callable:
                     raise InvalidRequest("such a request does not go through a ring", kind=envelope.kind)
-                self._deadly.require_harmless(envelope.message)
-                self._look_after(envelope.message)
+                self._poison_requests.require_not_poison(envelope.message)
+                self._watch_claimer(envelope.message)
                 self._control.append(ControlReceived(caller, envelope.corr, envelope.message))
             except Refused as e:
                 self._answer(caller, error_reply(e), envelope.corr)
@@ -489,7 +505,7 @@ class Shell:
             self._rings.attach(message.ring, message.bell)
         except RingError as e:
             raise NotReady("ring cannot be attached", ring=message.ring, reason=str(e)) from e
-        self._slot.set(P.RINGS, len(self._rings))
+        self._slot.set(ProcessField.RINGS, len(self._rings))
         self._socket.send(client, m.RingAttached(message.ring), corr)
 
     def _detach(self, client: bytes, corr: int, message: m.RingDetach) -> None:
@@ -497,20 +513,20 @@ class Shell:
             self._socket.send(client, m.RingDetached(message.ring, 0), corr)
 
     def _let_rings_go(self) -> None:
-        for name, settled, requests in self._rings.let_go():
+        for name, settled, requests in self._rings.detach_empty():
             for client, corr in requests:
                 self._socket.send(client, m.RingDetached(name, settled), corr)
-            self._slot.set(P.RINGS, len(self._rings))
+            self._slot.set(ProcessField.RINGS, len(self._rings))
 
     # -- effects --------------------------------------------------------------------------------------
 
-    def _consult(self, effect: ev.Consult) -> ev.Consulted:
-        answers = [answer(question, self._ledger.of) for question in effect.questions]
+    def _consult(self, effect: ev.QueryLedger) -> ev.LedgerQueried:
+        answers = [answer_question(question, self._ledger.for_topic) for question in effect.questions]
         for question, found in zip(effect.questions, answers, strict=True):
             if isinstance(found, CorruptData):
                 name = question.topic.name
-                say(log, logging.ERROR, "stored records are damaged", topic=name, **found.detail)
-        return ev.Consulted(answers)
+                log_event(log, logging.ERROR, "stored records are damaged", topic=name, **found.detail)
+        return ev.LedgerQueried(answers)
 
     def _publish_topics(self, effect: ev.PublishTopics) -> None:
         has_new = False
@@ -520,46 +536,52 @@ class Shell:
                 has_new = True
             self._table.publish(topic.slot, _facts(topic, 1))
         if has_new:
-            self._slot.add(P.TOPICS_CHANGED, 1)
+            self._slot.add(ProcessField.TOPICS_CHANGED, 1)
             self._count_slots()
         if has_new or effect.news:
-            self._announcer.tell(effect.news)
+            self._scheduler_notifier.publish_news(effect.news)
         self._has_published = True
 
     def _topics_elsewhere(self, own: int) -> int:
         """Say how many topics this shard has, and count those of the others. A shard that has not recovered
         since the engine was started says 0."""
-        self._slot.set(P.TOPICS, own)
+        self._slot.set(ProcessField.TOPICS, own)
         # A lock's exchange orders the write before the reads: of two shards at least one sees the other's.
         with self._order:
             pages = map(self._board.process, range(self._board.processes))
-            return sum(page.get(P.TOPICS) for page in pages if page is not self._slot and page.get(P.SHARD))
+            return sum(
+                page.get(ProcessField.TOPICS)
+                for page in pages
+                if page is not self._slot and page.get(ProcessField.SHARD)
+            )
 
     def _count_slots(self) -> None:
         """Have room for the topics of some turns ahead: what is created and committed must be published."""
-        self.core.requests.free_slots = self._table.reserve(SLOTS_AHEAD)
+        self.core.requests.free_slots = self._table.ensure_free_slots(SLOTS_AHEAD)
 
     def _retire_topic(self, effect: ev.RetireTopic) -> None:
         if effect.topic.slot >= 0:
             self._table.publish(effect.topic.slot, _facts(effect.topic, 2))
             self._table.release(effect.topic.slot)
             self._count_slots()
-            self._slot.add(P.TOPICS_CHANGED, 1)
-            self._announcer.tell_gone(effect.topic)
-        self._jobs.forget(effect.topic.topic_id)
+            self._slot.add(ProcessField.TOPICS_CHANGED, 1)
+            self._scheduler_notifier.tell_gone(effect.topic)
+        self._job_prefetcher.forget(effect.topic.topic_id)
         if effect.unused_ms:
             gone, ms = effect.topic, effect.unused_ms
-            say(log, logging.INFO, "a topic goes unused", topic=gone.name, unused_ms=ms, records=gone.count)
+            log_event(
+                log, logging.INFO, "a topic goes unused", topic=gone.name, unused_ms=ms, records=gone.count
+            )
 
     def _publish_marks(self, effect: ev.PublishMarks) -> None:
         slot = self._slot
-        slot.set_mark(Mark.PUBLISHED, effect.file_id, effect.published)
+        slot.set_watermark(WatermarkKind.PUBLISHED, effect.file_id, effect.published)
         durable = effect.file_id, effect.durable
         if durable != self._durable_shown:
             self._durable_shown = durable
-            slot.set_mark(Mark.DURABLE, *durable)
+            slot.set_watermark(WatermarkKind.DURABLE, *durable)
         if effect.volatile_file:
-            slot.set_mark(Mark.VOLATILE, effect.volatile_file, effect.volatile)
+            slot.set_watermark(WatermarkKind.VOLATILE, effect.volatile_file, effect.volatile)
         self._has_published = True
         stop_points.hit("log_after_publish")
 
@@ -567,18 +589,18 @@ class Shell:
         stop_points.hit("log_before_settle")
         self._rings.settle(effect.source, effect.entries, effect.new_tail)
 
-    def _committed(self, effect: ev.Committed) -> None:
+    def _committed(self, effect: ev.BatchCommitted) -> None:
         slot = self._slot
-        slot.add(P.GROUPS, 1)
-        slot.add(P.FRAMES, effect.frames)
-        slot.add(P.RECORDS, effect.records)
-        slot.add(P.BYTES, effect.bytes)
+        slot.add(ProcessField.GROUPS, 1)
+        slot.add(ProcessField.FRAMES, effect.frames)
+        slot.add(ProcessField.RECORDS, effect.records)
+        slot.add(ProcessField.BYTES, effect.bytes)
         if effect.refused:
-            slot.add(P.REFUSED, effect.refused)
-        if effect.repeats:
-            slot.add(P.DUPLICATES, effect.repeats)
-        slot.histogram(H.GROUP_FRAMES).record(effect.frames)
-        slot.histogram(H.COMMIT).record(self._clock.monotonic_ns() - self._commit_from_ns)
+            slot.add(ProcessField.REFUSED, effect.refused)
+        if effect.duplicates:
+            slot.add(ProcessField.DUPLICATES, effect.duplicates)
+        slot.histogram(HistogramKind.GROUP_FRAMES).record(effect.frames)
+        slot.histogram(HistogramKind.COMMIT).record(self._clock.monotonic_ns() - self._commit_from_ns)
 
     def _reply(self, effect: Reply) -> None:
         message = effect.message
@@ -589,14 +611,14 @@ class Shell:
             # The slot is given when the topic is first published, which is after the reply was staged.
             topic = self.core.directory.by_id.get(message.topic_id)
             if topic is not None:
-                message = self.core.requests.info(topic, created=message.created)
+                message = self.core.requests.topic_info(topic, created=message.created)
         self._answer(effect.client, message, effect.corr, effect.attachment)
 
     def _reply_claimed(self, client: bytes, message: m.ClaimReply, corr: int) -> None:
         """Answer a claim with the jobs, where they are in memory, or quickly are."""
         topic = self.core.directory.by_id.get(message.topic_id)
         is_same = topic is not None and topic.epoch == message.epoch
-        found = self._jobs.find(topic, message.runs) if topic is not None and is_same else None
+        found = self._job_prefetcher.find(topic, message.runs) if topic is not None and is_same else None
         if found is None:
             self._answer(client, message, corr)
             return
@@ -613,7 +635,7 @@ class Shell:
     def _recover(self) -> None:
         boot, slot = self._boot, self._slot
         started = self._clock.monotonic_ns()
-        slot.set(P.STATE, ProcessState.RECOVERING)
+        slot.set(ProcessField.STATE, ProcessState.RECOVERING)
         self._take_lock()
         found, replay = self._replay()
         checkpoint = self.core.checkpoint
@@ -621,29 +643,32 @@ class Shell:
         stop_points.hit("recovery_before_copy")
         self._begin(found)
         stop_points.hit("recovery_after_copy")
-        tidy(self._disk, boot.data_dir, found)
+        clean_up(self._disk, boot.data_dir, found)
         self._show_recovered(replay, found, started)
 
     def _recover_read_only(self) -> None:
         """Recover without writing. That needs no lock: what others might still write is not durable yet."""
         started = self._clock.monotonic_ns()
-        self._slot.set(P.STATE, ProcessState.RECOVERING)
+        self._slot.set(ProcessField.STATE, ProcessState.RECOVERING)
         found, replay = self._replay()
         directory = self._directory[len(self._boot.data_dir) + 1 :]
-        self.core.begin_read_only(ReadOnly(self._boot.shard, directory, found.in_doubt), found.halts)
+        self.core.begin_read_only(ReadOnlyMode(self._boot.shard, directory, found.in_doubt), found.halts)
         # Readers go no further than the mark. After a start of the engine there is none on the board.
         slot = self._slot
-        slot.set_mark(Mark.PUBLISHED, *max(self.core.places.end(), slot.mark(Mark.PUBLISHED)))
-        self._latch.begin()
+        slot.set_watermark(
+            WatermarkKind.PUBLISHED,
+            *max(self.core.log_files.last_closed(), slot.watermark(WatermarkKind.PUBLISHED)),
+        )
+        self._read_only_probe.begin()
         self._show_recovered(replay, found, started)
-        say(log, logging.CRITICAL, "serving reads alone", directory=self._directory,
+        log_event(log, logging.CRITICAL, "serving reads alone", directory=self._directory,
             look_after_ms=self._boot.read_only_ms)  # fmt: skip
 
-    def _replay(self) -> tuple[Recovered, Replay]:
+    def _replay(self) -> tuple[RecoveryResult, Replay]:
         """Have the directory and the places filled from the files; changes nothing of them."""
         boot, slot = self._boot, self._slot
-        slot.repair_marks()
-        self._volatile_files.sweep()
+        slot.repair_watermarks()
+        self._volatile_log.sweep()
         had = self._table.reset()
         checkpoint = self.core.checkpoint
         replay = Replay(self.core.identity, self.core.directory, self._is_lenient, sealed=checkpoint.sealed)
@@ -657,15 +682,15 @@ class Shell:
             boot_incarnation=boot.boot_incarnation,
             boot_id=bytes.fromhex(boot.boot_id.replace("-", "")),
             engine_id=bytes.fromhex(boot.engine_id),
-            durable_mark=slot.mark(Mark.DURABLE),
-            published_mark=slot.mark(Mark.PUBLISHED),
+            durable_mark=slot.watermark(WatermarkKind.DURABLE),
+            published_mark=slot.watermark(WatermarkKind.PUBLISHED),
             progress=self._report_progress,
             has_cold=self._has_cold,
             is_read_only=bool(boot.read_only_ms),
         )
         found = recovery.run()
         self._keep_slots(had)
-        places = self.core.places
+        places = self.core.log_files
         places.paths.update(recovery.paths)
         places.salts.update(recovery.salts)
         places.stops.update(recovery.stops)
@@ -677,30 +702,32 @@ class Shell:
         """Topics stay where whoever follows them was told that they are."""
         for topic in self.core.directory.by_id.values():
             topic.slot = had.get(topic.topic_id, topic.slot)
-        self._table.keep([topic.slot for topic in self.core.directory.by_id.values()])
+        self._table.mark_slots_used([topic.slot for topic in self.core.directory.by_id.values()])
 
-    def _show_recovered(self, replay: Replay, found: Recovered, started: int) -> None:
+    def _show_recovered(self, replay: Replay, found: RecoveryResult, started: int) -> None:
         slot = self._slot
-        self._publish_topics(ev.PublishTopics(self.core.directory.everyone()))
+        self._publish_topics(ev.PublishTopics(self.core.directory.all_topics()))
         self._count_slots()
         self._topics_elsewhere(len(self.core.directory))
-        self._announcer.begin()
+        self._scheduler_notifier.begin()
         # Our predecessor may have died between a topic that it showed and this word.
-        slot.add(P.TOPICS_CHANGED, 1)
-        slot.set(P.TRUNCATED, found.truncated_bytes)
-        slot.set(P.RECOVERY_NS, self._clock.monotonic_ns() - started)
+        slot.add(ProcessField.TOPICS_CHANGED, 1)
+        slot.set(ProcessField.TRUNCATED, found.truncated_bytes)
+        slot.set(ProcessField.RECOVERY_NS, self._clock.monotonic_ns() - started)
         for topic, first, last in found.announced:
-            say(
+            log_event(
                 log, logging.WARNING, "records lost in a restart", topic=topic, first_seq=first, last_seq=last
             )
         for halt in found.halts:
-            say(
+            log_event(
                 log, logging.CRITICAL, "topic halted: a file with its records is missing or unreadable",
                 topic=halt.topic.name, part=halt.part, reason=halt.reason, first_seq=halt.first_seq,
                 last_seq=halt.last_seq,
             )  # fmt: skip
         ms = (self._clock.monotonic_ns() - started) // 1_000_000
-        say(log, logging.INFO, "recovered", records=replay.records, log_bytes=found.bytes, duration_ms=ms)
+        log_event(
+            log, logging.INFO, "recovered", records=replay.records, log_bytes=found.bytes, duration_ms=ms
+        )
 
     def _take_lock(self) -> None:
         """Hold the stream's lock; an orphan of a killed engine may hold it for a moment still (RF-15)."""
@@ -717,19 +744,19 @@ class Shell:
                     raise StartRefused("another process writes this shard's log", lock=str(e)) from e
                 if left == LOCK_TRIES:
                     # At once: whoever waits for this shard wants to know what it waits for.
-                    say(log, logging.WARNING, "waiting for the lock of this shard's log", lock=str(e))
+                    log_event(log, logging.WARNING, "waiting for the lock of this shard's log", lock=str(e))
                 self._report_progress(0, 1)
                 self._clock.sleep(LOCK_WAIT_S)
 
     def _report_progress(self, done: int, total: int) -> None:
         self._heartbeat.beat(self._clock.monotonic_ns())
-        self._slot.set(P.PROGRESS, done * 1000 // total)
+        self._slot.set(ProcessField.PROGRESS, done * 1000 // total)
 
-    def _begin(self, found: Recovered) -> None:
+    def _begin(self, found: RecoveryResult) -> None:
         """Have the core write what was in doubt; files are made in line, since nobody waits yet."""
-        self._slot.set(P.PROGRESS, 1000)
+        self._slot.set(ProcessField.PROGRESS, 1000)
         effects = self.core.begin(found.group, found.prev, found.settled, found.damaged, found.halts)
-        while self.core.phase is Phase.RECOVERING:
+        while self.core.phase is ShardPhase.RECOVERING:
             completions: list[Any] = [self._tick()]
             for effect in effects:
                 completion = self._perform[type(effect)](effect)
@@ -743,11 +770,11 @@ class Shell:
             effects = self.core.handle(completions)
         for effect in effects:
             self._perform[type(effect)](effect)
-        for life in self.core.requests.lives():
-            self._presence.watch(life)
+        for life in self.core.requests.process_ids():
+            self._worker_liveness.watch(life)
 
 
-def _facts(topic: Topic, state: int) -> TopicFacts:
+def _facts(topic: ShardTopic, state: int) -> TopicFacts:
     return TopicFacts(
         topic_id=topic.topic_id,
         epoch=topic.epoch,
@@ -764,5 +791,5 @@ def _facts(topic: Topic, state: int) -> TopicFacts:
         version=topic.version,
         due_us=topic.due_us,
         ttl_us=topic.config.hidden_after_us,
-        order=encode_order(topic.config.priority, is_auto=topic.config.auto_priority),
+        priority_word=encode_priority(topic.config.priority, is_auto=topic.config.auto_priority),
     )

@@ -80,7 +80,7 @@ class Client(Blocking):
 
     async def loop(self, batch: int) -> AsyncIterator[int]:
         if batch == 1:
-            for job in self._leases.jobs(max_in_flight=LOOP_JOBS, ack_behind=True):
+            for job in self._leases.jobs(max_in_flight=LOOP_JOBS, pipelined_acks=True):
                 with job:
                     if job.data == END:
                         return

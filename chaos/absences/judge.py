@@ -20,7 +20,7 @@ from ringlog.segment.layout import parse_stem
 from ringlog.storage.layout import pack_file, parse_wal_name
 from ringlog.testing.checkpoints import checkpoint
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, Gone, Marks, World
+from ringlog.testing.shard_world import DATA, ShardRunEnded, SimulatedBoardMarks, World
 from ringlog.verify.directory import verify_directory
 
 SAME, MORE_SHARDS, FEWER_SHARDS, NO_COLD = "same settings", "more shards", "fewer shards", "no cold tier"
@@ -121,7 +121,7 @@ class Judge:
         world.kill()
         for path in away:
             if not disk.exists(path):  # it may have been made anew
-                disk.place(path, specimen.files[path])
+                disk.add_file(path, specimen.files[path])
         world.has_cold = True
         again = self._start(world, 2)
         counts["starts"] += 1
@@ -135,7 +135,7 @@ class Judge:
         """Start every shard that starts; what the others say."""
         world.shards = shards
         world.boot_incarnation = world.incarnation + 1
-        world.marks = {shard: Marks() for shard in range(shards)}
+        world.marks = {shard: SimulatedBoardMarks() for shard in range(shards)}
         world.published = {}
         refused: list[RinglogError] = []
         for shard in range(shards):
@@ -187,9 +187,9 @@ class Judge:
                 payload = b"%s while it was away %d" % (name.encode(), n)
                 try:
                     if name.startswith("new"):
-                        world.put(name, durability="fsync")
+                        world.put_topic(name, durability="fsync")
                     first = world.append(name, [payload], producer=PRODUCER)
-                except (RinglogError, Gone):
+                except (RinglogError, ShardRunEnded):
                     counts["writes refused"] += 1
                     continue
                 written.setdefault(name, []).append((first, payload))
@@ -209,7 +209,7 @@ class Judge:
         return {
             topic.name: (topic.topic_id, topic.epoch)
             for run in world.runs.values()
-            for topic in run.core.directory.everyone()
+            for topic in run.core.directory.all_topics()
         }
 
     def _whole(self, world: World, written: Numbers, made: dict[str, tuple[int, int]]) -> str:

@@ -23,7 +23,7 @@ import zmq
 
 import ringlog
 from chaos.order import Broken
-from ringlog.cli.passes import COMPACTOR, RECLAIMER, ask_actor
+from ringlog.cli.maintenance import COMPACTOR, RECLAIMER, request_actor
 from ringlog.client import Client
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, decode, encode
@@ -195,7 +195,7 @@ class Arena:
             (COMPACTOR, m.CheckpointNow(), m.CheckpointMade), (RECLAIMER, m.ScrubNow(), m.ScrubReport),
         ):  # fmt: skip
             begun = time.monotonic()
-            ask_actor(shm_dir, actor, request, wanted)
+            request_actor(shm_dir, actor, request, wanted)
             took[type(request).__name__] = time.monotonic() - begun
         return took
 

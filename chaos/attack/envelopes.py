@@ -18,7 +18,7 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.messages import KINDS
 from ringlog.envelope.wire import PROTOCOL, encode
 from ringlog.frame import layout
-from ringlog.frame.settle import S_COUNT_STATUS, STATUS_SHIFT, WORDS
+from ringlog.frame.settle_entry import S_COUNT_STATUS, STATUS_SHIFT, WORDS
 from ringlog.limits import MILLIS_MAX
 from ringlog.testing.extremes import EXTREMES, extreme_bodies, plain_body
 from ringlog.testing.real_engine import wait_until

@@ -21,7 +21,7 @@ from pathlib import Path
 import ringlog
 from chaos.attack.arena import Arena
 from chaos.order import Broken, CannotRun, require
-from ringlog.cli.passes import COMPACTOR, ask_actor
+from ringlog.cli.maintenance import COMPACTOR, request_actor
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.testing.real_engine import engine, wait_until
 
@@ -315,5 +315,5 @@ def _left_behind(root: Path) -> None:
         with ringlog.connect(running.url, wait=START_S) as client:
             client.topics.create("t", durability="fsync")
             client.append("t", b"sealed")
-            ask_actor(running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
+            request_actor(running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
             client.append("t", b"in the log")

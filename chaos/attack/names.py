@@ -25,9 +25,9 @@ from chaos.attack.arena import (
     head_of,
 )
 from chaos.order import Broken, require
-from ringlog.cli.passes import COMPACTOR, ask_actor
+from ringlog.cli.maintenance import COMPACTOR, request_actor
 from ringlog.client import Client
-from ringlog.client.fields import NewRecord
+from ringlog.client.write.fields import NewRecord
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.envelope.wire import encode
@@ -76,7 +76,7 @@ def names(arena: Arena, dice: random.Random) -> int:
         for name, head in heads.items():
             found = [record.data for record in client.read(name, head)]
             require(found == [name.encode()], f"{name} holds {found!r}")
-    ask_actor(arena.running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
+    request_actor(arena.running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
     for root in (arena.running.data_dir, arena.running.info.shm_dir):
         for path in Path(root).rglob("*"):
             held = [name for name in (*GOOD_NAMES, "canary.log", "mine.log") if name in path.name]
@@ -220,7 +220,7 @@ def decompression(arena: Arena, dice: random.Random) -> int:
             frame = compressed_frame(info, codec, packed, raw_len, producer_id=producer_id, number=number)
             answer = ask(peer, [encode(m.Append(topic, 1), number), frame], 10.0)
             require(answer is not None, f"a body that {what} got no answer\n{arena.log_tail()}")
-    ask_actor(arena.running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
+    request_actor(arena.running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
     for name, pid in arena.census().pids.items():
         grown = _peak(pid) - before.get(name, 0)
         require(grown < PEAK_GROWTH_MAX, f"{name} allocated {grown >> 20} MiB for bodies of a few KiB")

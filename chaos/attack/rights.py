@@ -60,7 +60,7 @@ def _confides(arena: Arena) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One row of the table in docs/security.md, written down again on purpose."""
+    """One row of the table in docs/explanation/security.md, written down again on purpose."""
 
     name: str
     scopes: frozenset[str]

@@ -22,7 +22,7 @@ IDLE_CONNECTIONS = 1_500
 DROPPED_CONNECTIONS = 500
 UNFINISHED = 20
 HANDSHAKE_S = 5.0
-"""What docs/security.md gives a handshake."""
+"""What docs/explanation/security.md gives a handshake."""
 PARTS = 100_000
 CHUNK = 65_536
 REPLAY_ROUNDS = 8

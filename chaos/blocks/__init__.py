@@ -27,7 +27,7 @@ from chaos.states.images import Image, Tree
 from chaos.states.judge import judge
 from chaos.states.membership import why_illegal
 from ringlog.testing import disk as d
-from ringlog.testing.shard_world import Marks
+from ringlog.testing.shard_world import SimulatedBoardMarks
 
 SETTINGS = {"steps": 14, "subsets": 4, "states_per_s": 25, "states_min": 330}
 """steps: of one life; subsets: states of each epoch besides those at its ends; states_per_s: so many are
@@ -98,7 +98,7 @@ class _Facts(NamedTuple):
     """What was true when power failed: nothing is left of a board."""
 
     model: Model
-    marks: Marks = Marks()
+    marks: SimulatedBoardMarks = SimulatedBoardMarks()
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class _Checks:
 
 
 def _apply(tree: Tree, operation: d.Operation) -> None:
-    if not isinstance(operation, d.Note):
+    if not isinstance(operation, d.DiskNote):
         tree.do(operation)
 
 

@@ -341,8 +341,8 @@ class _Topic:
             "backwards", self.name, behind.sum(), f"cursor {cursor[behind][:3]} after {end[behind][:3]}"
         )
         client = ops // OPS_PER_CLIENT
-        is_next = (np.diff(client) == 0) & (begun["what"][is_read][1:] == What.READ)
-        jumped = is_next & (after[1:] != cursor[:-1]) & (after[1:] != 0)
+        may_merge = (np.diff(client) == 0) & (begun["what"][is_read][1:] == What.READ)
+        jumped = may_merge & (after[1:] != cursor[:-1]) & (after[1:] != 0)
         found.blame("backwards", self.name, jumped.sum(), f"went on at {after[1:][jumped][:3]}")
 
 

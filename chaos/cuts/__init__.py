@@ -22,7 +22,7 @@ from chaos.rigs.judge import verify
 from chaos.rigs.life import Life
 from chaos.rigs.mount import FLAGS, KINDS, RigError, Volume, volume
 from ringlog.errors import RinglogError
-from ringlog.testing.shard_world import Gone
+from ringlog.testing.shard_world import ShardRunEnded
 
 SETTINGS = {"engine_points": 2, "engine_share": 0.3}
 """engine_points: how many of engine.POINTS are tried in one run, 0 = all, those of the seed first;
@@ -137,7 +137,7 @@ def _arm(cutter: _Cutter, rng: random.Random, calls: int) -> None:
 def _cut_recovery(life: Life, cutter: _Cutter, rng: random.Random, story: list[str]) -> None:
     """Power fails once more while the shard starts; nothing was shown to anybody by then."""
     _arm(cutter, rng, RECOVERY_CALLS_MAX)
-    with contextlib.suppress(RinglogError, Gone):
+    with contextlib.suppress(RinglogError, ShardRunEnded):
         life.start(is_reboot=True)
     cutter.finish()
     story.append(f"CUT(start, {cutter.calls[-1]}, flag {cutter.flag}, {cutter.beside_s:.4f} s)")
@@ -146,7 +146,7 @@ def _cut_recovery(life: Life, cutter: _Cutter, rng: random.Random, story: list[s
 def _work_until_cut(life: Life, cutter: _Cutter, rng: random.Random, story: list[str]) -> None:
     _arm(cutter, rng, CALLS_MAX)
     # A dead file system fails the calls that come after the cut: visibly, and as a typed error.
-    with contextlib.suppress(RinglogError, Gone):
+    with contextlib.suppress(RinglogError, ShardRunEnded):
         for _ in range(STEPS_MAX):
             story.append(life.step(rng))
             if cutter.has_cut:

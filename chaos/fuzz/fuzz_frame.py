@@ -13,7 +13,7 @@ import xxhash
 
 from ringlog.errors import FrameInvalid
 from ringlog.frame import FrameView, measure, open_frame
-from ringlog.frame.batch import End, scan
+from ringlog.frame.batch import ScanEnd, scan
 from ringlog.frame.layout import VERSION_FIRST, VERSION_SHIFT
 from ringlog.frame.measure import FORMAT_FAULTS
 from ringlog.verify.frame_decoder import DecodedFrame, VerifyError, decode_frame
@@ -37,9 +37,9 @@ def check(data: bytes) -> None:
     for times in (1, SIDE_BY_SIDE):
         whole = bytes(mended) * times
         batch = scan(whole)
-        if batch.end is not End.CLEAN or len(batch) != times:
+        if batch.end is not ScanEnd.CLEAN or len(batch) != times:
             raise AssertionError("scan does not find what was put there")
-        bad = set(measure(whole, batch).bad.tolist())
+        bad = set(measure(whole, batch).faults.tolist())
         if len(bad) != 1 or bool(bad & FORMAT_FAULTS) != (view is None):
             raise AssertionError(f"measure says {bad}, open_frame {view!r}")
 

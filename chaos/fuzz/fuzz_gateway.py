@@ -8,8 +8,8 @@ from typing import Any
 
 from actors.gateway import events as ev
 from actors.gateway.auth import KeyRing, Principal
-from actors.gateway.core import Gateway, Identity
-from actors.gateway.rights import SCOPES
+from actors.gateway.core import GatewayCore, GatewayIdentity
+from actors.gateway.permissions import SCOPES
 from chaos.fuzz.fuzz_envelope import NAMES
 from chaos.fuzz.fuzz_envelope import seeds as envelope_seeds
 from ringlog.contract import Reply, Tick
@@ -22,7 +22,7 @@ SHARE = 1.5
 GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
 STEPS_MAX = 64
 WHO = KeyRing([("who", Principal("who", SCOPES, ("t", "a")))])
-IDENTITY = Identity("e" * 32, "0", PROTOCOL, 2, 1, 1 << 20)
+IDENTITY = GatewayIdentity("e" * 32, "0", PROTOCOL, 2, 1, 1 << 20)
 
 
 def check(data: bytes) -> None:
@@ -40,8 +40,8 @@ def check(data: bytes) -> None:
         envelope = decode(head)
     except EnvelopeInvalid:
         return
-    core = Gateway(IDENTITY, WHO)
-    asked = ev.Asked(b"c", "who", envelope.corr, envelope.message, attached or None)
+    core = GatewayCore(IDENTITY, WHO)
+    asked = ev.ClientRequestReceived(b"c", "who", envelope.corr, envelope.message, attached or None)
     effects = core.handle([Tick(1, 1), asked])
     due = 0 if isinstance(envelope.message, Taken) else 1
     replies = 0

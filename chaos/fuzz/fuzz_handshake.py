@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 
 from actors.gateway.auth import KeyRing, Principal, key_id
-from actors.gateway.rights import SCOPES
+from actors.gateway.permissions import SCOPES
 from actors.gateway.zap import TCP_DOMAIN, answer
 from chaos.fuzz.scratch import own_directory
 from ringlog.errors import ConfigError, UsageError
-from ringlog.link.address import parse_url, read_engine
+from ringlog.link.address import parse_url, read_engine_file
 from ringlog.link.curve import read_key_file
 from ringlog.storage.identity_file import decode_identity, encode_identity
 
@@ -68,7 +68,7 @@ def _file(data: bytes, *, is_engine: bool) -> None:
     os.close(fd)
     try:
         if is_engine:
-            read_engine(str(folder))
+            read_engine_file(str(folder))
         else:
             read_key_file(str(path), needs_secret=True)
     except (UsageError, ConfigError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ringlog.client.pages import node_filter
+from ringlog.client.read.pages import node_filter
 from ringlog.errors import InvalidRequest
 from ringlog.limits import NODE_BYTES_MAX
 from ringlog.names import check_topic_name, is_topic_name
@@ -13,7 +13,7 @@ from ringlog.placement import home_shard
 from ringlog.segment.layout import parse_stem, split_part
 from ringlog.storage.layout import parse_shard_dir, parse_wal_name
 from ringlog.storage.snapshot import parse_snapshot_name
-from ringlog.tags import kept_match, long_form, parse_match
+from ringlog.tags import parse_match, parse_stored_match, request_form
 
 MAX_LEN = 300
 SHARE = 2.5
@@ -64,7 +64,7 @@ def _filter(wanted: object) -> None:
         match = parse_match(wanted)
     except InvalidRequest:
         return
-    if kept_match(match.text) != match or parse_match(long_form(match.text)) != match:
+    if parse_stored_match(match.text) != match or parse_match(request_form(match.text)) != match:
         raise AssertionError(f"{wanted!r} is another filter once it was kept")
     if match.test(b""):
         raise AssertionError(f"{wanted!r} matches what has no tag")

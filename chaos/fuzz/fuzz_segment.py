@@ -14,6 +14,7 @@ from pyroaring import BitMap64
 
 from chaos.fuzz import fuzz_wal
 from ringlog.errors import CorruptData, DiskError
+from ringlog.segment.index_rebuild import rebuild_index, verify_segment
 from ringlog.segment.layout import (
     DATA,
     DATA_HEADER_BYTES,
@@ -24,7 +25,6 @@ from ringlog.segment.layout import (
     TAGS,
     TAGS_HEADER_BYTES,
 )
-from ringlog.segment.rebuild import rebuild_index, verify_segment
 from ringlog.segment.segment import Segment, check_data, read_data_header
 from ringlog.tags import TagMatch
 from ringlog.testing.simulated_disk import SimulatedDisk
@@ -108,11 +108,11 @@ def disk_with(part: str, data: bytes) -> SimulatedDisk:
             if not made.exists(directory):
                 made.make_dir(directory)
         for each, good in GOOD.items():
-            made.place(f"{ROOT}/{STEM}{each}", good)
+            made.add_file(f"{ROOT}/{STEM}{each}", good)
         _base.append(made)
     disk = _base[0].copy()
     disk.unlink(f"{ROOT}/{STEM}{part}")
-    disk.place(f"{ROOT}/{STEM}{part}", data)
+    disk.add_file(f"{ROOT}/{STEM}{part}", data)
     return disk
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import xxhash
 
-from actors.gateway.inspect import SentFrames
+from actors.gateway.append_validation import SentFrames
 from ringlog.errors import Refused, RingError, Status
-from ringlog.frame.settle import WORDS, entry_error
+from ringlog.frame.settle_entry import WORDS, entry_error
 from ringlog.ring import layout
 
 MAX_LEN = 640
@@ -24,7 +24,7 @@ def check(data: bytes) -> None:
         error = entry_error(entry, "t")
         if error is not None and not isinstance(error, Refused):
             raise AssertionError(f"an entry became {error!r}")
-    SentFrames.is_refused_for_life(whole)
+    SentFrames.has_stale_topic(whole)
     for identity in (data, mended(data)):
         try:
             layout.decode_identity(identity, "ring")

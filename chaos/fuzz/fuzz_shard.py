@@ -1,7 +1,7 @@
 """A shard's core: it answers whatever a message can say, and recovers from what it wrote meanwhile.
 
 An input chooses the requests, one after the other, with the values of their fields: see
-ringlog.testing.any_request.
+ringlog.testing.message_generator.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from ringlog.envelope import messages as m
-from ringlog.testing.any_request import Script, Writer
+from ringlog.testing.message_generator import ByteChoices, MessageGenerator
 from ringlog.testing.shard_world import Unanswered, World
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.topic.row import decode_row, encode_row
@@ -34,9 +34,9 @@ KNOWN = {
 def check(data: bytes) -> None:
     """Answered, and whole."""
     world = _prepared()
-    run, script = world.run_of("t"), Script(data)
+    run, script = world.run_of("t"), ByteChoices(data)
     ids = [world.topic(name).topic_id for name in ("t", "q", "u")]
-    writer, kinds = Writer(script, {**KNOWN, "topic_id": ids}), run.core.requests.kinds
+    writer, kinds = MessageGenerator(script, {**KNOWN, "topic_id": ids}), run.core.requests.kinds
     for _ in range(REQUESTS_MAX):
         if script.is_over:
             break
@@ -69,7 +69,7 @@ def _facts(world: World) -> dict[str, Any]:
     return {
         topic.name: (
             topic.topic_id, topic.epoch, topic.config, topic.head_seq, topic.count, topic.earliest_seq,
-            sorted((group.made.key, group.floor) for group in topic.groups.values()),
+            sorted((group.config.key, group.ack_floor) for group in topic.groups.values()),
             sorted((router.number, router.name, router.cursor) for router in topic.routers.values()),
         )
         for topic in world.run_of("t").core.directory.by_id.values()
@@ -84,9 +84,9 @@ def _prepared() -> World:
     disk.sync_dir("/data")
     world = World(disk, file_bytes=1 << 20)
     world.start()
-    world.put("t")
-    world.put("q", type="queue", dead_letter="u", max_deliveries=2, record_priority=True)
-    world.put(EPHEMERAL, durability="ephemeral")
+    world.put_topic("t")
+    world.put_topic("q", type="queue", dead_letter="u", max_deliveries=2, record_priority=True)
+    world.put_topic(EPHEMERAL, durability="ephemeral")
     for name in ("t", "q", "u"):
         world.append(name, [b"1", b"2", b"3"])
     world.request(m.GroupOpen("t", "g", 1, dead_letter="u", max_deliveries=2))

@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import xxhash
 
-from actors.wal_shard.facts import decode_facts
+from actors.wal_shard.recovery.shard_facts import decode_facts
 from ringlog.errors import CorruptData
 from ringlog.storage.snapshot import HEADER_BYTES, Snapshot, decode_snapshot, encode_snapshot
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.row import decode_row, encode_row
-from ringlog.topic.state import Topic
-from ringlog.verify.directory import NONSENSE
-from ringlog.verify.snapshot_decoder import facts_in, row_of, verify_snapshot
+from ringlog.topic.state import ShardTopic
+from ringlog.verify.directory import DECODE_ERRORS
+from ringlog.verify.snapshot_decoder import decode_shard_facts, decode_topic_row, verify_snapshot
 
 MAX_LEN = 1_024
 SHARE = 1.5
@@ -49,7 +49,7 @@ def _file(data: bytes) -> None:
             _row(bytes(snapshot.row(i)), topic_id)
     try:
         verify_snapshot(PATH, data)
-    except NONSENSE:
+    except DECODE_ERRORS:
         return
 
 
@@ -63,16 +63,16 @@ def _row(data: bytes, topic_id: int = 1) -> None:
         if encode_row(decode_row(topic_id, again)) != again:
             raise AssertionError("a row that was read is written differently each time")
     try:
-        row_of(topic_id, data)
-    except NONSENSE:
+        decode_topic_row(topic_id, data)
+    except DECODE_ERRORS:
         return
 
 
 def _facts(data: bytes) -> None:
     with contextlib.suppress(CorruptData):
         decode_facts(data, PATH)
-    with contextlib.suppress(*NONSENSE):
-        facts_in(data)
+    with contextlib.suppress(*DECODE_ERRORS):
+        decode_shard_facts(data)
 
 
 def mended(data: bytes) -> bytes:
@@ -88,8 +88,8 @@ def mended(data: bytes) -> bytes:
 
 def rows() -> list[bytes]:
     """Rows of a few topics."""
-    plain = Topic(1, 1, "t", TopicConfig())
-    other = Topic(2, 3, "u", TopicConfig.parse({"ttl_ms": 1_000, "durability": "fsync"}))
+    plain = ShardTopic(1, 1, "t", TopicConfig())
+    other = ShardTopic(2, 3, "u", TopicConfig.parse({"ttl_ms": 1_000, "durability": "fsync"}))
     other.head_seq, other.next_seq, other.count, other.staged_count = 9, 10, 5, 5
     other.lost = [(2, 3)]
     return [encode_row(plain), encode_row(other)]

@@ -19,15 +19,15 @@ from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.layout import WalHeader, decode_wal_header
 from ringlog.storage.recovery import (
     FileScan,
-    Piece,
+    WalScanChunk,
+    classify_tail,
     copied_mark,
+    frames_after_damage,
     holds_marks,
-    judge,
-    look_behind,
-    sealed_behind,
+    scan_trailing_data,
 )
 from ringlog.testing.log_file import sealed_frame
-from ringlog.verify.directory import NONSENSE
+from ringlog.verify.directory import DECODE_ERRORS
 from ringlog.verify.wal_decoder import verify_wal
 
 MAX_LEN = 2_048
@@ -51,7 +51,7 @@ def check(data: bytes) -> None:
     believed = 0 if header is None else _recover(header, whole)
     try:
         report = verify_wal(PATH, whole, is_deep=True)
-    except NONSENSE:
+    except DECODE_ERRORS:
         return
     if header is not None and believed > report.frames and not report.is_damaged:
         raise AssertionError(
@@ -64,18 +64,18 @@ def _recover(header: WalHeader, whole: bytes) -> int:
         return whole[at : at + size]
 
     scan = FileScan(header, len(whole), read)
-    found = sum(_readable(piece, header.salt) for piece in scan.pieces())
+    found = sum(_readable(piece, header.salt) for piece in scan.iter_chunks())
     if scan.stop > max(len(whole), WAL_HEADER_BYTES):
         raise AssertionError("frames end behind the end of the file")
-    judge(scan, 0)
-    look_behind(scan)
-    for _ in sealed_behind(scan):
+    classify_tail(scan, 0)
+    scan_trailing_data(scan)
+    for _ in frames_after_damage(scan):
         continue
     copied_mark(header, len(whole), read)
     return found
 
 
-def _readable(piece: Piece, salt: int) -> int:
+def _readable(piece: WalScanChunk, salt: int) -> int:
     """Frames up to the first whose body is none: replay ends there with a typed error."""
     for number, offset in enumerate(piece.batch.offsets.tolist()):
         try:

@@ -64,7 +64,7 @@ def recovered(life: int) -> World:
 def write(world: World, life: int) -> None:
     """Append and acknowledge, with checkpoints between, until somebody ends it."""
     for name, durability in zip(load.TOPICS, ("fsync", "disk"), strict=True):
-        world.put(name, durability=durability)
+        world.put_topic(name, durability=durability)
     for frame in range(FRAMES_MAX):
         name = load.topic_of(frame)
         first = world.append(name, load.payloads_of(life, frame), producer=life + 1, seq=frame + 1)

@@ -35,7 +35,7 @@ from chaos.rigs.load import Load, Stuck, wait_for
 from chaos.rigs.nursery import Nursery
 from ringlog.envelope.messages import EngineStatusReply
 from ringlog.errors import NotConnected, UsageError
-from ringlog.link.address import parse_url, read_engine
+from ringlog.link.address import parse_url, read_engine_file
 from ringlog.placement import home_shard
 
 TOPIC_PREFIX = "ringlog-chaos-"
@@ -125,7 +125,7 @@ class _Drill:
     ) -> None:
         self._wish, self._url, self._own, self._say = wish, url, own, say
         self._run_dir = parse_url(url).run_dir
-        info = read_engine(self._run_dir)
+        info = read_engine_file(self._run_dir)
         if info is None or self._status() is None:
             raise NotConnected("no engine is running there", run_dir=self._run_dir)
         self._shards, self._has_gateway = info.shards, bool(info.gateway_ipc)
@@ -257,7 +257,7 @@ class _Drill:
         return targets.status(self._run_dir)
 
     def _supervisor(self) -> int:
-        info = read_engine(self._run_dir)
+        info = read_engine_file(self._run_dir)
         return info.supervisor_pid if info is not None and targets.is_alive(info.supervisor_pid) else 0
 
     def _serves(self) -> bool:

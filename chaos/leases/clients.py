@@ -15,8 +15,8 @@ from chaos.rigs.tasks import Report, Task
 from ringlog.client import Client
 from ringlog.client.group import Group
 from ringlog.client.job import Job
-from ringlog.client.pages import Record
 from ringlog.client.queue import Queue
+from ringlog.client.read.pages import Record
 from ringlog.errors import LeaseLost, RinglogError
 
 LEASE_MS = 1_200
@@ -389,7 +389,7 @@ def look_at(group: Group, topic: int, kind: Kind, journal: Journal) -> int:
 def _seek(group: Group, topic: int, place: int, journal: Journal) -> None:
     begun_ns = time.monotonic_ns()
     journal.note(Did.SEEK, topic, [0], begun_ns=begun_ns, group=AGAIN.number)
-    first = group.seek(place)
+    first = group.seek(place + 1)
     journal.note(Did.SEEK_END, topic, [0], seqs=[first], begun_ns=begun_ns, group=AGAIN.number)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import structs
 
 from chaos.leases.journal import Did, Journal, Outcome
-from ringlog.client.fields import NewRecord
-from ringlog.client.results import Appended, AppendedOnce
+from ringlog.client.requests.results import Appended, AppendedOnce
+from ringlog.client.write.fields import NewRecord
 from ringlog.errors import RinglogError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from chaos.order import Broken, require
 from chaos.rigs.bench import Bench, topics_of
 from chaos.rigs.cases import Case
 from ringlog.errors import RingError
-from ringlog.frame.settle import entry_error
+from ringlog.frame.settle_entry import entry_error
 from ringlog.ring import layout
-from ringlog.ring.layout import Word
+from ringlog.ring.layout import RingWord
 from ringlog.ring.producer import RingProducer
 
 LIES = 100
@@ -28,7 +28,7 @@ SCRIBBLE_EVERY_S = 0.02
 HAMMER_S = 1.5
 HAMMER_FRAMES = 100
 HAMMER_BLOWS_MAX = 20_000
-PRODUCER_WORDS = (Word.HEAD, Word.SETTLE_TAIL, Word.WANTS, Word.PRODUCER_STATE)
+PRODUCER_WORDS = (RingWord.HEAD, RingWord.SETTLE_TAIL, RingWord.WANTS, RingWord.PRODUCER_STATE)
 
 
 def template(bench: Bench, shard: int) -> tuple[str, bytes]:
@@ -83,7 +83,7 @@ def _wait_gone(bench: Bench, but: set[str]) -> None:
         facts = []
         for name in rings_of(bench) - but:
             scribbler = Scribbler(Path(bench.host.info.shm_dir) / name)
-            facts.append((name, {word.name: scribbler.word(word) for word in Word}))
+            facts.append((name, {word.name: scribbler.word(word) for word in RingWord}))
             scribbler.close()
         raise Broken(f"rings stay after their producer closed them: {facts}\n{bench.log_tail()}") from None
 
@@ -98,7 +98,7 @@ def _lie(raw: RawRing, frame: bytes, chance: random.Random) -> None:
     elif kind == 2:
         junk = chance.randbytes(8 * chance.randrange(1, 200))
         raw.memory.write(0, junk)
-        raw.lie(Word.HEAD, len(junk) + 8 * chance.randrange(-3, 4))
+        raw.lie(RingWord.HEAD, len(junk) + 8 * chance.randrange(-3, 4))
     else:
         length = chance.choice(
             (0, 1, 72, 75, 76, len(frame) - 4, len(frame), 1 << 20, 0xFFFFFFFE, 0xFFFFFFFF)
@@ -152,11 +152,11 @@ def _hammer_one(raw: RawRing, frame: bytes, chance: random.Random) -> tuple[int,
         for _ in range(HAMMER_BLOWS_MAX):
             raw.memory.write(index + at, bad)
             raw.memory.write(index + at, good)
-            if raw.memory.load(Word.TAIL) == raw.producer.head:
+            if raw.memory.load(RingWord.TAIL) == raw.producer.head:
                 break
-        if raw.memory.load(Word.CONSUMER_STATE) == layout.ConsumerState.CLOSED:
+        if raw.memory.load(RingWord.CONSUMER_STATE) == layout.RingConsumerState.CLOSED:
             return taken, refused + 1
-        entries = raw.producer.settled()
+        entries = raw.producer.take_settlements()
         wrong = sum(entry_error(entry, "") is not None for entry in entries)
         taken, refused = taken + len(entries) - wrong, refused + wrong
     return taken, refused
@@ -208,10 +208,10 @@ def _scribble_once(path: Path, chance: random.Random) -> None:
     try:
         kind = chance.randrange(4)
         if kind < 2:
-            word = chance.choice(list(Word))
+            word = chance.choice(list(RingWord))
             scribbler.put(word, any_word(chance, scribbler.word(word)))
         elif kind == 2:
-            start = scribbler.word(Word.HEAD) % scribbler.identity.capacity
+            start = scribbler.word(RingWord.HEAD) % scribbler.identity.capacity
             room = scribbler.identity.capacity - start
             scribbler.put_bytes(layout.HEADER_BYTES + start, chance.randbytes(min(room, 4_096)))
         else:

@@ -85,7 +85,7 @@ class RawRing:
         """Wake the shard."""
         self._bell.ring()
 
-    def lie(self, word: layout.Word, value: int) -> None:
+    def lie(self, word: layout.RingWord, value: int) -> None:
         """Put any value into a live word."""
         self.memory.store(word, value & 0xFFFFFFFFFFFFFFFF)
 
@@ -93,7 +93,7 @@ class RawRing:
         """Whether the shard closed it within that time."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
-            if self.memory.load(layout.Word.CONSUMER_STATE) == layout.ConsumerState.CLOSED:
+            if self.memory.load(layout.RingWord.CONSUMER_STATE) == layout.RingConsumerState.CLOSED:
                 return True
             time.sleep(LOOK_S)
         return False
@@ -114,11 +114,11 @@ class Scribbler:
             self.identity = layout.decode_identity(self._map[: layout.IDENTITY_BYTES], str(path))
         self._words = memoryview(self._map)[: layout.HEADER_BYTES].cast("Q")
 
-    def word(self, word: layout.Word) -> int:
+    def word(self, word: layout.RingWord) -> int:
         """A live word."""
         return self._words[word]
 
-    def put(self, word: layout.Word, value: int) -> None:
+    def put(self, word: layout.RingWord, value: int) -> None:
         """Overwrite a live word."""
         self._words[word] = value & 0xFFFFFFFFFFFFFFFF
 

@@ -14,7 +14,7 @@ from ringlog.client import Client
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import encode
 from ringlog.errors import ConnectionTrouble, Refused, RinglogError
-from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, STATUS_SHIFT
+from ringlog.frame.settle_entry import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, STATUS_SHIFT
 from ringlog.testing.real_engine import wait_until
 
 RESULT_S = 30.0

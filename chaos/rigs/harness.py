@@ -17,9 +17,9 @@ from chaos.rigs.model import Model, Removal, SentFrame, TopicChange
 from chaos.rigs.storage import COLD
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
-from ringlog.errors import RinglogError, refusal
+from ringlog.errors import RinglogError, error_from_status
 from ringlog.frame import encode_records, frame
-from ringlog.frame.settle import S_FIRST_SEQ, S_PRODUCER_SEQ, S_TOPIC, entry_error
+from ringlog.frame.settle_entry import S_FIRST_SEQ, S_PRODUCER_SEQ, S_TOPIC, entry_error
 from ringlog.limits import KIB
 from ringlog.storage.disk import Disk
 from ringlog.testing.shard_world import World
@@ -175,7 +175,7 @@ class Harness:
         finally:
             self._open = None
         if isinstance(answer, m.ErrorReply):
-            raise refusal(answer.status, answer.message, answer.detail)
+            raise error_from_status(answer.status, answer.message, answer.detail)
         return answer
 
     def frame(self, topic: str, payloads: list[bytes], nth: int = 1) -> SentFrame:

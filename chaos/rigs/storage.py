@@ -15,22 +15,22 @@ from typing import Any
 
 from actors.compactor import checkpoint as compactor_checkpoint
 from actors.reclaimer import rewriter as reclaimer_rewriter
-from actors.reclaimer.leftovers import SNAPSHOTS_BEFORE
-from actors.reclaimer.pace import Pace
+from actors.reclaimer.orphan_files import SNAPSHOTS_BEFORE_REMOVAL
+from actors.reclaimer.rate_limiter import ByteRateLimiter
+from actors.reclaimer.reclaim_round import ReclaimCounters as Reclaimed
+from actors.reclaimer.reclaim_round import Reclaimer
 from actors.reclaimer.rewriter import Rewriter
-from actors.reclaimer.rounds import Counts as Reclaimed
-from actors.reclaimer.rounds import Reclaimer
-from actors.relocator.mover import Counts as Moved
+from actors.relocator.mover import MoveCounters as Moved
 from actors.relocator.mover import Mover
 from ringlog.clock import Clock
-from ringlog.config import Cold, Storage
+from ringlog.config import ColdConfig, StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.limits import KIB
 from ringlog.segment.layout import MAKER_RECLAIMER, MAKER_SHIFT, NumberAllocator
 from ringlog.storage.disk import Disk
-from ringlog.testing.checkpoints import Asking, checkpoint
+from ringlog.testing.checkpoints import WorldShardRequests, checkpoint
 from ringlog.testing.shard_world import DATA, ENGINE_ID, World
-from ringlog.tier.copies import Copies
+from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 
 COLD = "/cold"
@@ -85,12 +85,13 @@ def at_once(job: Callable[[], None]) -> bool:
 
 
 def reclaimer_of(
-    disk: Disk, ask: AsksShards, settings: Storage, numbers: NumberAllocator, clock: Clock, copies: Copies,
+    disk: Disk, ask: AsksShards, settings: StorageConfig, numbers: NumberAllocator, clock: Clock,
+    copies: SegmentCopies,
     *, shards: int = 1, engine_id: bytes = ENGINE_ID, data_dir: str = DATA, later: Any = at_once,
     quarantined: Callable[[], set[int]] = set, want_checkpoint: Callable[[], None] = lambda: None,
 ) -> Reclaimer:  # fmt: skip
     """A reclaimer that was just started."""
-    pace = Pace(BYTES_PER_S, clock, lambda: False)
+    pace = ByteRateLimiter(BYTES_PER_S, clock, lambda: False)
     return Reclaimer(
         disk, data_dir, settings, copies=copies, rewriter=Rewriter(disk, data_dir, settings, numbers, pace),
         shards=shards, engine_id=engine_id, ask=ask, clock=clock, quarantined=quarantined,
@@ -103,15 +104,15 @@ def reclaimer_numbers(incarnation: int) -> NumberAllocator:
     return NumberAllocator(MAKER_RECLAIMER, [MAKER_RECLAIMER << MAKER_SHIFT | incarnation << LIFE_SHIFT])
 
 
-def cold_copies(disk: Disk) -> Copies:
+def cold_copies(disk: Disk) -> SegmentCopies:
     """Both tiers on one disk."""
-    return Copies(disk, DATA, LocalStore(disk, COLD))
+    return SegmentCopies(disk, DATA, LocalStore(disk, COLD))
 
 
 def mover_of(world: World, asking: Any, hot_segments: int) -> Mover:
     """A relocator that was just started, and keeps so many segments on the host."""
     return Mover(
-        cold_copies(world.disk), Cold(dir=COLD, hot_segments=hot_segments), shards=world.shards,
+        cold_copies(world.disk), ColdConfig(dir=COLD, hot_segments=hot_segments), shards=world.shards,
         clock=world.clock, jitter=lambda: 0.0,
         ask=lambda shard, message, wanted: asking.ask(shard, message, wanted).message,
     )  # fmt: skip
@@ -123,7 +124,7 @@ def seal(world: World, before: Callable[[m.Message], None] | None = None, *, rol
     `before` is called with each message that the compactor sends. Returns how many segments were made.
     """
     world.clock.advance(0.001)
-    asking = Asking(world)
+    asking = WorldShardRequests(world)
     if before is not None:
         asking.before = before
     world.incarnation += 1
@@ -132,8 +133,8 @@ def seal(world: World, before: Callable[[m.Message], None] | None = None, *, rol
 
 def relocate(world: World) -> Moved:
     """One round of the relocator, which keeps nothing on the host but indexes."""
-    mover = mover_of(world, Asking(world), hot_segments=0)
-    mover.round()
+    mover = mover_of(world, WorldShardRequests(world), hot_segments=0)
+    mover.run_round()
     return mover.counts
 
 
@@ -141,12 +142,13 @@ def reclaim(world: World) -> Reclaimed:
     """Rounds of one reclaimer until what it dropped is off the disk: with so many snapshots between them."""
     world.incarnation += 1
     found = reclaimer_of(
-        world.disk, asked_by(Asking(world)), Storage(**STORAGE), reclaimer_numbers(world.incarnation),
+        world.disk, asked_by(WorldShardRequests(world)), StorageConfig(**STORAGE),
+        reclaimer_numbers(world.incarnation),
         world.clock, cold_copies(world.disk), shards=world.shards,
     )  # fmt: skip
-    found.round()
-    for _ in range(SNAPSHOTS_BEFORE):
+    found.run_round()
+    for _ in range(SNAPSHOTS_BEFORE_REMOVAL):
         seal(world, roll=False)
         world.clock.advance(61)
-    found.round()
+    found.run_round()
     return found.counts

@@ -11,7 +11,7 @@ from pathlib import Path
 from ringlog.board.processes import KINDS
 from ringlog.envelope.messages import EngineStatusReply, ProcessStatus
 from ringlog.errors import RinglogError
-from ringlog.supervision import asking
+from ringlog.supervision import control_client
 
 ROLES = (*KINDS, "supervisor", "all")
 """What can be killed; `all` is the whole tree at once."""
@@ -50,7 +50,7 @@ class Target:
 def status(run_dir: str, timeout_s: float = 5.0) -> EngineStatusReply | None:
     """What the supervisor says; None while there is nobody to ask."""
     with contextlib.suppress(RinglogError, OSError):
-        return asking.status(run_dir, timeout_s)
+        return control_client.fetch_status(run_dir, timeout_s)
     return None
 
 

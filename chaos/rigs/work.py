@@ -24,11 +24,11 @@ from chaos.leases import clients as leases
 from chaos.rigs.tasks import Report, Task, TopicFacts
 from ringlog import stop_points
 from ringlog.client import AppendedOnce, Client, NewRecord
-from ringlog.client.events import CaughtUp, Lagged, WatchEvent
-from ringlog.client.pages import Cursor, Page
+from ringlog.client.read.pages import Cursor, Page
+from ringlog.client.watches.events import CaughtUp, Lagged, WatchEvent
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import RinglogError
-from ringlog.link.address import parse_url, read_engine
+from ringlog.link.address import parse_url, read_engine_file
 from ringlog.link.shard_requests import Requester
 
 WINDOW = 4
@@ -351,7 +351,7 @@ def _operate(task: Task, end: _End, report: Report) -> None:
     pace = _Pace(task.per_s)
     while not end.is_set:
         pace.wait(1, end)
-        info = read_engine(parse_url(task.url).run_dir)
+        info = read_engine_file(parse_url(task.url).run_dir)
         if info is None:
             continue
         requester = Requester("compactor", f"ipc://{info.shm_dir}/compactor.sock", stop=_Flag(end))

@@ -1,7 +1,7 @@
 """Bytes at rest that change (T-12): one bit of every byte of a directory, pages, files, versions, copies.
 
 Every damage must be detected, with the file's name, or change no answer; and the offline verifier must report
-it. What nobody has to notice is decided by docs/format.md, not by trying: see `is_meaningless`.
+it. What nobody has to notice is decided by docs/reference/format.md, not by trying: see `is_meaningless`.
 
 Settings: `bits` of each byte (1; 8 = all), `cases_share` of the time for damage larger than a bit (0.4),
 `bytes_max` to flip at most (0 = as many as there is time for); `only`: "flips", "last frames" and rows of the
@@ -95,7 +95,7 @@ def flip(bench: Bench, path: str, at: int, bit: int) -> tuple[str, bool]:
 
 
 def is_meaningless(specimen: Specimen, path: str, at: int) -> bool:
-    """Does docs/format.md say that a byte there may be anything, or that only a remark is due?
+    """Does docs/reference/format.md say that a byte there may be anything, or that only a remark is due?
 
     It says so of a log file that was made ahead of need: without a header that verifies and without a group
     it was never used. Every other byte is covered by a checksum, is held against another place, or must be 0.

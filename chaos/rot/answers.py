@@ -13,11 +13,11 @@ from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, RinglogError, TopicHalted
 from ringlog.frame import FrameView, open_frame
 from ringlog.frame.layout import Column
-from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
-from ringlog.storage.shelf import SegmentShelf
+from ringlog.storage.reader import FrameRun, LogHighWatermark, Pause, TopicReader
+from ringlog.storage.segment_cache import SegmentCache
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, SHM, Gone, Marks, World
+from ringlog.testing.shard_world import DATA, SHM, ShardRunEnded, SimulatedBoardMarks, World
 
 ROUNDS_MAX = 200
 """Steps of a reader over one small topic; more means that it turns on the spot."""
@@ -71,7 +71,9 @@ def start(
         world.start()
         return world
     world.boot_incarnation = 3
-    world.marks = {shard: Marks(each.published, each.durable) for shard, each in specimen.marks.items()}
+    world.marks = {
+        shard: SimulatedBoardMarks(each.published, each.durable) for shard, each in specimen.marks.items()
+    }
     for shard in range(world.shards):
         world.start_shard(shard)
     return world
@@ -107,11 +109,11 @@ def topic_of(world: World, name: str) -> Topic:
     try:
         run = world.run_of(name)
         state = world.ask(run, m.TopicState(name, touch=False))
-    except (RinglogError, Gone) as e:
+    except (RinglogError, ShardRunEnded) as e:
         return Topic(state=("none", str(e)))
     if not isinstance(state, m.TopicStateReply):
         return Topic(state=("none", str(state)))
-    kept = run.core.directory.any_of(state.topic_id)
+    kept = run.core.directory.find_by_id(state.topic_id)
     topic = Topic((
         state.topic_id, state.epoch, state.head_seq, state.earliest_seq, state.count, state.bytes,
         state.last_write_ts, state.config, list(kept.lost) if kept is not None else [],
@@ -119,7 +121,7 @@ def topic_of(world: World, name: str) -> Topic:
     try:
         located = world.request(m.Locate(name, 0))
         topic.located = located
-        mark = Mark(*world.marks[run.shard].published)
+        mark = LogHighWatermark(*world.marks[run.shard].published)
         topic.records = read_all(world.disk, located, mark)
     except Damaged as e:
         topic.records, topic.damage = e.before, e.damage
@@ -138,9 +140,9 @@ class Damaged(Exception):
         self.damage, self.before = damage, before
 
 
-def read_all(disk: Any, located: m.Located, mark: Mark, after: int = 0) -> list[Record]:
+def read_all(disk: Any, located: m.Located, mark: LogHighWatermark, after: int = 0) -> list[Record]:
     """Every live record by the reader of clients; raises Damaged, and AssertionError for a silent gap."""
-    shelf = SegmentShelf(disk, DATA)
+    shelf = SegmentCache(disk, DATA)
     reader = TopicReader(
         located, max(after, located.earliest_seq - 1), data_dir=DATA, shm_dir=SHM, marks=lambda _: mark,
         disk=disk, cold_dir=COLD, shelf=shelf,

@@ -13,25 +13,25 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from actors.reclaimer.rounds import Reclaimer
-from actors.reclaimer.scrub import Item
+from actors.reclaimer.reclaim_round import Reclaimer
+from actors.reclaimer.scrub_pass import ScrubItem
 from actors.reclaimer.scrubber import Scrubber
 from actors.relocator.mover import Mover
 from chaos.rigs.judge import lay_down
 from chaos.rigs.storage import reclaimer_of
 from chaos.rot.specimen import Specimen
 from ringlog.cli.app import run as ringlog_command
-from ringlog.cli.outcome import Exit
-from ringlog.config import Cold, Storage
+from ringlog.cli.outcome import CliExit
+from ringlog.config import ColdConfig, StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.limits import KIB
+from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import DATA, MAKER_RECLAIMER, NumberAllocator
-from ringlog.segment.rebuild import verify_segment
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.segment_files import ENGINE_ID, FakeShards, make_segment
 from ringlog.testing.shard_world import DATA as DATA_DIR
-from ringlog.tier.copies import Copies
+from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 
 TOPIC = 7
@@ -40,7 +40,7 @@ RECORDS = 10
 NUMBER = 1 << 48
 PAYLOAD = 5_000
 """An offset in a data part that lies in a frame's body."""
-SETTINGS = Storage(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)
+SETTINGS = StorageConfig(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)
 Damage = tuple[str, int]
 """What is called so, and where a bit of it flips."""
 PLACES: tuple[Damage, ...] = (("header", 100), ("frame header", 4096 + 20), ("body", PAYLOAD), ("end", -9))
@@ -62,7 +62,7 @@ class Rig:
         ]  # fmt: skip
         self.shards.register(*self.refs)
         self.shards.topics[TOPIC] = (1, 1, BitMap64())
-        self.copies = Copies(self.disk, "/data", LocalStore(self.disk, "/cold"))
+        self.copies = SegmentCopies(self.disk, "/data", LocalStore(self.disk, "/cold"))
         self.scrubber = Scrubber(
             self.disk, "/data", self.copies, pace=lambda _: None, is_current=lambda _: True
         )
@@ -87,7 +87,7 @@ class Rig:
     def scrub(self, n: int, *, heals: bool) -> list[str]:
         """One look at one segment."""
         ref = self.refs[n]
-        return self.scrubber.verify(Item(ref.stem, ref.data_bytes, ref), heals=heals)
+        return self.scrubber.verify_item(ScrubItem(ref.stem, ref.data_bytes, ref), heals=heals)
 
     def merge(self) -> Reclaimer:
         """A round of the reclaimer, which joins the small segments."""
@@ -95,16 +95,16 @@ class Rig:
             self.disk, self.shards.ask, SETTINGS, NumberAllocator(MAKER_RECLAIMER, []), self.clock,
             self.copies, engine_id=ENGINE_ID, data_dir="/data", quarantined=lambda: self.scrubber.quarantined,
         )  # fmt: skip
-        reclaimer.round()
+        reclaimer.run_round()
         return reclaimer
 
     def move(self) -> Mover:
         """A round of the relocator, which moves all but the newest."""
         mover = Mover(
-            self.copies, Cold(dir="/cold", hot_segments=1), shards=1,
+            self.copies, ColdConfig(dir="/cold", hot_segments=1), shards=1,
             ask=lambda shard, message, _: self._ask(shard, message), clock=self.clock, jitter=lambda: 0.0,
         )  # fmt: skip
-        mover.round()
+        mover.run_round()
         return mover
 
     def _ask(self, shard: int, message: m.Message) -> Any:
@@ -169,7 +169,7 @@ def moved(at: int) -> str:
 def healed(at: int, rotten: str) -> str:
     """One of two copies rots: the other one heals it, byte for byte, and is itself left alone."""
     rig = Rig()
-    rig.copies.send(rig.refs[1].stem + DATA)
+    rig.copies.upload_part(rig.refs[1].stem + DATA)
     sound = rig.read(rig.path(1))
     rig.flip(rig.path(1, rotten), at)
     if rotten == "/data":
@@ -188,7 +188,7 @@ def healed(at: int, rotten: str) -> str:
 def both(at: int) -> str:
     """Both rot, in different places: neither is put in the place of the other, and both are told of."""
     rig = Rig()
-    rig.copies.send(rig.refs[1].stem + DATA)
+    rig.copies.upload_part(rig.refs[1].stem + DATA)
     rig.flip(rig.path(1), at)
     rig.flip(rig.path(1, "/cold"), PAYLOAD + 64)
     before = rig.read(rig.path(1)), rig.read(rig.path(1, "/cold"))
@@ -211,5 +211,5 @@ def backed_up(specimen: Specimen, changed: dict[str, bytes], scratch: Path) -> s
         ["backup", "--data-dir", str(source / DATA_DIR[1:]), "--to", str(target), "--cold-dir", ""]
     )
     if not changed:
-        return "" if status == Exit.DONE else f"a sound directory is not backed up: status {status}"
-    return "" if status == Exit.DAMAGE else f"damage was not refused as such: status {status}"
+        return "" if status == CliExit.DONE else f"a sound directory is not backed up: status {status}"
+    return "" if status == CliExit.DAMAGE else f"damage was not refused as such: status {status}"

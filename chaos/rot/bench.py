@@ -33,19 +33,19 @@ from ringlog.segment.layout import DEL, IDX, TAGS
 from ringlog.segment.segment import Segment
 from ringlog.storage.layout import decode_wal_header, header_verifies
 from ringlog.storage.log_register import decode_register
-from ringlog.storage.reader import FrameRun, Mark, TopicReader
+from ringlog.storage.reader import FrameRun, LogHighWatermark, TopicReader
 from ringlog.storage.recovery import FileScan, holds_marks
 from ringlog.storage.snapshot import decode_snapshot
-from ringlog.supervision.identity import Identity
+from ringlog.supervision.identity import EngineIdentity
 from ringlog.tags import TagMatch
 from ringlog.testing.shard_world import DATA, SHM
-from ringlog.tier.proof import prove
-from ringlog.verify.directory import Verification, put_together, verify_directory, verify_path
+from ringlog.tier.verify_copy import verify_data_part
+from ringlog.verify.directory import Verification, combine_reports, verify_directory, verify_path
 from ringlog.verify.findings import DAMAGE, FileReport
-from ringlog.verify.log_order import judge_log
+from ringlog.verify.log_order import check_wal_order
 from ringlog.verify.snapshot_decoder import snapshots_in_force
 
-NO_MARK = Mark(1 << 62, 0)
+NO_MARK = LogHighWatermark(1 << 62, 0)
 View = tuple[Any, ...]
 """What the engine's code makes of a file; ("whole", …) when nothing is wrong with it."""
 
@@ -142,7 +142,7 @@ class Bench:
     def judge(self, path: str, damaged: bytes, *, at: int = 0, is_meaningless: bool = False) -> Verdict:
         """What every reader makes of this file with these bytes, which differ at `at` alone (0 = anywhere).
 
-        `is_meaningless`: by docs/format.md nobody has to notice.
+        `is_meaningless`: by docs/reference/format.md nobody has to notice.
         """
         self._changed_at = at
         view = self._view(path, damaged)
@@ -224,7 +224,7 @@ class Bench:
             self._put(path, self.specimen.files[path])
         if report.kind in {"wal", "register"} and not report.is_damaged:
             others = [each for name, each in self._logs.items() if name != unit]
-            judge_log([*others, report], self._snapshots)
+            check_wal_order([*others, report], self._snapshots)
             for each in others:
                 each.findings.clear()
         if report.is_damaged or (report.kind == "register" and report.findings):
@@ -244,7 +244,7 @@ class Bench:
     def _together(self, changed: dict[str, FileReport]) -> Verification:
         reports = [changed.get(unit) or pickle.loads(data) for unit, data in self._reports.items()]
         found = Verification(files=reports)
-        put_together(found)
+        combine_reports(found)
         return found
 
     def _real(self, path: str) -> Path:
@@ -269,7 +269,7 @@ class Bench:
             decode_wal_header(data[:4096], path), len(data), lambda at, size: data[at : at + size]
         )
         seen = hashlib.blake2b(digest_size=8)
-        for piece in scan.pieces():
+        for piece in scan.iter_chunks():
             seen.update(np.ascontiguousarray(piece.batch.words).tobytes())
         found: View = (scan.stop, scan.durable, scan.orderly, bool(scan.reason), seen.digest())
         if not scan.reason:
@@ -281,7 +281,7 @@ class Bench:
         number = int(path.rpartition(".")[0][-16:], 16)
         proof = "proven"
         try:
-            prove(lambda start, stop: data[start:stop], path, number, len(data), lambda _: None)
+            verify_data_part(lambda start, stop: data[start:stop], path, number, len(data), lambda _: None)
         except CorruptData as e:
             proof = f"{e.message} {e.detail.get('offset', '')}"
         return ("data", proof, *self._read(path))
@@ -354,7 +354,7 @@ class Bench:
 
     def view_identity(self, _path: str, _data: bytes) -> View:
         """Who the directory is, and which numbers are next."""
-        known = Identity.peek(self._disk, DATA)
+        known = EngineIdentity.peek(self._disk, DATA)
         if known is None:
             return "identity", "none"
         return "identity", known.engine_id, known.next_incarnation, known.shm_dir

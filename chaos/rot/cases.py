@@ -22,7 +22,7 @@ SECTOR = 512
 KINDS = (".log", DATA_SUFFIX, IDX, TAGS, DEL, "snapshot", "engine", "log-")
 VERSIONS = (0, 2, 0xFFFF)
 CHECKSUM_AT = {".log": 4088, DATA_SUFFIX: 4088, IDX: 120, TAGS: 80, DEL: 40, "snapshot": 88}
-"""Where the header's checksum lies, which covers what is before it (docs/format.md)."""
+"""Where the header's checksum lies, which covers what is before it (docs/reference/format.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ringlog.storage.disk import failed
+from ringlog.storage.disk import disk_error
 
 
 class ImageDisk:
@@ -27,7 +27,7 @@ class ImageDisk:
     def open_read(self, path: str) -> int:
         """See Disk."""
         if path not in self.files:
-            raise failed("open_read", path, errno.EISDIR if path in self._names else errno.ENOENT)
+            raise disk_error("open_read", path, errno.EISDIR if path in self._names else errno.ENOENT)
         self._next += 1
         self._open[self._next] = path
         return self._next
@@ -54,7 +54,7 @@ class ImageDisk:
     def list_dir(self, path: str) -> list[str]:
         """See Disk."""
         if path not in self._names:
-            raise failed("list_dir", path, errno.ENOENT)
+            raise disk_error("list_dir", path, errno.ENOENT)
         return sorted(self._names[path])
 
     def exists(self, path: str) -> bool:

@@ -20,14 +20,14 @@ from ringlog.frame import encode_records, frame
 from ringlog.limits import KIB, WAL_HEADER_BYTES
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.storage.layout import COLD_OWNER, META_DIR
-from ringlog.supervision.identity import Identity
+from ringlog.supervision.identity import EngineIdentity
 from ringlog.testing.checkpoints import checkpoint_all
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, ENGINE_ID, Marks, World
-from ringlog.tier.copies import Copies
+from ringlog.testing.shard_world import DATA, ENGINE_ID, SimulatedBoardMarks, World
+from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
-from ringlog.tier.ownership import NAME as COLD_ENGINE
-from ringlog.tier.ownership import claim
+from ringlog.tier.ownership import OWNER_OBJECT as COLD_ENGINE
+from ringlog.tier.ownership import claim_store
 
 COLD = "/cold"
 OWNER = f"{DATA}/{META_DIR}/{COLD_OWNER}"
@@ -49,7 +49,7 @@ class Specimen:
 
     files: dict[str, bytes]
     directories: tuple[str, ...]
-    marks: dict[int, Marks]
+    marks: dict[int, SimulatedBoardMarks]
     """What the board said when everything was killed."""
     incarnation: int
     boot_id: bytes
@@ -126,8 +126,8 @@ def make_specimen(seed: int, *, is_marked: bool = True) -> Specimen:
     maker = _Maker(world, random.Random(seed))
     world.start()
     for name in TOPICS:
-        world.put(name, durability="disk" if name == "gamma" else "fsync")
-    world.put("gone", durability="fsync")
+        world.put_topic(name, durability="disk" if name == "gamma" else "fsync")
+    world.put_topic("gone", durability="fsync")
     maker.append("gone", 2)
     maker.round(own_segment_bytes=0, compression="zstd", compression_min_bytes=64)
     world.request(m.TopicDelete("gone"))
@@ -151,7 +151,7 @@ def make_specimen(seed: int, *, is_marked: bool = True) -> Specimen:
         for _ in range(3):
             world.tick(0.2)
     waiting = [path for run in world.runs.values() for path in run.found.waiting]
-    marks = {shard: Marks(each.published, each.durable) for shard, each in world.marks.items()}
+    marks = {shard: SimulatedBoardMarks(each.published, each.durable) for shard, each in world.marks.items()}
     world.kill()
     _identify(disk, world.incarnation)
     directories = tuple(sorted(_directories(disk, DATA))) + tuple(sorted(_directories(disk, COLD)))
@@ -169,16 +169,16 @@ def _numbers(*seqs: int) -> bytes:
 def _chill(world: World) -> None:
     """Move the oldest segment of each shard to the cold tier, as the relocator does."""
     store = LocalStore(world.disk, COLD)
-    assert claim(store, world.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
-    copies = Copies(world.disk, DATA, store)
+    assert claim_store(store, world.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
+    copies = SegmentCopies(world.disk, DATA, store)
     for shard, run in world.runs.items():
         refs = sorted(run.core.checkpoint.sealed.refs.values(), key=lambda ref: ref.number)
         own = [ref for ref in refs if ref.stem.startswith("topics/")]
         assert own, f"shard {shard} has a segment to move"
         ref = own[0]
-        copies.prove_local(ref.stem)
-        copies.send_index(ref.stem)
-        copies.send(ref.stem + DATA_SUFFIX)
+        copies.verify_local(ref.stem)
+        copies.upload_index_parts(ref.stem)
+        copies.upload_part(ref.stem + DATA_SUFFIX)
         for tier in (m.TIER_BOTH, m.TIER_COLD):
             answer = world.ask(run, m.SegmentTier(ref.number, tier))
             assert isinstance(answer, m.SegmentsChanged), answer
@@ -189,9 +189,9 @@ def _chill(world: World) -> None:
 def _identify(disk: SimulatedDisk, incarnation: int) -> None:
     """Let the identity file say who wrote all this."""
     aside = SimulatedDisk(DATA)
-    identity = Identity(aside, DATA)
+    identity = EngineIdentity(aside, DATA)
     identity.engine_id = ENGINE_ID.hex()
-    identity.begin("/dev/shm/ringlog-0-0123abcd", incarnation + 1)
+    identity.record_start("/dev/shm/ringlog-0-0123abcd", incarnation + 1)
     path = f"{DATA}/{META_DIR}/engine"
     fd = aside.open_read(path)
     data = aside.read_at(fd, aside.size(fd), 0)

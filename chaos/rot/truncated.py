@@ -32,7 +32,7 @@ def after_truncate(specimen: Specimen, files: dict[str, bytes]) -> str:
         if wrong:
             return wrong
         try:
-            info = world.put(name, durability="fsync")
+            info = world.put_topic(name, durability="fsync")
             written[name] = world.append(name, [b"after"], producer=99)
         except RinglogError as e:
             if "halted" in str(e):

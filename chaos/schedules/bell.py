@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from actors.wal_shard.shell import Shell
+from actors.wal_shard.shell import WalShardShell
 from chaos.order import Broken
 from chaos.schedules.stepping import Stepped, Suspended, count_states
-from ringlog.board.layout import P
-from ringlog.link.call_link import CallLink
-from ringlog.link.ring_channel import ClientRing
+from ringlog.board.layout import ProcessField
+from ringlog.link.channel.call_link import CallLink
+from ringlog.link.channel.ring_channel import ClientRing
 
 TURNS_MAX = 4
 """Turns in which a sleeper that is alone must have seen everything."""
@@ -60,7 +60,7 @@ class Plan:
     lost: int = 0
     doubled: int = 0
     is_late: bool = False
-    sleep: Callable[[Any], None] = Shell._sleep
+    sleep: Callable[[Any], None] = WalShardShell._sleep
     wake: Callable[[Any], None] = ClientRing.wake_shard
     polls: bool = True
     through_calls: bool = False
@@ -203,7 +203,7 @@ class BellExplorer:
         """As much of a shard as `_sleep` looks at."""
 
         def set_word(word: int, value: int) -> None:
-            if word != P.ASLEEP:
+            if word != ProcessField.ASLEEP:
                 return
             if self.plan.is_late and memory.world.late_asleep < 0:
                 memory.access(lambda: memory.set(late_asleep=value))
@@ -227,7 +227,7 @@ class BellExplorer:
         is_called = self.plan.through_calls
         shard: Any = SimpleNamespace(
             _slot=SimpleNamespace(set=set_word, add=lambda word, value: None),
-            _has_pending=lambda: Shell._has_pending(shard),
+            _has_pending=lambda: WalShardShell._has_pending(shard),
             _rings=_Rings(nothing if is_called else has_come),
             _calls=_Rings(has_come if is_called else nothing),
             _socket=SimpleNamespace(has_input=lambda is_readable: False),

@@ -30,7 +30,7 @@ from chaos.schedules.ring_memory import (
 from chaos.schedules.stepping import Suspended
 from ringlog.errors import RingError
 from ringlog.ring.consumer import RingConsumer
-from ringlog.ring.layout import PAD_WORD, ProducerState, RingIdentity, Word
+from ringlog.ring.layout import PAD_WORD, RingIdentity, RingProducerState, RingWord
 from ringlog.ring.producer import RingProducer
 
 FRAME_BYTES = 16
@@ -96,10 +96,10 @@ class Explorer:
     # -- what each end does -----------------------------------------------------------------------------
 
     def producer_attach(self, memory: Any, _: None) -> tuple[RingProducer, None]:
-        memory.load(Word.PRODUCER_STATE)
+        memory.load(RingWord.PRODUCER_STATE)
         producer = self.plan.producer(memory)
         producer.frame_bytes_max = self.plan.capacity
-        memory.store(Word.PRODUCER_STATE, ProducerState.ATTACHED)
+        memory.store(RingWord.PRODUCER_STATE, RingProducerState.ATTACHED)
         return producer, None
 
     def producer_push(self, memory: StepMemory, producer: RingProducer) -> Any:
@@ -116,14 +116,14 @@ class Explorer:
         return producer, None
 
     def producer_settled(self, memory: StepMemory, producer: RingProducer) -> Any:
-        return producer, [(int(e[0]), int(e[7]), int(e[1])) for e in producer.settled()]
+        return producer, [(int(e[0]), int(e[7]), int(e[1])) for e in producer.take_settlements()]
 
     def consumer_attach(self, memory: Any, _: None) -> tuple[RingConsumer, None]:
         return self.plan.consumer(memory), None
 
     def consumer_turn(self, memory: StepMemory, consumer: RingConsumer) -> tuple[RingConsumer, None]:
         free = consumer.settle_free
-        got = consumer.copy(1 << 20) if free else None
+        got = consumer.copy_pending(1 << 20) if free else None
         if got is None:
             return consumer, None
         position, data = got
@@ -183,7 +183,7 @@ class Explorer:
         if side.private is None:
             return "producer_attach"
         mine = dict(side.private)
-        if world.words[WORDS.index(Word.SETTLE_HEAD)] != mine["_settle_tail"]:
+        if world.words[WORDS.index(RingWord.SETTLE_HEAD)] != mine["_settle_tail"]:
             return "producer_settled"
         return "producer_push" if self._fitting(world, mine) else ""
 
@@ -191,7 +191,7 @@ class Explorer:
         """How many frames the next push pushes: up to the plan's batch, as far as there is room."""
         left = self.plan.frames - self._number_after(world, mine) + 1
         most = min(self.plan.batch, left, self.plan.settle_entries - mine["_in_flight"])
-        limit = world.words[WORDS.index(Word.TAIL)] + self.plan.capacity
+        limit = world.words[WORDS.index(RingWord.TAIL)] + self.plan.capacity
         count, stop = 0, self._place_stop(mine["_head"])
         while count < most and stop <= limit:
             count, stop = count + 1, self._place_stop(stop)
@@ -204,9 +204,9 @@ class Explorer:
         if side.private is None:
             return "consumer_attach"
         mine = dict(side.private)
-        settle_tail = world.words[WORDS.index(Word.SETTLE_TAIL)]
+        settle_tail = world.words[WORDS.index(RingWord.SETTLE_TAIL)]
         has_room = mine["_settle_head"] - settle_tail < self.plan.settle_entries
-        has_work = world.words[WORDS.index(Word.HEAD)] != mine["_read"]
+        has_work = world.words[WORDS.index(RingWord.HEAD)] != mine["_read"]
         return "consumer_turn" if has_work and has_room else ""
 
     def _step(self, world: World, who: str, op: str) -> World:

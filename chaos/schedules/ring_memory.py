@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from chaos.schedules.stepping import Stepped
-from ringlog.ring.layout import RingIdentity, Word
+from ringlog.ring.layout import RingIdentity, RingWord
 
-WORDS = tuple(Word)
+WORDS = tuple(RingWord)
 Frozen = tuple[tuple[str, Any], ...]
 Store = tuple[str, int, Any]
 """(which part of the memory, where in it, what)."""
@@ -72,11 +72,11 @@ class StepMemory(Stepped):
 
     def load(self, word: int) -> int:
         """As RingMemory."""
-        return int(self.access(lambda: self.words[WORDS.index(Word(word))]))
+        return int(self.access(lambda: self.words[WORDS.index(RingWord(word))]))
 
     def store(self, word: int, value: int) -> None:
         """As RingMemory."""
-        self._store("words", WORDS.index(Word(word)), int(value))
+        self._store("words", WORDS.index(RingWord(word)), int(value))
 
     def read(self, index: int, length: int) -> bytearray:
         """As RingMemory."""

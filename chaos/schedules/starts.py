@@ -32,7 +32,7 @@ from ringlog.errors import StartRefused
 from ringlog.hardening import die_with_parent
 from ringlog.storage.disk import RealDisk
 from ringlog.supervision import run_dir
-from ringlog.supervision.ground import Ground
+from ringlog.supervision.engine_resources import EngineResources
 from ringlog.supervision.tree import build_tree
 
 STEP_S = 10.0
@@ -81,8 +81,8 @@ class _GatedDisk:
 
 def _config(root: Path) -> settings.Config:
     return settings.Config(
-        data=settings.Data(dir=str(root / "data"), min_free_bytes=0),
-        run=settings.Run(dir=str(root / "run"), allow_root=True),
+        data=settings.DataConfig(dir=str(root / "data"), min_free_bytes=0),
+        run=settings.RunConfig(dir=str(root / "run"), allow_root=True),
     )
 
 
@@ -109,11 +109,11 @@ def _engine(root: Path, gate: _Gate) -> None:
     tree = build_tree(config)
     disk: Any = _GatedDisk(gate)
     try:
-        ground = Ground(config, tree, disk=disk, clock=SystemClock(), is_cancelled=lambda: False)
+        ground = EngineResources(config, tree, disk=disk, clock=SystemClock(), is_cancelled=lambda: False)
     except StartRefused as e:
         gate.say("refused", e.message)
         return
-    gate.say("up", ground.boot_incarnation, ground.identity.take(), ground.shm_dir)
+    gate.say("up", ground.boot_incarnation, ground.identity.allocate_incarnation(), ground.shm_dir)
     gate.wait("serving")
     gate.say("down")
     ground.close()

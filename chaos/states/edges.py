@@ -17,7 +17,7 @@ from chaos.states.workload import Facts
 from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.storage.layout import decode_wal_header, parse_wal_name, wal_name
 from ringlog.testing import disk as d
-from ringlog.verify.wal_decoder import Walk
+from ringlog.verify.wal_decoder import WalFrameWalk
 
 STREAM = "/data/wal/shard-00"
 EDGES = "edges"
@@ -156,7 +156,7 @@ def _logs(image: Image) -> list[str]:
 
 
 def _stop(path: str, data: bytes) -> int:
-    walk = Walk(data, decode_wal_header(data, path).salt)
+    walk = WalFrameWalk(data, decode_wal_header(data, path).salt)
     for _ in walk.frames():
         continue
     return walk.stop

@@ -18,7 +18,7 @@ from chaos.states.judge import LATER_SALTS, Depth, judge, judge_trap, new_world
 from chaos.states.offline import Offline
 from chaos.states.workload import ALPHABET, DIRECTORIES, Facts, History, Workload
 from ringlog.testing import disk as d
-from ringlog.testing.shard_world import Marks
+from ringlog.testing.shard_world import SimulatedBoardMarks
 
 JUDGED_PER_COLLECTION = 200
 Steps = tuple[str, ...]
@@ -131,9 +131,9 @@ def record(steps: Iterable[str], salts: int = 0) -> tuple[History, Tree]:
 def cuts_of(history: History, tree: Tree) -> Iterator[tuple[int, Facts]]:
     """Numbers of the operations after which an end makes a difference, and what is true by then. `tree`
     follows."""
-    marks = Marks()
+    marks = SimulatedBoardMarks()
     for number, operation in enumerate(history.operations):
-        if isinstance(operation, d.Note):
+        if isinstance(operation, d.DiskNote):
             marks = operation.payload if operation.tag == "marks" else marks
             if operation.tag not in {"acked", "granted"}:
                 continue

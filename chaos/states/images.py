@@ -28,7 +28,7 @@ from ringlog.errors import InvariantViolation
 from ringlog.segment.layout import DEL
 from ringlog.testing import disk as d
 from ringlog.testing.simulated_disk import SimulatedDisk
-from ringlog.testing.simulated_file import SECTOR_BYTES, Change, Directory, FileNode, apply
+from ringlog.testing.simulated_file import SECTOR_BYTES, DirectoryNode, FileNode, UnsyncedChange, apply
 
 SUBSETS_MAX = 6
 SEEDED_SUBSETS = 64
@@ -40,7 +40,7 @@ EDGES_MAX = 16
 """Sector edges at which one write is torn: of a longer one the first and last eight."""
 
 
-Pending = tuple[FileNode, Change]
+Pending = tuple[FileNode, UnsyncedChange]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Image:
         """A disk that holds this image and nothing else."""
         disk = SimulatedDisk(*self.directories)
         for path, data in self.files.items():
-            disk.place(path, data)
+            disk.add_file(path, data)
         return disk
 
     def mount_below(self, cached: Image) -> SimulatedDisk:
@@ -96,7 +96,7 @@ class Image:
 class Tree:
     """The disk as the operations so far left it: what is durable, and what is pending in which order."""
 
-    root: Directory = field(default_factory=Directory)
+    root: DirectoryNode = field(default_factory=DirectoryNode)
     pending: list[Pending] = field(default_factory=list)
 
     def do(self, operation: d.Operation) -> None:
@@ -124,7 +124,7 @@ class Tree:
             case d.Rename(source, target):
                 node = self._file(source)
                 if posixpath.dirname(source) == posixpath.dirname(target):
-                    changes: dict[str, FileNode | Directory | None] = {
+                    changes: dict[str, FileNode | DirectoryNode | None] = {
                         posixpath.basename(source): None,
                         posixpath.basename(target): node,
                     }
@@ -136,7 +136,7 @@ class Tree:
             case d.Unlink(path) | d.RemoveDir(path):
                 self._parent(path).change({posixpath.basename(path): None})
             case d.MakeDir(path):
-                self._parent(path).change({posixpath.basename(path): Directory()})
+                self._parent(path).change({posixpath.basename(path): DirectoryNode()})
             case _:
                 raise InvariantViolation("no rule for a disk call", call=type(operation).__name__)
 
@@ -157,8 +157,8 @@ class Tree:
         """A directory that exists from the beginning."""
         at = self.root
         for name in filter(None, path.split("/")):
-            below = at.shown.setdefault(name, Directory())
-            assert isinstance(below, Directory)
+            below = at.shown.setdefault(name, DirectoryNode())
+            assert isinstance(below, DirectoryNode)
             at.durable[name] = below
             at = below
 
@@ -167,15 +167,15 @@ class Tree:
         node.change(offset, data, grows=grows)
         self.pending.append((node, node.pending[-1]))
 
-    def _directory(self, path: str) -> Directory:
+    def _directory(self, path: str) -> DirectoryNode:
         at = self.root
         for name in filter(None, path.split("/")):
             below = at.shown[name]
-            assert isinstance(below, Directory), path
+            assert isinstance(below, DirectoryNode), path
             at = below
         return at
 
-    def _parent(self, path: str) -> Directory:
+    def _parent(self, path: str) -> DirectoryNode:
         return self._directory(posixpath.dirname(path))
 
     def _file(self, path: str) -> FileNode:
@@ -221,12 +221,12 @@ class Tree:
                 for point in reached:
                     yield rest | {id(each): point}
 
-    def _directories(self) -> list[Directory]:
+    def _directories(self) -> list[DirectoryNode]:
         found, queue = [], [self.root]
         while queue:
             directory = queue.pop()
             found.append(directory)
-            queue += [each for each in directory.shown.values() if isinstance(each, Directory)]
+            queue += [each for each in directory.shown.values() if isinstance(each, DirectoryNode)]
         return found
 
     def _image(self, kept: Sequence[Pending], names: dict[int, int] | None) -> Image:
@@ -236,19 +236,19 @@ class Tree:
         """
         directories: list[str] = []
         files: dict[str, bytes] = {}
-        queue: list[tuple[str, Directory]] = [("", self.root)]
+        queue: list[tuple[str, DirectoryNode]] = [("", self.root)]
         while queue:
             path, directory = queue.pop()
             directories += [path] if path else []
             for name, node in _names(directory, names).items():
-                if isinstance(node, Directory):
+                if isinstance(node, DirectoryNode):
                     queue.append((f"{path}/{name}", node))
                 else:
                     files[f"{path}/{name}"] = _content(node, kept)
         return Image(tuple(sorted(directories)), files)
 
 
-def _names(directory: Directory, names: dict[int, int] | None) -> dict[str, FileNode | Directory]:
+def _names(directory: DirectoryNode, names: dict[int, int] | None) -> dict[str, FileNode | DirectoryNode]:
     if names is None:
         upto = directory.changes
     else:
@@ -299,7 +299,7 @@ def _overlap(kept: list[Pending]) -> bool:
     )
 
 
-def _stop(change: Change) -> float:
+def _stop(change: UnsyncedChange) -> float:
     """One past the last byte that a change decides; a length decides all behind it, unless it only grows."""
     if change.data is not None:
         return change.offset + len(change.data)
@@ -328,7 +328,7 @@ def _torn(kept: list[Pending]) -> Iterator[list[Pending]]:
     edges = [0, *range(first, len(data), SECTOR_BYTES), len(data)]
 
     def with_data(new: bytes) -> list[Pending]:
-        return [*kept[:-1], (node, Change(last.serial, last.offset, new))]
+        return [*kept[:-1], (node, UnsyncedChange(last.serial, last.offset, new))]
 
     inner, sectors = edges[1:-1], list(itertools.pairwise(edges))
     if len(inner) > EDGES_MAX:

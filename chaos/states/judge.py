@@ -22,10 +22,10 @@ from chaos.rigs.storage import COLD
 from chaos.states.images import Image
 from chaos.states.offline import Laid, Offline, Told
 from ringlog.errors import RinglogError
-from ringlog.frame.settle import S_FIRST_SEQ, entry_error
+from ringlog.frame.settle_entry import S_FIRST_SEQ, entry_error
 from ringlog.storage.disk import Disk
-from ringlog.testing.disk import Damage
-from ringlog.testing.shard_world import Gone, Marks, World
+from ringlog.testing.disk import PowerLossDamage
+from ringlog.testing.shard_world import ShardRunEnded, SimulatedBoardMarks, World
 from ringlog.testing.simulated_disk import SimulatedDisk
 
 AGAIN_MAX = 500_000
@@ -41,7 +41,7 @@ class Facts(Protocol):
     @property
     def model(self) -> Model: ...
     @property
-    def marks(self) -> Marks: ...
+    def marks(self) -> SimulatedBoardMarks: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def judge(
             _send_again(world, facts, how)
             _restart(world, observe(world), "what was appended after recovery is not there")
         return first
-    except (RinglogError, Gone, AssertionError) as e:
+    except (RinglogError, ShardRunEnded, AssertionError) as e:
         if isinstance(e, Broken):
             raise
         raise Broken(f"{type(e).__name__}: {e} {getattr(e, 'detail', '')}") from e
@@ -153,7 +153,7 @@ def judge_trap(durable: Image, cached: Image, facts: Facts, incarnation: int = 1
     try:
         world.start()
         shown = {n: dict(world.records(n)) for n in ("f",) if world.runs[0].core.directory.find(n)}
-        world.power_loss(0, Damage.LOST)
+        world.power_loss(0, PowerLossDamage.LOST)
         world.start()
         for name, records in shown.items():
             found = dict(world.records(name))
@@ -161,7 +161,7 @@ def judge_trap(durable: Image, cached: Image, facts: Facts, incarnation: int = 1
                 gone = sorted(set(records) - set(found))
                 raise Broken(f"topic {name}: records {gone} were shown after a failed sync and are gone")
         _check(observe(world), facts, POWER_LOSS)
-    except (RinglogError, Gone) as e:
+    except (RinglogError, ShardRunEnded) as e:
         raise Broken(f"{type(e).__name__}: {e}") from e
 
 
@@ -170,7 +170,7 @@ def _start(world: World, facts: Facts, how: How) -> None:
         world.start()
         return
     world.boot_incarnation = 1
-    world.marks = {0: Marks(facts.marks.published, facts.marks.durable)}
+    world.marks = {0: SimulatedBoardMarks(facts.marks.published, facts.marks.durable)}
     world.start_shard(0)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from chaos.states.images import Image, Tree
 from ringlog.testing import disk as d
-from ringlog.testing.simulated_file import SECTOR_BYTES, Change, Directory, FileNode
+from ringlog.testing.simulated_file import SECTOR_BYTES, DirectoryNode, FileNode, UnsyncedChange
 
 ORDERS_MAX = 6
 """Writes of one sector that are tried in every order; of more, each byte is looked at for itself."""
@@ -30,7 +30,7 @@ def replayed(operations: Sequence[d.Operation], base: Image) -> Tree:
     """The disk after these calls; notes among them are passed over."""
     tree = Tree.of(base)
     for operation in operations:
-        if not isinstance(operation, d.Note):
+        if not isinstance(operation, d.DiskNote):
             tree.do(operation)
     return tree
 
@@ -40,7 +40,7 @@ def why_illegal(tree: Tree, observed: Image, *, garbled_max: int = 0) -> str:
     return _why_below(tree.root, "", observed, garbled_max)
 
 
-def _why_below(directory: Directory, path: str, observed: Image, garbled_max: int) -> str:
+def _why_below(directory: DirectoryNode, path: str, observed: Image, garbled_max: int) -> str:
     seen = _names_below(observed, path)
     why = f"{path or '/'} holds {sorted(seen)}, which no prefix of its changes makes"
     for names in itertools.islice(_prefixes(directory), PREFIXES_MAX):
@@ -52,10 +52,10 @@ def _why_below(directory: Directory, path: str, observed: Image, garbled_max: in
     return why
 
 
-def _why_any(names: dict[str, FileNode | Directory], path: str, observed: Image, garbled_max: int) -> str:
+def _why_any(names: dict[str, FileNode | DirectoryNode], path: str, observed: Image, garbled_max: int) -> str:
     for name, node in names.items():
         full = f"{path}/{name}"
-        if isinstance(node, Directory):
+        if isinstance(node, DirectoryNode):
             if full in observed.files:
                 return f"{full} is a file and was made as a directory"
             why = _why_below(node, full, observed, garbled_max)
@@ -74,7 +74,7 @@ def _names_below(observed: Image, path: str) -> set[str]:
     return {posixpath.basename(each) for each in every if posixpath.dirname(each) in {path, path or "/"}}
 
 
-def _prefixes(directory: Directory) -> Iterator[dict[str, FileNode | Directory]]:
+def _prefixes(directory: DirectoryNode) -> Iterator[dict[str, FileNode | DirectoryNode]]:
     """The names after each prefix of the pending changes, all of them first."""
     states = [dict(directory.durable)]
     for change in directory.pending:
@@ -123,14 +123,14 @@ def _lengths(node: FileNode) -> set[int]:
     return found
 
 
-def _touches(made: Change, start: int, stop: int) -> bool:
+def _touches(made: UnsyncedChange, start: int, stop: int) -> bool:
     if made.data is None:
         # A shorter length clears what lay behind it, should the file grow again.
         return not made.grows and made.offset < stop
     return made.offset < stop and made.offset + len(made.data) > start
 
 
-def _sector_may_be(node: FileNode, pending: list[Change], start: int, found: bytes) -> bool:
+def _sector_may_be(node: FileNode, pending: list[UnsyncedChange], start: int, found: bytes) -> bool:
     before = bytes(node.durable[start : start + len(found)]).ljust(len(found), b"\0")
     pieces = [_piece(made, start, len(found)) for made in pending]
     if len(pieces) <= ORDERS_MAX:
@@ -146,7 +146,7 @@ def _sector_may_be(node: FileNode, pending: list[Change], start: int, found: byt
     )
 
 
-def _piece(made: Change, start: int, length: int) -> tuple[int, bytes]:
+def _piece(made: UnsyncedChange, start: int, length: int) -> tuple[int, bytes]:
     """(where in the sector, what): the part of a change that lies there; zeros for a shorter length."""
     if made.data is None:
         low = max(made.offset - start, 0)

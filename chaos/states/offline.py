@@ -22,7 +22,7 @@ from ringlog.testing.shard_world import DATA
 from ringlog.testing.simulated_disk import SimulatedDisk
 from ringlog.verify.frame_decoder import VerifyError, decode_frame
 from ringlog.verify.segment_decoder import DATA_HEADER_BYTES, read_data_header
-from ringlog.verify.wal_decoder import Walk, read_header
+from ringlog.verify.wal_decoder import WalFrameWalk, read_header
 
 APPEND = 1
 KEPT_MAX = 20_000
@@ -131,7 +131,7 @@ def _records_in(path: str, data: bytes) -> list[tuple[Record, bytes]]:
     try:
         if path.endswith(".log"):
             header = read_header(data)
-            frames: Any = [seen.frame for seen in Walk(data, header.salt, is_deep=True).frames()]
+            frames: Any = [seen.frame for seen in WalFrameWalk(data, header.salt, is_deep=True).frames()]
         elif path.endswith(".data"):
             frames = _frames_of_segment(data)
         else:

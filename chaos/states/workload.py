@@ -18,7 +18,7 @@ from chaos.rigs.steps import STEPS
 from chaos.rigs.storage import COLD
 from ringlog.envelope import messages as m
 from ringlog.testing import disk as d
-from ringlog.testing.shard_world import DATA, Marks
+from ringlog.testing.shard_world import DATA, SimulatedBoardMarks
 
 DIRECTORIES = (DATA, f"{DATA}/meta", COLD)
 """There from the beginning, as the engine's first start leaves them."""
@@ -43,7 +43,7 @@ class Facts:
 
     history: History
     number: int
-    marks: Marks
+    marks: SimulatedBoardMarks
 
     @cached_property
     def model(self) -> Model:
@@ -70,7 +70,7 @@ class Workload(Harness):
         """Do the steps; returns everything that happened."""
         with storage.counted_salts():
             for step in steps:
-                self.disk.note("step", step)
+                self.disk.add_note("step", step)
                 STEPS[step](self)
         for sent in self.model.frames:
             assert sent.first_seq, f"{sent} of {sent.topic} was never settled"
@@ -78,7 +78,7 @@ class Workload(Harness):
 
     def end(self) -> None:
         super().end()
-        self.disk.note("marks", Marks())
+        self.disk.add_note("marks", SimulatedBoardMarks())
 
     def send(self, topic: str, *batches: list[bytes]) -> None:
         self.need(topic)
@@ -92,14 +92,14 @@ class Workload(Harness):
 
     def grant(self, asked: Removal | TopicChange) -> None:
         super().grant(asked)
-        self.disk.note("granted")
+        self.disk.add_note("granted")
 
     def _settled(self, entry: list[int]) -> None:
         super()._settled(entry)
-        self.disk.note("acked")
+        self.disk.add_note("acked")
 
     def _watch(self, shard: int, effect: Any) -> None:
         super()._watch(shard, effect)
         if isinstance(effect, ev.PublishMarks):
             marks = self.world.marks[shard]
-            self.disk.note("marks", Marks(marks.published, marks.durable))
+            self.disk.add_note("marks", SimulatedBoardMarks(marks.published, marks.durable))

@@ -20,7 +20,7 @@ from chaos.sweeps.house import VISIBLE, Down, House, Image
 from chaos.sweeps.judge import CHANCE, ENDS, Known, end_and_judge
 from chaos.sweeps.workloads import BY_NAME, Workload
 from ringlog.errors import RinglogError
-from ringlog.testing.disk import Fault, FaultyDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk
 from ringlog.testing.faulty_disk import Kind, OpClass
 
 ERRORS: tuple[Kind, ...] = ("EIO", "ENOSPC", "EAGAIN", "ESTALE", "short")
@@ -90,13 +90,13 @@ class Case:
 class CountingDisk(FaultyDisk):
     """A FaultyDisk that keeps the classes of the changing calls in order."""
 
-    def __init__(self, inner: Any, *plan: Fault) -> None:
+    def __init__(self, inner: Any, *plan: DiskFault) -> None:
         super().__init__(inner, *plan)
         self.made: list[tuple[OpClass, int]] = []
         self.looked: list[tuple[OpClass, int]] = []
         """Calls that read, list or look."""
 
-    def _due(self, op: OpClass, *, changes: bool = True) -> Fault | None:
+    def _due(self, op: OpClass, *, changes: bool = True) -> DiskFault | None:
         due = super()._due(op, changes=changes)
         if changes:
             self.made.append((op, self.calls[op]))
@@ -177,7 +177,7 @@ def run_ends(
     """
     try:
         house = _fault(chosen[0], image)
-    except AssertionError as e:  # Broken, and OrderBroken of the disk that watches
+    except AssertionError as e:  # Broken, and SyncOrderViolation of the disk that watches
         found(str(e), chosen[0])
         return None
     told = house.model.copy()
@@ -195,7 +195,7 @@ def _fault(case: Case, image: Image) -> House:
     """A house after the act of a case, its fault over."""
     workload = BY_NAME[case.workload]
     house = begin(workload, image)
-    house.faulty.plan = [Fault(case.op, case.nth, case.kind, case.always)]
+    house.faulty.plan = [DiskFault(case.op, case.nth, case.kind, case.always)]
     try:
         act(workload, house)
     except (RinglogError, AssertionError, LookupError, TypeError, ValueError) as e:
@@ -228,9 +228,9 @@ def run_lie(workload: Workload, image: Image, seed: int, *, directories: bool) -
     cannot go on from there. Raises Broken.
     """
     house = begin(workload, image, LyingDirectories if directories else FaultyDisk)
-    house.base.lie = not directories
+    house.base.ignore_syncs = not directories
     act(workload, house)
-    house.base.lie = False
+    house.base.ignore_syncs = False
     try:
         house.world.power_loss(seed)
         house.monitor.power_loss(house.base.exists)

@@ -13,8 +13,8 @@ from typing import Any
 
 from actors.gateway import events as ev
 from actors.gateway.auth import KeyRing, Principal
-from actors.gateway.core import Gateway, Identity
-from actors.gateway.rights import SCOPES
+from actors.gateway.core import GatewayCore, GatewayIdentity
+from actors.gateway.permissions import SCOPES
 from chaos.order import Broken
 from chaos.sweeps.lines import ROOT, Line, TooFew, Tracer, Unexpected
 from ringlog.contract import DrainRequested, Reply, Tick
@@ -43,7 +43,7 @@ class Outcome:
 
 def converse() -> Outcome:
     """The conversation."""
-    core = Gateway(Identity("e" * 32, "0", 1, 2, 9, 4096), KEYS)
+    core = GatewayCore(GatewayIdentity("e" * 32, "0", 1, 2, 9, 4096), KEYS)
     outcome = Outcome()
     now_ns = 0
 
@@ -55,15 +55,15 @@ def converse() -> Outcome:
             effect = waiting.pop(0)
             if isinstance(effect, Reply):
                 outcome.answered.add(effect.corr)
-            elif isinstance(effect, ev.Failed):
+            elif isinstance(effect, ev.LogRequestFailure):
                 outcome.failed.append(effect.error)
             answer = _answer(effect)
             if answer is not None:
                 waiting += core.handle([answer])
 
     for corr, (user, message) in enumerate(MESSAGES, 1):
-        feed(ev.Asked(CLIENT, user, corr, message))
-    feed(ev.ClientGone(CLIENT))
+        feed(ev.ClientRequestReceived(CLIENT, user, corr, message))
+    feed(ev.ClientDisconnected(CLIENT))
     feed(ev.KeysLoaded(KEYS))
     feed(DrainRequested())
     return outcome

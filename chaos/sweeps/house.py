@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import xxhash
 
-from actors.reclaimer.rounds import Reclaimer
-from actors.reclaimer.scrub import items
+from actors.reclaimer.reclaim_round import Reclaimer
+from actors.reclaimer.scrub_pass import scrub_items
 from actors.reclaimer.scrubber import Scrubber
 from actors.wal_shard import events as ev
 from chaos.rigs.harness import Harness
@@ -29,16 +29,16 @@ from chaos.rigs.storage import (
     reclaimer_numbers,
     reclaimer_of,
 )
-from ringlog.config import Storage
+from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable, DiskError, NotReady, Refused, RequestTimeout, RinglogError
-from ringlog.frame.settle import S_TOPIC, entry_error
+from ringlog.frame.settle_entry import S_TOPIC, entry_error
 from ringlog.limits import KIB
 from ringlog.storage.layout import META_DIR
-from ringlog.testing.checkpoints import Asking, checkpoint
+from ringlog.testing.checkpoints import WorldShardRequests, checkpoint
 from ringlog.testing.disk import FaultyDisk, Monitor, SimulatedDisk
-from ringlog.testing.shard_world import DATA, Gone
-from ringlog.tier.copies import Copies
+from ringlog.testing.shard_world import DATA, ShardRunEnded
+from ringlog.tier.copies import SegmentCopies
 from ringlog.types import Durability
 
 SETTINGS: dict[str, Any] = {
@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
 MINUTE_S = 61.0
 """Rounds that asked nothing new of the shards come this far apart."""
 RESTARTS_MAX = 3
-VISIBLE = (DiskError, Refused, RequestTimeout, ColdUnavailable, Gone)
+VISIBLE = (DiskError, Refused, RequestTimeout, ColdUnavailable, ShardRunEnded)
 """How an operation may fail: with an error that whoever asked gets to see."""
 
 
@@ -76,11 +76,11 @@ class Image:
         """A disk of its own."""
         disk = SimulatedDisk(*self.directories)
         for path, data in self.files.items():
-            disk.place(path, data)
+            disk.add_file(path, data)
         return disk
 
 
-class _Asking(Asking):
+class _Asking(WorldShardRequests):
     """Asks the shard of a house, whose disk may fail meanwhile."""
 
     def __init__(self, house: House) -> None:
@@ -258,7 +258,7 @@ class House(Harness):
             if self._reclaimer is None:
                 self._reclaimer = self._new_reclaimer()
             with counted_salts(self._salts):
-                self._reclaimer.round()
+                self._reclaimer.run_round()
         except VISIBLE:
             self.model.failed += 1
             self._reclaimer = None
@@ -267,17 +267,22 @@ class House(Harness):
         self.world.incarnation += 1
         numbers = reclaimer_numbers(self.world.incarnation)
         return reclaimer_of(
-            self.faulty, asked_by(self.asking), Storage(**SETTINGS), numbers, self.world.clock, self.copies()
+            self.faulty,
+            asked_by(self.asking),
+            StorageConfig(**SETTINGS),
+            numbers,
+            self.world.clock,
+            self.copies(),
         )
 
-    def copies(self) -> Copies:
+    def copies(self) -> SegmentCopies:
         """Both tiers."""
         return cold_copies(self.faulty)
 
     def relocate(self, hot_segments: int = 1) -> None:
         """One round of a relocator that was just started."""
         mover = mover_of(self.world, self.asking, hot_segments)
-        self.try_to(mover.round)
+        self.try_to(mover.run_round)
         self.model.failed += mover.counts.failed
 
     def segments(self) -> list[m.SegmentRef]:
@@ -292,7 +297,7 @@ class House(Harness):
         )
         findings: list[str] = []
         refs = self.try_to(self.segments) or []
-        for item in items(refs, self.try_to(scrubber.snapshots) or []):
-            found = self.try_to(lambda item=item: scrubber.verify(item, heals=True))  # type: ignore[misc]
+        for item in scrub_items(refs, self.try_to(scrubber.list_snapshots) or []):
+            found = self.try_to(lambda item=item: scrubber.verify_item(item, heals=True))  # type: ignore[misc]
             findings += found or []
         return findings

@@ -10,7 +10,7 @@ from chaos.order import Broken
 from chaos.rigs.judge import KILL, POWER_LOSS, How, Seen, check, observe, require_same
 from chaos.sweeps.house import House
 from ringlog.errors import RinglogError
-from ringlog.testing.disk import Damage
+from ringlog.testing.disk import PowerLossDamage
 
 CHANCE = How("power loss, by chance", is_power_loss=True)
 ENDS = (POWER_LOSS, KILL, CHANCE)
@@ -118,7 +118,7 @@ def _end(house: House, how: How, seed: int) -> None:
     if how == KILL:
         house.world.kill()
     else:
-        house.world.power_loss(seed, Damage.LOST if how == POWER_LOSS else None)
+        house.world.power_loss(seed, PowerLossDamage.LOST if how == POWER_LOSS else None)
         house.monitor.power_loss(house.base.exists)
     house.faulty.paths.clear()
     house.world.runs.clear()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from chaos.sweeps.house import MINUTE_S, House, Image
 from ringlog.segment.layout import DATA as PART
 from ringlog.storage.disk import Disk
-from ringlog.supervision.identity import Identity
+from ringlog.supervision.identity import EngineIdentity
 from ringlog.testing.shard_world import DATA
 
 BIG = 48 << 10
@@ -33,7 +33,7 @@ class Workload:
     def image(self) -> Image:
         """The disk on which every run begins."""
         house = House()
-        Identity(house.base, DATA).begin("", NUMBERS)
+        EngineIdentity(house.base, DATA).record_start("", NUMBERS)
         house.start()
         house.put("f", durability="fsync")
         house.put("d", durability="disk")
@@ -161,8 +161,8 @@ def _rotten(house: House) -> None:
     _sealed(house)
     house.has_rot = True
     for ref in house.segments():
-        house.copies().send_index(ref.stem)
-        house.copies().send(ref.stem + PART)
+        house.copies().upload_index_parts(ref.stem)
+        house.copies().upload_part(ref.stem + PART)
         path = f"{DATA}/{ref.stem}{PART}"
         fd = house.base.open_marks(path)
         house.base.write_at(fd, [b"rotten"], house.base.size(fd) - 100)
@@ -179,9 +179,9 @@ def _orderly(house: House) -> None:
     disk: Disk = house.faulty
 
     def identify() -> None:
-        identity = Identity(disk, DATA)
-        identity.begin("", 4)
-        identity.take()
+        identity = EngineIdentity(disk, DATA)
+        identity.record_start("", 4)
+        identity.allocate_incarnation()
 
     for _ in range(2):
         house.try_to(house.world.stop)

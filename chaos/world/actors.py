@@ -9,10 +9,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from actors.compactor.checkpoint import Checkpoint, Workplace
-from actors.compactor.schedule import Schedule, Waiting
-from actors.compactor.shards import Shard
-from actors.reclaimer import rounds as reclaimer_rounds
+from actors.compactor.checkpoint import CheckpointContext, CheckpointTask
+from actors.compactor.schedule import CheckpointBacklog, CheckpointSchedule
+from actors.compactor.shard_client import CompactorShardClient
+from actors.reclaimer import reclaim_round as reclaimer_rounds
 from actors.relocator.core import ColdReads, Fetch, Fetched, PartChanged
 from actors.relocator.mover import Mover
 from chaos.order import Broken
@@ -37,9 +37,9 @@ from ringlog.segment.layout import (
 )
 from ringlog.segment.segment import find_segments
 from ringlog.testing.shard_world import DATA, ENGINE_ID
-from ringlog.tier.copies import Copies
+from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
-from ringlog.tier.ownership import claim
+from ringlog.tier.ownership import claim_store
 
 DAMAGE_WORDS = frozenset({"index not readable", "segments not rewritten"})
 
@@ -54,11 +54,11 @@ def listening(engine: Engine) -> Iterator[None]:
             engine.damage = f"{event}: {reason}"
 
     module: Any = reclaimer_rounds
-    said, module.say = module.say, hear
+    said, module.log_event = module.log_event, hear
     try:
         yield
     finally:
-        module.say = said
+        module.log_event = said
 
 
 class Asking:
@@ -86,44 +86,46 @@ class CompactorActor:
     def __init__(self, engine: Engine, child: Child, process: Process) -> None:
         self.engine, self.process = engine, process
         disk, config, loop = engine.disk_for(process), engine.config, engine.loop
-        self.schedule = Schedule(
+        self.schedule = CheckpointSchedule(
             engine.base.shards, file_bytes=engine.base.file_bytes, age_ms=config.storage.segment_age_ms,
             now_ns=loop.monotonic_ns(),
         )  # fmt: skip
         stems = map(parse_stem, find_segments(disk, DATA))
         numbers = [parsed[2] for parsed in stems if parsed is not None]
         numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | process.incarnation << 24)
-        self.place = Workplace(
+        self.place = CheckpointContext(
             disk=disk, data_dir=DATA, engine_id=ENGINE_ID, storage=config.storage, clock=loop,
-            numbers=NumberAllocator(MAKER_COMPACTOR, numbers), beat=process.point,
+            numbers=NumberAllocator(MAKER_COMPACTOR, numbers), heartbeat=process.point,
         )  # fmt: skip
         self.tickets = 0
         child.actor, child.was_ready = self, True
 
     def run(self) -> None:
         """Look at the shards in turn, for ever."""
-        shards = [Shard(Asking(self.engine), number) for number in range(self.engine.base.shards)]
+        shards = [
+            CompactorShardClient(Asking(self.engine), number) for number in range(self.engine.base.shards)
+        ]
         loop = self.engine.loop
         while True:
             number = self.schedule.next_shard(loop.now_ns)
             if number is None:
-                loop.pause(min(0.2, max(0.001, (self.schedule.next_look_ns() - loop.now_ns) / NS)))
+                loop.pause(min(0.2, max(0.001, (self.schedule.next_poll_ns() - loop.now_ns) / NS)))
             else:
                 self._look_at(shards[number])
 
     def want(self) -> None:
         """An operator, or the reclaimer, asks for snapshots."""
         self.tickets += 1
-        self.schedule.want(self.tickets, self.engine.loop.now_ns)
+        self.schedule.request_checkpoints(self.tickets, self.engine.loop.now_ns)
 
-    def _look_at(self, shard: Shard) -> None:
+    def _look_at(self, shard: CompactorShardClient) -> None:
         started_ns, counts = self.engine.loop.now_ns, self.engine.counts
         try:
-            look = shard.look(roll=self.schedule.must_roll(shard.number, started_ns))
-            waiting = Waiting(tuple(each.stop - each.start for each in look.files), look.log_bytes)
+            look = shard.fetch_plan_summary(roll=self.schedule.must_roll(shard.number, started_ns))
+            waiting = CheckpointBacklog(tuple(each.stop - each.start for each in look.files), look.log_bytes)
             if not self.schedule.is_due(shard.number, waiting, started_ns):
                 return
-            made = Checkpoint(self.place, shard, shard.plan()).run()
+            made = CheckpointTask(self.place, shard, shard.fetch_plan()).run()
         except InvariantViolation:
             raise
         except CorruptData as e:
@@ -131,7 +133,7 @@ class CompactorActor:
         except RinglogError as e:
             counts["checkpoints failed"] += 1
             self.engine.tell("", f"checkpoint of shard {shard.number} failed: {e}")
-            self.schedule.failed(shard.number, self.engine.loop.now_ns)
+            self.schedule.checkpoint_failed(shard.number, self.engine.loop.now_ns)
         else:
             counts["checkpoints"] += 1
             counts["segments"] += made.segments
@@ -139,7 +141,7 @@ class CompactorActor:
             self.engine.tell(
                 "", f"checkpoint of shard {shard.number}: snapshot {made.snapshot}, {made.segments} segments"
             )
-            self.schedule.done(shard.number, self.engine.loop.now_ns)
+            self.schedule.checkpoint_done(shard.number, self.engine.loop.now_ns)
 
 
 def compactor(engine: Engine, child: Child, process: Process) -> None:
@@ -166,14 +168,15 @@ def reclaimer(engine: Engine, child: Child, process: Process) -> None:
 
     actor = reclaimer_of(
         disk, asked_by(Asking(engine)), settings, reclaimer_numbers(process.incarnation), loop,
-        Copies(disk, DATA, store), shards=engine.base.shards, later=later, want_checkpoint=want_checkpoint,
+        SegmentCopies(disk, DATA, store), shards=engine.base.shards, later=later,
+        want_checkpoint=want_checkpoint,
     )  # fmt: skip
     child.actor, child.was_ready = actor, True
     before: Counter[str] = Counter()
     while True:
         loop.pause(settings.reclaim_interval_s)
         try:
-            actor.round()
+            actor.run_round()
         except ShuttingDown:
             engine.counts["rounds cut short"] += 1
         if engine.damage:
@@ -197,7 +200,7 @@ class RelocatorActor:
         self.reads = ColdReads(cold.cache_bytes, round(cold.timeout_s * 1e9))
         asking = Asking(engine)
         self.mover = Mover(
-            Copies(self.disk, DATA, self.store), cold, shards=engine.base.shards,
+            SegmentCopies(self.disk, DATA, self.store), cold, shards=engine.base.shards,
             ask=lambda shard, message, wanted: asking.ask(shard, message, wanted).message, clock=loop,
             jitter=engine.rng.random, on_change=self._changed,
         )  # fmt: skip
@@ -245,15 +248,17 @@ class RelocatorActor:
         while True:
             loop.pause(engine.config.cold.interval_s)
             try:
-                is_ours = is_ours or claim(self.store, self.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
+                is_ours = (
+                    is_ours or claim_store(self.store, self.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
+                )
                 if is_ours:
-                    self.mover.round()
+                    self.mover.run_round()
             except (ColdUnavailable, DiskError, ShuttingDown) as e:
                 engine.tell("", f"relocator: {e}")
             except CorruptData as e:
                 raise Broken(f"the relocator finds damage, and nothing was damaged: {e} {e.detail}") from e
-            if self.mover.patience.quarantined:
-                raise Broken(f"the relocator finds damage in {sorted(self.mover.patience.quarantined)}")
+            if self.mover.backoff.quarantined:
+                raise Broken(f"the relocator finds damage in {sorted(self.mover.backoff.quarantined)}")
             engine.counts["segments moved"] += self.mover.counts.moved - moved
             moved = self.mover.counts.moved
 

@@ -21,7 +21,7 @@ from chaos.world.tasks import Process, Signal
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError, StaleEpoch, TopicNotFound
 from ringlog.frame import encode_records, frame
-from ringlog.frame.settle import (
+from ringlog.frame.settle_entry import (
     FLAG_DEDUPED,
     FLAGS_SHIFT,
     S_COUNT_STATUS,

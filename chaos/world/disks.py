@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chaos.world.tasks import Loop, Process
-from ringlog.storage.disk import Disk, failed
-from ringlog.storage.gather import Buffer
-from ringlog.testing.disk import Fault, FaultyDisk
+from ringlog.storage.disk import Disk, disk_error
+from ringlog.storage.vectored_write import Buffer
+from ringlog.testing.disk import DiskFault, FaultyDisk
 from ringlog.testing.faulty_disk import Kind, OpClass
 
 FAULTS: tuple[tuple[OpClass, Kind], ...] = (
@@ -59,7 +59,7 @@ class Weather:
         self.is_full = False
         self.slow_until_ns = 0
 
-    def meet(self, who: str, op: OpClass) -> Fault | None:
+    def meet(self, who: str, op: OpClass) -> DiskFault | None:
         """What this call meets."""
         if op in SYNCS and self.loop.now_ns < self.slow_until_ns:
             self.met["slow sync"] += 1
@@ -70,7 +70,7 @@ class Weather:
                 if armed.countdown <= 0:
                     self.armed.remove(armed)
                     self.met[f"{op} {armed.kind}"] += 1
-                    return Fault(op, 1, armed.kind)
+                    return DiskFault(op, 1, armed.kind)
         return None
 
 
@@ -82,7 +82,7 @@ class ProcessDisk(FaultyDisk):
         self._process, self._weather = process, weather
         process.disks.append(self)
 
-    def _due(self, op: OpClass, *, changes: bool = True) -> Fault | None:
+    def _due(self, op: OpClass, *, changes: bool = True) -> DiskFault | None:
         self.calls[op] += 1
         self._process.point()
         return self._weather.meet(self._process.kind, op)
@@ -116,4 +116,4 @@ class ProcessDisk(FaultyDisk):
         if self._weather.is_full:
             self._process.point()
             self._weather.met["full"] += 1
-            raise failed(call, path, errno.ENOSPC)
+            raise disk_error(call, path, errno.ENOSPC)

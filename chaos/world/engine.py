@@ -20,7 +20,7 @@ from chaos.order import Broken
 from chaos.world.disks import ProcessDisk, Weather
 from chaos.world.model import Model
 from chaos.world.tasks import NS, Halted, Loop, Process, Signal
-from ringlog.config import Cold, Config, Delivery, Storage, Wal
+from ringlog.config import ColdConfig, Config, DeliveryConfig, StorageConfig, WalConfig
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     CorruptData,
@@ -31,18 +31,18 @@ from ringlog.errors import (
     RequestTimeout,
     ShuttingDown,
     StartRefused,
-    refusal,
+    error_from_status,
 )
 from ringlog.runtime.process import exit_code_for
 from ringlog.storage.disk import replace_file
 from ringlog.storage.identity_file import ENGINE_FILE, encode_identity
 from ringlog.storage.layout import META_DIR
-from ringlog.supervision.identity import Identity
-from ringlog.supervision.restart import Exit, GiveUp, History, Wait, decide
+from ringlog.supervision.identity import EngineIdentity
+from ringlog.supervision.restart import ChildExit, DeathHistory, GiveUp, RestartAt, decide
 from ringlog.supervision.tree import ChildSpec, build_tree
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.monitor_disk import Monitor
-from ringlog.testing.shard_world import DATA, ENGINE_ID, Marks, World
+from ringlog.testing.shard_world import DATA, ENGINE_ID, SimulatedBoardMarks, World
 
 COLD = "/cold"
 BOOT_S = (0.02, 0.2)
@@ -82,7 +82,7 @@ class Child:
 
     spec: ChildSpec
     process: Process | None = None
-    history: History = field(default_factory=History)
+    history: DeathHistory = field(default_factory=DeathHistory)
     was_ready: bool = False
     inbox: deque[Request] = field(default_factory=deque)
     bell: Signal | None = None
@@ -101,14 +101,16 @@ class Engine:
         self.story: deque[tuple[int, str, str]] = deque(maxlen=STORY_EVENTS_MAX)
         self.config = Config(
             # Nobody watches here: a scheduler keeps nothing, and `kills` has it in real processes.
-            delivery=Delivery(schedulers=0),
-            wal=Wal(shards=options["shards"], file_bytes=1 << 20, flush_interval_ms=options["flush_ms"]),
-            storage=Storage(
+            delivery=DeliveryConfig(schedulers=0),
+            wal=WalConfig(shards=options["shards"], file_bytes=1 << 20,
+            flush_interval_ms=options["flush_ms"]),
+            storage=StorageConfig(
                 segment_bytes=options["segment_bytes"], own_segment_bytes=options["own_bytes"],
                 segment_age_ms=options["age_ms"], reclaim_interval_s=1.0, reclaim_bytes_per_s=1 << 40,
                 compression=options["compression"],
             ),
-            cold=Cold(dir=COLD if options["has_cold"] else "", hot_segments=options["hot"], interval_s=1.0),
+            cold=ColdConfig(dir=COLD if options["has_cold"] else "", hot_segments=options["hot"],
+            interval_s=1.0),
         )  # fmt: skip
         self.base = World(
             self.disk, shards=options["shards"], file_bytes=options["file_bytes"],
@@ -124,7 +126,7 @@ class Engine:
         self.disk.make_dir(f"{DATA}/{META_DIR}")
         self.disk.sync_dir(DATA)
         replace_file(self.disk, f"{DATA}/{META_DIR}", ENGINE_FILE, encode_identity(ENGINE_ID.hex(), 1, ""))
-        self._identity: Identity | None = None
+        self._identity: EngineIdentity | None = None
         self._supervisor: Process | None = None
         self._to_start: deque[Child] = deque()
         self._orders = Signal(loop)
@@ -165,12 +167,12 @@ class Engine:
         supervisor = self._supervisor
         assert supervisor is not None
         disk = self.disk_for(supervisor)
-        self._identity = Identity(disk, DATA)
-        self.base.boot_incarnation = self._identity.begin("/shm", len(self.children))
+        self._identity = EngineIdentity(disk, DATA)
+        self.base.boot_incarnation = self._identity.record_start("/shm", len(self.children))
         boot_id, published = self._left
         if boot_id != self.base.boot_id or set(published) != set(range(self.base.shards)):
             published = {}
-        self.base.marks = {n: Marks(published.get(n, (0, 0))) for n in range(self.base.shards)}
+        self.base.marks = {n: SimulatedBoardMarks(published.get(n, (0, 0))) for n in range(self.base.shards)}
         for child in self.children.values():
             self._start_child(child)
         while True:
@@ -182,7 +184,7 @@ class Engine:
     def _start_child(self, child: Child) -> None:
         """In the supervisor's task: a number first, durable as taken."""
         assert self._identity is not None
-        number = self._identity.take()
+        number = self._identity.allocate_incarnation()
         if number <= self.base.incarnation:
             raise Broken(f"incarnation {number} is given out after {self.base.incarnation}")
         self.base.incarnation = number
@@ -253,8 +255,8 @@ class Engine:
         self._forget(child)
         if not self.is_up or self.is_stopping or code == ExitCode.OK:
             return
-        ended = Exit(code, child.was_ready)
-        child.history = child.history.after(child.spec, ended, self.loop.now_ns)
+        ended = ChildExit(code, child.was_ready)
+        child.history = child.history.with_death(child.spec, ended, self.loop.now_ns)
         decision = decide(child.spec, child.history, ended, self.loop.now_ns)
         if isinstance(decision, GiveUp):
             self.counts["given up"] += 1
@@ -262,7 +264,7 @@ class Engine:
             # An operator looks after it.
             self.loop.at(self.rng.uniform(0.2, 1.0), self._restart_by_hand(self.generation))
             return
-        delay_ns = decision.until_ns - self.loop.now_ns if isinstance(decision, Wait) else 0
+        delay_ns = decision.until_ns - self.loop.now_ns if isinstance(decision, RestartAt) else 0
         generation = self.generation
 
         def again() -> None:
@@ -405,5 +407,5 @@ class Engine:
             raise NotReady("it ended meanwhile", outcome="unknown")
         reply, attached = found[0]
         if isinstance(reply, m.ErrorReply):
-            raise refusal(reply.status, reply.message, reply.detail)
+            raise error_from_status(reply.status, reply.message, reply.detail)
         return reply, attached

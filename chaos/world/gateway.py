@@ -9,13 +9,13 @@ import numpy as np
 
 from actors.gateway import events as ev
 from actors.gateway.auth import LOCAL_ID, KeyRing
-from actors.gateway.core import Gateway, Identity
-from actors.gateway.files import read_files
+from actors.gateway.core import GatewayCore, GatewayIdentity
+from actors.gateway.frame_reader import read_files
 from chaos.world.engine import Child, Engine, Ring
 from chaos.world.tasks import NS, Process, Signal
 from ringlog.contract import Reply, Tick
 from ringlog.errors import NotReady, RequestTimeout, RinglogError
-from ringlog.storage.reader import Mark
+from ringlog.storage.reader import LogHighWatermark
 from ringlog.testing.shard_world import DATA, ENGINE_ID
 
 APPEND_NS = 4 * NS
@@ -30,10 +30,10 @@ class GatewayActor:
     def __init__(self, engine: Engine, child: Child, process: Process) -> None:
         self.engine, self.child, self.process = engine, child, process
         self.disk = engine.disk_for(process)
-        identity = Identity(
+        identity = GatewayIdentity(
             ENGINE_ID.hex(), "0", 1, engine.base.shards, process.incarnation, RING_FRAME_BYTES_MAX
         )
-        self.core = Gateway(identity, KeyRing(admits_all=True))
+        self.core = GatewayCore(identity, KeyRing(admits_all=True))
         self.events: list[Any] = []
         self.rings: dict[int, Ring] = {}
         self.pushed: dict[int, tuple[int, list[Any], int]] = {}
@@ -60,7 +60,9 @@ class GatewayActor:
             self.corr += 1
             self.answers[self.corr] = request.answer
             self.events.append(
-                ev.Asked(b"%d" % self.corr, LOCAL_ID, self.corr, request.message, request.attachment)
+                ev.ClientRequestReceived(
+                    b"%d" % self.corr, LOCAL_ID, self.corr, request.message, request.attachment
+                )
             )
         self._take_settlements()
         self._compare()
@@ -84,7 +86,7 @@ class GatewayActor:
                 self.process.spawn(lambda: self._read_cold(effect))
             case ev.WatchTopic():
                 self.watches[effect.ticket] = effect
-            case ev.Unwatch():
+            case ev.UnwatchTopic():
                 self.watches.pop(effect.ticket, None)
             case _:
                 raise AssertionError(f"an effect that this world does not know: {effect}")
@@ -137,23 +139,24 @@ class GatewayActor:
             return ev.FramesRead(effect.ticket, 0, 0, 0, effect.after, None, NotReady("no such shard"))
         return read_files(
             effect, data_dir=DATA, shm_dir="/shm", disk=self.disk,
-            marks=lambda is_volatile: Mark(0, 0) if is_volatile else Mark(*marks.published),
+            marks=lambda is_volatile: LogHighWatermark(0,
+            0) if is_volatile else LogHighWatermark(*marks.published),
         )  # fmt: skip
 
     def _read_cold(self, effect: ev.ReadCold) -> None:
         try:
             _, data = self.engine.ask(self.engine.child("relocator"), effect.wanted)
         except RinglogError as e:
-            self._told(ev.ColdArrived(effect.ticket, None, e))
+            self._told(ev.ColdReadCompleted(effect.ticket, None, e))
         else:
-            self._told(ev.ColdArrived(effect.ticket, data))
+            self._told(ev.ColdReadCompleted(effect.ticket, data))
 
     def _compare(self) -> None:
         """Whose topic has moved?"""
         for ticket, watch in list(self.watches.items()):
             if self.engine.base.published.get(watch.topic_id) != watch.head_seq:
                 del self.watches[ticket]
-                self.events.append(ev.TopicMoved(ticket))
+                self.events.append(ev.TopicHeadChanged(ticket))
 
 
 def gateway(engine: Engine, child: Child, process: Process) -> None:

@@ -9,17 +9,17 @@ import random
 from typing import Any
 
 from actors.gateway import events as gateway_events
-from actors.gateway.files import read_files
-from actors.gateway.replies import plan_of, read_reply
+from actors.gateway.frame_reader import read_files
+from actors.gateway.replies import plan_for_read, read_reply
 from chaos.order import Broken
 from chaos.world.clients import Client
 from chaos.world.engine import Engine
 from chaos.world.model import Model
-from ringlog.client.portion import Portion
-from ringlog.client.remote_source import hidden_numbers, received
+from ringlog.client.read.fetch_result import FetchResult
+from ringlog.client.read.remote_source import decode_received_frames, hidden_numbers
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, NotReady, Refused, RinglogError, TopicNotFound
-from ringlog.storage.reader import Mark
+from ringlog.storage.reader import LogHighWatermark
 from ringlog.testing.shard_world import DATA
 
 READ_TRIES = 6
@@ -89,7 +89,7 @@ class Reader(Client):
                 self.infos.pop(message.topic, None)
                 raise
             assert isinstance(located, m.Located), located
-            plan = plan_of(message, located)
+            plan = plan_for_read(message, located)
             self.engine.loop.pause(self.rng.choice((0.0, 0.0, 0.01, 0.3)))
             read = self._look(message, located, plan)
             if read.error is None and (read.frames or read.examined > plan.after or plan.after >= plan.stop):
@@ -117,7 +117,7 @@ class Reader(Client):
             )  # fmt: skip
             read = read_files(
                 wanted, data_dir=DATA, shm_dir="/shm", disk=self.disk,
-                marks=lambda _: Mark(*marks.published),
+                marks=lambda _: LogHighWatermark(*marks.published),
             )  # fmt: skip
             if read.cold is None:
                 return read
@@ -128,13 +128,13 @@ class Reader(Client):
 def _records(data: Any, reply: m.ReadReply) -> list[tuple[int, bytes]]:
     """What the library makes of an answer: its own decoding of frames that overlap and of hidden records."""
     sent = memoryview(bytes(data or b""))
-    runs = received(reply.topic, reply.frames, reply.after, sent) if reply.frames else []
-    portion = Portion(
+    runs = decode_received_frames(reply.topic, reply.frames, reply.after, sent) if reply.frames else []
+    portion = FetchResult(
         reply.epoch, reply.head_seq, reply.earliest_seq, None, reply.after, runs, reply.next_after,
         hidden_numbers(reply),
     )  # fmt: skip
     found: list[tuple[int, bytes]] = []
-    for piece in portion.pieces(reply.topic):
+    for piece in portion.batches(reply.topic):
         seqs, payloads = piece.seqs.tolist(), piece.payload_views()
         found += [(seq, bytes(payload or b"")) for seq, payload in zip(seqs, payloads, strict=True)]
     return found

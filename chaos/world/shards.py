@@ -11,8 +11,8 @@ from chaos.world.tasks import NS, Process
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import Refused
-from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, S_TOPIC
-from ringlog.testing.shard_world import Run
+from ringlog.frame.settle_entry import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, S_TOPIC
+from ringlog.testing.shard_world import ShardRun
 from ringlog.types import Durability
 
 REQUESTS_PER_TURN = 16
@@ -55,7 +55,7 @@ class ShardActor:
     def watch(self, effect: Any) -> None:
         """Just after an effect: was it its turn (O2)? Then a place to die."""
         kind = type(effect)
-        if kind is ev.WriteGroup:
+        if kind is ev.WriteBatch:
             self._group_stop = effect.offset + effect.length
         elif kind is ev.OpenFile:
             self._group_stop = 0
@@ -186,7 +186,7 @@ class ShardActor:
         self.engine.counts["orderly stops"] += 1
 
 
-class _Run(Run):
+class _Run(ShardRun):
     """A Run that hands out settlements and replies as they come."""
 
     def __init__(self, actor: ShardActor, incarnation: int) -> None:

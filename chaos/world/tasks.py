@@ -121,7 +121,7 @@ class Loop:
         """Wait, in a task."""
         self.pause(seconds)
 
-    def nap(self, nanoseconds: int) -> None:
+    def sleep_ns(self, nanoseconds: int) -> None:
         """Wait a little, in a task."""
         self.pause(nanoseconds / NS)
 

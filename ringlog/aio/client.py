@@ -11,18 +11,22 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from ringlog.aio.operations import Operations
 from ringlog.aio.shell import LoopShell
-from ringlog.client.checks import (
-    flag,
-    seconds_to_end,
+from ringlog.client.connection.client_options import ClientOptions
+from ringlog.client.connection.exit_hooks import (
+    EXIT_CLOSE_S,
+    register_exit_hook,
+    register_with_multiprocessing,
 )
-from ringlog.client.client_options import ClientOptions
-from ringlog.client.core import ProducerCore
-from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing
-from ringlog.client.results import ClientEvent, ClientHealth, ClientState, CloseReport
-from ringlog.client.session import Session, new_client_id
-from ringlog.client.shell import belongs_to_process
+from ringlog.client.connection.session import Session, new_client_id
+from ringlog.client.connection.shell import not_picklable_error
+from ringlog.client.requests.results import ClientEvent, ClientHealth, ClientState, CloseReport
+from ringlog.client.requests.validation import (
+    check_bool,
+    check_close_timeout,
+)
+from ringlog.client.write.producer_core import ProducerCore
+from ringlog.link.futures import gather
 from ringlog.link.peer import FdSet
-from ringlog.link.pending import gather
 from ringlog.link.protocol import Transport
 
 T = TypeVar("T")
@@ -45,8 +49,8 @@ def connect(
 ) -> Client:
     """Make a client; options as in ringlog.connect. `await` it or enter it to have `wait` respected."""
     options = ClientOptions(url, client_id, key, timeout_ms, transport)
-    wait = None if wait is None else seconds_to_end(wait, "wait")
-    return Client(options, wait=wait, reconnect=flag(reconnect, "reconnect"))
+    wait = None if wait is None else check_close_timeout(wait, "wait")
+    return Client(options, wait=wait, reconnect=check_bool(reconnect, "reconnect"))
 
 
 class Client(Operations):
@@ -60,7 +64,7 @@ class Client(Operations):
         super().__init__(LoopShell(partial(_new_session, options, self._node, reconnect)))
         _live.add(self)
         _shells.add(self._shell)
-        tell_multiprocessing()
+        register_with_multiprocessing()
 
     # -- how it is ----------------------------------------------------------------------------------
 
@@ -106,7 +110,7 @@ class Client(Operations):
 
         Readers and tailers end with it and let go of their files; what they handed out stays valid.
         """
-        shell, timeout = self._shell, seconds_to_end(timeout)
+        shell, timeout = self._shell, check_close_timeout(timeout)
         if shell.is_closed:
             return CloseReport(0, 0, 0)
         session = shell.session_or_none
@@ -115,13 +119,13 @@ class Client(Operations):
             return CloseReport(0, 0, 0)
         for queue in list(self._queues):
             await queue.close(timeout)
-        cores: list[ProducerCore] = list(shell.session.cores)
+        cores: list[ProducerCore] = list(shell.session.producer_cores)
         try:
-            await shell.result(gather([core.idle() for core in cores]), timeout)
+            await shell.result(gather([core.wait_settled() for core in cores]), timeout)
         except TimeoutError:
-            session.note("close_timeout", timeout_s=timeout)
-        await shell.wait_undone(timeout)
-        left = [core.end() for core in cores]
+            session.record_event("close_timeout", timeout_s=timeout)
+        await shell.wait_claims_cancelled(timeout)
+        left = [core.fail_unsettled() for core in cores]
         requests = session.links.open_requests
         shell.close()
         for reader in list(self._readers):
@@ -130,7 +134,7 @@ class Client(Operations):
         return CloseReport(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left), requests)
 
     def __reduce__(self) -> NoReturn:
-        raise belongs_to_process()
+        raise not_picklable_error()
 
     def __await__(self) -> Generator[Any, None, Client]:
         return self._begin().__await__()
@@ -189,10 +193,10 @@ def _finish_all() -> None:
     """At the end of the process: what was sent by clients that were not closed in their loop."""
     for shell in list(_shells):
         # A loop that is not closed may run in another thread, until the very end.
-        if shell.is_left:
-            shell.end_left(EXIT_CLOSE_S)
+        if shell.is_orphaned:
+            shell.close_orphaned(EXIT_CLOSE_S)
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_restart_all_in_child)
-before_end(_finish_all)
+register_exit_hook(_finish_all)

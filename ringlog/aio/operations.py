@@ -10,20 +10,27 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 from ringlog.aio.producer import Producer
 from ringlog.aio.routers import Routers
 from ringlog.aio.topics import Topics
-from ringlog.client.assembler import Assembler
-from ringlog.client.checks import limits_of_group, node_name, seconds, start_at, tags_of, text
-from ringlog.client.core import ProducerCore
-from ringlog.client.fields import NewRecord, Payload, RecordFields, digest_of
-from ringlog.client.once import check_once, check_window, checked_key
-from ringlog.client.pages import EARLIEST, STORED, Cursor, Page, Record, Start, TagFilter
-from ringlog.client.producer_options import ProducerOptions, parse_codec, parse_durability
-from ringlog.client.results import Appended, ClientState
-from ringlog.client.session import Session
-from ringlog.client.shared_reads import SharedReads
+from ringlog.client.connection.session import Session
+from ringlog.client.read.pages import EARLIEST, STORED, Cursor, Page, Record, Start, TagFilter
+from ringlog.client.requests.results import Appended, ClientState
+from ringlog.client.requests.validation import (
+    check_group_limits,
+    check_start,
+    check_str,
+    check_tag_filter,
+    check_timeout,
+    node_name,
+)
+from ringlog.client.watches.shared_reads import SharedReads
+from ringlog.client.write.assembler import Assembler
+from ringlog.client.write.fields import NewRecord, Payload, RecordFields, digest_of
+from ringlog.client.write.idempotent_append import check_idempotency_key, check_once, check_window
+from ringlog.client.write.producer_core import ProducerCore
+from ringlog.client.write.producer_options import ProducerOptions, parse_codec, parse_durability
 from ringlog.clock import SystemClock
-from ringlog.cores import import_whole
+from ringlog.cores import import_in_thread
 from ringlog.limits import CREDIT_DEFAULT
-from ringlog.link.pending import Steps, start
+from ringlog.link.futures import Steps, run_steps
 from ringlog.payload import RAW, PayloadCodec
 from ringlog.types import Codec, Durability
 
@@ -35,9 +42,9 @@ if TYPE_CHECKING:
     from ringlog.aio.shell import LoopShell
     from ringlog.aio.tailer import Tailer
     from ringlog.aio.watch import Watch
-    from ringlog.client.group_facts import GroupLimits
-    from ringlog.client.watching import Topics as WatchTopics
-    from ringlog.client.working import QueueConnection
+    from ringlog.client.leases.group_facts import GroupLimits
+    from ringlog.client.leases.lease_operations import QueueConnection
+    from ringlog.client.watches.watch_core import Topics as WatchTopics
 
 T = TypeVar("T")
 
@@ -77,12 +84,12 @@ class Operations:
         """Wait until the engine was met; raises NotConnected after `timeout` seconds, and AuthFailed as soon
         as it says that it does not admit the key, VersionMismatch as soon as it is known to be of another
         protocol."""
-        wait_s = seconds(timeout, "timeout")
-        with self._shell.entry, self._shell.work as session:
+        wait_s = check_timeout(timeout, "timeout")
+        with self._shell.checked_lock, self._shell.guarded_session as session:
             connecting = session.links.connect()
         if not await self._shell.wait(connecting, wait_s):
             raise self._shell.session.no_engine(timeout_s=timeout)
-        connecting.take()
+        connecting.result()
 
     async def run(self, steps: Steps[T]) -> T:
         """Run an operation over `connection`."""
@@ -113,7 +120,7 @@ class Operations:
         `dedup_window_ms`, appends nothing and returns the number of the first time.
         """
         shell, window_ms = self._shell, check_window(dedup_window_ms)
-        with shell.entry, shell.work as session:
+        with shell.checked_lock, shell.guarded_session as session:
             core = self._appender(session, topic, parse_durability(durability), create, disable_backpressure)
             records = Assembler()
             records.add(core.encode(data), core.fields(dict(record)) if record else None)
@@ -122,8 +129,8 @@ class Operations:
                 await shell.wait_locked(batch, None)
         if dedup_id is not None:
             records.ids[0] = digest_of(dedup_id)
-            return await shell.ask(lambda _: start(core.append_once(records, window_ms)))
-        return batch.take()
+            return await shell.ask(lambda _: run_steps(core.append_idempotent(records, window_ms)))
+        return batch.result()
 
     async def append_many(
         self,
@@ -145,22 +152,22 @@ class Operations:
         numbers they have. `dedup_window_ms` is a shorter window than the topic's, for what is new.
         """
         asked = parse_durability(durability)
-        key, window_ms = checked_key(idempotency_key), check_window(dedup_window_ms)
-        with self._shell.entry, self._shell.work as session:
+        key, window_ms = check_idempotency_key(idempotency_key), check_window(dedup_window_ms)
+        with self._shell.checked_lock, self._shell.guarded_session as session:
             core = self._appender(session, topic, asked, create, disable_backpressure)
         assembled = core.assemble(records)
         if assembled.ids:
             check_once(assembled, topic, key)
-            return await self._shell.ask(lambda _: start(core.append_once(assembled, window_ms)))
+            return await self._shell.ask(lambda _: run_steps(core.append_idempotent(assembled, window_ms)))
         if key:
             frame = core.keyed_frame(assembled)
             return await self._shell.ask(
-                lambda session: start(session.append_keyed(core.keyed_stream(), frame, key, window_ms))
+                lambda session: run_steps(session.append_keyed(core.keyed_stream(), frame, key, window_ms))
             )
-        with self._shell.entry, self._shell.work:
+        with self._shell.checked_lock, self._shell.guarded_session:
             batch = core.add_frame(assembled)
         await self._shell.wait(batch, None)
-        return batch.take()
+        return batch.result()
 
     @overload
     def producer(
@@ -232,8 +239,8 @@ class Operations:
         says so. `start`, a time with its zone, instead of `after`: from the first record committed then.
         With nothing to tell it waits up to `wait_ms`. `tags` and `node` leave records out, silently.
         """
-        import_whole("ringlog.client.paging")
-        from ringlog.client.paging import read
+        import_in_thread("ringlog.client.read.paging")
+        from ringlog.client.read.paging import read
 
         steps = read(
             self.connection, topic, after, start=start, limit=limit, max_bytes=max_bytes, wait_ms=wait_ms,
@@ -246,7 +253,7 @@ class Operations:
         node: str | list[str] | None = None,
     ) -> Reader:  # fmt: skip
         """Iterate over records and tombstones; with `follow` wait for more for ever."""
-        import_whole("ringlog.aio.reader")
+        import_in_thread("ringlog.aio.reader")
         from ringlog.aio.reader import Reader
 
         reader = Reader(self, topic, start, follow=follow, tags=tags, node=node)
@@ -255,7 +262,7 @@ class Operations:
 
     def tailer(self, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> Tailer:
         """Fast reading on the engine's host: mapped files, memoryviews, NumPy, Arrow."""
-        import_whole("ringlog.aio.tailer")
+        import_in_thread("ringlog.aio.tailer")
         from ringlog.aio.tailer import Tailer
 
         tailer = Tailer(self, topic, start, follow=follow)
@@ -277,9 +284,9 @@ class Operations:
         consistency "strong" only what survives power loss is given. Unknown names raise TopicNotFound, or are
         left out if `lenient`.
         """
-        import_whole("ringlog.aio.watch")
+        import_in_thread("ringlog.aio.watch")
         from ringlog.aio.watch import Watch
-        from ringlog.client.watching import watch_options
+        from ringlog.client.watches.watch_core import watch_options
 
         options = watch_options(
             topics, start=start, cursor=cursor, tags=tags, node=node, limit=limit, max_bytes=max_bytes,
@@ -304,7 +311,7 @@ class Operations:
 
         With another `payload` than RAW, jobs are put from values and have a `value`; what cannot be decoded
         is rejected by a `jobs()` loop."""
-        import_whole("ringlog.aio.queue")
+        import_in_thread("ringlog.aio.queue")
         from ringlog.aio.queue import Queue
 
         node = node_name(node, self.client_id)
@@ -329,15 +336,15 @@ class Operations:
         nothing else is there. On the engine's host what a process holds is ready for others when it ends; not
         so with `release_on_exit=False`.
         """
-        import_whole("ringlog.aio.group")
+        import_in_thread("ringlog.aio.group")
         from ringlog.aio.group import Group
-        from ringlog.client.grouping import GroupWorking
+        from ringlog.client.leases.group_lease_operations import GroupLeaseOperations
 
-        working = GroupWorking(
-            text(topic, "topic"), text(name, "name"), text(mode, "mode"),
-            node_name(node, self.client_id), SystemClock(), start=start_at(start),
-            tags=tags_of(tags),
-            **limits_of_group(limits),
+        working = GroupLeaseOperations(
+            check_str(topic, "topic"), check_str(name, "name"), check_str(mode, "mode"),
+            node_name(node, self.client_id), SystemClock(), start=check_start(start),
+            tags=check_tag_filter(tags),
+            **check_group_limits(limits),
         )  # fmt: skip
         group = Group(self, self._shell, working)
         self._queues.add(group)
@@ -355,7 +362,7 @@ class Operations:
         except TypeError:
             core = None  # What has no hash is refused below.
         if core is None:
-            text(topic, "topic")
+            check_str(topic, "topic")
             options = ProducerOptions(
                 linger_ms=0,
                 max_frame_records=1,

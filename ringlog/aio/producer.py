@@ -9,12 +9,12 @@ from typing import Generic, TypeVar, Unpack
 
 from ringlog.aio.shell import LoopShell
 from ringlog.aio.ticket import Ticket
-from ringlog.client.checks import seconds, text
-from ringlog.client.core import ProducerCore, size_of
-from ringlog.client.fields import NewRecord, RecordFields
-from ringlog.client.pages import Record
-from ringlog.client.producer_options import CLOSED, OF_PARENT, ProducerOptions
-from ringlog.client.results import FlushReport, ProducerStats
+from ringlog.client.read.pages import Record
+from ringlog.client.requests.results import FlushReport, ProducerStats
+from ringlog.client.requests.validation import check_str, check_timeout
+from ringlog.client.write.fields import NewRecord, RecordFields
+from ringlog.client.write.producer_core import ProducerCore, size_of
+from ringlog.client.write.producer_options import CLOSED, OF_PARENT, ProducerOptions
 from ringlog.envelope.messages import ProducerStateReply
 from ringlog.errors import RequestTimeout, UsageError
 
@@ -25,7 +25,7 @@ class Producer(Generic[T]):
     """Async context manager: leaving it flushes, and raises when something was not appended."""
 
     def __init__(self, shell: LoopShell, topic: str, options: ProducerOptions, client: object) -> None:
-        self.topic = text(topic, "topic")
+        self.topic = check_str(topic, "topic")
         self._shell = shell
         self._client = client
         """Lasts as long as it is of use."""
@@ -54,15 +54,15 @@ class Producer(Generic[T]):
         """Send every record as a frame of its own; one ticket for all."""
         core = self._core()
         encoded = core.encode_all(payloads)
-        parts = core.frames_of(encoded, records_per_frame)
+        parts = core.encode_frames(encoded, records_per_frame)
         await self._room(core, sum([len(buffer) for buffer, _ in parts]))
-        return Ticket(self._shell, core.add_each(parts, len(encoded), records_per_frame))
+        return Ticket(self._shell, core.add_frames(parts, len(encoded), records_per_frame))
 
     async def flush(self, timeout: float | None = None) -> FlushReport:
         """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""
-        core, timeout = self._core(), seconds(timeout, "timeout")
+        core, timeout = self._core(), check_timeout(timeout, "timeout")
         try:
-            await self._shell.result(core.idle(), timeout)
+            await self._shell.result(core.wait_settled(), timeout)
         except TimeoutError:
             return core.report()
         return core.report()
@@ -73,7 +73,7 @@ class Producer(Generic[T]):
 
     async def resume(self) -> ProducerStateReply | None:
         """Ask the engine what it last settled of this named producer; None for one without a name."""
-        return await self._shell.result(self._core().stream.meet())
+        return await self._shell.result(self._core().stream.query_producer_state())
 
     async def close(self, timeout: float | None = None) -> FlushReport:
         """Flush and end. Idempotent."""
@@ -82,7 +82,7 @@ class Producer(Generic[T]):
         report = await self.flush(timeout)
         self._is_closed = True
         if not report.unfinished and self._core_of_loop is not None:
-            self._core_of_loop.leave()
+            self._core_of_loop.detach()
         return report
 
     async def __aenter__(self) -> Producer[T]:
@@ -115,11 +115,11 @@ class Producer(Generic[T]):
         if core.has_room(size):
             return
         if self._options.on_full == "raise":
-            core.room()
-            raise core.full()
+            core.wait_room()
+            raise core.buffer_full_error()
         try:
             async with asyncio.timeout(core.session.timeout_ms / 1000):
                 while not core.has_room(size):
-                    await self._shell.result(core.room())
+                    await self._shell.result(core.wait_room())
         except TimeoutError:
-            raise core.full() from None
+            raise core.buffer_full_error() from None

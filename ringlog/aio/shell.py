@@ -14,16 +14,16 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from ringlog.client.core import ProducerCore
-from ringlog.client.dropped import end_apart
-from ringlog.client.ending import warn_of_left
-from ringlog.client.session import Session
-from ringlog.client.shell import belongs_to_process
+from ringlog.client.connection.exit_hooks import warn_unsettled
+from ringlog.client.connection.finalizer import close_in_thread
+from ringlog.client.connection.session import Session
+from ringlog.client.connection.shell import not_picklable_error
+from ringlog.client.write.producer_core import ProducerCore
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError, WrongLoop
-from ringlog.link.delivery import Subscription
+from ringlog.link.delivery import ClientSubscription
+from ringlog.link.futures import Pending, Steps, run_steps
 from ringlog.link.peer import FdSet
-from ringlog.link.pending import Pending, Steps, start
 
 T = TypeVar("T")
 CANCELLED: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
@@ -72,19 +72,19 @@ def _readable(shell: weakref.ref[LoopShell], fd: int) -> None:
         found.readable(fd)
 
 
-def end_left(session: Session, descriptors: LoopDescriptors, timeout: float) -> None:
+def close_orphaned(session: Session, descriptors: LoopDescriptors, timeout: float) -> None:
     """Go on without the loop, which is over, until what was sent is settled, `timeout` seconds at most."""
-    cores: list[ProducerCore] = list(session.cores)
-    waits = [core.idle() for core in cores]
+    cores: list[ProducerCore] = list(session.producer_cores)
+    waits = [core.wait_settled() for core in cores]
     deadline_ns = session.clock.monotonic_ns() + int(timeout * 1e9)
     while not all(each.is_done for each in waits) and session.clock.monotonic_ns() < deadline_ns:
         poll = select.poll()
         for fd in descriptors.fds:
             poll.register(fd, select.POLLIN)
         session.turn([fd for fd, _ in poll.poll(_LOOK_MS)])
-    left = [core.end() for core in cores]
+    left = [core.fail_unsettled() for core in cores]
     session.close()
-    warn_of_left(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left))
+    warn_unsettled(sum(unsent for unsent, _ in left), sum(unknown for _, unknown in left))
 
 
 def _end_dropped(session: Session, descriptors: LoopDescriptors, loop: asyncio.AbstractEventLoop) -> None:
@@ -93,8 +93,8 @@ def _end_dropped(session: Session, descriptors: LoopDescriptors, loop: asyncio.A
     if not (loop.is_closed() or not loop.is_running()):
         # We may be anywhere, in any thread: the loop is perhaps just looking at what we are to take away.
         loop.call_soon_threadsafe(session.close)
-    elif any(stream.pending_records for stream in session.streams) or session.cores:
-        end_apart(partial(end_left, session, descriptors))
+    elif any(stream.pending_records for stream in session.streams) or session.producer_cores:
+        close_in_thread(partial(close_orphaned, session, descriptors))
     else:
         session.close()
 
@@ -112,11 +112,11 @@ class LoopShell:
         self._is_scheduled = False
         self._end: weakref.finalize[..., LoopShell] | None = None
         self.is_closed = False
-        self.entry = self.lock = nullcontext()
+        self.checked_lock = self.lock = nullcontext()
         """Nobody else is in the loop."""
 
     def __reduce__(self) -> NoReturn:
-        raise belongs_to_process()
+        raise not_picklable_error()
 
     @property
     def session(self) -> Session:
@@ -132,7 +132,7 @@ class LoopShell:
             self._session = self._make_session(self._descriptors)
             self._end = weakref.finalize(self, _end_dropped, self._session, self._descriptors, running)
             self._end.atexit = False
-        self._see_to_it()
+        self._ensure_progress()
         return self._session
 
     @property
@@ -146,7 +146,7 @@ class LoopShell:
             raise UsageError("the client is closed")
 
     @property
-    def work(self) -> AbstractContextManager[Session]:
+    def guarded_session(self) -> AbstractContextManager[Session]:
         """The session. (With threads somebody looks at its end after what was begun.)"""
         return nullcontext(self.session)
 
@@ -157,7 +157,7 @@ class LoopShell:
             future = self._loop.create_future()
             # Done before: cancelled by who waited; the work itself goes on.
             pending.when_done(lambda _: None if future.done() else future.set_result(None))
-            self._see_to_it()
+            self._ensure_progress()
             if timeout is None:
                 await future
             else:
@@ -172,20 +172,20 @@ class LoopShell:
         """Wait for the result; raises TimeoutError when `timeout` seconds ended first."""
         if not await self.wait(pending, timeout):
             raise TimeoutError
-        return pending.take()
+        return pending.result()
 
     async def ask(self, begin: Callable[[Session], Pending[T]]) -> T:
         """Begin something and wait for its result."""
         pending = begin(self.session)
         await self.wait(pending)
-        return pending.take()
+        return pending.result()
 
-    def not_settled(self, topic: str, timeout: float | None) -> TimeoutError:
+    def not_settled_error(self, topic: str, timeout: float | None) -> TimeoutError:
         """What a ticket raises whose fate is still open."""
         return TimeoutError(f"records of {topic} are not settled after {timeout} s")
 
     @property
-    def is_left(self) -> bool:
+    def is_orphaned(self) -> bool:
         """The loop is closed, and the client was not."""
         return (
             self._session is not None
@@ -194,28 +194,28 @@ class LoopShell:
             and self._loop.is_closed()
         )
 
-    def end_left(self, timeout: float) -> None:
-        """See `end_left`."""
+    def close_orphaned(self, timeout: float) -> None:
+        """See `close_orphaned`."""
         if self._session is not None and self._descriptors is not None:
-            end_left(self._session, self._descriptors, timeout)
+            close_orphaned(self._session, self._descriptors, timeout)
         self.close()
 
     def now_s(self) -> float:
         """Monotonic seconds: what deadlines are counted in."""
         return self._clock.monotonic_ns() / 1e9
 
-    async def wait_for_news(self, subscription: Subscription, timeout: float | None) -> bool:
+    async def wait_for_news(self, subscription: ClientSubscription, timeout: float | None) -> bool:
         """Wait until it has some; False after `timeout` seconds without. The loop has a pass at least."""
-        return await self.wait(self.session.delivery.waits(subscription), timeout)
+        return await self.wait(self.session.delivery.wait_for_work(subscription), timeout)
 
-    def close_subscription(self, subscription: Subscription) -> None:
+    def close_subscription(self, subscription: ClientSubscription) -> None:
         """Nobody follows it any more."""
         if self._session is not None and not self.is_closed:
-            self._session.delivery.close(subscription)
+            self._session.delivery.close_subscription(subscription)
 
-    async def wait_undone(self, timeout: float) -> None:
+    async def wait_claims_cancelled(self, timeout: float) -> None:
         """Until claims that were called off are, or for so many seconds in all; never raises an error."""
-        undoing = set() if self._session is None else self._session.undoing
+        undoing = set() if self._session is None else self._session.cancelling_claims
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 for each in list(undoing):
@@ -223,12 +223,12 @@ class LoopShell:
 
     async def run(self, steps: Steps[T]) -> T:
         """Run an operation to its end, also when nobody waits any more."""
-        return await self.result(start(steps))
+        return await self.result(run_steps(steps))
 
     async def run_then(self, steps: Steps[T], then: Callable[[T | None, BaseException | None], None]) -> T:
         """As `run`, and `then` is told the result or the error."""
-        pending = start(steps)
-        pending.when_done(lambda done: then(None if done.error else done.take(), done.error))
+        pending = run_steps(steps)
+        pending.when_done(lambda done: then(None if done.error else done.result(), done.error))
         return await self.result(pending)
 
     def begin(self, make: Callable[[], Steps[T]]) -> Callable[[], Steps[T]]:
@@ -247,7 +247,7 @@ class LoopShell:
         """Run an operation that changes nothing in the engine: it ends with who waits for it, and lets go of
         its files then."""
         try:
-            return await self.result(start(steps))
+            return await self.result(run_steps(steps))
         except (asyncio.CancelledError, GeneratorExit):
             steps.close()
             raise
@@ -280,21 +280,21 @@ class LoopShell:
         parents, self._session = self._session, None
         self._loop, self._timer, self._is_scheduled = None, None, False
         if parents is not None:
-            parents.links.let_go_in_child()
+            parents.links.close_after_fork()
         return parents
 
-    def _see_to_it(self) -> None:
+    def _ensure_progress(self) -> None:
         if not self._is_scheduled and self._loop is not None and not self._loop.is_closed():
             self._is_scheduled = True
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._serve_once)
 
     def readable(self, fd: int) -> None:
         """One of the session's descriptors is readable."""
         if self._session is not None and not self.is_closed:
             self._session.turn((fd,))
-            self._see_to_it()
+            self._ensure_progress()
 
-    def _look(self) -> None:
+    def _serve_once(self) -> None:
         """Serve what is there and arrange the next wake-up."""
         self._is_scheduled = False
         session, loop = self._session, self._loop
@@ -302,10 +302,10 @@ class LoopShell:
             return
         session.turn()
         if not session.links.arm():
-            self._see_to_it()
+            self._ensure_progress()
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if session.has_work:
-            self._timer = loop.call_later(session.sleep_s(), self._look)
+            self._timer = loop.call_later(session.sleep_s(), self._serve_once)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from ringlog.client.batch import Batch
-from ringlog.client.checks import function, seconds
-from ringlog.client.results import Appended
+from ringlog.client.requests.results import Appended
+from ringlog.client.requests.validation import check_callable, check_timeout
+from ringlog.client.write.batch import Batch
 
 if TYPE_CHECKING:
     from ringlog.aio.shell import LoopShell
@@ -33,21 +33,21 @@ class Ticket:
         Raises what they were refused for, RequestTimeout (outcome unknown) when the engine did not settle
         in time, and TimeoutError when `timeout` ended first: then the ticket is still open.
         """
-        batch, timeout = self._batch, seconds(timeout, "timeout")
+        batch, timeout = self._batch, check_timeout(timeout, "timeout")
         if not batch.is_done and not await self._shell.wait(batch, timeout):
-            raise self._shell.not_settled(batch.stream.topic, timeout)
-        return batch.own_result(self._index)
+            raise self._shell.not_settled_error(batch.stream.topic, timeout)
+        return batch.record_result(self._index)
 
     def __await__(self) -> Generator[Any, None, Appended]:  # asyncio only
         return self.result().__await__()
 
     def error(self) -> Exception | None:
         """The reason of a failure; None when it is done well or not done."""
-        return self._batch.own_error(self._index)
+        return self._batch.record_error(self._index)
 
     def on_done(self, fn: Callable[[Ticket], None]) -> None:
         """Call `fn(ticket)` when the fate is known, from the loop; soon if it is."""
-        function(fn, "fn")
+        check_callable(fn, "fn")
         self._shell.when_done(self._batch, lambda: fn(self))
 
     def __repr__(self) -> str:

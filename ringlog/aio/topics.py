@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ringlog.aio.shell import LoopShell
-from ringlog.client.checks import text
-from ringlog.client.group_facts import GroupSummary
-from ringlog.client.pages import TagFilter
-from ringlog.client.topic_requests import (
+from ringlog.client.leases.group_facts import GroupSummary
+from ringlog.client.read.pages import TagFilter
+from ringlog.client.requests.topic_requests import (
     Deletion,
     ExistOk,
     TopicDescription,
@@ -22,8 +21,9 @@ from ringlog.client.topic_requests import (
     delete_records,
     state,
 )
+from ringlog.client.requests.validation import check_str
 from ringlog.limits import LIST_PAGE_DEFAULT
-from ringlog.link.pending import start
+from ringlog.link.futures import run_steps
 
 
 class Topics:
@@ -42,15 +42,15 @@ class Topics:
         changed as by `configure`. Raises TopicIncompatible naming each difference with both values, and
         InvalidRequest naming a setting that does not exist, with the nearest name, or has a wrong value.
         """
-        return await self._shell.ask(lambda session: start(create(session, topic, exist_ok, config)))
+        return await self._shell.ask(lambda session: run_steps(create(session, topic, exist_ok, config)))
 
     async def configure(self, topic: str, **config: Any) -> TopicDescription:
         """Change the named settings, keep the others; raises TopicNotFound, InvalidRequest."""
-        return await self._shell.ask(lambda session: start(configure(session, topic, config)))
+        return await self._shell.ask(lambda session: run_steps(configure(session, topic, config)))
 
     async def state(self, topic: str, *, touch: bool = True) -> TopicSummary:
         """A topic's numbers; `touch` counts as use of the topic. Raises TopicNotFound; never creates."""
-        return await self._shell.ask(lambda session: start(state(session, topic, touch)))
+        return await self._shell.ask(lambda session: run_steps(state(session, topic, touch)))
 
     def list(self, prefix: str = "", *, page_size: int = LIST_PAGE_DEFAULT) -> AsyncIterator[TopicSummary]:
         """All topics whose name begins with `prefix`, in byte order of names, fetched page by page."""
@@ -58,20 +58,22 @@ class Topics:
         return self._merged(TopicMerge(prefix, page_size))
 
     async def _merged(self, merge: TopicMerge) -> AsyncIterator[TopicSummary]:
-        while page := await self._shell.ask(lambda session: start(merge.next_page(session))):
+        while page := await self._shell.ask(lambda session: run_steps(merge.next_page(session))):
             for summary in page:
                 yield summary
 
     async def groups(self, topic: str) -> tuple[GroupSummary, ...]:
         """The consumer groups of a topic, in byte order of names; raises TopicNotFound."""
-        from ringlog.client.grouping import list_groups
+        from ringlog.client.leases.group_lease_operations import list_groups
 
-        return await self._shell.ask(lambda session: start(list_groups(session, text(topic, "topic"))))
+        return await self._shell.ask(
+            lambda session: run_steps(list_groups(session, check_str(topic, "topic")))
+        )
 
     async def delete(self, topic: str, *, if_empty: bool = False) -> TopicRemoval:
         """Remove a topic, all it holds, and its routers. The result is true when there was one, and names the
         routers, as far as a scheduler could be asked. `if_empty` may raise TopicNotEmpty."""
-        return await self._shell.ask(lambda session: start(delete(session, topic, if_empty)))
+        return await self._shell.ask(lambda session: run_steps(delete(session, topic, if_empty)))
 
     async def delete_records(
         self, topic: str, *, before_seq: int = 0, match: TagFilter | None = None
@@ -82,4 +84,6 @@ class Topics:
         `match` is a tag, or a prefix ending in `*`. Raises InvalidRequest for neither or for what is no
         filter, TopicNotFound.
         """
-        return await self._shell.ask(lambda session: start(delete_records(session, topic, before_seq, match)))
+        return await self._shell.ask(
+            lambda session: run_steps(delete_records(session, topic, before_seq, match))
+        )

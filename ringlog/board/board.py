@@ -11,14 +11,34 @@ from typing import Any
 
 from ringlog.board import layout, seqlock
 from ringlog.board.histogram import COUNT_SHIFT, NS_SHIFT, Histogram
-from ringlog.board.layout import BoardError, BoardUnstable, H, Mark, P, ProcessState
+from ringlog.board.layout import (
+    BoardError,
+    BoardUnstable,
+    HistogramKind,
+    ProcessField,
+    ProcessState,
+    WatermarkKind,
+)
 from ringlog.board.mapping import BoardFile, make_board_file
 from ringlog.limits import PROCESSES_MAX
 
-__all__ = ["Board", "BoardError", "BoardUnstable", "H", "Mark", "P", "ProcessSlot", "ProcessState"]
+__all__ = [
+    "Board",
+    "BoardError",
+    "BoardUnstable",
+    "HistogramKind",
+    "ProcessField",
+    "ProcessSlot",
+    "ProcessState",
+    "WatermarkKind",
+]
 
 _WORD_MASK = 0xFFFFFFFFFFFFFFFF
-_SHIFTS = {H.COMMIT: NS_SHIFT, H.SYNC: NS_SHIFT, H.GROUP_FRAMES: COUNT_SHIFT}
+_SHIFTS = {
+    HistogramKind.COMMIT: NS_SHIFT,
+    HistogramKind.SYNC: NS_SHIFT,
+    HistogramKind.GROUP_FRAMES: COUNT_SHIFT,
+}
 
 
 class ProcessSlot:
@@ -40,42 +60,42 @@ class ProcessSlot:
     @property
     def state(self) -> ProcessState:
         """P.STATE; FAILED for a number that is no state."""
-        number = self._words[P.STATE]
+        number = self._words[ProcessField.STATE]
         return ProcessState(number) if number <= ProcessState.GIVEN_UP else ProcessState.FAILED
 
-    def set_mark(self, which: Mark, file_id: int, offset: int) -> None:
+    def set_watermark(self, which: WatermarkKind, file_id: int, offset: int) -> None:
         """Move a mark to (file_id, offset bytes); also repairs what a dead writer left half done."""
-        at = layout.MARK_BASE + which * layout.MARK_WORDS
+        at = layout.WATERMARK_BASE + which * layout.WATERMARK_WORDS
         seqlock.write(self._words, at, (file_id, offset, _check(file_id, offset)))
 
-    def mark(self, which: Mark) -> tuple[int, int]:
+    def watermark(self, which: WatermarkKind) -> tuple[int, int]:
         """(file_id, offset) of a mark, (0, 0) if it was never set.
 
         Raises BoardUnstable when its writer died half-way or the words do not verify: then believe nothing.
         """
-        at = layout.MARK_BASE + which * layout.MARK_WORDS
+        at = layout.WATERMARK_BASE + which * layout.WATERMARK_WORDS
         file_id, offset, check = seqlock.read(self._words, at, 3, lambda: self._mark_facts(which))
         if check != _check(file_id, offset) and (file_id or offset or check):
             raise BoardUnstable("board mark does not verify", **self._mark_facts(which))
         return file_id, offset
 
-    def repair_marks(self) -> list[Mark]:
+    def repair_watermarks(self) -> list[WatermarkKind]:
         """Set to (0, 0) every mark that cannot be read; returns which. Only for the page's own new writer."""
         broken = []
-        for which in Mark:
+        for which in WatermarkKind:
             try:
-                self.mark(which)
+                self.watermark(which)
             except BoardUnstable:
                 broken.append(which)
-                self.set_mark(which, 0, 0)
+                self.set_watermark(which, 0, 0)
         return broken
 
-    def histogram(self, which: H) -> Histogram:
+    def histogram(self, which: HistogramKind) -> Histogram:
         """One of the page's histograms."""
         base = layout.HISTOGRAM_BASE + which * layout.HISTOGRAM_WORDS
         return Histogram(self._words, base, _SHIFTS[which])
 
-    def _mark_facts(self, which: Mark) -> dict[str, Any]:
+    def _mark_facts(self, which: WatermarkKind) -> dict[str, Any]:
         return {"slot": self.slot, "mark": which.name}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringlog.board.board import ProcessSlot
-from ringlog.board.layout import P
+from ringlog.board.layout import ProcessField
 
 
 class Heartbeat:
@@ -18,5 +18,5 @@ class Heartbeat:
         """A pass, or a step of a long one, is done at `now_ns` (monotonic)."""
         self.turns += 1
         slot = self._slot
-        slot.set(P.TURNS, self.turns)
-        slot.set(P.HEARTBEAT_NS, now_ns)
+        slot.set(ProcessField.TURNS, self.turns)
+        slot.set(ProcessField.HEARTBEAT_NS, now_ns)

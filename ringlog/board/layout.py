@@ -67,7 +67,7 @@ VERSION = 2
 BOARD_MAGIC = b"RLBOARD\0"
 TOPICS_MAGIC = b"RLTOPIC\0"
 NEWS_MAGIC = b"RLNEWS\0\0"
-TURNS_MAGIC = b"RLTURNS\0"
+GRANTS_MAGIC = b"RLTURNS\0"
 CALLS_MAGIC = b"RLCALLS\0"
 BOARD_NAME = "board"
 PAGE_BYTES = 4096
@@ -90,7 +90,7 @@ class BoardError(RinglogError):
     code = "board"
 
 
-class P(IntEnum):
+class ProcessField(IntEnum):
     """Numbers on a process page. Written by the process itself but where the supervisor is named."""
 
     STATE = 0
@@ -176,10 +176,10 @@ class P(IntEnum):
     """Compactor: checkpoints that failed; the log says why."""
 
 
-class Q(IntEnum):
+class QueueField(IntEnum):
     """Numbers of a shard's queues, where the page of a scheduler has its own."""
 
-    SET_ASIDE = 480
+    EXHAUSTED = 480
     """Jobs that had all their deliveries, counted when they are set aside: there is something to be moved."""
     QUEUES = 481
     """Queues that were asked for something in this life of the shard; the next three are theirs."""
@@ -197,7 +197,7 @@ class Q(IntEnum):
     """Jobs moved to the dead letters."""
 
 
-class C(IntEnum):
+class ConsumerGroupField(IntEnum):
     """Numbers of a shard's consumer groups, behind those of its queues."""
 
     GROUPS = 491
@@ -225,7 +225,7 @@ class ProcessState(IntEnum):
     """Failed, and no further incarnation comes before the next start of the engine."""
 
 
-class Mark(IntEnum):
+class WatermarkKind(IntEnum):
     """Which mark: (file_id, offset) up to which frames of a shard's files may be read or are durable."""
 
     PUBLISHED = 0
@@ -233,7 +233,7 @@ class Mark(IntEnum):
     VOLATILE = 2
 
 
-class H(IntEnum):
+class HistogramKind(IntEnum):
     """Which histogram. COMMIT and SYNC are nanoseconds, GROUP_FRAMES a count.
 
     A scheduler's COMMIT: from the turn in which it heard of something to its word to a link (G-2).
@@ -244,7 +244,7 @@ class H(IntEnum):
     GROUP_FRAMES = 2
 
 
-class G(IntEnum):
+class GovernorField(IntEnum):
     """Numbers of the governor of a shard, on its page, and of the instance, on the first scheduler's. The
     others schedulers' pages have BUSY and SAMPLED_NS. Shares are in millionths."""
 
@@ -264,10 +264,10 @@ class G(IntEnum):
     SAMPLED_NS = 95
 
 
-class D(IntEnum):
+class SchedulerField(IntEnum):
     """Numbers of a delivery scheduler, behind the histograms of its page. Written by the process itself."""
 
-    TURNS_TOLD = 480
+    GRANTS_SENT = 480
     READY = 481
     """Feeds that wait for credit at present, in all ready sets (G-2)."""
     LINKS = 482
@@ -296,8 +296,8 @@ VOLATILE_BIT = 1 << 32
 """In the first word of a row of news: the frames lie in the volatile log. The bits below are the slot."""
 SLOT_MASK = VOLATILE_BIT - 1
 PROCESS_WORDS = 64
-MARK_BASE = 64
-MARK_WORDS = 8
+WATERMARK_BASE = 64
+WATERMARK_WORDS = 8
 HISTOGRAM_BASE = 96
 HISTOGRAM_WORDS = 128
 
@@ -311,7 +311,7 @@ CALLS_ROW_BYTES = 64
 NEWS_BYTES = PAGE_BYTES + NEWS_ROWS * NEWS_ROW_BYTES
 SLOT_BYTES = {
     BOARD_MAGIC: PAGE_BYTES, TOPICS_MAGIC: TOPIC_SLOT_BYTES, NEWS_MAGIC: NEWS_ROW_BYTES,
-    TURNS_MAGIC: NEWS_ROW_BYTES, CALLS_MAGIC: CALLS_ROW_BYTES,
+    GRANTS_MAGIC: NEWS_ROW_BYTES, CALLS_MAGIC: CALLS_ROW_BYTES,
 }  # fmt: skip
 """Bytes of one of the `slots` that follow the header page, by magic."""
 
@@ -347,11 +347,11 @@ def decode_identity(data: bytes, magic: bytes, path: str) -> tuple[int, int, int
     return shard, slots, chunk
 
 
-assert max(P) < PROCESS_WORDS <= MARK_BASE
-assert MARK_BASE + len(Mark) * MARK_WORDS <= min(G)
-assert max(G) < HISTOGRAM_BASE
-assert D.BAND_LOWEST + BANDS <= D.STANDING
-assert HISTOGRAM_BASE + len(H) * HISTOGRAM_WORDS <= min(D)
-assert max(D) < PAGE_WORDS
-assert max(Q) < min(C)
-assert max(C) < PAGE_WORDS
+assert max(ProcessField) < PROCESS_WORDS <= WATERMARK_BASE
+assert WATERMARK_BASE + len(WatermarkKind) * WATERMARK_WORDS <= min(GovernorField)
+assert max(GovernorField) < HISTOGRAM_BASE
+assert SchedulerField.BAND_LOWEST + BANDS <= SchedulerField.STANDING
+assert HISTOGRAM_BASE + len(HistogramKind) * HISTOGRAM_WORDS <= min(SchedulerField)
+assert max(SchedulerField) < PAGE_WORDS
+assert max(QueueField) < min(ConsumerGroupField)
+assert max(ConsumerGroupField) < PAGE_WORDS

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ringlog.board.board import ProcessSlot
-from ringlog.board.layout import G, P
-from ringlog.governor import Governor, Step
-from ringlog.limits import GOVERNOR_BELIEF_MS
+from ringlog.board.layout import GovernorField, ProcessField
+from ringlog.governor import Governor, PressureStep
+from ringlog.limits import GOVERNOR_STALE_MS
 
 MILLION = 1_000_000
-_BELIEF_NS = GOVERNOR_BELIEF_MS * 1_000_000
+_BELIEF_NS = GOVERNOR_STALE_MS * 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Pressure:
     """What a governor said last. Shares are in [0, 1]."""
 
     pressure: float = 0.0
-    step: Step = Step.FREE
+    step: PressureStep = PressureStep.FREE
     busy: float = 0.0
     fill: float = 0.0
     """Of the fullest intake ring; of the instance: its pressure without the shards'."""
@@ -29,32 +29,40 @@ class Pressure:
 
 def publish(page: ProcessSlot, governor: Governor, fill: float, now_ns: int) -> None:
     """Say how it is, on the governor's own process's page. `fill` in [0, 1]."""
-    page.set(G.PRESSURE, round(governor.pressure * MILLION))
-    page.set(G.STEP, governor.step)
-    page.set(G.BUSY, round(governor.busy * MILLION))
-    page.set(G.FILL, round(fill * MILLION))
-    page.set(G.DELAY_NS, round(governor.latency_ns))
-    page.set(G.SAMPLED_NS, now_ns)
+    page.set(GovernorField.PRESSURE, round(governor.pressure * MILLION))
+    page.set(GovernorField.STEP, governor.step)
+    page.set(GovernorField.BUSY, round(governor.busy * MILLION))
+    page.set(GovernorField.FILL, round(fill * MILLION))
+    page.set(GovernorField.DELAY_NS, round(governor.latency_ns))
+    page.set(GovernorField.SAMPLED_NS, now_ns)
 
 
 def begin(page: ProcessSlot) -> None:
     """A new incarnation: nothing of what its predecessor said last holds. What it counted stays."""
-    for word in (G.PRESSURE, G.STEP, G.BUSY, G.FILL, G.DELAY_NS, G.SAMPLED_NS):
+    for word in (
+        GovernorField.PRESSURE,
+        GovernorField.STEP,
+        GovernorField.BUSY,
+        GovernorField.FILL,
+        GovernorField.DELAY_NS,
+        GovernorField.SAMPLED_NS,
+    ):
         page.set(word, 0)
 
 
 def read(page: ProcessSlot, now_ns: int) -> Pressure:
     """What the page's governor said last; nothing of it counts while its process shows no heartbeat."""
-    refused, waited_ns = page.get(G.THROTTLED), page.get(G.WAITED_NS)
-    if not is_believed(page, now_ns):
+    refused, waited_ns = page.get(GovernorField.THROTTLED), page.get(GovernorField.WAITED_NS)
+    if not is_heartbeat_fresh(page, now_ns):
         return Pressure(refused=refused, waited_ns=waited_ns)
-    step = page.get(G.STEP)
+    step = page.get(GovernorField.STEP)
     return Pressure(
-        page.get(G.PRESSURE) / MILLION, Step(min(step, Step.REFUSE)), page.get(G.BUSY) / MILLION,
-        page.get(G.FILL) / MILLION, page.get(G.DELAY_NS), refused, waited_ns,
+        page.get(GovernorField.PRESSURE) / MILLION, PressureStep(min(step, PressureStep.REFUSE)),
+        page.get(GovernorField.BUSY) / MILLION,
+        page.get(GovernorField.FILL) / MILLION, page.get(GovernorField.DELAY_NS), refused, waited_ns,
     )  # fmt: skip
 
 
-def is_believed(page: ProcessSlot, now_ns: int) -> bool:
+def is_heartbeat_fresh(page: ProcessSlot, now_ns: int) -> bool:
     """Is its process alive, so far as its heartbeat tells?"""
-    return now_ns - page.get(P.HEARTBEAT_NS) < _BELIEF_NS
+    return now_ns - page.get(ProcessField.HEARTBEAT_NS) < _BELIEF_NS

@@ -34,7 +34,7 @@ _CLAIMED, _COUNT, _LIFE = 64, 72, 80
 _BASE = layout.PAGE_BYTES // 8
 
 
-class Taken(NamedTuple):
+class RowsRead(NamedTuple):
     """What a reader found. `rows` has shape (n, 8); unless `is_complete`, there were more than these."""
 
     rows: NDArray[np.uint64]
@@ -105,15 +105,15 @@ class RowReader:
         self._life = self._words[_LIFE] if from_start else -1
 
     @property
-    def has_news(self) -> bool:
+    def has_rows(self) -> bool:
         """Is there anything to take?"""
         return self._words[_COUNT] != self._next or self._words[_LIFE] != self._life
 
-    def watched(self) -> tuple[memoryview, int]:
+    def spin_word(self) -> tuple[memoryview, int]:
         """A word, and its value as long as there are no rows to take."""
         return self._words[_COUNT : _COUNT + 1], self._next
 
-    def take(self) -> Taken:
+    def take_rows(self) -> RowsRead:
         """Everything since the last time, in order."""
         words = self._words
         # In this order: who sees rows of a new life sees that it is one.
@@ -128,8 +128,8 @@ class RowReader:
         rows = np.concatenate((first, wrapped)) if len(wrapped) else first.copy()
         overwritten = max(words[_CLAIMED] - self._rows - start, 0)
         if overwritten:
-            return Taken(rows[overwritten:], False)
-        return Taken(rows, is_complete)
+            return RowsRead(rows[overwritten:], False)
+        return RowsRead(rows, is_complete)
 
     def close(self) -> None:
         """Unmap. Idempotent."""

@@ -54,26 +54,26 @@ class TopicFacts(NamedTuple):
     """When the next record expires; at or after it a reader asks the shard before it goes on. 0 = never."""
     ttl_us: int = 0
     """A record older than this is expired; 0 = never."""
-    order: int = 0
-    """What its value follows from; see encode_order."""
+    priority_word: int = 0
+    """What its value follows from; see encode_priority."""
 
 
-ORDER_AUTO = 0
-ORDER_NONE = 1
+PRIORITY_AUTO = 0
+PRIORITY_NONE = 1
 _ORDER_BIAS = 1 << 16
 
 
-def encode_order(priority: int | None, *, is_auto: bool) -> int:
+def encode_priority(priority: int | None, *, is_auto: bool) -> int:
     """The `order` word: a manual priority, or else whether recency of consumption counts (P-1)."""
     if priority is not None:
         return _ORDER_BIAS + priority
-    return ORDER_AUTO if is_auto else ORDER_NONE
+    return PRIORITY_AUTO if is_auto else PRIORITY_NONE
 
 
-def decode_order(word: int) -> tuple[int, bool]:
+def decode_priority(word: int) -> tuple[int, bool]:
     """(manual priority, 0 when there is none; whether recency counts)."""
-    if word in {ORDER_AUTO, ORDER_NONE}:
-        return 0, word == ORDER_AUTO
+    if word in {PRIORITY_AUTO, PRIORITY_NONE}:
+        return 0, word == PRIORITY_AUTO
     return word - _ORDER_BIAS, False
 
 
@@ -118,7 +118,7 @@ class TopicTable:
             self._grow()
         return heapq.heappop(self._free)
 
-    def reserve(self, slots: int) -> int:
+    def ensure_free_slots(self, slots: int) -> int:
         """Grow the table until so many slots are free, if memory has room; returns how many are."""
         if len(self._free) < slots:
             with contextlib.suppress(BoardError):
@@ -176,7 +176,7 @@ class TopicTable:
         self._find_free()
         return had
 
-    def keep(self, slots: Collection[int]) -> None:
+    def mark_slots_used(self, slots: Collection[int]) -> None:
         """These are free and are not to be allocated: their topics are known to readers by them."""
         taken = set(slots)
         self._free = [slot for slot in self._free if slot not in taken]

@@ -1,4 +1,4 @@
-"""connect() and Client: the synchronous client."""
+"""Client: the synchronous client."""
 
 from __future__ import annotations
 
@@ -10,33 +10,38 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from ringlog.client.checks import (
-    flag,
-    seconds,
-    seconds_to_end,
-    sequence,
-    text,
+from ringlog.client.connection.client_options import ClientOptions
+from ringlog.client.connection.exit_hooks import (
+    EXIT_CLOSE_S,
+    register_exit_hook,
+    register_with_multiprocessing,
+    warn_unsettled,
 )
-from ringlog.client.checks import producer_id as checked_producer_id
-from ringlog.client.client_options import ClientOptions
-from ringlog.client.dropped import end_dropped, end_shell, end_with, forget_in_child
-from ringlog.client.ending import EXIT_CLOSE_S, before_end, tell_multiprocessing, warn_of_left
-from ringlog.client.green_threads import check_green_threads
-from ringlog.client.locked import LockedConnection
+from ringlog.client.connection.finalizer import close_dropped, close_on_finalize, close_shell, forget_in_child
+from ringlog.client.connection.green_threads import check_green_threads
+from ringlog.client.connection.locked_connection import LockedConnection
+from ringlog.client.connection.session import Session, new_client_id
+from ringlog.client.connection.shell import ThreadedShell, not_picklable_error
 from ringlog.client.operations import Operations
-from ringlog.client.producer_options import parse_durability
-from ringlog.client.results import ClientEvent, ClientHealth, ClientState, CloseReport
-from ringlog.client.session import Session, new_client_id
-from ringlog.client.shell import Shell, belongs_to_process
-from ringlog.cores import import_whole
+from ringlog.client.requests.results import ClientEvent, ClientHealth, ClientState, CloseReport
+from ringlog.client.requests.validation import (
+    check_bool,
+    check_close_timeout,
+    check_sequence,
+    check_str,
+    check_timeout,
+)
+from ringlog.client.requests.validation import producer_id as checked_producer_id
+from ringlog.client.write.producer_options import parse_durability
+from ringlog.cores import import_in_thread
 from ringlog.errors import UsageError
 from ringlog.link.peer import FdSet
 from ringlog.link.protocol import Transport
 from ringlog.types import Durability
 
 if TYPE_CHECKING:
-    from ringlog.client.numbered import NumberedProducer
     from ringlog.client.watch import Watch
+    from ringlog.client.write.explicit_sequence_producer import NumberedProducer
 
 T = TypeVar("T")
 log = logging.getLogger("ringlog.client")
@@ -46,29 +51,21 @@ _parents: list[Session] = []
 """Sessions of the process we were forked from: freeing their sockets here would disturb it."""
 
 
-def connect(
-    url: str | None = None,
+def open_client(
+    url: str | None,
     *,
-    client_id: str | None = None,
-    key: str | None = None,
-    timeout_ms: int | None = None,
-    wait: float | None = None,
-    reconnect: bool = True,
-    transport: Literal["auto", "ring", "ipc", "tcp"] = "auto",
+    client_id: str | None,
+    key: str | None,
+    timeout_ms: int | None,
+    wait: float | None,
+    reconnect: bool,
+    transport: Transport | Literal["auto"],
 ) -> Client:
-    """Connect to an engine: `ringlog:///run/dir` on this host or `ringlog://host:port?server_key=…`.
-
-    Without a URL: RINGLOG_URL, else ./ringlog-data/run. Connecting is lazy; `wait` seconds prove it, or
-    NotConnected is raised. `timeout_ms` (default RINGLOG_TIMEOUT_MS or 10,000) bounds every request and
-    every ticket. `key` is the secret key of a TCP connection (default: that of the key file RINGLOG_KEY_FILE,
-    or RINGLOG_KEY). Without `reconnect` the client ends when its engine goes away, and whatever waits raises
-    NotConnected. Raises UsageError for
-    options that make no sense.
-    """
+    """Open a client: see `ringlog.connect`."""
     check_green_threads()
     options = ClientOptions(url, client_id, key, timeout_ms, transport)
-    wait = None if wait is None else seconds_to_end(wait, "wait")
-    client = Client(options, reconnect=flag(reconnect, "reconnect"))
+    wait = None if wait is None else check_close_timeout(wait, "wait")
+    client = Client(options, reconnect=check_bool(reconnect, "reconnect"))
     if wait is not None:
         try:
             client.wait_ready(wait)
@@ -87,11 +84,11 @@ class Client(Operations):
     def __init__(self, options: ClientOptions, *, reconnect: bool = True) -> None:
         self._options = options
         self._reconnect = reconnect
-        super().__init__(Shell(partial(_new_session, options, reconnect)))
-        end_with(self, self._shell)
+        super().__init__(ThreadedShell(partial(_new_session, options, reconnect)))
+        close_on_finalize(self, self._shell)
         self.connection = LockedConnection(self._shell)
         _live.add(self)
-        tell_multiprocessing()
+        register_with_multiprocessing()
 
     # -- how it is ----------------------------------------------------------------------------------
 
@@ -99,17 +96,17 @@ class Client(Operations):
     def state(self) -> ClientState:
         """How this client and its engine stand, looked at now."""
         with self._shell.lock:
-            return self._shell.look().state
+            return self._shell.poll_session().state
 
     def health(self) -> ClientHealth:
         """Everything a liveness check may ask."""
         with self._shell.lock:
-            return self._shell.look().health()
+            return self._shell.poll_session().health()
 
     def events(self) -> Iterator[ClientEvent]:
         """What happened to the connection, oldest first; the last 256."""
         with self._shell.lock:
-            return iter(list(self._shell.look().events))
+            return iter(list(self._shell.poll_session().events))
 
     @property
     def client_id(self) -> str:
@@ -130,10 +127,10 @@ class Client(Operations):
 
         The topic has to exist. Nothing is ever tried again under another number: see NumberedProducer.
         """
-        import_whole("ringlog.client.numbered")
-        from ringlog.client.numbered import NumberedProducer
+        import_in_thread("ringlog.client.write.explicit_sequence_producer")
+        from ringlog.client.write.explicit_sequence_producer import NumberedProducer
 
-        topic, producer_id = text(topic, "topic"), checked_producer_id(producer_id)
+        topic, producer_id = check_str(topic, "topic"), checked_producer_id(producer_id)
         return NumberedProducer(self._shell, topic, producer_id, parse_durability(durability), self)
 
     def ready_watches(self, watches: Sequence[Watch], timeout: float | None = None) -> list[Watch]:
@@ -141,16 +138,16 @@ class Client(Operations):
 
         Waits until there is one; an empty list after `timeout` seconds.
         """
-        timeout = seconds(timeout, "timeout")
+        timeout = check_timeout(timeout, "timeout")
         watches = our_watches(watches)
-        if self._shell.session.delivery.is_late:
-            with self._shell.entry, self._shell.work as session:
-                session.delivery.give_back()
+        if self._shell.session.delivery.is_return_overdue:
+            with self._shell.checked_lock, self._shell.guarded_session as session:
+                session.delivery.send_returns()
         ready = [watch for watch in watches if watch.has_news]
         if not ready:
             subscriptions = [watch.open().subscription for watch in watches]
-            with self._shell.entry, self._shell.work as session:
-                news = session.delivery.waits(*subscriptions)
+            with self._shell.checked_lock, self._shell.guarded_session as session:
+                news = session.delivery.wait_for_work(*subscriptions)
             self._shell.wait(news, timeout)
             ready = [watch for watch in watches if watch.has_news]
         return ready
@@ -163,13 +160,13 @@ class Client(Operations):
         Readers and tailers end with it and let go of their files; what they handed out stays valid. Jobs that
         were claimed and not begun are given back.
         """
-        shell, timeout = self._shell, seconds_to_end(timeout)
+        shell, timeout = self._shell, check_close_timeout(timeout)
         if shell.is_closed:
             return CloseReport(0, 0, 0)
-        if not shell.torn_by:
+        if not shell.interrupted_by:
             for queue in list(self._queues):
                 queue.close(timeout)
-        report = CloseReport(*end_shell(shell, timeout))
+        report = CloseReport(*close_shell(shell, timeout))
         for reader in list(self._readers):
             reader.close()
         _live.discard(self)
@@ -184,7 +181,7 @@ class Client(Operations):
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise belongs_to_process()
+        raise not_picklable_error()
 
     def __repr__(self) -> str:
         return f"<Client {self._options.address} {self._shell.session.state.value}>"
@@ -195,7 +192,7 @@ class Client(Operations):
         _parents.append(self._shell.restart_in_child())
         self._appenders.clear()
         session = self._shell.session
-        session.note("forked", pid=os.getpid())
+        session.record_event("forked", pid=os.getpid())
         for producer in list(self._producers):
             producer.restart_in_child(session)
         for queue in list(self._queues):
@@ -213,7 +210,7 @@ def our_watches(watches: Any) -> list[Watch]:
     """Watches that were given; raises UsageError for anything else."""
     from ringlog.client.watch import Watch
 
-    found = list(sequence(watches, "watches"))
+    found = list(check_sequence(watches, "watches"))
     for watch in found:
         if not isinstance(watch, Watch):
             raise UsageError(f"watches must be watches of this client, got {type(watch).__name__}")
@@ -230,10 +227,10 @@ def _close_all() -> None:
     """At the end of the process: what was sent and not flushed still gets a moment."""
     for client in list(_live):
         report = client.close(EXIT_CLOSE_S)
-        warn_of_left(report.unsent, report.unknown)
-    end_dropped(EXIT_CLOSE_S)
+        warn_unsettled(report.unsent, report.unknown)
+    close_dropped(EXIT_CLOSE_S)
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_restart_all_in_child)
-before_end(_close_all)
+register_exit_hook(_close_all)

@@ -19,41 +19,41 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ringlog.client.checks import (
-    commit_every,
-    pending_options,
-    position,
-    start_at,
-)
-from ringlog.client.group_facts import GroupMember, GroupStats, PendingEntry
-from ringlog.client.grouping import GroupWorking, Streaming
 from ringlog.client.lease_client import LeaseClient
-from ringlog.client.pages import Page, Record, Start, Tombstone
-from ringlog.client.queue_options import GIVE_BACK_S, RETRY_S
-from ringlog.client.results import ClientState
+from ringlog.client.leases.group_facts import GroupMember, GroupStats, PendingEntry
+from ringlog.client.leases.group_lease_operations import GroupLeaseOperations, GroupStreamReader
+from ringlog.client.leases.queue_options import GIVE_BACK_S, RETRY_S
+from ringlog.client.read.pages import Page, Record, Start, Tombstone
+from ringlog.client.requests.results import ClientState
+from ringlog.client.requests.validation import (
+    check_auto_commit_ms,
+    check_seq,
+    check_start,
+    pending_options,
+)
 from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
-from ringlog.link.pending import Steps
+from ringlog.link.futures import Steps
 
 if TYPE_CHECKING:
+    from ringlog.client.connection.shell import ThreadedShell
     from ringlog.client.operations import Operations
-    from ringlog.client.shell import Shell
 
 
 class Group(LeaseClient):
     """One consumer group, as one member sees it. It is made when it is first used. `node` is the member's
     name, which holds the leases."""
 
-    def __init__(self, client: Operations, shell: Shell, working: GroupWorking) -> None:
+    def __init__(self, client: Operations, shell: ThreadedShell, working: GroupLeaseOperations) -> None:
         super().__init__(client, shell, working)
-        self._working: GroupWorking = working
-        self._streaming: Streaming | None = None
+        self._operations: GroupLeaseOperations = working
+        self._stream_reader: GroupStreamReader | None = None
 
     @property
     def name(self) -> str:
         """Its name, and behind an `@` its filter of tags, if it has one."""
-        return self._working.group
+        return self._operations.group
 
     # -- mode queue -----------------------------------------------------------------------------------
 
@@ -63,12 +63,12 @@ class Group(LeaseClient):
         """What was given out and is not done, by number: of one member, untouched for so long, given out so
         often. Looking changes nothing."""
         asked = pending_options(node, idle_ms, min_deliveries, after, limit)
-        steps = self._working.pending(self._client.connection, *asked)
+        steps = self._operations.pending(self._client.connection, *asked)
         return self._shell.run(steps)
 
     def leave(self) -> int:
         """This member leaves: what it holds is ready for others at once; how many records."""
-        return self._shell.run(self._working.leave(self._client.connection))
+        return self._shell.run(self._operations.leave(self._client.connection))
 
     # -- mode stream ----------------------------------------------------------------------------------
 
@@ -84,33 +84,33 @@ class Group(LeaseClient):
         `auto_commit_ms` (0 = with each record), before waiting for more, and at the end; with None only
         `commit` does.
         """
-        streaming = Streaming(self._working, commit_every(auto_commit_ms), SystemClock())
+        streaming = GroupStreamReader(self._operations, check_auto_commit_ms(auto_commit_ms), SystemClock())
         return self._in_order(streaming, self._shell.begin(lambda: self._begin(streaming)))
 
-    def _begin(self, streaming: Streaming) -> Steps[None]:
-        yield from streaming.begin(self._client.connection)
-        self._streaming = streaming
+    def _begin(self, streaming: GroupStreamReader) -> Steps[None]:
+        yield from streaming.take_over(self._client.connection)
+        self._stream_reader = streaming
 
-    def _in_order(self, streaming: Streaming, begun: Any) -> Iterator[Record | Tombstone]:
+    def _in_order(self, streaming: GroupStreamReader, begun: Any) -> Iterator[Record | Tombstone]:
         self._shell.finish(begun)
         try:
-            while not self._shell.is_closed and streaming is self._streaming:
+            while not self._shell.is_closed and streaming is self._stream_reader:
                 for item in streaming.items(self._page(streaming)):
                     if streaming.is_due:
-                        self._shell.run(streaming.commit_if_possible(self._client.connection))
+                        self._shell.run(streaming.try_commit(self._client.connection))
                     yield item
-                    if streaming is not self._streaming:
+                    if streaming is not self._stream_reader:
                         return
         except RinglogError:
             if not self._shell.is_closed:
                 raise  # Else what was asked for has failed because the client ended, and so do we.
         finally:
-            if streaming.is_auto and not self._shell.is_closed and streaming is self._streaming:
+            if streaming.is_auto and not self._shell.is_closed and streaming is self._stream_reader:
                 with suppress(RinglogError):
-                    self._shell.run(streaming.commit(self._client.connection, streaming.done))
+                    self._shell.run(streaming.commit(self._client.connection, streaming.processed))
             streaming.close()
 
-    def _page(self, streaming: Streaming) -> Page | None:
+    def _page(self, streaming: GroupStreamReader) -> Page | None:
         """The next records; None, behind a pause, when the engine cannot answer for now (CL-7)."""
         try:
             return self._shell.run(streaming.page(self._client.connection))
@@ -124,8 +124,8 @@ class Group(LeaseClient):
         """Everything up to `seq` is done, or everything that was given out so far; durable as the topic's
         class asks when this returns. Raises LeaseLost when somebody else reads the group now."""
         if seq is not None:
-            seq = position(seq, "seq")
-        streaming = self._streaming
+            seq = check_seq(seq, "seq")
+        streaming = self._stream_reader
         if streaming is None:
             raise UsageError("nothing is read from this group", group=self.name)
         wanted = streaming.delivered if seq is None else seq
@@ -134,12 +134,12 @@ class Group(LeaseClient):
     # -- where it is ----------------------------------------------------------------------------------
 
     def seek(self, start: Start) -> int:
-        """Have the group go on from there, back or forth: EARLIEST, LATEST, the number to go on after, or a
+        """Have the group go on from there, back or forth: EARLIEST, LATEST, the first number to deliver, or a
         time. Nothing is pending then, and every lease has ended. Returns the first number that is given
         out."""
-        start = start_at(start)
-        self._streaming = None
-        return self._shell.run(self._working.seek(self._client.connection, start))
+        start = check_start(start)
+        self._stream_reader = None
+        return self._shell.run(self._operations.seek(self._client.connection, start))
 
     def lag(self) -> tuple[int, int]:
         """Records that nobody was given yet, and records that were given out and are not done."""
@@ -148,7 +148,7 @@ class Group(LeaseClient):
 
     def stats(self) -> GroupStats:
         """How the group is."""
-        found: GroupStats = self._shell.run(self._working.stats(self._client.connection))
+        found: GroupStats = self._shell.run(self._operations.stats(self._client.connection))
         return found
 
     def members(self) -> tuple[GroupMember, ...]:
@@ -158,10 +158,10 @@ class Group(LeaseClient):
 
     def delete(self) -> bool:
         """Remove the group: its place and its pending list are forgotten. Was it there?"""
-        self._streaming = None
-        return self._shell.run(self._working.delete(self._client.connection))
+        self._stream_reader = None
+        return self._shell.run(self._operations.delete(self._client.connection))
 
     def close(self, timeout: float = GIVE_BACK_S) -> None:
         """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
-        self._streaming = None
+        self._stream_reader = None
         super().close(timeout)

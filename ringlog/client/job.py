@@ -8,10 +8,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ringlog.client.behind import Behind
-from ringlog.client.job_facts import JobFacts, report_failure, said_of
-from ringlog.client.leases import Lease
-from ringlog.client.pages import Record
+from ringlog.client.leases.ack_pipeline import AckPipeline
+from ringlog.client.leases.job_facts import JobFacts, failure_reason, report_failure
+from ringlog.client.leases.lease_extender import Lease
+from ringlog.client.read.pages import Record
 from ringlog.errors import RinglogError
 from ringlog.payload import RAW, PayloadCodec
 
@@ -23,7 +23,7 @@ class Job(JobFacts):
     """One job and the right to it. As a context: acked when the block ends well, given back when it does not,
     to rest for a while (`backoff_ms`)."""
 
-    __slots__ = ("_behind", "_lost", "_queue")
+    __slots__ = ("_ack_pipeline", "_lost", "_queue")
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Job(JobFacts):
         super().__init__(queue.topic, record, lease, deliveries, codec)
         self._queue = queue
         self._lost: threading.Event | None = None
-        self._behind: Behind | None = None
+        self._ack_pipeline: AckPipeline | None = None
         """Where its ack goes when its block ends, if nobody waits for that."""
         lease.on_lost = self._was_lost
 
@@ -60,14 +60,14 @@ class Job(JobFacts):
         the job was or will be handed out again, unless somebody finished it."""
         settled = self._queue.ack([self])
         if not settled.is_complete:
-            raise self.lost_error()
+            raise self.lease_lost_error()
 
     def nack(self, *, delay_ms: int | None = None, reason: str = "") -> None:
         """Give the job back, to be claimed by anybody after `delay_ms`; raises LeaseLost. See
         Queue.nack."""
         settled = self._queue.nack([self], delay_ms=delay_ms, reason=reason)
         if not settled.is_complete:
-            raise self.lost_error()
+            raise self.lease_lost_error()
 
     def reject(self, reason: str = "") -> None:
         """Send the job to the dead letters: it would fail again. Raises LeaseLost; see Queue.reject."""
@@ -77,7 +77,7 @@ class Job(JobFacts):
         """Hold the job up to `lease_ms` from now; raises LeaseLost."""
         settled = self._queue.extend([self], lease_ms)
         if not settled.is_complete:
-            raise self.lost_error()
+            raise self.lease_lost_error()
 
     def __enter__(self) -> Job:
         return self
@@ -85,7 +85,7 @@ class Job(JobFacts):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self.is_parents:
+        if self.is_from_parent:
             return False  # What a job forks is no end of it.
         on_error = self._on_error
         if error is None:
@@ -100,15 +100,15 @@ class Job(JobFacts):
             # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
             # engine that is gone, gives the job to somebody else by itself.
             with suppress(RinglogError):
-                self._queue.give_up(self, said_of(error))
+                self._queue.nack_with_backoff(self, failure_reason(error))
         if on_error is None or not isinstance(error, Exception):
             return False
         report_failure(on_error, self, error)
         return True
 
     def _done(self) -> None:
-        if self._behind is not None and not self.lease.is_over:
-            self._queue.ack_behind(self, self._behind)
-            self._behind = None
+        if self._ack_pipeline is not None and not self.lease.is_over:
+            self._queue.pipeline_ack(self, self._ack_pipeline)
+            self._ack_pipeline = None
         elif not self.lease.is_over or self.lease.is_lost:
             self.ack()

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Generic, TypeVar, Unpack
 
-from ringlog.client.checks import seconds, text
-from ringlog.client.core import ProducerCore, size_of
-from ringlog.client.fields import NewRecord, RecordFields
-from ringlog.client.pages import Record
-from ringlog.client.producer_options import CLOSED, OF_PARENT, ProducerOptions
-from ringlog.client.results import FlushReport, ProducerStats
-from ringlog.client.session import Session
-from ringlog.client.shell import Shell
+from ringlog.client.connection.session import Session
+from ringlog.client.connection.shell import ThreadedShell
+from ringlog.client.read.pages import Record
+from ringlog.client.requests.results import FlushReport, ProducerStats
+from ringlog.client.requests.validation import check_str, check_timeout
 from ringlog.client.ticket import Ticket
+from ringlog.client.write.fields import NewRecord, RecordFields
+from ringlog.client.write.producer_core import ProducerCore, size_of
+from ringlog.client.write.producer_options import CLOSED, OF_PARENT, ProducerOptions
 from ringlog.envelope.messages import ProducerStateReply
 from ringlog.errors import RequestTimeout, UsageError
 
@@ -24,15 +24,15 @@ T = TypeVar("T")
 class Producer(Generic[T]):
     """Context manager: leaving it flushes, and raises when something was not appended. Thread-safe."""
 
-    def __init__(self, shell: Shell, topic: str, options: ProducerOptions, client: object) -> None:
-        self.topic = text(topic, "topic")
+    def __init__(self, shell: ThreadedShell, topic: str, options: ProducerOptions, client: object) -> None:
+        self.topic = check_str(topic, "topic")
         self._shell = shell
         self._client = client
         """Lasts as long as it is of use."""
         self._options = options
         self._is_closed = False
         self._closed_text = CLOSED
-        with shell.entry, shell.work as session:
+        with shell.checked_lock, shell.guarded_session as session:
             self._core = ProducerCore(session, topic, options)
 
     # -- sending ------------------------------------------------------------------------------------
@@ -50,14 +50,14 @@ class Producer(Generic[T]):
         shell.require_open()
         with shell.lock:
             try:
-                if self._is_closed or shell.torn_by or not core.has_room(size_of(payload)):
+                if self._is_closed or shell.interrupted_by or not core.has_room(size_of(payload)):
                     self._require_room(size_of(payload))
                 batch, index = self._core.add(payload, values)
                 if index == 0 or not core.is_gathering:
                     core.session.links.pump()
-                    shell.see_to_it()
+                    shell.ensure_progress()
             except BaseException as e:
-                shell.look_for_harm(e)
+                shell.mark_interrupted(e)
                 raise
         if shell.has_calls:
             shell.run_calls()
@@ -67,7 +67,7 @@ class Producer(Generic[T]):
         """Send records as one frame: one ticket, all or nothing; raises BatchTooLarge beyond 10,000."""
         core = self._core
         records = core.assemble(data)
-        with self._shell.entry, self._shell.work as session:
+        with self._shell.checked_lock, self._shell.guarded_session as session:
             self._require_room(records.bytes)
             batch = self._core.add_frame(records)
             session.links.pump()
@@ -82,19 +82,19 @@ class Producer(Generic[T]):
         """
         core = self._core
         encoded = core.encode_all(payloads)
-        parts = core.frames_of(encoded, records_per_frame)
+        parts = core.encode_frames(encoded, records_per_frame)
         size = sum([len(buffer) for buffer, _ in parts])
-        with self._shell.entry, self._shell.work as session:
+        with self._shell.checked_lock, self._shell.guarded_session as session:
             self._require_room(size)
-            batch = self._core.add_each(parts, len(encoded), records_per_frame)
+            batch = self._core.add_frames(parts, len(encoded), records_per_frame)
             session.links.pump()
         return Ticket(self._shell, batch)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""
-        shell, timeout = self._shell, seconds(timeout, "timeout")
-        with shell.entry, shell.work:
-            idle = self._core.idle()
+        shell, timeout = self._shell, check_timeout(timeout, "timeout")
+        with shell.checked_lock, shell.guarded_session:
+            idle = self._core.wait_settled()
         shell.wait(idle, timeout)
         with shell.lock:
             return self._core.report()
@@ -113,19 +113,19 @@ class Producer(Generic[T]):
         """Ask the engine now what it last settled of this named producer; None for one without a name."""
         if self._is_closed:
             raise UsageError(self._closed_text, topic=self.topic)
-        return self._shell.ask(lambda _: self._core.stream.meet())
+        return self._shell.ask(lambda _: self._core.stream.query_producer_state())
 
     def close(self, timeout: float | None = None) -> FlushReport:
         """Flush and end. What is not settled by then goes on without a report. Idempotent."""
         if self._is_closed:
             return FlushReport(0, 0, 0)
-        report = self._core.report() if self._shell.torn_by else self.flush(timeout)
+        report = self._core.report() if self._shell.interrupted_by else self.flush(timeout)
         self._is_closed = True
-        if self._shell.torn_by:
+        if self._shell.interrupted_by:
             return report
         if not report.unfinished:
             with self._shell.lock:
-                self._core.leave()
+                self._core.detach()
         return report
 
     def __enter__(self) -> Producer[T]:
@@ -152,14 +152,14 @@ class Producer(Generic[T]):
         if core.has_room(size):
             return
         if self._options.on_full == "raise":
-            core.room()
-            raise core.full()
+            core.wait_room()
+            raise core.buffer_full_error()
         deadline = shell.now_s() + core.session.timeout_ms / 1000
         while not core.has_room(size):
-            room = core.room()
+            room = core.wait_room()
             if not shell.wait_locked(room, deadline):
-                raise core.full()
-            room.take()
+                raise core.buffer_full_error()
+            room.result()
 
     def restart_in_child(self, session: Session) -> None:
         """After a fork: a new identity and an empty buffer; the parent keeps its records and name."""

@@ -11,33 +11,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ringlog.client.checks import at_least, flag, number, position, text
-from ringlog.client.decoding import encoded
-from ringlog.client.fields import RecordFields
 from ringlog.client.lease_client import LeaseClient
-from ringlog.client.pages import Record
-from ringlog.client.results import Appended, PendingJob, QueueStats
-from ringlog.client.topic_requests import Deletion
-from ringlog.client.working import Working
+from ringlog.client.leases.job_payloads import encode_payloads
+from ringlog.client.leases.lease_operations import LeaseOperations
+from ringlog.client.read.pages import Record
+from ringlog.client.requests.results import Appended, PendingJob, QueueStats
+from ringlog.client.requests.topic_requests import Deletion
+from ringlog.client.requests.validation import (
+    check_bool,
+    check_call_setting,
+    check_int_range,
+    check_seq,
+    check_str,
+)
+from ringlog.client.write.fields import RecordFields
 from ringlog.clock import SystemClock
 from ringlog.payload import RAW, PayloadCodec
 
 if TYPE_CHECKING:
+    from ringlog.client.connection.shell import ThreadedShell
     from ringlog.client.operations import Operations
-    from ringlog.client.shell import Shell
 
 
 class Queue(LeaseClient):
     """One queue, as one worker sees it. `node` names the worker, which holds the leases."""
 
     def __init__(
-        self, client: Operations, shell: Shell, topic: str, node: str, payload: PayloadCodec[Any] = RAW,
-        release_on_exit: bool = True, min_idle_ms: int = 0,
+        self, client: Operations, shell: ThreadedShell, topic: str, node: str,
+        payload: PayloadCodec[Any] = RAW, release_on_exit: bool = True, min_idle_ms: int = 0,
     ) -> None:  # fmt: skip
-        working = Working(
-            text(topic, "topic"), text(node, "node"), SystemClock(),
-            release_on_exit=flag(release_on_exit, "release_on_exit"),
-            min_idle_ms=number(min_idle_ms, "min_idle_ms"),
+        working = LeaseOperations(
+            check_str(topic, "topic"), check_str(node, "node"), SystemClock(),
+            release_on_exit=check_bool(release_on_exit, "release_on_exit"),
+            min_idle_ms=check_call_setting(min_idle_ms, "min_idle_ms"),
         )  # fmt: skip
         super().__init__(client, shell, working, payload)
 
@@ -60,20 +66,20 @@ class Queue(LeaseClient):
         ids are as in Client.append_many."""
         self._require_queue()
         return self._client.append_many(
-            self.topic, encoded(jobs, self._codec), create=False, dedup_window_ms=dedup_window_ms
+            self.topic, encode_payloads(jobs, self._codec), create=False, dedup_window_ms=dedup_window_ms
         )
 
     # -- looking --------------------------------------------------------------------------------------
 
     def stats(self) -> QueueStats:
         """How many jobs are in which state; raises NotAQueue, TopicNotFound."""
-        return self._shell.run(self._working.stats(self._client.connection))
+        return self._shell.run(self._operations.stats(self._client.connection))
 
     def pending(self, limit: int = 100, *, after: int = 0) -> list[PendingJob]:
         """The first jobs behind `after` that were handed out and are not done: who holds them, until when,
         how often they were handed out, why they failed. Looking changes nothing."""
-        after, limit = position(after, "after"), at_least(limit, "limit", 1)
-        return self._shell.run(self._working.known_jobs(self._client.connection, after, limit))
+        after, limit = check_seq(after, "after"), check_int_range(limit, "limit", 1)
+        return self._shell.run(self._operations.pending_jobs(self._client.connection, after, limit))
 
     def peek(self, limit: int = 1) -> list[Record]:
         """The first jobs that are there, whoever holds them, without claiming any."""
@@ -88,4 +94,4 @@ class Queue(LeaseClient):
         return self._client.topics.delete_records(self.topic, before_seq=found.head_seq + 1)
 
     def _require_queue(self) -> None:
-        self._shell.run(self._working.known(self._client.connection))
+        self._shell.run(self._operations.resolve_topic(self._client.connection))

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from functools import partial
 from math import inf
 
-from ringlog.client.borrowed import Runs, borrow
-from ringlog.client.checks import at_least, start_at
-from ringlog.client.pages import EARLIEST, Cursor, Filters, Page, Record, Start, TagFilter, Tombstone
-from ringlog.client.paging import read_page, reader_options, resolve_filters, resolve_start
-from ringlog.client.portion import Source
-from ringlog.client.read_ahead import ReadAhead
-from ringlog.client.source import open_source
+from ringlog.client.connection.ref_count import ReaderClient, open_ref_counted
+from ringlog.client.read.fetch_result import Source
+from ringlog.client.read.pages import EARLIEST, Cursor, Filters, Page, Record, Start, TagFilter, Tombstone
+from ringlog.client.read.paging import read_page, reader_options, resolve_filters, resolve_start
+from ringlog.client.read.read_ahead import ReadAhead
+from ringlog.client.read.source import open_source
+from ringlog.client.requests.validation import check_int_range, check_start
 from ringlog.limits import READ_LIMIT_MAX
-from ringlog.link.pending import Steps
+from ringlog.link.futures import Steps
 
 
 class Reader:
@@ -34,7 +34,7 @@ class Reader:
     """
 
     def __init__(
-        self, client: Runs, topic: str, start: Start = EARLIEST, *, follow: bool = False,
+        self, client: ReaderClient, topic: str, start: Start = EARLIEST, *, follow: bool = False,
         tags: TagFilter | None = None, node: str | list[str] | None = None,
     ) -> None:  # fmt: skip
         topic, start, follow, tags, node = reader_options(topic, start, follow, tags, node)
@@ -44,7 +44,7 @@ class Reader:
         self._tags, self._node = tags, node
         self._filters: Filters | None = None
         self._source: Source | None = None
-        self._files = borrow(partial(_opened, client, topic, follow))
+        self._files = open_ref_counted(partial(_opened, client, topic, follow))
         self._start: Start | None = start
         self._cursor = Cursor(0, 0)
         self._ahead = ReadAhead()
@@ -54,16 +54,16 @@ class Reader:
     def cursor(self) -> Cursor:
         """Behind the last item given."""
         if self._start is not None:
-            self._files.read_now(self._client, self._settled)
+            self._files.read_if_blocking(self._client, self._settled)
         return self._cursor
 
     def seek(self, start: Start) -> None:
         """Go on from there."""
-        self._start = start_at(start)
+        self._start = check_start(start)
 
     def pages(self, limit: int = READ_LIMIT_MAX) -> Iterator[Page]:
         """Iterate page by page; with `follow` never ends by itself."""
-        return self._pages(at_least(limit, "limit", 1))
+        return self._pages(check_int_range(limit, "limit", 1))
 
     def _pages(self, limit: int) -> Iterator[Page]:
         while not self._is_closed:
@@ -98,7 +98,7 @@ class Reader:
     def close(self) -> None:
         """End the iteration and let go of files."""
         self._is_closed = True
-        self._files.end()
+        self._files.close_when_unused()
 
     def __enter__(self) -> Reader:
         return self
@@ -137,8 +137,8 @@ class Reader:
     @staticmethod
     def _before(page: Page) -> int:
         """Position right before the page's first record."""
-        return page.pieces[0].seq_at(0) - 1 if page.pieces else page.cursor.seq
+        return page.batches[0].seq_at(0) - 1 if page.batches else page.cursor.seq
 
 
-def _opened(client: Runs, topic: str, follow: bool) -> Source:
+def _opened(client: ReaderClient, topic: str, follow: bool) -> Source:
     return open_source(client.connection, topic, is_settling=True, is_following=follow)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ringlog.client.pages import TagFilter
-from ringlog.client.router_requests import (
+from ringlog.client.connection.shell import ThreadedShell
+from ringlog.client.read.pages import TagFilter
+from ringlog.client.requests.router_requests import (
     RouterDescription,
     RouterOptions,
     RouterPages,
@@ -15,15 +16,14 @@ from ringlog.client.router_requests import (
     get,
     settle,
 )
-from ringlog.client.shell import Shell
 from ringlog.limits import LIST_PAGE_DEFAULT
-from ringlog.link.pending import start
+from ringlog.link.futures import run_steps
 
 
 class Routers:
     """`client.routers`."""
 
-    def __init__(self, shell: Shell, client: object) -> None:
+    def __init__(self, shell: ThreadedShell, client: object) -> None:
         self._shell = shell
         self._client = client
         """Lasts as long as it is of use."""
@@ -44,17 +44,17 @@ class Routers:
         TopicNotFound, Throttled (max_routers).
         """
         options = RouterOptions(filter, preserve_node, preserve_tag, create_dest, allow_cycle, guarantee)
-        return self._shell.ask(lambda session: start(create(session, name, source, dest, options)))
+        return self._shell.ask(lambda session: run_steps(create(session, name, source, dest, options)))
 
     def get(self, name: str, *, settle_s: float = 0.0) -> RouterDescription:
         """A router as it stands; raises RouterNotFound. With `settle_s` it waits so long at most until all
         that the source held at the call was forwarded."""
-        return self._shell.ask(lambda session: start(get(session, name, settle_s)))
+        return self._shell.ask(lambda session: run_steps(get(session, name, settle_s)))
 
     def settle(self, name: str, timeout_s: float = 10.0) -> RouterDescription:
         """Wait until everything that the source holds now was forwarded: who has read the source's ack
         finds the copy behind this. Raises NotReady after `timeout_s`, RouterNotFound."""
-        return self._shell.ask(lambda session: start(settle(session, name, timeout_s)))
+        return self._shell.ask(lambda session: run_steps(settle(session, name, timeout_s)))
 
     def list(
         self, *, prefix: str = "", source: str = "", dest: str = "", page_size: int = LIST_PAGE_DEFAULT
@@ -65,10 +65,10 @@ class Routers:
         return self._paged(RouterPages(prefix, source, dest, page_size))
 
     def _paged(self, pages: RouterPages) -> Iterator[RouterDescription]:
-        while page := self._shell.ask(lambda session: start(pages.next_page(session))):
+        while page := self._shell.ask(lambda session: run_steps(pages.next_page(session))):
             yield from page
 
     def delete(self, name: str) -> bool:
         """Forward no more: when it returns no further copy appears. Copies stay. False when there was
         none."""
-        return self._shell.ask(lambda session: start(delete(session, name)))
+        return self._shell.ask(lambda session: run_steps(delete(session, name)))

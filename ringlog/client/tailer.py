@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from functools import partial
 from math import inf
 
-from ringlog.client.borrowed import WINDOW_BYTES, Runs, borrow
-from ringlog.client.checks import flag, seconds, start_at, text
-from ringlog.client.local_source import LocalSource
-from ringlog.client.pages import EARLIEST, Cursor, Start, Tombstone
-from ringlog.client.paging import resolve_start
-from ringlog.client.portion import Portion
-from ringlog.client.tail_batch import TailBatch, batches_of
+from ringlog.client.connection.ref_count import WINDOW_BYTES, ReaderClient, open_ref_counted
+from ringlog.client.read.fetch_result import FetchResult
+from ringlog.client.read.local_source import LocalSource
+from ringlog.client.read.pages import EARLIEST, Cursor, Start, Tombstone
+from ringlog.client.read.paging import resolve_start
+from ringlog.client.read.tail_batch import TailBatch, tail_batches_of
+from ringlog.client.requests.validation import check_bool, check_start, check_str, check_timeout
 from ringlog.errors import UsageError
-from ringlog.link.pending import Steps
+from ringlog.link.futures import Steps
 
 _NO_LIMIT = 1 << 62
 
@@ -33,13 +33,15 @@ class Tailer:
     With `follow` (the default) it waits for more until it is closed; `next(timeout)` waits a bounded time.
     """
 
-    def __init__(self, client: Runs, topic: str, start: Start = EARLIEST, *, follow: bool = True) -> None:
-        topic, start, follow = text(topic, "topic"), start_at(start), flag(follow, "follow")
+    def __init__(
+        self, client: ReaderClient, topic: str, start: Start = EARLIEST, *, follow: bool = True
+    ) -> None:
+        topic, start, follow = check_str(topic, "topic"), check_start(start), check_bool(follow, "follow")
         self._client = client
         self._topic = topic
         self._follow = follow
         self._source: LocalSource | None = None
-        self._files = borrow(partial(_opened, client, topic, follow))
+        self._files = open_ref_counted(partial(_opened, client, topic, follow))
         self._start: Start | None = start
         self._cursor = Cursor(0, 0)
         self._ready: list[TailBatch | Tombstone] = []
@@ -51,17 +53,17 @@ class Tailer:
     def cursor(self) -> Cursor:
         """Behind the last item given."""
         if self._start is not None:
-            self._files.read_now(self._client, self._settled)
+            self._files.read_if_blocking(self._client, self._settled)
         return self._cursor
 
     def seek(self, start: Start) -> None:
         """Go on from there."""
-        self._start = start_at(start)
+        self._start = check_start(start)
         self._ready.clear()
 
     def next(self, timeout: float | None = None) -> TailBatch | Tombstone | None:
         """Return the next item, or None after `timeout` seconds without one; None = wait for ever."""
-        timeout = seconds(timeout, "timeout")
+        timeout = check_timeout(timeout, "timeout")
         if self._start is not None:
             self._files.read(self._client, self._settled)
         if self._ready and (self._source is None or not self._source.is_current):
@@ -96,7 +98,7 @@ class Tailer:
         """End the iteration and let go of files. What was handed out stays valid."""
         self._is_closed = True
         self._ready.clear()
-        self._files.end()
+        self._files.close_when_unused()
 
     def __enter__(self) -> Tailer:
         return self
@@ -111,7 +113,7 @@ class Tailer:
             if self._start is start:
                 self._start = None
 
-    def _portion(self, source: LocalSource, wait_s: float) -> Steps[Portion]:
+    def _portion(self, source: LocalSource, wait_s: float) -> Steps[FetchResult]:
         self._source = source
         return source.fetch(self._cursor, limit=_NO_LIMIT, bytes_max=WINDOW_BYTES, wait_s=wait_s)
 
@@ -126,12 +128,12 @@ class Tailer:
                     self._topic, gap.gap_from, gap.gap_to, gap.reason, portion.earliest_seq, portion.head_seq
                 )
             )
-        self._ready += batches_of(portion, self._topic)
+        self._ready += tail_batches_of(portion, self._topic)
         if not self._ready:
             self._cursor = Cursor(portion.epoch, max(self._cursor.seq, portion.examined))
 
 
-def _opened(client: Runs, topic: str, follow: bool) -> LocalSource:
+def _opened(client: ReaderClient, topic: str, follow: bool) -> LocalSource:
     connection = client.connection
     if connection.transport != "ring":
         raise UsageError(

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringlog.client.batch import Batch
-from ringlog.client.checks import function, seconds
-from ringlog.client.results import Appended
+from ringlog.client.requests.results import Appended
+from ringlog.client.requests.validation import check_callable, check_timeout
+from ringlog.client.write.batch import Batch
 
 if TYPE_CHECKING:
-    from ringlog.client.shell import Shell
+    from ringlog.client.connection.shell import ThreadedShell
 
 
 class Ticket:
@@ -19,7 +19,7 @@ class Ticket:
 
     __slots__ = ("_batch", "_index", "_shell")
 
-    def __init__(self, shell: Shell, batch: Batch, index: int = -1) -> None:
+    def __init__(self, shell: ThreadedShell, batch: Batch, index: int = -1) -> None:
         self._shell = shell
         self._batch = batch
         self._index = index
@@ -34,18 +34,18 @@ class Ticket:
         Raises what they were refused for, RequestTimeout (outcome unknown) when the engine did not settle
         in time, and RequestTimeout too when `timeout` ended first: then the ticket is still open.
         """
-        batch, timeout = self._batch, seconds(timeout, "timeout")
+        batch, timeout = self._batch, check_timeout(timeout, "timeout")
         if not batch.is_done and not self._shell.wait(batch, timeout):
-            raise self._shell.not_settled(batch.stream.topic, timeout)
-        return batch.own_result(self._index)
+            raise self._shell.not_settled_error(batch.stream.topic, timeout)
+        return batch.record_result(self._index)
 
     def error(self) -> Exception | None:
         """The reason of a failure; None when it is done well or not done."""
-        return self._batch.own_error(self._index)
+        return self._batch.record_error(self._index)
 
     def on_done(self, fn: Callable[[Ticket], None]) -> None:
         """Call `fn(ticket)` when the fate is known, from whichever thread learns it; at once if it is."""
-        function(fn, "fn")
+        check_callable(fn, "fn")
         self._shell.when_done(self._batch, lambda: fn(self))
 
     def __repr__(self) -> str:

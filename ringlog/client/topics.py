@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ringlog.client.checks import text
-from ringlog.client.group_facts import GroupSummary
-from ringlog.client.pages import TagFilter
-from ringlog.client.shell import Shell
-from ringlog.client.topic_requests import (
+from ringlog.client.connection.shell import ThreadedShell
+from ringlog.client.leases.group_facts import GroupSummary
+from ringlog.client.read.pages import TagFilter
+from ringlog.client.requests.topic_requests import (
     Deletion,
     ExistOk,
     TopicDescription,
@@ -23,14 +22,15 @@ from ringlog.client.topic_requests import (
     delete_records,
     state,
 )
+from ringlog.client.requests.validation import check_str
 from ringlog.limits import LIST_PAGE_DEFAULT
-from ringlog.link.pending import start
+from ringlog.link.futures import run_steps
 
 
 class Topics:
     """`client.topics`."""
 
-    def __init__(self, shell: Shell, client: object) -> None:
+    def __init__(self, shell: ThreadedShell, client: object) -> None:
         self._shell = shell
         self._client = client
         """Lasts as long as it is of use."""
@@ -43,15 +43,15 @@ class Topics:
         changed as by `configure`. Raises TopicIncompatible naming each difference with both values, and
         InvalidRequest naming a setting that does not exist, with the nearest name, or has a wrong value.
         """
-        return self._shell.ask(lambda session: start(create(session, topic, exist_ok, config)))
+        return self._shell.ask(lambda session: run_steps(create(session, topic, exist_ok, config)))
 
     def configure(self, topic: str, **config: Any) -> TopicDescription:
         """Change the named settings, keep the others; raises TopicNotFound, InvalidRequest."""
-        return self._shell.ask(lambda session: start(configure(session, topic, config)))
+        return self._shell.ask(lambda session: run_steps(configure(session, topic, config)))
 
     def state(self, topic: str, *, touch: bool = True) -> TopicSummary:
         """A topic's numbers; `touch` counts as use of the topic. Raises TopicNotFound; never creates."""
-        return self._shell.ask(lambda session: start(state(session, topic, touch)))
+        return self._shell.ask(lambda session: run_steps(state(session, topic, touch)))
 
     def list(self, prefix: str = "", *, page_size: int = LIST_PAGE_DEFAULT) -> Iterator[TopicSummary]:
         """All topics whose name begins with `prefix`, in byte order of names, fetched page by page."""
@@ -59,19 +59,19 @@ class Topics:
         return self._merged(TopicMerge(prefix, page_size))
 
     def _merged(self, merge: TopicMerge) -> Iterator[TopicSummary]:
-        while page := self._shell.ask(lambda session: start(merge.next_page(session))):
+        while page := self._shell.ask(lambda session: run_steps(merge.next_page(session))):
             yield from page
 
     def groups(self, topic: str) -> tuple[GroupSummary, ...]:
         """The consumer groups of a topic, in byte order of names; raises TopicNotFound."""
-        from ringlog.client.grouping import list_groups
+        from ringlog.client.leases.group_lease_operations import list_groups
 
-        return self._shell.ask(lambda session: start(list_groups(session, text(topic, "topic"))))
+        return self._shell.ask(lambda session: run_steps(list_groups(session, check_str(topic, "topic"))))
 
     def delete(self, topic: str, *, if_empty: bool = False) -> TopicRemoval:
         """Remove a topic, all it holds, and its routers. The result is true when there was one, and names the
         routers, as far as a scheduler could be asked. `if_empty` may raise TopicNotEmpty."""
-        return self._shell.ask(lambda session: start(delete(session, topic, if_empty)))
+        return self._shell.ask(lambda session: run_steps(delete(session, topic, if_empty)))
 
     def delete_records(self, topic: str, *, before_seq: int = 0, match: TagFilter | None = None) -> Deletion:
         """Delete records for good: those below `before_seq`, those whose tag matches, or both at once.
@@ -80,4 +80,4 @@ class Topics:
         `match` is a tag, or a prefix ending in `*`. Raises InvalidRequest for neither or for what is no
         filter, TopicNotFound.
         """
-        return self._shell.ask(lambda session: start(delete_records(session, topic, before_seq, match)))
+        return self._shell.ask(lambda session: run_steps(delete_records(session, topic, before_seq, match)))

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ringlog.client.borrowed import borrow
-from ringlog.client.checks import seconds
-from ringlog.client.events import WatchEvent
-from ringlog.client.shared_reads import SharedReads
-from ringlog.client.shell import CANCELLED
-from ringlog.client.topic_requests import names
-from ringlog.client.watching import TurnResult, WatchCore, WatchedTopic, WatchOptions
+from ringlog.client.connection.ref_count import open_ref_counted
+from ringlog.client.connection.shell import CANCELLED
+from ringlog.client.requests.topic_requests import list_topic_names
+from ringlog.client.requests.validation import check_timeout
+from ringlog.client.watches.events import WatchEvent
+from ringlog.client.watches.shared_reads import SharedReads
+from ringlog.client.watches.watch_core import GrantResult, WatchCore, WatchedTopic, WatchOptions
 from ringlog.errors import is_shard_failed
-from ringlog.link.delivery import Delivery, Subscription, Turn
-from ringlog.link.pending import start
+from ringlog.link.delivery import ClientSubscription, Delivery, ReadGrant
+from ringlog.link.futures import run_steps
 
 if TYPE_CHECKING:
+    from ringlog.client.connection.shell import ThreadedShell
     from ringlog.client.operations import Operations
-    from ringlog.client.shell import Shell
 
 
 class Watch:
@@ -30,12 +30,14 @@ class Watch:
     and no topic waits for another's backlog. One thread at a time.
     """
 
-    def __init__(self, client: Operations, shell: Shell, options: WatchOptions, shared: SharedReads) -> None:
+    def __init__(
+        self, client: Operations, shell: ThreadedShell, options: WatchOptions, shared: SharedReads
+    ) -> None:
         self._client, self._shell, self._shared = client, shell, shared
         self._core = core = WatchCore(options, shared)
-        self._files = borrow(lambda: core)
-        self._subscription: Subscription | None = None
-        self._turn: Turn | None = None
+        self._files = open_ref_counted(lambda: core)
+        self._subscription: ClientSubscription | None = None
+        self._grant: ReadGrant | None = None
         """Taken and not over: its topic has no other until it is, whatever interrupts us meanwhile."""
         self._is_closed = False
 
@@ -55,8 +57,8 @@ class Watch:
         subscription = self._subscription
         if subscription is None:
             return bool(self._core.events)
-        is_lined_up = subscription.ready or self._core.events or self._turn is not None
-        return bool(is_lined_up) or subscription.has_news
+        is_lined_up = subscription.ready or self._core.events or self._grant is not None
+        return bool(is_lined_up) or subscription.has_work
 
     def open(self) -> Watch:
         """Find the topics and subscribe; done by the first `next` otherwise. Raises TopicNotFound."""
@@ -70,18 +72,18 @@ class Watch:
         Raises CorruptData for damage, TopicHalted for a topic of which a file is missing, and NotReady for
         one whose shard was given up (reason shard_failed): once for each topic; the other topics go on.
         """
-        timeout = seconds(timeout, "timeout")
+        timeout = check_timeout(timeout, "timeout")
         deadline = self._shell.now_s() + timeout if timeout else None
         self.open()
         core, subscription = self._core, self.subscription
         while not self._is_closed:
             if core.events:
-                return core.give()
+                return core.pop_event()
             if core.is_over:
                 return None
-            turn = self._turn
+            turn = self._grant
             if turn is None:
-                turn = self._turn = self._take_turn(subscription)
+                turn = self._grant = self._take_grant(subscription)
             if turn is not None:
                 self._read(turn)
                 continue
@@ -101,7 +103,7 @@ class Watch:
         self._is_closed = True
         if self._subscription is not None:
             self._shell.close_subscription(self._subscription)
-        self._files.end()
+        self._files.close_when_unused()
 
     def __enter__(self) -> Watch:
         return self
@@ -110,7 +112,7 @@ class Watch:
         self.close()
 
     @property
-    def subscription(self) -> Subscription:
+    def subscription(self) -> ClientSubscription:
         """What it has at the schedulers, once it is open."""
         assert self._subscription is not None
         return self._subscription
@@ -119,15 +121,15 @@ class Watch:
 
     def _begin(self) -> None:
         options = self._core.options
-        with self._shell.entry, self._shell.work as session:
+        with self._shell.checked_lock, self._shell.guarded_session as session:
             session.forget_all(options.exact)
-            subscription = self._subscription = session.delivery.open(
+            subscription = self._subscription = session.delivery.open_subscription(
                 credit=options.credit, strong=options.consistency == "strong", names=bool(options.patterns)
             )
         try:
             if options.patterns:
                 # First: a topic created from here on is listed below, or reported as a change of names.
-                self._shell.ask(lambda session: session.delivery.add(subscription, []))
+                self._shell.ask(lambda session: session.delivery.add_feeds(subscription, []))
             with self._files.use() as core:
                 steps = core.begin_steps(self._client.connection)
                 self._follow(self._shell.run_then(steps, partial(self._found, core)))
@@ -139,7 +141,7 @@ class Watch:
             self._subscription = None
             self._core.close()
             self._core = anew = WatchCore(options, self._shared)
-            self._files = borrow(lambda: anew)
+            self._files = open_ref_counted(lambda: anew)
             raise
         except BaseException:
             self.close()
@@ -157,40 +159,42 @@ class Watch:
         if not topics or subscription is None:
             return
         wanted = [(topic.info, topic.cursor.seq) for topic in topics]
-        feeds = self._shell.ask(lambda session: session.delivery.add(subscription, wanted))
+        feeds = self._shell.ask(lambda session: session.delivery.add_feeds(subscription, wanted))
         self._core.follow(topics, feeds)
         for topic in topics:
             self._look_at_start(subscription, topic)
 
-    def _look_at_start(self, subscription: Subscription, topic: WatchedTopic) -> None:
+    def _look_at_start(self, subscription: ClientSubscription, topic: WatchedTopic) -> None:
         connection = self._client.connection
         facts = connection.facts(topic.info) if connection.transport == "ring" else None
         if facts is not None and facts.head_seq == topic.cursor.seq:
             topic.head_seq = facts.head_seq
-            self._core.line_up([self._core.caught_up(topic)])
+            self._core.enqueue_events([self._core.caught_up_event(topic)])
         elif facts is None:
-            with self._shell.entry, self._shell.work as session:
-                session.delivery.look(subscription, topic.feed)
+            with self._shell.checked_lock, self._shell.guarded_session as session:
+                session.delivery.self_grant(subscription, topic.feed)
 
     def _look_for_names(self, *, is_new: bool) -> None:
         core = self._core
-        found = core.matching(self._shell.ask(lambda session: start(names(session, core.prefixes))))
+        found = core.matching(
+            self._shell.ask(lambda session: run_steps(list_topic_names(session, core.prefixes)))
+        )
         if found:
-            with self._shell.entry, self._shell.work as session:
+            with self._shell.checked_lock, self._shell.guarded_session as session:
                 session.forget_all(found)
-            steps = core.more_steps(self._client.connection, found, is_new=is_new)
+            steps = core.open_matching_steps(self._client.connection, found, is_new=is_new)
             self._follow(self._shell.run(steps))
 
-    def _take_turn(self, subscription: Subscription) -> Turn | None:
-        if not subscription.has_news:
+    def _take_grant(self, subscription: ClientSubscription) -> ReadGrant | None:
+        if not subscription.has_work:
             self._shell.require_open()
-            if self._shell.session.delivery.is_late:
-                with self._shell.entry, self._shell.work as session:
-                    session.delivery.give_back()
+            if self._shell.session.delivery.is_return_overdue:
+                with self._shell.checked_lock, self._shell.guarded_session as session:
+                    session.delivery.send_returns()
             return None
         if subscription.failure is None and not subscription.names_changed:
             self._shell.require_open()
-            return Delivery.take(subscription)
+            return Delivery.take_grant(subscription)
         if subscription.failure is not None:
             raise subscription.failure
         subscription.names_changed = False  # First: who sets it again meanwhile has us look again.
@@ -201,45 +205,47 @@ class Watch:
             # A shard that was given up would be asked again and again: new names come with the next start.
             subscription.names_changed |= not is_shard_failed(e)
             raise
-        return Delivery.take(subscription)
+        return Delivery.take_grant(subscription)
 
-    def _read(self, turn: Turn) -> None:
+    def _read(self, turn: ReadGrant) -> None:
         files = self._files
-        if not files.is_left and turn.hint is not None and self._core.shared(turn):
+        if not files.has_detached_run and turn.hint is not None and self._core.take_shared_frame(turn):
             self._finish(turn, turn.hint.last_seq, is_consumed=True)
-            self._turn = None
+            self._grant = None
             return
         with files.use() as core:
-            result = None if files.is_left else core.straight(turn)
+            result = None if files.has_detached_run else core.read_at_hint(turn)
             if result is None:
-                result = files.run(self._shell, lambda: core.turn_steps(turn, self._shell.now_s))
-        self._core.line_up(result.events)
-        if result.is_over or result.again_s:
+                result = files.run(self._shell, lambda: core.grant_steps(turn, self._shell.now_s))
+        self._core.enqueue_events(result.events)
+        if result.is_topic_ended or result.retry_after_s:
             self._end_or_look_again(turn, result)
         else:
             self._finish(turn, result.after, is_consumed=result.is_consumed)
-        self._turn = None
+        self._grant = None
         if result.error is not None:
             raise result.error
 
-    def _finish(self, turn: Turn, after: int, *, is_consumed: bool) -> None:
+    def _finish(self, turn: ReadGrant, after: int, *, is_consumed: bool) -> None:
         subscription = self._subscription
         if subscription is None or self._is_closed:
             return
         # The lock is for who has to arrange something; with hundreds of watches that is seldom.
         delivery = self._shell.session.delivery
-        if not delivery.finish_later(subscription, turn, after, is_consumed=is_consumed):
-            with self._shell.entry, self._shell.work:
-                delivery.collect()
+        if not delivery.return_grant_unlocked(subscription, turn, after, is_consumed=is_consumed):
+            with self._shell.checked_lock, self._shell.guarded_session:
+                delivery.collect_returns()
 
-    def _end_or_look_again(self, turn: Turn, result: TurnResult) -> None:
+    def _end_or_look_again(self, turn: ReadGrant, result: GrantResult) -> None:
         subscription = self._subscription
         if subscription is None or self._is_closed:
             return
-        with self._shell.entry, self._shell.work as session:
-            if result.is_over:
-                session.delivery.drop(subscription, turn.feed)
+        with self._shell.checked_lock, self._shell.guarded_session as session:
+            if result.is_topic_ended:
+                session.delivery.drop_feed(subscription, turn.feed)
                 subscription.names_changed |= subscription.names  # The topic may have been created again.
             else:
-                session.delivery.finished(subscription, turn, result.after, is_consumed=result.is_consumed)
-                session.delivery.look(subscription, turn.feed, after_ns=int(result.again_s * 1e9))
+                session.delivery.return_grant(
+                    subscription, turn, result.after, is_consumed=result.is_consumed
+                )
+                session.delivery.self_grant(subscription, turn.feed, after_ns=int(result.retry_after_s * 1e9))

@@ -43,12 +43,12 @@ class ActorBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """`name:n:action,…` for test builds (FH-6); empty in production."""
 
 
-ORDER_BYTES_MAX = 65_536
+FORK_REQUEST_BYTES_MAX = 65_536
 """One larger than this is not sent: its child is spawned."""
 PID_BYTES_MAX = 16
 
 
-class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a child that was forked is to be (MessagePack, one packet)."""
 
     kind: str

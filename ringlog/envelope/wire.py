@@ -3,7 +3,7 @@
 An envelope is a MessagePack array of four: [version, kind, correlation id, body]. The body is the
 message's fields as an array. Attachments (frames) are further parts of the ZeroMQ message and never
 pass through the codec. Decoding is total: any bytes end in a message or an EnvelopeInvalid; a field out
-of its range (messages/ranges.py) is a MessageInvalid, which its sender gets as the answer.
+of its range (envelope/messages/ranges.py) is a MessageInvalid, which its sender gets as the answer.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ringlog.envelope.invalid import EnvelopeInvalid, MessageInvalid, message_invalid
+from ringlog.envelope.decode_errors import EnvelopeInvalid, MessageInvalid, message_invalid
 from ringlog.envelope.messages import KINDS, ErrorReply, Message
 from ringlog.limits import ENVELOPE_BYTES_MAX
 
 __all__ = [
-    "PROTOCOL", "Envelope", "EnvelopeInvalid", "MessageInvalid", "decode", "encode", "versions_differ",
+    "PROTOCOL", "Envelope", "EnvelopeInvalid", "MessageInvalid", "decode", "encode",
+    "version_mismatch_message",
 ]  # fmt: skip
 
 PROTOCOL = 2
@@ -49,7 +50,7 @@ def encode(message: Message, corr: int = 0, version: int = PROTOCOL) -> bytes:
     return data
 
 
-def versions_differ(other: int) -> str:
+def version_mismatch_message(other: int) -> str:
     """What to say where a client and an engine of different versions meet."""
     return (
         f"client and engine speak different versions of ringlog's protocol, {other} and {PROTOCOL}: "
@@ -78,7 +79,7 @@ def decode(data: bytes | memoryview, *, bytes_max: int = ENVELOPE_BYTES_MAX) -> 
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise EnvelopeInvalid("not an envelope", reason=str(e)) from None
     if version != PROTOCOL:
-        other = EnvelopeInvalid(versions_differ(version), version=version, known=PROTOCOL)
+        other = EnvelopeInvalid(version_mismatch_message(version), version=version, known=PROTOCOL)
         other.corr, other.version = corr if 0 <= corr <= _CORR_MAX else 0, version
         raise other
     if not 0 <= corr <= _CORR_MAX:

@@ -5,18 +5,18 @@ measure judges them for the shard; settle is what a shard answers. arrow needs t
 """
 
 from ringlog.frame.arrow import encode_arrow
-from ringlog.frame.codec import control_frame, frame, frames_of, patch, seal, total_bytes_at
-from ringlog.frame.columns import Columns, encode_records
-from ringlog.frame.heap import keep_freed_memory
+from ringlog.frame.codec import control_frame, encode_frames, frame, patch_header, seal, total_bytes_at
+from ringlog.frame.columns import EncodedRecords, encode_records
 from ringlog.frame.layout import Column, FrameType
-from ringlog.frame.measure import Fault, Measures, measure
+from ringlog.frame.malloc_tuning import raise_malloc_trim_threshold
+from ringlog.frame.measure import FrameFault, Measures, measure
 from ringlog.frame.view import BytesColumn, FrameView, HeadersColumn, Records, open_frame
 
 __all__ = [
     "BytesColumn",
     "Column",
-    "Columns",
-    "Fault",
+    "EncodedRecords",
+    "FrameFault",
     "FrameType",
     "FrameView",
     "HeadersColumn",
@@ -24,13 +24,13 @@ __all__ = [
     "Records",
     "control_frame",
     "encode_arrow",
+    "encode_frames",
     "encode_records",
     "frame",
-    "frames_of",
-    "keep_freed_memory",
     "measure",
     "open_frame",
-    "patch",
+    "patch_header",
+    "raise_malloc_trim_threshold",
     "seal",
     "total_bytes_at",
 ]

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringlog.errors import InvalidRequest, UsageError
-from ringlog.frame.body import Span, columns_in
+from ringlog.frame.body import BytesColumnSpan, columns_in
 from ringlog.frame.columns import (
     COLUMN_NAMES,
     BufferColumn,
     BufferHeaders,
-    Columns,
+    EncodedRecords,
     Values,
     buffer_values,
     check_record_count,
@@ -79,7 +79,7 @@ def producer_arrays(view: FrameView, columns: int) -> dict[Column, Any]:
     return {column: _arrow_column(arrow, view, body, column, True) for column in _in(columns & view.columns)}
 
 
-def encode_arrow(source: Any, header: bytes = append_header()) -> Columns:
+def encode_arrow(source: Any, header: bytes = append_header()) -> EncodedRecords:
     """Encode an Arrow array of payloads, or a RecordBatch or Table with fields named as in to_arrow.
 
     Payloads may be (large_)binary or (large_)string; nulls mean that the record has none. Slices are read
@@ -90,7 +90,7 @@ def encode_arrow(source: Any, header: bytes = append_header()) -> Columns:
     named = _named_arrays(arrow, source)
     try:
         values, count = _arrow_values(arrow, named)
-        return Columns(encode_values(values, header, count)[0])
+        return EncodedRecords(encode_values(values, header, count)[0])
     except arrow.ArrowException as e:
         raise UsageError("an Arrow column does not convert", reason=str(e)) from None
 
@@ -107,7 +107,7 @@ def _arrow_column(arrow: ModuleType, view: FrameView, body: Any, column: Column,
         return _absent_column(arrow, column, view.count, nulls)
     if column == Column.HEADERS:
         return _arrow_headers(arrow, view, body)
-    if column in view.places.spans:
+    if column in view.body_layout.spans:
         valid = None
         if nulls and column in NULLABLE:
             valid = view.validity(column)
@@ -115,7 +115,7 @@ def _arrow_column(arrow: ModuleType, view: FrameView, body: Any, column: Column,
             found = view.bytes_column(column)
             assert found is not None, "spans hold what the bitmap names"
             valid = np.diff(found.offsets) > 0
-        span = view.places.spans[column]
+        span = view.body_layout.spans[column]
         return _arrow_bytes(arrow, body, span, view.start, view.count, column in _TEXT, valid)
     return _arrow_fixed(arrow, view, body, column, nulls)
 
@@ -123,7 +123,7 @@ def _arrow_column(arrow: ModuleType, view: FrameView, body: Any, column: Column,
 def _arrow_bytes(
     arrow: ModuleType,
     body: Any,
-    span: Span,
+    span: BytesColumnSpan,
     start: int,
     count: int,
     text: bool,
@@ -138,7 +138,7 @@ def _arrow_bytes(
 
 
 def _arrow_headers(arrow: ModuleType, view: FrameView, body: Any) -> Any:
-    found = view.places.headers
+    found = view.body_layout.headers
     assert found is not None, "headers are there when the bitmap names them"
     keys = _arrow_bytes(arrow, body, found.keys, 0, found.keys.entries, True, None)
     values = _arrow_bytes(arrow, body, found.values, 0, found.values.entries, False, None)
@@ -151,7 +151,7 @@ def _arrow_headers(arrow: ModuleType, view: FrameView, body: Any) -> Any:
 
 def _arrow_fixed(arrow: ModuleType, view: FrameView, body: Any, column: Column, nulls: bool) -> Any:
     width = 1 if column == Column.PRIORITY else 8
-    values = body.slice(view.places.fixed[column] + width * view.start, width * view.count)
+    values = body.slice(view.body_layout.fixed[column] + width * view.start, width * view.count)
     valid = None
     if nulls and column in TIME_COLUMNS:
         found = view.fixed_column(column)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ringlog.frame import layout
 from ringlog.frame.kernel import LIMITS, kernel
-from ringlog.frame.settle import WORDS
+from ringlog.frame.settle_entry import WORDS
 from ringlog.limits import FRAME_BYTES_MAX
 
 U64 = NDArray[np.uint64]
@@ -40,7 +40,7 @@ _ZERO: Final = 5
 """Why the kernel found no further frame."""
 
 
-class End(Enum):
+class ScanEnd(Enum):
     """Why a scan stopped."""
 
     LIMIT = "limit"
@@ -55,10 +55,18 @@ class End(Enum):
     """What follows is not a frame; `reason` says why."""
 
 
-_ENDS = (End.LIMIT, End.CLEAN, End.PARTIAL, End.PAD, End.INVALID, End.INVALID, End.INVALID)
+_ENDS = (
+    ScanEnd.LIMIT,
+    ScanEnd.CLEAN,
+    ScanEnd.PARTIAL,
+    ScanEnd.PAD,
+    ScanEnd.INVALID,
+    ScanEnd.INVALID,
+    ScanEnd.INVALID,
+)
 
 
-class CheckedRun(NamedTuple):
+class CheckedFrameRange(NamedTuple):
     """Rows [start, stop) of a batch: one frame, or sound ones of one topic, epoch, producer, claim and class,
     with producer numbers that follow each other."""
 
@@ -72,18 +80,18 @@ class CheckedRun(NamedTuple):
     record_bytes_max: int
     records_max: int
     """Most records of any frame."""
-    is_even: int
+    equal_counts: int
     """As many records in each."""
     columns: int
     """Bitmap of the columns that any of them has."""
 
 
-class Checked:
+class ProducerFrameChecks:
     """What is known of frames that a producer sent, beside their headers. Their flag FOLLOWS is off."""
 
     __slots__ = ("_facts", "entries", "follows", "runs")
 
-    def __init__(self, entries: U64, facts: I64, follows: Mask | None, runs: list[CheckedRun]) -> None:
+    def __init__(self, entries: U64, facts: I64, follows: Mask | None, runs: list[CheckedFrameRange]) -> None:
         self.entries = entries
         """(n, 8) settle entries (settle.py) with position, topic, producer_seq."""
         self._facts = facts
@@ -111,23 +119,23 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class RoutedCopies:
     """Which of a batch's frames were resolved from routed ones (routed.py), and what those say of them.
 
     Such a frame is an append in everything that its header row says. Its body lies in the buffer; where its
     header would lie there is something else.
     """
 
-    places: I64
+    container_offsets: I64
     """(n,) where the frame begins that holds it, from the start of the buffer; of others their offset."""
     routers: U64
     """(n,) router that made the copy; 0 = none did."""
     cursors: U64
     """(n,) how far that router is with its source."""
 
-    def take(self, rows: slice | NDArray[Any]) -> Copies:
+    def take(self, rows: slice | NDArray[Any]) -> RoutedCopies:
         """Those of the chosen rows."""
-        return Copies(self.places[rows], self.routers[rows], self.cursors[rows])
+        return RoutedCopies(self.container_offsets[rows], self.routers[rows], self.cursors[rows])
 
 
 class FrameBatch:
@@ -140,13 +148,13 @@ class FrameBatch:
     __slots__ = ("_totals", "checked", "copies", "end", "offsets", "reason", "stop", "words")
 
     def __init__(
-        self, offsets: I64, words: U64, stop: int, end: End, reason: str = "", totals: I64 | None = None,
-        copies: Copies | None = None,
+        self, offsets: I64, words: U64, stop: int, end: ScanEnd, reason: str = "", totals: I64 | None = None,
+        copies: RoutedCopies | None = None,
     ) -> None:  # fmt: skip
         self.offsets, self.words, self.stop = offsets, words, stop
         self.end, self.reason = end, reason
         self._totals = totals
-        self.checked: Checked | None = None
+        self.checked: ProducerFrameChecks | None = None
         self.copies = copies
         """What is known of frames that were resolved from routed ones; None = none was."""
 
@@ -162,9 +170,9 @@ class FrameBatch:
         return self._totals
 
     @property
-    def places(self) -> I64:
+    def stored_offsets(self) -> I64:
         """(n,) where each frame begins that is stored: its own offset, or that of the routed one it is in."""
-        return self.offsets if self.copies is None else self.copies.places
+        return self.offsets if self.copies is None else self.copies.container_offsets
 
     def take(self, rows: slice | NDArray[Any]) -> FrameBatch:
         """Return the batch of the chosen rows; headers are shared when `rows` is a slice."""
@@ -197,7 +205,7 @@ def scan(
     return FrameBatch(offsets, headers, found, _ENDS[end], _reason(buffer, found, limit, end), totals)
 
 
-def find(buffer: bytearray, position: int = 0, *, frames_max: int = _FRAMES_MAX) -> FrameBatch:
+def scan_checked(buffer: bytearray, position: int = 0, *, frames_max: int = _FRAMES_MAX) -> FrameBatch:
     """As scan, of what a producer sent: every frame is checked, and the batch says what was found.
 
     `position`: of the buffer's first byte in the ring it came from. `buffer` is private: nobody may change it
@@ -210,9 +218,9 @@ def find(buffer: bytearray, position: int = 0, *, frames_max: int = _FRAMES_MAX)
     facts = words[split:].view(np.int64).reshape(_TAKEN, count)
     reason = "" if end < _PARTIAL else _reason(buffer, stop, len(buffer), end)
     batch = FrameBatch(facts[_OFFSETS], headers, stop, _ENDS[end], reason, facts[_TOTALS])
-    batch.checked = Checked(
+    batch.checked = ProducerFrameChecks(
         words_of(entries).reshape(count, WORDS), facts, facts[_FOLLOWS] != 0 if has_follows else None,
-        list(map(CheckedRun._make, runs)),
+        list(map(CheckedFrameRange._make, runs)),
     )  # fmt: skip
     return batch
 
@@ -231,7 +239,7 @@ def _reason(buffer: Any, at: int, limit: int, end: int) -> str:
     return f"frame_len {length} is impossible"
 
 
-def number_rows(
+def assign_seqs(
     words: U64, entries: U64, start: int, stop: int, first: int, stamp: int, epoch: int, durability: int
 ) -> int:
     """Give rows [start, stop) numbers from `first` on, stamp, epoch and class, and note them in `entries`;

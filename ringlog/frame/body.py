@@ -34,7 +34,7 @@ FAULTS = (
 """By the kernel's numbers, the enum with B_SOUND."""
 
 
-class Span(NamedTuple):
+class BytesColumnSpan(NamedTuple):
     """One bytes column: `entries + 1` int32 offsets at `offsets_at`, then the bytes; places in the body."""
 
     entries: int
@@ -47,15 +47,15 @@ class HeaderSpans(NamedTuple):
     """The three parts of the headers column."""
 
     lists_at: int
-    keys: Span
-    values: Span
+    keys: BytesColumnSpan
+    values: BytesColumnSpan
 
 
 @dataclass(slots=True)
 class BodyLayout:
     """Places of the columns that are there; fixed columns by the offset of their values."""
 
-    spans: dict[Column, Span] = field(default_factory=dict)
+    spans: dict[Column, BytesColumnSpan] = field(default_factory=dict)
     headers: HeaderSpans | None = None
     fixed: dict[Column, int] = field(default_factory=dict)
     valid: dict[Column, int] = field(default_factory=dict)
@@ -87,9 +87,11 @@ def walk_body(body: memoryview, columns: int, count: int) -> BodyLayout:
     for column, place in zip(known, places, strict=False):
         if column == Column.HEADERS:
             lists_at, entries, *both = place
-            found.headers = HeaderSpans(lists_at, Span(entries, *both[:3]), Span(entries, *both[3:]))
+            found.headers = HeaderSpans(
+                lists_at, BytesColumnSpan(entries, *both[:3]), BytesColumnSpan(entries, *both[3:])
+            )
         elif column <= Column.META:
-            found.spans[column] = Span(count, *place)
+            found.spans[column] = BytesColumnSpan(count, *place)
         else:
             [found.fixed[column]] = place
     for column, (place,) in zip(validity_in(columns), places[len(known) :], strict=True):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ringlog.errors import BatchTooLarge, UsageError
 from ringlog.frame import layout
-from ringlog.frame.columns import COLUMN_NAMES, Columns, encode_values
+from ringlog.frame.columns import COLUMN_NAMES, EncodedRecords, encode_values
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
 from ringlog.frame.header import append_header, pack_header
@@ -31,7 +31,7 @@ _hash = xxhash.xxh3_64_intdigest
 
 
 def frame(
-    columns: Columns,
+    columns: EncodedRecords,
     *,
     topic_id: int,
     producer_id: int = 0,
@@ -55,7 +55,7 @@ def frame(
             frame_len = layout.FRAME_LEN_MIN + len(stored)
             header = header._replace(frame_len=frame_len, codec=used, body_xxh3=_hash(stored))
             return bytearray().join((pack_header(header), stored))
-    whole = bytearray(columns.whole)
+    whole = bytearray(columns.buffer)
     whole[: layout.HEADER_BYTES] = pack_header(header)
     return whole
 
@@ -92,7 +92,7 @@ def control_frame(
         ) from None  # fmt: skip
 
 
-def frames_of(
+def encode_frames(
     payloads: Sequence[bytes | None],
     records: int,
     columns: Mapping[str, Any] = _NO_COLUMNS,
@@ -119,8 +119,10 @@ def frames_of(
     return buffer, np.frombuffer(offsets, dtype=np.int64)
 
 
-def frame_of(payloads: Sequence[bytes | None], columns: Mapping[str, Any], header: bytes) -> bytearray:
-    """As frames_of, one frame of all records, with a header that was made before by `append_header`."""
+def encode_single_frame(
+    payloads: Sequence[bytes | None], columns: Mapping[str, Any], header: bytes
+) -> bytearray:
+    """As encode_frames, one frame of all records, with a header that was made before by `append_header`."""
     return encode_values(_values(payloads, columns), header)[0]
 
 
@@ -128,7 +130,7 @@ def _values(payloads: Sequence[bytes | None], columns: Mapping[str, Any]) -> tup
     return (payloads, *map(columns.get, COLUMN_NAMES[1:])) if columns else (payloads,)
 
 
-def patch(
+def patch_header(
     buffer: Any,
     offset: int = 0,
     *,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ringlog.errors import BatchTooLarge, InvalidRequest, PayloadTooLarge, RecordTooLarge, UsageError
 from ringlog.frame.body import with_nulls
-from ringlog.frame.header import Header, append_header, unpack_header
+from ringlog.frame.header import FrameHeader, append_header, unpack_header
 from ringlog.frame.kernel import LIMITS, kernel
 from ringlog.frame.layout import EVENT_TS_NONE, HEADER_BYTES, Column
 from ringlog.limits import (
@@ -74,15 +74,15 @@ class BufferHeaders(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class EncodedRecords:
     """Encoded records: a frame that says nothing yet of topic, producer and class. See codec.frame."""
 
-    whole: bytearray
+    buffer: bytearray
 
     @property
-    def header(self) -> Header:
+    def header(self) -> FrameHeader:
         """What the frame says of itself."""
-        return unpack_header(self.whole, 0)
+        return unpack_header(self.buffer, 0)
 
     @property
     def bitmap(self) -> int:
@@ -97,7 +97,7 @@ class Columns:
     @property
     def body(self) -> bytes:
         """The columns, not compressed."""
-        return bytes(memoryview(self.whole)[HEADER_BYTES:])
+        return bytes(memoryview(self.buffer)[HEADER_BYTES:])
 
 
 DEAD_LETTER_FROM = "$dead_letter_from"
@@ -113,7 +113,7 @@ DEAD_LETTER_HEADERS_LEFT_OUT = "$dead_letter_headers_left_out"
 """How many of the job's headers had no room beside what is noted; only of a job that fills all there is."""
 DEAD_LETTER_META = "$dead_letter_meta"
 """The job's metadata as text, where that was no JSON object."""
-STAMPED_KEYS = frozenset({
+DEAD_LETTER_META_KEYS = frozenset({
     DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ, DEAD_LETTER_REASON, DEAD_LETTER_GROUP,
     DEAD_LETTER_SRC_ID, DEAD_LETTER_LAST_FAILURE, DEAD_LETTER_NACKS, DEAD_LETTER_HEADERS_LEFT_OUT,
 })  # fmt: skip
@@ -132,7 +132,7 @@ def encode_records(
     expires_at: Integers = None,
     not_before: Integers = None,
     priorities: Integers = None,
-) -> Columns:
+) -> EncodedRecords:
     """Encode records given column by column; a column that is None is left out of the frame.
 
     In a column, None means that the record has none; of payloads, keys, tags and nodes an empty value is a
@@ -143,7 +143,7 @@ def encode_records(
     values = (
         payloads, keys, tags, nodes, headers, metas, event_ts, expires_at, not_before, priorities,
     )  # fmt: skip
-    return Columns(encode_values(values, append_header())[0])
+    return EncodedRecords(encode_values(values, append_header())[0])
 
 
 def encode_values(
@@ -352,5 +352,5 @@ def _check_metas(metas: Any) -> None:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             raise InvalidRequest("meta is not a JSON object", index=index, reason=str(e)) from None
         # What the engine stamps on a copy is not counted (R-11).
-        if len(names) > META_KEYS_MAX and len(names.keys() - STAMPED_KEYS) > META_KEYS_MAX:
+        if len(names) > META_KEYS_MAX and len(names.keys() - DEAD_LETTER_META_KEYS) > META_KEYS_MAX:
             raise InvalidRequest("meta has too many keys", index=index, keys=len(names), max=META_KEYS_MAX)

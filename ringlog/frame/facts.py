@@ -42,7 +42,7 @@ class RecordFacts:
         return len(self.seqs)
 
 
-NOTHING = RecordFacts(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64), None, None)
+NO_FACTS = RecordFacts(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64), None, None)
 
 
 def record_facts(buffer: Any, batch: FrameBatch, *, with_tags: bool = False) -> RecordFacts:
@@ -51,7 +51,7 @@ def record_facts(buffer: Any, batch: FrameBatch, *, with_tags: bool = False) -> 
     Raises FrameInvalid when a column reaches outside of its frame.
     """
     if not len(batch):
-        return NOTHING
+        return NO_FACTS
     shapes = shapes_of(batch.words) | (codecs_of(batch.words) << np.uint64(_CODEC_SHIFT))
     if (shapes == shapes[0]).all():
         return _of_shape(buffer, batch, int(shapes[0]), with_tags=with_tags)
@@ -59,10 +59,10 @@ def record_facts(buffer: Any, batch: FrameBatch, *, with_tags: bool = False) -> 
         _of_shape(buffer, batch.take(np.flatnonzero(shapes == shape)), shape, with_tags=with_tags)
         for shape in np.unique(shapes).tolist()
     ]
-    return joined(parts)
+    return concat_facts(parts)
 
 
-def joined(parts: list[RecordFacts]) -> RecordFacts:
+def concat_facts(parts: list[RecordFacts]) -> RecordFacts:
     """All rows of the parts, in the order of their numbers."""
     if len(parts) == 1:
         return parts[0]
@@ -98,7 +98,7 @@ def _filled(parts: list[RecordFacts], columns: list[Any], order: I64) -> Any:
 def _of_shape(buffer: Any, batch: FrameBatch, shape: int, *, with_tags: bool) -> RecordFacts:
     if shape >> _CODEC_SHIFT:
         opened = [open_row(buffer, batch, row) for row in range(len(batch))]
-        return joined([_of_view(view, with_tags=with_tags) for view in opened])
+        return concat_facts([_of_view(view, with_tags=with_tags) for view in opened])
     found = spans_of(buffer, batch)
     starts, stops = found.spans[Column.PAYLOAD]
     sizes = stops - starts

@@ -17,7 +17,7 @@ _HEADERS_MAX = 64
 assert _HEADER.size == layout.HEADER_BYTES
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     """The fields in the order in which they lie; all are unsigned. `records` is the drawing's count."""
 
     frame_len: int
@@ -50,7 +50,7 @@ class Header(NamedTuple):
         return self.frame_len - layout.FRAME_LEN_MIN
 
 
-def pack_header(header: Header) -> bytes:
+def pack_header(header: FrameHeader) -> bytes:
     """Return the 80 bytes; raises UsageError naming the fields that do not fit theirs."""
     try:
         return _HEADER.pack(*header)
@@ -58,7 +58,7 @@ def pack_header(header: Header) -> bytes:
         bits = (32, 8, 8, 16, 64, 64, 64, 32, 32, 64, 64, 32, 8, 8, 16, 64, 64)
         wrong = {
             name: value
-            for name, value, width in zip(Header._fields, header, bits, strict=True)
+            for name, value, width in zip(FrameHeader._fields, header, bits, strict=True)
             if not isinstance(value, int) or not 0 <= value < 1 << width
         }
         raise UsageError("a frame's header field is out of range", fields=wrong) from None
@@ -70,16 +70,16 @@ def append_header(
 ) -> bytes:
     """What a frame of records says of itself, for the kernel to fill in the rest; raises as pack_header."""
     return pack_header(
-        Header(
+        FrameHeader(
             0, layout.FrameType.APPEND, layout.VERSION, 0, topic_id, 0, 0, 0, epoch, producer_id,
             producer_seq, 0, 0, flags, 0, 0, 0,
         )
     )  # fmt: skip
 
 
-def unpack_header(buffer: Any, offset: int) -> Header:
+def unpack_header(buffer: Any, offset: int) -> FrameHeader:
     """Read the 80 bytes at `offset`, which must lie inside the buffer. Judges nothing."""
-    return Header._make(_HEADER.unpack_from(buffer, offset))
+    return FrameHeader._make(_HEADER.unpack_from(buffer, offset))
 
 
 def header_fault(header: Any) -> str | None:

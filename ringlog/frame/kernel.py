@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 
-from ringlog.compiled import kernel
 from ringlog.limits import (
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -18,6 +17,7 @@ from ringlog.limits import (
     SEQ_MAX,
     TAG_BYTES_MAX,
 )
+from ringlog.native_kernel import kernel
 
 LIMITS = struct.pack(
     "<11Q", FRAME_BYTES_MAX, SEQ_MAX, RECORD_BYTES_MAX, KEY_BYTES_MAX, TAG_BYTES_MAX, NODE_BYTES_MAX,

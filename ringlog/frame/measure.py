@@ -18,14 +18,14 @@ from ringlog.errors import FrameInvalid
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.body import NOT_TEXT
-from ringlog.frame.header import Header, unpack_header
+from ringlog.frame.header import FrameHeader, unpack_header
 from ringlog.frame.kernel import LIMITS, kernel
 from ringlog.frame.view import unpacked_body
 
 I64 = NDArray[np.int64]
 
 
-class Fault(IntEnum):
+class FrameFault(IntEnum):
     """Why a frame must not be admitted; the first that applies, in this order."""
 
     OK = 0
@@ -36,7 +36,7 @@ class Fault(IntEnum):
     KEY_TOO_LONG = 5
     META_TOO_LONG = 6
     HEADERS_TOO_LARGE = 7
-    PACKED = 8
+    UNCHECKED = 8
     """Not known yet: the kernel does not look into compressed bodies, nor into those of control frames."""
     CORRUPT = 9
     """Of a frame that a producer sent: its body does not match its checksum."""
@@ -44,7 +44,7 @@ class Fault(IntEnum):
     """Of a frame that a producer sent: its header is none, or none that a producer may send."""
 
 
-FORMAT_FAULTS = frozenset({Fault.STRUCTURE, Fault.TEXT})
+FORMAT_FAULTS = frozenset({FrameFault.STRUCTURE, FrameFault.TEXT})
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Measures:
     """(n,) accounted bytes (R-10): payloads and metas."""
     largest: I64
     """(n,) accounted bytes of the largest record."""
-    bad: I64
+    faults: I64
     """(n,) Fault."""
 
 
@@ -67,13 +67,13 @@ def measure(buffer: Any, batch: FrameBatch) -> Measures:
     offsets, words = np.ascontiguousarray(batch.offsets), np.ascontiguousarray(batch.words)
     table = kernel.measure(buffer, offsets, words, LIMITS)
     found = Measures(*np.frombuffer(table, np.int64).reshape(3, len(batch)))
-    measure_packed(buffer, batch, found.accounted, found.largest, found.bad)
+    measure_unchecked(buffer, batch, found.accounted, found.largest, found.faults)
     return found
 
 
-def measure_packed(buffer: Any, batch: FrameBatch, accounted: I64, largest: I64, bad: I64) -> list[int]:
+def measure_unchecked(buffer: Any, batch: FrameBatch, accounted: I64, largest: I64, bad: I64) -> list[int]:
     """Fill in what the kernel left open: control frames and compressed ones; returns their rows."""
-    rows: list[int] = np.flatnonzero(bad == Fault.PACKED).tolist()
+    rows: list[int] = np.flatnonzero(bad == FrameFault.UNCHECKED).tolist()
     view = memoryview(buffer).cast("B") if rows else None
     for row in rows:
         assert view is not None
@@ -84,9 +84,13 @@ def measure_packed(buffer: Any, batch: FrameBatch, accounted: I64, largest: I64,
     return rows
 
 
-def _measure_one(header: Header, stored: memoryview) -> tuple[int, int, int]:
+def _measure_one(header: FrameHeader, stored: memoryview) -> tuple[int, int, int]:
     try:
         body = unpacked_body(header, stored)
     except FrameInvalid as e:
-        return 0, 0, Fault.TEXT if e.reason == NOT_TEXT else Fault.STRUCTURE
-    return kernel.judge(body, header.columns, header.records, LIMITS) if header.records else (0, 0, Fault.OK)
+        return 0, 0, FrameFault.TEXT if e.reason == NOT_TEXT else FrameFault.STRUCTURE
+    return (
+        kernel.judge(body, header.columns, header.records, LIMITS)
+        if header.records
+        else (0, 0, FrameFault.OK)
+    )

@@ -20,30 +20,30 @@ from ringlog.frame.layout import NULLABLE, Column
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-Span = tuple[I64, I64]
+ValueRanges = tuple[I64, I64]
 """(starts, stops) of values, in bytes of the buffer."""
 
 
 @dataclass(slots=True)
-class Spans:
+class ValueSpans:
     """Values of many frames. Every array has one entry a record, in the order of the frames."""
 
     buffer: memoryview
     seqs: I64
     times: I64
     """Commit stamps: the column, or the header's."""
-    frame_of: I64
+    batch_rows: I64
     """Row of the batch that holds the record."""
-    spans: dict[Column, Span]
+    spans: dict[Column, ValueRanges]
     fixed: dict[Column, NDArray[Any]]
     """Without COMMIT_TS, which is in `times`."""
     valid: dict[Column, Mask]
     """Where there is a value; of a column that is not in it each record has one. Of NULLABLE columns."""
-    headers: tuple[Span, Span, Span] | None
+    headers: tuple[ValueRanges, ValueRanges, ValueRanges] | None
     """(which entries are a record's, where keys lie, where values lie)."""
 
 
-def spans_of(buffer: Any, batch: FrameBatch) -> Spans:
+def spans_of(buffer: Any, batch: FrameBatch) -> ValueSpans:
     """Find the values of uncompressed append frames, one or more, of one shape (batch.shapes_but_nulls_of).
 
     Raises FrameInvalid, with the offset of the frame, when a body is not what its header says. Checksums are
@@ -60,7 +60,7 @@ def spans_of(buffer: Any, batch: FrameBatch) -> Spans:
     columns, nullable = columns_in(head >> layout.COLUMNS_SHIFT), validity_in(head >> layout.COLUMNS_SHIFT)
     rows = iter(whole[: len(whole) - 4 * entries].reshape(-1, records))
     seqs, times, frame_of = next(rows), next(rows), next(rows)
-    spans: dict[Column, Span] = {}
+    spans: dict[Column, ValueRanges] = {}
     fixed: dict[Column, NDArray[Any]] = {}
     headers = None
     for column in columns:
@@ -79,10 +79,10 @@ def spans_of(buffer: Any, batch: FrameBatch) -> Spans:
     valid = {column: next(rows) != 0 for column in nullable}
     if head >> layout.VERSION_SHIFT & 0xFF == layout.VERSION_FIRST:
         valid = {column: empty_is_null(spans[column]) for column in NULLABLE[1:] if column in spans}
-    return Spans(view, seqs, times, frame_of, spans, fixed, valid, headers)
+    return ValueSpans(view, seqs, times, frame_of, spans, fixed, valid, headers)
 
 
-def empty_is_null(span: Span) -> Mask:
+def empty_is_null(span: ValueRanges) -> Mask:
     """Which keys, tags or nodes of version 1 are some."""
     starts, stops = span
     found: Mask = starts != stops

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from ringlog.errors import FrameInvalid, UsageError
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
-from ringlog.frame.body import BodyLayout, Span, offsets_in, walk_body, with_nulls
+from ringlog.frame.body import BodyLayout, BytesColumnSpan, offsets_in, walk_body, with_nulls
 from ringlog.frame.compress import decompress
 from ringlog.frame.control import check_control, decode_control
-from ringlog.frame.header import Header, header_fault, unpack_header
+from ringlog.frame.header import FrameHeader, header_fault, unpack_header
 from ringlog.frame.layout import NULLABLE, Column, FrameType
-from ringlog.frame.routed import append_headers
+from ringlog.frame.routed_frame import append_headers
 from ringlog.types import Codec, Durability, PayloadKind
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class FrameView:
     __slots__ = ("_body", "_columns", "_layout", "_start", "_stop", "header", "offset")
 
     def __init__(
-        self, header: Header, body: memoryview, places: BodyLayout, offset: int, start: int, stop: int,
+        self, header: FrameHeader, body: memoryview, places: BodyLayout, offset: int, start: int, stop: int,
         columns: dict[Column, BytesColumn] | None = None,
     ) -> None:  # fmt: skip
         self.header = header
@@ -211,13 +211,13 @@ class FrameView:
         )  # fmt: skip
 
     @property
-    def whole(self) -> FrameView:
+    def full_frame(self) -> FrameView:
         """All records of the frame that this is a view of."""
         return FrameView(
             self.header, self._body, self._layout, self.offset, 0, self.header.records, self._columns
         )
 
-    def after(self, seq: int) -> FrameView:
+    def slice_after(self, seq: int) -> FrameView:
         """View the records of this view whose seq is greater than `seq`."""
         return self.slice(seq + 1 - self.first_seq, self.count)
 
@@ -308,7 +308,7 @@ class FrameView:
         return self._body
 
     @property
-    def places(self) -> BodyLayout:
+    def body_layout(self) -> BodyLayout:
         """Where the columns lie in `body`."""
         return self._layout
 
@@ -323,7 +323,7 @@ class FrameView:
             raise UsageError("a frame of records has no control body", frame_type=self.frame_type.name)
         return decode_control(bytes(self._body[: self.header.raw_len]))
 
-    def _bytes_column(self, span: Span, start: int, stop: int) -> BytesColumn:
+    def _bytes_column(self, span: BytesColumnSpan, start: int, stop: int) -> BytesColumn:
         offsets = offsets_in(self._body, span.offsets_at, span.entries)[start : stop + 1]
         data = np.frombuffer(self._body, dtype=np.uint8)[span.data_at : span.data_at + span.data_bytes]
         return BytesColumn(offsets, data)
@@ -403,13 +403,13 @@ def open_row(buffer: Any, batch: FrameBatch, row: int) -> FrameView:
         raise FrameInvalid(e.reason, offset=offset, **detail) from None
 
 
-def checked_body(header: Header, stored: memoryview) -> tuple[memoryview, BodyLayout]:
+def checked_body(header: FrameHeader, stored: memoryview) -> tuple[memoryview, BodyLayout]:
     """Decompress, if need be, and walk the body of a header that passed header_fault; raises FrameInvalid."""
     body = unpacked_body(header, stored)
     return body, walk_body(body, header.columns, header.records) if header.records else BodyLayout()
 
 
-def unpacked_body(header: Header, stored: memoryview) -> memoryview:
+def unpacked_body(header: FrameHeader, stored: memoryview) -> memoryview:
     """The body before compression of a header that passed header_fault. A control frame's is checked, one of
     records is not; raises FrameInvalid."""
     if header.type == FrameType.ROUTED:
@@ -432,12 +432,12 @@ def _check_routed(stored: memoryview) -> None:
     checked_body(unpack_header(made[0].tobytes(), 0), columns)
 
 
-def _opened(header: Header, stored: memoryview, offset: int) -> FrameView:
+def _opened(header: FrameHeader, stored: memoryview, offset: int) -> FrameView:
     body, places = checked_body(header, stored)
     return FrameView(header, body, places, offset, 0, header.records)
 
 
-def _checked_header(view: memoryview, offset: int) -> Header:
+def _checked_header(view: memoryview, offset: int) -> FrameHeader:
     if offset < 0 or offset & 7:
         raise FrameInvalid("a frame starts at a multiple of 8")
     available = len(view) - offset
@@ -452,7 +452,9 @@ def _checked_header(view: memoryview, offset: int) -> Header:
     return header
 
 
-def _check_sums(view: memoryview, offset: int, header: Header, stored: memoryview, seed: int | None) -> None:
+def _check_sums(
+    view: memoryview, offset: int, header: FrameHeader, stored: memoryview, seed: int | None
+) -> None:
     if _hash(stored) != header.body_xxh3:
         raise FrameInvalid("body does not match its checksum")
     if seed is not None and _hash(view[offset : offset + layout.SEALED_BYTES], seed) != header.seal_xxh3:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, structs
 
 from ringlog.errors import CorruptData
-from ringlog.leases.holders import NO_LIFE, Life
+from ringlog.leases.holders import NO_PROCESS, ProcessId
 from ringlog.limits import JOBS_PER_REQUEST_MAX
 
 U64 = Annotated[int, Meta(ge=0)]
@@ -42,7 +42,7 @@ class Op(IntEnum):
     STOLEN = 6
     """Leased to another member, whoever held it before; applied like CLAIMED."""
     SEEK = 7
-    TAKEN = 8
+    TAKEN_OVER = 8
     """A stream group is read by this member from here on; its reader before is fenced when it commits."""
     COMMITTED = 9
     REMOVED = 10
@@ -50,15 +50,15 @@ class Op(IntEnum):
     """Leased no more, and never handed out again; waits to be moved to the dead letters."""
     REDELIVERED = 12
     """Of a group: done, and to be handed out once more: dead letters that come back."""
-    WRITTEN = 13
+    SNAPSHOT = 13
     """Of a queue: a part of what was known when its leases became durable."""
     UNDONE = 14
     """Leased no more, and ready at once; the delivery does not count."""
-    MOVED = 15
+    DEAD_LETTERED = 15
     """Of a queue: so many jobs in all were moved to the dead letters."""
 
 
-class Made(msgspec.Struct, array_like=True, frozen=True):
+class GroupConfig(msgspec.Struct, array_like=True, frozen=True):
     """What a group is, from its creation on."""
 
     name: str
@@ -83,11 +83,11 @@ class Made(msgspec.Struct, array_like=True, frozen=True):
         return f"{self.name}@{self.tags}" if self.tags else self.name
 
 
-OWN = Made("", Mode.QUEUE)
+DEFAULT_GROUP = GroupConfig("", Mode.QUEUE)
 """The group of a queue's workers."""
 
 
-class Change(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class LeaseChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One change of one group."""
 
     group: U64
@@ -111,15 +111,15 @@ class Change(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Number of the request, so that it has the same answer when it comes again; 0 = it has none."""
     skipped: list[int] = []
     """What the answer to it names as not held."""
-    made: Made | None = None
+    config: GroupConfig | None = None
     """CREATED alone."""
     reason: str = ""
     """REJECTED, RELEASED: why."""
-    life: tuple[U64, U64] = NO_LIFE
+    process_id: tuple[U64, U64] = NO_PROCESS
     """CLAIMED, STOLEN: the process that claimed, and when it began (lives.py); zeros: it is not watched."""
-    aside: list[U64] = []
+    exhausted: list[U64] = []
     """CLAIMED: [first, count] … of numbers that had all their deliveries, and were exhausted instead."""
-    saved: bytes | None = None
+    run_columns: bytes | None = None
     """WRITTEN: see run_columns.py."""
 
     @property
@@ -138,22 +138,24 @@ _WIDTHS = {Op.CLAIMED: CLAIM_ROW, Op.STOLEN: CLAIM_ROW} | dict.fromkeys(
 )
 
 
-def require_sound(change: Change) -> None:
+def require_valid_change(change: LeaseChange) -> None:
     """Raise CorruptData for a change that no version can have written."""
-    width, rows, aside = _WIDTHS.get(change.op, 1), change.rows, change.aside
-    is_sound = not len(rows) % width and not len(aside) % SPAN_ROW and change.until_ms < 1 << 62
+    width, rows, aside = _WIDTHS.get(change.op, 1), change.rows, change.exhausted
+    is_valid_routed_frame = not len(rows) % width and not len(aside) % SPAN_ROW and change.until_ms < 1 << 62
     if width > 1:
         spans = [*zip(rows[::width], rows[1::width], strict=False)]
         spans += zip(aside[::SPAN_ROW], aside[1::SPAN_ROW], strict=False)
-        is_sound &= all(0 < count <= JOBS_PER_REQUEST_MAX and first < 1 << 62 for first, count in spans)
+        is_valid_routed_frame &= all(
+            0 < count <= JOBS_PER_REQUEST_MAX and first < 1 << 62 for first, count in spans
+        )
     if width == CLAIM_ROW:
-        is_sound &= all(deliveries < 1 << 31 for deliveries in rows[2::CLAIM_ROW])
-        is_sound &= all(token < 1 << 63 for token in rows[3::CLAIM_ROW])
-    if not is_sound:
+        is_valid_routed_frame &= all(deliveries < 1 << 31 for deliveries in rows[2::CLAIM_ROW])
+        is_valid_routed_frame &= all(token < 1 << 63 for token in rows[3::CLAIM_ROW])
+    if not is_valid_routed_frame:
         raise CorruptData("a change of leases makes no sense", number=change.number, op=int(change.op))
 
 
-class _JobsChange(msgspec.Struct, array_like=True, frozen=True):
+class _LegacyQueueChange(msgspec.Struct, array_like=True, frozen=True):
     """A change of a queue as it was written before queues and groups had the same."""
 
     group: U64
@@ -166,26 +168,26 @@ class _JobsChange(msgspec.Struct, array_like=True, frozen=True):
     rows: list[U64]
     call: U64
     skipped: list[int]
-    made: None
-    life: Life
+    config: None
+    process_id: ProcessId
     reason: str = ""
-    aside: list[U64] = []
-    saved: bytes | None = None
+    exhausted: list[U64] = []
+    run_columns: bytes | None = None
 
 
-_decode = msgspec.msgpack.Decoder(Change).decode
-_decode_jobs = msgspec.msgpack.Decoder(_JobsChange).decode
+_decode = msgspec.msgpack.Decoder(LeaseChange).decode
+_decode_jobs = msgspec.msgpack.Decoder(_LegacyQueueChange).decode
 
 
-def decode_change(data: Any) -> Change:
+def decode_change(data: Any) -> LeaseChange:
     """The change of these bytes; raises msgspec's errors for what no version wrote."""
     try:
         change = _decode(data)
     except msgspec.ValidationError as e:
         try:
-            change = Change(**structs.asdict(_decode_jobs(data)))
+            change = LeaseChange(**structs.asdict(_decode_jobs(data)))
         except msgspec.ValidationError:
             raise e from None
     if not change.group and change.op == Op.REDELIVERED:
-        return structs.replace(change, op=Op.MOVED)  # As queues numbered it.
+        return structs.replace(change, op=Op.DEAD_LETTERED)  # As queues numbered it.
     return change

@@ -37,7 +37,7 @@ class Failures:
         """What is known of this job."""
         return self._of.get(seq)
 
-    def note(self, first: int, stop: int, reason: str, at_ms: int, nacks: int) -> None:
+    def record_failure(self, first: int, stop: int, reason: str, at_ms: int, nacks: int) -> None:
         """These jobs failed; `nacks` is 1 when they were given back for it."""
         for seq in range(first, stop):
             old = self._of.pop(seq, None)

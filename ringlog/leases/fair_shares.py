@@ -29,7 +29,7 @@ def fair_shares(wants: Sequence[int], supply: int) -> list[int]:
     return shares
 
 
-def split(found: Sequence[SeqRun], shares: Sequence[int]) -> list[list[SeqRun]]:
+def split_runs(found: Sequence[SeqRun], shares: Sequence[int]) -> list[list[SeqRun]]:
     """The jobs in parts of these sizes, one after the other; there are as many."""
     parts: list[list[SeqRun]] = []
     left, at = list(reversed(found)), 0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from ringlog.errors import Throttled
 from ringlog.limits import GROUP_MEMBER_SILENT_MS, GROUP_MEMBERS_MAX
 
-Life = tuple[int, int]
+ProcessId = tuple[int, int]
 """(pid, when it began) of a process on the shard's host."""
-NO_LIFE: Life = (0, 0)
+NO_PROCESS: ProcessId = (0, 0)
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Holders:
         number = self.find(name)
         return self._all[number].held if number >= 0 else 0
 
-    def take(self, name: str) -> int:
+    def get_or_add(self, name: str) -> int:
         """Its number, a new one if it had none. Call `forget_idle` if it is given nothing after all."""
         number = self._numbers.get(name, -1)
         if number < 0:
@@ -111,9 +111,9 @@ class Holders:
             )
         self.leave(min(idle, key=lambda each: each.seen_ms).name)
 
-    def note(self, name: str, now_ms: int) -> int:
+    def touch_member(self, name: str, now_ms: int) -> int:
         """It asked for something; returns its number."""
-        number = self.take(name)
+        number = self.get_or_add(name)
         holder = self._all[number]
         holder.seen_ms = max(holder.seen_ms, now_ms)
         return number

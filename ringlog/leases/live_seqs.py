@@ -14,7 +14,7 @@ from ringlog.leases.spans import Span, spans_of
 I64 = NDArray[np.int64]
 
 
-class Live:
+class LiveSeqs:
     """Which jobs are alive and published: `front` to `head`, both included, but for dead and lost ones."""
 
     __slots__ = ("dead", "front", "head", "lost")
@@ -31,7 +31,7 @@ def bitmap_of(seqs: NDArray[np.int64]) -> BitMap64:
     return BitMap64(array("Q", np.ascontiguousarray(seqs, dtype="<u8").tobytes()))
 
 
-def next_alive(live: Live, at: int, passed: BitMap64 | None = None) -> Span:
+def next_alive(live: LiveSeqs, at: int, passed: BitMap64 | None = None) -> Span:
     """The first stretch of live jobs from `at` on that are not `passed` over; it begins behind the head when
     there is none."""
     at, stop = _next_alive(live, at)
@@ -44,7 +44,7 @@ def next_alive(live: Live, at: int, passed: BitMap64 | None = None) -> Span:
     return at, stop
 
 
-def _next_alive(live: Live, at: int) -> Span:
+def _next_alive(live: LiveSeqs, at: int) -> Span:
     stop = live.head + 1
     dead = live.dead
     while at <= live.head:
@@ -82,7 +82,7 @@ def end_of(numbers: BitMap64, first: int) -> int:
     return low
 
 
-def alive_within(live: Live, first: int, stop: int) -> list[Span]:
+def alive_within(live: LiveSeqs, first: int, stop: int) -> list[Span]:
     """The live positions of [first, stop)."""
     first, stop = max(first, live.front), min(stop, live.head + 1)
     if first >= stop:
@@ -104,7 +104,7 @@ def alive_within(live: Live, first: int, stop: int) -> list[Span]:
     return alive
 
 
-def is_alive(live: Live, seqs: I64) -> NDArray[np.bool_]:
+def is_alive(live: LiveSeqs, seqs: I64) -> NDArray[np.bool_]:
     """(n,) Which of these are there."""
     alive: NDArray[np.bool_] = (seqs >= live.front) & (seqs <= live.head)
     for first, last in live.lost:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap64
 
-from ringlog.leases.live_seqs import Live, bitmap_of, end_of
-from ringlog.leases.schedule import Schedule
+from ringlog.leases.live_seqs import LiveSeqs, bitmap_of, end_of
+from ringlog.leases.schedule import DelaySchedule
 from ringlog.leases.spans import Span
-from ringlog.limits import QUEUE_UNRIPE_MAX
+from ringlog.limits import QUEUE_READY_INSTANTS_MAX
 
 I64 = NDArray[np.int64]
 _STALE_MAX = 1_024
@@ -28,7 +28,7 @@ _STALE_MAX = 1_024
 _NO_NUMBER = 1 << 63
 
 
-class Marks(NamedTuple):
+class DeliveryAttributes(NamedTuple):
     """Of some jobs, ascending: when each may be handed out (milliseconds, 0 = at any time), and its level."""
 
     seqs: I64
@@ -43,18 +43,18 @@ class ReadyIndex:
         self.delayed = BitMap64()
         self.levels: dict[int, BitMap64] = {}
         """Ready jobs by level; of level 0 those that the cursor is past."""
-        self.passed = BitMap64()
+        self.skipped_by_cursor = BitMap64()
         """Numbers from the cursor on that it does not hand out: these, and what was given ahead of it."""
         self._later: dict[int, BitMap64] = {}
         """Delayed jobs by their level, but for level 0."""
-        self._schedule = Schedule()
-        self._unripe: list[tuple[int, BitMap64]] = []
+        self._schedule = DelaySchedule()
+        self._recently_due: list[tuple[int, BitMap64]] = []
         """Jobs that were delayed, by when they became ready: they have not waited since they were put."""
-        self._again: BitMap64 | None = None
+        self._awaiting_reload: BitMap64 | None = None
         """While all marks are awaited anew: the jobs below the cursor that nobody was given."""
 
     def __bool__(self) -> bool:
-        return bool(self.delayed or self.levels or self.passed or self._again)
+        return bool(self.delayed or self.levels or self.skipped_by_cursor or self._awaiting_reload)
 
     def __len__(self) -> int:
         """Jobs nobody was given, but for those that wait for the cursor."""
@@ -63,30 +63,32 @@ class ReadyIndex:
     @property
     def unclaimed(self) -> BitMap64:
         """Jobs nobody was given, but for those that wait for the cursor."""
-        return BitMap64.union(self.delayed, *self.levels.values(), self._again or BitMap64())
+        return BitMap64.union(self.delayed, *self.levels.values(), self._awaiting_reload or BitMap64())
 
     @property
     def lowest_number(self) -> int:
         """The first of these; if there is none, one that no job has."""
-        known = (self.delayed, *self.levels.values(), self._again)
+        known = (self.delayed, *self.levels.values(), self._awaiting_reload)
         return min((seqs.min() for seqs in known if seqs), default=_NO_NUMBER)
 
     @property
-    def is_awaiting(self) -> bool:
+    def is_reloading(self) -> bool:
         """Are all marks to be fed anew?"""
-        return self._again is not None
+        return self._awaiting_reload is not None
 
     # -- coming and going -----------------------------------------------------------------------------
 
-    def feed(self, marks: Marks, live: Live, cursor: int, wall_ms: int) -> None:
+    def add_delivery_attributes(
+        self, marks: DeliveryAttributes, live: LiveSeqs, cursor: int, wall_ms: int
+    ) -> None:
         """Take in published jobs' marks. Those that were fed before come again only after `unmark`."""
-        again, self._again = self._again, None
+        again, self._awaiting_reload = self._awaiting_reload, None
         fresh = self._fresh(marks.seqs, live, cursor, again)
         seqs, at_ms, levels = marks.seqs[fresh], marks.at_ms[fresh], marks.levels[fresh]
         later = at_ms > wall_ms
         waiting = bitmap_of(seqs[later])
         self.delayed |= waiting
-        self.passed |= waiting
+        self.skipped_by_cursor |= waiting
         self._schedule.add(at_ms[later], seqs[later])
         for level in np.unique(levels).tolist():
             of_level = levels == level
@@ -97,7 +99,7 @@ class ReadyIndex:
             # What has no mark any more, or one that holds no longer, is ready.
             self._ready(0, again - self.delayed - _union(self.levels), cursor)
 
-    def _fresh(self, seqs: I64, live: Live, cursor: int, again: BitMap64 | None) -> NDArray[np.bool_]:
+    def _fresh(self, seqs: I64, live: LiveSeqs, cursor: int, again: BitMap64 | None) -> NDArray[np.bool_]:
         """Which of these jobs are alive, and were never handed out."""
         fresh = seqs >= live.front
         for first, last in live.lost:
@@ -107,61 +109,61 @@ class ReadyIndex:
         else:
             fresh &= (seqs >= cursor) | np.isin(seqs, _numbers(again))
         kept = bitmap_of(seqs[fresh])
-        kept -= self.passed
+        kept -= self.skipped_by_cursor
         if live.dead is not None:
             kept -= live.dead
         return np.isin(seqs, _numbers(kept)) if len(kept) < int(fresh.sum()) else fresh
 
-    def unmark(self, cursor: int) -> None:
+    def invalidate_priorities(self, cursor: int) -> None:
         """Levels mean something else from now on: all marks are fed anew."""
         known = self.delayed | _union(self.levels)
-        self.passed -= known
+        self.skipped_by_cursor -= known
         known.remove_range(cursor, 1 << 63)
-        self._again = known if self._again is None else self._again | known
+        self._awaiting_reload = known if self._awaiting_reload is None else self._awaiting_reload | known
         self.delayed, self.levels, self._later = BitMap64(), {}, {}
-        self._schedule = Schedule()
-        self._unripe.clear()
+        self._schedule = DelaySchedule()
+        self._recently_due.clear()
 
     def next_ms(self) -> int | None:
         """When the next delayed job may be handed out, by the wall; a job that was deleted may be meant."""
         return self._schedule.next_ms() if self.delayed else None
 
-    def settle(self, cursor: int, now_ms: int, wall_ahead_ms: int = 0) -> bool:
+    def release_due(self, cursor: int, now_ms: int, wall_clock_offset_ms: int = 0) -> bool:
         """What was delayed up to now is ready; False when nothing was. Delays are of the wall clock, which is
         so far ahead of `now_ms`."""
-        due_ms, wall_ms = self._schedule.next_ms(), now_ms + wall_ahead_ms
+        due_ms, wall_ms = self._schedule.next_ms(), now_ms + wall_clock_offset_ms
         if due_ms is None or due_ms > wall_ms:
             return False
-        due = bitmap_of(self._schedule.take(wall_ms)) & self.delayed
+        due = bitmap_of(self._schedule.pop_due(wall_ms)) & self.delayed
         self.delayed -= due
         for level, seqs in list(self._later.items()):
             if ours := seqs & due:
                 due -= ours
                 self._take_out(self._later, level, ours)
-                self._unripen(ours, now_ms)
+                self._record_due(ours, now_ms)
                 self._ready(level, ours, cursor)
-        self._unripen(due, now_ms)
+        self._record_due(due, now_ms)
         self._ready(0, due, cursor)
         return True
 
     def _ready(self, level: int, seqs: BitMap64, cursor: int) -> None:
         if level:
-            self.passed |= seqs
+            self.skipped_by_cursor |= seqs
         else:
-            self.passed -= seqs
+            self.skipped_by_cursor -= seqs
             seqs = seqs.copy()
             seqs.remove_range(cursor, 1 << 63)
         _join(self.levels, level, seqs)
 
-    def removed(self, floor: int, seqs: BitMap64 | None) -> None:
+    def apply_removal(self, floor: int, seqs: BitMap64 | None) -> None:
         """Jobs below `floor` and those in `seqs` are alive no longer."""
         for level in (*self.levels, *self._later):
             for by_level in (self.levels, self._later):
                 if level in by_level:
                     self._drop(by_level[level], floor, seqs)
                     self._take_out(by_level, level, BitMap64())
-        if self._again:
-            self._drop(self._again, floor, seqs)
+        if self._awaiting_reload:
+            self._drop(self._awaiting_reload, floor, seqs)
         self._drop(self.delayed, floor, seqs)
         if len(self._schedule) > 2 * len(self.delayed) + _STALE_MAX:
             self._schedule.keep_only(self.delayed)
@@ -181,8 +183,8 @@ class ReadyIndex:
 
     def forget_below(self, cursor: int) -> None:
         """The cursor has come so far."""
-        if self.passed:
-            self.passed.remove_range(0, cursor)
+        if self.skipped_by_cursor:
+            self.skipped_by_cursor.remove_range(0, cursor)
 
     # -- handing out ----------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class ReadyIndex:
             first = seqs.min()
             yield level, (first, end_of(seqs, first))
 
-    def take(self, level: int, first: int, stop: int) -> None:
+    def take_range(self, level: int, first: int, stop: int) -> None:
         """These jobs of a level are handed out; all of them are among the ready ones."""
         self.levels[level].remove_range(first, stop)
         if not self.levels[level]:
@@ -208,18 +210,18 @@ class ReadyIndex:
 
     # -- promotion ------------------------------------------------------------------------------------
 
-    def _unripen(self, seqs: BitMap64, now_ms: int) -> None:
+    def _record_due(self, seqs: BitMap64, now_ms: int) -> None:
         if not seqs:
             return
-        self._unripe.append((now_ms, seqs.copy()))
-        if len(self._unripe) > QUEUE_UNRIPE_MAX:
-            (_, older), (at, newer) = self._unripe[:2]
-            self._unripe[:2] = [(at, older | newer)]
+        self._recently_due.append((now_ms, seqs.copy()))
+        if len(self._recently_due) > QUEUE_READY_INSTANTS_MAX:
+            (_, older), (at, newer) = self._recently_due[:2]
+            self._recently_due[:2] = [(at, older | newer)]
 
-    def ripen(self, until_ms: int) -> None:
+    def forget_due_before(self, until_ms: int) -> None:
         """What became ready before has waited long enough, if it was put early enough."""
-        while self._unripe and self._unripe[0][0] < until_ms:
-            del self._unripe[0]
+        while self._recently_due and self._recently_due[0][0] < until_ms:
+            del self._recently_due[0]
 
     def overdue(self, top: int, below: int) -> Iterator[tuple[int, Span]]:
         """(level, its first stretch of jobs below a number that waited long enough) of each level below the
@@ -228,8 +230,8 @@ class ReadyIndex:
             if level >= top:
                 continue
             seqs = self.levels[level]
-            if self._unripe:
-                seqs = seqs - BitMap64.union(*(each for _, each in self._unripe))
+            if self._recently_due:
+                seqs = seqs - BitMap64.union(*(each for _, each in self._recently_due))
             if seqs and (first := seqs.min()) < below:
                 yield level, (first, min(end_of(seqs, first), below))
 
@@ -241,7 +243,7 @@ class ReadyIndex:
         ready = _union(self.levels)
         if len(ready) != sum(map(len, self.levels.values())) or ready & self.delayed:
             wrong.append("a job is in two places")
-        ahead = (ready | self.delayed) - self.passed
+        ahead = (ready | self.delayed) - self.skipped_by_cursor
         if ahead and ahead.max() >= cursor:
             wrong.append("the cursor would hand out a job that is not its own")
         if 0 in self.levels and self.levels[0].max() >= cursor:

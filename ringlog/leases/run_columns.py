@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ringlog.leases.change import U64
 from ringlog.leases.failures import Failures
-from ringlog.leases.holders import NO_LIFE, Life
+from ringlog.leases.holders import NO_PROCESS, ProcessId
 from ringlog.leases.runs import BLOCK_SHIFT, DELAYED, EXHAUSTED, GONE, LEASED, RETURNED
 from ringlog.leases.table import LeaseTable
 from ringlog.limits import DURABLE_HOLDERS_MAX, DURABLE_REASONS_MAX
@@ -26,7 +26,7 @@ _STATES = (LEASED, DELAYED, RETURNED, EXHAUSTED)
 _WIDE, _NARROW = ("first", "at", "token"), ("count", "holder", "link", "deliveries")
 
 
-class _Runs(msgspec.Struct, array_like=True, frozen=True):
+class _SavedRuns(msgspec.Struct, array_like=True, frozen=True):
     wide: bytes
     """8 bytes each, little-endian, column by column: first, at, token."""
     narrow: bytes
@@ -41,7 +41,7 @@ class _Runs(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Runs).decode
+_decode = msgspec.msgpack.Decoder(_SavedRuns).decode
 
 
 def columns_of(table: LeaseTable) -> Columns:
@@ -67,37 +67,39 @@ def packed(columns: Columns, names: tuple[str, ...], dtype: str) -> bytes:
     return b"".join(columns[name].astype(dtype).tobytes() for name in names)
 
 
-def places_of(links: NDArray[Any], table: LeaseTable) -> tuple[NDArray[Any], list[Life]]:
+def index_processes(links: NDArray[Any], table: LeaseTable) -> tuple[NDArray[Any], list[ProcessId]]:
     """Of each link its place in the processes that claimed, from 1 on, 0 = none; and these."""
-    known = [link for link in np.unique(links).tolist() if link in table.lives][:DURABLE_HOLDERS_MAX]
+    known = [link for link in np.unique(links).tolist() if link in table.process_by_link][
+        :DURABLE_HOLDERS_MAX
+    ]
     place = {link: at for at, link in enumerate(known, 1)}
     places = np.array([place.get(link, 0) for link in links.tolist()], dtype=np.uint64)
-    return places, [table.lives[link] for link in known]
+    return places, [table.process_by_link[link] for link in known]
 
 
-def save_runs(table: LeaseTable, most: int) -> Iterator[bytes]:
+def encode_runs(table: LeaseTable, most: int) -> Iterator[bytes]:
     """Encode what is known, at most so many runs a part."""
     columns = columns_of(table)
     for at in range(0, len(columns["first"]), most):
         yield _encode(_part({name: column[at : at + most] for name, column in columns.items()}, table))
 
 
-def _part(columns: Columns, table: LeaseTable) -> _Runs:
+def _part(columns: Columns, table: LeaseTable) -> _SavedRuns:
     leased = columns["state"] == LEASED
     held, columns["holder"][leased] = np.unique(columns["holder"][leased], return_inverse=True)
-    columns["link"], lives = places_of(columns["link"], table)
+    columns["link"], lives = index_processes(columns["link"], table)
     failures: list[SavedFailure] = []
     if len(table.failures):
         first, last = int(columns["first"][0]), int(columns["stop"][-1])
         failures = [(seq, *each) for seq, each in table.failures if first <= seq < last]
-    return _Runs(
+    return _SavedRuns(
         packed(columns, _WIDE, "<u8"), packed(columns, _NARROW, "<u4"), packed(columns, ("state",), "u1"),
         [table.holders.name_of(holder).encode() for holder in held.tolist()], lives,
         failures=failures[-DURABLE_REASONS_MAX:],
     )  # fmt: skip
 
 
-def add_saved(table: LeaseTable, data: bytes) -> None:
+def decode_runs_into(table: LeaseTable, data: bytes) -> None:
     """Put what these bytes say into force; raises ValueError, IndexError or msgspec's errors for what no
     version can have written."""
     saved = _decode(data)
@@ -122,26 +124,26 @@ def unpacked(data: bytes, count: int, dtype: str) -> list[list[int]]:
 def add_failures(failures: Failures, saved: list[SavedFailure]) -> None:
     """Why numbers failed last."""
     for seq, reason, at_ms, nacks in saved:
-        failures.note(seq, seq + 1, reason, at_ms, nacks)
+        failures.record_failure(seq, seq + 1, reason, at_ms, nacks)
 
 
 def add_runs(
     table: LeaseTable, states: bytes, first: list[int], at: list[int], token: list[int], count: list[int],
-    holder: list[int], nodes: list[str], deliveries: list[int], link: list[int], lives: list[Life],
+    holder: list[int], nodes: list[str], deliveries: list[int], link: list[int], lives: list[ProcessId],
     begun: list[int] | None = None, given: list[int] | None = None,
 ) -> None:  # fmt: skip
     """Runs of columns; raises ValueError or IndexError where they make no sense."""
-    processes, before = [NO_LIFE, *lives], 0
+    processes, before = [NO_PROCESS, *lives], 0
     nothing = [0] * len(states)
     begun, given, link = begun or nothing, given or nothing, link or nothing
     for n, state in enumerate(states):
         stop = first[n] + count[n]
-        is_sound = state in _STATES and before <= first[n] < stop < 1 << 63 and at[n] < 1 << 62
-        if not is_sound or first[n] >> BLOCK_SHIFT != stop - 1 >> BLOCK_SHIFT:
+        is_valid_routed_frame = state in _STATES and before <= first[n] < stop < 1 << 63 and at[n] < 1 << 62
+        if not is_valid_routed_frame or first[n] >> BLOCK_SHIFT != stop - 1 >> BLOCK_SHIFT:
             raise ValueError("runs that make no sense")
         before, is_leased = stop, state == LEASED
         table.add_run(
             first[n], stop, state, at=at[n], token=token[n], node=nodes[holder[n]] if is_leased else "",
-            deliveries=deliveries[n], life=processes[link[n]] if is_leased else NO_LIFE, begun=begun[n],
+            deliveries=deliveries[n], life=processes[link[n]] if is_leased else NO_PROCESS, begun=begun[n],
             given=given[n],
         )  # fmt: skip

@@ -44,7 +44,7 @@ EXHAUSTED: Final = 5
 """Rejected, or had all its deliveries: on its way to the dead letters."""
 
 
-class Runs:
+class LeaseRuns:
     """The table. Columns are read freely; rows are changed through the methods alone."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Runs:
         self.state[row] = FREE
         self._free.append(row)
 
-    def cut(self, row: int, at: int) -> int:
+    def split_row(self, row: int, at: int) -> int:
         """Split a run: it ends before `at`, and a new one with the same facts begins there; returns that."""
         first, stop = self.first[row], self.stop[row]
         self.stop[row] = at
@@ -184,7 +184,7 @@ class Runs:
             begun=self.begun[row], given=self.given[row],
         )  # fmt: skip
 
-    def leased_through(self, link: int) -> list[int]:
+    def rows_leased_by(self, link: int) -> list[int]:
         """Rows of the runs that were claimed so and are leased."""
         links, states = np.frombuffer(self.link, np.uint32), np.frombuffer(self.state, np.uint8)
         return np.flatnonzero((links == link) & (states == LEASED)).tolist() if len(links) else []

@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 I64 = NDArray[np.int64]
 
 
-class Schedule:
+class DelaySchedule:
     """Numbers by the instant at which they are due, milliseconds."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Schedule:
         """When the next one is due; None = there is none."""
         return min((int(at[0]) for at, _ in self._runs), default=None)
 
-    def take(self, now_ms: int) -> I64:
+    def pop_due(self, now_ms: int) -> I64:
         """Those that are due by now, in no order; they leave."""
         taken, left = [], []
         for at, seqs in self._runs:

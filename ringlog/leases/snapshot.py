@@ -11,17 +11,17 @@ import numpy as np
 from pyroaring import BitMap64
 
 from ringlog.errors import CorruptData, InvariantViolation
-from ringlog.leases.change import U64, Change, Made, decode_change
+from ringlog.leases.change import U64, GroupConfig, LeaseChange, decode_change
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.run_columns import (
     SavedFailure,
     add_failures,
     add_runs,
-    add_saved,
     columns_of,
+    decode_runs_into,
+    encode_runs,
+    index_processes,
     packed,
-    places_of,
-    save_runs,
     unpacked,
 )
 from ringlog.leases.runs import EXHAUSTED, LEASED, RETURNED
@@ -30,9 +30,9 @@ from ringlog.limits import GROUP_REASONS_SAVED_MAX
 _WIDE = ("first", "at", "token", "begun", "given")
 
 
-class _Group(msgspec.Struct, array_like=True, frozen=True):
+class _SavedGroup(msgspec.Struct, array_like=True, frozen=True):
     number: U64
-    made: Made
+    config: GroupConfig
     changes: U64
     cursor: U64
     committed: U64
@@ -47,7 +47,7 @@ class _Group(msgspec.Struct, array_like=True, frozen=True):
     holders: bytes
     deliveries: bytes
     states: bytes
-    calls: list[Change] = []
+    calls: list[LeaseChange] = []
     reasons: list[tuple[U64, str]] = []
     """(position, why it was rejected), as it was written before `failures`."""
     failures: list[SavedFailure] = []
@@ -57,11 +57,11 @@ class _Group(msgspec.Struct, array_like=True, frozen=True):
     lives: list[tuple[U64, U64]] = []
     """Of the processes that claimed."""
     at_ms: U64 = 0
-    taken: bytes = b""
+    delivered_ahead: bytes = b""
     """What was handed out from the cursor on: a 64-bit roaring bitmap; empty = nothing."""
 
 
-class _Own(msgspec.Struct, array_like=True, frozen=True):
+class _SavedQueueLeases(msgspec.Struct, array_like=True, frozen=True):
     changes: U64
     at_ms: U64
     dead_lettered: U64
@@ -71,47 +71,48 @@ class _Own(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_group = msgspec.msgpack.Decoder(_Group).decode
-_decode_own = msgspec.msgpack.Decoder(_Own).decode
+_decode_group = msgspec.msgpack.Decoder(_SavedGroup).decode
+_decode_own = msgspec.msgpack.Decoder(_SavedQueueLeases).decode
 _DAMAGE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, InvariantViolation)
 """What decoding of bytes raises that no version wrote."""
 
 
-def save(group: ConsumerGroup) -> bytes:
+def encode_group(group: ConsumerGroup) -> bytes:
     """Encode a group with a name."""
     columns = columns_of(group)
     # Whether anything is exhausted depends on a scheduler that may be there after a restart, or not.
     columns["state"][columns["state"] == EXHAUSTED] = RETURNED
     leased = columns["state"] == LEASED
     held, columns["holder"][leased] = np.unique(columns["holder"][leased], return_inverse=True)
-    columns["link"], lives = places_of(columns["link"], group)
+    columns["link"], lives = index_processes(columns["link"], group)
     of_number = {each.number: each for each in group.holders}
     return _encode(
-        _Group(
-            group.number, group.made, group.changes, group.lowest_fresh, group.committed, group.holder,
-            group.holder_token, [(of_number[n].name, of_number[n].seen_ms) for n in held.tolist()],
+        _SavedGroup(
+            group.number, group.config, group.last_change_number, group.lowest_undelivered, group.committed,
+            group.reader,
+            group.reader_token, [(of_number[n].name, of_number[n].seen_ms) for n in held.tolist()],
             packed(columns, _WIDE, "<u8"), packed(columns, ("count",), "<u4"),
             packed(columns, ("holder",), "<u4"), packed(columns, ("deliveries",), "<u4"),
-            packed(columns, ("state",), "u1"), list(group.calls), [],
+            packed(columns, ("state",), "u1"), list(group.recent_calls), [],
             [(seq, *each) for seq, each in group.failures][-GROUP_REASONS_SAVED_MAX:],
             packed(columns, ("link",), "<u4") if lives else b"", lives, group.at_ms,
-            group.taken.serialize() if group.taken else b"",
+            group.delivered_ahead.serialize() if group.delivered_ahead else b"",
         )
     )  # fmt: skip
 
 
-def load(data: bytes) -> ConsumerGroup:
+def decode_group(data: bytes) -> ConsumerGroup:
     """The named group that these bytes speak of; raises CorruptData for what no version can have written."""
     try:
         saved = _decode_group(data)
-        group = ConsumerGroup(saved.made, number=saved.number, cursor=saved.cursor)
-        group.changes, group.committed, group.at_ms = saved.changes, saved.committed, saved.at_ms
-        group.holder, group.holder_token = saved.holder, saved.holder_token
-        if saved.taken:
-            group.taken = BitMap64.deserialize(saved.taken)
-            group.index_marks(group.taken)
+        group = ConsumerGroup(saved.config, number=saved.number, cursor=saved.cursor)
+        group.last_change_number, group.committed, group.at_ms = saved.changes, saved.committed, saved.at_ms
+        group.reader, group.reader_token = saved.holder, saved.holder_token
+        if saved.delivered_ahead:
+            group.delivered_ahead = BitMap64.deserialize(saved.delivered_ahead)
+            group.create_ready_index(group.delivered_ahead)
         for name, seen_ms in saved.members:
-            group.holders.note(name, seen_ms)
+            group.holders.touch_member(name, seen_ms)
         first, at, token, begun, given = unpacked(saved.wide, len(_WIDE), "<u8")
         narrow = saved.counts + saved.holders + saved.deliveries
         count, holder, deliveries = unpacked(narrow, 3, "<u4")
@@ -122,7 +123,7 @@ def load(data: bytes) -> ConsumerGroup:
             group, saved.states, first, at, token, count, holder, [name for name, _ in saved.members],
             deliveries, links, saved.lives, begun, given,
         )  # fmt: skip
-        group.calls.fill(saved.calls)
+        group.recent_calls.restore_changes(saved.calls)
         failures = [*((seq, why, 0, 0) for seq, why in saved.reasons), *saved.failures]
         if any(group.runs.find(seq) < 0 for seq, *_ in failures):
             raise ValueError("a reason of nothing that is pending")
@@ -133,30 +134,30 @@ def load(data: bytes) -> ConsumerGroup:
     return group
 
 
-def save_own(group: ConsumerGroup) -> bytes:
+def encode_queue_leases(group: ConsumerGroup) -> bytes:
     """Encode the durable leases of a queue."""
-    runs = b"".join(save_runs(group, 1 << 62))
-    calls = [msgspec.Raw(_encode(change)) for change in group.calls]
-    return _encode(_Own(group.changes, group.at_ms, group.dead_lettered, runs, calls))
+    runs = b"".join(encode_runs(group, 1 << 62))
+    calls = [msgspec.Raw(_encode(change)) for change in group.recent_calls]
+    return _encode(_SavedQueueLeases(group.last_change_number, group.at_ms, group.dead_lettered, runs, calls))
 
 
-def load_own(data: bytes) -> ConsumerGroup:
+def decode_queue_leases(data: bytes) -> ConsumerGroup:
     """The durable leases of these bytes; raises CorruptData for what no version can have written."""
-    group = replayed_own()
+    group = new_durable_group()
     try:
         saved = _decode_own(data)
-        group.changes, group.at_ms = saved.changes, saved.at_ms
+        group.last_change_number, group.at_ms = saved.changes, saved.at_ms
         group.dead_lettered = saved.dead_lettered
         if saved.runs:
-            add_saved(group, saved.runs)
-        group.calls.fill(map(decode_change, saved.calls))
+            decode_runs_into(group, saved.runs)
+        group.recent_calls.restore_changes(map(decode_change, saved.calls))
         group.check()
     except _DAMAGE as e:
         raise CorruptData("a queue's leases do not decode", reason=str(e)) from None
     return group
 
 
-def replayed_own() -> ConsumerGroup:
+def new_durable_group() -> ConsumerGroup:
     """The own group of a queue whose leases are in the log, of which nothing is known yet."""
     group = ConsumerGroup()
     group.begin_log()

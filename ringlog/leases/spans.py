@@ -36,7 +36,7 @@ def spans_of(seqs: I64) -> list[Span]:
     return [(first, last + 1) for first, last in zip(firsts, lasts, strict=True)]
 
 
-def joined(found: list[SeqRun]) -> list[SeqRun]:
+def merge_adjacent(found: list[SeqRun]) -> list[SeqRun]:
     """SeqRunes that follow each other and were handed out as often are one."""
     found_together: list[SeqRun] = []
     for first, stop, deliveries in found:
@@ -60,7 +60,7 @@ def count_of(found: Iterable[SeqRun]) -> int:
     return sum(stop - first for first, stop, _ in found)
 
 
-def cut(found: list[SeqRun], most: int) -> list[SeqRun]:
+def truncate_runs(found: list[SeqRun], most: int) -> list[SeqRun]:
     """The first `most` positions of these."""
     kept: list[SeqRun] = []
     for first, stop, deliveries in found:
@@ -71,7 +71,7 @@ def cut(found: list[SeqRun], most: int) -> list[SeqRun]:
     return kept
 
 
-def flat(spans: Iterable[Span]) -> list[int]:
+def flatten_spans(spans: Iterable[Span]) -> list[int]:
     """First, count, first, count and so on, as a change has them."""
     return [number for first, stop in spans for number in (first, stop - first)]
 

@@ -23,7 +23,7 @@ from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
 from ringlog.leases.failures import Failures
-from ringlog.leases.holders import Holders, Life
+from ringlog.leases.holders import Holders, ProcessId
 from ringlog.leases.runs import (
     BLOCK,
     BLOCK_SHIFT,
@@ -34,10 +34,10 @@ from ringlog.leases.runs import (
     LEASED,
     RETURNED,
     STATES,
-    Runs,
+    LeaseRuns,
 )
 from ringlog.leases.spans import SeqRun, Span, blocks_of, keep_first, spans_of
-from ringlog.leases.types import I64, NO_BACKOFF, U64, Matched
+from ringlog.leases.types import I64, NO_BACKOFF, U64, LeaseMatch
 from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX, LINKS_MAX
 
 ACK: Final = 0
@@ -50,7 +50,7 @@ REJECT: Final = 3
 EXTEND: Final = 4
 EXPIRE: Final = 5
 """The time of a lease or a delay is over."""
-REST: Final = 6
+BACK_OFF: Final = 6
 """The time of a lease is over, and the back-off after it is not."""
 EXHAUST: Final = 7
 """It came back, and had all its deliveries."""
@@ -107,17 +107,17 @@ class LeaseTable:
     """The leases of one queue or consumer group, and what came back from them."""
 
     def __init__(self, holders: Holders) -> None:
-        self.runs = Runs()
+        self.runs = LeaseRuns()
         self.holders = holders
         self.failures = Failures()
         """Why numbers were given back or rejected, until they are done."""
         self.backoff = NO_BACKOFF
         """How long numbers rest whose leases ended."""
-        self.lives: dict[int, Life] = {}
+        self.process_by_link: dict[int, ProcessId] = {}
         """The processes that claimed, by their links, which their runs have; some hold nothing any more."""
-        self._links: dict[Life, int] = {}
+        self._links: dict[ProcessId, int] = {}
         self._links_made = 0
-        self.aside: list[Span] = []
+        self.newly_exhausted: list[Span] = []
         """What claims exhausted since this was emptied."""
         self.has_dead_letters = True
         """Do exhausted numbers wait to be moved? Else they are returned ones."""
@@ -125,7 +125,7 @@ class LeaseTable:
         """How often a number is handed out at most, tested whenever it comes back; 0 = not then."""
         self.version = 0
         """Grows whenever a run does anything: what was found out before holds while it is the same."""
-        self.counts_of = [0] * len(STATES)
+        self.counts_by_state = [0] * len(STATES)
         """Numbers by state."""
         self._runs_of = [0] * len(STATES)
         """Runs by state."""
@@ -139,26 +139,26 @@ class LeaseTable:
     @property
     def leased(self) -> int:
         """Numbers that are leased, and live."""
-        return self.counts_of[LEASED]
+        return self.counts_by_state[LEASED]
 
     @property
     def delayed(self) -> int:
         """Numbers that came back, and are not ready yet."""
-        return self.counts_of[DELAYED]
+        return self.counts_by_state[DELAYED]
 
     @property
     def returned(self) -> int:
         """Numbers that came back and are ready."""
-        return self.counts_of[RETURNED]
+        return self.counts_by_state[RETURNED]
 
     @property
     def exhausted(self) -> int:
         """Numbers on their way to the dead letters: none of them is handed out."""
-        return self.counts_of[EXHAUSTED]
+        return self.counts_by_state[EXHAUSTED]
 
     # -- time -----------------------------------------------------------------------------------------
 
-    def settle(self, now_ms: int) -> None:
+    def apply_expirations(self, now_ms: int) -> None:
         """What has expired by now is ready again."""
         heap, runs = self._deadlines, self.runs
         while heap and heap[0] >> _ROW_BITS <= now_ms:
@@ -167,11 +167,11 @@ class LeaseTable:
             if self._instant(row) != entry >> _ROW_BITS:
                 continue
             if self.backoff.base_ms and runs.state[row] == LEASED:
-                until_ms = runs.at[row] + self.backoff.of(self.deliveries_of(row))
+                until_ms = runs.at[row] + self.backoff.delay_after(self.deliveries_of(row))
                 if until_ms > now_ms:
-                    self.move(row, REST, until_ms)
+                    self.apply_event(row, BACK_OFF, until_ms)
                     continue
-            self.move(row, EXPIRE)
+            self.apply_event(row, EXPIRE)
 
     def next_due_ms(self) -> int | None:
         """When the next lease or delay ends; None = none will."""
@@ -192,7 +192,7 @@ class LeaseTable:
 
     # -- the drawing, executed ------------------------------------------------------------------------
 
-    def move(self, row: int, event: int, at_ms: int = 0) -> None:
+    def apply_event(self, row: int, event: int, at_ms: int = 0) -> None:
         """Let an event happen to a run; a lease holds up to `at_ms` then, a delay is over at it."""
         runs = self.runs
         state = runs.state[row]
@@ -205,7 +205,7 @@ class LeaseTable:
             self.drop(row)
             return
         if to in {RETURNED, EXHAUSTED}:
-            to = EXHAUSTED if self.is_spent(row, to) else RETURNED
+            to = EXHAUSTED if self.becomes_exhausted(row, to) else RETURNED
         size = runs.stop[row] - runs.first[row]
         self._count(state, -1, -size)
         self._count(to, 1, size)
@@ -230,14 +230,15 @@ class LeaseTable:
 
     def add_run(
         self, first: int, stop: int, state: int, *, at: int, token: int, node: str, deliveries: int,
-        life: Life, begun: int = 0, given: int = 0,
+        life: ProcessId, begun: int = 0, given: int = 0,
     ) -> None:  # fmt: skip
         """These numbers are what a log or a snapshot says of them, whatever was known."""
-        for row in self.exactly(first, stop):
+        for row in self.isolate_rows(first, stop):
             self.drop(row)
         if state == LEASED:
             self.lease(
-                first, stop, at, token, self.holders.take(node), deliveries, link=self.link_of(life),
+                first, stop, at, token, self.holders.get_or_add(node), deliveries,
+                link=self.link_of_process(life),
                 begun=begun, given=given,
             )  # fmt: skip
             return
@@ -248,31 +249,31 @@ class LeaseTable:
             )  # fmt: skip
             self.enter(row, state)
 
-    def link_of(self, life: Life) -> int:
+    def link_of_process(self, life: ProcessId) -> int:
         """The number of a process in its runs; 0 = its end would not be noticed."""
         if not life[0]:
             return 0
         link = self._links.get(life, 0)
         if not link:
             if len(self._links) >= LINKS_MAX:
-                self.forget_idle_lives()
+                self.forget_idle_processes()
             self._links_made += 1
             link = self._links[life] = self._links_made
-            self.lives[link] = life
+            self.process_by_link[link] = life
         return link
 
-    def forget_idle_lives(self) -> None:
+    def forget_idle_processes(self) -> None:
         """Forget the processes that hold nothing."""
         runs = self.runs
         held = {runs.link[row] for row in runs.rows() if runs.state[row] == LEASED}
-        self.lives = {link: life for link, life in self.lives.items() if link in held}
-        self._links = {life: link for link, life in self.lives.items()}
+        self.process_by_link = {link: life for link, life in self.process_by_link.items() if link in held}
+        self._links = {life: link for link, life in self.process_by_link.items()}
 
-    def forget_life(self, life: Life) -> int:
+    def forget_process(self, life: ProcessId) -> int:
         """This process is gone; returns the link of its runs, 0 = it never had any."""
         link = self._links.pop(life, 0)
         if link:
-            del self.lives[link]
+            del self.process_by_link[link]
         return link
 
     def drop(self, row: int) -> None:
@@ -288,7 +289,7 @@ class LeaseTable:
         """A new row is in this state."""
         runs = self.runs
         if state in {RETURNED, EXHAUSTED}:
-            state = EXHAUSTED if self.is_spent(row, state) else RETURNED
+            state = EXHAUSTED if self.becomes_exhausted(row, state) else RETURNED
         size = runs.stop[row] - runs.first[row]
         runs.state[row] = state
         self._count(state, 1, size)
@@ -298,10 +299,10 @@ class LeaseTable:
 
     def _count(self, state: int, runs: int, size: int) -> None:
         self.version += 1
-        self.counts_of[state] += size
+        self.counts_by_state[state] += size
         self._runs_of[state] += runs
 
-    def is_spent(self, row: int, state: int) -> bool:
+    def becomes_exhausted(self, row: int, state: int) -> bool:
         """Does a run that comes into this state, and is not held, wait for the dead letters?"""
         if not self.has_dead_letters:
             return False
@@ -334,7 +335,7 @@ class LeaseTable:
 
     # -- rows -----------------------------------------------------------------------------------------
 
-    def exactly(self, first: int, stop: int) -> list[int]:
+    def isolate_rows(self, first: int, stop: int) -> list[int]:
         """Rows that hold exactly what has rows of [first, stop); made by splitting."""
         rows: list[int] = []
         for row in self.runs.within(first, stop):
@@ -349,12 +350,12 @@ class LeaseTable:
         """The same of these ascending numbers."""
         rows: list[int] = []
         for first, stop in spans_of(seqs):
-            rows += self.exactly(first, stop)
+            rows += self.isolate_rows(first, stop)
         return rows
 
     def split(self, row: int, at: int) -> int:
         """Cut a run in two; the second half is known wherever the first one is. Returns it."""
-        new = self.runs.cut(row, at)
+        new = self.runs.split_row(row, at)
         state = self.runs.state[new]
         self._runs_of[state] += 1
         if state in {LEASED, GONE}:
@@ -395,9 +396,9 @@ class LeaseTable:
             if runs.stop[row] - first > room:
                 self.split(row, first + room)
             if is_spent:
-                self.aside.append((first, runs.stop[row]))
+                self.newly_exhausted.append((first, runs.stop[row]))
                 left -= runs.stop[row] - first
-                self.move(row, EXHAUST)
+                self.apply_event(row, EXHAUST)
             else:
                 rows.append(row)
                 most -= runs.stop[row] - first
@@ -411,15 +412,15 @@ class LeaseTable:
 
     # -- what becomes of leases -----------------------------------------------------------------------
 
-    def match(self, seqs: I64, tokens: U64 | None, node: str, now_ms: int) -> Matched:
+    def match(self, seqs: I64, tokens: U64 | None, node: str, now_ms: int) -> LeaseMatch:
         """Which of these numbers does `node` hold (QA-3, QA-4, QA-10)? A token of 0 asks for none; a number
         that is named twice counts once. Changes nothing but what has expired."""
-        self.settle(now_ms)
+        self.apply_expirations(now_ms)
         holder = self.holders.find(node)
         if len(seqs) == 1:
             return self._match_one(seqs, 0 if tokens is None else int(tokens[0]), holder)
         if self._is_one_lease(seqs, tokens, holder):
-            return Matched(seqs, _NONE, _NONE)
+            return LeaseMatch(seqs, _NONE, _NONE)
         order = np.argsort(seqs, kind="stable")
         ascending = seqs[order]
         given = None if tokens is None else tokens[order]
@@ -441,7 +442,7 @@ class LeaseTable:
         keep_first(gone, ascending)
         passed = np.ones(len(seqs), np.bool_)
         passed[order[leased | gone]] = False
-        return Matched(ascending[leased], ascending[gone], seqs[passed])
+        return LeaseMatch(ascending[leased], ascending[gone], seqs[passed])
 
     def _is_one_lease(self, seqs: I64, tokens: U64 | None, holder: int) -> bool:
         """Are these numbers that were claimed together, in order, and are they all held still? Mostly so."""
@@ -458,15 +459,15 @@ class LeaseTable:
             return False
         return tokens is None or np.array_equal(tokens, self.tokens_of(row, seqs))
 
-    def _match_one(self, seqs: I64, token: int, holder: int) -> Matched:
+    def _match_one(self, seqs: I64, token: int, holder: int) -> LeaseMatch:
         """The same for one number, which is all latency."""
         seq, runs = int(seqs[0]), self.runs
         row = runs.find(seq)
         state = runs.state[row] if row >= 0 else FREE
         is_held = state in {LEASED, GONE} and runs.holder[row] == holder
         if not is_held or token not in {0, runs.token[row] + seq - runs.first[row]}:
-            return Matched(_NONE, _NONE, seqs)
-        return Matched(seqs, _NONE, _NONE) if state == LEASED else Matched(_NONE, seqs, _NONE)
+            return LeaseMatch(_NONE, _NONE, seqs)
+        return LeaseMatch(seqs, _NONE, _NONE) if state == LEASED else LeaseMatch(_NONE, seqs, _NONE)
 
     def _fits(
         self, row: int, seqs: I64, tokens: U64 | None, place: int, end: int
@@ -481,7 +482,7 @@ class LeaseTable:
         """Of the lease under which these numbers of a row were handed out last."""
         return (seqs - self.runs.first[row]).astype(np.uint64) + np.uint64(self.runs.token[row])
 
-    def removed(self, floor: int, seqs: BitMap64 | None = None, *, on_request: bool = False) -> None:
+    def apply_removal(self, floor: int, seqs: BitMap64 | None = None, *, on_request: bool = False) -> None:
         """Numbers below `floor` and those in `seqs` are not alive: their leases and delays end (QL-11)."""
         if not len(self.runs):
             return
@@ -489,10 +490,10 @@ class LeaseTable:
         for row in self.runs.below(floor) if floor else ():
             if self.runs.stop[row] > floor:
                 self.split(row, floor)
-            self.move(row, event)
+            self.apply_event(row, event)
         if seqs:
             for row in self.rows_of(self._known(seqs)):
-                self.move(row, event)
+                self.apply_event(row, event)
 
     def _known(self, seqs: BitMap64) -> I64:
         """Those of the numbers whose blocks have runs; a delete may name millions."""
@@ -549,8 +550,8 @@ class LeaseTable:
             if state in {LEASED, GONE}:
                 size, number = held.get(runs.holder[row], (0, 0))
                 held[runs.holder[row]] = size + stop - first, number + 1
-        if (counts, rows, sum(counts)) != (self.counts_of, self._runs_of, runs.jobs):
-            raise InvariantViolation("leases are counted wrongly", counted=self.counts_of, found=counts)
+        if (counts, rows, sum(counts)) != (self.counts_by_state, self._runs_of, runs.jobs):
+            raise InvariantViolation("leases are counted wrongly", counted=self.counts_by_state, found=counts)
         known = {each.number: (each.held, each.runs) for each in self.holders if each.runs}
         if held != known:
             raise InvariantViolation("holders are counted wrongly", counted=known, found=held)

@@ -14,7 +14,7 @@ NUMBER_MAX = (1 << NUMBER_BITS) - 1
 """At a million leases a second it lasts for twelve days; then the shard starts anew."""
 
 
-class Tokens:
+class LeaseTokens:
     """The tokens of one incarnation of one shard."""
 
     def __init__(self, incarnation: int) -> None:
@@ -23,7 +23,7 @@ class Tokens:
         self._base = incarnation << NUMBER_BITS
         self._next = 1
 
-    def take(self, count: int) -> int:
+    def allocate(self, count: int) -> int:
         """The first of `count` tokens that follow each other."""
         first, self._next = self._next, self._next + count
         if self._next > NUMBER_MAX:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringlog.leases.holders import NO_LIFE, Life
+from ringlog.leases.holders import NO_PROCESS, ProcessId
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -15,7 +15,7 @@ _DOUBLINGS_MAX = 40
 """Beyond it every rest is the longest one: a day's milliseconds double 27 times."""
 
 
-class Matched(NamedTuple):
+class LeaseMatch(NamedTuple):
     """Which entries of a request hold their lease. Numbers ascend, but for `skipped`: in request order."""
 
     leased: I64
@@ -24,7 +24,7 @@ class Matched(NamedTuple):
     skipped: I64
 
 
-class Counts(NamedTuple):
+class QueueCounts(NamedTuple):
     """QS-1."""
 
     ready: int
@@ -38,14 +38,14 @@ class ClaimRequest(NamedTuple):
     node: str
     most: int
     lease_ms: int
-    life: Life = NO_LIFE
+    process_id: ProcessId = NO_PROCESS
     """The process that claims; see `release`."""
     call: int = 0
     by_number: bool = False
     """As of `Order`: it is given the lowest numbers whatever the others are given by."""
 
 
-class Order(NamedTuple):
+class DispatchOrder(NamedTuple):
     """In which order jobs are handed out that nobody had yet."""
 
     levels: int = 0
@@ -56,20 +56,20 @@ class Order(NamedTuple):
     """Whatever their level: the lowest number first (L14)."""
 
 
-PLAIN = Order()
+SEQ_ORDER = DispatchOrder()
 
 
-class Backoff(NamedTuple):
+class RedeliveryBackoff(NamedTuple):
     """After the first delivery `base_ms`, then twice as long each time, `most_ms` at most; 0 = none."""
 
     base_ms: int = 0
     most_ms: int = 0
 
-    def of(self, deliveries: int) -> int:
+    def delay_after(self, deliveries: int) -> int:
         """After so many deliveries."""
         if not self.base_ms:
             return 0
         return min(self.base_ms << min(max(deliveries - 1, 0), _DOUBLINGS_MAX), self.most_ms)
 
 
-NO_BACKOFF = Backoff()
+NO_BACKOFF = RedeliveryBackoff()

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 
 from ringlog import environment
-from ringlog.descriptors import no_room
+from ringlog.descriptors import descriptor_limit_message
 from ringlog.envelope.engine_file import ENGINE_FILE, EngineInfo
 from ringlog.errors import UsageError
 from ringlog.link.curve import KEY_CHARS, is_public_key
@@ -101,7 +101,7 @@ def _server_key(query: str) -> str:
     return key
 
 
-def read_engine(run_dir: str) -> EngineInfo | None:
+def read_engine_file(run_dir: str) -> EngineInfo | None:
     """Read `engine.json` in `run_dir`, or in `run` below it; None when no engine has left one there."""
     for directory in (Path(run_dir), Path(run_dir) / "run"):
         try:
@@ -115,7 +115,7 @@ def read_engine(run_dir: str) -> EngineInfo | None:
             raise UsageError(_not_ours(directory), run_dir=run_dir) from None
         except OSError as e:
             if e.errno in {errno.EMFILE, errno.ENFILE}:
-                raise UsageError(no_room(), run_dir=run_dir) from None
+                raise UsageError(descriptor_limit_message(), run_dir=run_dir) from None
             # A device that fails; whoever keeps looking finds the engine once it is back.
             raise UsageError("engine.json cannot be read", run_dir=run_dir, reason=e.strerror) from None
     return None
@@ -139,7 +139,7 @@ def _with_gateway_in(directory: Path, found: EngineInfo) -> EngineInfo:
     return msgspec.structs.replace(found, gateway_ipc=f"ipc://{directory.absolute() / found.gateway_ipc}")
 
 
-def is_beyond_shared_memory(engine: EngineInfo) -> bool:
+def is_shared_memory_unreachable(engine: EngineInfo) -> bool:
     """True when this engine runs, and its shared memory is not there for this process.
 
     So it is for a program in another container that shares the data volume alone. The shared memory of an

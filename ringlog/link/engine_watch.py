@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from ringlog.clock import Clock
 from ringlog.envelope.engine_file import EngineInfo
-from ringlog.envelope.wire import PROTOCOL, versions_differ
+from ringlog.envelope.wire import PROTOCOL, version_mismatch_message
 from ringlog.errors import UsageError, VersionMismatch
-from ringlog.link.address import read_engine
+from ringlog.link.address import read_engine_file
 from ringlog.link.peer import MS
 from ringlog.link.timers import Timer, Timers
 
-LOOK_NS_MIN = 20 * MS
-LOOK_NS_MAX = 250 * MS
+POLL_NS_MIN = 20 * MS
+POLL_NS_MAX = 250 * MS
 
 
 class EngineWatch:
@@ -26,18 +26,18 @@ class EngineWatch:
         """`on_mismatch`: the engine there speaks another version of the protocol; said at each look."""
         self.engine: EngineInfo | None = None
         self.starts_seen = 0
-        self.trouble = ""
+        self.read_error = ""
         """Why the run directory could not be read when it was looked at last; empty: it could."""
         self._run_dir = run_dir
         self._clock, self._timers, self._on_engine = clock, timers, on_engine
         self._on_mismatch = on_mismatch
         self._timer: Timer | None = None
-        self._pause_ns = LOOK_NS_MIN
+        self._pause_ns = POLL_NS_MIN
 
     def start(self) -> None:
         """Look now and keep looking until `stop`."""
         if self._timer is None:
-            self._pause_ns = LOOK_NS_MIN
+            self._pause_ns = POLL_NS_MIN
             self._look()
 
     def stop(self) -> None:
@@ -47,21 +47,21 @@ class EngineWatch:
             self._timer = None
 
     def _look(self) -> None:
-        self._timer = self._timers.at(self._clock.monotonic_ns() + self._pause_ns, self._look)
-        self._pause_ns = min(self._pause_ns * 2, LOOK_NS_MAX)
+        self._timer = self._timers.call_at(self._clock.monotonic_ns() + self._pause_ns, self._look)
+        self._pause_ns = min(self._pause_ns * 2, POLL_NS_MAX)
         try:
-            found = read_engine(self._run_dir)
+            found = read_engine_file(self._run_dir)
         except UsageError as e:
-            self.trouble = e.message
+            self.read_error = e.message
             return  # Unreadable now; who waits gets NotConnected at the deadline.
-        self.trouble = ""
+        self.read_error = ""
         if found is not None and found.protocol != PROTOCOL:
             # Looked at again: it may be restarted by our release.
-            self.trouble = versions_differ(found.protocol)
-            self._on_mismatch(VersionMismatch(self.trouble, engine=found.version))
+            self.read_error = version_mismatch_message(found.protocol)
+            self._on_mismatch(VersionMismatch(self.read_error, engine=found.version))
             return
         if found is not None and (self.engine is None or found.start_id != self.engine.start_id):
             self.engine = found
             self.starts_seen += 1
-            self._pause_ns = LOOK_NS_MIN
+            self._pause_ns = POLL_NS_MIN
             self._on_engine(found)

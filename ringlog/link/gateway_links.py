@@ -18,14 +18,14 @@ from ringlog.clock import Clock
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import Append, Message
 from ringlog.errors import AuthFailed, InvariantViolation, NotConnected, RinglogError
-from ringlog.frame.settle import WORDS
+from ringlog.frame.settle_entry import WORDS
 from ringlog.limits import MIB
 from ringlog.link.address import Address
+from ringlog.link.channel.outbound_frames import OutboundFrames
 from ringlog.link.engine_watch import EngineWatch
-from ringlog.link.peer import Curve, FdSet, Peer, Reply
-from ringlog.link.pending import Pending
-from ringlog.link.protocol import Hears, LinkFacts, Transport
-from ringlog.link.runs import Run
+from ringlog.link.futures import Pending
+from ringlog.link.peer import Curve, FdSet, Peer, PeerReply
+from ringlog.link.protocol import LinkStats, SchedulerListener, Transport
 from ringlog.link.timers import Timers
 
 APPEND_BYTES_MAX = 1 * MIB
@@ -39,7 +39,7 @@ class _Part:
     """Frames of a run that went in one message."""
 
     count: int
-    answer: Pending[Reply] | None = None
+    answer: Pending[PeerReply] | None = None
 
 
 class GatewayLinks:
@@ -54,12 +54,12 @@ class GatewayLinks:
         fds: FdSet,
         curve: Curve | None = None,
         on_change: Callable[[], None] = lambda: None,
-        hears: Hears | None = None,
+        hears: SchedulerListener | None = None,
     ) -> None:
         self.transport: Transport = "ipc" if address.is_local else "tcp"
         self._address = address
         self._on_change = on_change
-        self._hears = hears
+        self._scheduler_listener = hears
         self._context: zmq.Context[Any] = zmq.Context()
         self._peer = Peer(
             "the gateway", context=self._context, timers=timers, clock=clock, fds=fds, curve=curve,
@@ -69,8 +69,8 @@ class GatewayLinks:
             address.run_dir, clock=clock, timers=timers, on_engine=self._adopt, on_mismatch=self._not_admitted
         )
         self._connecting: Pending[None] = Pending()
-        self._outbox: deque[Run] = deque()
-        self._parts: dict[Run, deque[_Part]] = {}
+        self._outbox: deque[OutboundFrames] = deque()
+        self._parts: dict[OutboundFrames, deque[_Part]] = {}
         """Messages of each run whose answer has not come, or only after that to a later one."""
         self._window_bytes = self._window_appends = 0
         self._is_sending = False
@@ -86,9 +86,9 @@ class GatewayLinks:
         return self._peer.is_up
 
     @property
-    def trouble(self) -> str:
+    def unreachable_reason(self) -> str:
         """Why the gateway cannot be reached, as far as that is known."""
-        return self._watch.trouble or self._peer.trouble
+        return self._watch.read_error or self._peer.unreachable_reason
 
     @property
     def generation(self) -> int:
@@ -101,10 +101,10 @@ class GatewayLinks:
         return self._peer.open_requests
 
     @property
-    def facts(self) -> LinkFacts:
+    def stats(self) -> LinkStats:
         """Counters."""
         peer = self._peer
-        return LinkFacts(peer.connections, max(0, peer.connections - 1), 0, peer.resent, peer.last_heard_ns)
+        return LinkStats(peer.connections, max(0, peer.connections - 1), 0, peer.resent, peer.last_heard_ns)
 
     def connect(self) -> Pending[None]:
         """Begin connecting if that was not done; done once the gateway has been met."""
@@ -112,10 +112,10 @@ class GatewayLinks:
             if self._address.is_local:
                 self._watch.start()
             else:
-                self._peer.point_at(self._address.endpoint)
+                self._peer.set_endpoint(self._address.endpoint)
         return self._connecting
 
-    def home(self, topic: str) -> int:
+    def home_shard(self, topic: str) -> int:
         """The gateway."""
         return 0
 
@@ -128,7 +128,7 @@ class GatewayLinks:
         *,
         is_patient: bool = True,
         by_ring: bool = False,
-    ) -> Pending[Reply]:
+    ) -> Pending[PeerReply]:
         """Ask the gateway; it knows which shard has what."""
         return self._peer.request(message, deadline_ns, attachment, is_patient=is_patient)
 
@@ -141,14 +141,14 @@ class GatewayLinks:
         """The gateway."""
         return self._peer
 
-    def _said(self, _: Peer, said: Reply) -> None:
-        if self._hears is not None:
-            self._hears.scheduler_said(0, said)
+    def _said(self, _: Peer, said: PeerReply) -> None:
+        if self._scheduler_listener is not None:
+            self._scheduler_listener.scheduler_message(0, said)
 
-    def expect_turns(self, number: int) -> None:
+    def request_grants(self, number: int) -> None:
         """They come as messages."""
 
-    def submit(self, shard: int, run: Run) -> None:
+    def submit(self, shard: int, run: OutboundFrames) -> None:
         """Send frames behind all others."""
         self._outbox.append(run)
         self._send()
@@ -171,7 +171,7 @@ class GatewayLinks:
         """None in rings."""
         return 0
 
-    def words_to_look_at(self) -> tuple[list[memoryview], list[int]]:
+    def spin_words(self) -> tuple[list[memoryview], list[int]]:
         """A socket is not looked at, it wakes."""
         return [], []
 
@@ -182,7 +182,7 @@ class GatewayLinks:
     def disarm(self) -> None:
         """A socket needs no telling that its owner is awake."""
 
-    def close(self, why: RinglogError | None = None) -> list[Run]:
+    def close(self, why: RinglogError | None = None) -> list[OutboundFrames]:
         """See Links.close."""
         self._watch.stop()
         left = [run for run in self._outbox if not run.is_abandoned]
@@ -191,15 +191,15 @@ class GatewayLinks:
         self._context.destroy(0)
         return left
 
-    def let_go_in_child(self) -> None:
+    def close_after_fork(self) -> None:
         """After a fork, in the child: the socket is the parent's and must not be touched."""
 
     def _peer_changed(self, peer: Peer) -> None:
         if peer.is_up:
             self._watch.stop()
             self._connecting.resolve(None)
-            if self._hears is not None:
-                self._hears.scheduler_up(0)
+            if self._scheduler_listener is not None:
+                self._scheduler_listener.scheduler_connected(0)
         elif peer.is_refused:
             self._not_admitted(AuthFailed("the engine does not admit this key", address=str(self._address)))
         elif self._address.is_local:
@@ -215,7 +215,7 @@ class GatewayLinks:
     def _adopt(self, engine: EngineInfo) -> None:
         if engine.gateway_ipc:
             endpoint = engine.gateway_ipc
-            self._peer.point_at(endpoint if "://" in endpoint else f"ipc://{endpoint}")
+            self._peer.set_endpoint(endpoint if "://" in endpoint else f"ipc://{endpoint}")
 
     # -- frames -------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class GatewayLinks:
         finally:
             self._is_sending = False
 
-    def _send_part(self, run: Run) -> None:
+    def _send_part(self, run: OutboundFrames) -> None:
         start = run.pushed
         limit = int(run.offsets[start]) + APPEND_BYTES_MAX
         stop = max(start + 1, int(np.searchsorted(run.offsets, limit, side="right")) - 1)
@@ -250,7 +250,7 @@ class GatewayLinks:
         answer = self._peer.request(request, run.deadline_ns, data, is_patient=False)
         answer.when_done(lambda done: self._answered(run, part, len(data), done))
 
-    def _answered(self, run: Run, part: _Part, size: int, answer: Pending[Reply]) -> None:
+    def _answered(self, run: OutboundFrames, part: _Part, size: int, answer: Pending[PeerReply]) -> None:
         self._window_bytes -= size
         self._window_appends -= 1
         part.answer = answer
@@ -265,9 +265,9 @@ class GatewayLinks:
         self._send()
 
     @staticmethod
-    def _hand_over(run: Run, count: int, answer: Pending[Reply]) -> None:
+    def _hand_over(run: OutboundFrames, count: int, answer: Pending[PeerReply]) -> None:
         if answer.error is None:
-            entries = np.frombuffer(answer.take().message.entries, dtype=np.uint64).reshape(-1, WORDS)
+            entries = np.frombuffer(answer.result().message.entries, dtype=np.uint64).reshape(-1, WORDS)
             if len(entries) != count:
                 raise InvariantViolation(
                     "a reply has another number of entries", sent=count, found=len(entries)

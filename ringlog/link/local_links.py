@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from ringlog.board.board import Board, BoardError, BoardUnstable
-from ringlog.board.layout import Mark, P
+from ringlog.board.layout import ProcessField, WatermarkKind
 from ringlog.board.processes import (
     RELOCATOR,
     SUPERVISOR,
@@ -26,7 +26,7 @@ from ringlog.board.processes import (
 )
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts, TopicTable
 from ringlog.clock import Clock
-from ringlog.descriptors import no_room
+from ringlog.descriptors import descriptor_limit_message
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import Located, Message, TopicInfo
 from ringlog.errors import (
@@ -38,28 +38,28 @@ from ringlog.errors import (
     VersionMismatch,
 )
 from ringlog.link.address import (
-    is_beyond_shared_memory,
+    is_shared_memory_unreachable,
 )
-from ringlog.link.call_link import CallLink
+from ringlog.link.channel.call_link import CallLink
+from ringlog.link.channel.grant_link import GrantLink
+from ringlog.link.channel.outbound_frames import OutboundFrames
+from ringlog.link.channel.ring_channel import RingChannel, RingLocation
 from ringlog.link.engine_watch import EngineWatch
-from ringlog.link.peer import MS, Asked, FdSet, Peer, Reply
-from ringlog.link.pending import Pending
-from ringlog.link.protocol import Hears, LinkFacts, Marks, Transport
+from ringlog.link.futures import Pending
+from ringlog.link.peer import MS, FdSet, Peer, PeerReply, PendingRequest
+from ringlog.link.protocol import LinkStats, SchedulerListener, ShardWatermarks, Transport
 from ringlog.link.publication import PublicationWatch
-from ringlog.link.ring_channel import RingChannel, RingPlace
-from ringlog.link.runs import Run
 from ringlog.link.timers import Timers
-from ringlog.link.turn_link import TurnLink
 from ringlog.placement import home_shard
 
 OPEN_BOARD_RETRY_NS = 20 * MS
 
 
-LONE_FRAMES_MAX = 2
+SPIN_FRAMES_MAX = 2
 """Up to so many frames in flight a sender is one that waits for each."""
 
 
-class ShardLink(NamedTuple):
+class ShardConnections(NamedTuple):
     """All there is between one client and one shard."""
 
     control: Peer
@@ -81,16 +81,16 @@ class LocalLinks:
         clock: Clock,
         timers: Timers,
         fds: FdSet,
-        on_displaced: Callable[[Run], None] | None = None,
+        on_displaced: Callable[[OutboundFrames], None] | None = None,
         on_change: Callable[[], None] = lambda: None,
-        hears: Hears | None = None,
+        hears: SchedulerListener | None = None,
         on_beyond: Callable[[EngineInfo], None] | None = None,
     ) -> None:
         self._client_id = client_id
         self._clock, self._timers, self._fds = clock, timers, fds
         self._on_displaced = on_displaced
         self._on_change = on_change
-        self._hears = hears
+        self._scheduler_listener = hears
         self._on_beyond = on_beyond
         """Told of an engine, the first one met, whose shared memory is not there for this process."""
         self._context: zmq.Context[Any] = zmq.Context()
@@ -99,9 +99,9 @@ class LocalLinks:
         self._watch = EngineWatch(
             run_dir, clock=clock, timers=timers, on_engine=self._adopt, on_mismatch=self._mismatched
         )
-        self._links: list[ShardLink] = []
+        self._links: list[ShardConnections] = []
         self._schedulers: dict[int, Peer] = {}
-        self._turns: dict[int, TurnLink] = {}
+        self._turns: dict[int, GrantLink] = {}
         self._board: Board | None = None
         self._board_trouble = ""
         self._connecting: Pending[None] = Pending()
@@ -122,9 +122,9 @@ class LocalLinks:
         return self._supervisor.is_up and self._board is not None
 
     @property
-    def trouble(self) -> str:
+    def unreachable_reason(self) -> str:
         """Why the engine cannot be reached, as far as that is known."""
-        return self._watch.trouble or self._board_trouble or self._supervisor.trouble
+        return self._watch.read_error or self._board_trouble or self._supervisor.unreachable_reason
 
     @property
     def generation(self) -> int:
@@ -175,13 +175,15 @@ class LocalLinks:
         found = -1 if table is None else table.peek(slot)
         return -1 if found & 1 else found
 
-    def marks(self, shard: int) -> Marks:
+    def watermarks(self, shard: int) -> ShardWatermarks:
         """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
         try:
             process = self.board.process(shard_slot(shard))
-            return Marks(process.mark(Mark.PUBLISHED), process.mark(Mark.VOLATILE))
+            return ShardWatermarks(
+                process.watermark(WatermarkKind.PUBLISHED), process.watermark(WatermarkKind.VOLATILE)
+            )
         except (BoardUnstable, BoardError, NotConnected):
-            return Marks((0, 0), (0, 0))
+            return ShardWatermarks((0, 0), (0, 0))
 
     def topic_table(self, shard: int) -> TopicTable:
         """The shard's topic table; raises NotConnected or BoardError while there is none."""
@@ -196,10 +198,10 @@ class LocalLinks:
         return self._supervisor.open_requests + sum(link.control.open_requests for link in self._links)
 
     @property
-    def facts(self) -> LinkFacts:
+    def stats(self) -> LinkStats:
         """Counters."""
         peers = [self._supervisor, *(link.control for link in self._links)]
-        return LinkFacts(
+        return LinkStats(
             connections=sum(peer.connections for peer in peers),
             reconnections=max(0, self._supervisor.connections - 1),
             frames_resent=sum(link.channel.frames_resent for link in self._links),
@@ -215,13 +217,13 @@ class LocalLinks:
             self._watch.start()
         return self._connecting
 
-    def join(self, engine: EngineInfo) -> None:
+    def join_engine(self, engine: EngineInfo) -> None:
         """Work with this engine, of which the caller is a part: it is there before it says so in its file."""
         self._watch.engine = engine
         self._watch.starts_seen += 1
         self._adopt(engine)
 
-    def home(self, topic: str) -> int:
+    def home_shard(self, topic: str) -> int:
         """The shard that resolves this name."""
         return home_shard(topic, self.shards)
 
@@ -235,7 +237,7 @@ class LocalLinks:
         is_patient: bool = True,
         by_ring: bool = False,
         is_awaited: bool = False,
-    ) -> Asked:
+    ) -> PendingRequest:
         """Ask a shard; raises ShardsChanged for one that there is no more. `is_awaited`: see Peer.request."""
         if shard >= self._shards:
             raise ShardsChanged(
@@ -244,15 +246,15 @@ class LocalLinks:
         link = self._link(shard)
         control = link.control
         if control.fd < 0 and self._board is not None:
-            control.point_at(shard_socket(self.engine.shm_dir, shard))
-        if by_ring and control.lane is None and self._board is not None:
+            control.set_endpoint(shard_socket(self.engine.shm_dir, shard))
+        if by_ring and control.fast_path is None and self._board is not None:
             page = self.board.process(shard_slot(shard))
-            link.calls.ask(control, self.engine.shm_dir, lambda: bool(page.get(P.ASLEEP)))
+            link.calls.request_ring(control, self.engine.shm_dir, lambda: bool(page.get(ProcessField.ASLEEP)))
         return control.request(
             message, deadline_ns, attachment, is_patient=is_patient, by_lane=by_ring, is_awaited=is_awaited
         )
 
-    def ask_relocator(self, message: Message, deadline_ns: int) -> Pending[Reply]:
+    def ask_relocator(self, message: Message, deadline_ns: int) -> Pending[PeerReply]:
         """Ask the process that reads cold segments; it is connected to when it is first needed.
 
         Fails at once with ColdUnavailable when the engine has none: without the setting of its cold tier.
@@ -260,10 +262,10 @@ class LocalLinks:
         if self._relocator.fd < 0 and self._board is not None:
             endpoint = socket_of(self.engine.shm_dir, RELOCATOR)
             if not os.path.exists(endpoint.removeprefix("ipc://")):
-                absent: Pending[Reply] = Pending()
+                absent: Pending[PeerReply] = Pending()
                 absent.fail(cold_unavailable("the engine runs no relocator"))
                 return absent
-            self._relocator.point_at(endpoint)
+            self._relocator.set_endpoint(endpoint)
         return self._relocator.request(message, deadline_ns, is_patient=False)
 
     @property
@@ -277,37 +279,37 @@ class LocalLinks:
         if peer is None:
             peer = self._schedulers[number] = self._scheduler_peer(number)
             if self._board is not None:
-                peer.point_at(scheduler_socket(self.engine.shm_dir, number))
+                peer.set_endpoint(scheduler_socket(self.engine.shm_dir, number))
         return peer
 
-    def expect_turns(self, number: int) -> None:
+    def request_grants(self, number: int) -> None:
         """Turns of this scheduler are wanted: ask for a ring, if there is a connection. The one it was given
         when the connection was made is taken away from whom nothing is told of."""
         peer = self.scheduler(number)
         if peer.is_up:
-            self._turns[number].ask(peer, self.engine.shm_dir)
+            self._turns[number].request_ring(peer, self.engine.shm_dir)
 
     def _scheduler_peer(self, number: int) -> Peer:
-        hears = self._hears
+        hears = self._scheduler_listener
         assert hears is not None, "who asks a scheduler hears what it says"
-        turns = self._turns[number] = TurnLink(number, clock=self._clock, fds=self._fds, hears=hears)
+        turns = self._turns[number] = GrantLink(number, clock=self._clock, fds=self._fds, hears=hears)
 
         def changed(peer: Peer) -> None:
             if peer.is_up:
-                turns.ask(peer, self.engine.shm_dir)
-                hears.scheduler_up(number)
+                turns.request_ring(peer, self.engine.shm_dir)
+                hears.scheduler_connected(number)
             else:
-                turns.drop()
+                turns.drop_ring()
 
-        def said(_: Peer, said: Reply) -> None:
-            hears.scheduler_said(number, said)
+        def said(_: Peer, said: PeerReply) -> None:
+            hears.scheduler_message(number, said)
 
         return Peer(
             f"scheduler {number}", context=self._context, timers=self._timers, clock=self._clock,
             fds=self._fds, on_change=changed, on_push=said,
         )  # fmt: skip
 
-    def submit(self, shard: int, run: Run) -> None:
+    def submit(self, shard: int, run: OutboundFrames) -> None:
         """Push frames into the shard's ring, or queue them until there is room."""
         self._link(shard).channel.submit(run)
 
@@ -365,7 +367,7 @@ class LocalLinks:
             count += link.channel.in_flight
         return count
 
-    def words_to_look_at(self) -> tuple[list[memoryview], list[int]]:
+    def spin_words(self) -> tuple[list[memoryview], list[int]]:
         """Of every ring through which something is to come: where that shows, and what is there now; none
         when more than a few frames and requests are on their way: then throughput counts."""
         words: list[memoryview] = []
@@ -377,13 +379,13 @@ class LocalLinks:
                 continue
             count += frames + requests
             for watched in (
-                link.channel.watched() if frames else None,
-                link.calls.watched() if requests else None,
+                link.channel.spin_word() if frames else None,
+                link.calls.spin_word() if requests else None,
             ):
                 if watched is not None:
                     words.append(watched[0])
                     seen.append(watched[1])
-        return (words, seen) if count <= LONE_FRAMES_MAX else ([], [])
+        return (words, seen) if count <= SPIN_FRAMES_MAX else ([], [])
 
     def arm(self, *, for_settlements: bool = True) -> bool:
         """Ask to be woken for answers, and settlements; False when some were there already."""
@@ -399,9 +401,9 @@ class LocalLinks:
             link.channel.arm(is_wanted=False)
             link.calls.arm(is_wanted=False)
 
-    def close(self, why: RinglogError | None = None) -> list[Run]:
+    def close(self, why: RinglogError | None = None) -> list[OutboundFrames]:
         """See Links.close."""
-        left: list[Run] = []
+        left: list[OutboundFrames] = []
         try:
             self._watch.stop()
             for link in self._links:
@@ -409,12 +411,12 @@ class LocalLinks:
                 link.publication.close_ring()
                 if why is not None:
                     link.publication.fail_all(why)
-                link.calls.drop()
+                link.calls.drop_ring()
                 link.control.close(why)
             self._supervisor.close(why)
             self._relocator.close(why)
             for number, peer in self._schedulers.items():
-                self._turns[number].drop()
+                self._turns[number].drop_ring()
                 peer.close(why)
         finally:
             # With the sockets that an interrupt left half made, which nobody else knows of.
@@ -424,14 +426,14 @@ class LocalLinks:
             board.close()
         return left
 
-    def let_go_in_child(self) -> None:
+    def close_after_fork(self) -> None:
         """After a fork, in the child: close our copies of rings and bells, leave the sockets alone."""
         for link in self._links:
             link.channel.close_ring()
             link.publication.close_ring()
-            link.calls.let_go_in_child()
+            link.calls.close_after_fork()
         for turns in self._turns.values():
-            turns.let_go_in_child()
+            turns.close_after_fork()
 
     # -- the engine comes and goes --------------------------------------------------------------------
 
@@ -445,7 +447,7 @@ class LocalLinks:
             on_change=on_change,
         )
 
-    def _link(self, shard: int) -> ShardLink:
+    def _link(self, shard: int) -> ShardConnections:
         if not 0 <= shard < len(self._links):
             raise NotConnected("no such shard", shard=shard, shards=len(self._links))
         return self._links[shard]
@@ -478,7 +480,7 @@ class LocalLinks:
         except BoardError as e:
             self._board_trouble = _board_trouble(e)
             # Not there yet, or the engine is gone already: the file may be replaced at any moment.
-            self._timers.at(
+            self._timers.call_at(
                 self._clock.monotonic_ns() + OPEN_BOARD_RETRY_NS, lambda: self._adopt_again(engine)
             )
             self._move(engine, is_there=False)
@@ -496,42 +498,42 @@ class LocalLinks:
                 )
             )  # fmt: skip
 
-    def _take_back(self) -> list[Asked]:
+    def _take_back(self) -> list[PendingRequest]:
         """All requests that are open at shards."""
-        return [asked for link in self._links for asked in link.control.take_back()]
+        return [asked for link in self._links for asked in link.control.withdraw_requests()]
 
     def _move(self, engine: EngineInfo, *, is_there: bool) -> None:
         # First: the supervisor may answer at once, and who waited for that asks a shard right away.
         while len(self._links) < engine.shards:
             self._links.append(self._new_link())
-        self._supervisor.point_at(socket_of(engine.shm_dir, SUPERVISOR) if is_there else "")
+        self._supervisor.set_endpoint(socket_of(engine.shm_dir, SUPERVISOR) if is_there else "")
         is_asked = self._relocator.open_requests and is_there
-        self._relocator.point_at(socket_of(engine.shm_dir, RELOCATOR) if is_asked else "")
+        self._relocator.set_endpoint(socket_of(engine.shm_dir, RELOCATOR) if is_asked else "")
         if engine.schedulers != self._dealt:
             # Before any of them may be there: with its connection it is told what it looks after.
             self._dealt = engine.schedulers
             self._deal_anew(engine.schedulers)
         for number, peer in self._schedulers.items():
             has_it = is_there and number < engine.schedulers
-            self._turns[number].drop()
-            peer.point_at(scheduler_socket(engine.shm_dir, number) if has_it else "")
+            self._turns[number].drop_ring()
+            peer.set_endpoint(scheduler_socket(engine.shm_dir, number) if has_it else "")
         for shard, link in enumerate(self._links):
             place = self._place(engine, shard) if is_there and shard < engine.shards else None
-            link.calls.drop()
+            link.calls.drop_ring()
             if link.control.open_requests or place is None:
-                link.control.point_at(shard_socket(engine.shm_dir, shard) if place else "")
+                link.control.set_endpoint(shard_socket(engine.shm_dir, shard) if place else "")
             else:
-                link.control.point_at("")  # Connected again with the next request.
+                link.control.set_endpoint("")  # Connected again with the next request.
             link.channel.move(place)
             link.publication.move(place)
 
     def _deal_anew(self, schedulers: int) -> None:
         """Topics are dealt out by the number of schedulers: what they were asked is not for the same ones."""
-        if self._hears is not None:
-            self._hears.schedulers_changed(schedulers)
+        if self._scheduler_listener is not None:
+            self._scheduler_listener.schedulers_changed(schedulers)
         for number, peer in list(self._schedulers.items()):
             # Routers are the affair of the first one, however many there are.
-            for asked in peer.take_back("Subscribe" if number < schedulers else ""):
+            for asked in peer.withdraw_requests("Subscribe" if number < schedulers else ""):
                 asked.fail_with(
                     NotReady(
                         "the engine has another number of schedulers now", request=asked.kind,
@@ -543,28 +545,32 @@ class LocalLinks:
         if self._watch.engine is not engine or self._board is not None:
             return
         is_first = not self._connecting.is_done
-        if is_first and self._on_beyond is not None and is_beyond_shared_memory(engine):
+        if is_first and self._on_beyond is not None and is_shared_memory_unreachable(engine):
             self._on_beyond(engine)
         else:
             self._adopt(engine)
 
-    def _place(self, engine: EngineInfo, shard: int) -> RingPlace:
+    def _place(self, engine: EngineInfo, shard: int) -> RingLocation:
         process = self.board.process(shard_slot(shard))
-        return RingPlace(
-            engine.shm_dir, engine.engine_id, self._supervisor, shard, lambda: bool(process.get(P.ASLEEP))
+        return RingLocation(
+            engine.shm_dir,
+            engine.engine_id,
+            self._supervisor,
+            shard,
+            lambda: bool(process.get(ProcessField.ASLEEP)),
         )
 
-    def _new_link(self) -> ShardLink:
+    def _new_link(self) -> ShardConnections:
         shard = len(self._links)
         calls = CallLink(shard, clock=self._clock, fds=self._fds)
 
         def changed(control: Peer) -> None:
             if not control.is_up:
-                calls.drop()
+                calls.drop_ring()
 
         control = self._peer(f"shard {shard}", changed)
 
-        def displaced(run: Run) -> None:
+        def resend_displaced(run: OutboundFrames) -> None:
             if self._on_displaced is None:
                 self._links[shard].channel.submit(run)
             else:
@@ -572,10 +578,10 @@ class LocalLinks:
 
         channel = RingChannel(
             self._client_id, clock=self._clock, timers=self._timers, fds=self._fds, control=control,
-            on_displaced=displaced,
+            on_displaced=resend_displaced,
         )  # fmt: skip
         publication = PublicationWatch(self._client_id, clock=self._clock, timers=self._timers, fds=self._fds)
-        return ShardLink(control, calls, channel, publication)
+        return ShardConnections(control, calls, channel, publication)
 
 
 def cold_unavailable(why: str) -> ColdUnavailable:
@@ -590,7 +596,7 @@ def _board_trouble(error: BoardError) -> str:
     """What to do about a board that cannot be opened; empty where it is only not there yet."""
     code = error.detail.get("errno", 0)
     if code in {errno.EMFILE, errno.ENFILE}:
-        return no_room()
+        return descriptor_limit_message()
     if code == errno.ENOENT:
         return ""
     if code in {errno.EACCES, errno.EPERM} or "uid" in error.detail:

@@ -21,12 +21,25 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ringlog.clock import Clock
-from ringlog.descriptors import CONTEXT_DESCRIPTORS, SOCKET_DESCRIPTORS, explained, has_room, no_room
+from ringlog.descriptors import (
+    CONTEXT_DESCRIPTORS,
+    SOCKET_DESCRIPTORS,
+    can_open_descriptors,
+    descriptor_limit_message,
+    explain_unreachable,
+)
 from ringlog.envelope.messages import ErrorReply, Message
-from ringlog.envelope.wire import EnvelopeInvalid, decode, encode, versions_differ
-from ringlog.errors import NotConnected, RequestTimeout, RinglogError, Status, VersionMismatch, refusal
+from ringlog.envelope.wire import EnvelopeInvalid, decode, encode, version_mismatch_message
+from ringlog.errors import (
+    NotConnected,
+    RequestTimeout,
+    RinglogError,
+    Status,
+    VersionMismatch,
+    error_from_status,
+)
 from ringlog.limits import MESSAGE_BYTES_MAX, SOCKET_COPY_BYTES_MAX
-from ringlog.link.pending import Pending
+from ringlog.link.futures import Pending
 from ringlog.link.timers import Timer, Timers
 
 MS = 1_000_000
@@ -47,13 +60,13 @@ _LIFE = (
 """What becomes of a connection before it is up."""
 _NOT_ADMITTED = 400
 """What ZAP says of a key that is not known; 300 and 500 are trouble of its own."""
-_PAUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
-_FOR_NOW = _PAUSES | {Status.THROTTLED, Status.STORAGE_READ_ONLY}
+_NOT_READY_STATUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
+_TRANSIENT_STATUSES = _NOT_READY_STATUSES | {Status.THROTTLED, Status.STORAGE_READ_ONLY}
 FINAL_REASONS = frozenset({"cold_unavailable", "shard_failed"})
 """Reasons that waiting does not help against, or that are for who asked to wait for (TI-10, PR-12)."""
 
 
-class Reply(NamedTuple):
+class PeerReply(NamedTuple):
     """An answer and what was attached to it."""
 
     message: Any
@@ -80,7 +93,7 @@ class FdSet(Protocol):
         ...
 
 
-class Lane(Protocol):
+class FastPath(Protocol):
     """Another way to the same process, of use as long as the connection lasts."""
 
     def send(self, data: bytes) -> bool:
@@ -88,11 +101,12 @@ class Lane(Protocol):
         ...
 
 
-class Asked(Pending[Reply]):
+class PendingRequest(Pending[PeerReply]):
     """A request, and its answer once it is there."""
 
     __slots__ = (
-        "attachment", "by_lane", "corr", "data", "deadline_ns", "is_in_lane", "is_patient", "is_repeat",
+        "attachment", "by_fast_path", "corr", "data", "deadline_ns", "is_on_fast_path", "is_patient",
+        "is_repeat",
         "kind", "on_refused", "peer", "retry", "timer", "was_sent",
     )  # fmt: skip
 
@@ -107,11 +121,11 @@ class Asked(Pending[Reply]):
         self.data = data
         self.attachment = attachment
         self.is_patient = is_patient
-        self.by_lane = by_lane
+        self.by_fast_path = by_lane
         self.deadline_ns = deadline_ns
         self.on_refused: Callable[[RinglogError], bool] | None = None
         """Takes a refusal over, and settles this later, when it says so."""
-        self.is_in_lane = False
+        self.is_on_fast_path = False
         self.was_sent = False
         self.is_repeat = False
         """It was sent over a connection that ended, and nobody knows what became of it there."""
@@ -123,10 +137,10 @@ class Asked(Pending[Reply]):
         if self.on_refused is None or not self.on_refused(error):
             self.fail(error)
 
-    def doze(self) -> None:
+    def start_timer(self) -> None:
         """Whoever waits goes to sleep: from here on its time counts, if it did not before."""
         if self.timer is None and not self.is_done:
-            self.peer.time(self)
+            self.peer.start_request_timer(self)
 
 
 class Peer:
@@ -142,7 +156,7 @@ class Peer:
         fds: FdSet,
         curve: Curve | None = None,
         on_change: Callable[[Peer], None] | None = None,
-        on_push: Callable[[Peer, Reply], None] | None = None,
+        on_push: Callable[[Peer, PeerReply], None] | None = None,
     ) -> None:
         """`on_change`: the connection came up, ended or was refused. `on_push`: something came that was not
         asked for."""
@@ -150,15 +164,15 @@ class Peer:
         self.is_up = False
         self.is_refused = False
         """The other side does not admit the key that the last connection was tried with."""
-        self.trouble = ""
+        self.unreachable_reason = ""
         """Why no connection is tried at present; empty: one is."""
         self.last_heard_ns = 0
         self.connections = 0
         self.resent = 0
         self.fd = -1
-        self.lane: Lane | None = None
+        self.fast_path: FastPath | None = None
         """For requests that ask for it."""
-        self.in_lane = 0
+        self.fast_path_requests = 0
         """Requests that went through it and have no answer."""
         self._context, self._timers, self._clock, self._fds = context, timers, clock, fds
         self._curve = curve
@@ -166,7 +180,7 @@ class Peer:
         self._on_push = on_push
         self._endpoint = ""
         self._socket: zmq.Socket[Any] | None = None
-        self._requests: dict[int, Asked] = {}
+        self._requests: dict[int, PendingRequest] = {}
         self._corr = random.getrandbits(48) << 8
         self._connect_ns = CONNECT_NS_MIN
         self._check: Timer | None = None
@@ -180,7 +194,7 @@ class Peer:
         """Requests without an answer."""
         return len(self._requests)
 
-    def point_at(self, endpoint: str) -> None:
+    def set_endpoint(self, endpoint: str) -> None:
         """Connect there from now on; "" = nowhere. Open requests wait and are sent there in order."""
         self._endpoint = endpoint
         self._drop()
@@ -197,7 +211,7 @@ class Peer:
         is_patient: bool = True,
         by_lane: bool = False,
         is_awaited: bool = False,
-    ) -> Asked:
+    ) -> PendingRequest:
         """Ask. The result is a Reply; it fails with a typed refusal, RequestTimeout or NotConnected.
 
         `by_lane`: through the lane, if there is one. It may overtake what goes through the socket.
@@ -205,32 +219,32 @@ class Peer:
         nobody sees to it that it has one in time."""
         self._corr += 1
         corr = self._corr
-        asked = Asked(
+        asked = PendingRequest(
             self, corr, type(message).__name__, encode(message, corr), attachment, is_patient, by_lane,
             deadline_ns,
         )  # fmt: skip
         self._requests[corr] = asked
         if not is_awaited:
-            asked.timer = self._timers.at(deadline_ns, lambda: self._expire(corr))
+            asked.timer = self._timers.call_at(deadline_ns, lambda: self._expire(corr))
         if self.is_up and not self._send(asked):
             self.pump()
         return asked
 
-    def time(self, asked: Asked) -> None:
+    def start_request_timer(self, asked: PendingRequest) -> None:
         """From here on the time of this request counts."""
         corr = asked.corr
         if corr in self._requests:
-            asked.timer = self._timers.at(asked.deadline_ns, lambda: self._expire(corr))
+            asked.timer = self._timers.call_at(asked.deadline_ns, lambda: self._expire(corr))
             if self.is_up and asked.was_sent:
                 self._watch_for_silence()
 
-    def leave_lane(self, *, is_up: bool) -> None:
+    def close_fast_path(self, *, is_up: bool) -> None:
         """The lane is gone. Unless the connection is, what it did not answer goes through the socket."""
-        self.lane, self.in_lane = None, 0
+        self.fast_path, self.fast_path_requests = None, 0
         for asked in list(self._requests.values()):
-            if not asked.is_in_lane:
+            if not asked.is_on_fast_path:
                 continue
-            asked.is_in_lane = False
+            asked.is_on_fast_path = False
             if is_up and asked.retry is None:
                 self.resent += 1
                 asked.is_repeat = True
@@ -238,7 +252,7 @@ class Peer:
         if is_up:
             self.pump()
 
-    def tell(self, message: Message, attachment: Any = None) -> bool:
+    def send_oneway(self, message: Message, attachment: Any = None) -> bool:
         """Send what has no answer; False while there is no connection. It may be lost with the connection."""
         if not self.is_up or self._socket is None:
             return False
@@ -272,7 +286,7 @@ class Peer:
             return True
         return happened
 
-    def take_back(self, kind: str = "") -> list[Asked]:
+    def withdraw_requests(self, kind: str = "") -> list[PendingRequest]:
         """Forget all open requests, or those of one kind; who takes them fails them (Asked.fail_with)."""
         taken = [asked for asked in self._requests.values() if not kind or asked.kind == kind]
         for asked in taken:
@@ -292,12 +306,12 @@ class Peer:
     # -- the connection -----------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        if not has_room(SOCKET_DESCRIPTORS if self.connections else CONTEXT_DESCRIPTORS):
-            self.trouble = no_room()
+        if not can_open_descriptors(SOCKET_DESCRIPTORS if self.connections else CONTEXT_DESCRIPTORS):
+            self.unreachable_reason = descriptor_limit_message()
             at_ns = self._clock.monotonic_ns() + self._connect_ns
-            self._check = self._timers.at(at_ns, self._check_connection)
+            self._check = self._timers.call_at(at_ns, self._check_connection)
             return
-        self.trouble = ""
+        self.unreachable_reason = ""
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -320,7 +334,7 @@ class Peer:
         self._fds.watch(self.fd)
         now = self._clock.monotonic_ns()
         self._connect_by_ns = now + HANDSHAKE_NS_MAX
-        self._check = self._timers.at(now + self._connect_ns, self._check_connection)
+        self._check = self._timers.call_at(now + self._connect_ns, self._check_connection)
         self.pump()
 
     def _drop(self) -> None:
@@ -340,7 +354,7 @@ class Peer:
         self.pump()
         now = self._clock.monotonic_ns()
         if not self.is_up and self._endpoint and now < self._connect_by_ns and self._is_shaking_hands():
-            self._check = self._timers.at(now + CONNECT_NS_MAX, self._check_connection)
+            self._check = self._timers.call_at(now + CONNECT_NS_MAX, self._check_connection)
         elif not self.is_up and self._endpoint:
             self._connect_ns = min(self._connect_ns * 2, CONNECT_NS_MAX)
             self._drop()
@@ -376,7 +390,9 @@ class Peer:
 
     def _watch_for_silence(self) -> None:
         if self._check is None:
-            self._check = self._timers.at(self._clock.monotonic_ns() + SILENCE_NS, self._check_connection)
+            self._check = self._timers.call_at(
+                self._clock.monotonic_ns() + SILENCE_NS, self._check_connection
+            )
 
     def _patience_ns(self) -> int:
         """After so long a silence nothing is on its way any more: what was sent has passed any line."""
@@ -419,14 +435,14 @@ class Peer:
     def _events(self) -> int:
         return int(self._socket.getsockopt(zmq.EVENTS)) if self._socket is not None else 0
 
-    def _send(self, asked: Asked) -> bool:
+    def _send(self, asked: PendingRequest) -> bool:
         """Send; True when it went by the lane, so that the socket need not be looked at."""
         assert self._socket is not None
-        if asked.by_lane and self.lane is not None and self.lane.send(asked.data):
+        if asked.by_fast_path and self.fast_path is not None and self.fast_path.send(asked.data):
             asked.was_sent = True
-            if not asked.is_in_lane:
-                asked.is_in_lane = True
-                self.in_lane += 1
+            if not asked.is_on_fast_path:
+                asked.is_on_fast_path = True
+                self.fast_path_requests += 1
             if asked.timer is not None:
                 self._watch_for_silence()
             return True
@@ -461,20 +477,20 @@ class Peer:
             except zmq.Again:
                 break
             happened = True
-            self.take(bytes(parts[0].buffer), parts[1].buffer if len(parts) > 1 else None)
+            self.on_message(bytes(parts[0].buffer), parts[1].buffer if len(parts) > 1 else None)
         return happened
 
-    def take(self, data: bytes, attachment: Any) -> None:
+    def on_message(self, data: bytes, attachment: Any) -> None:
         """An answer has come, or something that was not asked for."""
         self.last_heard_ns = self._clock.monotonic_ns()
         try:
             envelope = decode(data)
         except EnvelopeInvalid as e:
             if e.version:
-                self._fail_all(VersionMismatch(versions_differ(e.version), outcome="not_applied"))
+                self._fail_all(VersionMismatch(version_mismatch_message(e.version), outcome="not_applied"))
             return  # Else it is no answer, and the deadline covers that.
         if not envelope.corr and self._on_push is not None:
-            self._on_push(self, Reply(envelope.message, attachment))
+            self._on_push(self, PeerReply(envelope.message, attachment))
             return
         asked = self._requests.get(envelope.corr)
         if asked is None:
@@ -482,7 +498,7 @@ class Peer:
         message = envelope.message
         if isinstance(message, ErrorReply):
             is_final = message.detail.get("reason") in FINAL_REASONS
-            if asked.is_patient and message.status in _PAUSES and not is_final:
+            if asked.is_patient and message.status in _NOT_READY_STATUSES and not is_final:
                 self._retry_later(envelope.corr, asked, message)
                 return
             del self._requests[envelope.corr]
@@ -491,9 +507,9 @@ class Peer:
             return
         del self._requests[envelope.corr]
         self._finish(asked)
-        asked.resolve(Reply(message, attachment))
+        asked.resolve(PeerReply(message, attachment))
 
-    def _retry_later(self, corr: int, asked: Asked, message: ErrorReply) -> None:
+    def _retry_later(self, corr: int, asked: PendingRequest, message: ErrorReply) -> None:
         wait_ms = int(message.detail.get("retry_after_ms", RETRY_MS)) or RETRY_MS
         wait_ns = int(min(wait_ms, 1_000) * MS * random.uniform(0.5, 1.0))
 
@@ -502,7 +518,7 @@ class Peer:
             if corr in self._requests and self.is_up and not self._send(asked):
                 self.pump()
 
-        asked.retry = self._timers.at(self._clock.monotonic_ns() + wait_ns, again)
+        asked.retry = self._timers.call_at(self._clock.monotonic_ns() + wait_ns, again)
 
     def _fail_all(self, error: RinglogError) -> None:
         asked_all, self._requests = self._requests, {}
@@ -516,10 +532,10 @@ class Peer:
             self._finish(asked)
             asked.fail(self._no_answer(asked))
 
-    def _finish(self, asked: Asked) -> None:
-        if asked.is_in_lane:
-            asked.is_in_lane = False
-            self.in_lane -= 1
+    def _finish(self, asked: PendingRequest) -> None:
+        if asked.is_on_fast_path:
+            asked.is_on_fast_path = False
+            self.fast_path_requests -= 1
         if asked.timer is not None:
             asked.timer.cancel()
         if asked.retry is not None:
@@ -529,18 +545,21 @@ class Peer:
             self._check.cancel()
             self._check = None
 
-    def _no_answer(self, asked: Asked) -> RinglogError:
+    def _no_answer(self, asked: PendingRequest) -> RinglogError:
         if asked.was_sent:
             return RequestTimeout(f"{self.name} did not answer", outcome="unknown", request=asked.kind)
-        return NotConnected(explained(f"{self.name} could not be reached", self.trouble), request=asked.kind)
+        return NotConnected(
+            explain_unreachable(f"{self.name} could not be reached", self.unreachable_reason),
+            request=asked.kind,
+        )
 
 
 def _refused(message: ErrorReply, *, is_repeat: bool) -> RinglogError:
     # Who has no time now refuses the repeat. What came of the first he cannot know: it may be applied, and
     # whoever took this for "not applied" would send it a second time under other numbers.
-    is_in_doubt = is_repeat and message.status in _FOR_NOW
+    is_in_doubt = is_repeat and message.status in _TRANSIENT_STATUSES
     outcome = "unknown" if is_in_doubt or message.outcome == "unknown" else "not_applied"
     detail = {
         key: value for key, value in message.detail.items() if key not in {"status", "message", "outcome"}
     }
-    return refusal(message.status, message.message, detail, outcome)  # type: ignore[arg-type]
+    return error_from_status(message.status, message.message, detail, outcome)  # type: ignore[arg-type]

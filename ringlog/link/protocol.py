@@ -12,14 +12,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from ringlog.envelope.messages import Message
 from ringlog.errors import RinglogError
-from ringlog.link.peer import Peer, Reply
-from ringlog.link.pending import Pending
-from ringlog.link.runs import Run
+from ringlog.link.channel.outbound_frames import OutboundFrames
+from ringlog.link.futures import Pending
+from ringlog.link.peer import Peer, PeerReply
 
 Transport = Literal["ring", "ipc", "tcp"]
 
 
-class Marks(NamedTuple):
+class ShardWatermarks(NamedTuple):
     """How far a shard's logs may be read: (file_id, offset in bytes) of the WAL and of the volatile log."""
 
     wal: tuple[int, int]
@@ -27,7 +27,7 @@ class Marks(NamedTuple):
 
 
 @dataclass(slots=True)
-class LinkFacts:
+class LinkStats:
     """Counters for people; they only grow."""
 
     connections: int = 0
@@ -37,18 +37,18 @@ class LinkFacts:
     last_heard_ns: int = 0
 
 
-class Hears(Protocol):
+class SchedulerListener(Protocol):
     """Who is told what schedulers say unasked, and that a connection to one is new."""
 
-    def scheduler_up(self, number: int) -> None:
+    def scheduler_connected(self, number: int) -> None:
         """A connection to this scheduler was made: it knows nothing of us."""
         ...
 
-    def scheduler_said(self, number: int, said: Reply) -> None:
+    def scheduler_message(self, number: int, said: PeerReply) -> None:
         """Something came that was not asked for."""
         ...
 
-    def scheduler_turned(self, number: int, rows: list[list[int]], *, is_complete: bool) -> None:
+    def scheduler_grants(self, number: int, rows: list[list[int]], *, is_complete: bool) -> None:
         """Turns came through shared memory, rows as in the message; unless `is_complete` some are missing."""
         ...
 
@@ -76,7 +76,7 @@ class Links(Protocol):
         ...
 
     @property
-    def trouble(self) -> str:
+    def unreachable_reason(self) -> str:
         """Why the engine cannot be reached, as far as that is known; empty: it is not."""
         ...
 
@@ -91,7 +91,7 @@ class Links(Protocol):
         ...
 
     @property
-    def facts(self) -> LinkFacts:
+    def stats(self) -> LinkStats:
         """Counters."""
         ...
 
@@ -99,7 +99,7 @@ class Links(Protocol):
         """Begin connecting if that was not done; done once the engine has been met."""
         ...
 
-    def home(self, topic: str) -> int:
+    def home_shard(self, topic: str) -> int:
         """Which peer resolves this name."""
         ...
 
@@ -112,7 +112,7 @@ class Links(Protocol):
         *,
         is_patient: bool = True,
         by_ring: bool = False,
-    ) -> Pending[Reply]:
+    ) -> Pending[PeerReply]:
         """Ask a shard (any number, for a gateway). `by_ring`: through shared memory where there is a way;
         such a request may overtake others."""
         ...
@@ -126,11 +126,11 @@ class Links(Protocol):
         """The connection to one of them, made when it is first asked for."""
         ...
 
-    def expect_turns(self, number: int) -> None:
+    def request_grants(self, number: int) -> None:
         """Turns of this scheduler are wanted from now on, and were not before."""
         ...
 
-    def submit(self, shard: int, run: Run) -> None:
+    def submit(self, shard: int, run: OutboundFrames) -> None:
         """Send frames; they go in the order in which they are submitted."""
         ...
 
@@ -151,7 +151,7 @@ class Links(Protocol):
         """Frames in rings, waiting for their fate; 0 where a socket wakes its owner anyway."""
         ...
 
-    def words_to_look_at(self) -> tuple[list[memoryview], list[int]]:
+    def spin_words(self) -> tuple[list[memoryview], list[int]]:
         """Words of shared memory that change as soon as something comes that is waited for, and their values
         as long as nothing has; none where a socket wakes, or so much is on its way that looking on costs."""
         ...
@@ -165,13 +165,13 @@ class Links(Protocol):
         """No more wake-ups are needed: the owner is awake."""
         ...
 
-    def close(self, why: RinglogError | None = None) -> list[Run]:
+    def close(self, why: RinglogError | None = None) -> list[OutboundFrames]:
         """End all connections; returns the runs that were not settled. Open requests fail.
 
         With `why`, that is their error, and waits for publications fail as well.
         """
         ...
 
-    def let_go_in_child(self) -> None:
+    def close_after_fork(self) -> None:
         """After a fork, in the child: close our copies of what can be closed without harm to the parent."""
         ...

@@ -16,12 +16,12 @@ from ringlog.clock import Clock
 from ringlog.envelope.messages import RingOpen
 from ringlog.errors import RinglogError
 from ringlog.limits import RING_BYTES_MIN
-from ringlog.link.peer import FINAL_REASONS, MS, FdSet, Reply
-from ringlog.link.pending import Pending, resolved
-from ringlog.link.ring_channel import OPEN_REQUEST_NS, OPEN_RETRY_NS, ClientRing, RingPlace
+from ringlog.link.channel.ring_channel import OPEN_REQUEST_NS, OPEN_RETRY_NS, ClientRing, RingLocation
+from ringlog.link.futures import Pending, resolved
+from ringlog.link.peer import FINAL_REASONS, MS, FdSet, PeerReply
 from ringlog.link.timers import Timer, Timers
-from ringlog.lives import own_life
-from ringlog.ring.layout import Wants
+from ringlog.process_id import own_process_id
+from ringlog.ring.layout import WakeupFlags
 
 BACKUP_NS = 100 * MS
 
@@ -40,9 +40,9 @@ class PublicationWatch:
     def __init__(self, client_id: str, *, clock: Clock, timers: Timers, fds: FdSet) -> None:
         self._client_id = client_id
         self._clock, self._timers, self._fds = clock, timers, fds
-        self._place: RingPlace | None = None
+        self._place: RingLocation | None = None
         self._ring: ClientRing | None = None
-        self._opening: Pending[Reply] | None = None
+        self._opening: Pending[PeerReply] | None = None
         self._open_again_ns = 0
         self._waiters: list[_Waiter] = []
         self._timer: Timer | None = None
@@ -56,17 +56,17 @@ class PublicationWatch:
         if self._ring is None:
             self._open()
         else:
-            self._ring.want(Wants.PUBLICATION)
+            self._ring.set_wakeups(WakeupFlags.PUBLICATION)
         self._look()  # Only now: what was published before we asked to be woken rings no bell.
         return waiter.pending
 
     def on_bell(self, fd: int) -> None:
         """The descriptor became readable; look when it is ours."""
         if self._ring is not None and self._ring.fd == fd:
-            self._ring.hush()
+            self._ring.drain_bell()
             self._look()
 
-    def move(self, place: RingPlace | None) -> None:
+    def move(self, place: RingLocation | None) -> None:
         """The engine is elsewhere: waiters go on with its marks, which surely differ."""
         self.close_ring()
         self._place = place
@@ -104,9 +104,9 @@ class PublicationWatch:
             self._timer = None
         if self._waiters:
             next_ns = min(now + BACKUP_NS, *(waiter.deadline_ns for waiter in self._waiters))
-            self._timer = self._timers.at(next_ns, self._look_again)
+            self._timer = self._timers.call_at(next_ns, self._look_again)
         elif self._ring is not None:
-            self._ring.want(0)
+            self._ring.set_wakeups(0)
         for waiter, is_news in ready:
             waiter.pending.resolve(is_news)
 
@@ -126,21 +126,21 @@ class PublicationWatch:
             return
         self._open_again_ns = now + OPEN_RETRY_NS
         request = RingOpen(
-            f"{self._client_id}.reads", os.getpid(), place.shard, RING_BYTES_MIN, own_life()[1]
+            f"{self._client_id}.reads", os.getpid(), place.shard, RING_BYTES_MIN, own_process_id()[1]
         )
         self._opening = opening = place.supervisor.request(request, now + OPEN_REQUEST_NS)
         opening.when_done(lambda done: self._opened(place, done))
 
-    def _opened(self, place: RingPlace, opening: Pending[Reply]) -> None:
+    def _opened(self, place: RingLocation, opening: Pending[PeerReply]) -> None:
         if self._opening is opening:
             self._opening = None
         if self._place is not place:
             return  # Asked of an engine that is no more; its successor removes what it may have left.
         try:
-            self._ring = ClientRing(place, opening.take().message, self._fds)
+            self._ring = ClientRing(place, opening.result().message, self._fds)
         except RinglogError as e:
             if e.detail.get("reason") in FINAL_REASONS:
                 self.fail_all(e)
             return  # The back-up timer looks at the board and tries again.
-        self._ring.want(Wants.PUBLICATION if self._waiters else 0)
+        self._ring.set_wakeups(WakeupFlags.PUBLICATION if self._waiters else 0)
         self._look()

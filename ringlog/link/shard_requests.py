@@ -18,7 +18,7 @@ from ringlog.board.processes import shard_socket
 from ringlog.clock import Clock, SystemClock
 from ringlog.envelope.messages import ErrorReply, Message
 from ringlog.envelope.wire import EnvelopeInvalid, decode, encode
-from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, refusal
+from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, error_from_status
 from ringlog.limits import MESSAGE_BYTES_MAX
 
 TIMEOUT_S = 30.0
@@ -30,14 +30,14 @@ _SLICE_MS = 200
 M = TypeVar("M", bound=Message)
 
 
-class Answer(NamedTuple, Generic[M]):
+class RequesterReply(NamedTuple, Generic[M]):
     """A reply and the part attached to it; empty when there was none."""
 
     message: M
     attachment: memoryview
 
 
-class Stopping(Protocol):
+class StopSignal(Protocol):
     """Whether the loop is to end: signals.StopFlag, or a threading.Event for a loop beside the main one."""
 
     def is_set(self) -> bool: ...
@@ -51,7 +51,7 @@ class Requester:
         name: str,
         endpoint: str,
         *,
-        stop: Stopping | None = None,
+        stop: StopSignal | None = None,
         beat: Callable[[], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class Requester:
 
     def ask(
         self, message: Message, wanted: type[M], *, attachment: Any = None, timeout_s: float = TIMEOUT_S
-    ) -> Answer[M]:
+    ) -> RequesterReply[M]:
         """Send one request and wait for its reply, which must be a `wanted`.
 
         Raises NotReady when the process is not there, is starting, or ended meanwhile (outcome unknown);
@@ -143,13 +143,13 @@ class Requester:
         if self._stop is not None and self._stop.is_set():
             raise ShuttingDown("told to stop while a request was open", outcome="unknown", to=self.name)
 
-    def _open(self, parts: list[zmq.Frame], wanted: type[M]) -> Answer[M]:
+    def _open(self, parts: list[zmq.Frame], wanted: type[M]) -> RequesterReply[M]:
         message = decode(parts[0].buffer, bytes_max=MESSAGE_BYTES_MAX).message
         if isinstance(message, ErrorReply):
-            raise refusal(message.status, message.message, message.detail)
+            raise error_from_status(message.status, message.message, message.detail)
         if not isinstance(message, wanted):
             raise EnvelopeInvalid("unexpected reply", kind=type(message).__name__, wanted=wanted.__name__)
-        return Answer(message, parts[1].buffer if len(parts) > 1 else memoryview(b""))
+        return RequesterReply(message, parts[1].buffer if len(parts) > 1 else memoryview(b""))
 
     def _gone(self) -> NotReady:
         return NotReady(f"{self.name} is not there", outcome="unknown", endpoint=self._endpoint)
@@ -178,7 +178,7 @@ class ShardRequests:
         shm_dir: str,
         shards: int,
         *,
-        stop: Stopping | None = None,
+        stop: StopSignal | None = None,
         beat: Callable[[], None] | None = None,
     ) -> None:
         self._requesters = [
@@ -194,7 +194,7 @@ class ShardRequests:
         *,
         attachment: Any = None,
         timeout_s: float = TIMEOUT_S,
-    ) -> Answer[M]:
+    ) -> RequesterReply[M]:
         """Ask one shard; see Requester.ask."""
         return self._requesters[shard].ask(message, wanted, attachment=attachment, timeout_s=timeout_s)
 

@@ -46,7 +46,7 @@ class Timers:
         self._heap: list[Timer] = []
         self._cancelled = 0
 
-    def at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
         """Have `callback` called at `when_ns` or soon after."""
         timer = Timer(self, when_ns, callback)
         heapq.heappush(self._heap, timer)

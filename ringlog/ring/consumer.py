@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ringlog import stop_points
 from ringlog.errors import RingError
-from ringlog.ring.layout import SETTLE_WORDS, ConsumerState, Word
+from ringlog.ring.layout import SETTLE_WORDS, RingConsumerState, RingWord
 from ringlog.ring.region import RingMemory, open_ring, require_engine
 
 _LEN_BYTES = 4
@@ -30,12 +30,12 @@ class RingConsumer:
         self.path = path
         self.capacity = self.identity.capacity
         self._memory = memory
-        self._tail = memory.load(Word.TAIL)
-        self._settle_head = memory.load(Word.SETTLE_HEAD)
+        self._tail = memory.load(RingWord.TAIL)
+        self._settle_head = memory.load(RingWord.SETTLE_HEAD)
         self._read = self._head_seen = self._tail
         if self._tail & 7:
             raise self._nonsense(self._tail)
-        self._look()
+        self._load_head()
         self._require_settle_tail()
         self._pass_settled()
 
@@ -54,7 +54,7 @@ class RingConsumer:
                 raise RingError(
                     "ring of another shard", path=path, found=memory.identity.shard, expected=shard
                 )
-            if memory.load(Word.CONSUMER_STATE) == ConsumerState.CLOSED:
+            if memory.load(RingWord.CONSUMER_STATE) == RingConsumerState.CLOSED:
                 raise RingError("the ring was closed by its consumer", path=path)
             return cls(memory, path)
         except BaseException:
@@ -69,18 +69,18 @@ class RingConsumer:
 
         Raises RingError when the producer's words make no sense.
         """
-        return self._look() - self._read
+        return self._load_head() - self._read
 
-    def watched(self) -> tuple[memoryview, int]:
+    def spin_word(self) -> tuple[memoryview, int]:
         """A word, and its value as long as nothing is pending: for looking on."""
-        return self._memory.word(Word.HEAD), self._read
+        return self._memory.word(RingWord.HEAD), self._read
 
-    def copy(self, limit: int) -> tuple[int, bytearray] | None:
+    def copy_pending(self, limit: int) -> tuple[int, bytearray] | None:
         """Private copy of what lies from the read position up to `limit` bytes, the head or the lap's end.
 
         Returns (position of the first byte, bytes), or None when nothing is pending. Does not advance.
         """
-        head = self._look()
+        head = self._load_head()
         index = self._read % self.capacity
         length = min(limit & ~7, head - self._read, self.capacity - index)
         if length <= 0:
@@ -104,7 +104,7 @@ class RingConsumer:
         """Move the read position to the next lap: the scanner met padding there."""
         index = self._read % self.capacity
         target = self._read - index + self.capacity
-        if index == 0 or target >= self._look():
+        if index == 0 or target >= self._load_head():
             # A pad never fills a lap, and is published together with the frame that follows it.
             raise RingError(
                 "padding where none can be", read=self._read, head=self._head_seen, path=self.path
@@ -145,23 +145,23 @@ class RingConsumer:
         if count:
             self._write_entries(entries)
             self._settle_head += count
-            self._memory.store(Word.SETTLE_HEAD, self._settle_head)
+            self._memory.store(RingWord.SETTLE_HEAD, self._settle_head)
         stop_points.hit("settle_before_tail")
         # Last: whoever dies before this line settles again, which the producer recognises by position.
         self._tail = new_tail
-        self._memory.store(Word.TAIL, new_tail)
+        self._memory.store(RingWord.TAIL, new_tail)
 
     @property
-    def wants(self) -> int:
+    def wakeup_flags(self) -> int:
         """What the client wants to be woken for (layout.Wants)."""
-        return self._memory.load(Word.WANTS)
+        return self._memory.load(RingWord.WANTS)
 
     def close(self) -> None:
         """Say for good that nothing more will be read: the ring is corrupt.
 
         What was read may still be settled. Detach afterwards; no consumer attaches to this ring again.
         """
-        self._memory.store(Word.CONSUMER_STATE, ConsumerState.CLOSED)
+        self._memory.store(RingWord.CONSUMER_STATE, RingConsumerState.CLOSED)
 
     def detach(self) -> None:
         """Unmap without a word: the ring stays as it is. Idempotent; other calls then raise RingError."""
@@ -186,11 +186,11 @@ class RingConsumer:
         if stop & 7 or not last < stop <= min(self._head_seen, last - index + self.capacity):
             return
         self._tail = self._read = stop
-        self._memory.store(Word.TAIL, stop)
+        self._memory.store(RingWord.TAIL, stop)
 
-    def _look(self) -> int:
+    def _load_head(self) -> int:
         """Load the head and check it against everything we know ourselves."""
-        head = self._memory.load(Word.HEAD)
+        head = self._memory.load(RingWord.HEAD)
         if head < self._head_seen or head - self._tail > self.capacity or head & 7:
             raise self._nonsense(head)
         self._head_seen = head
@@ -203,7 +203,7 @@ class RingConsumer:
         )  # fmt: skip
 
     def _require_settle_tail(self) -> int:
-        tail = self._memory.load(Word.SETTLE_TAIL)
+        tail = self._memory.load(RingWord.SETTLE_TAIL)
         if not 0 <= self._settle_head - tail <= self.identity.settle_entries:
             raise RingError(
                 "ring words make no sense", path=self.path, settle_head=self._settle_head, settle_tail=tail,

@@ -70,7 +70,7 @@ _IDENTITY = struct.Struct("<8sIIQQQQQQ")
 IDENTITY_BYTES = _IDENTITY.size + 8
 
 
-class Word(IntEnum):
+class RingWord(IntEnum):
     """Live words; the value is the index of the word in the header page seen as 64-bit words."""
 
     HEAD = 16
@@ -82,7 +82,7 @@ class Word(IntEnum):
     CONSUMER_STATE = 112
 
 
-class Wants:
+class WakeupFlags:
     """Bits of the `wants` word: when the shard is to ring the client's bell, and what else it asks for.
 
     Plain integers: to combine members of an IntFlag takes a microsecond each time.
@@ -90,11 +90,11 @@ class Wants:
 
     SETTLEMENTS = 1
     PUBLICATION = 2
-    NO_GATHERING = 4
+    NO_BATCH_WINDOW = 4
     """Take my frames without waiting for those of others, whatever the pressure (G-12)."""
 
 
-class ProducerState(IntEnum):
+class RingProducerState(IntEnum):
     """Life of the producer's side; CLOSED is final."""
 
     NEW = 0
@@ -102,7 +102,7 @@ class ProducerState(IntEnum):
     CLOSED = 2
 
 
-class ConsumerState(IntEnum):
+class RingConsumerState(IntEnum):
     """Life of the consumer's side; CLOSED is final."""
 
     OPEN = 0
@@ -166,6 +166,6 @@ def hash_id(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-assert max(Word) * 8 + 8 <= HEADER_BYTES
-assert min(Word) * 8 >= IDENTITY_BYTES
-assert all(word * 8 % LINE_BYTES == 0 for word in Word)
+assert max(RingWord) * 8 + 8 <= HEADER_BYTES
+assert min(RingWord) * 8 >= IDENTITY_BYTES
+assert all(word * 8 % LINE_BYTES == 0 for word in RingWord)

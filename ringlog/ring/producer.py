@@ -22,9 +22,9 @@ from ringlog.ring.layout import (
     PAD_BYTES,
     PAD_WORD,
     SETTLE_WORDS,
-    ConsumerState,
-    ProducerState,
-    Word,
+    RingConsumerState,
+    RingProducerState,
+    RingWord,
 )
 from ringlog.ring.region import RingMemory, lock_for_producer, open_ring, require_engine
 
@@ -47,10 +47,10 @@ class RingProducer:
         self._is_closed = False
         self._unusable = ""
         """Why no call is possible any more; empty while one is."""
-        self._head = memory.load(Word.HEAD)
-        self._settle_tail = memory.load(Word.SETTLE_TAIL)
+        self._head = memory.load(RingWord.HEAD)
+        self._settle_tail = memory.load(RingWord.SETTLE_TAIL)
         # Tail before settle_head: a frame below this tail is then surely among the entries read after it.
-        self._tail_seen = memory.load(Word.TAIL)
+        self._tail_seen = memory.load(RingWord.TAIL)
         self._require_tail(self._tail_seen)
         self._settled_below = self._position_after_last_taken()
         self._in_flight = self._count_in_flight()
@@ -67,16 +67,16 @@ class RingProducer:
         try:
             require_engine(memory.identity, engine_id, path)
             lock_for_producer(fd, path, clock or SystemClock())
-            if memory.load(Word.PRODUCER_STATE) == ProducerState.CLOSED:
+            if memory.load(RingWord.PRODUCER_STATE) == RingProducerState.CLOSED:
                 raise RingError("the ring was closed by its producer", path=path)
-            if memory.load(Word.CONSUMER_STATE) == ConsumerState.CLOSED:
+            if memory.load(RingWord.CONSUMER_STATE) == RingConsumerState.CLOSED:
                 raise RingError("the ring was closed by its consumer", path=path)
             producer = cls(memory, fd, path)
         except BaseException:
             memory.close()
             os.close(fd)
             raise
-        memory.store(Word.PRODUCER_STATE, ProducerState.ATTACHED)
+        memory.store(RingWord.PRODUCER_STATE, RingProducerState.ATTACHED)
         return producer
 
     # -- publishing -----------------------------------------------------------------------------------
@@ -165,13 +165,13 @@ class RingProducer:
 
     # -- fate -----------------------------------------------------------------------------------------
 
-    def settled(self) -> NDArray[np.uint64]:
-        """Take new settle entries, (n, 8) uint64 as in frame/settle.py, a private copy in ring order.
+    def take_settlements(self) -> NDArray[np.uint64]:
+        """Take new settle entries, (n, 8) uint64 as in frame/settle_entry.py, a private copy in ring order.
 
         A frame comes once: what a restarted shard settles again is recognised by its position and dropped.
         """
         self._require_usable()
-        if self._memory.load(Word.SETTLE_HEAD) == self._settle_tail:
+        if self._memory.load(RingWord.SETTLE_HEAD) == self._settle_tail:
             return _NO_ENTRIES
         entries, head = self._unread_entries()
         fresh = _first_times(entries, self._settled_below)
@@ -182,12 +182,12 @@ class RingProducer:
             self._settled_below = last + 1
             self._in_flight -= len(fresh)
         self._settle_tail = head
-        self._memory.store(Word.SETTLE_TAIL, head)
+        self._memory.store(RingWord.SETTLE_TAIL, head)
         return fresh
 
-    def watched(self) -> tuple[memoryview, int]:
+    def spin_word(self) -> tuple[memoryview, int]:
         """A word, and its value as long as `settled` would bring nothing: for looking on."""
-        return self._memory.word(Word.SETTLE_HEAD), self._settle_tail
+        return self._memory.word(RingWord.SETTLE_HEAD), self._settle_tail
 
     @property
     def in_flight(self) -> int:
@@ -207,17 +207,17 @@ class RingProducer:
     @property
     def is_consumer_closed(self) -> bool:
         """True when the consumer found the ring corrupt and reads no more."""
-        return self._memory.load(Word.CONSUMER_STATE) != ConsumerState.OPEN
+        return self._memory.load(RingWord.CONSUMER_STATE) != RingConsumerState.OPEN
 
     @property
     def is_removed(self) -> bool:
         """True when the ring's file has no name any more: no consumer will ever attach to it again."""
         return self._lock_fd >= 0 and os.fstat(self._lock_fd).st_nlink == 0
 
-    def set_wants(self, bits: int) -> None:
+    def set_wakeup_flags(self, bits: int) -> None:
         """Say what to be woken for (layout.Wants)."""
         self._require_usable()
-        self._memory.store(Word.WANTS, bits)
+        self._memory.store(RingWord.WANTS, bits)
 
     def close(self) -> None:
         """Say that nothing more will come, give the lock back, unmap. Idempotent.
@@ -229,7 +229,7 @@ class RingProducer:
         self._is_closed = True
         if not self._unusable:
             self._unusable = "the ring's producer is closed"
-            self._memory.store(Word.PRODUCER_STATE, ProducerState.CLOSED)
+            self._memory.store(RingWord.PRODUCER_STATE, RingProducerState.CLOSED)
         self._release_lock()
         self._memory.close()
 
@@ -259,7 +259,7 @@ class RingProducer:
         return len(unsettled)
 
     def _unread_entries(self) -> tuple[NDArray[np.uint64], int]:
-        head = self._memory.load(Word.SETTLE_HEAD)
+        head = self._memory.load(RingWord.SETTLE_HEAD)
         count = head - self._settle_tail
         if not 0 <= count <= self.settle_entries:
             raise self._nonsense(settle_head=head)
@@ -275,14 +275,14 @@ class RingProducer:
         room = self.capacity - (self._head - self._tail_seen)
         if room >= wanted:
             return room
-        tail = self._memory.load(Word.TAIL)
+        tail = self._memory.load(RingWord.TAIL)
         self._require_tail(tail)
         self._tail_seen = tail
         return self.capacity - (self._head - tail)
 
     def _require_tail(self, tail: int) -> None:
-        in_order = self._tail_seen <= tail <= self._head <= tail + self.capacity
-        if not in_order or tail & 7 or self._head & 7:
+        in_replay_order = self._tail_seen <= tail <= self._head <= tail + self.capacity
+        if not in_replay_order or tail & 7 or self._head & 7:
             raise self._nonsense(tail=tail)
 
     def _nonsense(self, **words: Any) -> RingError:
@@ -315,7 +315,7 @@ class RingProducer:
         # The one store that makes everything written before it visible.
         self._head = head
         self._in_flight += frames
-        self._memory.store(Word.HEAD, head)
+        self._memory.store(RingWord.HEAD, head)
         stop_points.hit("ring_after_publish")
 
     def _require_usable(self) -> None:

@@ -19,7 +19,7 @@ from ringlog.clock import Clock, SystemClock
 from ringlog.errors import RingError
 from ringlog.limits import RING_BYTES_MAX, RING_BYTES_MIN, SETTLE_ENTRIES_DEFAULT, SETTLE_ENTRY_BYTES
 from ringlog.ring import layout
-from ringlog.ring.position import Words, require_words
+from ringlog.ring.atomic_words import AtomicWords, require_atomic_words
 
 if sys.platform != "win32":  # Where clients go by TCP, and import this all the same.
     import fcntl
@@ -42,7 +42,7 @@ def create_ring(
 
     Raises RingError, leaving no file, when a size is out of bounds, the name is taken or memory is full.
     """
-    require_words()
+    require_atomic_words()
     if not RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX:
         raise RingError("ring size out of bounds", bytes=ring_bytes, min=RING_BYTES_MIN, max=RING_BYTES_MAX)
     if not 1 <= settle_entries <= SETTLE_ENTRIES_DEFAULT:
@@ -89,13 +89,13 @@ def producer_closed(path: str) -> bool:
     """True when a producer said that nothing more will come. Raises RingError for what is no ring of ours."""
     fd, _ = shm.open_file(path, RingError)
     try:
-        word = os.pread(fd, 8, layout.Word.PRODUCER_STATE * 8)
+        word = os.pread(fd, 8, layout.RingWord.PRODUCER_STATE * 8)
     finally:
         os.close(fd)
-    return int.from_bytes(word, "little") == layout.ProducerState.CLOSED
+    return int.from_bytes(word, "little") == layout.RingProducerState.CLOSED
 
 
-def close_from_outside(path: str) -> None:
+def mark_consumer_closed(path: str) -> None:
     """Tell a ring's producer that nobody reads it any more: for who removes a ring its shard cannot use.
 
     Nothing happens where there is no such file or it holds no header.
@@ -108,12 +108,14 @@ def close_from_outside(path: str) -> None:
         if os.fstat(fd).st_size < layout.HEADER_BYTES:
             return  # Cut by somebody: writing would make it grow.
         # Changes one byte of the word, so it is never seen half written.
-        os.pwrite(fd, layout.ConsumerState.CLOSED.to_bytes(8, "little"), layout.Word.CONSUMER_STATE * 8)
+        os.pwrite(
+            fd, layout.RingConsumerState.CLOSED.to_bytes(8, "little"), layout.RingWord.CONSUMER_STATE * 8
+        )
     finally:
         os.close(fd)
 
 
-class RingMemory(Words):
+class RingMemory(AtomicWords):
     """A ring's bytes: the live words (`load`, `store`), the data area and the settle area.
 
     `buffer` is the whole file, writable. Everything either side does to the ring goes through here.
@@ -170,7 +172,7 @@ def open_ring(path: str) -> tuple[int, RingMemory]:
 
     Raises RingError naming what differs from what create_ring makes.
     """
-    require_words()
+    require_atomic_words()
     fd, size = shm.open_file(path, RingError)
     try:
         identity = layout.decode_identity(os.pread(fd, layout.IDENTITY_BYTES, 0), path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringlog.ring.consumer import RingConsumer
-from ringlog.ring.layout import ConsumerState, ProducerState, Wants
+from ringlog.ring.layout import RingConsumerState, RingProducerState, WakeupFlags
 from ringlog.ring.producer import RingProducer
 
-__all__ = ["ConsumerState", "ProducerState", "RingConsumer", "RingProducer", "Wants"]
+__all__ = ["RingConsumer", "RingConsumerState", "RingProducer", "RingProducerState", "WakeupFlags"]

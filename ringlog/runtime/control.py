@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ringlog import __version__
 from ringlog.board.board import ProcessSlot
 from ringlog.board.heartbeat import Heartbeat
-from ringlog.board.layout import P
+from ringlog.board.layout import ProcessField
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.refusal import error_reply
@@ -18,7 +18,7 @@ from ringlog.limits import HEARTBEAT_INTERVAL_MS
 from ringlog.runtime.router_socket import RouterSocket
 
 
-class ControlSocket(RouterSocket):
+class ActorControlSocket(RouterSocket):
     """A RouterSocket that answers Ping and Hello itself and counts requests on the process slot."""
 
     def __init__(self, endpoint: str, boot: ActorBoot, slot: ProcessSlot) -> None:
@@ -36,10 +36,10 @@ class ControlSocket(RouterSocket):
         """Passes so far."""
         return self._heartbeat.turns
 
-    def requests(self, most: int) -> Iterator[tuple[bytes, Envelope, bytearray | None]]:
+    def receive_requests(self, most: int) -> Iterator[tuple[bytes, Envelope, bytearray | None]]:
         """As `receive`, without the requests that are answered here."""
         for client, envelope, attachment in self.receive(most):
-            self._slot.add(P.REQUESTS, 1)
+            self._slot.add(ProcessField.REQUESTS, 1)
             answer = self._answer(envelope.message)
             if answer is None:
                 yield client, envelope, attachment

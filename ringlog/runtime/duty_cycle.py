@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ringlog.board.board import ProcessSlot
-from ringlog.board.layout import P, ProcessState
+from ringlog.board.layout import ProcessField, ProcessState
 from ringlog.errors import ExitCode
 from ringlog.signals import StopFlag
 
@@ -52,12 +52,12 @@ def run_duty_cycle(actor: Actor, slot: ProcessSlot, stop: StopFlag) -> ExitCode:
     code = actor.exit_code
     if code is not None:
         return code
-    slot.set(P.STATE, ProcessState.READY)
+    slot.set(ProcessField.STATE, ProcessState.READY)
     is_draining = False
     while code is None:
         if not is_draining and stop.is_set() and actor.drain():
             is_draining = True
-            slot.set(P.STATE, ProcessState.DRAINING)
+            slot.set(ProcessField.STATE, ProcessState.DRAINING)
             code = actor.exit_code
             continue
         work = actor.do_work()

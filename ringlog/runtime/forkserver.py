@@ -29,7 +29,7 @@ import msgspec
 
 from ringlog import hardening
 from ringlog.clock import SystemClock
-from ringlog.envelope.boot import ORDER_BYTES_MAX, ForkOrder
+from ringlog.envelope.boot import FORK_REQUEST_BYTES_MAX, ForkRequest
 from ringlog.errors import ExitCode
 from ringlog.runtime.process import main
 
@@ -41,7 +41,7 @@ ADOPTED_S = 5.0
 _LOOK_S = 0.000_2
 
 
-def fork_first(kinds: Sequence[str], environ: Mapping[str, str], root: str) -> tuple[int, socket.socket]:
+def fork_forkserver(kinds: Sequence[str], environ: Mapping[str, str], root: str) -> tuple[int, socket.socket]:
     """Fork one from this process, which has neither locks nor threads yet: (its pid, our end of its line).
 
     It has this environment, and looks for modules in `root`, if that is named, and where we do, but not in
@@ -63,8 +63,8 @@ def fork_first(kinds: Sequence[str], environ: Mapping[str, str], root: str) -> t
         theirs.close()
         return pid, ours
     try:
-        _let_go(theirs.fileno())
-        hardening.find_title()
+        _close_inherited_descriptors(theirs.fileno())
+        hardening.locate_process_title()
         _use_environment(environ)
         here = {"", os.getcwd(), root}
         sys.path[:] = [*filter(None, [root]), *(path for path in sys.path if path not in here)]
@@ -74,7 +74,7 @@ def fork_first(kinds: Sequence[str], environ: Mapping[str, str], root: str) -> t
         os._exit(ExitCode.OK)
 
 
-def _let_go(line: int) -> None:
+def _close_inherited_descriptors(line: int) -> None:
     """Have no descriptor but this one and the standard three, and a process group of one's own, as a process
     that was spawned."""
     os.setpgid(0, 0)
@@ -91,16 +91,16 @@ def _let_go(line: int) -> None:
 def run(line: socket.socket, kinds: Sequence[str], supervisor: int) -> None:
     """Serve until the supervisor is gone or does not want us any more; does not return in a child."""
     hardening.harden(may_profile=False)
-    hardening.name_process(NAME)
+    hardening.set_process_title(NAME)
     if not hardening.die_with_parent(supervisor, signal.SIGKILL):
         return
     with line:
         order = serve(line, kinds)
     if order is not None:
-        become(order)
+        run_actor(order)
 
 
-def serve(line: socket.socket, kinds: Sequence[str]) -> ForkOrder | None:
+def serve(line: socket.socket, kinds: Sequence[str]) -> ForkRequest | None:
     """Import the actors of these kinds, say so on `line`, and make a child for each request.
 
     Returns None in this process, when the supervisor ends it; in each child what it is to be.
@@ -119,7 +119,7 @@ def serve(line: socket.socket, kinds: Sequence[str]) -> ForkOrder | None:
         if not message:
             return None
         if message[:1] == b"l":
-            hardening.name_process(NAME, os.fsdecode(message[1:]))
+            hardening.set_process_title(NAME, os.fsdecode(message[1:]))
             continue  # What came with it stays open: in each child as well.
         if not descriptors:
             continue  # There was none left for it; the supervisor sees the end of what it sent.
@@ -130,11 +130,11 @@ def serve(line: socket.socket, kinds: Sequence[str]) -> ForkOrder | None:
                 continue  # The supervisor sees the end of what we were given.
             if not pid:
                 line.close()
-                return _grow_up(told)
+                return _double_fork(told)
         os.waitpid(pid, 0)
 
 
-def become(order: ForkOrder) -> NoReturn:
+def run_actor(order: ForkRequest) -> NoReturn:
     """Be the actor that was ordered."""
     os.setpgid(0, 0)
     _use_environment(order.environ)
@@ -157,7 +157,7 @@ def _module(kind: str) -> ModuleType:
     return importlib.import_module(f"actors.{kind}.__main__")
 
 
-def _grow_up(told: socket.socket) -> ForkOrder:
+def _double_fork(told: socket.socket) -> ForkRequest:
     """In the child: make the grandchild and end. In that: wait to be the supervisor's, and ask."""
     parent, clock = os.getpid(), SystemClock()
     try:
@@ -169,10 +169,10 @@ def _grow_up(told: socket.socket) -> ForkOrder:
                 os._exit(ExitCode.ORPHANED)
             clock.sleep(_LOOK_S)
         told.sendall(str(os.getpid()).encode())
-        order = told.recv(ORDER_BYTES_MAX)
+        order = told.recv(FORK_REQUEST_BYTES_MAX)
     except OSError:
         os._exit(ExitCode.ORPHANED)
     if not order:
         # Nobody waits for us any more: another one may be what we were meant to be.
         os._exit(ExitCode.ORPHANED)
-    return msgspec.msgpack.decode(order, type=ForkOrder)
+    return msgspec.msgpack.decode(order, type=ForkRequest)

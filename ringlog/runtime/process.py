@@ -21,7 +21,7 @@ import msgspec
 
 from ringlog import config, hardening, logs, stop_points
 from ringlog.board.board import Board, ProcessSlot
-from ringlog.board.layout import P, ProcessState
+from ringlog.board.layout import ProcessField, ProcessState
 from ringlog.clock import SystemClock
 from ringlog.envelope.boot import ActorBoot, load_boot
 from ringlog.errors import (
@@ -33,7 +33,7 @@ from ringlog.errors import (
     RinglogError,
     StartRefused,
 )
-from ringlog.frame.heap import keep_freed_memory
+from ringlog.frame.malloc_tuning import raise_malloc_trim_threshold
 from ringlog.limits import ORPHAN_DRAIN_S
 from ringlog.runtime.duty_cycle import Actor, run_duty_cycle
 from ringlog.signals import StopFlag
@@ -77,7 +77,7 @@ def run_process(build: Build, arguments: list[str]) -> int:
     finally:
         if stop.is_set():
             # The interpreter, when it ends, takes the handler away before the process is gone.
-            hardening.end_in_peace()
+            hardening.cancel_exit_if_orphaned()
         stop.close()
 
 
@@ -95,9 +95,9 @@ class _Stopping:
     def begin(self) -> None:
         """Before it serves an actor owes nobody anything: a recovery, however long, is begun anew."""
         if self.slot is not None and self.slot.state == ProcessState.STARTING:
-            self.slot.set(P.STATE, ProcessState.STOPPED)
+            self.slot.set(ProcessField.STATE, ProcessState.STOPPED)
             os._exit(ExitCode.OK)
-        hardening.end_if_orphaned(self._supervisor_pid, ORPHAN_DRAIN_S, ExitCode.ORPHANED)
+        hardening.exit_if_orphaned(self._supervisor_pid, ORPHAN_DRAIN_S, ExitCode.ORPHANED)
 
 
 def _read_boot(arguments: list[str]) -> ActorBoot:
@@ -112,10 +112,10 @@ def _read_boot(arguments: list[str]) -> ActorBoot:
 def _confine(boot: ActorBoot) -> None:
     settings = config.from_plain(boot.config)
     hardening.harden(may_profile=settings.profile.allow)
-    hardening.name_process(boot.name, boot.data_dir)
+    hardening.set_process_title(boot.name, boot.data_dir)
     if boot.is_background:
-        hardening.work_in_background()
-    keep_freed_memory()
+        hardening.set_background_priority()
+    raise_malloc_trim_threshold()
     # Not faulthandler.register: it looks at frames in the middle of whatever the interpreter does, and ended
     # processes that were busy.
     signal.signal(signal.SIGQUIT, _show_stacks)
@@ -137,7 +137,7 @@ def _run(build: Build, boot: ActorBoot, stop: StopFlag, stopping: _Stopping) -> 
         _announce(slot, boot)
         stopping.slot = slot
         if stop.is_set():
-            slot.set(P.STATE, ProcessState.STOPPED)
+            slot.set(ProcessField.STATE, ProcessState.STOPPED)
             return ExitCode.OK
         actor = build(boot)
         is_built = True
@@ -146,16 +146,16 @@ def _run(build: Build, boot: ActorBoot, stop: StopFlag, stopping: _Stopping) -> 
         code = exit_code_for(e, is_built=is_built)
         _tell(e, code)
     if slot is not None:
-        slot.set(P.STATE, ProcessState.STOPPED if code == ExitCode.OK else ProcessState.FAILED)
-    logs.say(log, logging.INFO, "actor ends", code=code.name)
+        slot.set(ProcessField.STATE, ProcessState.STOPPED if code == ExitCode.OK else ProcessState.FAILED)
+    logs.log_event(log, logging.INFO, "actor ends", code=code.name)
     return code
 
 
 def _announce(slot: ProcessSlot, boot: ActorBoot) -> None:
-    slot.set(P.PID, os.getpid())
-    slot.set(P.INCARNATION, boot.incarnation)
-    slot.set(P.STARTED_NS, SystemClock().monotonic_ns())
-    slot.set(P.STATE, ProcessState.STARTING)
+    slot.set(ProcessField.PID, os.getpid())
+    slot.set(ProcessField.INCARNATION, boot.incarnation)
+    slot.set(ProcessField.STARTED_NS, SystemClock().monotonic_ns())
+    slot.set(ProcessField.STATE, ProcessState.STARTING)
 
 
 def exit_code_for(error: Exception, *, is_built: bool) -> ExitCode:
@@ -175,7 +175,7 @@ def exit_code_for(error: Exception, *, is_built: bool) -> ExitCode:
 def _tell(error: Exception, code: ExitCode) -> None:
     """Log why the process ends: facts in one line, then the core's last events, then the traceback."""
     detail: Mapping[str, Any] = error.detail if isinstance(error, RinglogError) else {}
-    logs.say(
+    logs.log_event(
         log,
         logging.CRITICAL,
         "actor failed",
@@ -185,5 +185,5 @@ def _tell(error: Exception, code: ExitCode) -> None:
         detail={name: value for name, value in detail.items() if name != "story"},
     )
     for told in detail.get("story", ()):
-        logs.say(log, logging.CRITICAL, "story", told=repr(told)[:_STORY_CHARS_MAX])
+        logs.log_event(log, logging.CRITICAL, "story", told=repr(told)[:_STORY_CHARS_MAX])
     log.critical("traceback", exc_info=error)

@@ -18,7 +18,7 @@ from ringlog.envelope import messages as m
 from ringlog.envelope import wire
 from ringlog.envelope.refusal import error_reply
 from ringlog.limits import ENVELOPE_PARTS_MAX, HANDSHAKE_MS, MESSAGE_BYTES_MAX, SOCKET_HWM
-from ringlog.runtime.listening import AcceptGuard, Listener
+from ringlog.runtime.listener import AcceptGuard, Listener
 
 log = logging.getLogger("ringlog.runtime")
 
@@ -51,7 +51,7 @@ class RouterSocket:
 
     def guard(self, now_ns: int) -> None:
         """Listen only while there are descriptors to spare; to be called about every turn, cheap."""
-        self._guard.look(now_ns)
+        self._guard.check_descriptors(now_ns)
 
     def fileno(self) -> int:
         """Descriptor that becomes readable when the state changes (edge-triggered: ask has_input too)."""

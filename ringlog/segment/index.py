@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ringlog.errors import CorruptData
 from ringlog.frame.layout import EVENT_TS_NONE
 from ringlog.limits import BATCH_RECORDS_MAX, FRAME_BYTES_MAX, SEQ_MAX
-from ringlog.segment.encode import SealedFrame
+from ringlog.segment.frame_encoder import SealedFrame
 from ringlog.segment.layout import (
     BLOCK_HEAD_BYTES,
     DATA_HEADER_BYTES,
@@ -36,7 +36,7 @@ Table = NDArray[Any]
 _KINDS_KNOWN = HAS_SIZES | HAS_STAMPS | HAS_EXPIRES | HAS_NOT_BEFORE | HAS_PRIORITY
 
 
-class RecordColumns(NamedTuple):
+class IndexRecordColumns(NamedTuple):
     """(n,) of every record of a frame."""
 
     sizes: I64
@@ -76,7 +76,7 @@ class IndexBuilder:
         return len(self._entries) - self._topic_start
 
     @property
-    def range_of_all(self) -> tuple[int, int, int]:
+    def sole_topic_range(self) -> tuple[int, int, int]:
         """(topic_id, first_seq, last_seq) of a lone topic; zeros for several."""
         if len(self._topics) != 1:
             return 0, 0, 0
@@ -104,7 +104,7 @@ class IndexBuilder:
             self._columns_bytes += len(block)
         self.records += frame.count
 
-    def present_seqs(self) -> I64:
+    def open_topic_seqs(self) -> I64:
         """(n,) numbers of the records of the topic that has not ended."""
         rows = self._entries[self._topic_start :]
         return np.concatenate([np.arange(row[0], row[0] + row[1], dtype=np.int64) for row in rows])
@@ -184,7 +184,7 @@ def block_bytes_max(count: int) -> int:
     return BLOCK_HEAD_BYTES + sum(_column_bytes(_KINDS_KNOWN, count))
 
 
-def read_block(data: bytes, entry: Any, path: str) -> RecordColumns:
+def read_block(data: bytes, entry: Any, path: str) -> IndexRecordColumns:
     """Columns of the records of one frame; `data` are the bytes at `columns_at`, block_bytes_max of them
     or as many as there are. Raises CorruptData.
     """
@@ -196,7 +196,7 @@ def read_block(data: bytes, entry: Any, path: str) -> RecordColumns:
     stamps = np.broadcast_to(np.int64(entry["ts_min"]), count)
     expires = np.broadcast_to(np.int64(entry["expires_min"]), count)
     if not at:
-        return RecordColumns(sizes, stamps, expires)
+        return IndexRecordColumns(sizes, stamps, expires)
     places = list(accumulate(_column_bytes(kinds, count), initial=BLOCK_HEAD_BYTES))
     if kinds & HAS_SIZES:
         sizes = np.frombuffer(data, "<u4", count, places[0]).astype(np.int64)
@@ -206,7 +206,7 @@ def read_block(data: bytes, entry: Any, path: str) -> RecordColumns:
         expires = np.frombuffer(data, "<i8", count, places[2])
     not_before = np.frombuffer(data, "<i8", count, places[3]) if kinds & HAS_NOT_BEFORE else None
     priorities = np.frombuffer(data, "u1", count, places[4]) if kinds & HAS_PRIORITY else None
-    return RecordColumns(sizes, stamps, expires, not_before, priorities)
+    return IndexRecordColumns(sizes, stamps, expires, not_before, priorities)
 
 
 def read_sizes(data: bytes, count: int, at: int, path: str) -> I64 | None:

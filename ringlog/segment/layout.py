@@ -13,7 +13,7 @@ packs/pack-<number>                          records of topics too small for a s
 The first three are written under temporary names in packs/, synced and renamed, `.data` last: a segment
 exists when its data part does. `.del` alone is changed later. Every part carries number and salt of the
 segment, so that parts of two segments are never taken for one; every part but `.del` has a checksum over
-all of it. See docs/format.md for the drawing of each.
+all of it. See docs/reference/format.md for the drawing of each.
 
 To change a layout: new version number, teach the readers both, then write it.
 """
@@ -72,8 +72,8 @@ ENTRY_DTYPE = np.dtype(
 what differs from record to record, 0 when nothing does."""
 
 HAS_SIZES, HAS_STAMPS, HAS_EXPIRES, HAS_NOT_BEFORE, HAS_PRIORITY = 1, 2, 4, 8, 16
-"""What a block of record columns holds: see docs/format.md. The last two are there wherever one record has a
-value, alike or not: the table of frames has no place for them."""
+"""What a block of record columns holds (docs/reference/format.md). The last two are present wherever one
+record has a value, alike or not: the table of frames has no place for them."""
 BLOCK_HEAD_BYTES = 16
 POSTINGS_PER_PAGE = 16_384
 """Postings are checked in pages of so many."""
@@ -86,7 +86,7 @@ _TAGS_HEADER = struct.Struct("<8sIIQQQQQQQQ")
 _DEL_HEADER = struct.Struct("<8sIIQQQ")
 
 
-def own_stem(topic_id: int, first_seq: int, number: int) -> str:
+def topic_stem(topic_id: int, first_seq: int, number: int) -> str:
     """Stem of a segment that holds one topic."""
     return f"{TOPICS_DIR}/{topic_id:016x}/seg-{first_seq:020d}-{number:016x}"
 
@@ -119,14 +119,14 @@ class NumberAllocator:
         own = [number for number in known if number >> MAKER_SHIFT == maker]
         self._last = max(own, default=maker << MAKER_SHIFT)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """The next number."""
         self._last += 1
         return self._last
 
 
 @dataclass(frozen=True, slots=True)
-class DataHeader:
+class SegmentDataHeader:
     """First 4096 bytes of a data part. `topic_id`, `first_seq` and `last_seq` are 0 in a pack."""
 
     topics: int
@@ -155,7 +155,7 @@ class DataHeader:
         )  # fmt: skip
 
     @classmethod
-    def decode(cls, data: bytes, path: str) -> DataHeader:
+    def decode(cls, data: bytes, path: str) -> SegmentDataHeader:
         """Decode and verify; raises CorruptData naming the path and what is wrong."""
         _verify(data, DATA_HEADER_BYTES, DATA_MAGIC, path, "data")
         return cls(*_DATA_HEADER.unpack_from(data)[2:])
@@ -245,7 +245,7 @@ class TagsHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class MarksHeader:
+class DeletionMarksHeader:
     """First 48 bytes of a `.del` part."""
 
     number: int
@@ -258,7 +258,7 @@ class MarksHeader:
         return _checked(head, DEL_HEADER_BYTES)
 
     @classmethod
-    def decode(cls, data: bytes, path: str) -> MarksHeader:
+    def decode(cls, data: bytes, path: str) -> DeletionMarksHeader:
         """Decode and verify; raises CorruptData naming the path and what is wrong."""
         _verify(data, DEL_HEADER_BYTES, DEL_MAGIC, path, "deletion marks")
         return cls(*_DEL_HEADER.unpack_from(data)[3:])

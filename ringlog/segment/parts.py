@@ -42,7 +42,7 @@ def make_stem_dir(disk: Disk, data_dir: str, stem: str) -> None:
     make_dirs(disk, data_dir, *os.path.dirname(stem).split("/"))
 
 
-def temporary(data_dir: str, number: int, suffix: str) -> str:
+def temporary_path(data_dir: str, number: int, suffix: str) -> str:
     """Where a part lies until it is whole."""
     return f"{data_dir}/{PACKS_DIR}/{number:016x}{suffix}{TMP_SUFFIX}"
 
@@ -50,7 +50,7 @@ def temporary(data_dir: str, number: int, suffix: str) -> str:
 def create_temporary(disk: Disk, data_dir: str, number: int, suffix: str) -> int:
     """Create the temporary file of a part, in place of one that a crash left."""
     make_dirs(disk, data_dir, PACKS_DIR)
-    path = temporary(data_dir, number, suffix)
+    path = temporary_path(data_dir, number, suffix)
     if disk.exists(path):
         disk.unlink(path)
     return disk.create(path)
@@ -66,13 +66,13 @@ def write_temporary(disk: Disk, data_dir: str, number: int, suffix: str, pieces:
         disk.close(fd)
 
 
-def publish(disk: Disk, data_dir: str, stem: str, suffixes: Sequence[str]) -> None:
+def publish_parts(disk: Disk, data_dir: str, stem: str, suffixes: Sequence[str]) -> None:
     """Give temporary parts their names, and make those durable; raises DiskError."""
     parsed = parse_stem(stem)
     assert parsed is not None, stem
     make_stem_dir(disk, data_dir, stem)
     for suffix in suffixes:
-        disk.rename(temporary(data_dir, parsed[2], suffix), f"{data_dir}/{stem}{suffix}")
+        disk.rename(temporary_path(data_dir, parsed[2], suffix), f"{data_dir}/{stem}{suffix}")
     disk.sync_dir(os.path.dirname(f"{data_dir}/{stem}"))
 
 

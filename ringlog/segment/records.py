@@ -19,7 +19,7 @@ from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.compress import decompress
 from ringlog.frame.layout import EVENT_TS_NONE, NULLABLE, Column
-from ringlog.frame.spans import Spans, spans_of
+from ringlog.frame.spans import ValueSpans, spans_of
 from ringlog.limits import MIB
 
 I64 = NDArray[np.int64]
@@ -29,15 +29,15 @@ BLOCK_BYTES = 8 * MIB
 BLOCK_FRAMES = 8_192
 
 
-class Values(NamedTuple):
+class BytesColumnValues(NamedTuple):
     """Where the values of a bytes column lie: (n,) places in the buffer, (n,) lengths."""
 
     starts: I64
     lengths: I64
 
-    def at(self, rows: Any) -> Values:
+    def at(self, rows: Any) -> BytesColumnValues:
         """The values of some rows."""
-        return Values(self.starts[rows], self.lengths[rows])
+        return BytesColumnValues(self.starts[rows], self.lengths[rows])
 
 
 class HeaderRows(NamedTuple):
@@ -45,8 +45,8 @@ class HeaderRows(NamedTuple):
 
     firsts: I64
     counts: I64
-    keys: Values
-    values: Values
+    keys: BytesColumnValues
+    values: BytesColumnValues
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Block:
     flags: NDArray[np.uint16]
     """Of the frame a record came in: durability class and payload kind, and above the lower 8 bits its
     hops."""
-    spans: dict[Column, Values]
+    spans: dict[Column, BytesColumnValues]
     fixed: dict[Column, NDArray[Any]]
     headers: HeaderRows | None
     valid: dict[Column, Mask] = field(default_factory=dict)
@@ -79,17 +79,17 @@ class Block:
             total += sums[self.headers.firsts + self.headers.counts] - sums[self.headers.firsts]
         return total
 
-    def blank(self, rows: Mask) -> None:
+    def blank_records(self, rows: Mask) -> None:
         """Empty these records: their numbers stay, what they held goes."""
         for column, (starts, lengths) in self.spans.items():
-            self.spans[column] = Values(starts, np.where(rows, 0, lengths))
+            self.spans[column] = BytesColumnValues(starts, np.where(rows, 0, lengths))
         for column, values in self.fixed.items():
-            self.fixed[column] = np.where(rows, absent(column), values).astype(values.dtype)
+            self.fixed[column] = np.where(rows, absent_value(column), values).astype(values.dtype)
         if self.headers is not None:
             self.headers = self.headers._replace(counts=np.where(rows, 0, self.headers.counts))
 
 
-def absent(column: Column) -> int:
+def absent_value(column: Column) -> int:
     """What a fixed column holds for a record that has no value."""
     return EVENT_TS_NONE if column == Column.EVENT_TS else 0
 
@@ -115,8 +115,8 @@ def _block(buffer: Any, batch: FrameBatch) -> Block:
     if len(shapes) == 1 or (shapes == shapes[0]).all():
         found = spans_of(buffer, batch)
         return Block(
-            found.buffer, found.seqs, found.times, flags[found.frame_of],
-            {column: Values(a, b - a) for column, (a, b) in found.spans.items()}, found.fixed,
+            found.buffer, found.seqs, found.times, flags[found.batch_rows],
+            {column: BytesColumnValues(a, b - a) for column, (a, b) in found.spans.items()}, found.fixed,
             None if found.headers is None else _header_rows(found), found.valid,
         )  # fmt: skip
     parts = []
@@ -151,37 +151,37 @@ def _plain(buffer: Any, batch: FrameBatch) -> tuple[bytes, FrameBatch]:
     return whole, FrameBatch(offsets, words, len(whole), batch.end)
 
 
-def _header_rows(found: Spans) -> HeaderRows:
+def _header_rows(found: ValueSpans) -> HeaderRows:
     assert found.headers is not None
     (firsts, stops), (a, b), (c, d) = found.headers
-    return HeaderRows(firsts, stops - firsts, Values(a, b - a), Values(c, d - c))
+    return HeaderRows(firsts, stops - firsts, BytesColumnValues(a, b - a), BytesColumnValues(c, d - c))
 
 
-def _merged(parts: list[tuple[Spans, NDArray[np.uint16]]]) -> Block:
+def _merged(parts: list[tuple[ValueSpans, NDArray[np.uint16]]]) -> Block:
     """One block, in the order of the numbers, of frames of different shapes."""
     seqs = np.concatenate([found.seqs for found, _ in parts])
     order = np.argsort(seqs, kind="stable")
     counts = [len(found.seqs) for found, _ in parts]
-    spans: dict[Column, Values] = {}
+    spans: dict[Column, BytesColumnValues] = {}
     for column in sorted({column for found, _ in parts for column in found.spans}):
         pairs = [found.spans.get(column) for found, _ in parts]
         starts = _joined([None if pair is None else pair[0] for pair in pairs], counts, 0)
         stops = _joined([None if pair is None else pair[1] for pair in pairs], counts, 0)
-        spans[column] = Values(starts, stops - starts).at(order)
+        spans[column] = BytesColumnValues(starts, stops - starts).at(order)
     valid = {column: _joined_validity(parts, counts, column)[order] for column in NULLABLE if column in spans}
     fixed = {
-        column: _joined([found.fixed.get(column) for found, _ in parts], counts, absent(column))[order]
+        column: _joined([found.fixed.get(column) for found, _ in parts], counts, absent_value(column))[order]
         for column in sorted({column for found, _ in parts for column in found.fixed})
     }
     return Block(
         parts[0][0].buffer, seqs[order], np.concatenate([found.times for found, _ in parts])[order],
-        np.concatenate([flags[found.frame_of] for found, flags in parts])[order], spans, fixed,
+        np.concatenate([flags[found.batch_rows] for found, flags in parts])[order], spans, fixed,
         _merged_headers([found for found, _ in parts], counts, order), valid,
     )  # fmt: skip
 
 
 def _joined_validity(
-    parts: list[tuple[Spans, NDArray[np.uint16]]], counts: list[int], column: Column
+    parts: list[tuple[ValueSpans, NDArray[np.uint16]]], counts: list[int], column: Column
 ) -> Mask:
     return np.concatenate(
         [
@@ -201,7 +201,7 @@ def _joined(arrays: list[NDArray[Any] | None], counts: list[int], missing: int) 
     )
 
 
-def _merged_headers(parts: list[Spans], counts: list[int], order: I64) -> HeaderRows | None:
+def _merged_headers(parts: list[ValueSpans], counts: list[int], order: I64) -> HeaderRows | None:
     rows = [None if found.headers is None else _header_rows(found) for found in parts]
     present = [row for row in rows if row is not None]
     if not present:
@@ -213,6 +213,6 @@ def _merged_headers(parts: list[Spans], counts: list[int], order: I64) -> Header
         entries += 0 if row is None else len(row.keys.starts)
     return HeaderRows(
         np.concatenate(firsts)[order], np.concatenate(lengths)[order],
-        Values(*(np.concatenate([row.keys[i] for row in present]) for i in range(2))),
-        Values(*(np.concatenate([row.values[i] for row in present]) for i in range(2))),
+        BytesColumnValues(*(np.concatenate([row.keys[i] for row in present]) for i in range(2))),
+        BytesColumnValues(*(np.concatenate([row.values[i] for row in present]) for i in range(2))),
     )  # fmt: skip

@@ -18,15 +18,15 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
 from ringlog.frame.layout import FrameType
-from ringlog.frame.routed import resolve
-from ringlog.segment.encode import Packing, Stretch, seal_frame
+from ringlog.frame.routed_frame import resolve_copies
+from ringlog.segment.frame_encoder import BlockSlice, CompressionPolicy, seal_frame
 from ringlog.segment.records import blocks_of
 from ringlog.segment.segment import Segment
 from ringlog.segment.writer import SegmentWriter
 from ringlog.storage.disk import Disk
 
 
-class Piece(NamedTuple):
+class SalvagedSlice(NamedTuple):
     """Records first..last of one frame, which lies in `file` (an absolute path) under `salt`."""
 
     first: int
@@ -37,15 +37,15 @@ class Piece(NamedTuple):
     salt: int
 
 
-class Salvaged(NamedTuple):
+class SalvagedTopic(NamedTuple):
     """What is saved of one topic: pieces, ascending, and the numbers that were deleted."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[SalvagedSlice]
     dead: BitMap64
 
 
 def write_salvaged(
-    disk: Disk, data_dir: str, topics: Mapping[tuple[int, int], Salvaged], *, number: int, salt: int,
+    disk: Disk, data_dir: str, topics: Mapping[tuple[int, int], SalvagedTopic], *, number: int, salt: int,
     shard: int, shards: int, engine_id: bytes, created_us: int,
 ) -> SegmentRef | None:  # fmt: skip
     """Write one segment of these topics, (topic_id, epoch), durably; None when no record of them is alive.
@@ -67,7 +67,9 @@ def write_salvaged(
         raise
 
 
-def mark_dead(disk: Disk, data_dir: str, stem: str, dead: Mapping[tuple[int, int], BitMap64]) -> None:
+def write_deletion_marks(
+    disk: Disk, data_dir: str, stem: str, dead: Mapping[tuple[int, int], BitMap64]
+) -> None:
     """Make the deletion marks of a segment that has none: those of `dead`, by (topic_id, epoch), that it
     holds. Raises CorruptData, DiskError."""
     segment = Segment.open(disk, data_dir, stem)
@@ -81,7 +83,9 @@ def mark_dead(disk: Disk, data_dir: str, stem: str, dead: Mapping[tuple[int, int
         segment.close()
 
 
-def _runs(disk: Disk, pieces: Sequence[Piece], topic_id: int, epoch: int) -> Iterator[tuple[Any, FrameBatch]]:
+def _runs(
+    disk: Disk, pieces: Sequence[SalvagedSlice], topic_id: int, epoch: int
+) -> Iterator[tuple[Any, FrameBatch]]:
     fds: dict[str, int] = {}
     try:
         for piece in pieces:
@@ -94,16 +98,16 @@ def _runs(disk: Disk, pieces: Sequence[Piece], topic_id: int, epoch: int) -> Ite
             disk.close(fd)
 
 
-def _frame_of(piece: Piece, data: bytes, topic_id: int, epoch: int) -> tuple[bytes, FrameBatch]:
+def _frame_of(piece: SalvagedSlice, data: bytes, topic_id: int, epoch: int) -> tuple[bytes, FrameBatch]:
     """The one append of that topic, or a copy that a router made, in which the piece lies."""
     found = frames.scan(memoryview(data)[: len(data) & ~7])
-    is_sound = len(found) == 1 and not (
+    is_valid_routed_frame = len(found) == 1 and not (
         frames.malformed(found.words).any()
         or (frames.seals(found.words, piece.salt) != found.words[:, layout.W_SEAL_XXH3]).any()
         or (frames.body_hashes(data, found) != found.words[:, layout.W_BODY_XXH3]).any()
     )
-    if is_sound:
-        found = resolve(data, found, piece.salt, topic_id=topic_id, is_verified=True)
+    if is_valid_routed_frame:
+        found = resolve_copies(data, found, piece.salt, topic_id=topic_id, is_verified=True)
         words = found.words
         bases = words[:, layout.W_BASE_SEQ]
         rows = np.flatnonzero(
@@ -121,13 +125,17 @@ def _frame_of(piece: Piece, data: bytes, topic_id: int, epoch: int) -> tuple[byt
     )  # fmt: skip
 
 
-def _cut(piece: Piece, data: bytes, batch: FrameBatch, topic_id: int, epoch: int) -> tuple[bytes, FrameBatch]:
+def _cut(
+    piece: SalvagedSlice, data: bytes, batch: FrameBatch, topic_id: int, epoch: int
+) -> tuple[bytes, FrameBatch]:
     """The frame, or a new one of those of its records that are wanted."""
     base, count = int(batch.words[0, layout.W_BASE_SEQ]), int(frames.counts_of(batch.words)[0])
     if (piece.first, piece.last) == (base, base + count - 1):
         return data, batch
     (block,) = blocks_of(data, batch)
-    stretch = Stretch(block, piece.first - base, piece.last - base + 1)
-    sealed = seal_frame([stretch], topic_id=topic_id, epoch=epoch, salt=piece.salt, packing=Packing())
+    stretch = BlockSlice(block, piece.first - base, piece.last - base + 1)
+    sealed = seal_frame(
+        [stretch], topic_id=topic_id, epoch=epoch, salt=piece.salt, packing=CompressionPolicy()
+    )
     made = b"".join(bytes(each) for each in sealed.pieces)
     return made, frames.scan(memoryview(made))

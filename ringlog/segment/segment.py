@@ -17,8 +17,9 @@ from pyroaring import BitMap64
 
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import CorruptData, DiskError, RinglogError
+from ringlog.segment.deletion_marks import DeletionMarks, bitmap_of, seqs_within
 from ringlog.segment.index import (
-    RecordColumns,
+    IndexRecordColumns,
     Table,
     block_bytes_max,
     read_block,
@@ -36,13 +37,12 @@ from ringlog.segment.layout import (
     POSTINGS_PER_PAGE,
     TAGS,
     TAGS_HEADER_BYTES,
-    DataHeader,
+    DeletionMarksHeader,
     IndexHeader,
-    MarksHeader,
+    SegmentDataHeader,
     TagsHeader,
     parse_stem,
 )
-from ringlog.segment.marks import Marks, bitmap_of, within
 from ringlog.segment.parts import part_names
 from ringlog.segment.tags import TagsIndex
 from ringlog.storage.disk import Disk
@@ -78,7 +78,9 @@ class Segment:
         self._first_topic = int(topics["topic_id"][0])
         self._last_seqs: I64 = entries["base_seq"] + entries["count"] - 1
         self._ordinals: I64 = np.concatenate(([0], np.cumsum(entries["count"])))
-        self._marks = Marks(disk, data_dir, stem, MarksHeader(header.number, header.salt, header.records))
+        self._marks = DeletionMarks(
+            disk, data_dir, stem, DeletionMarksHeader(header.number, header.salt, header.records)
+        )
 
     @classmethod
     def open(cls, disk: Disk, data_dir: str, stem: str) -> Segment:
@@ -176,7 +178,9 @@ class Segment:
                 found.append((rows + int(self.entries["base_seq"][at])).astype(np.uint64))
         return np.concatenate(found)
 
-    def marks(self, row: int, first: int, last: int) -> list[tuple[I64, RecordColumns, slice]]:
+    def delivery_attributes(
+        self, row: int, first: int, last: int
+    ) -> list[tuple[I64, IndexRecordColumns, slice]]:
         """Of each frame in which a record of first..last has a `not_before` or a priority: numbers of those
         within, its columns, and which of their rows those are. Raises CorruptData, DiskError."""
         found = []
@@ -228,7 +232,7 @@ class Segment:
         inside = slice(max(first - base, 0), min(last - base + 1, count))
         return np.arange(base + inside.start, base + inside.stop, dtype=np.int64), inside
 
-    def _columns(self, start: int, stop: int) -> Iterator[tuple[int, RecordColumns]]:
+    def _columns(self, start: int, stop: int) -> Iterator[tuple[int, IndexRecordColumns]]:
         """Record columns of entries [start, stop), each with the number of its entry."""
         for at in range(start, stop):
             entry, _, _, data = self._block_at(at)
@@ -326,7 +330,7 @@ class Segment:
         The first mark of a segment makes the file, durably. Raises DiskError, CorruptData.
         """
         first, last = int(self.topics["first_seq"][row]), int(self.topics["last_seq"][row])
-        values = within(seqs, first, last)
+        values = seqs_within(seqs, first, last)
         start, stop = self._entry_range(row)
         at = start + np.searchsorted(self._last_seqs[start:stop], values)
         inside = values >= self.entries["base_seq"][at]
@@ -348,7 +352,7 @@ def find_segments(disk: Disk, data_dir: str) -> list[str]:
     return [stem for stem in names if parse_stem(stem) is not None]
 
 
-def read_data_header(disk: Disk, data_dir: str, stem: str) -> DataHeader:
+def read_data_header(disk: Disk, data_dir: str, stem: str) -> SegmentDataHeader:
     """Header of a data part that has the size it says and the name it must have.
 
     Raises CorruptData, DiskError.
@@ -356,7 +360,7 @@ def read_data_header(disk: Disk, data_dir: str, stem: str) -> DataHeader:
     path = f"{data_dir}/{stem}{DATA}"
     fd = disk.open_read(path)
     try:
-        header = DataHeader.decode(disk.read_at(fd, DATA_HEADER_BYTES, 0), path)
+        header = SegmentDataHeader.decode(disk.read_at(fd, DATA_HEADER_BYTES, 0), path)
         size = disk.size(fd)
     finally:
         disk.close(fd)

@@ -18,8 +18,8 @@ from ringlog.frame.header import unpack_header
 from ringlog.frame.layout import HEADER_BYTES, W_BASE_SEQ
 from ringlog.frame.view import FrameView, checked_body
 from ringlog.limits import KIB, SEALED_FRAME_BYTES, SEALED_FRAME_RECORDS
-from ringlog.segment.coalesce import Coalescer
-from ringlog.segment.encode import Packing, SealedFrame, seal_as_it_is, seal_frame
+from ringlog.segment.coalescer import Coalescer
+from ringlog.segment.frame_encoder import CompressionPolicy, SealedFrame, reseal_frame, seal_frame
 from ringlog.segment.index import IndexBuilder
 from ringlog.segment.layout import (
     DATA,
@@ -30,12 +30,12 @@ from ringlog.segment.layout import (
     IDX,
     RECORDS_MAX,
     TAGS,
-    DataHeader,
-    MarksHeader,
-    own_stem,
+    DeletionMarksHeader,
+    SegmentDataHeader,
     pack_stem,
+    topic_stem,
 )
-from ringlog.segment.parts import create_temporary, publish, temporary, write_temporary
+from ringlog.segment.parts import create_temporary, publish_parts, temporary_path, write_temporary
 from ringlog.segment.tags import TagsBuilder
 from ringlog.storage.disk import Disk
 from ringlog.types import Codec
@@ -64,11 +64,13 @@ class SegmentWriter:
         rest: Callable[[], None] = lambda: None,
     ) -> None:
         """`compression` is none, lz4 or zstd; `rest` is called behind every piece. Raises DiskError."""
-        self._rest = rest
+        self._yield_cpu = rest
         self._disk, self._data_dir = disk, data_dir
         self._number, self._salt = number, salt
         self._shard, self._shards, self._engine_id, self._created_us = shard, shards, engine_id, created_us
-        self._packing = Packing(Codec[compression.upper()], compression_min_bytes, compression_saving)
+        self._packing = CompressionPolicy(
+            Codec[compression.upper()], compression_min_bytes, compression_saving
+        )
         self._index = IndexBuilder()
         self._tags = TagsBuilder()
         self._last_topic = -1
@@ -113,8 +115,8 @@ class SegmentWriter:
         rest = iter(runs)
         ahead = list(islice(rest, 2))
         packing = replace(self._packing, codec=codec) if codec else self._packing
-        if len(ahead) == 1 and self._stays_as_it_is(ahead[0][1], earliest_seq, dead, packing):
-            self._add_lone(ahead[0][0], ahead[0][1], topic_id, epoch)
+        if len(ahead) == 1 and self._is_kept_unchanged(ahead[0][1], earliest_seq, dead, packing):
+            self._add_single_frame(ahead[0][0], ahead[0][1], topic_id, epoch)
             return self._written + self._waiting_bytes
         coalescer = Coalescer(earliest_seq=earliest_seq, dead=dead)
         start = self._index.records
@@ -123,14 +125,14 @@ class SegmentWriter:
                 seal_frame(stretches, topic_id=topic_id, epoch=epoch, salt=self._salt, packing=packing)
             )
         if self._index.topic_frames:
-            self._note_blanks(coalescer, start)
+            self._record_blanks(coalescer, start)
             self._index.end_topic(topic_id, epoch)
             self._tags.end_topic()
         return self._written + self._waiting_bytes
 
     @staticmethod
-    def _stays_as_it_is(
-        batch: FrameBatch, earliest_seq: int, dead: BitMap64 | None, packing: Packing
+    def _is_kept_unchanged(
+        batch: FrameBatch, earliest_seq: int, dead: BitMap64 | None, packing: CompressionPolicy
     ) -> bool:
         """Is this one frame, all alive, that coalescing and compressing would leave as it is?
 
@@ -146,20 +148,20 @@ class SegmentWriter:
             and (packing.codec == Codec.NONE or int(batch.total_bytes[0]) < packing.min_bytes)
         )
 
-    def _add_lone(self, buffer: Any, batch: FrameBatch, topic_id: int, epoch: int) -> None:
+    def _add_single_frame(self, buffer: Any, batch: FrameBatch, topic_id: int, epoch: int) -> None:
         start = int(batch.offsets[0])
         header = unpack_header(batch.words.tobytes(), 0)
         stored = memoryview(buffer).cast("B")[start + HEADER_BYTES : start + header.total_bytes]
         view = FrameView(header, *checked_body(header, stored), start, 0, header.records)
-        self._add_frame(seal_as_it_is(view, stored, epoch=epoch, salt=self._salt))
+        self._add_frame(reseal_frame(view, stored, epoch=epoch, salt=self._salt))
         self._index.end_topic(topic_id, epoch)
         self._tags.end_topic()
 
-    def _note_blanks(self, coalescer: Coalescer, start: int) -> None:
+    def _record_blanks(self, coalescer: Coalescer, start: int) -> None:
         """Remember which records of the segment stand for dead ones."""
         if coalescer.placeholders:
             blanks = np.concatenate(coalescer.placeholders)
-            seqs = self._index.present_seqs()
+            seqs = self._index.open_topic_seqs()
             self._blanks += (start + np.searchsorted(seqs, np.sort(blanks))).tolist()
 
     def _add_frame(self, frame: SealedFrame) -> None:
@@ -172,7 +174,7 @@ class SegmentWriter:
         self._waiting_bytes += frame.length
         if self._waiting_bytes >= _WRITE_BYTES:
             self._write_waiting()
-            self._rest()
+            self._yield_cpu()
 
     def _write_waiting(self) -> None:
         pieces, self._waiting = self._waiting, []
@@ -191,10 +193,10 @@ class SegmentWriter:
             self.abandon()
             return None
         self._write_waiting()
-        topic_id, first_seq, last_seq = self._index.range_of_all
+        topic_id, first_seq, last_seq = self._index.sole_topic_range
         is_own = self._index.topics == 1
-        stem = own_stem(topic_id, first_seq, self._number) if is_own else pack_stem(self._number)
-        header = DataHeader(
+        stem = topic_stem(topic_id, first_seq, self._number) if is_own else pack_stem(self._number)
+        header = SegmentDataHeader(
             topics=self._index.topics, number=self._number, salt=self._salt, records=self._index.records,
             frames=self._index.frames, data_bytes=self._written, topic_id=topic_id, first_seq=first_seq,
             last_seq=last_seq, shard=self._shard, shards=self._shards, engine_id=self._engine_id,
@@ -203,15 +205,15 @@ class SegmentWriter:
         self._disk.write_at(self._fd, [header.encode()], 0)
         self._disk.sync_file(self._fd)
         self._close()
-        others = write_others(self._disk, self._data_dir, header, self._index, self._tags)
+        others = write_index_parts(self._disk, self._data_dir, header, self._index, self._tags)
         if self._blanks:
             marks = bytearray(header.records)
             np.frombuffer(marks, np.uint8)[self._blanks] = DELETED
-            head = MarksHeader(self._number, self._salt, header.records).encode()
+            head = DeletionMarksHeader(self._number, self._salt, header.records).encode()
             write_temporary(self._disk, self._data_dir, self._number, DEL, [head, marks])
             others.append(DEL)
-        publish(self._disk, self._data_dir, stem, others)
-        publish(self._disk, self._data_dir, stem, [DATA])
+        publish_parts(self._disk, self._data_dir, stem, others)
+        publish_parts(self._disk, self._data_dir, stem, [DATA])
         return SegmentRef(
             number=self._number, stem=stem, salt=self._salt, data_bytes=self._written, records=header.records,
             frames=header.frames, topics=header.topics, created_us=header.created_us,
@@ -221,7 +223,7 @@ class SegmentWriter:
         """Remove what was written; a failure to is ignored, since nobody believes a temporary file."""
         self._close()
         for suffix in (DATA, IDX, TAGS, DEL):
-            path = temporary(self._data_dir, self._number, suffix)
+            path = temporary_path(self._data_dir, self._number, suffix)
             with contextlib.suppress(DiskError):
                 if self._disk.exists(path):
                     self._disk.unlink(path)
@@ -232,8 +234,8 @@ class SegmentWriter:
             self._disk.close(fd)
 
 
-def write_others(
-    disk: Disk, data_dir: str, header: DataHeader, index: IndexBuilder, tags: TagsBuilder
+def write_index_parts(
+    disk: Disk, data_dir: str, header: SegmentDataHeader, index: IndexBuilder, tags: TagsBuilder
 ) -> list[str]:
     """Write index and tags under temporary names; returns the suffixes there are now."""
     text = tags.encode(number=header.number, salt=header.salt, records=header.records)

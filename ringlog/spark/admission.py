@@ -14,21 +14,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StreamAdmissionStep:
     """The least that can be taken: up to position `until`, `bytes` more than the step before."""
 
     until: int
     bytes: int
 
 
-def in_turn(topics: Sequence[str], turn: int) -> list[str]:
+def rotate_topics(topics: Sequence[str], turn: int) -> list[str]:
     """The topics, beginning with the one whose turn it is."""
     ordered = sorted(topics)
     start = turn % len(ordered) if ordered else 0
     return ordered[start:] + ordered[:start]
 
 
-def share(waiting: Mapping[str, int], most: int, turn: int) -> dict[str, int]:
+def admit_offsets(waiting: Mapping[str, int], most: int, turn: int) -> dict[str, int]:
     """Split `most` (1 or more) over the topics by what waits in each; topics with nothing are left out.
 
     The shares add up to `most`, or to all there is if that is less, and none exceeds what waits. Name topics
@@ -37,7 +37,7 @@ def share(waiting: Mapping[str, int], most: int, turn: int) -> dict[str, int]:
     lags = {topic: lag for topic, lag in waiting.items() if lag > 0}
     if sum(lags.values()) <= most:
         return lags
-    order = [topic for topic in in_turn(list(waiting), turn) if topic in lags]
+    order = [topic for topic in rotate_topics(list(waiting), turn) if topic in lags]
     shares = dict.fromkeys(lags, 0)
     shares[order[0]] = 1
     total = sum(lags.values()) - 1
@@ -52,7 +52,7 @@ def share(waiting: Mapping[str, int], most: int, turn: int) -> dict[str, int]:
     return shares
 
 
-def admit_bytes(steps: Mapping[str, Sequence[Step]], most: int, turn: int) -> dict[str, int]:
+def admit_bytes(steps: Mapping[str, Sequence[StreamAdmissionStep]], most: int, turn: int) -> dict[str, int]:
     """Choose whole steps of about `most` bytes in all; return {topic: position to read up to}.
 
     More than `most` only when the very first step is larger than that: something always goes on. Topics that
@@ -61,12 +61,12 @@ def admit_bytes(steps: Mapping[str, Sequence[Step]], most: int, turn: int) -> di
     waiting = {topic: found for topic, found in steps.items() if found}
     if not waiting:
         return {}
-    order = [topic for topic in in_turn(list(steps), turn) if topic in waiting]
+    order = [topic for topic in rotate_topics(list(steps), turn) if topic in waiting]
     taken = dict.fromkeys(waiting, 0)
     taken[order[0]] = 1
     left = most - waiting[order[0]][0].bytes
     sizes = {topic: sum(step.bytes for step in found[taken[topic] :]) for topic, found in waiting.items()}
-    shares = share(sizes, left, turn) if left > 0 else {}
+    shares = admit_offsets(sizes, left, turn) if left > 0 else {}
     for topic in order:
         left -= _take(waiting[topic], taken, topic, min(shares.get(topic, 0), left))
     for topic in order:  # What shares were too small for whole steps.
@@ -74,7 +74,7 @@ def admit_bytes(steps: Mapping[str, Sequence[Step]], most: int, turn: int) -> di
     return {topic: waiting[topic][count - 1].until for topic, count in taken.items() if count}
 
 
-def _take(found: Sequence[Step], taken: dict[str, int], topic: str, most: int) -> int:
+def _take(found: Sequence[StreamAdmissionStep], taken: dict[str, int], topic: str, most: int) -> int:
     """Take further steps while they fit into `most`; return their bytes."""
     used = 0
     while taken[topic] < len(found) and used + found[taken[topic]].bytes <= most:

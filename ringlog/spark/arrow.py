@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringlog.client.pieces import FramePiece, Piece
-from ringlog.client.tail_batch import TailBatch
+from ringlog.client.read.record_batches import FrameRecordBatch, RecordBatch
+from ringlog.client.read.tail_batch import TailBatch
 from ringlog.frame.arrow import NAMES, column_arrays
 from ringlog.frame.layout import Column
 from ringlog.spark.options import SourceOptions
@@ -33,7 +33,7 @@ _NUMBERS = frozenset({"topic", "epoch", "seq", "zero"})
 _TAG_FIELD = NAMES[Column.TAG]
 
 
-class Batches:
+class ArrowBatchBuilder:
     """Makes batches of what is added, in its order; `rest` gives what waits for company."""
 
     def __init__(self, struct: StructType, options: SourceOptions) -> None:
@@ -53,19 +53,19 @@ class Batches:
         if self._is_numbers:
             yield self._numbers(item)
             return
-        for piece in item.pieces:
+        for piece in item.batches:
             if len(piece):
                 batch = self._convert(piece, item.topic, item.epoch)
                 if batch.num_rows >= WHOLE_ROWS_MIN:
-                    yield from self.rest()
+                    yield from self.flush()
                     yield batch
                 elif batch.num_rows:
                     self._waiting.append(batch)
                     self._rows_waiting += batch.num_rows
                     if self._rows_waiting >= self._rows_wanted:
-                        yield from self.rest()
+                        yield from self.flush()
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
+    def flush(self) -> Iterator[pa.RecordBatch]:
         """What waits, as one batch."""
         waiting, self._waiting, self._rows_waiting = self._waiting, [], 0
         if len(waiting) == 1:
@@ -79,7 +79,7 @@ class Batches:
         arrays = self._templates.arrays(len(seqs), item.topic, item.epoch, {"seq": seqs})
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _convert(self, piece: Piece, topic: str, epoch: int) -> pa.RecordBatch:
+    def _convert(self, piece: RecordBatch, topic: str, epoch: int) -> pa.RecordBatch:
         fields = _fields_of(piece, self._bitmap)
         arrays = self._templates.arrays(len(piece), topic, epoch, fields)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -157,13 +157,13 @@ def as_type(found: Any, kind: Any, source: str) -> Any:
     return found if found.type == kind else found.cast(kind)
 
 
-def _fields_of(piece: Piece, bitmap: int) -> dict[str, Any]:
+def _fields_of(piece: RecordBatch, bitmap: int) -> dict[str, Any]:
     """Arrow arrays of the piece by name: seq, ts and those of the wanted columns that its frames have."""
-    if isinstance(piece, FramePiece):
+    if isinstance(piece, FrameRecordBatch):
         bitmap &= piece.view.columns
         if piece.is_whole:
             return column_arrays(piece.view, bitmap, nulls=True)
-    (batch,) = piece.record_batches(nulls=True, columns=bitmap)
+    (batch,) = piece.arrow_batches(nulls=True, columns=bitmap)
     return dict(zip(batch.schema.names, batch.columns, strict=True))
 
 

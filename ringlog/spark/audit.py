@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ringlog.errors import FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.batch import End, FrameBatch
-from ringlog.frame.routed import has_routed, resolve
+from ringlog.frame.batch import FrameBatch, ScanEnd
+from ringlog.frame.routed_frame import has_routed, resolve_copies
 from ringlog.limits import MIB
 from ringlog.segment.index import Table
 
@@ -30,15 +30,15 @@ SHAPE = "header is malformed"
 INDEX = "index and data differ"
 BODY = "body does not verify"
 SHORT = "file ends before the frame does"
-STRANGER = "frame of another topic or life"
+FOREIGN_FRAME = "frame of another topic or life"
 
-Read = Callable[[int, int], NDArray[np.uint8]]
+ReadArray = Callable[[int, int], NDArray[np.uint8]]
 """Bytes [start, stop) of a file, fewer at its end, valid until the next call."""
 I64 = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Checked:
+class AuditedFrames:
     """Some frames and what is wrong with each (None = sound). Arrays are (n,)."""
 
     offsets: I64
@@ -47,7 +47,7 @@ class Checked:
     faults: list[str | None]
 
 
-def check_sealed(read: Read, entries: Table, owners: Owners, salt: int) -> Iterator[Checked]:
+def check_sealed(read: ReadArray, entries: Table, owners: Owners, salt: int) -> Iterator[AuditedFrames]:
     """Check the frames that these rows of a segment's index lead to, in order; about CHUNK_BYTES at a
     time.
     """
@@ -74,7 +74,9 @@ class Owners:
         return Owners(self.topic_ids[start:stop], self.epochs[start:stop])
 
 
-def _check_rows(buffer: NDArray[np.uint8], origin: int, rows: Table, owners: Owners, salt: int) -> Checked:
+def _check_rows(
+    buffer: NDArray[np.uint8], origin: int, rows: Table, owners: Owners, salt: int
+) -> AuditedFrames:
     offsets = (rows["offset"] - origin).astype(np.int64)
     lengths = rows["length"].astype(np.int64)
     whole = int(np.searchsorted(offsets + lengths, len(buffer), side="right"))
@@ -83,11 +85,11 @@ def _check_rows(buffer: NDArray[np.uint8], origin: int, rows: Table, owners: Own
     if whole:
         usable = buffer[: len(buffer) & ~7]
         words[:whole] = frames.headers_at(frames.words_of(usable), offsets[:whole])
-        batch = FrameBatch(offsets[:whole], words[:whole], int(offsets[whole - 1]), End.CLEAN)
+        batch = FrameBatch(offsets[:whole], words[:whole], int(offsets[whole - 1]), ScanEnd.CLEAN)
         # By the index's lengths, not the headers': those are what is to be checked.
         batch._totals = lengths[:whole]
         faults[:whole] = _faults(usable, batch, rows[:whole], owners, salt)
-    return Checked(rows["offset"].astype(np.int64), lengths, words, faults)
+    return AuditedFrames(rows["offset"].astype(np.int64), lengths, words, faults)
 
 
 def _faults(
@@ -110,7 +112,7 @@ def _faults(
         (SEAL, frames.seals(words, salt) != words[:, layout.W_SEAL_XXH3]),
         (SHAPE, frames.malformed(words)),
         (INDEX, is_other),
-        (STRANGER, is_strange),
+        (FOREIGN_FRAME, is_strange),
         (BODY, frames.body_hashes(buffer, batch) != words[:, layout.W_BODY_XXH3]),
     )
 
@@ -124,7 +126,9 @@ def _named(count: int, *found: tuple[str, NDArray[np.bool_]]) -> list[str | None
     return faults
 
 
-def check_log(read: Read, start: int, stop: int, salt: int, *, bodies: bool = True) -> Iterator[Checked]:
+def check_log(
+    read: ReadArray, start: int, stop: int, salt: int, *, bodies: bool = True
+) -> Iterator[AuditedFrames]:
     """Check the frames of a stretch of the log, which begins with a frame and is published up to `stop`.
 
     Ends behind a frame whose length is impossible, which is given as one fault reaching to `stop`. Without
@@ -140,10 +144,10 @@ def check_log(read: Read, start: int, stop: int, salt: int, *, bodies: bool = Tr
             yield _check_scanned(usable, found, at, salt, bodies)
             at += found.stop
             window = CHUNK_BYTES
-        elif found.end is End.PARTIAL and end < stop and len(buffer) == end - at:
+        elif found.end is ScanEnd.PARTIAL and end < stop and len(buffer) == end - at:
             window = layout.padded(_frame_bytes(usable))
         else:
-            yield Checked(
+            yield AuditedFrames(
                 np.array([at]), np.array([stop - at]), np.zeros((1, layout.HEADER_WORDS), dtype=np.uint64),
                 [found.reason or SHORT],
             )  # fmt: skip
@@ -152,7 +156,7 @@ def check_log(read: Read, start: int, stop: int, salt: int, *, bodies: bool = Tr
 
 def _check_scanned(
     buffer: NDArray[np.uint8], found: FrameBatch, origin: int, salt: int, bodies: bool
-) -> Checked:
+) -> AuditedFrames:
     words = found.words
     faults = [
         (SEAL, frames.seals(words, salt) != words[:, layout.W_SEAL_XXH3]),
@@ -163,7 +167,7 @@ def _check_scanned(
     named = _named(len(found), *faults)
     if has_routed(found):
         found, named = _with_copies(buffer, found, salt, named)
-    return Checked(found.places + origin, found.total_bytes, found.words, named)
+    return AuditedFrames(found.stored_offsets + origin, found.total_bytes, found.words, named)
 
 
 def _with_copies(
@@ -173,13 +177,13 @@ def _with_copies(
     while True:
         sound = np.array([fault is None for fault in named], dtype=np.bool_)
         try:
-            good = resolve(buffer, found.take(np.flatnonzero(sound)), salt, is_verified=True)
+            good = resolve_copies(buffer, found.take(np.flatnonzero(sound)), salt, is_verified=True)
             break
         except FrameInvalid as e:
             named[int(np.searchsorted(found.offsets, e.offset))] = SHAPE
     bad = found.take(np.flatnonzero(~sound))
-    order = np.argsort(np.concatenate((good.places, bad.places)), kind="stable")
-    places = np.concatenate((good.places, bad.places))[order]
+    order = np.argsort(np.concatenate((good.stored_offsets, bad.stored_offsets)), kind="stable")
+    places = np.concatenate((good.stored_offsets, bad.stored_offsets))[order]
     words = np.concatenate((good.words, bad.words))[order]
     faults = [*[None] * len(good), *[fault for fault in named if fault is not None]]
     return (
@@ -196,5 +200,9 @@ def _frame_bytes(buffer: NDArray[np.uint8]) -> int:
 def _nothing() -> FrameBatch:
     empty: Any = np.empty(0, dtype=np.int64)
     return FrameBatch(
-        empty, np.empty((0, layout.HEADER_WORDS), dtype=np.uint64), 0, End.INVALID, "nothing is stored there"
+        empty,
+        np.empty((0, layout.HEADER_WORDS), dtype=np.uint64),
+        0,
+        ScanEnd.INVALID,
+        "nothing is stored there",
     )

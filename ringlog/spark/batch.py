@@ -11,9 +11,9 @@ from pyspark.sql.types import StructType
 from ringlog.spark.bounds import check_gaps, resolve_bounds
 from ringlog.spark.catalog import Catalog
 from ringlog.spark.options import SourceOptions
-from ringlog.spark.plan import Bounds, Slices, plan
-from ringlog.spark.reading import read_slices
+from ringlog.spark.plan import Bounds, Slices, plan_slices
 from ringlog.spark.schema import check_schema
+from ringlog.spark.slice_reader import read_slices
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,9 +69,9 @@ def plan_partitions(
 ) -> list[InputPartition]:
     """Partitions over these bounds, for batch and stream; an empty list when there is nothing to read."""
     stored = [
-        (each, catalog.stretches(each.topic, each.after, each.until, options.tags))
+        (each, catalog.stored_ranges(each.topic, each.after, each.until, options.tags))
         for each in bounds
         if each.after < each.until
     ]
-    parts = plan(stored, max_bytes=options.max_partition_bytes, min_partitions=options.min_partitions)
+    parts = plan_slices(stored, max_bytes=options.max_partition_bytes, min_partitions=options.min_partitions)
     return [SlicePartition(slices, tuple(bounds)) for slices in parts]

@@ -9,7 +9,7 @@ from ringlog.spark.catalog import Catalog, GapRow, TopicAt
 from ringlog.spark.errors import OptionError
 from ringlog.spark.options import EARLIEST, LATEST, SourceOptions, bound_of, cursor_of
 from ringlog.spark.plan import Bounds
-from ringlog.spark.reading import DELETED, data_loss
+from ringlog.spark.slice_reader import DELETED, data_loss
 
 log = logging.getLogger("ringlog.spark")
 

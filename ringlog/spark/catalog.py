@@ -12,19 +12,19 @@ from types import TracebackType
 from typing import Any
 
 from ringlog.client.client import Client
-from ringlog.client.local_source import LocalSource
+from ringlog.client.read.local_source import LocalSource
 from ringlog.envelope.messages import Extent, Located
 from ringlog.errors import DiskError, NotReady, TopicNotFound
 from ringlog.limits import EXTENTS_PER_LOCATE_MAX
-from ringlog.link.pending import Pending, Steps
+from ringlog.link.futures import Pending, Steps
 from ringlog.spark.clients import client_of, disk_of, log_id_of
 from ringlog.spark.errors import OptionError
 from ringlog.spark.options import SourceOptions
-from ringlog.spark.plan import WAL, Stretch
-from ringlog.spark.sealed import Tags, sealed_stretches
+from ringlog.spark.plan import WAL, StoredRange
+from ringlog.spark.segment_ranges import Tags, stored_ranges_in_segments
 from ringlog.storage.disk import Disk, RealDisk
-from ringlog.storage.ledger import Ledger
-from ringlog.storage.reader import Mark
+from ringlog.storage.reader import LogHighWatermark
+from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.topic.tombstone import RECREATED, RESTART_LOSS, Floors, plan_read
 
 TRIES_MAX = 20
@@ -73,7 +73,7 @@ class Catalog:
     def __init__(self, client: Client, log_id: str, disk: Disk | None = None) -> None:
         self._client = client
         self._disk: Disk = disk or RealDisk()
-        self._ledgers: dict[int, Ledger] = {}
+        self._ledgers: dict[int, StoredRecordIndex] = {}
         self._generation = -1
         self.log_id = log_id
         """Identity of the data directory; stays the same over restarts of its engine."""
@@ -192,7 +192,7 @@ class Catalog:
 
     # -- places -------------------------------------------------------------------------------------
 
-    def stretches(self, topic: str, after: int, until: int, tags: Tags = ()) -> list[Stretch]:
+    def stored_ranges(self, topic: str, after: int, until: int, tags: Tags = ()) -> list[StoredRange]:
         """Where the positions after + 1 .. until are stored, ascending: frames, then the log as one.
 
         Without `tags` they cover all of it; with tags (exact, or prefix*) only frames of segments that hold a
@@ -203,7 +203,7 @@ class Catalog:
         for _ in range(TRIES_MAX):
             located, extents = self._extents(topic, after)
             try:
-                sealed = sealed_stretches(
+                sealed = stored_ranges_in_segments(
                     self._ledger(located.shard), located.topic_id, extents, after, until, tags
                 )
             except DiskError as e:
@@ -218,13 +218,13 @@ class Catalog:
         """The segments, hot and cold, that hold records behind `after`."""
         return [each for each in self._extents(topic, after)[1] if each.segment]
 
-    def _log_stretch(self, located: Located, after: int, until: int) -> Iterator[Stretch]:
+    def _log_stretch(self, located: Located, after: int, until: int) -> Iterator[StoredRange]:
         if after >= until:
             return
         facts = self._client.connection.facts(located)
         count, accounted = (facts.count, facts.bytes) if facts is not None else (0, 0)
         each = accounted // max(count, 1) + FRAME_OVERHEAD_BYTES
-        yield Stretch(after + 1, until, each * (until - after), until - after, WAL)
+        yield StoredRange(after + 1, until, each * (until - after), until - after, WAL)
 
     def _extents(self, topic: str, after: int) -> tuple[Located, list[Extent]]:
         """A complete list; the answer of a shard is bounded."""
@@ -241,7 +241,7 @@ class Catalog:
         located: Located = self._ask(self._client.connection.locate(topic, after))
         return located
 
-    def _ledger(self, shard: int) -> Ledger:
+    def _ledger(self, shard: int) -> StoredRecordIndex:
         connection = self._client.connection
         if self._generation != connection.generation:
             self.close()
@@ -249,11 +249,11 @@ class Catalog:
         ledger = self._ledgers.get(shard)
         if ledger is None:
 
-            def marks(is_volatile: bool) -> Mark:
+            def marks(is_volatile: bool) -> LogHighWatermark:
                 found = connection.marks(shard)
-                return Mark(*(found.volatile if is_volatile else found.wal))
+                return LogHighWatermark(*(found.volatile if is_volatile else found.wal))
 
-            ledger = Ledger(self._disk, connection.data_dir, connection.shm_dir, marks)
+            ledger = StoredRecordIndex(self._disk, connection.data_dir, connection.shm_dir, marks)
             self._ledgers[shard] = ledger
         return ledger
 

@@ -16,9 +16,9 @@ import ringlog
 from ringlog.client.client import Client
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.errors import NotConnected
-from ringlog.link.address import read_engine
+from ringlog.link.address import read_engine_file
 from ringlog.spark.cold_address import is_address
-from ringlog.spark.cold_alone import cold_client
+from ringlog.spark.cold_client import cold_client
 from ringlog.spark.errors import EngineNotRunning
 from ringlog.storage.disk import RealDisk
 
@@ -33,7 +33,7 @@ def engine_of(path: str) -> tuple[str, EngineInfo]:
 
     Raises EngineNotRunning, UsageError for a run directory that cannot be read.
     """
-    info = read_engine(path)
+    info = read_engine_file(path)
     if info is None:
         raise EngineNotRunning(
             "no engine runs on this data directory; start it with `ringlog serve --data-dir PATH`, or give "
@@ -41,7 +41,7 @@ def engine_of(path: str) -> tuple[str, EngineInfo]:
             path=path,
         )
     inner = os.path.join(path, "run")
-    return (inner if read_engine(inner) is not None else path), info
+    return (inner if read_engine_file(inner) is not None else path), info
 
 
 def log_id_of(path: str) -> str:

@@ -7,7 +7,7 @@ import json
 PREFIX = "cold-tier-alone:"
 
 
-def address(cold: str, snapshots: str) -> str:
+def format_address(cold: str, snapshots: str) -> str:
     """`cold`: directory or URL; `snapshots`: the directory above their `meta`, empty = the cold place."""
     return PREFIX + json.dumps([cold, snapshots])
 
@@ -17,7 +17,7 @@ def is_address(path: str) -> bool:
     return path.startswith(PREFIX)
 
 
-def places_of_address(path: str) -> tuple[str, str]:
+def parse_address(path: str) -> tuple[str, str]:
     """Inverse of `address`."""
     cold, snapshots = json.loads(path.removeprefix(PREFIX))
     return str(cold), str(snapshots)

@@ -27,15 +27,15 @@ from numpy.typing import NDArray
 
 from ringlog import stop_points
 from ringlog.client.client import Client
-from ringlog.client.numbered import NumberedProducer
-from ringlog.client.producer_options import named_producer_id
 from ringlog.client.ticket import Ticket
+from ringlog.client.write.explicit_sequence_producer import NumberedProducer
+from ringlog.client.write.producer_options import named_producer_id
 from ringlog.errors import CorruptData, NotReady, RinglogError, ShuttingDown, Throttled, TopicNotFound
 from ringlog.frame import layout
 from ringlog.frame.batch import scan
 from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, FRAME_BYTES_MAX
 from ringlog.spark.errors import OptionError, StagingLost
-from ringlog.spark.staging import Locked, Plan, StagedFile, Staging, id_of
+from ringlog.spark.staging import LockedWriter, SinkCommitPlan, StagedFile, Staging, writer_file_id
 from ringlog.storage.disk import Disk
 from ringlog.types import SESSION_BIT, Durability
 
@@ -43,7 +43,7 @@ FRAMES_IN_FLIGHT = 512
 """Less than this between the lowest number in flight and the highest: what a resume has to send again."""
 BYTES_IN_FLIGHT = 32 << 20
 READ_BYTES = 8 << 20
-PATIENCE_S = 60.0
+REFUSAL_TIMEOUT_S = 60.0
 """How long refusals for the moment are borne with no frame settled between them."""
 PAUSE_S = 0.05
 CLEAN_EVERY = 16
@@ -74,7 +74,7 @@ def producer_of(key: str, fresh: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class BatchCommitReport:
     """What a commit did. `outcome`: nothing, written, resumed or repeated."""
 
     outcome: str
@@ -93,11 +93,11 @@ def abort(staging: Staging, key: WriterKey, files: Sequence[StagedFile]) -> list
     Needs no engine, which may be why the write failed. Returns the names; raises NotReady while another
     process commits for this writer.
     """
-    with staging.locked(key.text) as locked:
+    with staging.lock_writer(key.text) as locked:
         plan = locked.plan()
         named = set() if plan is None else {file.name for file in plan.files}
         stop_points.hit("sink_in_abort")
-        return locked.drop(file.name for file in files if file.name not in named)
+        return locked.delete_files(file.name for file in files if file.name not in named)
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Committer:
     create_topics: bool = False
     durability: Durability | None = None
 
-    def commit(self, key: WriterKey, batch: int, files: Sequence[StagedFile]) -> Committed:
+    def commit(self, key: WriterKey, batch: int, files: Sequence[StagedFile]) -> BatchCommitReport:
         """Append these files' frames as batch `batch` of this writer, once however often it is called.
 
         Raises TopicNotFound before anything is appended, StagingLost, CorruptData, and what the engine
@@ -119,17 +119,17 @@ class Committer:
             (file for file in files if file.frames), key=lambda file: (file.partition, file.name)
         )
         if not ordered:
-            return Committed("nothing", batch)
+            return BatchCommitReport("nothing", batch)
         names = [file.name for file in ordered]
-        with self.staging.locked(key.text) as locked:
+        with self.staging.lock_writer(key.text) as locked:
             plan = locked.plan()
             if plan is None and key.before and self._is_written_before(key.before, batch, ordered):
-                locked.drop(names)
-                return Committed("repeated", batch)
+                locked.delete_files(names)
+                return BatchCommitReport("repeated", batch)
             if plan is not None and plan.batch < batch and not plan.done:
                 plan = self._finish(locked, plan).plan
             if plan is not None and plan.batch >= batch:
-                return self._go_on(locked, plan, batch, ordered)
+                return self._resume_batch(locked, plan, batch, ordered)
             self._drop_done(locked, plan)
             stop_points.hit("sink_before_plan")
             plan = self._new_plan(locked, plan, key, batch, tuple(ordered))
@@ -137,7 +137,7 @@ class Committer:
             end = self._finish(locked, plan, is_new=True)
         if batch % CLEAN_EVERY == 0:
             self._clean()
-        return Committed("written", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
+        return BatchCommitReport("written", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
 
     def _is_written_before(self, before: str, batch: int, files: Sequence[StagedFile]) -> bool:
         """Was this batch written by a version that knew the writer as `before`, whatever its topic?
@@ -145,7 +145,7 @@ class Committer:
         It kept the topics of the last batch alone: of another topic nothing can be said, and nothing was
         written if one was written before it in the same batch.
         """
-        with self.staging.locked(before) as locked:
+        with self.staging.lock_writer(before) as locked:
             plan = locked.plan()
             topics = {topic for file in files for topic in file.topics}
             if plan is None or plan.batch < batch or not topics & set(plan.topics):
@@ -154,11 +154,13 @@ class Committer:
                 self._finish(locked, plan)
             return True
 
-    def _go_on(self, locked: Locked, plan: Plan, batch: int, files: Sequence[StagedFile]) -> Committed:
+    def _resume_batch(
+        self, locked: LockedWriter, plan: SinkCommitPlan, batch: int, files: Sequence[StagedFile]
+    ) -> BatchCommitReport:
         """The batch has a plan, or is behind it: what was staged now is a second copy."""
         named = {file.name for file in plan.files}
         topics = {topic for file in files for topic in file.topics}
-        locked.drop(file.name for file in files if file.name not in named)
+        locked.delete_files(file.name for file in files if file.name not in named)
         if plan.done or plan.batch > batch:
             self._drop_done(locked, plan)
             if plan.batch == batch and plan.topics and not set(plan.topics) & topics:
@@ -167,16 +169,16 @@ class Committer:
                     "its own",
                     version=batch, written=list(plan.topics)[:8], now=sorted(topics)[:8],
                 )  # fmt: skip
-            return Committed("repeated", batch)
+            return BatchCommitReport("repeated", batch)
         end = self._finish(locked, plan)
-        return Committed("resumed", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
+        return BatchCommitReport("resumed", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
 
-    def recover(self) -> list[Committed]:
+    def recover(self) -> list[BatchCommitReport]:
         """Finish every open plan whose writer is not at it; harmless to repeat (SK-29)."""
         done = []
         for plan in self.staging.open_plans():
             try:
-                with self.staging.locked(plan.key, wait_s=0) as locked:
+                with self.staging.lock_writer(plan.key, wait_s=0) as locked:
                     now = locked.plan()
                     if now is None or now.done:
                         continue
@@ -186,7 +188,9 @@ class Committer:
                     raise
                 continue  # Its writer is alive and commits.
             done.append(
-                Committed("resumed", now.batch, now.rows, now.frames, end.repeats, len(end.plan.moved))
+                BatchCommitReport(
+                    "resumed", now.batch, now.rows, now.frames, end.repeats, len(end.plan.moved)
+                )
             )
         self._clean()
         return done
@@ -194,10 +198,15 @@ class Committer:
     # -- inside -------------------------------------------------------------------------------------
 
     def _new_plan(
-        self, locked: Locked, before: Plan | None, key: WriterKey, batch: int, files: tuple[StagedFile, ...]
-    ) -> Plan:
+        self,
+        locked: LockedWriter,
+        before: SinkCommitPlan | None,
+        key: WriterKey,
+        batch: int,
+        files: tuple[StagedFile, ...],
+    ) -> SinkCommitPlan:
         first = 1 if before is None else before.next
-        plan = Plan(
+        plan = SinkCommitPlan(
             key.text, batch, first, first + sum(file.frames for file in files), files, fresh=key.fresh
         )
         for topic, settled in self._settled(plan).items():
@@ -206,29 +215,29 @@ class Committer:
                     "the engine has frames of this writer that the staging directory does not know: it was "
                     "lost or replaced. Put it back, or start the query with a new checkpoint",
                     topic=topic, settled=settled, first=first, staging=self.staging.directory,
-                    writer=id_of(key.text),
+                    writer=writer_file_id(key.text),
                 )  # fmt: skip
         locked.sync_names()
-        locked.keep(plan)
+        locked.save_plan(plan)
         return plan
 
-    def _finish(self, locked: Locked, plan: Plan, *, is_new: bool = False) -> _End:
+    def _finish(self, locked: LockedWriter, plan: SinkCommitPlan, *, is_new: bool = False) -> _AppendOutcome:
         """Append, mark as done, delete. Of a plan that is new nothing can have been appended."""
         end = Appender(self, locked, plan).run({} if is_new else self._settled(plan))
         stop_points.hit("sink_after_append")
         done = msgspec.structs.replace(end.plan, done=True)
-        locked.keep(done)
+        locked.save_plan(done)
         stop_points.hit("sink_after_done")
         self._drop_done(locked, done)
         if done.fresh:
-            locked.forget()
-        return _End(done, end.repeats)
+            locked.delete_plan()
+        return _AppendOutcome(done, end.repeats)
 
-    def _drop_done(self, locked: Locked, plan: Plan | None) -> None:
+    def _drop_done(self, locked: LockedWriter, plan: SinkCommitPlan | None) -> None:
         if plan is not None and plan.done:
-            locked.drop(file.name for file in plan.files)
+            locked.delete_files(file.name for file in plan.files)
 
-    def _settled(self, plan: Plan) -> dict[str, int]:
+    def _settled(self, plan: SinkCommitPlan) -> dict[str, int]:
         """The highest number the engine settled of the plan's writer, by topic; may make absent ones."""
         producer_id = producer_of(plan.key, plan.fresh)
         found: dict[str, int] = {}
@@ -258,8 +267,8 @@ class Committer:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
-    plan: Plan
+class _AppendOutcome:
+    plan: SinkCommitPlan
     repeats: int
 
 
@@ -278,7 +287,7 @@ class _Table:
 class Appender:
     """Appends the frames of one plan, whatever of them is there already."""
 
-    def __init__(self, committer: Committer, locked: Locked, plan: Plan) -> None:
+    def __init__(self, committer: Committer, locked: LockedWriter, plan: SinkCommitPlan) -> None:
         self._committer = committer
         self._locked = locked
         self._plan = plan
@@ -291,7 +300,7 @@ class Appender:
         self._refused: list[tuple[int, str]] = []
         self._topic_of: dict[int, str] = {}
 
-    def run(self, highest: Mapping[str, int]) -> _End:
+    def run(self, highest: Mapping[str, int]) -> _AppendOutcome:
         """Append all; `highest` settled numbers by topic, none for a plan of which nothing was sent.
 
         Raises what the engine refuses for good, what it refuses for too long, and what it does not answer.
@@ -309,18 +318,18 @@ class Appender:
         finally:
             for producer in self._producers.values():
                 producer.close()
-        return _End(self._plan, self._repeats)
+        return _AppendOutcome(self._plan, self._repeats)
 
     def _rounds(self, tables: Sequence[_Table]) -> None:
         clock = self._committer.staging.clock
-        patient_until = clock.monotonic_ns() + int(PATIENCE_S * 1e9)
+        patient_until = clock.monotonic_ns() + int(REFUSAL_TIMEOUT_S * 1e9)
         while True:
             before = int(self._settled.sum())
             reason = self._round(tables)
             if reason is None:
                 return
             if int(self._settled.sum()) > before:
-                patient_until = clock.monotonic_ns() + int(PATIENCE_S * 1e9)
+                patient_until = clock.monotonic_ns() + int(REFUSAL_TIMEOUT_S * 1e9)
             elif clock.monotonic_ns() >= patient_until:
                 raise reason
             self._renumber()
@@ -334,7 +343,7 @@ class Appender:
             for index, topic, frame in self._unsettled(tables):
                 size, number = len(frame), self._number(index)
                 while self._must_wait(number, size):
-                    reason = self._take() or reason
+                    reason = self._settle_oldest() or reason
                 if reason is not None:
                     break
                 ticket = self._producers[topic].send(frame, number)
@@ -344,7 +353,7 @@ class Appender:
         finally:
             # Whatever happened: the fate of everything that was sent is known before the next step.
             while self._in_flight:
-                reason = self._take() or reason
+                reason = self._settle_oldest() or reason
         if reason is not None and not isinstance(reason, _LATER):
             raise reason
         return reason
@@ -356,7 +365,7 @@ class Appender:
         lowest = self._number(self._in_flight[0][0])
         return number - lowest >= FRAMES_IN_FLIGHT or self._bytes + size > BYTES_IN_FLIGHT
 
-    def _take(self) -> RinglogError | None:
+    def _settle_oldest(self) -> RinglogError | None:
         """The fate of the oldest frame in flight: None = settled."""
         index, size, ticket = self._in_flight.popleft()
         self._bytes -= size
@@ -384,7 +393,7 @@ class Appender:
         moved = {index: plan.next + at for at, index in enumerate(sorted(stuck))}
         stop_points.hit("sink_before_amend")
         plan = msgspec.structs.replace(plan, moved=plan.moved | moved, next=plan.next + len(moved))
-        self._locked.keep(plan)
+        self._locked.save_plan(plan)
         self._plan = plan
 
     def _skip_settled(self, tables: Sequence[_Table], highest: Mapping[str, int]) -> None:
@@ -406,7 +415,7 @@ class Appender:
         first = 0
         for file in self._plan.files:
             with _opened(self._disk, self._path(file)) as fd:
-                found.append(table_of(self._disk, fd, self._path(file), file, first))
+                found.append(frame_table(self._disk, fd, self._path(file), file, first))
             first += file.frames
         return found
 
@@ -452,7 +461,7 @@ class _opened:  # noqa: N801  used as a function
         self._disk.close(self._fd)
 
 
-def table_of(disk: Disk, fd: int, path: str, file: StagedFile, first: int) -> _Table:
+def frame_table(disk: Disk, fd: int, path: str, file: StagedFile, first: int) -> _Table:
     """Read a staged file through, compare it with what its task said, find its frames; raises CorruptData."""
     digest = xxhash.xxh3_64()
     offsets: list[NDArray[np.int64]] = []

@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from ringlog.spark.catalog import GapRow
-from ringlog.spark.following import Break
+from ringlog.spark.stream_state import TopicBreak
 from ringlog.storage.disk import Disk, replace_file
 
 SUFFIX = ".jsonl"
@@ -27,7 +27,7 @@ def write_gaps(
     directory: str,
     start: Mapping[str, Any],
     end: Mapping[str, Any],
-    rows: Sequence[GapRow | Break],
+    rows: Sequence[GapRow | TopicBreak],
 ) -> None:
     """Tell the gaps of the range between two offsets; without any, what an earlier plan told of it goes.
 
@@ -45,9 +45,9 @@ def write_gaps(
         disk.sync_dir(directory)
 
 
-def _plain(row: GapRow | Break) -> dict[str, Any]:
+def _plain(row: GapRow | TopicBreak) -> dict[str, Any]:
     """A line: the fields of the gaps view. How far a life that ended had come is not known any more."""
-    if isinstance(row, Break):
+    if isinstance(row, TopicBreak):
         return {
             "topic": row.topic, "epoch": row.epoch, "gap_from": row.seq + 1, "gap_to": None,
             "reason": row.reason, "missed_estimate": None, "earliest_seq": None, "head_seq": None,

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ringlog.client.pages import Cursor
+from ringlog.client.read.pages import Cursor
 from ringlog.errors import UsageError
 from ringlog.limits import SEQ_MAX
 
 VERSION = 1
 """Of the format; a greater one is refused."""
 
-Places = dict[str, Cursor]
+TopicCursors = dict[str, Cursor]
 """Where a stream stands, topic by topic."""
 BEGINNING = None
 """Of a query that never ran: where it stands is not decided."""
@@ -39,7 +39,7 @@ def encode(log_id: str, places: Mapping[str, Cursor] | None) -> dict[str, Any]:
     return {"log": log_id, "topics": topics, "v": VERSION}
 
 
-def decode(offset: Mapping[str, Any], log_id: str) -> Places | None:
+def decode(offset: Mapping[str, Any], log_id: str) -> TopicCursors | None:
     """Places of an offset, or BEGINNING.
 
     Raises CheckpointRefused for another log's, a newer version's, and for what is no offset.

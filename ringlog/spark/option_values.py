@@ -91,7 +91,7 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
     return [by_lower[each] for each in close]
 
 
-class Given:
+class RawOptions:
     """Options as they were given, under their proper names."""
 
     def __init__(self, raw: Mapping[str, str], known: Iterable[str], refused: Mapping[str, str]) -> None:
@@ -100,19 +100,19 @@ class Given:
         for key, value in raw.items():
             lower = key.lower()
             if lower not in by_lower:
-                refuse(key, by_lower.values(), refused)
+                reject_option(key, by_lower.values(), refused)
             self._values[by_lower[lower]] = str(value)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
-    def take(self, name: str, parse: Callable[[str, str], Any], default: Any) -> Any:
+    def parse_option(self, name: str, parse: Callable[[str, str], Any], default: Any) -> Any:
         """The parsed value, or the default."""
         text = self._values.get(name)
         return default if text is None else parse(name, text)
 
 
-def refuse(key: str, known: Iterable[str], refused: Mapping[str, str]) -> NoReturn:
+def reject_option(key: str, known: Iterable[str], refused: Mapping[str, str]) -> NoReturn:
     """Refuse a name, with the reason where there is one, else with names that look alike."""
     lower = key.lower()
     if lower in refused:
@@ -160,7 +160,7 @@ def choice(name: str, text: str, known: Iterable[str]) -> str:
     raise OptionError(f"{name} is one of {', '.join(words)}", option=name, found=text)
 
 
-def words(name: str, text: str) -> tuple[str, ...]:
+def comma_list(name: str, text: str) -> tuple[str, ...]:
     """A comma list, or a JSON array for values with commas in them; each once, none empty."""
     if text.lstrip().startswith("["):
         found = _json(name, text)
@@ -248,7 +248,7 @@ def regular_expression(name: str, text: str) -> str:
 
 def tag_list(name: str, text: str) -> tuple[str, ...]:
     """Exact tags and `prefix*`; a lone `*` is every tagged record."""
-    found = words(name, text)
+    found = comma_list(name, text)
     for tag in found:
         if "*" in tag[:-1]:
             raise OptionError(f"{name}: a * stands only at the end, for a prefix", option=name, found=tag)

@@ -15,18 +15,19 @@ from datetime import datetime
 from typing import Any
 
 from ringlog.limits import BATCH_RECORDS_MAX, MIB, REQUEST_BYTES_MAX
-from ringlog.spark.cold_address import address, is_address
+from ringlog.spark.cold_address import format_address, is_address
 from ringlog.spark.errors import OptionError
 from ringlog.spark.option_values import (
     EARLIEST,
     LATEST,
-    Given,
     Offsets,
+    RawOptions,
     Times,
     boolean,
     bound_of,
     byte_count,
     choice,
+    comma_list,
     cursor_of,
     directory,
     directory_or_url,
@@ -39,7 +40,6 @@ from ringlog.spark.option_values import (
     time_us,
     times_by_topic,
     topic_name,
-    words,
 )
 from ringlog.spark.option_values import (
     address as engine_address,
@@ -48,7 +48,7 @@ from ringlog.types import Durability
 
 __all__ = [
     "EARLIEST", "LATEST", "Offsets", "SinkOptions", "SourceOptions", "Times", "as_text", "bound_of",
-    "cursor_of", "shape_of", "sink_options", "source_options",
+    "cursor_of", "schema_options", "sink_options", "source_options",
 ]  # fmt: skip
 
 MAX_PARTITION_BYTES = 64 * MIB
@@ -75,7 +75,7 @@ SINK_NAMES = (
     "maxFrameRecords", "maxFrameBytes", "stagingDir",
 )  # fmt: skip
 
-REFUSED = {
+UNSUPPORTED_OPTIONS = {
     "assign": "topics have one partition each: name them with subscribe",
     "group.id": "a query keeps its own place in its checkpoint; there are no consumer groups here",
     "groupidprefix": "a query keeps its own place in its checkpoint; there are no consumer groups here",
@@ -88,9 +88,9 @@ REFUSED = {
     "maxrecordsperpartition": "partitions are cut by bytes: use maxPartitionBytes",
 }
 """Kafka's options without a counterpart, lower-cased, and why."""
-OF_SPARK = frozenset({"checkpointlocation"})
+SPARK_OWN_OPTIONS = frozenset({"checkpointlocation"})
 """What a streaming write says to Spark itself, and Spark passes on, lower-cased."""
-REFUSED_SINK = {
+UNSUPPORTED_SINK_OPTIONS = {
     "includeheaders": "the column headers is written whenever it is there",
     "topiccolumn": "the column that names the topic is called topic",
 }
@@ -162,35 +162,37 @@ class SinkOptions:
 
 def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Check the options of a batch or streaming read; raises OptionError."""
-    given = Given(raw, SOURCE_NAMES, REFUSED)
-    view = given.take("view", lambda n, t: choice(n, t, VIEWS), "records")
+    given = RawOptions(raw, SOURCE_NAMES, UNSUPPORTED_OPTIONS)
+    view = given.parse_option("view", lambda n, t: choice(n, t, VIEWS), "records")
     _only(given, streaming, view)
     topics, pattern = _subscription(given, is_needed=view not in {"topics", "segments"})
-    given.take("reader", lambda n, t: choice(n, t, READERS), READERS[0])  # Whoever is asked has been chosen.
+    given.parse_option(
+        "reader", lambda n, t: choice(n, t, READERS), READERS[0]
+    )  # Whoever is asked has been chosen.
     options = SourceOptions(
         path=_cold_of(given, view) if "cold" in given else _path_of(given),
         topics=topics,
         pattern=pattern,
         **_offsets_of(given, streaming),
-        latest_if_too_new=given.take(
+        latest_if_too_new=given.parse_option(
             "startingOffsetsByTimestampStrategy", lambda n, t: choice(n, t, ("error", "latest")), "error"
         )
         == "latest",
-        max_offsets=given.take("maxOffsetsPerTrigger", _count, None),
-        max_bytes=given.take("maxBytesPerTrigger", lambda n, t: byte_count(n, t, 1, COUNT_MAX), None),
-        min_partitions=given.take("minPartitions", lambda n, t: integer(n, t, 1, PARTITIONS_MAX), 1),
-        max_partition_bytes=given.take(
+        max_offsets=given.parse_option("maxOffsetsPerTrigger", _count, None),
+        max_bytes=given.parse_option("maxBytesPerTrigger", lambda n, t: byte_count(n, t, 1, COUNT_MAX), None),
+        min_partitions=given.parse_option("minPartitions", lambda n, t: integer(n, t, 1, PARTITIONS_MAX), 1),
+        max_partition_bytes=given.parse_option(
             "maxPartitionBytes", lambda n, t: byte_count(n, t, 1, COUNT_MAX), MAX_PARTITION_BYTES
         ),
-        fail_on_data_loss=given.take("failOnDataLoss", boolean, True),
-        gaps_path=given.take("gapsPath", directory, None),
-        include_headers=given.take("includeHeaders", boolean, False),
-        tags=given.take("tags", tag_list, ()),
+        fail_on_data_loss=given.parse_option("failOnDataLoss", boolean, True),
+        gaps_path=given.parse_option("gapsPath", directory, None),
+        include_headers=given.parse_option("includeHeaders", boolean, False),
+        tags=given.parse_option("tags", tag_list, ()),
         view=view,
-        layout=given.take("layout", lambda n, t: choice(n, t, LAYOUTS), "ringlog"),
-        quarantine=given.take("onCorrupt", lambda n, t: choice(n, t, ("fail", "quarantine")), "fail")
+        layout=given.parse_option("layout", lambda n, t: choice(n, t, LAYOUTS), "ringlog"),
+        quarantine=given.parse_option("onCorrupt", lambda n, t: choice(n, t, ("fail", "quarantine")), "fail")
         == "quarantine",
-        rows_per_batch=given.take(
+        rows_per_batch=given.parse_option(
             "rowsPerBatch", lambda n, t: integer(n, t, 1, ROWS_PER_BATCH_MAX), ROWS_PER_BATCH
         ),
     )
@@ -206,27 +208,29 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     """Check the options of a write; raises OptionError."""
-    given = Given(
-        {key: value for key, value in raw.items() if key.lower() not in OF_SPARK}, SINK_NAMES, REFUSED_SINK
+    given = RawOptions(
+        {key: value for key, value in raw.items() if key.lower() not in SPARK_OWN_OPTIONS},
+        SINK_NAMES,
+        UNSUPPORTED_SINK_OPTIONS,
     )
     has_path = "path" in given or "root" in given
     if has_path == ("connect" in given):
         raise OptionError("one of path (the data directory) and connect (the engine's address) is needed")
     options = SinkOptions(
         path=_path_of(given) if has_path else "",
-        connect=given.take("connect", engine_address, ""),
-        topic=given.take("topic", topic_name, None),
-        create_topics=given.take("createTopics", boolean, False),
-        txn_app_id=given.take("txnAppId", not_empty, None),
-        txn_version=given.take("txnVersion", lambda n, t: integer(n, t, 0, COUNT_MAX), None),
-        durability=given.take("durability", durability, None),
-        max_frame_records=given.take(
+        connect=given.parse_option("connect", engine_address, ""),
+        topic=given.parse_option("topic", topic_name, None),
+        create_topics=given.parse_option("createTopics", boolean, False),
+        txn_app_id=given.parse_option("txnAppId", not_empty, None),
+        txn_version=given.parse_option("txnVersion", lambda n, t: integer(n, t, 0, COUNT_MAX), None),
+        durability=given.parse_option("durability", durability, None),
+        max_frame_records=given.parse_option(
             "maxFrameRecords", lambda n, t: integer(n, t, 1, BATCH_RECORDS_MAX), MAX_FRAME_RECORDS
         ),
-        max_frame_bytes=given.take(
+        max_frame_bytes=given.parse_option(
             "maxFrameBytes", lambda n, t: byte_count(n, t, 1, REQUEST_BYTES_MAX), MAX_FRAME_BYTES
         ),
-        staging_dir=given.take("stagingDir", directory, None),
+        staging_dir=given.parse_option("stagingDir", directory, None),
     )
     if (options.txn_app_id is None) != (options.txn_version is None):
         raise OptionError("txnAppId and txnVersion belong together: which write, and which version of it")
@@ -235,15 +239,17 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
     return options
 
 
-def shape_of(raw: Mapping[str, str]) -> SourceOptions:
+def schema_options(raw: Mapping[str, str]) -> SourceOptions:
     """What decides the columns: view, layout and includeHeaders; nothing else is looked at or checked."""
     names = {"view", "layout", "includeheaders"}
-    given = Given({key: value for key, value in raw.items() if key.lower() in names}, SOURCE_NAMES, REFUSED)
+    given = RawOptions(
+        {key: value for key, value in raw.items() if key.lower() in names}, SOURCE_NAMES, UNSUPPORTED_OPTIONS
+    )
     return SourceOptions(
         path="",
-        view=given.take("view", lambda n, t: choice(n, t, VIEWS), "records"),
-        layout=given.take("layout", lambda n, t: choice(n, t, LAYOUTS), "ringlog"),
-        include_headers=given.take("includeHeaders", boolean, False),
+        view=given.parse_option("view", lambda n, t: choice(n, t, VIEWS), "records"),
+        layout=given.parse_option("layout", lambda n, t: choice(n, t, LAYOUTS), "ringlog"),
+        include_headers=given.parse_option("includeHeaders", boolean, False),
     )
 
 
@@ -286,7 +292,7 @@ BATCH_ONLY = {
 }
 
 
-def _only(given: Given, streaming: bool, view: str) -> None:
+def _only(given: RawOptions, streaming: bool, view: str) -> None:
     """Refuse what belongs to the other kind of query, with what to do instead."""
     for name, reason in (BATCH_ONLY if streaming else STREAM_ONLY).items():
         if name in given:
@@ -308,10 +314,10 @@ def _check_together(options: SourceOptions) -> None:
             raise OptionError("offsets or times name topics that are not subscribed to", topics=strangers)
 
 
-def _subscription(given: Given, is_needed: bool) -> tuple[tuple[str, ...], str | None]:
+def _subscription(given: RawOptions, is_needed: bool) -> tuple[tuple[str, ...], str | None]:
     """(topics, pattern); views of everything need neither."""
-    topics: tuple[str, ...] = given.take("subscribe", words, ())
-    pattern: str | None = given.take("subscribePattern", regular_expression, None)
+    topics: tuple[str, ...] = given.parse_option("subscribe", comma_list, ())
+    pattern: str | None = given.parse_option("subscribePattern", regular_expression, None)
     if topics and pattern is not None:
         raise OptionError("subscribe and subscribePattern: one of the two", option="subscribe")
     if not topics and pattern is None:
@@ -325,16 +331,16 @@ def _subscription(given: Given, is_needed: bool) -> tuple[tuple[str, ...], str |
     return topics, pattern
 
 
-def _offsets_of(given: Given, streaming: bool) -> dict[str, Any]:
+def _offsets_of(given: RawOptions, streaming: bool) -> dict[str, Any]:
     start = {"earliest": EARLIEST, "latest": LATEST} if streaming else {"earliest": EARLIEST}
     default = LATEST if streaming else EARLIEST
-    starting = given.take(
+    starting = given.parse_option(
         "startingOffsets",
         # Topics that the JSON does not name are new to it: from their beginning, as Kafka has it.
         lambda n, t: offsets(n, t, default=EARLIEST, allowed=start),
         Offsets(default),
     )
-    ending = given.take(
+    ending = given.parse_option(
         "endingOffsets",
         lambda n, t: offsets(n, t, default=LATEST, allowed={"latest": LATEST}),
         Offsets(LATEST),
@@ -347,28 +353,28 @@ def _offsets_of(given: Given, streaming: bool) -> dict[str, Any]:
     }
 
 
-def _times_of(given: Given, for_all: str, by_topic: str) -> Times:
+def _times_of(given: RawOptions, for_all: str, by_topic: str) -> Times:
     """One time for all topics, or one for each of those named; the others go by offsets."""
     if for_all in given and by_topic in given:
         raise OptionError(f"{for_all} and {by_topic}: one of the two", option=by_topic)
     if for_all in given:
-        return Times(given.take(for_all, time_us, None))
-    times: Times = given.take(by_topic, times_by_topic, Times())
+        return Times(given.parse_option(for_all, time_us, None))
+    times: Times = given.parse_option(by_topic, times_by_topic, Times())
     return times
 
 
-def _cold_of(given: Given, view: str) -> str:
+def _cold_of(given: RawOptions, view: str) -> str:
     """The address of a cold tier alone: where its segments lie, and its snapshots if elsewhere."""
     if view not in COLD_VIEWS:
         raise OptionError(f"view={view} needs the engine, and cold is read without", option="cold", view=view)
-    cold: str = given.take("cold", directory_or_url, "")
-    return address(cold, _path_of(given) if "path" in given or "root" in given else "")
+    cold: str = given.parse_option("cold", directory_or_url, "")
+    return format_address(cold, _path_of(given) if "path" in given or "root" in given else "")
 
 
-def _path_of(given: Given) -> str:
+def _path_of(given: RawOptions) -> str:
     """`path`, or its alias for statements in which Spark keeps `path` to itself."""
-    path: str = given.take("path", directory, "")
-    root: str = given.take("root", directory, "")
+    path: str = given.parse_option("path", directory, "")
+    root: str = given.parse_option("root", directory, "")
     if path and root and path != root:
         raise OptionError("path and root are the same option", path=path, root=root)
     if not path and not root:

@@ -30,7 +30,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class StoredRange:
     """Consecutive positions as they are stored. `bytes` on disk, estimated for tier wal; `records` positions.
 
     Of a segment it begins and ends with a frame, unless a bound cuts it.
@@ -55,8 +55,8 @@ class Slice:
 Slices = tuple[Slice, ...]
 
 
-def plan(
-    topics: Iterable[tuple[Bounds, Sequence[Stretch]]], *, max_bytes: int, min_partitions: int = 1
+def plan_slices(
+    topics: Iterable[tuple[Bounds, Sequence[StoredRange]]], *, max_bytes: int, min_partitions: int = 1
 ) -> list[Slices]:
     """Pack stretches greedily, in order, into partitions of about `max_bytes`, fewer for `min_partitions`.
 
@@ -68,7 +68,7 @@ def plan(
     packer = _Packer(target)
     for bounds, stretches in listed:
         for is_cold, group in groupby(stretches, key=lambda each: each.tier == COLD):
-            packer.take_tier(bounds, list(group), is_cold)
+            packer.add_tier_group(bounds, list(group), is_cold)
     return packer.finish()
 
 
@@ -83,7 +83,7 @@ class _Packer:
         self._of_tier = {True: 0, False: 0}
         """Cold, and not: bytes of the groups that the partition has a part of."""
 
-    def take_tier(self, bounds: Bounds, group: list[Stretch], is_cold: bool) -> None:
+    def add_tier_group(self, bounds: Bounds, group: list[StoredRange], is_cold: bool) -> None:
         """Add consecutive stretches of a topic that are all cold, or all not."""
         size = sum(each.bytes for each in group)
         other = self._of_tier[not is_cold]
@@ -103,7 +103,7 @@ class _Packer:
         self._close()
         return self._done
 
-    def _add(self, bounds: Bounds, stretch: Stretch) -> None:
+    def _add(self, bounds: Bounds, stretch: StoredRange) -> None:
         own = replace(bounds, after=stretch.first_seq - 1, until=stretch.last_seq)
         last = self._slices[-1] if self._slices else None
         if last is not None and _follows(last, own, stretch.tier):
@@ -113,7 +113,7 @@ class _Packer:
             self._slices.append(Slice(own, stretch.bytes, stretch.tier))
         self._bytes += stretch.bytes
 
-    def _parts(self, stretch: Stretch) -> Iterator[Stretch]:
+    def _parts(self, stretch: StoredRange) -> Iterator[StoredRange]:
         """Itself, or a stretch of the log cut into even parts that fit."""
         positions = stretch.last_seq - stretch.first_seq + 1
         count = min(-(-stretch.bytes // self._target), positions) if stretch.tier == WAL else 1
@@ -124,7 +124,7 @@ class _Packer:
         for part in range(count):
             first, stop = cuts[part], cuts[part + 1]
             size = stretch.bytes * (part + 1) // count - stretch.bytes * part // count
-            yield Stretch(first, stop - 1, size, stop - first, stretch.tier)
+            yield StoredRange(first, stop - 1, size, stop - first, stretch.tier)
 
     def _close(self) -> None:
         if self._slices:

@@ -40,7 +40,7 @@ from ringlog.types import Durability
 if TYPE_CHECKING:
     import pyarrow as pa
 
-HELD_BYTES_MAX = 64 << 20
+BUFFERED_BYTES_MAX = 64 << 20
 """Rows of all topics that wait for their frame to be full; beyond it all are sent as they are."""
 ROW_BYTES = 24
 """What a row takes in a frame beside its bytes, about."""
@@ -48,15 +48,15 @@ _TEXT = (StringType,)
 _BYTES = (StringType, BinaryType)
 _TIME = (TimestampType,)
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
-TAKEN: dict[str, tuple[type[DataType], ...]] = {
+ROW_COLUMN_TYPES: dict[str, tuple[type[DataType], ...]] = {
     "payload": _BYTES, "value": _BYTES, "topic": _TEXT, "key": _BYTES, "tag": _TEXT, "node": _TEXT,
     "meta": _TEXT, "headers": (ArrayType, MapType), "event_ts": _TIME, "expires_at": _TIME,
     "not_before": _TIME, "priority": _WHOLE,
 }  # fmt: skip
 """Columns of a row, and the types they may have."""
-ASSIGNED = ("seq", "ts", "epoch")
+ENGINE_COLUMNS = ("seq", "ts", "epoch")
 HINTS = {
-    **dict.fromkeys(ASSIGNED, "the engine assigns it: leave it out with df.drop(…)"),
+    **dict.fromkeys(ENGINE_COLUMNS, "the engine assigns it: leave it out with df.drop(…)"),
     "offset": "the engine assigns it (seq): leave it out with df.drop(…)",
     "timestamp": "the commit time is the engine's; a time of your own is event_ts",
     "partition": "topics have one partition each: leave it out with df.drop(…)",
@@ -79,10 +79,12 @@ def check_columns(struct: StructType, options: SinkOptions) -> None:
 
 
 def _check_column(name: str, kind: DataType) -> None:
-    allowed = TAKEN.get(name)
+    allowed = ROW_COLUMN_TYPES.get(name)
     if allowed is None:
-        hint = HINTS.get(name) or near_names(name, TAKEN)
-        raise SchemaError("a column that cannot be written", column=name, hint=hint, known=list(TAKEN))
+        hint = HINTS.get(name) or near_names(name, ROW_COLUMN_TYPES)
+        raise SchemaError(
+            "a column that cannot be written", column=name, hint=hint, known=list(ROW_COLUMN_TYPES)
+        )
     is_right = isinstance(kind, allowed)
     if is_right and isinstance(kind, MapType):
         is_right = isinstance(kind.keyType, StringType) and isinstance(kind.valueType, BinaryType)
@@ -103,10 +105,10 @@ def _is_pair(pair: StructType) -> bool:
 def _words(name: str) -> str:
     if name == "headers":
         return "array<struct<key:string,value:binary>> or map<string,binary>"
-    return " or ".join(kind.typeName() for kind in TAKEN[name])
+    return " or ".join(kind.typeName() for kind in ROW_COLUMN_TYPES[name])
 
 
-class Encoded(NamedTuple):
+class SinkFrame(NamedTuple):
     """One frame: its topic, its bytes in pieces, how many they are, and how many records it holds."""
 
     topic: str
@@ -116,7 +118,7 @@ class Encoded(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Held:
+class _BufferedRows:
     """Rows of one topic that wait."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
@@ -135,10 +137,10 @@ class FrameMaker:
         self._bytes = options.max_frame_bytes
         # Class 0 asks for nothing beyond the topic's own.
         self._durability = options.durability or Durability.EPHEMERAL
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _BufferedRows] = {}
         self._held_bytes = 0
 
-    def add(self, batch: pa.RecordBatch) -> Iterator[Encoded]:
+    def add(self, batch: pa.RecordBatch) -> Iterator[SinkFrame]:
         """Take rows; yields the frames that are full now, in the order of each topic's rows.
 
         Raises InvalidRequest or RecordTooLarge for a row that no topic can take.
@@ -149,17 +151,17 @@ class FrameMaker:
             if rows.num_rows >= self._records or size >= self._bytes:
                 yield from self._cut(topic, rows, sizes)
                 continue
-            held = self._held.setdefault(topic, _Held())
+            held = self._held.setdefault(topic, _BufferedRows())
             held.batches.append(rows)
             held.rows += rows.num_rows
             held.size += size
             self._held_bytes += size
             if held.rows >= self._records or held.size >= self._bytes:
                 yield from self._emit(topic, held, is_last=False)
-        if self._held_bytes > HELD_BYTES_MAX:
-            yield from self.rest()
+        if self._held_bytes > BUFFERED_BYTES_MAX:
+            yield from self.flush()
 
-    def _cut(self, topic: str, rows: pa.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[Encoded]:
+    def _cut(self, topic: str, rows: pa.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[SinkFrame]:
         """Frames of about one size from rows that are enough for one: none of them waits, none is copied."""
         held = self._held.get(topic)
         if held is not None:
@@ -168,7 +170,7 @@ class FrameMaker:
         cuts = frame_cuts(sizes, -(-len(sizes) // parts), self._bytes)
         yield from self._frames(topic, rows, cuts)
 
-    def rest(self) -> Iterator[Encoded]:
+    def flush(self) -> Iterator[SinkFrame]:
         """Frames of whatever is left."""
         for topic, held in list(self._held.items()):
             yield from self._emit(topic, held, is_last=True)
@@ -202,7 +204,7 @@ class FrameMaker:
         for topic, start, stop in zip(distinct, [0, *stops[:-1]], stops, strict=True):
             yield topic, dealt.slice(start, stop - start)
 
-    def _emit(self, topic: str, held: _Held, *, is_last: bool) -> Iterator[Encoded]:
+    def _emit(self, topic: str, held: _BufferedRows, *, is_last: bool) -> Iterator[SinkFrame]:
         import pyarrow as pa
 
         rows = held.batches[0] if len(held.batches) == 1 else pa.concat_batches(held.batches)
@@ -216,19 +218,19 @@ class FrameMaker:
             del self._held[topic]
             return
         size = int(row_bytes(left).sum())
-        self._held[topic] = _Held([left], left.num_rows, size)
+        self._held[topic] = _BufferedRows([left], left.num_rows, size)
         self._held_bytes += size
 
-    def _frames(self, topic: str, rows: pa.RecordBatch, cuts: list[int]) -> Iterator[Encoded]:
+    def _frames(self, topic: str, rows: pa.RecordBatch, cuts: list[int]) -> Iterator[SinkFrame]:
         """A frame of the rows up to each cut; whatever lies behind the last is left."""
         for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
             try:
                 header = append_header(self._number_of(topic), flags=int(self._durability))
-                whole = encode_arrow(rows.slice(start, stop - start), header).whole
+                whole = encode_arrow(rows.slice(start, stop - start), header).buffer
             except InvalidRequest as e:
                 e.detail.setdefault("topic", topic)
                 raise
-            yield Encoded(topic, [whole], len(whole), stop - start)
+            yield SinkFrame(topic, [whole], len(whole), stop - start)
 
 
 def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:

@@ -98,7 +98,7 @@ def read(
     `startingOffsets={"orders": 17}`, `tags=["a", "b*"]`. What Spark's own pushdown would do is done by these.
     Raises OptionError for what is unknown.
     """
-    from ringlog.spark.options import as_text, shape_of
+    from ringlog.spark.options import as_text, schema_options
     from ringlog.spark.schema import select
 
     names = [topics] if isinstance(topics, str) else list(topics)
@@ -108,7 +108,7 @@ def read(
     reader = spark.read.format("ringlog").options(**given)
     if columns is not None:
         wanted = [columns] if isinstance(columns, str) else list(columns)
-        reader = reader.schema(select(shape_of(given), wanted))
+        reader = reader.schema(select(schema_options(given), wanted))
     return reader.load()
 
 

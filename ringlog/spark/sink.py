@@ -26,14 +26,14 @@ import ringlog
 from ringlog import stop_points
 from ringlog.client.client import Client
 from ringlog.errors import ConnectionTrouble, NotReady, TopicNotFound
-from ringlog.frame import keep_freed_memory
+from ringlog.frame import raise_malloc_trim_threshold
 from ringlog.spark.clients import CONNECT_S, client_of, engine_of
-from ringlog.spark.commit import Committed, Committer, WriterKey, abort, unknown_topic
+from ringlog.spark.commit import BatchCommitReport, Committer, WriterKey, abort, unknown_topic
 from ringlog.spark.errors import OptionError
 from ringlog.spark.options import SinkOptions
 from ringlog.spark.rows import FrameMaker, check_columns
 from ringlog.spark.staging import FramesWriter, StagedFile, Staging
-from ringlog.spark.workers import settle_worker
+from ringlog.spark.workers import freeze_imports
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,25 +46,25 @@ _lock = threading.Lock()
 log = logging.getLogger("ringlog.spark")
 
 
-class TaskPlace(NamedTuple):
+class SparkTaskIdentity(NamedTuple):
     """Where a writer's task runs: the streaming query's id (None in a batch write) and the partition."""
 
     query: str | None
     partition: int
 
 
-def task_place() -> TaskPlace:
+def task_identity() -> SparkTaskIdentity:
     """Ask Spark's task context."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     if context is None:
         raise OptionError("this writer runs inside a Spark task only")
-    return TaskPlace(context.getLocalProperty(QUERY_PROPERTY), context.partitionId())
+    return SparkTaskIdentity(context.getLocalProperty(QUERY_PROPERTY), context.partitionId())
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
+class StagedRows(WriterCommitMessage):
     """What one task says: whose rows they are, and the file that holds them (None: there were no rows)."""
 
     key: WriterKey
@@ -94,12 +94,12 @@ def committer_of(options: SinkOptions) -> Committer:
     return Committer(sink_client(options), sink_staging(options), options.create_topics, options.durability)
 
 
-def recover(options: SinkOptions) -> list[Committed]:
+def recover(options: SinkOptions) -> list[BatchCommitReport]:
     """Finish every write that a driver left in the middle (SK-29); one report for each plan that was open."""
     return committer_of(options).recover()
 
 
-class _Writer:
+class _StagingWriter:
     """What both writers share."""
 
     def __init__(
@@ -108,7 +108,7 @@ class _Writer:
         schema: StructType,
         overwrite: bool = False,
         *,
-        place: Callable[[], TaskPlace] = task_place,
+        place: Callable[[], SparkTaskIdentity] = task_identity,
     ) -> None:
         if overwrite:
             raise OptionError(
@@ -119,28 +119,28 @@ class _Writer:
         self.options = options
         self._place = place
 
-    def _key(self, place: TaskPlace) -> WriterKey:
+    def _key(self, place: SparkTaskIdentity) -> WriterKey:
         raise NotImplementedError
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Encode a task's rows into one staged file, durably. On any failure no file stays behind."""
         place = self._place()
         key = self._key(place)
-        keep_freed_memory()
+        raise_malloc_trim_threshold()
         writer = sink_staging(self.options).writer(key.text)
         try:
             file = stage(iterator, writer, place.partition, self.options)
         except BaseException:
             writer.abandon()
             raise
-        settle_worker("write")
-        return Staged(key, file)
+        freeze_imports("write")
+        return StagedRows(key, file)
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> Committed:
-        key, files = told(messages)
+    def _commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> BatchCommitReport:
+        key, files = collect_staged(messages)
         if key is None or not files:
-            return Committed("nothing", batch)
-        keep_freed_memory()
+            return BatchCommitReport("nothing", batch)
+        raise_malloc_trim_threshold()
         done = committer_of(self.options).commit(key, batch, files)
         log.info(
             "batch %d of %s: %s, %d rows in %d frames", batch, key.text, done.outcome, done.rows, done.frames
@@ -148,7 +148,7 @@ class _Writer:
         return done
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        key, files = told(messages)
+        key, files = collect_staged(messages)
         if key is None or not files:
             return
         try:
@@ -163,7 +163,7 @@ def txn_key(app_id: str, topic: str | None) -> WriterKey:
     return WriterKey(f"txn/{app_id}\n{topic or ''}", before=f"txn/{app_id}")
 
 
-class BatchWriter(_Writer, DataSourceArrowWriter):
+class BatchWriter(_StagingWriter, DataSourceArrowWriter):
     """`df.write.format("ringlog").mode("append")`. The instance of the driver is that of tasks and commit."""
 
     def __init__(
@@ -172,7 +172,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         schema: StructType,
         overwrite: bool = False,
         *,
-        place: Callable[[], TaskPlace] = task_place,
+        place: Callable[[], SparkTaskIdentity] = task_identity,
     ) -> None:
         super().__init__(options, schema, overwrite, place=place)
         self.batch = 0
@@ -184,7 +184,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         if options.topic is not None and not options.create_topics:
             require_topic(sink_client(options), options.topic)
 
-    def _key(self, place: TaskPlace) -> WriterKey:
+    def _key(self, place: SparkTaskIdentity) -> WriterKey:
         return self.key
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -196,10 +196,10 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._abort(messages)
 
 
-class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+class StreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
     """`df.writeStream.format("ringlog")`. Identity: the query's id, kept in its checkpoint (SK-23, SK-27)."""
 
-    def _key(self, place: TaskPlace) -> WriterKey:
+    def _key(self, place: SparkTaskIdentity) -> WriterKey:
         if not place.query:
             raise OptionError("Spark does not say which streaming query this task belongs to")
         return WriterKey(f"query/{place.query}")
@@ -213,9 +213,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._abort(messages)
 
 
-def told(messages: Sequence[Any]) -> tuple[WriterKey | None, list[StagedFile]]:
+def collect_staged(messages: Sequence[Any]) -> tuple[WriterKey | None, list[StagedFile]]:
     """Whose messages they are, and the files they name; a failed task has None for a message."""
-    staged = [message for message in messages if isinstance(message, Staged)]
+    staged = [message for message in messages if isinstance(message, StagedRows)]
     keys = {message.key for message in staged}
     if len(keys) > 1:
         raise OptionError("messages of several writers", keys=sorted(key.text for key in keys))
@@ -251,7 +251,7 @@ def stage(
     for batch in batches:
         for encoded in maker.add(batch):
             writer.add(encoded.pieces, encoded.size, encoded.rows)
-    for encoded in maker.rest():
+    for encoded in maker.flush():
         writer.add(encoded.pieces, encoded.size, encoded.rows)
     file = writer.finish(partition, list(numbers))
     if file is not None:

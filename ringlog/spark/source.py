@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 
-from ringlog.spark.options import shape_of, sink_options, source_options
+from ringlog.spark.options import schema_options, sink_options, source_options
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -37,7 +37,7 @@ class RinglogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Columns of the view that the options choose, when the user gives no schema."""
-        shape = shape_of(self.options)
+        shape = schema_options(self.options)
         if shape.view != "records":
             from ringlog.spark.views import view_schema
 
@@ -51,9 +51,9 @@ class RinglogDataSource(DataSource):
         wish, given = self._wish()
         options = source_options(given, streaming=False)
         if wish is not None:
-            from ringlog.spark.pieces import PieceReader
+            from ringlog.spark.jvm_frames import JvmFrameReader
 
-            return PieceReader(options, _asked(wish, options))
+            return JvmFrameReader(options, _asked(wish, options))
         if options.view != "records":
             from ringlog.spark.views import ViewReader
 
@@ -67,9 +67,9 @@ class RinglogDataSource(DataSource):
         wish, given = self._wish()
         options = source_options(given, streaming=True)
         if wish is not None:
-            from ringlog.spark.pieces import PieceStreamReader
+            from ringlog.spark.jvm_frames import JvmFrameStreamReader
 
-            return PieceStreamReader(options, _asked(wish, options))
+            return JvmFrameStreamReader(options, _asked(wish, options))
         from ringlog.spark.stream import StreamReader
 
         return StreamReader(options, schema)

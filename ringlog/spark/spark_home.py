@@ -31,8 +31,8 @@ def light_home(environ: MutableMapping[str, str], master: str) -> Iterator[None]
     """
     home = None
     if "SPARK_HOME" not in environ and (master == "local" or master.startswith("local[")):
-        package = installed(environ)
-        home = None if package is None else made(package, cache_of(environ))
+        package = find_pyspark(environ)
+        home = None if package is None else ensure_home(package, cache_of(environ))
     if home is None:
         yield
         return
@@ -43,7 +43,7 @@ def light_home(environ: MutableMapping[str, str], master: str) -> Iterator[None]
         del environ["SPARK_HOME"]
 
 
-def installed(environ: Mapping[str, str], places: Sequence[str] | None = None) -> Path | None:
+def find_pyspark(environ: Mapping[str, str], places: Sequence[str] | None = None) -> Path | None:
     """Directory of a pyspark with jars that a Python process finds by itself: it lies in one of the `places`
     of installed packages, or on PYTHONPATH."""
     spec = find_spec("pyspark")
@@ -52,8 +52,8 @@ def installed(environ: Mapping[str, str], places: Sequence[str] | None = None) -
     package = Path(spec.origin).parent
     known = [*site.getsitepackages(), site.getusersitepackages()] if places is None else list(places)
     known += [each for each in environ.get("PYTHONPATH", "").split(os.pathsep) if each]
-    is_seen = any(package.parent.resolve() == Path(each).resolve() for each in known)
-    return package if is_seen and (package / "jars").is_dir() else None
+    has_waited_for_cpu = any(package.parent.resolve() == Path(each).resolve() for each in known)
+    return package if has_waited_for_cpu and (package / "jars").is_dir() else None
 
 
 def cache_of(environ: Mapping[str, str]) -> Path | None:
@@ -65,7 +65,7 @@ def cache_of(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / ".cache" / "ringlog" if os.path.isabs(home) else None
 
 
-def made(package: Path, cache: Path | None) -> Path | None:
+def ensure_home(package: Path, cache: Path | None) -> Path | None:
     """The home for this pyspark, made if it is not there; None where that cannot be."""
     if cache is None:
         return None

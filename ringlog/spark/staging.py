@@ -29,7 +29,7 @@ import xxhash
 from ringlog.clock import Clock, SystemClock
 from ringlog.errors import CorruptData, DiskError, NotReady
 from ringlog.storage.disk import Disk, RealDisk, replace_file
-from ringlog.storage.gather import Buffer
+from ringlog.storage.vectored_write import Buffer
 
 PLAN_VERSION = 1
 PLAN_BYTES_MAX = 256 << 20
@@ -37,7 +37,7 @@ FRAMES_SUFFIX, PLAN_SUFFIX, LOCK_SUFFIX = ".frames", ".plan", ".lock"
 ORPHAN_AGE_US = 24 * 3600 * 1_000_000
 """A staged file that no plan names is left alone for a day: its task's message may still be on its way."""
 LOCK_WAIT_S = 30.0
-LOCK_LOOK_S = 0.05
+LOCK_POLL_S = 0.05
 WRITE_BYTES = 1 << 20
 GATHER_BYTES = 64 << 10
 """Frames below this are joined: many small pieces in one write cost more than the copy."""
@@ -59,7 +59,7 @@ class StagedFile(msgspec.Struct, frozen=True):
     topics: tuple[str, ...]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class SinkCommitPlan(msgspec.Struct, frozen=True):
     """What one batch appends: frame i of `files`, counted through them in order, under number first + i."""
 
     key: str
@@ -90,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(topic for file in self.files for topic in file.topics))
 
 
-def id_of(key: str) -> str:
+def writer_file_id(key: str) -> str:
     """The file-name form of a writer's key."""
     return f"{xxhash.xxh3_64_intdigest(key.encode()):016x}"
 
@@ -112,28 +112,28 @@ class Staging:
 
     def writer(self, key: str) -> FramesWriter:
         """Begin a staged file of this key."""
-        name = f"{id_of(key)}-{self.clock.now_us()}-{random.getrandbits(128):032x}{FRAMES_SUFFIX}"
+        name = f"{writer_file_id(key)}-{self.clock.now_us()}-{random.getrandbits(128):032x}{FRAMES_SUFFIX}"
         return FramesWriter(self.disk, self.directory, name)
 
     @contextmanager
-    def locked(self, key: str, *, wait_s: float = LOCK_WAIT_S) -> Iterator[Locked]:
+    def lock_writer(self, key: str, *, wait_s: float = LOCK_WAIT_S) -> Iterator[LockedWriter]:
         """Be the only one who commits for this key; raises NotReady naming the holder after `wait_s`."""
-        with self._locked_id(id_of(key), wait_s) as found:
+        with self._locked_id(writer_file_id(key), wait_s) as found:
             plan = found.plan()
             if plan is not None and plan.key != key:
                 raise CorruptData("a plan of another writer lies here", file=found.plan_path, key=plan.key)
             yield found
 
     @contextmanager
-    def _locked_id(self, writer_id: str, wait_s: float) -> Iterator[Locked]:
+    def _locked_id(self, writer_id: str, wait_s: float) -> Iterator[LockedWriter]:
         path = os.path.join(self.directory, writer_id + LOCK_SUFFIX)
         deadline = self.clock.monotonic_ns() + int(wait_s * 1e9)
         while (fd := self._try_lock(path)) is None:
             if self.clock.monotonic_ns() >= deadline:
                 raise NotReady("another process commits for this writer", lock=path, waited_s=wait_s)
-            self.clock.sleep(LOCK_LOOK_S)
+            self.clock.sleep(LOCK_POLL_S)
         try:
-            yield Locked(self, writer_id)
+            yield LockedWriter(self, writer_id)
         finally:
             self.disk.unlock(fd)
 
@@ -145,7 +145,7 @@ class Staging:
                 raise
             return None
 
-    def open_plans(self) -> list[Plan]:
+    def open_plans(self) -> list[SinkCommitPlan]:
         """Plans that are not done, of all writers: what `recover` finishes."""
         found = []
         for name in self._names(PLAN_SUFFIX):
@@ -183,7 +183,7 @@ class Staging:
 
 
 @dataclass(slots=True)
-class Locked:
+class LockedWriter:
     """One writer's plan and files, while its lock is held."""
 
     staging: Staging
@@ -194,11 +194,11 @@ class Locked:
         """Where its plan lies."""
         return os.path.join(self.staging.directory, self.writer_id + PLAN_SUFFIX)
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> SinkCommitPlan | None:
         """Its last plan; raises CorruptData for one that does not verify."""
         return read_plan(self.staging.disk, self.plan_path)
 
-    def keep(self, plan: Plan) -> None:
+    def save_plan(self, plan: SinkCommitPlan) -> None:
         """Make this the plan, durably, or leave the one before."""
         replace_file(
             self.staging.disk, self.staging.directory, self.writer_id + PLAN_SUFFIX, encode_plan(plan)
@@ -208,7 +208,7 @@ class Locked:
         """The names of staged files are durable before a plan counts on them."""
         self.staging.disk.sync_dir(self.staging.directory)
 
-    def drop(self, names: Iterable[str]) -> list[str]:
+    def delete_files(self, names: Iterable[str]) -> list[str]:
         """Delete those of these files that are there."""
         disk, directory = self.staging.disk, self.staging.directory
         gone = [name for name in names if disk.exists(os.path.join(directory, name))]
@@ -216,23 +216,23 @@ class Locked:
             disk.unlink(os.path.join(directory, name))
         return gone
 
-    def forget(self) -> list[str]:
+    def delete_plan(self) -> list[str]:
         """Delete the plan and the lock of a write that is done and whose key nobody will use again."""
-        return self.drop([self.writer_id + PLAN_SUFFIX, self.writer_id + LOCK_SUFFIX])
+        return self.delete_files([self.writer_id + PLAN_SUFFIX, self.writer_id + LOCK_SUFFIX])
 
     def clean(self, names: Sequence[str], now_us: int) -> list[str]:
         """Delete what is left over of this writer; see Staging.clean."""
         plan = self.plan()
         named = set() if plan is None or plan.done else {file.name for file in plan.files}
-        gone = self.drop(
+        gone = self.delete_files(
             name
             for name in names
             if name.endswith(FRAMES_SUFFIX) and name not in named and _is_old(name, now_us)
         )
         if plan is not None and plan.done:
-            gone += self.drop(file.name for file in plan.files)
+            gone += self.delete_files(file.name for file in plan.files)
             if plan.fresh:
-                gone += self.forget()
+                gone += self.delete_plan()
         return gone
 
 
@@ -241,13 +241,13 @@ def _is_old(name: str, now_us: int) -> bool:
     return name.endswith(FRAMES_SUFFIX) and made.isdigit() and int(made) + ORPHAN_AGE_US < now_us
 
 
-def encode_plan(plan: Plan) -> bytes:
+def encode_plan(plan: SinkCommitPlan) -> bytes:
     """A line with version and checksum, then the plan as JSON."""
     body = msgspec.json.encode(plan)
     return b"%d %016x\n" % (PLAN_VERSION, xxhash.xxh3_64_intdigest(body)) + body
 
 
-def decode_plan(data: bytes, path: str) -> Plan:
+def decode_plan(data: bytes, path: str) -> SinkCommitPlan:
     """Inverse of encode_plan; raises CorruptData."""
     head, _, body = data.partition(b"\n")
     version, _, digest = head.partition(b" ")
@@ -255,10 +255,10 @@ def decode_plan(data: bytes, path: str) -> Plan:
         raise CorruptData("a plan does not match its checksum", file=path)
     if version != b"%d" % PLAN_VERSION:
         raise CorruptData("a plan of a version this program does not know", file=path, version=str(version))
-    return msgspec.json.decode(body, type=Plan)
+    return msgspec.json.decode(body, type=SinkCommitPlan)
 
 
-def read_plan(disk: Disk, path: str) -> Plan | None:
+def read_plan(disk: Disk, path: str) -> SinkCommitPlan | None:
     """The plan at this path; None when there is none."""
     if not disk.exists(path):
         return None

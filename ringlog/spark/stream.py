@@ -27,21 +27,27 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ringlog.client.pages import Cursor
+from ringlog.client.read.pages import Cursor
 from ringlog.errors import TopicNotFound, UsageError
 from ringlog.limits import KIB
-from ringlog.spark.admission import Step, admit_bytes, share
+from ringlog.spark.admission import StreamAdmissionStep, admit_bytes, admit_offsets
 from ringlog.spark.batch import plan_partitions
 from ringlog.spark.bounds import check_gaps, start_of
 from ringlog.spark.catalog import Catalog, GapRow, TopicAt
 from ringlog.spark.errors import DataLoss
-from ringlog.spark.following import Break, Standing, Waiting, advance, compare
 from ringlog.spark.gap_files import write_gaps
-from ringlog.spark.offsets import BEGINNING, Places, decode, encode
+from ringlog.spark.offsets import BEGINNING, TopicCursors, decode, encode
 from ringlog.spark.options import SourceOptions
-from ringlog.spark.plan import WAL, Bounds, Stretch
-from ringlog.spark.reading import DELETED, data_loss, read_slices
+from ringlog.spark.plan import WAL, Bounds, StoredRange
 from ringlog.spark.schema import check_schema
+from ringlog.spark.slice_reader import DELETED, data_loss, read_slices
+from ringlog.spark.stream_state import (
+    SparkStreamState,
+    StreamPendingRange,
+    TopicBreak,
+    advance,
+    compare_positions,
+)
 from ringlog.storage.disk import RealDisk
 from ringlog.topic.tombstone import RECREATED, RESTART_LOSS
 
@@ -50,13 +56,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ringlog.spark")
 
-EVERYTHING_ROWS = 1 << 62
+UNLIMITED_ROWS = 1 << 62
 """The limit of a query without one. Not ReadAllAvailable, which is what a trigger asks that runs once."""
 LOG_STEP_BYTES = 64 * KIB
 """What lies in the log alone is admitted in steps of about this size: its frames are not known yet."""
 POSITION_BYTES_MIN = 8
 """maxBytesPerTrigger looks at no more positions than this allows: a bound on planning, no promise."""
-LOOK_POSITIONS_MIN = 10_000
+SCAN_POSITIONS_MIN = 10_000
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -84,7 +90,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """By the options; without one of them, more than any log holds."""
         if self._options.max_bytes is not None:
             return ReadMaxBytes(self._options.max_bytes)
-        return ReadMaxRows(self._options.max_offsets or EVERYTHING_ROWS)
+        return ReadMaxRows(self._options.max_offsets or UNLIMITED_ROWS)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next batch goes; `start` itself when there is nothing new.
@@ -97,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             now = self._topics(catalog, places or {})
             is_once = isinstance(limit, ReadAllAvailable)
             begun = self._begin(catalog, now) if places is BEGINNING else places
-            standing = compare(begun, now, subscribed=self._subscribed(begun), frozen=self._frozen)
+            standing = compare_positions(begun, now, subscribed=self._subscribed(begun), frozen=self._frozen)
             self._check(standing.breaks)
             if places is BEGINNING and not is_once:
                 return encode(catalog.log_id, begun)
@@ -138,7 +144,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with Catalog.open(options.path) as catalog:
             before, after = decode(start, catalog.log_id), decode(end, catalog.log_id)
             bounds = self._bounds(catalog, before, after or {})
-            found: list[GapRow | Break] = list(breaks_between(before or {}, after or {}, self._subscribed))
+            found: list[GapRow | TopicBreak] = list(
+                breaks_between(before or {}, after or {}, self._subscribed)
+            )
             gaps = self._check_heads(catalog, bounds) + check_gaps(catalog, bounds, options)
             if options.gaps_path is not None:
                 write_gaps(RealDisk(), options.gaps_path, start, end, [*found, *gaps])
@@ -153,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _begin(self, catalog: Catalog, now: Mapping[str, TopicAt]) -> Places:
+    def _begin(self, catalog: Catalog, now: Mapping[str, TopicAt]) -> TopicCursors:
         """Where startingOffsets, or the time to start at, puts each topic that there is."""
         seen = now if self._frozen is None else {name: at for name, at in now.items() if name in self._frozen}
         return {name: Cursor(at.epoch, start_of(catalog, self._options, at)) for name, at in seen.items()}
@@ -175,7 +183,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     continue
         return found
 
-    def _check(self, breaks: Sequence[Break]) -> None:
+    def _check(self, breaks: Sequence[TopicBreak]) -> None:
         for each in breaks:
             if self._options.fail_on_data_loss:
                 raise _broken_off(each)
@@ -198,14 +206,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _admit(
-        self, catalog: Catalog, waiting: Mapping[str, Waiting], limit: ReadLimit, start: Mapping[str, Any]
+        self,
+        catalog: Catalog,
+        waiting: Mapping[str, StreamPendingRange],
+        limit: ReadLimit,
+        start: Mapping[str, Any],
     ) -> dict[str, int]:
         """{topic: position to read up to}, within the limit."""
         if isinstance(limit, ReadAllAvailable):
             return {topic: each.until for topic, each in waiting.items()}
         turn = self._next_turn(start)
         if isinstance(limit, ReadMaxRows):
-            shares = share({topic: len(each) for topic, each in waiting.items()}, limit.max_rows, turn)
+            shares = admit_offsets(
+                {topic: len(each) for topic, each in waiting.items()}, limit.max_rows, turn
+            )
             return {topic: waiting[topic].after + count for topic, count in shares.items()}
         if isinstance(limit, ReadMaxBytes):
             steps = {topic: _steps(catalog, topic, each, limit.max_bytes) for topic, each in waiting.items()}
@@ -219,7 +233,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._turn += 1
         return self._turn
 
-    def _bounds(self, catalog: Catalog, before: Places | None, after: Places) -> list[Bounds]:
+    def _bounds(self, catalog: Catalog, before: TopicCursors | None, after: TopicCursors) -> list[Bounds]:
         """What lies between, of lives that are the same on both sides or begin there."""
         found = []
         for topic, end in after.items():
@@ -239,45 +253,45 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
 
-def breaks_between(before: Places, after: Places, subscribed: Any) -> Iterator[Break]:
+def breaks_between(before: TopicCursors, after: TopicCursors, subscribed: Any) -> Iterator[TopicBreak]:
     """Lives that ended between two offsets: topics that went, or begin anew, below where they stood."""
     for topic, place in before.items():
         end = after.get(topic)
         if end is None:
             if subscribed([topic]):
-                yield Break(topic, place.epoch, place.seq, DELETED)
+                yield TopicBreak(topic, place.epoch, place.seq, DELETED)
         elif end.epoch != place.epoch or end.seq < place.seq:
-            yield Break(topic, place.epoch, place.seq, RECREATED)
+            yield TopicBreak(topic, place.epoch, place.seq, RECREATED)
 
 
-def _is_same_life(places: Places | None, standing: Standing, topic: str) -> bool:
+def _is_same_life(places: TopicCursors | None, standing: SparkStreamState, topic: str) -> bool:
     known = (places or {}).get(topic)
     now = standing.places[topic]
     return known is not None and known.epoch == now.epoch and known.seq <= now.seq
 
 
-def _steps(catalog: Catalog, topic: str, waiting: Waiting, most: int) -> list[Step]:
+def _steps(catalog: Catalog, topic: str, waiting: StreamPendingRange, most: int) -> list[StreamAdmissionStep]:
     """The frames that wait, as far as `most` bytes may reach."""
-    reach = max(most // POSITION_BYTES_MIN, LOOK_POSITIONS_MIN)
+    reach = max(most // POSITION_BYTES_MIN, SCAN_POSITIONS_MIN)
     until = min(waiting.until, waiting.after + reach)
-    found: list[Step] = []
-    for stretch in catalog.stretches(topic, waiting.after, until):
+    found: list[StreamAdmissionStep] = []
+    for stretch in catalog.stored_ranges(topic, waiting.after, until):
         found += _steps_of(stretch, most)
     if found and found[-1].until < until:
         found[-1] = replace(found[-1], until=until)  # What lies behind the last frame has gone.
-    return found or [Step(until, 0)]
+    return found or [StreamAdmissionStep(until, 0)]
 
 
-def _steps_of(stretch: Stretch, most: int) -> Iterator[Step]:
+def _steps_of(stretch: StoredRange, most: int) -> Iterator[StreamAdmissionStep]:
     positions = stretch.last_seq - stretch.first_seq + 1
     size = max(min(LOG_STEP_BYTES, most // 4), 1)
     parts = min(max(-(-stretch.bytes // size), 1), positions) if stretch.tier == WAL else 1
     for part in range(1, parts + 1):
         until = stretch.first_seq - 1 + positions * part // parts
-        yield Step(until, stretch.bytes * part // parts - stretch.bytes * (part - 1) // parts)
+        yield StreamAdmissionStep(until, stretch.bytes * part // parts - stretch.bytes * (part - 1) // parts)
 
 
-def _broken_off(found: Break) -> DataLoss:
+def _broken_off(found: TopicBreak) -> DataLoss:
     told = "was deleted" if found.reason == DELETED else "was made anew, or lost its end in a restart"
     return DataLoss(
         f"topic {found.topic!r} {told}: what followed position {found.seq} cannot be read. Set "

@@ -23,8 +23,8 @@ from ringlog.frame.layout import EVENT_TS_NONE, FrameType
 from ringlog.segment.index import Table
 from ringlog.segment.layout import DATA, DATA_HEADER_BYTES, DEL, FLAG_TAGS, IDX, TAGS
 from ringlog.segment.segment import Segment
-from ringlog.spark.audit import Checked, Owners, Read, check_log, check_sealed
-from ringlog.spark.places import TIER_COLD, TIER_NAMES, LogPlace, Roots, SegmentPlace
+from ringlog.spark.audit import AuditedFrames, Owners, ReadArray, check_log, check_sealed
+from ringlog.spark.file_locations import TIER_COLD, TIER_NAMES, LogFileLocation, Roots, SegmentLocation
 from ringlog.storage.disk import RealDisk
 from ringlog.tags import TagMatch
 
@@ -33,24 +33,24 @@ Columns = dict[str, Any]
 ROWS_PER_BATCH = 8_192
 
 
-class Gone(Exception):
+class StaleFileLocation(Exception):
     """A file is not where it was: its records lie elsewhere now, or nowhere."""
 
 
 # -- segments ---------------------------------------------------------------------------------------------
 
 
-def open_segment(roots: Roots, place: SegmentPlace) -> Segment:
+def open_segment(roots: Roots, place: SegmentLocation) -> Segment:
     """Open the index of a segment; raises Gone, CorruptData, DiskError."""
     try:
         return Segment.open(RealDisk(), roots.data_dir, place.stem)
     except DiskError as e:
         if e.errno == errno.ENOENT:
-            raise Gone(place.stem) from None
+            raise StaleFileLocation(place.stem) from None
         raise
 
 
-def segment_rows(roots: Roots, place: SegmentPlace) -> Columns:
+def segment_rows(roots: Roots, place: SegmentLocation) -> Columns:
     """A row for each topic of a segment."""
     segment = open_segment(roots, place)
     try:
@@ -79,7 +79,7 @@ def segment_rows(roots: Roots, place: SegmentPlace) -> Columns:
         segment.close()
 
 
-def sealed_frame_rows(roots: Roots, place: SegmentPlace) -> Iterator[Columns]:
+def sealed_frame_rows(roots: Roots, place: SegmentLocation) -> Iterator[Columns]:
     """A row for each frame of these topics in a segment, from its index alone."""
     segment = open_segment(roots, place)
     try:
@@ -117,7 +117,7 @@ def _entry_columns(entries: Table) -> Columns:
     }
 
 
-def tag_rows(roots: Roots, place: SegmentPlace) -> Columns:
+def tag_rows(roots: Roots, place: SegmentLocation) -> Columns:
     """A row for each tag of each topic of a segment: how many stored records have it, from the dictionary."""
     segment = open_segment(roots, place)
     found: list[tuple[str, str, int]] = []
@@ -133,7 +133,7 @@ def tag_rows(roots: Roots, place: SegmentPlace) -> Columns:
     return {name: [row[i] for row in found] for i, name in enumerate(names)}
 
 
-def audit_segment(roots: Roots, place: SegmentPlace, client: Client) -> Iterator[Columns]:
+def audit_segment(roots: Roots, place: SegmentLocation, client: Client) -> Iterator[Columns]:
     """A row for each frame of these topics, read and checked; one more for each damaged part beside the data.
 
     Raises Gone when index or data are not where they were.
@@ -174,7 +174,7 @@ def audit_segment(roots: Roots, place: SegmentPlace, client: Client) -> Iterator
         segment.close()
 
 
-def _part_faults(segment: Segment, place: SegmentPlace, where: Columns) -> Iterator[Columns]:
+def _part_faults(segment: Segment, place: SegmentLocation, where: Columns) -> Iterator[Columns]:
     """What is wrong with tags and deletion marks: both verify as they are read."""
     for row in _rows_of(segment, place):
         try:
@@ -193,7 +193,7 @@ def _part_fault(path: str, where: Columns, fault: str) -> Columns:
     return {**where, "file": path, "records": 0, "offset": 0, "bytes": 0, "kind": "part", "fault": [fault]}
 
 
-def _rows_of(segment: Segment, place: SegmentPlace) -> list[int]:
+def _rows_of(segment: Segment, place: SegmentLocation) -> list[int]:
     """Rows of the subscribed topics, of the life that was subscribed to."""
     found = [segment.row(topic_id) for topic_id in sorted(place.topics)]
     return [
@@ -204,7 +204,7 @@ def _rows_of(segment: Segment, place: SegmentPlace) -> list[int]:
     ]
 
 
-def _owner_columns(place: SegmentPlace, ids: Sequence[int]) -> Columns:
+def _owner_columns(place: SegmentLocation, ids: Sequence[int]) -> Columns:
     return {
         "topic": [place.topics[one][0] for one in ids],
         "topic_id": [_hex(one) for one in ids],
@@ -215,7 +215,7 @@ def _owner_columns(place: SegmentPlace, ids: Sequence[int]) -> Columns:
 # -- the log ------------------------------------------------------------------------------------------------
 
 
-def log_frame_rows(roots: Roots, place: LogPlace) -> Iterator[Columns]:
+def log_frame_rows(roots: Roots, place: LogFileLocation) -> Iterator[Columns]:
     """A row for each frame of these topics in a stretch of the log: headers only, no body is looked at."""
     for checked in check_log(_file_reader(roots.file(place.path)), place.start, place.stop, place.salt,
                              bodies=False):  # fmt: skip
@@ -233,14 +233,14 @@ def log_frame_rows(roots: Roots, place: LogPlace) -> Iterator[Columns]:
         }
 
 
-def audit_log(roots: Roots, place: LogPlace) -> Iterator[Columns]:
+def audit_log(roots: Roots, place: LogFileLocation) -> Iterator[Columns]:
     """A row for each frame of these topics, and for each damaged frame of whatever kind."""
     where = {"file": place.path, "tier": "log"}
     for checked in check_log(_file_reader(roots.file(place.path)), place.start, place.stop, place.salt):
         yield _audit_columns(checked, place.topics, where)
 
 
-def _audit_columns(checked: Checked, topics: Mapping[int, tuple[str, int]], where: Columns) -> Columns:
+def _audit_columns(checked: AuditedFrames, topics: Mapping[int, tuple[str, int]], where: Columns) -> Columns:
     is_bad = np.array([fault is not None for fault in checked.faults], dtype=np.bool_)
     mine = np.flatnonzero(is_bad | _is_append_of(checked, topics))
     words = checked.words[mine]
@@ -255,11 +255,11 @@ def _audit_columns(checked: Checked, topics: Mapping[int, tuple[str, int]], wher
     }
 
 
-def _appends_of(checked: Checked, topics: Mapping[int, tuple[str, int]]) -> NDArray[np.int64]:
+def _appends_of(checked: AuditedFrames, topics: Mapping[int, tuple[str, int]]) -> NDArray[np.int64]:
     return np.flatnonzero(_is_append_of(checked, topics))
 
 
-def _is_append_of(checked: Checked, topics: Mapping[int, tuple[str, int]]) -> NDArray[np.bool_]:
+def _is_append_of(checked: AuditedFrames, topics: Mapping[int, tuple[str, int]]) -> NDArray[np.bool_]:
     words = checked.words
     known = np.array(sorted(topics), dtype=np.uint64)
     found: NDArray[np.bool_] = (frames.types_of(words) == layout.FrameType.APPEND) & np.isin(
@@ -294,7 +294,7 @@ def _kind(number: int) -> str:
 # -- bytes --------------------------------------------------------------------------------------------------
 
 
-def _reader_of(roots: Roots, place: SegmentPlace, client: Client) -> Read:
+def _reader_of(roots: Roots, place: SegmentLocation, client: Client) -> ReadArray:
     """Bytes of a data part wherever it lies: here, in a cold directory of this host, or asked for."""
     path = place.stem + DATA
     if place.tier == TIER_COLD and not roots.cold_dir:
@@ -302,14 +302,14 @@ def _reader_of(roots: Roots, place: SegmentPlace, client: Client) -> Read:
     return _file_reader(roots.file(path, place.tier))
 
 
-def _file_reader(path: str) -> Read:
+def _file_reader(path: str) -> ReadArray:
     """Reads with pread into one buffer, which is used again: a failing disk is an error, not a signal."""
     disk = RealDisk()
     try:
         fd = disk.open_read(path)
     except DiskError as e:
         if e.errno == errno.ENOENT:
-            raise Gone(path) from None
+            raise StaleFileLocation(path) from None
         raise
     return _OpenFile(disk, fd)
 
@@ -332,7 +332,7 @@ class _OpenFile:
         self._disk.close(self._fd)
 
 
-def _asking_reader(path: str, client: Client) -> Read:
+def _asking_reader(path: str, client: Client) -> ReadArray:
     """Has the relocator read: a store that does not answer is NotReady, never a loss (TI-10)."""
 
     def read(start: int, stop: int) -> NDArray[np.uint8]:
@@ -346,7 +346,7 @@ def _cold_steps(client: Client, request: ColdRead) -> Any:
     return (yield client.connection.cold_read(request))
 
 
-def _whole(read: Read) -> int:
+def _whole(read: ReadArray) -> int:
     """Size of the file that is read: what a data part says in its header."""
     return int(read(0, DATA_HEADER_BYTES).view("<u8")[_DATA_BYTES_WORD])
 

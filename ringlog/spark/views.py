@@ -30,23 +30,23 @@ from ringlog.spark.bounds import gaps_of, resolve_bounds
 from ringlog.spark.catalog import Catalog, GapRow
 from ringlog.spark.clients import client_of
 from ringlog.spark.errors import SchemaError
-from ringlog.spark.options import SourceOptions, source_options
-from ringlog.spark.places import (
-    LogPlace,
+from ringlog.spark.file_locations import (
+    LogFileLocation,
     Roots,
-    SegmentPlace,
-    TopicPlaces,
+    SegmentLocation,
+    TopicLocations,
+    locate_topic,
+    locate_topics,
     log_of,
-    places_of,
-    places_of_all,
     roots_of,
     segments_of,
 )
+from ringlog.spark.options import SourceOptions, source_options
 from ringlog.spark.schema import arrow_schema
 from ringlog.spark.view_rows import (
     ROWS_PER_BATCH,
     Columns,
-    Gone,
+    StaleFileLocation,
     audit_log,
     audit_segment,
     log_frame_rows,
@@ -55,7 +55,7 @@ from ringlog.spark.view_rows import (
     segment_rows,
     tag_rows,
 )
-from ringlog.spark.workers import settle_worker
+from ringlog.spark.workers import freeze_imports
 
 TRIES_MAX = 5
 """Looks for records whose file was merged or moved while we were on our way to it."""
@@ -125,8 +125,8 @@ class ViewPartition(InputPartition):
     """Files for one task, or rows that the driver knew already: plain values."""
 
     roots: Roots
-    segments: tuple[SegmentPlace, ...] = ()
-    logs: tuple[LogPlace, ...] = ()
+    segments: tuple[SegmentLocation, ...] = ()
+    logs: tuple[LogFileLocation, ...] = ()
     rows: tuple[tuple[Any, ...], ...] = ()
     """Values of the view's columns, in their order."""
 
@@ -154,7 +154,7 @@ class ViewReader(DataSourceReader):
                 found = _cut(roots, [_gap_row(gap) for gap in _gaps(catalog, options)])
                 if not options.quarantine:
                     return found
-        places = list(places_of_all(client, names))
+        places = list(locate_topics(client, names))
         most = options.max_partition_bytes if self._view in {"audit", "gaps"} else None
         return found + _packed(roots, places, most, options.min_partitions, self._view)
 
@@ -171,7 +171,7 @@ class ViewReader(DataSourceReader):
             batch = record_batch(columns, schema)
             for at in range(0, batch.num_rows, ROWS_PER_BATCH):
                 yield batch.slice(at, ROWS_PER_BATCH)
-        settle_worker("view")
+        freeze_imports("view")
 
     def _rows(self, partition: ViewPartition) -> Iterator[Columns]:
         for place in partition.segments:
@@ -179,7 +179,7 @@ class ViewReader(DataSourceReader):
         for stretch in partition.logs:
             yield from self._of_log(partition.roots, stretch, TRIES_MAX)
 
-    def _of_segment(self, roots: Roots, place: SegmentPlace, tries: int) -> Iterator[Columns]:
+    def _of_segment(self, roots: Roots, place: SegmentLocation, tries: int) -> Iterator[Columns]:
         client = client_of(roots.url)
         makers: dict[str, Callable[[], Iterable[Columns]]] = {
             "segments": lambda: [segment_rows(roots, place)],
@@ -190,10 +190,10 @@ class ViewReader(DataSourceReader):
         }
         try:
             yield from makers[self._view]()
-        except Gone as e:
+        except StaleFileLocation as e:
             yield from self._moved(roots, place.topics, (place.stem, place.tier), tries, str(e))
 
-    def _of_log(self, roots: Roots, place: LogPlace, tries: int) -> Iterator[Columns]:
+    def _of_log(self, roots: Roots, place: LogFileLocation, tries: int) -> Iterator[Columns]:
         makers: dict[str, Callable[[], Iterable[Columns]]] = {
             "frames": lambda: log_frame_rows(roots, place),
             "audit": lambda: audit_log(roots, place),
@@ -201,7 +201,7 @@ class ViewReader(DataSourceReader):
         }
         try:
             yield from makers[self._view]()
-        except Gone as e:
+        except StaleFileLocation as e:
             yield from self._moved(roots, place.topics, (place.path, 0), tries, str(e))
 
     def _moved(
@@ -230,7 +230,7 @@ class ViewReader(DataSourceReader):
                 # Made after the plan, so not in it: what was merged or sealed meanwhile.
                 yield from self._of_segment(roots, segment, tries - 1) if tries > 1 else ()
 
-    def _missing(self, segment: SegmentPlace, path: str) -> Iterator[Columns]:
+    def _missing(self, segment: SegmentLocation, path: str) -> Iterator[Columns]:
         rows = {
             "file": path, "tier": "hot", "records": 0, "offset": 0, "bytes": 0, "kind": "part",
             "fault": ["file is missing"],
@@ -244,25 +244,25 @@ def _number_of(stem: str) -> int:
     return int(tail, 16) if "seg-" in stem or "pack-" in stem else 0
 
 
-def _places_or_none(client: Client, topic: str) -> list[TopicPlaces]:
+def _places_or_none(client: Client, topic: str) -> list[TopicLocations]:
     try:
-        return [places_of(client, topic)]
+        return [locate_topic(client, topic)]
     except TopicNotFound:
         return []
 
 
 def _packed(
-    roots: Roots, places: list[TopicPlaces], bytes_max: int | None, least: int, view: str
+    roots: Roots, places: list[TopicLocations], bytes_max: int | None, least: int, view: str
 ) -> list[ViewPartition]:
     """Neighbouring files together: about `bytes_max` of data, or FILES_PER_PARTITION indexes."""
     segments = segments_of(places)
     logs = log_of(places) if view in {"frames", "audit", "gaps"} else []
-    sized: list[tuple[SegmentPlace | LogPlace, int]] = [
+    sized: list[tuple[SegmentLocation | LogFileLocation, int]] = [
         *((each, each.bytes if bytes_max else 1) for each in segments),
         *((each, each.stop - each.start if bytes_max else 1) for each in logs),
     ]
     most = min(bytes_max or FILES_PER_PARTITION, -(-sum(size for _, size in sized) // least) or 1)
-    groups: list[list[SegmentPlace | LogPlace]] = []
+    groups: list[list[SegmentLocation | LogFileLocation]] = []
     filled = 0
     for place, size in sized:
         if not groups or filled + size > most:
@@ -273,8 +273,8 @@ def _packed(
     return [
         ViewPartition(
             roots,
-            tuple(each for each in group if isinstance(each, SegmentPlace)),
-            tuple(each for each in group if isinstance(each, LogPlace)),
+            tuple(each for each in group if isinstance(each, SegmentLocation)),
+            tuple(each for each in group if isinstance(each, LogFileLocation)),
         )
         for group in groups
     ]
@@ -295,7 +295,7 @@ def _cut(roots: Roots, rows: Iterable[tuple[Any, ...]]) -> list[ViewPartition]:
 def _topic_row(client: Client, name: str) -> Iterator[tuple[Any, ...]]:
     try:
         state = client.topics.state(name, touch=False)
-        places = places_of(client, name)
+        places = locate_topic(client, name)
     except TopicNotFound:
         return
     sealed = [each.last_seq for each in places.extents if each.segment]

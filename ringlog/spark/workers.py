@@ -6,7 +6,7 @@ import gc
 from functools import cache
 
 
-def settle_worker(kind: str) -> None:
+def freeze_imports(kind: str) -> None:
     """At the end of a task: keep what it has imported out of the collections of garbage to come.
 
     Spark's workers collect all garbage behind each task, and that goes over every object there is: with our

@@ -27,11 +27,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ringlog.descriptors import no_room
+from ringlog.descriptors import descriptor_limit_message
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES
-from ringlog.storage.gather import Buffer, write_fully
 from ringlog.storage.layout import TMP_SUFFIX
+from ringlog.storage.vectored_write import Buffer, write_fully
 
 if sys.platform != "win32":  # Where clients go by TCP, and import this all the same.
     import fcntl
@@ -46,7 +46,7 @@ _WAIT_BEFORE, _WRITE = 1, 2  # flags of sync_file_range
 _NO_SYNC_RANGE = frozenset({errno.ENOSYS, errno.ESPIPE, errno.EINVAL, errno.EOPNOTSUPP})
 
 
-class Outstanding(NamedTuple):
+class UnsyncedState(NamedTuple):
     """What no sync covers yet of one file."""
 
     bytes: int
@@ -178,23 +178,23 @@ class Disk(Protocol):
         ...
 
 
-def failed(call: str, path: str, code: int, reason: str = "", **detail: Any) -> DiskError:
+def disk_error(call: str, path: str, code: int, reason: str = "", **detail: Any) -> DiskError:
     """Build the error every implementation raises; `reason` defaults to the system's words."""
     text = reason or os.strerror(code)
-    said = no_room() if code in {errno.EMFILE, errno.ENFILE} else text
+    said = descriptor_limit_message() if code in {errno.EMFILE, errno.ENFILE} else text
     return DiskError(f"{call} failed: {said}", call=call, path=path, errno=code, strerror=text, **detail)
 
 
-class _File:
+class _HandleState:
     """What RealDisk knows of one open file. Counters only grow, so a sync beside a write stays right."""
 
     __slots__ = (
         "changes",
         "in_doubt",
+        "is_truncate_only",
         "length",
         "length_synced",
         "name_unsynced",
-        "only_shrinks",
         "path",
         "poisoned",
         "synced",
@@ -209,7 +209,7 @@ class _File:
         self.length_synced = length
         self.name_unsynced = is_new
         self.in_doubt = False  # its directory's sync failed; a later success proves nothing
-        self.only_shrinks = False
+        self.is_truncate_only = False
         self.poisoned = ""
         self.writing_back: tuple[int, int] | None = None  # what was last given to the device
 
@@ -221,14 +221,16 @@ class RealDisk:
     """The host's file system. Handles are file descriptors, so pread and poll may be used on them."""
 
     def __init__(self) -> None:
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, _HandleState] = {}
         # Files closed with unsynced bytes: nobody may rename them. Bounded by what was written unsynced.
         self._left_unsynced: set[str] = set()
 
-    def outstanding(self, fd: int) -> Outstanding:
+    def unsynced(self, fd: int) -> UnsyncedState:
         """Say what no sync covers yet of this file."""
         file = self._file(fd)
-        return Outstanding(file.changes - file.synced, file.length != file.length_synced, file.name_unsynced)
+        return UnsyncedState(
+            file.changes - file.synced, file.length != file.length_synced, file.name_unsynced
+        )
 
     # -- handles --------------------------------------------------------------------------------------
 
@@ -237,7 +239,7 @@ class RealDisk:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE_OPEN, 0o600)
         except OSError as e:
             raise _system("create", path, e) from None
-        self._files[fd] = _File(path, 0, is_new=True)
+        self._files[fd] = _HandleState(path, 0, is_new=True)
         return fd
 
     def open_read(self, path: str) -> int:
@@ -245,7 +247,7 @@ class RealDisk:
 
     def open_cut(self, path: str) -> int:
         fd = self._open_existing("open_cut", path, os.O_RDWR)
-        self._files[fd].only_shrinks = True
+        self._files[fd].is_truncate_only = True
         return fd
 
     def open_marks(self, path: str) -> int:
@@ -258,7 +260,7 @@ class RealDisk:
         except OSError as e:
             raise _system(call, path, e) from None
         length = _require_own_file(call, path, fd)
-        self._files[fd] = _File(path, length, is_new=False)
+        self._files[fd] = _HandleState(path, length, is_new=False)
         return fd
 
     def close(self, fd: int) -> None:
@@ -271,13 +273,13 @@ class RealDisk:
         except OSError as e:
             raise _system("close", file.path, e) from None
 
-    def _file(self, fd: int) -> _File:
+    def _file(self, fd: int) -> _HandleState:
         try:
             return self._files[fd]
         except KeyError:
             raise InvariantViolation("not an open handle of this disk", fd=fd) from None
 
-    def _changeable(self, fd: int, call: str) -> _File:
+    def _changeable(self, fd: int, call: str) -> _HandleState:
         try:
             file = self._files[fd]
         except KeyError:
@@ -291,9 +293,9 @@ class RealDisk:
             )
         return file
 
-    def _growable(self, fd: int, call: str) -> _File:
+    def _growable(self, fd: int, call: str) -> _HandleState:
         file = self._changeable(fd, call)
-        if file.only_shrinks:
+        if file.is_truncate_only:
             raise _adds(file.path, call)
         return file
 
@@ -301,7 +303,7 @@ class RealDisk:
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         file = self._files.get(fd)  # written out: this is the hot path
-        if file is None or file.poisoned or file.only_shrinks:
+        if file is None or file.poisoned or file.is_truncate_only:
             file = self._growable(fd, "write_at")
         before = file.length
         try:
@@ -357,7 +359,7 @@ class RealDisk:
 
     def truncate(self, fd: int, length: int) -> None:
         file = self._changeable(fd, "truncate")
-        if file.only_shrinks and length > file.length:
+        if file.is_truncate_only and length > file.length:
             raise _adds(file.path, "truncate")
         try:
             os.ftruncate(fd, length)
@@ -494,7 +496,7 @@ class RealDisk:
             os.close(fd)
             raise _system("lock", path, e, holder=holder) from None
         _write_holder(fd)
-        self._files[fd] = _File(path, length, is_new=False)
+        self._files[fd] = _HandleState(path, length, is_new=False)
         return fd
 
     def unlock(self, fd: int) -> None:
@@ -514,7 +516,7 @@ def _sync_range(fd: int, offset: int, length: int, flags: int) -> None:
 
 
 def _system(call: str, path: str, cause: OSError, **detail: Any) -> DiskError:
-    return failed(call, path, cause.errno or 0, cause.strerror or str(cause), **detail)
+    return disk_error(call, path, cause.errno or 0, cause.strerror or str(cause), **detail)
 
 
 def _read_holder(fd: int) -> str:
@@ -555,7 +557,7 @@ def _require_own_file(call: str, path: str, fd: int) -> int:
         reason = f"has {facts.st_nlink} names, must have one"
     if reason:
         os.close(fd)
-        raise failed(call, path, errno.EPERM, reason)
+        raise disk_error(call, path, errno.EPERM, reason)
     return facts.st_size
 
 
@@ -565,9 +567,9 @@ def _require_own_directory(path: str) -> None:
     except OSError as e:
         raise _system("make_dir", path, e) from None
     if not stat.S_ISDIR(facts.st_mode):
-        raise failed("make_dir", path, errno.EEXIST, "exists and is not a directory")
+        raise disk_error("make_dir", path, errno.EEXIST, "exists and is not a directory")
     if facts.st_uid != os.geteuid():
-        raise failed("make_dir", path, errno.EPERM, f"owned by uid {facts.st_uid}, not by us")
+        raise disk_error("make_dir", path, errno.EPERM, f"owned by uid {facts.st_uid}, not by us")
 
 
 def _sync_directory(path: str) -> None:

@@ -106,7 +106,7 @@ def unpack_file(file_id: int) -> tuple[int, int]:
     return file_id >> 24, file_id & 0xFFFFFF
 
 
-def beyond(known: tuple[int, int], file_bytes: int, shards: int) -> tuple[int, int]:
+def ids_upper_bound(known: tuple[int, int], file_bytes: int, shards: int) -> tuple[int, int]:
     """(topic_id, epoch) above all that may have been given out beyond those `known`, in log of that size of
     which nobody knows what it held."""
     topics = file_bytes // CREATE_BYTES_MIN + 1

@@ -24,29 +24,29 @@ from ringlog.errors import FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame.batch import I64, U64, FrameBatch
 from ringlog.frame.layout import W_TOPIC, FrameType
-from ringlog.frame.routed import topics_of
+from ringlog.frame.routed_frame import topics_of
 from ringlog.limits import KIB, LOG_MAP_BYTES_MAX, MIB
 
 ENTRY_BYTES = 24
-PIECE_BYTES = 512
+SECTION_BYTES = 512
 """What a piece takes beside its entries, about."""
-PIECE_SPAN_MAX = 64 * MIB
+SECTION_SPAN_MAX = 64 * MIB
 """Pieces that adjoin become one up to so many bytes of the file: a lookup looks at few."""
 GAP_BYTES_MAX = 16 * KIB
 """Frames of a topic with at most so many bytes of others between them are read at once."""
 
-_FAR = 1 << 62
+_UNBOUNDED = 1 << 62
 """Nobody has looked at what follows."""
 
 
-class FileLife(NamedTuple):
+class LogFileKey(NamedTuple):
     """One life of one file: a file that is used again has another salt."""
 
     path: str
     salt: int
 
 
-class Stretch(NamedTuple):
+class LogMapRange(NamedTuple):
     """Where a reader goes on: at byte `offset` of the file, with the `size` bytes from there."""
 
     offset: int
@@ -55,7 +55,7 @@ class Stretch(NamedTuple):
     """Frames of the topic lie there. Else nobody has looked there yet, and there may be none."""
 
 
-class _Piece:
+class _MapSection:
     """The appends of a part [start, stop) of a file, by topic and then by offset."""
 
     __slots__ = ("offsets", "start", "stop", "stops", "topics")
@@ -70,9 +70,9 @@ class _Piece:
 
     @property
     def bytes(self) -> int:
-        return ENTRY_BYTES * len(self) + PIECE_BYTES
+        return ENTRY_BYTES * len(self) + SECTION_BYTES
 
-    def first_of(self, topic_id: int, offset: int, size_max: int) -> Stretch | None:
+    def find_first(self, topic_id: int, offset: int, size_max: int) -> LogMapRange | None:
         """The topic's first frame at or behind `offset`, and those right behind it."""
         wanted = np.uint64(topic_id)
         low = int(self.topics.searchsorted(wanted, "left"))
@@ -84,11 +84,11 @@ class _Piece:
         stops = self.stops[low:high]
         far = (self.offsets[low + 1 : high] - stops[:-1] > GAP_BYTES_MAX) | (stops[1:] - first > size_max)
         last = int(far.argmax()) if far.any() else high - low - 1
-        return Stretch(first, int(stops[last]) - first, is_known=True)
+        return LogMapRange(first, int(stops[last]) - first, is_known=True)
 
-    def joined(self, later: _Piece) -> _Piece:
+    def joined(self, later: _MapSection) -> _MapSection:
         """This one and the one that begins where it ends."""
-        return _Piece(
+        return _MapSection(
             self.start, later.stop, np.concatenate((self.topics, later.topics)),
             np.concatenate((self.offsets, later.offsets)), np.concatenate((self.stops, later.stops)),
         )  # fmt: skip
@@ -100,7 +100,7 @@ class LogMap:
     def __init__(self, bytes_max: int = LOG_MAP_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._files: OrderedDict[FileLife, list[_Piece]] = OrderedDict()
+        self._files: OrderedDict[LogFileKey, list[_MapSection]] = OrderedDict()
         """Pieces of each file by their starts; they do not overlap."""
         self._lock = threading.Lock()
 
@@ -109,7 +109,7 @@ class LogMap:
         """Memory it takes, about."""
         return self._bytes
 
-    def find(self, file: FileLife, topic_id: int, offset: int, size_max: int) -> Stretch:
+    def find(self, file: LogFileKey, topic_id: int, offset: int, size_max: int) -> LogMapRange:
         """Where a reader of the topic that is at `offset` has to look next: it misses nothing that way.
 
         Of a stretch that is known there are `size_max` bytes at most, or one frame.
@@ -117,20 +117,20 @@ class LogMap:
         with self._lock:
             pieces = self._files.get(file)
             if pieces is None:
-                return Stretch(offset, _FAR, is_known=False)
+                return LogMapRange(offset, _UNBOUNDED, is_known=False)
             self._files.move_to_end(file)
             at = max(bisect_right(pieces, offset, key=_start_of) - 1, 0)
             for piece in pieces[at:]:
                 if offset < piece.start:
-                    return Stretch(offset, piece.start - offset, is_known=False)
+                    return LogMapRange(offset, piece.start - offset, is_known=False)
                 if offset < piece.stop:
-                    found = piece.first_of(topic_id, offset, size_max)
+                    found = piece.find_first(topic_id, offset, size_max)
                     if found is not None:
                         return found
                     offset = piece.stop
-            return Stretch(offset, _FAR, is_known=False)
+            return LogMapRange(offset, _UNBOUNDED, is_known=False)
 
-    def learn(self, file: FileLife, buffer: Any, found: FrameBatch, start: int, origin: int) -> None:
+    def add_scan(self, file: LogFileKey, buffer: Any, found: FrameBatch, start: int, origin: int) -> None:
         """Take in what a scan of the file found from byte `start` of the buffer on, not resolved yet; the
         buffer begins at byte `origin` of the file."""
         low, high = origin + start, origin + found.stop
@@ -143,16 +143,16 @@ class LogMap:
                 return  # Another thread was faster.
             if at < len(pieces):
                 high = min(high, pieces[at].start)
-            self._put(pieces, at, _piece_of(buffer, found, origin, low, high))
+            self._put(pieces, at, _section_of(buffer, found, origin, low, high))
             self._files.move_to_end(file)
             self._shrink()
 
-    def _put(self, pieces: list[_Piece], at: int, piece: _Piece) -> None:
+    def _put(self, pieces: list[_MapSection], at: int, piece: _MapSection) -> None:
         """Insert it, joined with the one before as long as that is not much larger: each entry is sorted a
         few times, however small the pieces come."""
         while at:
             before = pieces[at - 1]
-            is_near = before.stop == piece.start and piece.stop - before.start <= PIECE_SPAN_MAX
+            is_near = before.stop == piece.start and piece.stop - before.start <= SECTION_SPAN_MAX
             if not is_near or len(before) > 2 * len(piece) + 64:
                 break
             piece = before.joined(piece)
@@ -171,11 +171,11 @@ class LogMap:
                 self._files.clear()
 
 
-def _start_of(piece: _Piece) -> int:
+def _start_of(piece: _MapSection) -> int:
     return piece.start
 
 
-def _piece_of(buffer: Any, found: FrameBatch, origin: int, low: int, high: int) -> _Piece:
+def _section_of(buffer: Any, found: FrameBatch, origin: int, low: int, high: int) -> _MapSection:
     """The appends, and the copies in routed frames, that begin below `high`."""
     found = found.take(slice(0, int(np.searchsorted(found.offsets, high - origin))))
     kinds = frames.types_of(found.words)
@@ -195,4 +195,4 @@ def _piece_of(buffer: Any, found: FrameBatch, origin: int, low: int, high: int) 
         order = np.argsort(places, kind="stable")
         places, names = places[order], names[order]
     offsets = found.offsets[places] + origin
-    return _Piece(low, high, names, offsets, offsets + found.total_bytes[places])
+    return _MapSection(low, high, names, offsets, offsets + found.total_bytes[places])

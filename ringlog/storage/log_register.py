@@ -47,7 +47,7 @@ EARLIER_MAX = (ENTRY_BYTES - 8 - _HEAD.size) // _PAIR.size
 _NAME = re.compile(r"^log-(\d{2,5})$")
 
 
-class Entry(NamedTuple):
+class RegisterEntry(NamedTuple):
     """What a register says."""
 
     shard: int
@@ -61,7 +61,7 @@ class Entry(NamedTuple):
     earlier: tuple[tuple[int, int], ...] = ()
 
     @property
-    def newest(self) -> tuple[tuple[int, int], ...]:
+    def newest_files(self) -> tuple[tuple[int, int], ...]:
         """(shards, file) of the newest file under each number of shards."""
         return ((self.shards, self.file), *self.earlier) if self.file else self.earlier
 
@@ -87,13 +87,13 @@ def parse_register_name(name: str) -> int | None:
     return int(match[1]) if match and register_name(int(match[1])) == name else None
 
 
-def encode_register(entry: Entry) -> bytes:
+def encode_register(entry: RegisterEntry) -> bytes:
     """A register that holds this entry alone."""
     blank = bytes(ENTRY_BYTES)
     return blank + entry.encode() if entry.number % 2 else entry.encode() + blank
 
 
-def decode_register(data: bytes, path: str) -> Entry:
+def decode_register(data: bytes, path: str) -> RegisterEntry:
     """The newest entry that verifies; raises CorruptData naming the path and what is wrong."""
     if len(data) != 2 * ENTRY_BYTES:
         raise CorruptData("the log's register has the wrong length", file=path, bytes=len(data))
@@ -104,7 +104,7 @@ def decode_register(data: bytes, path: str) -> Entry:
     return max(valid, key=lambda entry: entry.number)
 
 
-def _decode(data: bytes, path: str) -> Entry | None:
+def _decode(data: bytes, path: str) -> RegisterEntry | None:
     body = data[: ENTRY_BYTES - 8]
     if xxhash.xxh3_64_intdigest(body) != int.from_bytes(data[ENTRY_BYTES - 8 :], "little"):
         return None
@@ -120,10 +120,10 @@ def _decode(data: bytes, path: str) -> Entry | None:
     if earlier > EARLIER_MAX:
         return None
     pairs = tuple(_PAIR.iter_unpack(body[_HEAD.size : _HEAD.size + earlier * _PAIR.size]))
-    return Entry(shard, number, engine_id, last_id, last_epoch, file_bytes, shards, file, pairs)
+    return RegisterEntry(shard, number, engine_id, last_id, last_epoch, file_bytes, shards, file, pairs)
 
 
-def read_register(disk: Disk, data_dir: str, shard: int) -> Entry | None:
+def read_register(disk: Disk, data_dir: str, shard: int) -> RegisterEntry | None:
     """What a stream's register says, None when there is none; raises CorruptData, DiskError."""
     relative = f"{META_DIR}/{register_name(shard)}"
     path = f"{data_dir}/{relative}"
@@ -154,7 +154,7 @@ class LogRegister:
 
     def __init__(self, disk: Disk, data_dir: str, shard: int) -> None:
         self._disk, self._data_dir, self._shard = disk, data_dir, shard
-        self._entry: Entry | None = None
+        self._entry: RegisterEntry | None = None
         self._fd = -1
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class LogRegister:
             self._disk.close(self._fd)
             self._fd = -1
 
-    def note(
+    def record_newest_file(
         self, engine_id: bytes, shards: int, file: int, file_bytes: int, last_identity: tuple[int, int]
     ) -> None:
         """Make durable that this is the stream's newest file; raises DiskError.
@@ -177,10 +177,10 @@ class LogRegister:
                 before = read_register(self._disk, self._data_dir, self._shard)
             except CorruptData:
                 before = None
-        earlier = dict(before.newest) if before else {}
+        earlier = dict(before.newest_files) if before else {}
         earlier.pop(shards, None)
         number = self._entry.number + 1 if self._entry else 1
-        entry = Entry(
+        entry = RegisterEntry(
             self._shard, number, engine_id, *last_identity, file_bytes, shards, file,
             tuple(sorted(earlier.items())[-EARLIER_MAX:]),
         )  # fmt: skip
@@ -190,13 +190,13 @@ class LogRegister:
             self._overwrite(entry)
         self._entry = entry
 
-    def _make(self, entry: Entry) -> None:
+    def _make(self, entry: RegisterEntry) -> None:
         meta = f"{self._data_dir}/{META_DIR}"
         self._disk.make_dir(meta)
         self._disk.sync_dir(self._data_dir)
         replace_file(self._disk, meta, register_name(self._shard), encode_register(entry))
         self._fd = self._disk.open_marks(f"{meta}/{register_name(self._shard)}")
 
-    def _overwrite(self, entry: Entry) -> None:
+    def _overwrite(self, entry: RegisterEntry) -> None:
         self._disk.write_at(self._fd, [entry.encode()], entry.number % 2 * ENTRY_BYTES)
         self._disk.sync_data(self._fd)

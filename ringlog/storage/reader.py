@@ -8,7 +8,7 @@ frame that begins below the head is delivered whole; its owner cuts.
 
 It does no waiting and sends no message, so that a server can hold thousands. `next_run` answers with
 frames or with a Pause saying why there are none: the owner waits for a publication, or asks the shard
-for a new Located with the cursor and hands it to `relocate`, or fetches `cold_wanted` and hands it to
+for a new Located with the cursor and hands it to `relocate`, or fetches `cold_range_needed` and hands it to
 `supply`.
 
 What is checked of every frame of the topic, before anybody sees it: its seal under the salt of the file
@@ -35,13 +35,13 @@ from ringlog.errors import ColdUnavailable, CorruptData, DiskError, FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import FrameBatch
-from ringlog.frame.routed import resolve
+from ringlog.frame.routed_frame import resolve_copies
 from ringlog.frame.view import FrameView, open_frame
 from ringlog.limits import FRAME_BYTES_MAX, KIB, MIB
 from ringlog.storage.disk import Disk
-from ringlog.storage.log_map import FileLife, LogMap
-from ringlog.storage.shelf import SegmentShelf
-from ringlog.storage.windows import ColdWant, MappedFile, ReadFile, SuppliedFile, Window, WindowFile
+from ringlog.storage.log_map import LogFileKey, LogMap
+from ringlog.storage.segment_cache import SegmentCache
+from ringlog.storage.windows import ColdByteRange, MappedFile, PreadFile, RemoteFile, Window, WindowFile
 
 WINDOW_BYTES = 1 * MIB
 """Bytes read at a time; one frame that is larger is read whole."""
@@ -51,7 +51,7 @@ WINDOWS_PER_CALL_MAX = 64
 """Windows without a frame of the topic after which next_run returns to its caller."""
 SCAN_WINDOW_BYTES = 256 * KIB
 """Bytes read at a time where frames of the topic are far between and nobody has looked yet."""
-DENSE = 8
+DENSE_FRAME_RATIO = 8
 """At least every so many-th frame of a window is the topic's: that window is not worth remembering."""
 SEEK_POSITIONS_MIN = 16_384
 """A jump forward that is longer is worth a look into the segment's index."""
@@ -101,14 +101,14 @@ class LocatedFacts(Protocol):
     def deleted(self) -> bytes: ...
 
 
-class Mark(NamedTuple):
+class LogHighWatermark(NamedTuple):
     """Published mark of a stream: the frames of file `file_id` below `offset`, and all older files."""
 
     file_id: int
     offset: int
 
 
-Marks = Callable[[bool], Mark]
+HighWatermarkReader = Callable[[bool], LogHighWatermark]
 """Reads the shard's published mark; True asks for the one of its volatile log."""
 
 
@@ -122,7 +122,7 @@ class Pause(Enum):
     MOVED = "moved"
     """The extents known are used up, or their files are gone: ask for a new Located."""
     COLD = "cold"
-    """The bytes lie where only somebody else can read: fetch `cold_wanted`, hand it to `supply`."""
+    """The bytes lie where only somebody else can read: fetch `cold_range_needed`, hand it to `supply`."""
     UNFINISHED = "unfinished"
     """A lot of log was scanned and none of it was the topic's: call again when others had a turn."""
 
@@ -191,13 +191,13 @@ class TopicReader:
         *,
         data_dir: str,
         shm_dir: str,
-        marks: Marks,
+        marks: HighWatermarkReader,
         disk: Disk,
         is_mapped: bool = False,
         checks_bodies: bool = True,
         window_bytes: int = WINDOW_BYTES,
         cold_dir: str = "",
-        shelf: SegmentShelf | None = None,
+        shelf: SegmentCache | None = None,
         log_map: LogMap | None = None,
         windows_per_call: int = WINDOWS_PER_CALL_MAX,
     ) -> None:
@@ -210,12 +210,12 @@ class TopicReader:
         """Last seq delivered, or passed over because it lies below what is retained."""
         self._roots = (data_dir, shm_dir)
         self._cold_dir = cold_dir
-        self._shelf = shelf
+        self._segment_cache = shelf
         self._log_map = log_map
         self._is_sparse = False  # Whole windows of the log hold nothing of the topic.
         self._marks = marks
         self._disk = disk
-        self._open: type[ReadFile] | type[MappedFile] = MappedFile if is_mapped else ReadFile
+        self._open: type[PreadFile] | type[MappedFile] = MappedFile if is_mapped else PreadFile
         self._checks_bodies = checks_bodies
         self._window_bytes = window_bytes
         self._windows_per_call = windows_per_call
@@ -229,9 +229,9 @@ class TopicReader:
         self._frame_bytes = 0  # Size of the frame at `_offset` where an index told it.
         self._is_sought = False
         self._known_bytes = 0
-        self._sealed_to: list[int] = []
-        self._learn_segments()
-        self._enter(self._extent_of(cursor + 1))
+        self._segment_last_seqs: list[int] = []
+        self._index_segments()
+        self._enter_extent(self._extent_of(cursor + 1))
 
     @property
     def located(self) -> LocatedFacts:
@@ -244,14 +244,14 @@ class TopicReader:
         return self._deleted
 
     @property
-    def cold_wanted(self) -> ColdWant | None:
+    def cold_range_needed(self) -> ColdByteRange | None:
         """After Pause.COLD: what to fetch."""
-        return self._file.wanted if isinstance(self._file, SuppliedFile) else None
+        return self._file.range_needed if isinstance(self._file, RemoteFile) else None
 
-    def supply(self, want: ColdWant, data: Any) -> None:
+    def supply_cold_bytes(self, want: ColdByteRange, data: Any) -> None:
         """Hand in what `want` names; ignored when the reader has gone elsewhere meanwhile."""
-        if isinstance(self._file, SuppliedFile) and self._file.wanted == want:
-            self._file.supply(data)
+        if isinstance(self._file, RemoteFile) and self._file.range_needed == want:
+            self._file.supply_bytes(data)
 
     def relocate(self, located: LocatedFacts, cursor: int | None = None) -> None:
         """Go on from `cursor` (default: where we are) with new extents."""
@@ -259,10 +259,10 @@ class TopicReader:
         if located is not self._located:
             self._deleted = _bitmap(located.deleted)
             self._located = located
-            self._learn_segments()
+            self._index_segments()
         if cursor is not None:
             self.cursor = cursor
-        self._enter(self._extent_of(self.cursor + 1))
+        self._enter_extent(self._extent_of(self.cursor + 1))
 
     def seek(self, cursor: int) -> tuple[str, int]:
         """Go to a position; returns the file, named as in its extent, and the offset to read on from.
@@ -279,15 +279,15 @@ class TopicReader:
 
     def is_sealed(self, seq: int) -> bool:
         """Is one of the segments known the place of this number, if it has any?"""
-        return bool(self._sealed_to) and seq <= self._sealed_to[-1]
+        return bool(self._segment_last_seqs) and seq <= self._segment_last_seqs[-1]
 
-    def _learn_segments(self) -> None:
+    def _index_segments(self) -> None:
         """Segments come first, in the order of their numbers."""
-        self._sealed_to = [extent.last_seq for extent in self._located.extents if extent.segment]
+        self._segment_last_seqs = [extent.last_seq for extent in self._located.extents if extent.segment]
 
     def _extent_of(self, seq: int) -> int:
         """Index of the first extent that may hold the number or one above it."""
-        return bisect_left(self._sealed_to, seq)
+        return bisect_left(self._segment_last_seqs, seq)
 
     def skip_to(self, cursor: int) -> None:
         """Go on behind `cursor`, which is not before where we are; a long way is not walked where an index
@@ -298,19 +298,19 @@ class TopicReader:
             self._is_sought = not self._located.extents[self._extent].segment
 
     @property
-    def place(self) -> tuple[int, int]:
+    def log_position(self) -> tuple[int, int]:
         """File of the log and offset where this goes on; (0, 0) when that is in no file of the log."""
         extents = self._located.extents
         if self._extent >= len(extents) or extents[self._extent].segment:
             return 0, 0
         return extents[self._extent].file_id, self._offset
 
-    def file_of(self, path: str) -> int:
+    def log_file_id(self, path: str) -> int:
         """Number of a file of the log that is among the extents; 0 = it is none of them."""
         named = (each.file_id for each in self._located.extents if each.path == path and not each.segment)
         return next(named, 0)
 
-    def pass_over(self, last_seq: int, file_id: int, stop: int) -> None:
+    def advance_past(self, last_seq: int, file_id: int, stop: int) -> None:
         """Go on behind `last_seq`, which somebody else has read; what follows lies at `stop` of this file, or
         behind it."""
         extents = self._located.extents
@@ -321,7 +321,7 @@ class TopicReader:
         elif last_seq > self.cursor:
             self.skip_to(last_seq)
 
-    def straight(
+    def read_at_hint(
         self, first_seq: int, last_seq: int, file_id: int, offset: int, stop: int
     ) -> FrameView | None:
         """The records `first_seq` .. `last_seq`, if they come next and are one frame at [offset, stop) of a
@@ -339,7 +339,7 @@ class TopicReader:
             return None
         if (extent.stop and stop > extent.stop) or stop - offset > FRAME_BYTES_MAX:
             return None
-        view = self._opened_straight(extent, offset, stop)
+        view = self._open_at_hint(extent, offset, stop)
         if view is None:
             return None
         located = self._located
@@ -351,7 +351,7 @@ class TopicReader:
         self._hole_seen = False
         return view
 
-    def _opened_straight(self, extent: ExtentFacts, offset: int, stop: int) -> FrameView | None:
+    def _open_at_hint(self, extent: ExtentFacts, offset: int, stop: int) -> FrameView | None:
         file = self._file or self._opened(extent)
         if file is None:
             return None
@@ -391,7 +391,7 @@ class TopicReader:
             if self._offset >= stop:
                 if not extent.stop or self._offset < extent.stop:
                     return Pause.AT_MARK
-                self._enter(self._extent + 1)
+                self._enter_extent(self._extent + 1)
                 continue
             is_new = self._is_sparse and not extent.segment and self._look_up(extent, window_bytes)
             if self._offset >= stop:
@@ -402,15 +402,15 @@ class TopicReader:
                 return window
             found = frames.scan(window.buffer.view("<u8"), window.start, window.stop)
             if not len(found):
-                self._damaged(extent, found.reason or "zeros where frames were published", self._offset)
+                self._raise_corrupt(extent, found.reason or "zeros where frames were published", self._offset)
             if is_new:
-                self._leave(extent, window, found)
+                self._share_scan(extent, window, found)
             if not extent.segment:
                 found = self._resolved(extent, window, found)
-            run = self._take(extent, window, found, head_seq)
+            run = self._select_frames(extent, window, found, head_seq)
             if run is not None:
                 if is_new and isinstance(run, FrameRun):
-                    self._is_sparse = DENSE * len(run.batch) < len(found)
+                    self._is_sparse = DENSE_FRAME_RATIO * len(run.batch) < len(found)
                 return run
             self._is_sparse = self._log_map is not None
             windows += 1
@@ -422,19 +422,19 @@ class TopicReader:
         """Go to where the topic's next frame may be; True when nobody has looked there yet."""
         if self._log_map is None or self._known_bytes:
             return False
-        file = FileLife(extent.path, extent.salt)
+        file = LogFileKey(extent.path, extent.salt)
         found = self._log_map.find(file, self._located.topic_id, self._offset, window_bytes)
         self._offset = found.offset
         self._known_bytes = found.size if found.is_known else min(found.size, SCAN_WINDOW_BYTES)
         return not found.is_known
 
-    def _leave(self, extent: ExtentFacts, window: Window, found: FrameBatch) -> None:
+    def _share_scan(self, extent: ExtentFacts, window: Window, found: FrameBatch) -> None:
         """Tell others what lies in this part of the log."""
         assert self._log_map is not None
-        file = FileLife(extent.path, extent.salt)
-        self._log_map.learn(file, window.buffer, found, window.start, window.origin)
+        file = LogFileKey(extent.path, extent.salt)
+        self._log_map.add_scan(file, window.buffer, found, window.start, window.origin)
 
-    def _enter(self, index: int) -> None:
+    def _enter_extent(self, index: int) -> None:
         self.close()
         self._extent = index
         if index < len(self._located.extents):
@@ -448,8 +448,8 @@ class TopicReader:
         self._is_sought = True
         if extent.last_seq <= self.cursor:
             self._offset = extent.stop
-        elif self._shelf is not None and self.cursor >= extent.first_seq:
-            place = self._shelf.frame_at(extent.path, self._located.topic_id, self.cursor + 1)
+        elif self._segment_cache is not None and self.cursor >= extent.first_seq:
+            place = self._segment_cache.frame_at(extent.path, self._located.topic_id, self.cursor + 1)
             if place is not None and self._offset <= place.offset < extent.stop:
                 self._offset, self._frame_bytes = place.offset, place.length
 
@@ -476,7 +476,7 @@ class TopicReader:
         if window is None:
             return Pause.COLD
         if window.stop - window.start < 8:
-            self._damaged(extent, "the file ends before what was published", self._offset)
+            self._raise_corrupt(extent, "the file ends before what was published", self._offset)
         length = int(window.buffer[window.start : window.start + 4].view("<u4")[0]) + layout.LEN_FIELD_BYTES
         if window.stop - window.start < length <= FRAME_BYTES_MAX and wanted < stop:
             window = self._window(extent, file, min(self._offset + length, stop))
@@ -494,7 +494,7 @@ class TopicReader:
         """Open the extent's file; None when it is no longer there."""
         is_cold = extent.tier == TIER_COLD
         if is_cold and not self._cold_dir:
-            return SuppliedFile(extent.path)
+            return RemoteFile(extent.path)
         try:
             return self._open(self._disk, self._path(extent))
         except DiskError as e:
@@ -514,16 +514,16 @@ class TopicReader:
     def _resolved(self, extent: ExtentFacts, window: Window, found: FrameBatch) -> FrameBatch:
         """With the copies of our topic as the appends they stand for; what lies before damage goes first."""
         try:
-            return resolve(window.buffer, found, extent.salt, topic_id=self._located.topic_id)
+            return resolve_copies(window.buffer, found, extent.salt, topic_id=self._located.topic_id)
         except FrameInvalid as e:
             bad = int(np.searchsorted(found.offsets, e.offset))
             if not bad:
-                self._damaged(extent, e.reason, window.origin + e.offset)
+                self._raise_corrupt(extent, e.reason, window.origin + e.offset)
         sound = found.take(slice(0, bad))
         sound.stop = int(found.offsets[bad])
-        return resolve(window.buffer, sound, extent.salt, topic_id=self._located.topic_id)
+        return resolve_copies(window.buffer, sound, extent.salt, topic_id=self._located.topic_id)
 
-    def _take(
+    def _select_frames(
         self, extent: ExtentFacts, window: Window, found: FrameBatch, head_seq: int
     ) -> FrameRun | Pause | None:
         """Move past the frames found; return ours among them, or None when there are none."""
@@ -532,7 +532,7 @@ class TopicReader:
         if extent.segment and len(mine) < len(found):
             stranger = int(np.setdiff1d(np.arange(len(found)), mine)[0])
             if stranger == 0:
-                self._damaged(extent, "a frame of another topic", window.origin + int(found.offsets[0]))
+                self._raise_corrupt(extent, "a frame of another topic", window.origin + int(found.offsets[0]))
             found = self._stop_before(window, found, stranger)
             mine = mine[:stranger]
         if not len(mine):
@@ -542,16 +542,16 @@ class TopicReader:
         if bad is None:
             bad = frames.first_true(frames.malformed(ours.words))
         if bad == 0:
-            self._damaged(extent, "header does not verify", window.origin + int(ours.places[0]))
+            self._raise_corrupt(extent, "header does not verify", window.origin + int(ours.stored_offsets[0]))
         if bad is not None:
             ours = self._stop_before(window, ours, bad)
-        fresh = self._fresh(ours)
+        fresh = self._undelivered(ours)
         if extent.segment:
             hidden = frames.first_true(fresh.words[:, layout.W_BASE_SEQ].astype(np.int64) > head_seq)
         else:
             hidden = frames.first_true(_last_seqs(fresh) > head_seq)
         if hidden == 0:
-            self._offset = window.origin + int(fresh.places[0])
+            self._offset = window.origin + int(fresh.stored_offsets[0])
             return Pause.BEYOND_HEAD
         if hidden is not None:
             fresh = self._stop_before(window, fresh, hidden)
@@ -559,10 +559,10 @@ class TopicReader:
 
     def _stop_before(self, window: Window, batch: FrameBatch, row: int) -> FrameBatch:
         """Keep what lies before `row`, and go on at `row` the next time."""
-        self._offset = window.origin + int(batch.places[row])
+        self._offset = window.origin + int(batch.stored_offsets[row])
         return batch.take(slice(0, row))
 
-    def _fresh(self, ours: FrameBatch) -> FrameBatch:
+    def _undelivered(self, ours: FrameBatch) -> FrameBatch:
         """Choose the appends of this life that hold records after the cursor, each once."""
         wanted = (frames.types_of(ours.words) == layout.FrameType.APPEND) & (
             frames.epochs_of(ours.words) == self._located.epoch
@@ -583,19 +583,19 @@ class TopicReader:
             return None
         hole = self._first_hole(fresh)
         if hole == 0:
-            return self._doubt(extent, window, fresh)
+            return self._recheck_hole(extent, window, fresh)
         if hole is not None:
             fresh = self._stop_before(window, fresh, hole)
         bad = frames.first_bad_body(window.buffer, fresh) if self._checks_bodies else None
         if bad == 0:
-            at = window.origin + int(fresh.places[0])
+            at = window.origin + int(fresh.stored_offsets[0])
             first, last = int(fresh.words[0, layout.W_BASE_SEQ]), int(_last_seqs(fresh)[0])
-            self._damaged(extent, "body does not verify", at, seq=first, first_seq=first, last_seq=last)
+            self._raise_corrupt(extent, "body does not verify", at, seq=first, first_seq=first, last_seq=last)
         if bad is not None:
             fresh = self._stop_before(window, fresh, bad)
         self._hole_seen = False
         self.cursor = int(_last_seqs(fresh)[-1])
-        is_file = extent.segment and not isinstance(self._file, SuppliedFile)
+        is_file = extent.segment and not isinstance(self._file, RemoteFile)
         file = self._path(extent) if is_file else ""
         return FrameRun(window.buffer, fresh, extent.salt, extent.path, window.origin, file)
 
@@ -625,24 +625,24 @@ class TopicReader:
                 gone += high - low - (0 if deleted is None else deleted.range_cardinality(low, high))
         return gone >= stop - at
 
-    def _doubt(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> Pause:
+    def _recheck_hole(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> Pause:
         """Records are missing: retention may have moved while we read, so ask once before crying damage."""
-        at = window.origin + int(fresh.places[0])
+        at = window.origin + int(fresh.stored_offsets[0])
         if self._hole_seen:
             found = int(fresh.words[0, layout.W_BASE_SEQ])
-            self._damaged(
+            self._raise_corrupt(
                 extent, "records are missing from the log", at, seq=self.cursor + 1, found_seq=found
             )
         self._hole_seen = True
         self._offset = at
         return Pause.MOVED
 
-    def _damaged(self, extent: ExtentFacts, reason: str, offset: int, **detail: Any) -> NoReturn:
+    def _raise_corrupt(self, extent: ExtentFacts, reason: str, offset: int, **detail: Any) -> NoReturn:
         self._offset = offset
         first, last = self.cursor + 1, max(self.cursor + 1, extent.last_seq)
         place = None
-        if extent.segment and self._shelf is not None:
-            place = self._shelf.frame_at(extent.path, self._located.topic_id, first)
+        if extent.segment and self._segment_cache is not None:
+            place = self._segment_cache.frame_at(extent.path, self._located.topic_id, first)
         if place is not None and place.offset == offset:
             first, last = place.first_seq, place.last_seq
         raise CorruptData(

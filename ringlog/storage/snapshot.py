@@ -181,8 +181,8 @@ def _padded(length: int) -> int:
 
 
 def _is_table(ids: U64, starts: U64, rows_bytes: int) -> bool:
-    in_order = bool((ids[1:] > ids[:-1]).all()) and bool((starts[1:] > starts[:-1]).all())
-    return in_order and int(starts[0]) == 0 and int(starts[-1]) == rows_bytes
+    in_replay_order = bool((ids[1:] > ids[:-1]).all()) and bool((starts[1:] > starts[:-1]).all())
+    return in_replay_order and int(starts[0]) == 0 and int(starts[-1]) == rows_bytes
 
 
 # -- files ------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def snapshot_numbers(disk: Disk, data_dir: str) -> list[tuple[int, int]]:
     return sorted({found for name in names if (found := parse_snapshot_name(name.removesuffix(TMP_SUFFIX)))})
 
 
-def next_number(disk: Disk, data_dir: str, shard: int, shards: int, at_least: int = 0) -> int:
+def next_snapshot_number(disk: Disk, data_dir: str, shard: int, shards: int, at_least: int = 0) -> int:
     """A number above every one that this shard ever used (SN-9), and above `at_least`.
 
     Within a layout a shard's numbers follow one another without a gap. The first one under a new layout is

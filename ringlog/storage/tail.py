@@ -19,7 +19,7 @@ from ringlog.frame import batch as frames
 from ringlog.frame import layout
 from ringlog.frame.batch import I64, U64, FrameBatch
 from ringlog.frame.facts import RecordFacts, record_facts
-from ringlog.frame.routed import resolve
+from ringlog.frame.routed_frame import resolve_copies
 from ringlog.limits import FRAME_BYTES_MAX, MIB
 from ringlog.storage.disk import Disk
 from ringlog.storage.reader import ExtentFacts
@@ -36,7 +36,7 @@ _TAG_RECORDS = 8
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-class Growing(Generic[Scalar]):
+class GrowableArray(Generic[Scalar]):
     """An array that grows at its end and shrinks from its front."""
 
     def __init__(self, dtype: type[Scalar]) -> None:
@@ -66,11 +66,11 @@ class Growing(Generic[Scalar]):
             self._start, self._stop = 0, len(self._room)
 
 
-class Tags:
+class TailTags:
     """Which tag each record has, as a number; tags sorted, so that a prefix is a contiguous range."""
 
     def __init__(self) -> None:
-        self.codes = Growing(np.uint32)
+        self.codes = GrowableArray(np.uint32)
         self._code_of: dict[bytes, int] = {b"": 0}
         self._sorted: list[bytes] = []
         self._sorted_codes: list[int] = []
@@ -102,7 +102,7 @@ class Tags:
         tags = list(self._code_of)
         self._code_of = {tags[code]: i for i, code in enumerate(used.tolist())}
         self._sorted, self._sorted_codes = [], []
-        renumbered: Growing[np.uint32] = Growing(np.uint32)
+        renumbered: GrowableArray[np.uint32] = GrowableArray(np.uint32)
         renumbered.append(np.searchsorted(used, codes).astype(np.uint32))
         self.codes = renumbered
 
@@ -133,7 +133,7 @@ class Tags:
         return [code for code, tag in zip(codes, self._sorted[start:stop], strict=True) if is_wanted(tag)]
 
 
-class Tail:
+class TopicTail:
     """One topic's records in WAL files, from the number after `after` on."""
 
     def __init__(self, topic_id: int, epoch: int, after: int, *, with_tags: bool) -> None:
@@ -143,20 +143,20 @@ class Tail:
         """Numbers up to this one were passed over: they lie elsewhere, or are gone."""
         self.last_seq = after
         """Last number that was seen."""
-        self._seqs = Growing(np.uint64)
-        self._sizes = Growing(np.int64)
-        self._stamps = Growing(np.int64)
-        self._expires: Growing[np.int64] | None = None
-        self._not_before: Growing[np.int64] | None = None
-        self._priorities: Growing[np.uint8] | None = None
-        self.tags = Tags() if with_tags else None
+        self._seqs = GrowableArray(np.uint64)
+        self._sizes = GrowableArray(np.int64)
+        self._stamps = GrowableArray(np.int64)
+        self._expires: GrowableArray[np.int64] | None = None
+        self._not_before: GrowableArray[np.int64] | None = None
+        self._priorities: GrowableArray[np.uint8] | None = None
+        self.tags = TailTags() if with_tags else None
         self._offsets: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._seqs.values)
 
     @property
-    def weight(self) -> int:
+    def memory_cost(self) -> int:
         """What it takes to remember, in records without a tag."""
         return len(self) + (0 if self.tags is None else _TAG_RECORDS * len(self.tags))
 
@@ -190,7 +190,7 @@ class Tail:
         """(n,) own priority; None when no record has one."""
         return None if self._priorities is None else self._priorities.values
 
-    def feed(self, facts: RecordFacts) -> None:
+    def append_records(self, facts: RecordFacts) -> None:
         """Take in records that follow the last one seen; what is known already is passed over."""
         fresh = int(np.searchsorted(facts.seqs, self.last_seq, side="right"))
         if fresh == len(facts):
@@ -206,7 +206,7 @@ class Tail:
         self._stamps.append(facts.stamps[fresh:])
         self.last_seq = int(facts.seqs[-1])
 
-    def forget(self, below: int) -> None:
+    def drop_below(self, below: int) -> None:
         """Numbers below this one will not be asked for any more."""
         count = int(np.searchsorted(self.seqs, below))
         if not count:
@@ -234,7 +234,7 @@ class Tail:
         finally:
             files.close(fd)
 
-    def keep_only(self, file_ids: set[int]) -> None:
+    def retain_files(self, file_ids: set[int]) -> None:
         """Forget how far it came in other files."""
         self._offsets = {file_id: at for file_id, at in self._offsets.items() if file_id in file_ids}
 
@@ -248,12 +248,12 @@ class Tail:
         found = frames.scan(buffer.view("<u8"))
         if not len(found):
             raise self._damage(extent, at, found.reason or "the file ends before what was published")
-        self._take(extent, buffer, found, at)
+        self._append_window(extent, buffer, found, at)
         return at + found.stop
 
-    def _take(self, extent: ExtentFacts, buffer: Any, found: FrameBatch, origin: int) -> None:
+    def _append_window(self, extent: ExtentFacts, buffer: Any, found: FrameBatch, origin: int) -> None:
         try:
-            found = resolve(buffer, found, extent.salt, topic_id=self._topic_id)
+            found = resolve_copies(buffer, found, extent.salt, topic_id=self._topic_id)
         except FrameInvalid as e:
             raise self._damage(extent, origin + e.offset, e.reason) from None
         words = found.words
@@ -266,16 +266,18 @@ class Tail:
         rows = np.flatnonzero(wanted)
         if not len(rows):
             return
-        ours = _without_given_up(buffer, _ascending(found.take(rows)))
+        ours = _without_unverified(buffer, _ascending(found.take(rows)))
         if not len(ours):
             return
         for fault in (frames.first_bad_seal(ours, extent.salt), frames.first_bad_body(buffer, ours)):
             if fault is not None:
-                raise self._damage(extent, origin + int(ours.places[fault]), "checksum does not match")
+                raise self._damage(
+                    extent, origin + int(ours.stored_offsets[fault]), "checksum does not match"
+                )
         try:
-            self.feed(record_facts(buffer, ours, with_tags=self.tags is not None))
+            self.append_records(record_facts(buffer, ours, with_tags=self.tags is not None))
         except FrameInvalid as e:
-            raise self._damage(extent, origin + int(ours.places[0]), e.reason) from None
+            raise self._damage(extent, origin + int(ours.stored_offsets[0]), e.reason) from None
 
     def _damage(self, extent: ExtentFacts, offset: int, reason: str) -> CorruptData:
         return CorruptData(
@@ -285,15 +287,15 @@ class Tail:
 
 
 def _extended(
-    column: Growing[Scalar] | None, known: int, dtype: type[Scalar], facts: RecordFacts,
+    column: GrowableArray[Scalar] | None, known: int, dtype: type[Scalar], facts: RecordFacts,
     values: NDArray[Scalar] | None, fresh: int,
-) -> Growing[Scalar] | None:  # fmt: skip
+) -> GrowableArray[Scalar] | None:  # fmt: skip
     """A column that most topics lack, with what records from row `fresh` on have of it; made when the first
     one has a value."""
     if column is None:
         if values is None:
             return None
-        column = Growing(dtype)
+        column = GrowableArray(dtype)
         column.append(np.zeros(known, dtype))
     column.append(np.zeros(len(facts) - fresh, dtype) if values is None else values[fresh:])
     return column
@@ -304,7 +306,7 @@ def _read(files: Disk, fd: int, at: int, length: int) -> NDArray[np.uint8]:
     return buffer[: files.read_into(fd, buffer, at) & ~7]
 
 
-def _without_given_up(buffer: Any, batch: FrameBatch) -> FrameBatch:
+def _without_unverified(buffer: Any, batch: FrameBatch) -> FrameBatch:
     """Without frames of class memory whose body does not verify: recovery gives them up."""
     kept = batch
     while (bad := frames.first_bad_body(buffer, kept)) is not None:

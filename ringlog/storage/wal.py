@@ -26,7 +26,7 @@ from ringlog.storage.log_register import LogRegister
 _FILL_STEP_BYTES = 4 * FILL_CHUNK_BYTES
 FIRST_FILE_BYTES = 4 * FILL_CHUNK_BYTES
 """An incarnation's first file is small, since producers wait while it is made."""
-PIECE_BYTES = 256 << 10
+SYNC_CHUNK_BYTES = 256 << 10
 """Of a group that is synced next: the device works on one piece while the next is copied to the cache."""
 
 
@@ -110,7 +110,9 @@ class WalWriter:
         )  # fmt: skip
         self._disk.write_at(prepared.fd, [header.encode()], 0)
         self._disk.sync_data(prepared.fd)
-        self._register.note(me.engine_id, me.shards, header.file_id, prepared.capacity, last_identity)
+        self._register.record_newest_file(
+            me.engine_id, me.shards, header.file_id, prepared.capacity, last_identity
+        )
         if self._fd >= 0:
             self._disk.close(self._fd)
         self._fd, self.path, self.file_id = prepared.fd, prepared.path, header.file_id
@@ -129,7 +131,7 @@ class WalWriter:
             )  # fmt: skip
         if not is_synced:
             self._disk.write_at(self._fd, buffers, offset)
-        elif length <= PIECE_BYTES:
+        elif length <= SYNC_CHUNK_BYTES:
             self._disk.write_at(self._fd, buffers, offset)
             self._disk.begin_sync(self._fd, offset, length)
         else:
@@ -167,16 +169,16 @@ class WalWriter:
 
 
 def _pieces(buffers: Sequence[Any]) -> Iterator[list[Any]]:
-    """The buffers' bytes in order, PIECE_BYTES at a time or a little more."""
+    """The buffers' bytes in order, SYNC_CHUNK_BYTES at a time or a little more."""
     piece: list[Any] = []
     size = 0
     for buffer in buffers:
         view = memoryview(buffer).cast("B")
-        for start in range(0, len(view), PIECE_BYTES):
-            part = view[start : start + PIECE_BYTES]
+        for start in range(0, len(view), SYNC_CHUNK_BYTES):
+            part = view[start : start + SYNC_CHUNK_BYTES]
             piece.append(part)
             size += len(part)
-            if size >= PIECE_BYTES:
+            if size >= SYNC_CHUNK_BYTES:
                 yield piece
                 piece, size = [], 0
     if piece:

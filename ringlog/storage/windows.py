@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ringlog.errors import RinglogError
-from ringlog.storage.disk import Disk, failed
+from ringlog.storage.disk import Disk, disk_error
 
 
 class Window(NamedTuple):
@@ -21,7 +21,7 @@ class Window(NamedTuple):
     origin: int
 
 
-class ColdWant(NamedTuple):
+class ColdByteRange(NamedTuple):
     """Bytes [start, stop) of a cold segment's data part, named as in its Extent, that a reader needs next."""
 
     path: str
@@ -41,7 +41,7 @@ class WindowFile(Protocol):
         ...
 
 
-class ReadFile:
+class PreadFile:
     """Reads with pread into fresh private buffers: a failing disk is an error, not a signal (RD-15)."""
 
     def __init__(self, disk: Disk, path: str) -> None:
@@ -77,7 +77,7 @@ class MappedFile:
             self._view = np.frombuffer(mmap.mmap(fd, size, prot=mmap.PROT_READ), dtype=np.uint8)
         except OSError as e:
             # A mapping takes a descriptor of its own, which may be the one too many, and memory.
-            raise failed("map", path, e.errno or 0) from None
+            raise disk_error("map", path, e.errno or 0) from None
         finally:
             disk.close(fd)
 
@@ -91,31 +91,31 @@ class MappedFile:
         self._view = np.empty(0, dtype=np.uint8)
 
 
-class SuppliedFile:
+class RemoteFile:
     """A file that only its owner can reach: it says what it wants and is handed it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._held = Window(np.empty(0, dtype=np.uint8), 0, 0, 0)
-        self.wanted: ColdWant | None = None
+        self._buffered = Window(np.empty(0, dtype=np.uint8), 0, 0, 0)
+        self.range_needed: ColdByteRange | None = None
         """What the last call of `window` lacked."""
 
     def window(self, start: int, stop: int) -> Window | None:
         """See WindowFile."""
-        held = self._held
+        held = self._buffered
         if held.origin <= start and stop <= held.origin + held.stop:
             return Window(held.buffer, start - held.origin, stop - held.origin, held.origin)
-        self.wanted = ColdWant(self._path, start, stop)
+        self.range_needed = ColdByteRange(self._path, start, stop)
         return None
 
-    def supply(self, data: Any) -> None:
+    def supply_bytes(self, data: Any) -> None:
         """Hand in what `wanted` names; fewer bytes mean that the file ends there."""
-        assert self.wanted is not None, "bytes are supplied after they were wanted"
-        buffer = np.zeros(self.wanted.stop - self.wanted.start, dtype=np.uint8)
+        assert self.range_needed is not None, "bytes are supplied after they were wanted"
+        buffer = np.zeros(self.range_needed.stop - self.range_needed.start, dtype=np.uint8)
         buffer[: len(data)] = np.frombuffer(data, dtype=np.uint8)[: len(buffer)]
-        self._held = Window(buffer, 0, len(buffer), self.wanted.start)
-        self.wanted = None
+        self._buffered = Window(buffer, 0, len(buffer), self.range_needed.start)
+        self.range_needed = None
 
     def close(self) -> None:
         """See WindowFile."""
-        self._held = Window(np.empty(0, dtype=np.uint8), 0, 0, 0)
+        self._buffered = Window(np.empty(0, dtype=np.uint8), 0, 0, 0)

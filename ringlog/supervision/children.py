@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ringlog import stop_points
-from ringlog.board.board import Board, P, ProcessSlot, ProcessState
+from ringlog.board.board import Board, ProcessField, ProcessSlot, ProcessState
 from ringlog.board.processes import GATEWAY, KINDS, SCHEDULER, WAL_SHARD
 from ringlog.clock import Clock
-from ringlog.envelope.boot import ActorBoot, ForkOrder, dump_boot
+from ringlog.envelope.boot import ActorBoot, ForkRequest, dump_boot
 from ringlog.errors import DiskError, ExitCode
 from ringlog.limits import RESTART_BACKOFF_MS_MAX
-from ringlog.logs import say
+from ringlog.logs import log_event
 from ringlog.supervision import restart
+from ringlog.supervision.child_process import ChildProcess, actor_command, spawn_process
 from ringlog.supervision.forkserver import ForkServer
-from ringlog.supervision.progress import Progress
-from ringlog.supervision.restart import Exit, GiveUp, History, Wait
-from ringlog.supervision.spawn import Child, actor_command, spawn
-from ringlog.supervision.starvation import STARVED_PATIENCE, Hunger, sight_of
+from ringlog.supervision.progress import ChildProgress
+from ringlog.supervision.restart import ChildExit, DeathHistory, GiveUp, RestartAt
+from ringlog.supervision.starvation import STARVED_FACTOR, CpuStarvation, sample_cpu
 from ringlog.supervision.tree import ChildSpec, Tree
 
 log = logging.getLogger("ringlog.supervision")
@@ -38,42 +38,42 @@ DOWN = "down"
 GIVEN_UP = "given_up"
 
 
-class Change(NamedTuple):
+class ChildChange(NamedTuple):
     """Something happened to a child: it became READY, went DOWN, or was GIVEN_UP (after its DOWN)."""
 
-    what: str
-    ward: Ward
+    event: str
+    child: ChildState
 
 
 @dataclass(slots=True)
-class Ward:
+class ChildState:
     """One child of the tree through all its incarnations."""
 
     spec: ChildSpec
     slot: ProcessSlot
-    child: Child | None = None
+    process: ChildProcess | None = None
     incarnation: int = 0
     starts: int = 0
-    history: History = field(default_factory=History)
-    progress: Progress = field(default_factory=lambda: Progress(0))
-    hunger: Hunger = field(default_factory=Hunger)
+    history: DeathHistory = field(default_factory=DeathHistory)
+    progress: ChildProgress = field(default_factory=lambda: ChildProgress(0))
+    starvation: CpuStarvation = field(default_factory=CpuStarvation)
     is_ready: bool = False
     start_at_ns: int | None = None
     """A start that is due at this monotonic time; None when none is wanted."""
     started_ns: int = 0
     kill_reason: str = ""
-    given_up: str = ""
+    give_up_reason: str = ""
     """Why the child was given up; empty while it is kept alive."""
-    last_exit: Exit | None = None
-    latches: int = 0
+    last_exit: ChildExit | None = None
+    read_only_starts: int = 0
     """Lives in a row that served reads alone, none of them followed by one that could write."""
-    is_latched: bool = False
+    is_read_only: bool = False
     """Its next life, or the one that runs, serves reads alone: the directory takes no writes."""
 
     @property
     def is_settled(self) -> bool:
         """It serves, or it was given up: nothing more is to be waited for."""
-        return self.is_ready or bool(self.given_up)
+        return self.is_ready or bool(self.give_up_reason)
 
     @property
     def restarts(self) -> int:
@@ -84,13 +84,13 @@ MakeBoot = Callable[[ChildSpec, int, str, int], ActorBoot]
 """(spec, incarnation, stop points, ActorBoot.read_only_ms) -> boot message."""
 
 
-class Numbers(Protocol):
+class IncarnationSource(Protocol):
     """Where incarnation numbers come from (identity.Identity)."""
 
-    def take(self) -> int:
+    def allocate_incarnation(self) -> int:
         """A number, durable as taken; raises DiskError."""
 
-    def take_unrecorded(self) -> int:
+    def allocate_unrecorded(self) -> int:
         """A number for a life that writes nothing."""
 
 
@@ -102,7 +102,7 @@ class Children:
         tree: Tree,
         *,
         board: Board,
-        numbers: Numbers,
+        numbers: IncarnationSource,
         make_boot: MakeBoot,
         environ: Mapping[str, str],
         life_line: int,
@@ -112,164 +112,175 @@ class Children:
         more_environ: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """`environ` and `life_line` are every child's; `more_environ` is what a kind of them gets besides."""
-        self.wards = tuple(Ward(spec, board.process(spec.slot)) for spec in tree)
+        self.states = tuple(ChildState(spec, board.process(spec.slot)) for spec in tree)
         self._numbers = numbers
         self._make_boot = make_boot
         self._environ = environ
-        self._life_line = life_line
-        self.forks = forks
+        self._liveness_fd = life_line
+        self.fork_server = forks
         self._more_environ = more_environ or {}
         self._clock = clock
         self._test_stop_points = test_stop_points
         self._is_stopping = False
-        for ward in self.wards:
-            ward.slot.set(P.KIND, KINDS.index(ward.spec.kind))
-            ward.slot.set(P.SHARD, ward.spec.shard + 1)
+        for ward in self.states:
+            ward.slot.set(ProcessField.KIND, KINDS.index(ward.spec.kind))
+            ward.slot.set(ProcessField.SHARD, ward.spec.shard + 1)
 
     # -- looking --------------------------------------------------------------------------------------
 
-    def of_kind(self, kind: str) -> list[Ward]:
+    def of_kind(self, kind: str) -> list[ChildState]:
         """The children of one kind."""
-        return [ward for ward in self.wards if ward.spec.kind == kind]
+        return [ward for ward in self.states if ward.spec.kind == kind]
 
-    def pidfds(self) -> dict[int, Ward]:
+    def pidfds(self) -> dict[int, ChildState]:
         """Descriptors that become readable when a child dies."""
-        return {ward.child.pidfd: ward for ward in self.wards if ward.child is not None}
+        return {ward.process.pidfd: ward for ward in self.states if ward.process is not None}
 
     def next_deadline_ns(self) -> int | None:
         """When the next start is due."""
-        due = (None if self._may_wait(ward) else ward.start_at_ns for ward in self.wards)
+        due = (None if self._may_defer_start(ward) else ward.start_at_ns for ward in self.states)
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
-    def _may_wait(self, ward: Ward) -> bool:
+    def _may_defer_start(self, ward: ChildState) -> bool:
         """A first start is sooner done when what it imports is there. For a successor somebody waits."""
-        return self.forks.is_coming and not ward.starts
+        return self.fork_server.is_starting and not ward.starts
 
-    def is_any_coming(self) -> bool:
+    def is_any_starting(self) -> bool:
         """True while a started child is not READY yet."""
-        return any(ward.child is not None and not ward.is_ready for ward in self.wards)
+        return any(ward.process is not None and not ward.is_ready for ward in self.states)
 
     # -- life -----------------------------------------------------------------------------------------
 
-    def start(self, ward: Ward) -> None:
+    def request_start(self, ward: ChildState) -> None:
         """Ask for the first start of a child; it happens in the next `look`."""
         ward.start_at_ns = self._clock.monotonic_ns()
 
-    def look(self) -> list[Change]:
+    def poll(self) -> list[ChildChange]:
         """Start what is due, see who became ready, kill who is stuck."""
         now = self._clock.monotonic_ns()
         changes = []
-        self.forks.look()
-        for ward in self.wards:
+        self.fork_server.poll()
+        for ward in self.states:
             is_due = ward.start_at_ns is not None and ward.start_at_ns <= now
-            if is_due and not self._is_stopping and not self._may_wait(ward):
+            if is_due and not self._is_stopping and not self._may_defer_start(ward):
                 changes += self._spawn(ward, now)
-            if ward.child is not None:
+            if ward.process is not None:
                 changes += self._watch(ward, now)
         return changes
 
-    def reap(self, ward: Ward) -> list[Change]:
+    def reap(self, ward: ChildState) -> list[ChildChange]:
         """Take note that a child's pidfd is readable: it is dead for certain."""
-        if ward.child is None:
+        if ward.process is None:
             return []
-        has_booted = ward.slot.get(P.PID) == ward.child.pid
+        has_booted = ward.slot.get(ProcessField.PID) == ward.process.pid
         was_ready = ward.is_ready or ward.slot.state == ProcessState.READY
-        exit = Exit(ward.child.reap(), was_ready, ward.kill_reason, has_booted)
-        ward.child = None
+        exit = ChildExit(ward.process.reap(), was_ready, ward.kill_reason, has_booted)
+        ward.process = None
         return self._died(ward, exit)
 
-    def reap_strangers(self) -> None:
+    def reap_orphans(self) -> None:
         """Collect processes that became our children when their parents ended and that have ended as well.
 
         For the first process of a container, which is the parent of every orphan there.
         """
-        ours = {ward.child.pid for ward in self.wards if ward.child is not None} | self.forks.pids()
+        ours = {
+            ward.process.pid for ward in self.states if ward.process is not None
+        } | self.fork_server.pids()
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if ended.si_pid in ours:
                     return  # It is reaped in its turn, and the others in a later one.
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
-    def _spawn(self, ward: Ward, now: int) -> list[Change]:
+    def _spawn(self, ward: ChildState, now: int) -> list[ChildChange]:
         ward.start_at_ns = None
         if ward.starts:
             stop_points.hit("supervisor_before_respawn")
         ward.starts += 1
         ward.started_ns, ward.is_ready, ward.kill_reason = now, False, ""
-        ward.progress = Progress(now)
-        ward.hunger.fed()
+        ward.progress = ChildProgress(now)
+        ward.starvation.reset()
         try:
-            ward.incarnation = self._number_for(ward)
+            ward.incarnation = self._allocate_incarnation(ward)
         except DiskError as e:
             # Without a number of its own nobody may write. A full disk costs this child, not the engine.
             code = ExitCode.READ_ONLY if e.is_unwritable else ExitCode.DISK_FAILED
-            return self._died(ward, Exit(code, was_ready=False, why=f"not started: {e}"))
-        ward.slot.set(P.RESTARTS, ward.restarts)
-        ward.slot.set(P.INCARNATION, ward.incarnation)
-        ward.slot.set(P.READ_ONLY, int(ward.is_latched))
-        ward.slot.set(P.STATE, ProcessState.STARTING)
+            return self._died(ward, ChildExit(code, was_ready=False, reason=f"not started: {e}"))
+        ward.slot.set(ProcessField.RESTARTS, ward.restarts)
+        ward.slot.set(ProcessField.INCARNATION, ward.incarnation)
+        ward.slot.set(ProcessField.READ_ONLY, int(ward.is_read_only))
+        ward.slot.set(ProcessField.STATE, ProcessState.STARTING)
         # A plan for a test names the lives it is for: the last successor must be able to recover.
-        plan = stop_points.of_life(self._test_stop_points, ward.starts)
-        look_ms = restart.look_ms(ward.latches) if ward.is_latched else 0
-        boot = dump_boot(self._make_boot(ward.spec, ward.incarnation, plan, look_ms))
+        plan = stop_points.plan_of_incarnation(self._test_stop_points, ward.starts)
+        read_only_probe_ms = restart.read_only_probe_ms(ward.read_only_starts) if ward.is_read_only else 0
+        boot = dump_boot(self._make_boot(ward.spec, ward.incarnation, plan, read_only_probe_ms))
         environ = {**self._environ, **self._more_environ.get(ward.spec.kind, {})}
         try:
-            ward.child = self.forks.fork(ForkOrder(kind=ward.spec.kind, boot=boot, environ=environ)) or spawn(
-                actor_command(ward.spec.kind, boot), environ, self._life_line
-            )
+            ward.process = self.fork_server.fork(
+                ForkRequest(kind=ward.spec.kind, boot=boot, environ=environ)
+            ) or spawn_process(actor_command(ward.spec.kind, boot), environ, self._liveness_fd)
         except OSError as e:
             # No process, no memory or no descriptor: an end like any other, with the same patience.
-            return self._died(ward, Exit(ExitCode.CRASH, was_ready=False, why=f"not started: {e.strerror}"))
-        say(log, logging.INFO, "child started", child=ward.spec.name, pid=ward.child.pid,
+            return self._died(
+                ward, ChildExit(ExitCode.CRASH, was_ready=False, reason=f"not started: {e.strerror}")
+            )
+        log_event(log, logging.INFO, "child started", child=ward.spec.name, pid=ward.process.pid,
             child_incarnation=ward.incarnation)  # fmt: skip
         return []
 
-    def _number_for(self, ward: Ward) -> int:
+    def _allocate_incarnation(self, ward: ChildState) -> int:
         """Raises DiskError for a child that may write, when no number can be made durable."""
         try:
-            return self._numbers.take()
+            return self._numbers.allocate_incarnation()
         except DiskError as e:
-            writes_nothing = ward.is_latched or ward.spec.kind in {GATEWAY, SCHEDULER}
+            writes_nothing = ward.is_read_only or ward.spec.kind in {GATEWAY, SCHEDULER}
             if not (writes_nothing and e.is_unwritable):
                 raise
-            return self._numbers.take_unrecorded()
+            return self._numbers.allocate_unrecorded()
 
-    def _watch(self, ward: Ward, now: int) -> list[Change]:
+    def _watch(self, ward: ChildState, now: int) -> list[ChildChange]:
         slot, state = ward.slot, ward.slot.state
-        facts = (state, *(slot.get(word) for word in (P.TURNS, P.PROGRESS, P.HEARTBEAT_NS)))
-        ward.progress.look(facts, now)
+        facts = (
+            state,
+            *(
+                slot.get(word)
+                for word in (ProcessField.TURNS, ProcessField.PROGRESS, ProcessField.HEARTBEAT_NS)
+            ),
+        )
+        ward.progress.observe(facts, now)
         if not ward.is_ready and state == ProcessState.READY:
             ward.is_ready = True
-            ward.latches = ward.latches if ward.is_latched else 0
-            say(log, logging.INFO, "child ready", child=ward.spec.name, child_incarnation=ward.incarnation,
+            ward.read_only_starts = ward.read_only_starts if ward.is_read_only else 0
+            log_event(log, logging.INFO, "child ready", child=ward.spec.name,
+            child_incarnation=ward.incarnation,
                 after_ms=(now - ward.started_ns) // 1_000_000)  # fmt: skip
-            return [Change(READY, ward)]
+            return [ChildChange(READY, ward)]
         if not ward.progress.is_stuck(state, ward.spec.stuck_after_s):
-            ward.hunger.fed()
+            ward.starvation.reset()
         elif not ward.kill_reason and not self._is_stopping and not self._is_starved(ward, state, now):
-            self.kill(ward, f"no progress for {ward.progress.still_ns / restart.NS_PER_S:.1f} s")
+            self.kill(ward, f"no progress for {ward.progress.stalled_ns / restart.NS_PER_S:.1f} s")
         return []
 
     @staticmethod
-    def _is_starved(ward: Ward, state: ProcessState, now: int) -> bool:
+    def _is_starved(ward: ChildState, state: ProcessState, now: int) -> bool:
         """It stands still because it gets no processor, and not for too long."""
-        if ward.child is None or ward.progress.is_stuck(state, STARVED_PATIENCE * ward.spec.stuck_after_s):
+        if ward.process is None or ward.progress.is_stuck(state, STARVED_FACTOR * ward.spec.stuck_after_s):
             return False
-        was_seen = ward.hunger.is_seen
-        is_starved = ward.hunger.is_starved(sight_of(ward.child.pid), now)
+        was_seen = ward.starvation.has_waited_for_cpu
+        is_starved = ward.starvation.is_starved(sample_cpu(ward.process.pid), now)
         if is_starved and not was_seen:
-            say(log, logging.WARNING, "child gets no processor", child=ward.spec.name,
-                still_s=round(ward.progress.still_ns / restart.NS_PER_S, 1))  # fmt: skip
+            log_event(log, logging.WARNING, "child gets no processor", child=ward.spec.name,
+                still_s=round(ward.progress.stalled_ns / restart.NS_PER_S, 1))  # fmt: skip
         return is_starved
 
-    def _died(self, ward: Ward, exit: Exit) -> list[Change]:
+    def _died(self, ward: ChildState, exit: ChildExit) -> list[ChildChange]:
         now = self._clock.monotonic_ns()
         ward.last_exit, ward.is_ready = exit, False
-        ward.slot.set(P.STATE, ProcessState.STOPPED if exit.is_orderly else ProcessState.FAILED)
-        ward.slot.set(P.EXIT, exit.word)
-        ward.slot.set(P.EXIT_NS, now)
+        ward.slot.set(ProcessField.STATE, ProcessState.STOPPED if exit.is_orderly else ProcessState.FAILED)
+        ward.slot.set(ProcessField.EXIT, exit.board_code)
+        ward.slot.set(ProcessField.EXIT_NS, now)
         level = logging.INFO if self._is_stopping and exit.is_orderly else logging.ERROR
-        say(
+        log_event(
             log,
             level,
             "child ended",
@@ -278,64 +289,66 @@ class Children:
             exit=str(exit),
         )
         if self._is_stopping:
-            return [Change(DOWN, ward)]
-        if exit.status == ExitCode.READ_ONLY or (ward.is_latched and exit.is_orderly):
-            self._latch(ward, exit, now)
-            return [Change(DOWN, ward)]
-        ward.is_latched = False
-        ward.history = ward.history.after(ward.spec, exit, now)
+            return [ChildChange(DOWN, ward)]
+        if exit.status == ExitCode.READ_ONLY or (ward.is_read_only and exit.is_orderly):
+            self._handle_read_only(ward, exit, now)
+            return [ChildChange(DOWN, ward)]
+        ward.is_read_only = False
+        ward.history = ward.history.with_death(ward.spec, exit, now)
         decision = restart.decide(ward.spec, ward.history, exit, now)
         if isinstance(decision, GiveUp):
-            ward.given_up = decision.reason
-            ward.slot.set(P.STATE, ProcessState.GIVEN_UP)
-            say(log, logging.CRITICAL, "child given up", child=ward.spec.name, reason=decision.reason)
-            return [Change(DOWN, ward), Change(GIVEN_UP, ward)]
-        ward.start_at_ns = decision.until_ns if isinstance(decision, Wait) else now
-        return [Change(DOWN, ward)]
+            ward.give_up_reason = decision.reason
+            ward.slot.set(ProcessField.STATE, ProcessState.GIVEN_UP)
+            log_event(log, logging.CRITICAL, "child given up", child=ward.spec.name, reason=decision.reason)
+            return [ChildChange(DOWN, ward), ChildChange(GIVEN_UP, ward)]
+        ward.start_at_ns = decision.until_ns if isinstance(decision, RestartAt) else now
+        return [ChildChange(DOWN, ward)]
 
-    def _latch(self, ward: Ward, exit: Exit, now: int) -> None:
+    def _handle_read_only(self, ward: ChildState, exit: ChildExit, now: int) -> None:
         """The directory takes no writes, or does again: no fault of the child, so it costs it no patience.
 
         A shard comes back at once, to serve reads alone or, after that, to try. The others have no use
         before there is something to write.
         """
-        ward.is_latched = exit.status == ExitCode.READ_ONLY and ward.spec.kind == WAL_SHARD
+        ward.is_read_only = exit.status == ExitCode.READ_ONLY and ward.spec.kind == WAL_SHARD
         ward.start_at_ns = now
-        if ward.is_latched:
-            ward.latches += 1
-            say(log, logging.CRITICAL, "serves reads alone: its directory takes no writes",
-                child=ward.spec.name, reason=exit.why or "see its log")  # fmt: skip
+        if ward.is_read_only:
+            ward.read_only_starts += 1
+            log_event(log, logging.CRITICAL, "serves reads alone: its directory takes no writes",
+                child=ward.spec.name, reason=exit.reason or "see its log")  # fmt: skip
         elif exit.status == ExitCode.READ_ONLY:
             ward.start_at_ns = now + RESTART_BACKOFF_MS_MAX * restart.NS_PER_MS
 
     # -- ends -----------------------------------------------------------------------------------------
 
-    def kill(self, ward: Ward, reason: str) -> None:
+    def kill(self, ward: ChildState, reason: str) -> None:
         """End a child for certain; `reap` follows when its pidfd says so."""
-        if ward.child is not None:
+        if ward.process is not None:
             ward.kill_reason = reason
-            say(log, logging.ERROR, "child killed", child=ward.spec.name, pid=ward.child.pid, reason=reason)
-            ward.child.send(signal.SIGKILL)
+            log_event(
+                log, logging.ERROR, "child killed", child=ward.spec.name, pid=ward.process.pid, reason=reason
+            )
+            ward.process.send_signal(signal.SIGKILL)
 
     def stop_restarting(self) -> None:
         """From now on the dead stay dead."""
         self._is_stopping = True
-        self.forks.stop()
-        for ward in self.wards:
+        self.fork_server.stop()
+        for ward in self.states:
             ward.start_at_ns = None
 
-    def send_ready(self, number: signal.Signals) -> None:
+    def signal_ready_children(self, number: signal.Signals) -> None:
         """Pass a signal on to every child that serves: the others may not handle it yet."""
-        for ward in self.wards:
-            if ward.child is not None and ward.is_ready:
-                ward.child.send(number)
+        for ward in self.states:
+            if ward.process is not None and ward.is_ready:
+                ward.process.send_signal(number)
 
-    def resident_bytes(self, ward: Ward) -> int:
+    def resident_bytes(self, ward: ChildState) -> int:
         """Memory a child has in use; 0 when it is dead."""
-        if ward.child is None:
+        if ward.process is None:
             return 0
         try:
-            with open(f"/proc/{ward.child.pid}/statm") as file:
+            with open(f"/proc/{ward.process.pid}/statm") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, IndexError):
             return 0

@@ -7,15 +7,15 @@ import signal
 
 from ringlog.clock import Clock
 from ringlog.limits import BACKGROUND_DRAIN_S
-from ringlog.logs import say
-from ringlog.supervision.children import Children, Ward
+from ringlog.logs import log_event
+from ringlog.supervision.children import Children, ChildState
 from ringlog.supervision.restart import NS_PER_S
-from ringlog.supervision.tree import BACKGROUND, LOWERED
+from ringlog.supervision.tree import BACKGROUND, LOW_PRIORITY
 
 log = logging.getLogger("ringlog.supervision")
 
 
-class Drain:
+class EngineDrain:
     """One orderly stop. Call `look` once a turn, after the dead were reaped."""
 
     def __init__(self, children: Children, *, drain_s: float, clock: Clock) -> None:
@@ -25,20 +25,20 @@ class Drain:
         # A child that is down or given up now has not ended in good order, unless it was told to stop as
         # well: some service managers signal every process of a service.
         self._is_degraded = any(
-            ward.starts and ward.child is None and (ward.given_up or not self._ended_well(ward))
-            for ward in children.wards
+            ward.starts and ward.process is None and (ward.give_up_reason or not self._exited_cleanly(ward))
+            for ward in children.states
         )
         children.stop_restarting()
-        orders = {ward.spec.stop_order for ward in children.wards}
+        orders = {ward.spec.stop_order for ward in children.states}
         self._stages = [self._of(order) for order in sorted(orders)]
         self._stage = -1
         self._deadline_ns: int | None = None
         self._lowered_deadline_ns: int | None = None
 
-    def _of(self, order: int) -> list[Ward]:
-        return [w for w in self._children.wards if w.spec.stop_order == order and w.child is not None]
+    def _of(self, order: int) -> list[ChildState]:
+        return [w for w in self._children.states if w.spec.stop_order == order and w.process is not None]
 
-    def look(self) -> bool:
+    def advance(self) -> bool:
         """Take the next step that is due; True when every child is dead."""
         if not self._is_stage_over():
             now_ns = self._clock.monotonic_ns()
@@ -54,21 +54,21 @@ class Drain:
                 return False
         return True
 
-    def hurry(self) -> None:
+    def force(self) -> None:
         """End the waiting: kill everybody (the second signal of SD-1)."""
-        for ward in self._children.wards:
+        for ward in self._children.states:
             self._children.kill(ward, "told to hurry")
 
     def is_orderly(self) -> bool:
         """True when every child that had been started ended by itself and well. Ask after the drain."""
-        return not self._is_degraded and all(self._ended_well(w) for stage in self._stages for w in stage)
+        return not self._is_degraded and all(self._exited_cleanly(w) for stage in self._stages for w in stage)
 
     @staticmethod
-    def _ended_well(ward: Ward) -> bool:
+    def _exited_cleanly(ward: ChildState) -> bool:
         exit = ward.last_exit
         if exit is None:
             return False
-        if ward.spec.kind in BACKGROUND and exit.status == -signal.SIGKILL and exit.why:
+        if ward.spec.kind in BACKGROUND and exit.status == -signal.SIGKILL and exit.reason:
             # It keeps no promise, and what it had begun is begun anew: we ended it, not chance.
             return True
         # A child that had not begun to serve has nothing to put in order.
@@ -76,7 +76,7 @@ class Drain:
         return exit.is_orderly or (was_stopped and not exit.was_ready)
 
     def _is_stage_over(self) -> bool:
-        return self._stage < 0 or all(ward.child is None for ward in self._stages[self._stage])
+        return self._stage < 0 or all(ward.process is None for ward in self._stages[self._stage])
 
     def _begin(self, stage: int) -> None:
         self._stage = stage
@@ -84,13 +84,13 @@ class Drain:
         self._deadline_ns = now_ns + self._drain_ns
         self._lowered_deadline_ns = now_ns + min(self._drain_ns, round(BACKGROUND_DRAIN_S * NS_PER_S))
         for ward in self._stages[stage]:
-            if ward.child is not None:
-                ward.child.send(signal.SIGTERM)
+            if ward.process is not None:
+                ward.process.send_signal(signal.SIGTERM)
 
     def _kill_lowered(self) -> None:
         """They get the processor when nobody else wants it: on a busy host never."""
         for ward in self._stages[self._stage]:
-            if ward.spec.kind in LOWERED:
+            if ward.spec.kind in LOW_PRIORITY:
                 self._children.kill(ward, "no time to end by itself")
 
     def _kill_stage(self) -> None:
@@ -98,4 +98,4 @@ class Drain:
         self._deadline_ns = None
         for ward in self._stages[self._stage]:
             self._children.kill(ward, "drain limit reached")
-        say(log, logging.ERROR, "drain limit reached", limit_s=self._drain_ns / NS_PER_S)
+        log_event(log, logging.ERROR, "drain limit reached", limit_s=self._drain_ns / NS_PER_S)

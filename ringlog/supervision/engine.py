@@ -28,7 +28,7 @@ import zmq
 import ringlog
 from ringlog import config as configuration
 from ringlog import environment, hardening, logs, stop_points
-from ringlog.board.board import P, ProcessSlot, ProcessState
+from ringlog.board.board import ProcessField, ProcessSlot, ProcessState
 from ringlog.board.processes import (
     GATEWAY,
     RECLAIMER,
@@ -47,25 +47,29 @@ from ringlog.envelope.refusal import error_reply
 from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import DiskError, NotReady, StartRefused
 from ringlog.limits import HEARTBEAT_INTERVAL_MS, SECOND_SIGNAL_S
-from ringlog.logs import say
+from ringlog.logs import log_event
 from ringlog.signals import SignalInbox
 from ringlog.storage.disk import Disk, RealDisk
 from ringlog.supervision import run_dir
-from ringlog.supervision.children import DOWN, GIVEN_UP, READY, Change, Children, Ward
-from ringlog.supervision.drain import Drain
+from ringlog.supervision.child_process import (
+    SUPERVISOR_OOM_SCORE,
+    child_environment,
+    object_store_environment,
+)
+from ringlog.supervision.children import DOWN, GIVEN_UP, READY, ChildChange, Children, ChildState
+from ringlog.supervision.control_handler import ControlHandler
+from ringlog.supervision.drain import EngineDrain
 from ringlog.supervision.endpoints import IPC, public_key_of
+from ringlog.supervision.engine_resources import EngineResources
 from ringlog.supervision.forkserver import ForkServer
-from ringlog.supervision.ground import Ground
-from ringlog.supervision.notify import Notifier
-from ringlog.supervision.reception import Reception
 from ringlog.supervision.restart import NS_PER_MS, NS_PER_S
-from ringlog.supervision.rings import RingKeeper
-from ringlog.supervision.sockets import Desk, ShardLink
-from ringlog.supervision.spawn import SUPERVISOR_OOM_SCORE, child_environment, cold_environment
-from ringlog.supervision.topics import TopicsAtStart
+from ringlog.supervision.rings import RingManager
+from ringlog.supervision.sockets import ShardControlLink, SupervisorControlSocket
+from ringlog.supervision.systemd_notifier import SystemdNotifier
+from ringlog.supervision.topics import ConfiguredTopics
 from ringlog.supervision.tree import (
     BACKGROUND,
-    LOWERED,
+    LOW_PRIORITY,
     ChildSpec,
     Tree,
     build_tree,
@@ -79,7 +83,7 @@ STARTING_TICK_MS = 20
 STOP_POINTS_VARIABLE = environment.STOP_POINTS
 _LINGER_MS = 200
 _FIRST_PID = 1
-_TELL_NS = 2 * NS_PER_S
+_PROGRESS_INTERVAL_NS = 2 * NS_PER_S
 _ANNOUNCE_START_NS = NS_PER_S // 5
 """A start that takes longer says where it can be asked how far it is."""
 EXIT_ORDERLY = 0
@@ -87,7 +91,7 @@ EXIT_DEGRADED = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Phase(Enum):
+class EnginePhase(Enum):
     """Where the engine is in its life."""
 
     STARTING = "starting"
@@ -112,12 +116,14 @@ def run_engine(
     start; then nothing of it is left.
     """
     clock = clock or SystemClock()
-    stop_points.configure(stop_points.of_life(environ.get(STOP_POINTS_VARIABLE, ""), 1))
+    stop_points.configure(stop_points.plan_of_incarnation(environ.get(STOP_POINTS_VARIABLE, ""), 1))
     with contextlib.ExitStack() as undo:
         signals = SignalInbox(_SIGNALS)
         undo.callback(signals.close)
         tree = build_tree(config)
-        ground = Ground(config, tree, disk=disk or RealDisk(), clock=clock, is_cancelled=signals.has_any)
+        ground = EngineResources(
+            config, tree, disk=disk or RealDisk(), clock=clock, is_cancelled=signals.has_signals
+        )
         undo.callback(ground.close)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(context.destroy, linger=_LINGER_MS)
@@ -135,7 +141,7 @@ class Engine:
         self,
         config: Config,
         tree: Tree,
-        ground: Ground,
+        ground: EngineResources,
         context: zmq.Context[zmq.Socket[bytes]],
         signals: SignalInbox,
         forks: ForkServer,
@@ -146,40 +152,40 @@ class Engine:
     ) -> None:
         """Build everything; no process is started before `run`."""
         self.config = config
-        self.phase = Phase.STARTING
-        self._ground, self._context, self._signals, self._clock = ground, context, signals, clock
+        self.phase = EnginePhase.STARTING
+        self._resources, self._context, self._signals, self._clock = ground, context, signals, clock
         self._on_ready = on_ready
         self._started_ns = clock.monotonic_ns()
         self._plain = configuration.to_plain(config)
         self._boot_id = hardening.boot_id()
         self._time_base_us = ground.time_base_us(self._boot_id, clock)
-        self._notifier = Notifier(environ)
-        self._slot = self._show_on_board()
-        self._rings = RingKeeper(
+        self._notifier = SystemdNotifier(environ)
+        self._slot = self._init_board_slot()
+        self._rings = RingManager(
             ground.shm_dir,
             engine_id=ground.identity.engine_id,
             shards=config.wal.shards,
             settings=config.run,
             clock=clock,
         )
-        self._topics = TopicsAtStart(config.topics, config.wal.shards)
+        self._topics = ConfiguredTopics(config.topics, config.wal.shards)
         self._children = Children(
             tree,
             board=ground.board,
             numbers=ground.identity,
             make_boot=self._make_boot,
             environ=child_environment(environ),
-            life_line=ground.life_line,
+            life_line=ground.liveness_fd,
             forks=forks,
             clock=clock,
             test_stop_points=environ.get(STOP_POINTS_VARIABLE, ""),
-            more_environ=dict.fromkeys((RECLAIMER, RELOCATOR), cold_environment(environ)),
+            more_environ=dict.fromkeys((RECLAIMER, RELOCATOR), object_store_environment(environ)),
         )
-        self._desk = Desk(context, socket_of(ground.shm_dir, SUPERVISOR))
-        self._stand_ins: dict[int, Desk] = {}
+        self._control = SupervisorControlSocket(context, socket_of(ground.shm_dir, SUPERVISOR))
+        self._failed_shard_sockets: dict[int, SupervisorControlSocket] = {}
         """Where shards that were given up were asked: somebody must say so (PR-12)."""
-        self._reception = Reception(
-            self.info(),
+        self._control_handler = ControlHandler(
+            self.engine_info(),
             self._rings,
             self._children,
             slot=self._slot,
@@ -188,62 +194,62 @@ class Engine:
             clock=clock,
             min_free_bytes=config.data.min_free_bytes,
         )
-        self._drain: Drain | None = None
-        self._hurries_from_ns = 0
+        self._drain: EngineDrain | None = None
+        self._force_from_ns = 0
         """From here on a signal to stop is a second one."""
         self._failure = ""
-        self._tell_at_ns = self._started_ns + _TELL_NS
+        self._next_progress_ns = self._started_ns + _PROGRESS_INTERVAL_NS
         self._is_start_announced = False
 
     def run(self) -> int:
         """Run until stopped; see run_engine."""
         hardening.set_oom_score(os.getpid(), SUPERVISOR_OOM_SCORE)
-        say(
+        log_event(
             log,
             logging.INFO,
             "engine starts",
-            data_dir=self._ground.data_dir,
+            data_dir=self._resources.data_dir,
             shards=self.config.wal.shards,
-            first_incarnation=self._ground.boot_incarnation,
+            first_incarnation=self._resources.boot_incarnation,
             config=self._plain,
         )
         shards = self._children.of_kind(WAL_SHARD)
-        self._children.forks.begin(self._ground.data_dir, self._ground.life_line)
+        self._children.fork_server.start(self._resources.data_dir, self._resources.liveness_fd)
         for ward in shards:
-            self._children.start(ward)
-        while self.phase != Phase.STOPPED:
+            self._children.request_start(ward)
+        while self.phase != EnginePhase.STOPPED:
             self._turn()
         if self._failure:
             raise StartRefused(self._failure)
         is_orderly = self._drain is not None and self._drain.is_orderly()
-        say(log, logging.INFO, "engine stopped", orderly=is_orderly)
+        log_event(log, logging.INFO, "engine stopped", orderly=is_orderly)
         return EXIT_ORDERLY if is_orderly else EXIT_DEGRADED
 
     def close(self) -> None:
         """Let go of everything. Children alive here mean that we failed: they go with us, for certain."""
-        for ward in self._children.wards:
+        for ward in self._children.states:
             self._children.kill(ward, "supervisor failed")
             self._children.reap(ward)
-        self._children.forks.stop()
+        self._children.fork_server.stop()
         self._rings.close_all()
-        self._desk.close()
-        for desk in self._stand_ins.values():
+        self._control.close()
+        for desk in self._failed_shard_sockets.values():
             desk.close()
 
     # -- start ----------------------------------------------------------------------------------------
 
-    def _show_on_board(self) -> ProcessSlot:
-        slot = self._ground.board.process(SUPERVISOR_SLOT)
-        slot.set(P.PID, os.getpid())
-        slot.set(P.INCARNATION, self._ground.identity.take())
-        slot.set(P.STARTED_NS, self._started_ns)
-        slot.set(P.STATE, ProcessState.STARTING)
+    def _init_board_slot(self) -> ProcessSlot:
+        slot = self._resources.board.process(SUPERVISOR_SLOT)
+        slot.set(ProcessField.PID, os.getpid())
+        slot.set(ProcessField.INCARNATION, self._resources.identity.allocate_incarnation())
+        slot.set(ProcessField.STARTED_NS, self._started_ns)
+        slot.set(ProcessField.STATE, ProcessState.STARTING)
         return slot
 
     def _make_boot(
         self, spec: ChildSpec, incarnation: int, test_stop_points: str, read_only_ms: int
     ) -> ActorBoot:
-        ground = self._ground
+        ground = self._resources
         return ActorBoot(
             kind=spec.kind,
             name=spec.name,
@@ -260,15 +266,15 @@ class Engine:
             shard=spec.shard,
             shards=self.config.wal.shards,
             config=self._plain,
-            is_background=spec.kind in LOWERED,
+            is_background=spec.kind in LOW_PRIORITY,
             is_expendable=spec.kind in BACKGROUND,
             read_only_ms=read_only_ms,
             test_stop_points=test_stop_points,
         )
 
-    def info(self) -> EngineInfo:
+    def engine_info(self) -> EngineInfo:
         """What engine.json says."""
-        ground, native = self._ground, self.config.native
+        ground, native = self._resources, self.config.native
         is_tcp = self.config.gateway.enabled and native.endpoint != IPC
         gateway_ipc = run_dir.announced_gateway(ground.run_dir, ground.shm_dir)
         return EngineInfo(
@@ -291,7 +297,7 @@ class Engine:
 
     def _turn(self) -> None:
         readable = self._wait()
-        changes: list[Change] = []
+        changes: list[ChildChange] = []
         # The dead first: a pid that a new message names may be a dead client's, used again.
         for fd, ward in self._children.pidfds().items():
             if fd in readable:
@@ -299,142 +305,144 @@ class Engine:
         for fd, pid in self._rings.pidfds().items():
             if fd in readable:
                 self._rings.client_died(pid)
-        for number in self._signals.take():
-            self._take_signal(number)
+        for number in self._signals.take_signals():
+            self._handle_signal(number)
         self._apply(changes)
-        self._apply(self._children.look())
+        self._apply(self._children.poll())
         if os.getpid() == _FIRST_PID:
-            self._children.reap_strangers()
+            self._children.reap_orphans()
         for shard, link in self._rings.links().items():
             self._take_replies(shard, link)
-        for address, envelope in self._desk.receive():
-            answer = partial(self._desk.send, address, envelope.corr)
-            self._reception.take(envelope.message, answer)
-        for shard, desk in self._stand_ins.items():
+        for address, envelope in self._control.receive():
+            answer = partial(self._control.send, address, envelope.corr)
+            self._control_handler.handle_request(envelope.message, answer)
+        for shard, desk in self._failed_shard_sockets.items():
             for address, envelope in desk.receive():
                 failed = NotReady("the shard failed", reason="shard_failed", shard=shard)
                 desk.send(address, envelope.corr, error_reply(failed))
-        self._rings.look()
+        self._rings.poll_producer_locks()
         now_ns = self._clock.monotonic_ns()
-        for desk in (self._desk, *self._stand_ins.values()):
+        for desk in (self._control, *self._failed_shard_sockets.values()):
             desk.guard(now_ns)
-        self._slot.add(P.TURNS, 1)
-        self._slot.set(P.HEARTBEAT_NS, now_ns)
+        self._slot.add(ProcessField.TURNS, 1)
+        self._slot.set(ProcessField.HEARTBEAT_NS, now_ns)
         self._advance()
 
     def _wait(self) -> set[int]:
         """Poll everything there is; returns readable descriptors. Sockets are looked at in any case."""
         poller = zmq.Poller()
         poller.register(self._signals.fileno(), zmq.POLLIN)
-        for desk in (self._desk, *self._stand_ins.values()):
+        for desk in (self._control, *self._failed_shard_sockets.values()):
             poller.register(desk.socket, zmq.POLLIN)
         for link in self._rings.links().values():
             poller.register(link.socket, zmq.POLLIN)
-        for fd in (*self._children.pidfds(), *self._rings.pidfds(), self._children.forks.fileno()):
+        for fd in (*self._children.pidfds(), *self._rings.pidfds(), self._children.fork_server.fileno()):
             if fd >= 0:
                 poller.register(fd, zmq.POLLIN)
         return {ready for ready, _ in poller.poll(self._timeout_ms()) if isinstance(ready, int)}
 
     def _timeout_ms(self) -> int:
-        tick = STARTING_TICK_MS if self._children.is_any_coming() else TICK_MS
+        tick = STARTING_TICK_MS if self._children.is_any_starting() else TICK_MS
         deadline = self._children.next_deadline_ns()
         if deadline is None:
             return tick
         left_ns = deadline - self._clock.monotonic_ns()
         return min(tick, max(0, -(-left_ns // NS_PER_MS)))
 
-    def _take_replies(self, shard: int, link: ShardLink) -> None:
+    def _take_replies(self, shard: int, link: ShardControlLink) -> None:
         for envelope in link.receive():
-            self._rings.take_reply(shard, envelope.corr, envelope.message)
-            self._topics.take_reply(shard, envelope.corr, envelope.message)
+            self._rings.handle_reply(shard, envelope.corr, envelope.message)
+            self._topics.handle_reply(shard, envelope.corr, envelope.message)
 
-    def _apply(self, changes: list[Change]) -> None:
+    def _apply(self, changes: list[ChildChange]) -> None:
         for what, ward in changes:
             if ward.spec.kind == WAL_SHARD:
                 self._shard_changed(what, ward)
 
-    def _shard_changed(self, what: str, ward: Ward) -> None:
+    def _shard_changed(self, what: str, ward: ChildState) -> None:
         shard = ward.spec.shard
         if what == READY:
-            link = ShardLink(self._context, socket_of(self._ground.shm_dir, ward.spec.name))
+            link = ShardControlLink(self._context, socket_of(self._resources.shm_dir, ward.spec.name))
             self._rings.shard_ready(shard, link)
             self._topics.shard_ready(shard, link)
         elif what == DOWN:
             self._rings.shard_down(shard)
         elif what == GIVEN_UP:
-            self._rings.shard_failed(shard, ward.given_up)
-            self._stand_ins[shard] = Desk(self._context, socket_of(self._ground.shm_dir, ward.spec.name))
+            self._rings.shard_failed(shard, ward.give_up_reason)
+            self._failed_shard_sockets[shard] = SupervisorControlSocket(
+                self._context, socket_of(self._resources.shm_dir, ward.spec.name)
+            )
 
     # -- phases ---------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        if self.phase == Phase.STARTING:
+        if self.phase == EnginePhase.STARTING:
             self._advance_start()
-        elif self.phase == Phase.SERVING:
-            self._beat()
-        elif self._drain is not None and self._drain.look():
-            self.phase = Phase.STOPPED
+        elif self.phase == EnginePhase.SERVING:
+            self._ping_watchdog()
+        elif self._drain is not None and self._drain.advance():
+            self.phase = EnginePhase.STOPPED
 
     def _advance_start(self) -> None:
         shards = self._children.of_kind(WAL_SHARD)
         if not all(ward.is_settled for ward in shards):
-            self._tell_recovery(shards)
+            self._report_recovery(shards)
             return
         if not any(ward.is_ready for ward in shards):
-            self._failure = f"no shard could start: {shards[0].given_up}"
+            self._failure = f"no shard could start: {shards[0].give_up_reason}"
             self.stop(self._failure)
             return
         others = [*self._children.of_kind(GATEWAY), *self._children.of_kind(SCHEDULER)]
         for ward in others:
             if not ward.starts and ward.start_at_ns is None:
-                self._children.start(ward)
+                self._children.request_start(ward)
         if all(ward.is_settled for ward in others):
             self._become_ready()
 
     def _become_ready(self) -> None:
-        info = self.info()
+        info = self.engine_info()
         try:
-            self._ground.announce(info)
+            self._resources.announce(info)
         except DiskError as e:
             self._failure = f"engine.json cannot be written: {e}"
             self.stop(self._failure)
             return
-        self.phase = Phase.SERVING
-        self._slot.set(P.STATE, ProcessState.READY)
-        self._notifier.ready()
+        self.phase = EnginePhase.SERVING
+        self._slot.set(ProcessField.STATE, ProcessState.READY)
+        self._notifier.notify_ready()
         took_ms = (self._clock.monotonic_ns() - self._started_ns) // NS_PER_MS
-        say(log, logging.INFO, "engine ready", after_ms=took_ms, shm_dir=info.shm_dir)
-        for ward in self._children.wards:
+        log_event(log, logging.INFO, "engine ready", after_ms=took_ms, shm_dir=info.shm_dir)
+        for ward in self._children.states:
             if ward.spec.kind in BACKGROUND:
-                self._children.start(ward)
+                self._children.request_start(ward)
         if self._on_ready is not None:
             self._on_ready(info)
 
-    def _tell_recovery(self, shards: list[Ward]) -> None:
+    def _report_recovery(self, shards: list[ChildState]) -> None:
         """How far a long recovery is, now and then; and where `ringlog status` can ask."""
         now = self._clock.monotonic_ns()
         if not self._is_start_announced and now >= self._started_ns + _ANNOUNCE_START_NS:
             self._is_start_announced = True
             with contextlib.suppress(DiskError):
-                self._ground.announce_start(self.info())
-        if now < self._tell_at_ns:
+                self._resources.write_starting_json(self.engine_info())
+        if now < self._next_progress_ns:
             return
-        self._tell_at_ns = now + _TELL_NS
-        progress = {w.spec.name: w.slot.get(P.PROGRESS) / 10 for w in shards if not w.is_settled}
-        self._notifier.status(
+        self._next_progress_ns = now + _PROGRESS_INTERVAL_NS
+        progress = {w.spec.name: w.slot.get(ProcessField.PROGRESS) / 10 for w in shards if not w.is_settled}
+        self._notifier.notify_status(
             "recovering " + ", ".join(f"{name} {done:.1f} %" for name, done in progress.items())
         )
-        say(log, logging.INFO, "recovering", percent=progress)
+        log_event(log, logging.INFO, "recovering", percent=progress)
 
-    def _beat(self) -> None:
+    def _ping_watchdog(self) -> None:
         if all(ward.is_ready for ward in self._children.of_kind(WAL_SHARD)):
-            self._notifier.beat()
+            self._notifier.ping_watchdog()
 
     def state(self) -> str:
         """starting, ready, degraded (a child that should serve does not) or draining."""
-        if self.phase == Phase.SERVING:
-            return "ready" if all(map(_does_its_part, self._children.wards)) else "degraded"
-        return "starting" if self.phase == Phase.STARTING else "draining"
+        if self.phase == EnginePhase.SERVING:
+            return "ready" if all(map(_is_healthy, self._children.states)) else "degraded"
+        return "starting" if self.phase == EnginePhase.STARTING else "draining"
 
     # -- stop -----------------------------------------------------------------------------------------
 
@@ -442,27 +450,27 @@ class Engine:
         """Begin the orderly stop, once."""
         if self._drain is not None:
             return
-        say(log, logging.INFO, "engine stops", reason=reason)
-        self.phase = Phase.STOPPING
-        self._slot.set(P.STATE, ProcessState.DRAINING)
-        self._notifier.stopping()
-        self._hurries_from_ns = self._clock.monotonic_ns() + round(SECOND_SIGNAL_S * NS_PER_S)
-        self._drain = Drain(self._children, drain_s=self.config.supervisor.drain_s, clock=self._clock)
+        log_event(log, logging.INFO, "engine stops", reason=reason)
+        self.phase = EnginePhase.STOPPING
+        self._slot.set(ProcessField.STATE, ProcessState.DRAINING)
+        self._notifier.notify_stopping()
+        self._force_from_ns = self._clock.monotonic_ns() + round(SECOND_SIGNAL_S * NS_PER_S)
+        self._drain = EngineDrain(self._children, drain_s=self.config.supervisor.drain_s, clock=self._clock)
 
-    def _take_signal(self, number: signal.Signals) -> None:
+    def _handle_signal(self, number: signal.Signals) -> None:
         if number in {signal.SIGTERM, signal.SIGINT}:
             if self._drain is None:
                 self.stop(number.name)
-            elif self._clock.monotonic_ns() >= self._hurries_from_ns:
-                self._drain.hurry()
+            elif self._clock.monotonic_ns() >= self._force_from_ns:
+                self._drain.force()
         elif number == signal.SIGHUP:
             logs.reopen()
-            self._children.send_ready(signal.SIGHUP)
+            self._children.signal_ready_children(signal.SIGHUP)
         elif number == signal.SIGQUIT:
             faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
-            self._children.send_ready(signal.SIGQUIT)
+            self._children.signal_ready_children(signal.SIGQUIT)
 
 
-def _does_its_part(ward: Ward) -> bool:
+def _is_healthy(ward: ChildState) -> bool:
     """It serves; or it works in the background, where a pause is nobody's, and was not given up."""
-    return ward.is_ready or (ward.spec.kind in BACKGROUND and not ward.given_up)
+    return ward.is_ready or (ward.spec.kind in BACKGROUND and not ward.give_up_reason)

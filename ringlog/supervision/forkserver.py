@@ -23,11 +23,11 @@ import msgspec
 
 from ringlog import hardening
 from ringlog.clock import Clock
-from ringlog.envelope.boot import ORDER_BYTES_MAX, PID_BYTES_MAX, ForkOrder
-from ringlog.logs import say
-from ringlog.runtime.forkserver import fork_first
+from ringlog.envelope.boot import FORK_REQUEST_BYTES_MAX, PID_BYTES_MAX, ForkRequest
+from ringlog.logs import log_event
+from ringlog.runtime.forkserver import fork_forkserver
+from ringlog.supervision.child_process import CHILD_OOM_SCORE, ChildProcess, source_checkout, spawn_process
 from ringlog.supervision.restart import NS_PER_S
-from ringlog.supervision.spawn import CHILD_OOM_SCORE, Child, checkout, spawn
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -45,17 +45,17 @@ class ForkServer:
     def __init__(self, kinds: Sequence[str], *, environ: Mapping[str, str], clock: Clock) -> None:
         """For actors of these kinds, with this environment."""
         self._kinds, self._environ, self._clock = kinds, environ, clock
-        self._life_line, self._data_dir = -1, ""
+        self._liveness_fd, self._data_dir = -1, ""
         self._line: socket.socket | None = None
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self.is_ready = False
         self._pause_s = PAUSE_S
         self._ready_by_ns = 0
         self._start_at_ns: int | None = None
-        hardening.adopt_orphans()
+        hardening.become_subreaper()
 
     @property
-    def is_coming(self) -> bool:
+    def is_starting(self) -> bool:
         """True while it imports."""
         return self._child is not None and not self.is_ready
 
@@ -67,30 +67,30 @@ class ForkServer:
         """Its process, if there is one."""
         return set() if self._child is None else {self._child.pid}
 
-    def fork_first(self) -> None:
+    def fork_forkserver(self) -> None:
         """Make the first one, which imports while this process goes on. To be called before that has a lock
         or a thread, or opens anything; without it, `begin` spawns one."""
         self._ready_by_ns = self._clock.monotonic_ns() + round(READY_S * NS_PER_S)
         try:
-            pid, self._line = fork_first(self._kinds, self._environ, checkout())
+            pid, self._line = fork_forkserver(self._kinds, self._environ, source_checkout())
         except OSError:
             return
-        self._child = Child(pid)
+        self._child = ChildProcess(pid)
         hardening.set_oom_score(pid, CHILD_OOM_SCORE)
 
-    def begin(self, data_dir: str, life_line: int) -> None:
+    def start(self, data_dir: str, life_line: int) -> None:
         """The engine is about to start children: of this directory, born with this line."""
-        self._data_dir, self._life_line = data_dir, life_line
+        self._data_dir, self._liveness_fd = data_dir, life_line
         if self._line is None:
             self._start()
         else:
-            self._tell()
+            self._send_setup()
 
-    def _tell(self) -> None:
+    def _send_setup(self) -> None:
         assert self._line is not None
         try:
             word = b"l" + os.fsencode(self._data_dir)
-            socket.send_fds(self._line, [word], [self._life_line], socket.MSG_DONTWAIT)
+            socket.send_fds(self._line, [word], [self._liveness_fd], socket.MSG_DONTWAIT)
         except OSError as e:
             self._gone(str(e.strerror))
 
@@ -103,19 +103,19 @@ class ForkServer:
                 self._line = ours
                 number = theirs.fileno()
                 command = [sys.executable, "-P", "-m", "actors", str(number), ",".join(self._kinds)]
-                self._child = spawn(command, self._environ, self._life_line, number)
-            self._tell()
+                self._child = spawn_process(command, self._environ, self._liveness_fd, number)
+            self._send_setup()
         except OSError as e:
             # No descriptor, no process or no memory: nothing that anybody depends on.
             self._gone(str(e.strerror))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See whether it became ready or died; start another one when that is due."""
         if self._line is not None:
             try:
                 said = self._line.recv(1, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                if self.is_coming and self._clock.monotonic_ns() > self._ready_by_ns:
+                if self.is_starting and self._clock.monotonic_ns() > self._ready_by_ns:
                     self._gone(f"not ready within {READY_S:g} s")
             except OSError as e:
                 self._gone(str(e.strerror))
@@ -127,7 +127,7 @@ class ForkServer:
         elif self._start_at_ns is not None and self._start_at_ns <= self._clock.monotonic_ns():
             self._start()
 
-    def fork(self, order: ForkOrder) -> Child | None:
+    def fork(self, order: ForkRequest) -> ChildProcess | None:
         """A new child that carries out this order; None: there is none, spawn it.
 
         Raises nothing: what goes wrong here is this process's end, not the child's.
@@ -135,7 +135,7 @@ class ForkServer:
         if self._line is None or not self.is_ready:
             return None
         message = msgspec.msgpack.encode(order)
-        if len(message) > ORDER_BYTES_MAX:
+        if len(message) > FORK_REQUEST_BYTES_MAX:
             return None
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -149,12 +149,12 @@ class ForkServer:
             pid = int(ours.recv(PID_BYTES_MAX))
             # It says so when its first parent is gone. From then on only we can give its number free.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            child = Child(pid)
+            child = ChildProcess(pid)
             ours.sendall(message)
         except (OSError, ValueError) as e:
             # Also no answer at all (TimeoutError), and the end of the line in place of one (ValueError).
             if child is not None:
-                child.send(signal.SIGKILL)
+                child.send_signal(signal.SIGKILL)
                 child.reap()
             self._gone(f"no child: {e}")
             return None
@@ -169,7 +169,9 @@ class ForkServer:
 
     def _gone(self, why: str) -> None:
         self._end()
-        say(log, logging.WARNING, "no fork server, children are spawned", reason=why, retry_s=self._pause_s)
+        log_event(
+            log, logging.WARNING, "no fork server, children are spawned", reason=why, retry_s=self._pause_s
+        )
         self._start_at_ns = self._clock.monotonic_ns() + round(self._pause_s * NS_PER_S)
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
@@ -179,6 +181,6 @@ class ForkServer:
             self._line.close()
             self._line = None
         if self._child is not None:
-            self._child.send(signal.SIGKILL)
+            self._child.send_signal(signal.SIGKILL)
             self._child.reap()
             self._child = None

@@ -21,12 +21,12 @@ from ringlog.storage.identity_file import (
 )
 from ringlog.storage.layout import META_DIR, WAL_DIR
 
-__all__ = ["ENGINE_FILE", "EngineFile", "Identity"]
+__all__ = ["ENGINE_FILE", "EngineFile", "EngineIdentity"]
 _BLOCK = 16
 """Numbers made durable at once, so that most restarts wait for no disk. Unused ones are skipped."""
 
 
-class Identity:
+class EngineIdentity:
     """The engine's id and its supply of incarnation numbers. Needs the data directory's lock."""
 
     def __init__(self, disk: Disk, data_dir: str) -> None:
@@ -45,7 +45,7 @@ class Identity:
         self._shm_dir = known.shm_dir
         self._next = self._durable_to = known.next_incarnation
 
-    def begin(self, shm_dir: str, expected: int) -> int:
+    def record_start(self, shm_dir: str, expected: int) -> int:
         """Record this start's shared-memory directory and return its first incarnation number.
 
         `expected` is how many numbers the start will need at once.
@@ -54,14 +54,14 @@ class Identity:
         self._reserve(expected)
         return self._next
 
-    def take(self) -> int:
+    def allocate_incarnation(self) -> int:
         """Return the next incarnation number, durable as taken; raises DiskError when it cannot be."""
         if self._next >= self._durable_to:
             self._reserve(_BLOCK)
         number, self._next = self._next, self._next + 1
         return number
 
-    def take_unrecorded(self) -> int:
+    def allocate_unrecorded(self) -> int:
         """Return the next number without making that durable, for a process that writes nothing here.
 
         Nobody gets it again while this engine runs: the next record that succeeds passes over it.

@@ -11,39 +11,39 @@ from ringlog.board.layout import ProcessState
 from ringlog.limits import HEARTBEAT_INTERVAL_MS
 from ringlog.supervision.restart import NS_PER_MS, NS_PER_S
 
-LOOK_MAX_NS = 2 * HEARTBEAT_INTERVAL_MS * NS_PER_MS
+OBSERVE_GAP_NS_MAX = 2 * HEARTBEAT_INTERVAL_MS * NS_PER_MS
 """Two looks further apart than this count as this far apart."""
-RECOVERY_PATIENCE = 10
+RECOVERY_FACTOR = 10
 """A recovering child reports in thousandths of its log, so each step may take longer."""
-START_STILL_S_MIN = 30.0
+START_STALL_S_MIN = 30.0
 """And never less than this, however impatient the engine is with those who serve: an interpreter that comes
 up on a host without a free processor or with a slow disk is not stuck, and a successor would be slower."""
-COMING = (ProcessState.STARTING, ProcessState.RECOVERING)
+STARTING_STATES = (ProcessState.STARTING, ProcessState.RECOVERING)
 """States in which a child serves nobody yet."""
 
-Facts = tuple[int, ...]
+ProgressFacts = tuple[int, ...]
 
 
-class Progress:
+class ChildProgress:
     """What one incarnation showed so far."""
 
     def __init__(self, now_ns: int) -> None:
-        self._facts: Facts = ()
+        self._facts: ProgressFacts = ()
         self._looked_ns = now_ns
-        self.still_ns = 0
+        self.stalled_ns = 0
         """How long the facts have stood still."""
 
-    def look(self, facts: Facts, now_ns: int) -> None:
+    def observe(self, facts: ProgressFacts, now_ns: int) -> None:
         """Note the facts of this moment: any numbers that change as long as work is done."""
         if facts != self._facts:
-            self._facts, self.still_ns = facts, 0
+            self._facts, self.stalled_ns = facts, 0
         else:
-            self.still_ns += min(now_ns - self._looked_ns, LOOK_MAX_NS)
+            self.stalled_ns += min(now_ns - self._looked_ns, OBSERVE_GAP_NS_MAX)
         self._looked_ns = now_ns
 
     def is_stuck(self, state: ProcessState, stuck_after_s: float) -> bool:
         """True when a child in this state should have moved on by now."""
         limit_s = stuck_after_s
-        if state in COMING:
-            limit_s = max(stuck_after_s * RECOVERY_PATIENCE, START_STILL_S_MIN)
-        return self.still_ns >= limit_s * NS_PER_S
+        if state in STARTING_STATES:
+            limit_s = max(stuck_after_s * RECOVERY_FACTOR, START_STALL_S_MIN)
+        return self.stalled_ns >= limit_s * NS_PER_S

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from ringlog.errors import ExitCode
 from ringlog.limits import (
-    READ_ONLY_LOOK_MS_MAX,
-    READ_ONLY_LOOK_MS_MIN,
+    READ_ONLY_PROBE_MS_MAX,
+    READ_ONLY_PROBE_MS_MIN,
     RESTART_BACKOFF_MS_MAX,
     RESTART_BACKOFF_MS_MIN,
 )
@@ -33,7 +33,7 @@ from ringlog.supervision.tree import ChildSpec
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 POISON_BOOTS = 2
-QUICK_NS = 5 * NS_PER_S
+RAPID_DEATH_NS = 5 * NS_PER_S
 """Deaths within this time make the next start wait; one now and then is an accident, and a pause for
 clients that need not be longer than the recovery."""
 EXIT_SIGNAL_BASE = 256
@@ -41,14 +41,14 @@ EXIT_SIGNAL_BASE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class ChildExit:
     """How one incarnation ended."""
 
     status: int
     """Exit code, or minus the signal that killed it: what subprocess calls returncode."""
     was_ready: bool
     """It had been READY at some time."""
-    why: str = ""
+    reason: str = ""
     """What the supervisor did to it, if anything; for people."""
     has_booted: bool = True
     """It got as far as its process slot on the board. An interpreter that cannot import us does not."""
@@ -64,12 +64,12 @@ class Exit:
         return self.status == ExitCode.CANNOT_BOOT or (self.status == ExitCode.CRASH and not self.has_booted)
 
     @property
-    def word(self) -> int:
+    def board_code(self) -> int:
         """The number the board's P.EXIT holds."""
         return self.status if self.status >= 0 else EXIT_SIGNAL_BASE - self.status
 
     def __str__(self) -> str:
-        return describe_exit(self.word) + (f" ({self.why})" if self.why else "")
+        return describe_exit(self.board_code) + (f" ({self.reason})" if self.reason else "")
 
 
 def describe_exit(word: int) -> str:
@@ -81,7 +81,7 @@ def describe_exit(word: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class DeathHistory:
     """What is remembered of a child's deaths."""
 
     deaths_ns: tuple[int, ...] = ()
@@ -89,23 +89,23 @@ class History:
     failed_boots: int = 0
     """Failed boots in a row, none of them ever READY."""
 
-    def after(self, spec: ChildSpec, exit: Exit, now_ns: int) -> History:
+    def with_death(self, spec: ChildSpec, exit: ChildExit, now_ns: int) -> DeathHistory:
         """The history with this death added and the forgotten ones dropped; bounded by restart_max + 1."""
         window_ns = round(spec.restart_window_s * NS_PER_S)
         recent = [at for at in self.deaths_ns if now_ns - at < window_ns]
-        return History(
+        return DeathHistory(
             (*recent, now_ns)[-(spec.restart_max + 1) :],
             self.failed_boots + 1 if exit.is_failed_boot else 0,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestartNow:
     """Start the successor now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class RestartAt:
     """Start the successor at this monotonic time."""
 
     until_ns: int
@@ -118,10 +118,10 @@ class GiveUp:
     reason: str
 
 
-Decision = Restart | Wait | GiveUp
+Decision = RestartNow | RestartAt | GiveUp
 
 
-def decide(spec: ChildSpec, history: History, exit: Exit, now_ns: int) -> Decision:
+def decide(spec: ChildSpec, history: DeathHistory, exit: ChildExit, now_ns: int) -> Decision:
     """Decide what follows a death; `history` already includes it (History.after)."""
     if exit.status == ExitCode.FENCED:
         return GiveUp("fenced: another process holds what only this child may hold")
@@ -132,19 +132,19 @@ def decide(spec: ChildSpec, history: History, exit: Exit, now_ns: int) -> Decisi
     deaths = len(history.deaths_ns)
     if deaths > spec.restart_max:
         return GiveUp(f"died {deaths} times in {spec.restart_window_s:g} s")
-    delay_ms = backoff_ms(sum(now_ns - at < QUICK_NS for at in history.deaths_ns) - 1)
-    return Wait(now_ns + delay_ms * NS_PER_MS) if delay_ms else Restart()
+    delay_ms = backoff_ms(sum(now_ns - at < RAPID_DEATH_NS for at in history.deaths_ns) - 1)
+    return RestartAt(now_ns + delay_ms * NS_PER_MS) if delay_ms else RestartNow()
 
 
-def look_ms(latches: int) -> int:
+def read_only_probe_ms(latches: int) -> int:
     """How long the given life in a row, from 1, that serves reads alone waits before it looks whether the
     directory takes writes again."""
-    doublings = min(max(latches - 1, 0), READ_ONLY_LOOK_MS_MAX.bit_length())
-    return min(READ_ONLY_LOOK_MS_MIN << doublings, READ_ONLY_LOOK_MS_MAX)
+    doublings = min(max(latches - 1, 0), READ_ONLY_PROBE_MS_MAX.bit_length())
+    return min(READ_ONLY_PROBE_MS_MIN << doublings, READ_ONLY_PROBE_MS_MAX)
 
 
 def backoff_ms(earlier_deaths: int) -> int:
-    """Delay before a restart that follows so many deaths within QUICK_NS, this one not counted."""
+    """Delay before a restart that follows so many deaths within RAPID_DEATH_NS, this one not counted."""
     if earlier_deaths <= 0:
         return 0
     # The exponent is bounded before it is used: 1 << deaths of a patient configuration is a huge number.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ringlog.clock import Clock
-from ringlog.config import Run
+from ringlog.config import RunConfig
 from ringlog.envelope.messages import (
     ErrorReply,
     Message,
@@ -39,25 +39,31 @@ from ringlog.limits import (
     RINGS_PER_SHARD_MAX,
     SETTLE_ENTRY_BYTES,
 )
-from ringlog.lives import born_of
-from ringlog.logs import say
+from ringlog.logs import log_event
+from ringlog.process_id import process_started_ticks
 from ringlog.ring.doorbell import BellRinger, make_bell
-from ringlog.ring.region import close_from_outside, create_ring, producer_alive, producer_closed, remove_ring
+from ringlog.ring.region import (
+    create_ring,
+    mark_consumer_closed,
+    producer_alive,
+    producer_closed,
+    remove_ring,
+)
 from ringlog.supervision.restart import NS_PER_S
-from ringlog.supervision.sockets import ShardLink
+from ringlog.supervision.sockets import ShardControlLink
 
 log = logging.getLogger("ringlog.supervision")
 
 CLIENT_ID_BYTES_MAX = 256
 RETRY_AFTER_MS = 1_000
-LOCK_LOOK_NS = NS_PER_S
+LOCK_POLL_NS = NS_PER_S
 ATTACH_GRACE_NS = 30 * NS_PER_S
 """A client has this long to attach to its ring for the first time."""
 
-Answer = Callable[[Message], None]
+ReplyCallback = Callable[[Message], None]
 
 
-class Life(Enum):
+class RingPhase(Enum):
     """Where a ring is in its life."""
 
     OPENING = "opening"
@@ -66,7 +72,7 @@ class Life(Enum):
 
 
 @dataclass(slots=True)
-class Ring:
+class ManagedRing:
     """One ring."""
 
     name: str
@@ -76,25 +82,27 @@ class Ring:
     made_ns: int
     pid: int = 0
     """Whose death the kernel announces; 0 where only the producer's lock tells."""
-    life: Life = Life.OPENING
+    phase: RingPhase = RingPhase.OPENING
     is_dead: bool = False
     """LEAVING because the client died, not because it said so."""
-    opener: Answer | None = None
+    on_opened: ReplyCallback | None = None
     """Who still waits for RingOpened."""
-    was_held: bool = False
+    was_locked: bool = False
     """The producer's lock was seen held, so that finding it free means something."""
 
 
-class RingKeeper:
+class RingManager:
     """All rings of this start of the engine."""
 
-    def __init__(self, shm_dir: str, *, engine_id: str, shards: int, settings: Run, clock: Clock) -> None:
+    def __init__(
+        self, shm_dir: str, *, engine_id: str, shards: int, settings: RunConfig, clock: Clock
+    ) -> None:
         self._shm_dir = shm_dir
         self._engine_id = engine_id
         self._settings = settings
         self._clock = clock
-        self._rings: list[dict[str, Ring]] = [{} for _ in range(shards)]
-        self._links: list[ShardLink | None] = [None] * shards
+        self._rings: list[dict[str, ManagedRing]] = [{} for _ in range(shards)]
+        self._links: list[ShardControlLink | None] = [None] * shards
         self._failed: list[str] = [""] * shards
         self._asked: list[dict[int, str]] = [{} for _ in range(shards)]
         self._pidfds: dict[int, int] = {}  # pid -> pidfd, for clients whose death the kernel tells us
@@ -104,7 +112,7 @@ class RingKeeper:
     def __len__(self) -> int:
         return sum(map(len, self._rings))
 
-    def __iter__(self) -> Iterator[Ring]:
+    def __iter__(self) -> Iterator[ManagedRing]:
         return (ring for rings in self._rings for ring in tuple(rings.values()))
 
     def pidfds(self) -> dict[int, int]:
@@ -113,14 +121,14 @@ class RingKeeper:
 
     # -- clients --------------------------------------------------------------------------------------
 
-    def open(self, request: RingOpen, answer: Answer) -> None:
+    def open(self, request: RingOpen, answer: ReplyCallback) -> None:
         """Make a ring; `answer` gets RingOpened when its shard drains it, or an ErrorReply.
 
         Raises Refused: InvalidRequest, Throttled, NotReady.
         """
         self._check(request)
         ring = self._make(request)
-        ring.opener = answer
+        ring.on_opened = answer
         self._rings[ring.shard][ring.name] = ring
         ring.pid = self._watch(request.pid, request.born)
         self._attach(ring)
@@ -128,8 +136,8 @@ class RingKeeper:
     def close(self, name: str) -> None:
         """The client is done with a ring; one that is not there any more is closed already."""
         ring = self._find(name)
-        if ring is not None and ring.life != Life.LEAVING:
-            self._leave(ring, is_dead=False)
+        if ring is not None and ring.phase != RingPhase.LEAVING:
+            self._begin_leaving(ring, is_dead=False)
 
     def client_died(self, pid: int) -> None:
         """A pidfd became readable: every ring of that client is drained, then removed."""
@@ -137,10 +145,10 @@ class RingKeeper:
         if fd is not None:
             os.close(fd)
         for ring in self:
-            if ring.pid == pid and ring.life != Life.LEAVING:
-                self._leave(ring, is_dead=True)
+            if ring.pid == pid and ring.phase != RingPhase.LEAVING:
+                self._begin_leaving(ring, is_dead=True)
 
-    def look(self) -> None:
+    def poll_producer_locks(self) -> None:
         """Once a second, find rings whose producer let go of its lock.
 
         A client that is closed says nothing, and its process may live on for years; a pidfd tells of the
@@ -149,10 +157,10 @@ class RingKeeper:
         now = self._clock.monotonic_ns()
         if now < self._next_look_ns:
             return
-        self._next_look_ns = now + LOCK_LOOK_NS
+        self._next_look_ns = now + LOCK_POLL_NS
         for ring in self:
-            if ring.life != Life.LEAVING:
-                self._look_at_lock(ring, now)
+            if ring.phase != RingPhase.LEAVING:
+                self._check_producer_lock(ring, now)
 
     def _check(self, request: RingOpen) -> None:
         if not 0 <= request.shard < len(self._rings):
@@ -171,11 +179,11 @@ class RingKeeper:
                 retry_after_ms=RETRY_AFTER_MS,
             )  # fmt: skip
 
-    def _make(self, request: RingOpen) -> Ring:
+    def _make(self, request: RingOpen) -> ManagedRing:
         self._made += 1
         # No client's string becomes part of a path (SEC-25).
         stem = f"ring-{request.shard:02d}-{self._made:06d}-{secrets.token_hex(4)}"
-        ring = Ring(
+        ring = ManagedRing(
             name=f"{stem}.ring",
             bell=f"{stem}.bell",
             shard=request.shard,
@@ -224,13 +232,13 @@ class RingKeeper:
                 self._pidfds[pid] = os.pidfd_open(pid)
             except OSError:
                 return 0
-        if born_of(pid) == born:
+        if process_started_ticks(pid) == born:
             return pid
         if not any(ring.pid == pid for ring in self):
             os.close(self._pidfds.pop(pid))
         return 0
 
-    def _look_at_lock(self, ring: Ring, now: int) -> None:
+    def _check_producer_lock(self, ring: ManagedRing, now: int) -> None:
         try:
             is_held = producer_alive(self._path(ring.name))
             is_closed = not is_held and producer_closed(self._path(ring.name))
@@ -239,16 +247,16 @@ class RingKeeper:
                 # No descriptors now, or somebody took the name away: both ends may still be at work, and
                 # the kernel tells of the end of this client.
                 return
-            say(log, logging.ERROR, "ring file is not ours any more", ring=ring.name, reason=str(e))
+            log_event(log, logging.ERROR, "ring file is not ours any more", ring=ring.name, reason=str(e))
             is_held, is_closed = False, True
         if is_held:
-            ring.was_held = True
-        elif ring.was_held or is_closed or now - ring.made_ns > ATTACH_GRACE_NS:
-            self._leave(ring, is_dead=True)
+            ring.was_locked = True
+        elif ring.was_locked or is_closed or now - ring.made_ns > ATTACH_GRACE_NS:
+            self._begin_leaving(ring, is_dead=True)
 
     # -- shards ---------------------------------------------------------------------------------------
 
-    def shard_ready(self, shard: int, link: ShardLink) -> None:
+    def shard_ready(self, shard: int, link: ShardControlLink) -> None:
         """A new incarnation serves: tell it of all its rings."""
         self._links[shard] = link
         for ring in tuple(self._rings[shard].values()):
@@ -269,58 +277,58 @@ class RingKeeper:
             self._answer(ring, error_reply(NotReady("the shard failed", reason="shard_failed", shard=shard)))
             self._remove(ring)
 
-    def links(self) -> dict[int, ShardLink]:
+    def links(self) -> dict[int, ShardControlLink]:
         """Shard -> link of those that serve."""
         return {shard: link for shard, link in enumerate(self._links) if link is not None}
 
-    def take_reply(self, shard: int, corr: int, message: Message) -> None:
+    def handle_reply(self, shard: int, corr: int, message: Message) -> None:
         """A shard answered about a ring."""
         asked = self._asked[shard].pop(corr, "")
         if isinstance(message, RingAttached):
             self._attached(shard, message.ring)
         elif isinstance(message, RingDetached):
             ring = self._rings[shard].get(message.ring)
-            if ring is not None and ring.life == Life.LEAVING:
+            if ring is not None and ring.phase == RingPhase.LEAVING:
                 self._remove(ring)
         elif isinstance(message, ErrorReply) and asked:
             self._refused(shard, asked, message)
 
     def _attached(self, shard: int, name: str) -> None:
         ring = self._rings[shard].get(name)
-        if ring is None or ring.life != Life.OPENING:
+        if ring is None or ring.phase != RingPhase.OPENING:
             return
-        ring.life = Life.LIVE
+        ring.phase = RingPhase.LIVE
         self._answer(ring, RingOpened(ring.name, ring.bell))
 
     def _refused(self, shard: int, name: str, error: ErrorReply) -> None:
         """The shard cannot use the ring: it is of no use to its client either."""
-        say(log, logging.ERROR, "shard refused a ring", shard=shard, ring=name, reason=error.message)
+        log_event(log, logging.ERROR, "shard refused a ring", shard=shard, ring=name, reason=error.message)
         ring = self._rings[shard].get(name)
         if ring is not None:
             self._answer(ring, error)
             self._tell_producer(ring)
             self._remove(ring)
 
-    def _tell_producer(self, ring: Ring) -> None:
+    def _tell_producer(self, ring: ManagedRing) -> None:
         """A producer that is in the ring already would push into a file nobody reads, for ever."""
-        close_from_outside(self._path(ring.name))
+        mark_consumer_closed(self._path(ring.name))
         bell = BellRinger(self._path(ring.bell))
         # Not our bell any more: its client looks by itself when a request of it ends.
         with contextlib.suppress(RingError):
             bell.ring()
         bell.close()
 
-    def _attach(self, ring: Ring) -> None:
+    def _attach(self, ring: ManagedRing) -> None:
         link = self._links[ring.shard]
         if link is None:
             return
         self._ask(ring, link, RingAttach(ring.name, ring.bell, ring.client))
-        if ring.life == Life.LEAVING:
+        if ring.phase == RingPhase.LEAVING:
             self._ask(ring, link, RingDetach(ring.name, ring.is_dead))
 
-    def _leave(self, ring: Ring, *, is_dead: bool) -> None:
-        say(log, logging.DEBUG, "ring leaves", ring=ring.name, dead=is_dead)
-        ring.life, ring.is_dead = Life.LEAVING, is_dead
+    def _begin_leaving(self, ring: ManagedRing, *, is_dead: bool) -> None:
+        log_event(log, logging.DEBUG, "ring leaves", ring=ring.name, dead=is_dead)
+        ring.phase, ring.is_dead = RingPhase.LEAVING, is_dead
         self._answer(ring, error_reply(Internal("the ring was closed before it was open")))
         if self._failed[ring.shard]:
             self._remove(ring)
@@ -329,34 +337,34 @@ class RingKeeper:
         if link is not None:
             self._ask(ring, link, RingDetach(ring.name, is_dead))
 
-    def _ask(self, ring: Ring, link: ShardLink, message: Message) -> None:
+    def _ask(self, ring: ManagedRing, link: ShardControlLink, message: Message) -> None:
         corr = link.send(message)
         if corr:
             self._asked[ring.shard][corr] = ring.name
         else:
             # Its high-water mark is above two messages for each of the most rings there may be, so this
             # shard has not read for long; the watch on its progress will replace it, and rings are told anew.
-            say(log, logging.ERROR, "shard takes no messages", shard=ring.shard, ring=ring.name)
+            log_event(log, logging.ERROR, "shard takes no messages", shard=ring.shard, ring=ring.name)
 
     # -- ends -----------------------------------------------------------------------------------------
 
-    def _answer(self, ring: Ring, message: Message) -> None:
-        opener, ring.opener = ring.opener, None
+    def _answer(self, ring: ManagedRing, message: Message) -> None:
+        opener, ring.on_opened = ring.on_opened, None
         if opener is not None:
             opener(message)
 
-    def _remove(self, ring: Ring) -> None:
+    def _remove(self, ring: ManagedRing) -> None:
         del self._rings[ring.shard][ring.name]
         self._unlink(ring)
         if ring.pid in self._pidfds and not any(other.pid == ring.pid for other in self):
             os.close(self._pidfds.pop(ring.pid))
 
-    def _unlink(self, ring: Ring) -> None:
+    def _unlink(self, ring: ManagedRing) -> None:
         remove_ring(self._path(ring.name))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(ring.bell))
 
-    def _find(self, name: str) -> Ring | None:
+    def _find(self, name: str) -> ManagedRing | None:
         return next((rings[name] for rings in self._rings if name in rings), None)
 
     def _path(self, name: str) -> str:
@@ -371,12 +379,12 @@ class RingKeeper:
         self._pidfds.clear()
 
 
-def settle_entries_for(ring_bytes: int, settings: Run) -> int:
+def settle_entries_for(ring_bytes: int, settings: RunConfig) -> int:
     """Settlements that a ring of so many bytes has room for."""
     return min(settings.settle_entries, ring_bytes // RING_BYTES_PER_SETTLE_ENTRY)
 
 
-def first_ring_file_bytes(settings: Run) -> int:
+def first_ring_file_bytes(settings: RunConfig) -> int:
     """About how much shared memory the first ring of a client takes."""
     ring_bytes = min(settings.ring_bytes, RING_BYTES_FIRST)
     return ring_bytes + settle_entries_for(ring_bytes, settings) * SETTLE_ENTRY_BYTES + 8_192

@@ -107,7 +107,7 @@ def require_shm_space(needed: int) -> None:
         )
 
 
-def open_life_line(shm_dir: str) -> int:
+def open_liveness_lock(shm_dir: str) -> int:
     """Descriptor of a shared lock on the board, for children to be born with; raises StartRefused.
 
     Nobody lets go of it but by dying: it says `alive` from before a child's first instruction to after its
@@ -137,7 +137,7 @@ def orphans_alive(shm_dir: str) -> bool:
         os.close(fd)
 
 
-def is_leftover(path: str) -> bool:
+def is_stale_shm_dir(path: str) -> bool:
     """True for an existing shared-memory directory with a name of ours, owned by us, not a link."""
     if not shm_pattern().match(path):
         return False
@@ -150,26 +150,26 @@ def is_leftover(path: str) -> bool:
 
 def remove_shm_dir(path: str) -> None:
     """Remove a shared-memory directory and all in it; refuses a path that is not one of ours."""
-    if is_leftover(path):
+    if is_stale_shm_dir(path):
         shutil.rmtree(path, ignore_errors=True)
 
 
 # -- engine.json --------------------------------------------------------------------------------------
 
 
-def announce(disk: Disk, run_dir: str, info: EngineInfo) -> None:
+def write_engine_json(disk: Disk, run_dir: str, info: EngineInfo) -> None:
     """Write engine.json as a whole: the engine is ready."""
     replace_file(disk, run_dir, ENGINE_FILE, msgspec.json.encode(info))
     with contextlib.suppress(DiskError):
         disk.unlink(os.path.join(run_dir, STARTING_JSON))
 
 
-def announce_start(disk: Disk, run_dir: str, info: EngineInfo) -> None:
+def write_starting_json(disk: Disk, run_dir: str, info: EngineInfo) -> None:
     """Write starting.json: the engine is not ready, but says how far it is. Clients do not look at it."""
     replace_file(disk, run_dir, STARTING_JSON, msgspec.json.encode(info))
 
 
-def withdraw(disk: Disk, run_dir: str) -> None:
+def remove_announcements(disk: Disk, run_dir: str) -> None:
     """Remove engine.json, starting.json and the gateway's socket if they are there."""
     for name in (ENGINE_FILE, STARTING_JSON, GATEWAY_SOCKET):
         with contextlib.suppress(DiskError):

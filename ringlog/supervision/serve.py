@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -16,11 +17,11 @@ from ringlog.descriptors import open_standard_descriptors
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.errors import ConfigError, RinglogError, StartRefused
 from ringlog.limits import DESCRIPTORS_MIN
-from ringlog.logs import say
+from ringlog.logs import log_event
+from ringlog.supervision.child_process import child_environment
 from ringlog.supervision.endpoints import check_listeners
 from ringlog.supervision.engine import run_engine
 from ringlog.supervision.forkserver import ForkServer
-from ringlog.supervision.spawn import child_environment
 from ringlog.supervision.tree import build_tree
 
 log = logging.getLogger("ringlog.supervision")
@@ -56,21 +57,23 @@ def serve(
         _prepare_process(config)
         environ = os.environ if environ is None else environ
         forks = ForkServer(build_tree(config).kinds, environ=child_environment(environ), clock=SystemClock())
-        forks.fork_first()
+        forks.fork_forkserver()
         try:
             _open_log(loaded)
-            return run_engine(config, forks, environ=environ, on_ready=lambda info: _greet(info, loaded))
+            return run_engine(
+                config, forks, environ=environ, on_ready=lambda info: _print_banner(info, loaded)
+            )
         finally:
             forks.stop()
     except ConfigError as e:
-        _complain(e)
+        _print_error(e)
         return EXIT_USAGE
     except StartRefused as e:
-        _complain(e)
+        _print_error(e)
         return EXIT_REFUSED
     except RinglogError as e:
         log.critical("engine failed", exc_info=e)
-        _complain(e)
+        _print_error(e)
         return EXIT_REFUSED
 
 
@@ -104,18 +107,18 @@ def _prepare_process(config: Config) -> None:
             "too few open files are allowed: raise the limit (`ulimit -n`, LimitNOFILE= of systemd)",
             found=allowed, min=DESCRIPTORS_MIN,
         )  # fmt: skip
-    hardening.expect_children()
-    hardening.name_process("ringlog")
+    hardening.restore_sigchld()
+    hardening.set_process_title("ringlog")
 
 
 def _open_log(loaded: LoadedConfig) -> None:
     settings = loaded.config.log
     logs.configure(level=settings.level, format=settings.format, file=settings.file, actor="supervisor")
     for warning in loaded.warnings:
-        say(log, logging.WARNING, "setting ignored", reason=warning)
+        log_event(log, logging.WARNING, "setting ignored", reason=warning)
 
 
-def _greet(info: EngineInfo, loaded: LoadedConfig) -> None:
+def _print_banner(info: EngineInfo, loaded: LoadedConfig) -> None:
     """Where it listens, where the data is, and three lines to try."""
     url = f"ringlog://{loaded.config.run.dir}"
     tcp = (
@@ -125,9 +128,9 @@ def _greet(info: EngineInfo, loaded: LoadedConfig) -> None:
         f"ringlog {info.version} is ready\n"
         f"  listens   {url}{tcp}\n"
         f"  data      {info.data_dir} ({info.shards} shards)\n"
-        f"  try       export RINGLOG_URL={url}\n"
+        f"  try       export RINGLOG_URL={shlex.quote(url)}\n"
         f"            echo hello | ringlog write greetings --lines\n"
-        f"            ringlog tail greetings"
+        f"            ringlog tail greetings --from start"
     )
 
 
@@ -137,9 +140,9 @@ def _print(text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except OSError as e:
-        say(log, logging.WARNING, "standard output is gone", reason=e.strerror)
+        log_event(log, logging.WARNING, "standard output is gone", reason=e.strerror)
 
 
-def _complain(error: RinglogError) -> None:
+def _print_error(error: RinglogError) -> None:
     sys.stderr.write(f"ringlog: {error}\n")
     sys.stderr.flush()

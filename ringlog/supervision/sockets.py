@@ -15,8 +15,8 @@ from ringlog.envelope.messages import Message
 from ringlog.envelope.refusal import error_reply
 from ringlog.envelope.wire import PROTOCOL, Envelope, EnvelopeInvalid, decode, encode
 from ringlog.limits import ENVELOPE_BYTES_MAX, ENVELOPE_PARTS_MAX, HANDSHAKE_MS, SOCKET_HWM
-from ringlog.logs import say
-from ringlog.runtime.listening import AcceptGuard, Listener
+from ringlog.logs import log_event
+from ringlog.runtime.listener import AcceptGuard, Listener
 
 log = logging.getLogger("ringlog.supervision")
 
@@ -25,19 +25,19 @@ RECEIVE_MAX = 256
 _LINGER_MS = 200
 
 
-def _bound(socket: zmq.Socket[bytes]) -> None:
+def _set_limits(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, SOCKET_HWM)
     socket.setsockopt(zmq.RCVHWM, SOCKET_HWM)
     socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES_MAX)
 
 
-class Desk:
+class SupervisorControlSocket:
     """Where clients, the gateway and the command line ask. `address` below is an opaque reply address."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.ROUTER)
-        _bound(self.socket)
+        _set_limits(self.socket)
         # A reply to somebody who left fails instead of vanishing (SEC-11).
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -45,7 +45,7 @@ class Desk:
 
     def guard(self, now_ns: int) -> None:
         """Listen only while there are descriptors to spare; to be called about every turn, cheap."""
-        self._guard.look(now_ns)
+        self._guard.check_descriptors(now_ns)
 
     def receive(self) -> Iterator[tuple[bytes, Envelope]]:
         """Requests that wait, as (address, envelope); malformed ones are answered here."""
@@ -66,19 +66,21 @@ class Desk:
         try:
             self.socket.send_multipart([address, encode(message, corr, version)], zmq.NOBLOCK)
         except zmq.ZMQError as e:
-            say(log, logging.WARNING, "reply not delivered", kind=type(message).__name__, reason=e.strerror)
+            log_event(
+                log, logging.WARNING, "reply not delivered", kind=type(message).__name__, reason=e.strerror
+            )
 
     def close(self) -> None:
         """Send what is queued for a moment, then let go."""
         self.socket.close()
 
 
-class ShardLink:
+class ShardControlLink:
     """The way to one incarnation of one shard."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.DEALER)
-        _bound(self.socket)
+        _set_limits(self.socket)
         self.socket.connect(endpoint)
         self._corr = 0
 
@@ -101,7 +103,7 @@ class ShardLink:
             try:
                 yield decode(parts[0])
             except EnvelopeInvalid as e:
-                say(log, logging.WARNING, "shard reply does not decode", reason=str(e))
+                log_event(log, logging.WARNING, "shard reply does not decode", reason=str(e))
 
     def close(self) -> None:
         """Drop what is queued and let go."""

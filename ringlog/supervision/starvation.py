@@ -1,6 +1,7 @@
 """Is a child that shows no progress stuck, or has it had no processor?
 
-Background processes take a processor only when nobody else wants it (hardening.work_in_background), and any
+Background processes take a processor only when nobody else wants it (hardening.set_background_priority), and
+any
 process may be bounded by its container. A thread that waits for a processor may hold what the one that
 reports progress waits for. A successor of such a child would get no further: it is left alone, for longer
 than one that sleeps, spins or hangs in a device.
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from ringlog.supervision.restart import NS_PER_S
 
-STARVED_PATIENCE = 10
+STARVED_FACTOR = 10
 """Who waits for a processor has so many times as long to show progress; then it is replaced all the same."""
 WINDOW_NS = NS_PER_S
 """Over so long at least it is judged what a child got."""
@@ -25,7 +26,7 @@ _STATE, _UTIME, _STIME = 0, 11, 12
 """Fields of /proc/PID/stat, counted from behind the name."""
 
 
-class Sight(NamedTuple):
+class CpuSample(NamedTuple):
     """What the kernel says of a process."""
 
     wants_cpu: bool
@@ -34,7 +35,7 @@ class Sight(NamedTuple):
     """Of processors, by all its threads since it began."""
 
 
-def sight_of(pid: int) -> Sight | None:
+def sample_cpu(pid: int) -> CpuSample | None:
     """Look at a process; None when it is gone."""
     proc = Path(f"/proc/{pid}")
     try:
@@ -42,29 +43,29 @@ def sight_of(pid: int) -> Sight | None:
         threads = [_fields(each / "stat")[_STATE] for each in (proc / "task").iterdir()]
     except OSError:
         return None
-    return Sight("R" in threads, (int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_NS)
+    return CpuSample("R" in threads, (int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_NS)
 
 
 def _fields(path: Path) -> list[str]:
     return path.read_text().rpartition(")")[2].split()
 
 
-class Hunger:
+class CpuStarvation:
     """One child that shows no progress, from look to look. Pure."""
 
     def __init__(self) -> None:
         self._since: tuple[int, int] | None = None
 
     @property
-    def is_seen(self) -> bool:
+    def has_waited_for_cpu(self) -> bool:
         """It has waited for a processor since it showed progress last."""
         return self._since is not None
 
-    def fed(self) -> None:
+    def reset(self) -> None:
         """It showed progress."""
         self._since = None
 
-    def is_starved(self, sight: Sight | None, now_ns: int) -> bool:
+    def is_starved(self, sight: CpuSample | None, now_ns: int) -> bool:
         """Does it wait for a processor? Yes until a window has shown what it got."""
         if sight is None or not sight.wants_cpu:
             return False

@@ -10,13 +10,13 @@ import xxhash
 
 from ringlog.envelope.messages import ErrorReply, Message, TopicInfo, TopicPut
 from ringlog.errors import Status
-from ringlog.logs import say
-from ringlog.supervision.sockets import ShardLink
+from ringlog.logs import log_event
+from ringlog.supervision.sockets import ShardControlLink
 
 log = logging.getLogger("ringlog.supervision")
 
 
-class TopicsAtStart:
+class ConfiguredTopics:
     """The `[topics."name"]` tables on their way to the shards."""
 
     def __init__(self, tables: Mapping[str, Mapping[str, Any]], shards: int) -> None:
@@ -28,14 +28,14 @@ class TopicsAtStart:
             home = xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogatepass")) % shards
             self._missing[home].add(name)
 
-    def shard_ready(self, shard: int, link: ShardLink) -> None:
+    def shard_ready(self, shard: int, link: ShardControlLink) -> None:
         """Ask a new incarnation for those of its topics that nobody confirmed yet."""
         requests = {
             name: TopicPut(name, dict(self._tables[name]), mode="create") for name in self._missing[shard]
         }
         self._asked[shard] = {link.send(request): name for name, request in sorted(requests.items())}
 
-    def take_reply(self, shard: int, corr: int, message: Message) -> None:
+    def handle_reply(self, shard: int, corr: int, message: Message) -> None:
         """A shard answered; replies to anything else are none of ours."""
         name = self._asked[shard].pop(corr, "")
         if not name:
@@ -44,7 +44,8 @@ class TopicsAtStart:
             return  # The next incarnation is asked again.
         self._missing[shard].discard(name)
         if isinstance(message, ErrorReply):
-            say(log, logging.ERROR, "topic of the configuration not made", topic=name, reason=message.message,
+            log_event(log, logging.ERROR, "topic of the configuration not made", topic=name,
+            reason=message.message,
                 detail=message.detail)  # fmt: skip
         elif isinstance(message, TopicInfo) and not message.created:
             self._report_drift(name, message.config)
@@ -53,4 +54,6 @@ class TopicsAtStart:
         wanted = self._tables[name]
         drift = {key: now.get(key) for key, value in wanted.items() if now.get(key) != value}
         if drift:
-            say(log, logging.WARNING, "topic differs from the configuration file", topic=name, is_now=drift)
+            log_event(
+                log, logging.WARNING, "topic differs from the configuration file", topic=name, is_now=drift
+            )

@@ -28,7 +28,7 @@ from ringlog.limits import PROCESSES_MAX
 BACKGROUND: tuple[str, ...] = (COMPACTOR, RECLAIMER, RELOCATOR)
 """Kinds that tidy up behind the others, at low priority, and without which the engine serves as before: they
 start behind them, and may be replaced."""
-LOWERED: tuple[str, ...] = (RECLAIMER, RELOCATOR)
+LOW_PRIORITY: tuple[str, ...] = (RECLAIMER, RELOCATOR)
 """Kinds whose whole process gives way to everybody. The compactor does so pass by pass, while it keeps up."""
 
 _STOP_FIRST = 0

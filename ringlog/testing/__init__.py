@@ -11,8 +11,8 @@ from typing import Any
 
 _HOMES = {
     "ManualClock": "ringlog.testing.clock",
-    "Damage": "ringlog.testing.disk",
-    "Fault": "ringlog.testing.disk",
+    "PowerLossDamage": "ringlog.testing.disk",
+    "DiskFault": "ringlog.testing.disk",
     "FaultyDisk": "ringlog.testing.disk",
     "Halted": "ringlog.testing.disk",
     "Monitor": "ringlog.testing.disk",

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from actors.compactor.checkpoint import Checkpoint, Made, Workplace
-from actors.compactor.shards import Shard
+from actors.compactor.checkpoint import CheckpointContext, CheckpointResult, CheckpointTask
+from actors.compactor.shard_client import CompactorShardClient
 from actors.compactor.shell import NUMBERS_SHIFT
-from ringlog.config import Storage
+from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m
-from ringlog.errors import refusal
+from ringlog.errors import error_from_status
 from ringlog.segment.layout import MAKER_COMPACTOR, MAKER_SHIFT, NumberAllocator, parse_stem
 from ringlog.segment.segment import find_segments
 from ringlog.testing.shard_world import DATA, ENGINE_ID, World
 
 
-class Asking:
+class WorldShardRequests:
     """Asks a World's shards as ShardRequests asks processes."""
 
     def __init__(self, world: World) -> None:
@@ -32,28 +32,34 @@ class Asking:
         run.attached = None
         answer = self._world.ask(run, message, bytearray(attachment) if attachment is not None else None)
         if isinstance(answer, m.ErrorReply):
-            raise refusal(answer.status, answer.message, answer.detail)
+            raise error_from_status(answer.status, answer.message, answer.detail)
         assert isinstance(answer, wanted), answer
         return SimpleNamespace(message=answer, attachment=run.attached)
 
 
-def workplace(world: World, **storage: Any) -> Workplace:
+def workplace(world: World, **storage: Any) -> CheckpointContext:
     """Where a checkpoint of this world works, as at a start of the compactor."""
     parsed = [parse_stem(stem) for stem in find_segments(world.disk, DATA)]
     numbers = [each[2] for each in parsed if each]
     numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | world.incarnation << NUMBERS_SHIFT)
-    return Workplace(
-        disk=world.disk, data_dir=DATA, engine_id=ENGINE_ID, clock=world.clock, storage=Storage(**storage),
-        numbers=NumberAllocator(MAKER_COMPACTOR, numbers), beat=lambda: None,
+    return CheckpointContext(
+        disk=world.disk, data_dir=DATA, engine_id=ENGINE_ID, clock=world.clock,
+        storage=StorageConfig(**storage),
+        numbers=NumberAllocator(MAKER_COMPACTOR, numbers), heartbeat=lambda: None,
     )  # fmt: skip
 
 
 def checkpoint(
-    world: World, shard: int = 0, *, asking: Asking | None = None, roll: bool = True, **storage: Any
-) -> Made:
+    world: World,
+    shard: int = 0,
+    *,
+    asking: WorldShardRequests | None = None,
+    roll: bool = True,
+    **storage: Any,
+) -> CheckpointResult:
     """One checkpoint of one shard; returns what it made."""
-    one: Any = Shard(asking or Asking(world), shard)
-    return Checkpoint(workplace(world, **storage), one, one.plan(roll=roll)).run()
+    one: Any = CompactorShardClient(asking or WorldShardRequests(world), shard)
+    return CheckpointTask(workplace(world, **storage), one, one.fetch_plan(roll=roll)).run()
 
 
 def checkpoint_all(world: World, **storage: Any) -> None:

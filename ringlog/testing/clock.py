@@ -26,7 +26,7 @@ class ManualClock:
     def monotonic_ns(self) -> int:
         return self._monotonic_ns
 
-    def nap(self, nanoseconds: int) -> None:
+    def sleep_ns(self, nanoseconds: int) -> None:
         self.advance(nanoseconds / 1e9)
 
     def sleep(self, seconds: float) -> None:

@@ -6,13 +6,13 @@ sync of a disk in memory, `RecordingDisk` around it keeps what succeeded.
 
 from __future__ import annotations
 
-from ringlog.testing.faulty_disk import Fault, FaultyDisk, Halted
-from ringlog.testing.monitor_disk import Monitor, MonitorDisk, OrderBroken
+from ringlog.testing.faulty_disk import DiskFault, FaultyDisk, Halted
+from ringlog.testing.monitor_disk import Monitor, MonitorDisk, SyncOrderViolation
 from ringlog.testing.recording_disk import (
     Allocate,
     Create,
+    DiskNote,
     MakeDir,
-    Note,
     Operation,
     RecordingDisk,
     RemoveDir,
@@ -25,21 +25,20 @@ from ringlog.testing.recording_disk import (
     Write,
 )
 from ringlog.testing.simulated_disk import SimulatedDisk
-from ringlog.testing.simulated_file import Damage
+from ringlog.testing.simulated_file import PowerLossDamage
 
 __all__ = [
     "Allocate",
     "Create",
-    "Damage",
-    "Fault",
+    "DiskFault",
+    "DiskNote",
     "FaultyDisk",
     "Halted",
     "MakeDir",
     "Monitor",
     "MonitorDisk",
-    "Note",
     "Operation",
-    "OrderBroken",
+    "PowerLossDamage",
     "RecordingDisk",
     "RemoveDir",
     "Rename",
@@ -48,6 +47,7 @@ __all__ = [
     "SyncData",
     "SyncDir",
     "SyncFile",
+    "SyncOrderViolation",
     "Unlink",
     "Write",
 ]

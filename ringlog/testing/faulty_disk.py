@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from ringlog.errors import DiskError, InvariantViolation, UsageError
-from ringlog.storage.disk import Disk, failed
-from ringlog.storage.gather import Buffer, write_fully
+from ringlog.storage.disk import Disk, disk_error
+from ringlog.storage.vectored_write import Buffer, write_fully
 from ringlog.testing.wrapped_disk import WrappedDisk
 
 OpClass = Literal[
@@ -40,7 +40,7 @@ class Halted(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DiskFault:
     """Fail the `nth` call (from 1) of a class, or with `always` that one and all after it."""
 
     op: OpClass
@@ -60,7 +60,7 @@ class FaultyDisk(WrappedDisk):
     on the real disk, and sets the trap of RD-2 on a simulated one.
     """
 
-    def __init__(self, inner: Disk, *plan: Fault) -> None:
+    def __init__(self, inner: Disk, *plan: DiskFault) -> None:
         super().__init__(inner)
         for fault in plan:
             if fault.kind in {"short", "stuck"} and fault.op != "write":
@@ -70,7 +70,7 @@ class FaultyDisk(WrappedDisk):
         self.halted = False
         self._poisoned: set[int] = set()
 
-    def _due(self, op: OpClass, *, changes: bool = True) -> Fault | None:
+    def _due(self, op: OpClass, *, changes: bool = True) -> DiskFault | None:
         """Count a call and return the fault it meets; raises Halted when the process is dead."""
         if self.halted:
             raise Halted("the process is dead")
@@ -131,7 +131,9 @@ class FaultyDisk(WrappedDisk):
         try:
             return write_fully(attempts.write, buffers, offset)
         except OSError as e:
-            raise failed("write_at", self.path_of(fd), e.errno or 0, str(e.strerror), offset=offset) from None
+            raise disk_error(
+                "write_at", self.path_of(fd), e.errno or 0, str(e.strerror), offset=offset
+            ) from None
 
     def zero_fill(self, fd: int, offset: int, length: int) -> None:
         self.write_at(fd, [bytes(length)], offset)
@@ -220,14 +222,14 @@ class FaultyDisk(WrappedDisk):
         super().unlock(fd)
 
 
-def _error(fault: Fault, call: str, path: str) -> DiskError:
-    return failed(call, path, getattr(errno, fault.kind))
+def _error(fault: DiskFault, call: str, path: str) -> DiskError:
+    return disk_error(call, path, getattr(errno, fault.kind))
 
 
 class _Attempts:
     """The system calls behind one write that meets a fault, as write_fully makes them."""
 
-    def __init__(self, fault: Fault, write: Callable[[list[Buffer], int], int]) -> None:
+    def __init__(self, fault: DiskFault, write: Callable[[list[Buffer], int], int]) -> None:
         self._fault = fault
         self._write = write
         self._made = 0

@@ -15,8 +15,8 @@ import msgspec
 from pyroaring import BitMap64
 
 from ringlog.board.topics import TOPIC_LIVE, TopicFacts
-from ringlog.client.pages import Cursor
-from ringlog.client.uses import Use
+from ringlog.client.read.pages import Cursor
+from ringlog.client.watches.topic_keep_alive import KeepAliveHandle
 from ringlog.envelope.messages import (
     ColdRead,
     Extent,
@@ -29,14 +29,14 @@ from ringlog.envelope.messages import (
 )
 from ringlog.errors import InvariantViolation, NotReady, TopicNotFound, UsageError
 from ringlog.frame.layout import Column
-from ringlog.link.pending import Pending, Steps, resolved, start
-from ringlog.link.protocol import Marks
+from ringlog.link.futures import Pending, Steps, resolved, run_steps
+from ringlog.link.protocol import ShardWatermarks
 from ringlog.segment.layout import DATA, MAKER_COMPACTOR
 from ringlog.segment.segment import Segment
 from ringlog.segment.writer import SegmentWriter
 from ringlog.storage.disk import RealDisk
 from ringlog.storage.log_map import LogMap
-from ringlog.storage.reader import FrameRun, Mark, TopicReader
+from ringlog.storage.reader import FrameRun, LogHighWatermark, TopicReader
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.log_file import TS_US, LogFile
 
@@ -157,7 +157,7 @@ class LogWorld:
             for extent in old:
                 self.disk.unlink(f"{self._cold_root if extent.tier == 2 else self.data_dir}/{extent.path}")
 
-    def chill(self) -> None:
+    def move_to_cold(self) -> None:
         """Move every segment's data to the cold tier."""
         cold = self._cold_root
         for extent in self.sealed:
@@ -180,7 +180,7 @@ class LogWorld:
         )  # fmt: skip
         reader = TopicReader(
             self._located(list(extents)), after, data_dir=self.data_dir, shm_dir=self.shm_dir,
-            disk=self.disk, marks=lambda _: Mark(*self._mark), cold_dir=self._cold_root,
+            disk=self.disk, marks=lambda _: LogHighWatermark(*self._mark), cold_dir=self._cold_root,
         )  # fmt: skip
         runs = []
         while isinstance(run := reader.next_run(self.head_seq), FrameRun):
@@ -248,14 +248,14 @@ class LogWorld:
 
     def begin(self, steps: Steps[Any]) -> Pending[Any]:
         """Run as far as it goes now."""
-        return start(steps)
+        return run_steps(steps)
 
     def run(self, steps: Steps[Any]) -> Any:
         """Run to the end; raises InvariantViolation when that would take waiting."""
-        pending = start(steps)
+        pending = run_steps(steps)
         if not pending.is_done:
             raise InvariantViolation("this would wait for a publication")
-        return pending.take()
+        return pending.result()
 
     def resolve(self, topic: str) -> Pending[TopicInfo]:
         """See Connection."""
@@ -293,9 +293,9 @@ class LogWorld:
         """See Connection."""
         return resolved(Cursor(self.epoch, self.head_seq)) if self._is_here(topic) else _absent(topic)
 
-    def keep_used(self, topic: str, epoch: int = 0) -> Use:
+    def keep_topic_alive(self, topic: str, epoch: int = 0) -> KeepAliveHandle:
         """See Connection; here nothing is removed."""
-        return Use(epoch)
+        return KeepAliveHandle(epoch)
 
     def topic_sequence(self, info: TopicInfo | Located) -> int:
         """See Connection."""
@@ -305,11 +305,11 @@ class LogWorld:
         """See Connection."""
         return None
 
-    def marks(self, shard: int) -> Marks:
+    def marks(self, shard: int) -> ShardWatermarks:
         """See Connection."""
-        return Marks(self._mark, (0, 0))
+        return ShardWatermarks(self._mark, (0, 0))
 
-    def published_since(self, shard: int, seen: Marks, timeout_s: float) -> Pending[bool]:
+    def published_since(self, shard: int, seen: ShardWatermarks, timeout_s: float) -> Pending[bool]:
         """See Connection."""
         if seen != self.marks(shard):
             return resolved(True)

@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 
 from ringlog.segment.layout import DEL, IDX, TAGS
 from ringlog.storage.disk import Disk
-from ringlog.storage.gather import Buffer
 from ringlog.storage.layout import TMP_SUFFIX
 from ringlog.storage.log_register import parse_register_name
+from ringlog.storage.vectored_write import Buffer
 from ringlog.testing.wrapped_disk import WrappedDisk
 
 _REPLACES_NOTHING = (DEL, IDX, TAGS, TMP_SUFFIX)
 """Marks; parts of a segment that is none before its data part has a name, which it gets last; the rest"""
 
 
-class OrderBroken(AssertionError):
+class SyncOrderViolation(AssertionError):
     """Something was done before what it depends on."""
 
 
@@ -72,23 +72,23 @@ class Monitor:
         """Fail unless bytes below `stop` of a file were given to the kernel (class disk, D-1)."""
         facts = self._facts(path)
         if facts.written < stop:
-            raise OrderBroken(f"{path} is written up to {facts.written}, relied on up to {stop}")
+            raise SyncOrderViolation(f"{path} is written up to {facts.written}, relied on up to {stop}")
 
     def require_durable(self, path: str, stop: int) -> None:
         """Fail unless a sync covers the bytes below `stop` and the file's name (class fsync, RD-1)."""
         facts = self._facts(path)
         if facts.sync_failed:
-            raise OrderBroken(f"{path} is relied on after its sync failed")
+            raise SyncOrderViolation(f"{path} is relied on after its sync failed")
         if facts.synced < stop:
-            raise OrderBroken(f"{path} is synced up to {facts.synced}, relied on up to {stop}")
+            raise SyncOrderViolation(f"{path} is synced up to {facts.synced}, relied on up to {stop}")
         if not facts.name_synced:
-            raise OrderBroken(f"{path} is relied on and no directory sync covers its name")
+            raise SyncOrderViolation(f"{path} is relied on and no directory sync covers its name")
 
     def _facts(self, path: str) -> _Facts:
         try:
             return self.files[path]
         except KeyError:
-            raise OrderBroken(f"{path} is relied on and was never made") from None
+            raise SyncOrderViolation(f"{path} is relied on and was never made") from None
 
 
 class MonitorDisk(WrappedDisk):
@@ -105,7 +105,7 @@ class MonitorDisk(WrappedDisk):
         fd = super().create(path)
         if path in self._monitor.made and not path.endswith(TMP_SUFFIX):
             self.close(fd)
-            raise OrderBroken(f"{path} is made a second time; a file belongs to one incarnation")
+            raise SyncOrderViolation(f"{path} is made a second time; a file belongs to one incarnation")
         self._monitor.made.add(path)
         self._files[path] = _Facts(self._incarnation)
         return fd
@@ -117,7 +117,9 @@ class MonitorDisk(WrappedDisk):
 
     def open_marks(self, path: str) -> int:
         if not path.endswith(DEL) and parse_register_name(path.rpartition("/")[2]) is None:
-            raise OrderBroken(f"{path} is opened to be changed by an incarnation which did not make it")
+            raise SyncOrderViolation(
+                f"{path} is opened to be changed by an incarnation which did not make it"
+            )
         fd = super().open_marks(path)
         # Deletion marks and the register of a log outlive the incarnation that made the file: every later one
         # writes to them. The name is as durable as it was.
@@ -164,9 +166,11 @@ class MonitorDisk(WrappedDisk):
         path = self.path_of(fd)
         facts = self._files.get(path)
         if facts is None or facts.incarnation != self._incarnation:
-            raise OrderBroken(f"{path} is changed by incarnation {self._incarnation}, which did not make it")
+            raise SyncOrderViolation(
+                f"{path} is changed by incarnation {self._incarnation}, which did not make it"
+            )
         if facts.sync_failed:
-            raise OrderBroken(f"{path} is changed after its sync failed")
+            raise SyncOrderViolation(f"{path} is changed after its sync failed")
         facts.is_dirty = True
         return facts
 
@@ -176,7 +180,7 @@ class MonitorDisk(WrappedDisk):
             sync(fd)
             return
         if facts.sync_failed:
-            raise OrderBroken(f"{self.path_of(fd)} is synced again after its sync failed")
+            raise SyncOrderViolation(f"{self.path_of(fd)} is synced again after its sync failed")
         covered = facts.written
         facts.sync_failed = True  # until it returns
         sync(fd)
@@ -186,7 +190,7 @@ class MonitorDisk(WrappedDisk):
     def rename(self, source: str, target: str) -> None:
         facts = self._files.get(source)
         if facts is not None and (facts.is_dirty or not facts.ever_synced):
-            raise OrderBroken(f"{source} is renamed to {target} before it is synced")
+            raise SyncOrderViolation(f"{source} is renamed to {target} before it is synced")
         super().rename(source, target)
         if facts is not None:
             del self._files[source]
@@ -212,7 +216,7 @@ class MonitorDisk(WrappedDisk):
             if other == path or posixpath.dirname(other) != directory or other.endswith(_REPLACES_NOTHING):
                 continue
             if facts.ever_synced and not facts.name_synced:
-                raise OrderBroken(f"{path} is removed before a directory sync covers {other}")
+                raise SyncOrderViolation(f"{path} is removed before a directory sync covers {other}")
 
     def sync_dir(self, path: str) -> None:
         super().sync_dir(path)

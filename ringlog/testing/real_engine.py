@@ -26,7 +26,7 @@ from typing import Any
 import zmq
 
 import ringlog
-from ringlog.board.board import Board, BoardError, P
+from ringlog.board.board import Board, BoardError, ProcessField
 from ringlog.board.processes import (
     KINDS,
     SCHEDULER,
@@ -42,12 +42,12 @@ from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import EngineStatus, EngineStatusReply
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RequestTimeout, StartRefused, UsageError
-from ringlog.link.address import read_engine
+from ringlog.link.address import read_engine_file
 
 READY_S = 20.0
 STOP_S = 20.0
 STATUS_S = 5.0
-LOOK_S = 0.005
+POLL_INTERVAL_S = 0.005
 LOG_TAIL_CHARS = 4_000
 
 
@@ -98,7 +98,7 @@ class TestEngine:
         ]
         for key, value in self._settings.items():
             command += ["--set", f"{key}={_text(value)}"]
-        before = read_engine(self.run_dir)
+        before = read_engine_file(self.run_dir)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ
@@ -110,7 +110,7 @@ class TestEngine:
         found: list[EngineInfo] = []
 
         def is_ready() -> bool:
-            info = read_engine(self.run_dir)
+            info = read_engine_file(self.run_dir)
             if info is not None and (before is None or info.start_id != before.start_id):
                 found.append(info)
             return bool(found) or self._has_ended()
@@ -191,7 +191,7 @@ class TestEngine:
     @property
     def info(self) -> EngineInfo:
         """What the engine says of itself; raises NotConnected when there is none."""
-        info = read_engine(self.run_dir)
+        info = read_engine_file(self.run_dir)
         if info is None:
             raise NotConnected("no engine is running", run_dir=self.run_dir)
         return info
@@ -207,7 +207,7 @@ class TestEngine:
         found: list[int] = []
 
         def is_there() -> bool:
-            pid = self._word(info, slot, P.PID)
+            pid = self._word(info, slot, ProcessField.PID)
             if pid and _is_alive(pid):
                 found.append(pid)
             return bool(found)
@@ -245,7 +245,7 @@ class TestEngine:
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _word(self, info: EngineInfo, slot: int, word: P) -> int:
+    def _word(self, info: EngineInfo, slot: int, word: ProcessField) -> int:
         try:
             board = Board.open(info.shm_dir, writable=False)
         except BoardError:
@@ -316,7 +316,7 @@ def wait_until(
     while not condition():
         if clock.monotonic_ns() >= deadline:
             raise RequestTimeout(f"waited in vain for {what}", timeout_s=timeout, facts=facts())
-        clock.sleep(LOOK_S)
+        clock.sleep(POLL_INTERVAL_S)
 
 
 def _flatten(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -387,10 +387,10 @@ def _processes_of(data_dir: str) -> list[int]:
             continue
         command, directory = line.split(b"\0"), data_dir.encode()
         is_supervisor = (b"--data-dir", directory) in pairwise(command)
-        is_actor = line.startswith(b"ringlog: ") or any(
+        is_actor_process = line.startswith(b"ringlog: ") or any(
             module.partition(b".")[0] == b"actors" for flag, module in pairwise(command) if flag == b"-m"
         )
-        is_on_it = is_supervisor or (is_actor and directory in line)
+        is_on_it = is_supervisor or (is_actor_process and directory in line)
         if is_on_it and _is_alive(int(entry)):
             found.append(int(entry))
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringlog.storage.disk import Disk
-from ringlog.storage.gather import Buffer
+from ringlog.storage.vectored_write import Buffer
 from ringlog.testing.wrapped_disk import WrappedDisk
 
 
@@ -100,7 +100,7 @@ class RemoveDir(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Note(Operation):
+class DiskNote(Operation):
     """What the test wants to see between the operations: an ack, a publication."""
 
     tag: str
@@ -114,11 +114,11 @@ class RecordingDisk(WrappedDisk):
         super().__init__(inner)
         self.operations: list[Operation] = []
 
-    def note(self, tag: str, payload: Any = None) -> None:
+    def add_note(self, tag: str, payload: Any = None) -> None:
         """Put a Note at this place of the record."""
-        self.operations.append(Note(tag, payload))
+        self.operations.append(DiskNote(tag, payload))
 
-    def of(self, kind: type[Operation]) -> list[Operation]:
+    def operations_of(self, kind: type[Operation]) -> list[Operation]:
         """Operations of one kind, in order."""
         return [each for each in self.operations if isinstance(each, kind)]
 

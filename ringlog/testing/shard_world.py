@@ -24,33 +24,33 @@ import numpy as np
 from pyroaring import BitMap64
 
 from actors.wal_shard import events as ev
-from actors.wal_shard.baseline import segment_tables
 from actors.wal_shard.core import Settings, ShardCore
-from actors.wal_shard.phases import Phase
-from actors.wal_shard.read_only import ReadOnly
-from actors.wal_shard.recover import Recovered, Recovery, make_stream, tidy
-from actors.wal_shard.removal import answer
-from actors.wal_shard.replay import Replay
-from actors.wal_shard.requests import Identity
+from actors.wal_shard.phases import ShardPhase
+from actors.wal_shard.recovery.baseline import segment_tables
+from actors.wal_shard.recovery.recovery import Recovery, RecoveryResult, clean_up, make_stream
+from actors.wal_shard.recovery.replay import Replay
+from actors.wal_shard.requests.read_only_mode import ReadOnlyMode
+from actors.wal_shard.requests.socket_requests import ShardIdentity
+from actors.wal_shard.retention.removal import answer_question
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
-from ringlog.errors import DiskError, FrameInvalid, InvariantViolation, Refused, refusal
+from ringlog.errors import DiskError, FrameInvalid, InvariantViolation, Refused, error_from_status
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout
-from ringlog.frame.batch import find
-from ringlog.frame.routed import resolve
-from ringlog.frame.settle import WORDS, Entries, entry_error
+from ringlog.frame.batch import scan_checked
+from ringlog.frame.routed_frame import resolve_copies
+from ringlog.frame.settle_entry import WORDS, SettleEntries, entry_error
 from ringlog.frame.view import open_row
 from ringlog.limits import KIB, WAL_HEADER_BYTES
 from ringlog.placement import home_shard
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import WAL_FLAG_PREV_ORDERLY, WalHeader, pack_file
-from ringlog.storage.ledger import Ledger
-from ringlog.storage.reader import Mark
+from ringlog.storage.reader import LogHighWatermark
+from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.storage.wal import PreparedFile, StreamIdentity, WalWriter
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.topic.state import Topic
+from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
 ENGINE_ID = bytes(range(16))
@@ -60,11 +60,11 @@ VOLATILE_N_FIRST = 1 << 23
 RING = 1
 """The ring that `append` sends through."""
 
-Watch = Callable[[int, Any], None]
+EffectObserver = Callable[[int, Any], None]
 """Called with the shard's number and each effect, just after it was performed."""
 
 
-class Gone(RuntimeError):
+class ShardRunEnded(RuntimeError):
     """There is no such run: the shard was killed or stopped."""
 
 
@@ -73,14 +73,14 @@ class Unanswered(AssertionError):
 
 
 @dataclass(slots=True)
-class Marks:
+class SimulatedBoardMarks:
     """What the board keeps of one shard between its incarnations: (file, offset) each."""
 
     published: tuple[int, int] = (0, 0)
     durable: tuple[int, int] = (0, 0)
 
 
-class _Files:
+class _WorldFiles:
     """Reads WAL files from the disk and volatile ones from where a run keeps them."""
 
     def __init__(self, disk: Disk, volatile: dict[int, bytearray]) -> None:
@@ -108,7 +108,7 @@ class _Files:
         return getattr(self._disk, name)
 
 
-class Run:
+class ShardRun:
     """One incarnation of one shard. `step` is one turn; what it answered is in `settled` and `replies`."""
 
     def __init__(self, world: World, shard: int, incarnation: int) -> None:
@@ -118,12 +118,12 @@ class Run:
         self.disk = world.disk_of(incarnation) if world.disk_of else world.disk
         if not world.time_base_us:
             world.time_base_us = world.clock.now_us() - world.clock.monotonic_ns() // 1_000
-        identity = Identity(
+        identity = ShardIdentity(
             ENGINE_ID.hex(), shard, world.shards, incarnation, world.topics_max, world.time_base_us
         )
         self.core = ShardCore(identity, world.settings)
         self.directory = ""
-        self.found = Recovered()
+        self.found = RecoveryResult()
         self.volatile: dict[int, bytearray] = {}
         self.writer = WalWriter(
             self.disk,
@@ -138,9 +138,9 @@ class Run:
             ),
             world.file_bytes,
         )
-        files = _Files(self.disk, self.volatile)
-        self._ledger = Ledger(files, DATA, SHM, self._published)
-        self.settled: list[tuple[int, Entries, int]] = []
+        files = _WorldFiles(self.disk, self.volatile)
+        self._ledger = StoredRecordIndex(files, DATA, SHM, self._published)
+        self.settled: list[tuple[int, SettleEntries, int]] = []
         self.replies: dict[int, m.Message] = {}
         self.attached: Any = None
         """What the last reply carried along."""
@@ -155,10 +155,10 @@ class Run:
         self._volatile_n = itertools.count()
         self._positions: dict[int, int] = {}
         self._perform: dict[type, Callable[[Any], Any]] = {
-            ev.WriteGroup: self._write_group,
+            ev.WriteBatch: self._write_group,
             ev.WriteVolatile: self._write_volatile,
             ev.Sync: self._sync,
-            ev.Consult: self._consult,
+            ev.QueryLedger: self._consult,
             ev.Flush: self._flush,
             ev.PrepareFile: self._prepare,
             ev.OpenFile: self._open,
@@ -167,7 +167,7 @@ class Run:
             ev.PublishMarks: self._publish_marks,
             ev.RetireTopic: self._retire_topic,
             ev.Settle: self._settle,
-            ev.Committed: lambda effect: None,
+            ev.BatchCommitted: lambda effect: None,
             Reply: self._reply,
             Stop: self._stop,
         }
@@ -188,30 +188,30 @@ class Run:
             is_read_only=is_read_only,
         )  # fmt: skip
         self.found = recovery.run()
-        core.places.paths.update(recovery.paths)
-        core.places.salts.update(recovery.salts)
-        core.places.stops.update(recovery.stops)
-        core.places.holes.update(recovery.holes)
-        core.places.foreign.update(self.found.foreign)
+        core.log_files.paths.update(recovery.paths)
+        core.log_files.salts.update(recovery.salts)
+        core.log_files.stops.update(recovery.stops)
+        core.log_files.holes.update(recovery.holes)
+        core.log_files.foreign.update(self.found.foreign)
         found = self.found
         if is_read_only:
             core.begin_read_only(
-                ReadOnly(self.shard, f"wal/shard-{self.shard:02d}", found.in_doubt), found.halts
+                ReadOnlyMode(self.shard, f"wal/shard-{self.shard:02d}", found.in_doubt), found.halts
             )
-            marks.published = max(core.places.end(), marks.published)
-            self._publish_topics(ev.PublishTopics(core.directory.everyone()))
+            marks.published = max(core.log_files.last_closed(), marks.published)
+            self._publish_topics(ev.PublishTopics(core.directory.all_topics()))
             return
         core.checkpoint.restore(
             found.number, found.waiting, found.changed, found.listed, has_base=found.has_base
         )
         effects = core.begin(found.group, found.prev, found.settled, found.damaged, found.halts)
-        while core.phase is Phase.RECOVERING:
+        while core.phase is ShardPhase.RECOVERING:
             completions = self._do(effects)
             if len(completions) == 1:
                 raise DiskError("cannot make the first WAL file", directory=self.directory)
             effects = core.handle(completions)
-        tidy(self.disk, DATA, self.found)
-        self._publish_topics(ev.PublishTopics(core.directory.everyone()))
+        clean_up(self.disk, DATA, self.found)
+        self._publish_topics(ev.PublishTopics(core.directory.all_topics()))
         self._pump(effects)
 
     def step(self, *events: Any) -> None:
@@ -241,7 +241,7 @@ class Run:
             if self.stopped is None:
                 self.step()
         if self.stopped is None:
-            raise InvariantViolation("a drain does not end", waiting=self.core.waiting.name)
+            raise InvariantViolation("a drain does not end", waiting=self.core.awaited.name)
         if self._prepared is not None:
             self.writer.discard(self._prepared)
         self.writer.close(truncate=True)
@@ -257,7 +257,9 @@ class Run:
         buffer = bytearray().join(pieces)
         position = self._positions.get(source, 0)
         self._positions[source] = position + len(buffer)
-        return ev.FramesArrived(source, position, buffer, find(buffer, position), position + len(buffer))
+        return ev.FramesArrived(
+            source, position, buffer, scan_checked(buffer, position), position + len(buffer)
+        )
 
     def request(self, corr: int, message: m.Message, attachment: bytearray | None = None) -> ControlReceived:
         """The event that this request came in by socket."""
@@ -285,21 +287,23 @@ class Run:
 
     # -- effects --------------------------------------------------------------------------------------
 
-    def _write_group(self, effect: ev.WriteGroup) -> ev.GroupWritten:
+    def _write_group(self, effect: ev.WriteBatch) -> ev.BatchWritten:
         self.writer.append(effect.buffers, effect.offset, effect.length, is_synced=effect.is_synced)
-        return ev.GroupWritten()
+        return ev.BatchWritten()
 
     def _sync(self, effect: ev.Sync) -> ev.Synced:
         self.writer.sync()
         return ev.Synced()
 
-    def _consult(self, effect: ev.Consult) -> ev.Consulted:
-        return ev.Consulted([answer(question, self._ledger.of) for question in effect.questions])
+    def _consult(self, effect: ev.QueryLedger) -> ev.LedgerQueried:
+        return ev.LedgerQueried(
+            [answer_question(question, self._ledger.for_topic) for question in effect.questions]
+        )
 
-    def _published(self, is_volatile: bool) -> Mark:
+    def _published(self, is_volatile: bool) -> LogHighWatermark:
         if is_volatile:
-            return Mark(self.core.ephemerals.log.file_id, self.core.ephemerals.log.offset)
-        return Mark(*self.world.marks[self.shard].published)
+            return LogHighWatermark(self.core.volatile_files.log.file_id, self.core.volatile_files.log.offset)
+        return LogHighWatermark(*self.world.marks[self.shard].published)
 
     def _flush(self, effect: ev.Flush) -> None:
         self._flushing = effect
@@ -332,7 +336,7 @@ class Run:
             flags=WAL_FLAG_PREV_ORDERLY if effect.orderly else 0,
             last_identity=effect.last_identity,
         )
-        self.core.places.paths[header.file_id] = self.writer.path[len(DATA) + 1 :]
+        self.core.log_files.paths[header.file_id] = self.writer.path[len(DATA) + 1 :]
         return ev.FileOpened(header.file_id, header.salt, WAL_HEADER_BYTES, prepared.capacity)
 
     def _open_volatile(self, effect: ev.OpenVolatile) -> ev.VolatileOpened | ev.VolatileFailed:
@@ -350,12 +354,12 @@ class Run:
             self.world.clock.now_us(), capacity, 0, 0, 0, 0,
         )  # fmt: skip
         self.volatile[file_id] = bytearray(header.encode().ljust(capacity, b"\0"))
-        self.core.places.paths[file_id] = f"@volatile-{file_id}"
+        self.core.log_files.paths[file_id] = f"@volatile-{file_id}"
         return ev.VolatileOpened(file_id, salt, WAL_HEADER_BYTES, capacity, tuple(dropped))
 
     def _write_volatile(self, effect: ev.WriteVolatile) -> None:
         data = b"".join(effect.buffers)
-        file = self.volatile[self.core.ephemerals.log.file_id]
+        file = self.volatile[self.core.volatile_files.log.file_id]
         if len(data) != effect.length or effect.offset + len(data) > len(file):
             raise InvariantViolation("a volatile group does not fit", length=len(data), size=len(file))
         file[effect.offset : effect.offset + len(data)] = data
@@ -413,7 +417,7 @@ class World:
     has_cold: bool = False
     """There is a cold store, and a relocator that moves segments to it."""
     clock: ManualClock = field(default_factory=ManualClock)
-    watch: Watch = lambda shard, effect: None
+    watch: EffectObserver = lambda shard, effect: None
     disk_of: Callable[[int], Disk] | None = None
     """The disk that an incarnation works on, when each is to have its own (a monitor's)."""
     cold: str = ""
@@ -423,8 +427,8 @@ class World:
     """Of this boot: see envelope/boot.py."""
     boot_incarnation: int = 0
     incarnation: int = 0
-    runs: dict[int, Run] = field(default_factory=dict)
-    marks: dict[int, Marks] = field(default_factory=dict)
+    runs: dict[int, ShardRun] = field(default_factory=dict)
+    marks: dict[int, SimulatedBoardMarks] = field(default_factory=dict)
     published: dict[int, int] = field(default_factory=dict)
     """topic_id -> head, as on the board."""
     _salt: int = 0
@@ -437,15 +441,15 @@ class World:
         """Start the engine, perhaps with another number of shards. Marks of the last start are gone."""
         self.shards = shards or self.shards
         self.boot_incarnation = self.incarnation + 1
-        self.marks = {shard: Marks() for shard in range(self.shards)}
+        self.marks = {shard: SimulatedBoardMarks() for shard in range(self.shards)}
         self.published = {}
         for shard in range(self.shards):
             self.start_shard(shard)
 
-    def start_shard(self, shard: int, *, is_read_only: bool = False) -> Run:
+    def start_shard(self, shard: int, *, is_read_only: bool = False) -> ShardRun:
         """Start one shard, perhaps to serve reads alone; the board still has what its predecessor wrote."""
         self.incarnation += 1
-        run = Run(self, shard, self.incarnation)
+        run = ShardRun(self, shard, self.incarnation)
         run.recover(is_read_only=is_read_only)
         self.runs[shard] = run
         return run
@@ -497,7 +501,7 @@ class World:
 
     # -- asking ---------------------------------------------------------------------------------------
 
-    def run_of(self, name: str) -> Run:
+    def run_of(self, name: str) -> ShardRun:
         """The run that looks after this name, as a client finds it: home first, then where it points."""
         home = home_shard(name, self.shards)
         answer = self.ask(self._run(home), m.TopicResolve(name))
@@ -505,12 +509,12 @@ class World:
             return self._run(answer.shard)
         return self._run(home)
 
-    def _run(self, shard: int) -> Run:
+    def _run(self, shard: int) -> ShardRun:
         if shard not in self.runs:
-            raise Gone(f"shard {shard} does not run")
+            raise ShardRunEnded(f"shard {shard} does not run")
         return self.runs[shard]
 
-    def ask(self, run: Run, message: m.Message, attachment: bytearray | None = None) -> m.Message:
+    def ask(self, run: ShardRun, message: m.Message, attachment: bytearray | None = None) -> m.Message:
         """Send one request and return its answer, which may be an ErrorReply."""
         self._corr += 1
         run.step(run.request(self._corr, message, attachment))
@@ -522,19 +526,19 @@ class World:
         """Send a request about a topic to whoever looks after it; raises the refusal, if it is one."""
         answer = self.ask(self.run_of(message.topic), message, attachment)
         if isinstance(answer, m.ErrorReply):
-            raise refusal(answer.status, answer.message, answer.detail)
+            raise error_from_status(answer.status, answer.message, answer.detail)
         return answer
 
-    def put(self, name: str, mode: str = "upsert", **config: Any) -> m.TopicInfo:
+    def put_topic(self, name: str, mode: str = "upsert", **config: Any) -> m.TopicInfo:
         """Create or configure a topic."""
         answer: m.TopicInfo = self.request(m.TopicPut(name, config, mode))
         return answer
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> ShardTopic:
         """The live topic of this name."""
         topic = self.run_of(name).core.directory.find(name)
         if topic is None:
-            raise Gone(f"no topic {name}")
+            raise ShardRunEnded(f"no topic {name}")
         return topic
 
     def frame_for(
@@ -560,7 +564,7 @@ class World:
             raise error
         return int(entry[1])
 
-    def send(self, name: str, sent: Sequence[bytearray], *, source: int = RING) -> Entries:
+    def send(self, name: str, sent: Sequence[bytearray], *, source: int = RING) -> SettleEntries:
         """Push frames into a ring and return their (n, 8) settle entries."""
         run = self.run_of(name)
         before = len(run.settled)
@@ -597,7 +601,7 @@ class World:
         return found
 
     @staticmethod
-    def _frames_in(run: Run, extent: m.Extent, stop: int) -> Any:
+    def _frames_in(run: ShardRun, extent: m.Extent, stop: int) -> Any:
         data = run.read(extent.path, is_cold=extent.tier == m.TIER_COLD)
         batch = frames.scan(memoryview(data)[: stop & ~7], extent.start)
         if batch.stop != stop:
@@ -606,14 +610,14 @@ class World:
             raise FrameInvalid("header does not verify", file=extent.path, offset=int(batch.offsets[bad]))
         if (bad := frames.first_bad_body(data, batch)) is not None:
             raise FrameInvalid("body does not verify", file=extent.path, offset=int(batch.offsets[bad]))
-        batch = resolve(data, batch, extent.salt, is_verified=True)
+        batch = resolve_copies(data, batch, extent.salt, is_verified=True)
         for row in np.flatnonzero(frames.types_of(batch.words) == layout.FrameType.APPEND).tolist():
             yield open_row(data, batch, row)
 
 
-def _published(run: Run, file_id: int) -> int:
-    if file_id == run.core.ephemerals.log.file_id:
-        return run.core.ephemerals.log.offset
+def _published(run: ShardRun, file_id: int) -> int:
+    if file_id == run.core.volatile_files.log.file_id:
+        return run.core.volatile_files.log.offset
     published_file, offset = run.world.marks[run.shard].published
     return offset if file_id == published_file else WAL_HEADER_BYTES
 
@@ -631,6 +635,6 @@ def _past_gone(expected: int, lost: list[tuple[int, int]], gone: BitMap64) -> in
     return expected
 
 
-def refusals(entries: Entries, name: str = "") -> list[Refused | None]:
+def refusals(entries: SettleEntries, name: str = "") -> list[Refused | None]:
     """The error of each settle entry, None for an ack."""
     return [entry_error(entry, name) for entry in entries]

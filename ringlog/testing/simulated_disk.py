@@ -26,9 +26,16 @@ from typing import Any
 import xxhash
 
 from ringlog.errors import InvariantViolation
-from ringlog.storage.disk import failed
-from ringlog.storage.gather import Buffer
-from ringlog.testing.simulated_file import Damage, Directory, FileNode, apply, ever_in, lose_power
+from ringlog.storage.disk import disk_error
+from ringlog.storage.vectored_write import Buffer
+from ringlog.testing.simulated_file import (
+    DirectoryNode,
+    FileNode,
+    PowerLossDamage,
+    all_children,
+    apply,
+    lose_power,
+)
 
 PATHS_MAX = 4_096
 """Paths whose parts are remembered."""
@@ -39,7 +46,7 @@ class _Handle:
     path: str
     node: FileNode
     writable: bool
-    only_shrinks: bool = False
+    is_truncate_only: bool = False
     in_place: bool = False
     """Deletion marks: bytes are changed where they lie, each whole or not."""
     poisoned: bool = False
@@ -53,11 +60,11 @@ class SimulatedDisk:
     """
 
     def __init__(self, *directories: str) -> None:
-        self.lie = False
+        self.ignore_syncs = False
         self.late_by = 0
         self.fail_syncs = 0
         self.changes = 0
-        self._root = Directory()
+        self._root = DirectoryNode()
         self._handles: dict[int, _Handle] = {}
         self._next_fd = 1 << 20  # far from real descriptors, so that a mix-up fails at once
         self._late: list[tuple[int, Callable[[], None]]] = []
@@ -69,7 +76,7 @@ class SimulatedDisk:
     def create(self, path: str) -> int:
         directory, name = self._parent("create", path)
         if name in directory.shown:
-            raise failed("create", path, errno.EEXIST)
+            raise disk_error("create", path, errno.EEXIST)
         self._changed()
         node = FileNode()
         directory.change({name: node})
@@ -80,7 +87,7 @@ class SimulatedDisk:
 
     def open_cut(self, path: str) -> int:
         fd = self._open(path, self._node("open_cut", path), writable=True)
-        self._handles[fd].only_shrinks = True
+        self._handles[fd].is_truncate_only = True
         return fd
 
     def open_marks(self, path: str) -> int:
@@ -115,8 +122,8 @@ class SimulatedDisk:
     def _writable(self, fd: int, call: str) -> FileNode:
         handle = self._changeable(fd, call)
         if not handle.writable:
-            raise failed(call, handle.path, errno.EBADF)
-        if handle.only_shrinks and call != "truncate":
+            raise disk_error(call, handle.path, errno.EBADF)
+        if handle.is_truncate_only and call != "truncate":
             raise _adds(handle.path, call)
         self._changed()
         return handle.node
@@ -135,7 +142,7 @@ class SimulatedDisk:
     def allocate(self, fd: int, offset: int, length: int) -> None:
         node = self._writable(fd, "allocate")
         if length <= 0:
-            raise failed("allocate", self._handle(fd).path, errno.EINVAL)
+            raise disk_error("allocate", self._handle(fd).path, errno.EINVAL)
         if offset + length > len(node.shown):
             node.change(offset + length, None, grows=True)
 
@@ -144,7 +151,7 @@ class SimulatedDisk:
 
     def truncate(self, fd: int, length: int) -> None:
         handle = self._handle(fd)
-        if handle.only_shrinks and length > len(handle.node.shown):
+        if handle.is_truncate_only and length > len(handle.node.shown):
             raise _adds(handle.path, "truncate")
         self._writable(fd, "truncate").change(length, None)
 
@@ -166,7 +173,7 @@ class SimulatedDisk:
         if self.fail_syncs > 0:
             self.fail_syncs -= 1
             self.fail_sync(fd)
-            raise failed(call, handle.path, errno.EIO)
+            raise disk_error(call, handle.path, errno.EIO)
         node = handle.node
         serial = node.serial
         node.dirty = False
@@ -188,8 +195,8 @@ class SimulatedDisk:
             )
         old, old_name = self._parent("rename", source)
         new, new_name = self._parent("rename", target)
-        if isinstance(new.shown.get(new_name), Directory):
-            raise failed("rename", source, errno.EISDIR, target=target)
+        if isinstance(new.shown.get(new_name), DirectoryNode):
+            raise disk_error("rename", source, errno.EISDIR, target=target)
         self._changed()
         if old is new:
             old.change({old_name: None, new_name: node})
@@ -210,14 +217,14 @@ class SimulatedDisk:
         directory, name = self._parent("make_dir", path)
         existing = directory.shown.get(name)
         if isinstance(existing, FileNode):
-            raise failed("make_dir", path, errno.EEXIST, "exists and is not a directory")
+            raise disk_error("make_dir", path, errno.EEXIST, "exists and is not a directory")
         if existing is None:
             self._changed()
-            directory.change({name: Directory()})
+            directory.change({name: DirectoryNode()})
 
     def remove_dir(self, path: str) -> None:
         if self._directory("remove_dir", path).shown:
-            raise failed("remove_dir", path, errno.ENOTEMPTY)
+            raise disk_error("remove_dir", path, errno.ENOTEMPTY)
         directory, name = self._parent("remove_dir", path)
         self._changed()
         directory.change({name: None})
@@ -254,7 +261,7 @@ class SimulatedDisk:
         above, name = _split(path)
         parent = self._find(above)
         if isinstance(parent, FileNode):
-            raise failed("exists", path, errno.ENOTDIR)
+            raise disk_error("exists", path, errno.ENOTDIR)
         return parent is not None and (name == "" or name in parent.shown)
 
     # -- locks ----------------------------------------------------------------------------------------
@@ -265,7 +272,7 @@ class SimulatedDisk:
             self.close(self.create(path))
         node = self._node("lock", path)
         if node.locked:
-            raise failed("lock", path, errno.EWOULDBLOCK, holder="simulated")
+            raise disk_error("lock", path, errno.EWOULDBLOCK, holder="simulated")
         node.locked = True
         return self._open(path, node, writable=True)
 
@@ -289,7 +296,7 @@ class SimulatedDisk:
             for made in node.pending:
                 apply(node.shown, made)
 
-    def power_loss(self, seed: int, damage: Damage | None = None) -> None:
+    def power_loss(self, seed: int, damage: PowerLossDamage | None = None) -> None:
         """Cut the power and start again on what the device holds.
 
         `damage` decides for all files; None lets the seed pick for each. Names are lost from some
@@ -302,7 +309,7 @@ class SimulatedDisk:
             directory.promote(_names_kept(directory, damage, rng))
             directory.pending.clear()
         for node in self._all_nodes():
-            lose_power(node, damage or rng.choice(list(Damage)), rng)
+            lose_power(node, damage or rng.choice(list(PowerLossDamage)), rng)
         for directory in self._all_directories():
             directory.shown = dict(directory.durable)
 
@@ -325,7 +332,7 @@ class SimulatedDisk:
         for path, directory in queue:
             for name in sorted(directory.shown):
                 node = directory.shown[name]
-                if isinstance(node, Directory):
+                if isinstance(node, DirectoryNode):
                     queue.append((f"{path}/{name}", node))
                     found.update(f"{path}/{name}/\0".encode())
                 else:
@@ -343,14 +350,14 @@ class SimulatedDisk:
             effect()
 
     def _reach_device(self, effect: Callable[[], None]) -> None:
-        if self.lie:
+        if self.ignore_syncs:
             return
         if self.late_by > 0:
             self._late.append((self.changes + self.late_by, effect))
         else:
             effect()
 
-    def place(self, path: str, data: bytes) -> None:
+    def add_file(self, path: str, data: bytes) -> None:
         """A file that exists from the beginning, all of it durable; its directory must be there."""
         directory, name = self._parent("place", path)
         directory.shown[name] = directory.durable[name] = FileNode(bytearray(data), bytearray(data))
@@ -361,7 +368,7 @@ class SimulatedDisk:
         queue = [("", self._root)]
         for path, directory in queue:
             for name, node in directory.shown.items():
-                if isinstance(node, Directory):
+                if isinstance(node, DirectoryNode):
                     queue.append((f"{path}/{name}", node))
                 else:
                     found[f"{path}/{name}"] = bytes(node.shown)
@@ -369,48 +376,48 @@ class SimulatedDisk:
 
     # -- the tree -------------------------------------------------------------------------------------
 
-    def _find(self, path: str) -> FileNode | Directory | None:
-        at: FileNode | Directory | None = self._root
+    def _find(self, path: str) -> FileNode | DirectoryNode | None:
+        at: FileNode | DirectoryNode | None = self._root
         for name in _names(path):
-            if not isinstance(at, Directory):
+            if not isinstance(at, DirectoryNode):
                 return None
             at = at.shown.get(name)
         return at
 
-    def _directory(self, call: str, path: str) -> Directory:
+    def _directory(self, call: str, path: str) -> DirectoryNode:
         found = self._find(path)
         if found is None:
-            raise failed(call, path, errno.ENOENT)
-        if not isinstance(found, Directory):
-            raise failed(call, path, errno.ENOTDIR)
+            raise disk_error(call, path, errno.ENOENT)
+        if not isinstance(found, DirectoryNode):
+            raise disk_error(call, path, errno.ENOTDIR)
         return found
 
-    def _parent(self, call: str, path: str) -> tuple[Directory, str]:
+    def _parent(self, call: str, path: str) -> tuple[DirectoryNode, str]:
         above, name = _split(path)
         return self._directory(call, above), name
 
     def _node(self, call: str, path: str) -> FileNode:
         found = self._find(path)
         if found is None:
-            raise failed(call, path, errno.ENOENT)
+            raise disk_error(call, path, errno.ENOENT)
         if not isinstance(found, FileNode):
-            raise failed(call, path, errno.EISDIR)
+            raise disk_error(call, path, errno.EISDIR)
         return found
 
     def _make_durable_dir(self, path: str) -> None:
         at = self._root
         for name in _names(path):
-            below = at.shown.setdefault(name, Directory())
+            below = at.shown.setdefault(name, DirectoryNode())
             at.durable[name] = below
-            if not isinstance(below, Directory):
-                raise failed("make_dir", path, errno.ENOTDIR)
+            if not isinstance(below, DirectoryNode):
+                raise disk_error("make_dir", path, errno.ENOTDIR)
             at = below
 
-    def _all_directories(self) -> list[Directory]:
+    def _all_directories(self) -> list[DirectoryNode]:
         found = [self._root]
         for directory in found:
-            for below in ever_in(directory):
-                if isinstance(below, Directory) and below not in found:
+            for below in all_children(directory):
+                if isinstance(below, DirectoryNode) and below not in found:
                     found.append(below)
         return found
 
@@ -418,7 +425,7 @@ class SimulatedDisk:
         nodes = [
             each
             for directory in self._all_directories()
-            for each in ever_in(directory)
+            for each in all_children(directory)
             if isinstance(each, FileNode)
         ]
         nodes += [handle.node for handle in self._handles.copy().values()]
@@ -439,10 +446,10 @@ def _adds(path: str, call: str) -> InvariantViolation:
     return InvariantViolation("a file opened to be cut cannot be added to", call=call, path=path)
 
 
-def _names_kept(directory: Directory, damage: Damage | None, rng: random.Random) -> int:
+def _names_kept(directory: DirectoryNode, damage: PowerLossDamage | None, rng: random.Random) -> int:
     """How many of a directory's changes a power cut leaves: names are lost from some point on."""
-    if damage is Damage.LOST:
+    if damage is PowerLossDamage.LOST:
         return directory.reached
-    if damage is Damage.KEPT:
+    if damage is PowerLossDamage.KEPT:
         return directory.changes
     return rng.randint(directory.reached, directory.changes)

@@ -10,7 +10,7 @@ from typing import Any
 SECTOR_BYTES = 512
 
 
-class Damage(Enum):
+class PowerLossDamage(Enum):
     """What a power cut does to the unsynced changes of a file, all of it legal on some file system."""
 
     LOST = "lost"
@@ -34,7 +34,7 @@ class Damage(Enum):
 
 
 @dataclass(slots=True)
-class Change:
+class UnsyncedChange:
     """One unsynced change. `data` None: the length becomes `offset`, or with `grows` at least that.
 
     `serial` grows within a file.
@@ -52,7 +52,7 @@ class FileNode:
 
     shown: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
-    pending: list[Change] = field(default_factory=list)
+    pending: list[UnsyncedChange] = field(default_factory=list)
     serial: int = 0
     dirty: bool = False
     """Changed since the last sync that said it succeeded, in this life of the writer."""
@@ -61,12 +61,12 @@ class FileNode:
     def change(self, offset: int, data: bytes | None, *, grows: bool = False) -> None:
         """Show a change at once and keep it for a sync."""
         self.serial += 1
-        made = Change(self.serial, offset, data, grows)
+        made = UnsyncedChange(self.serial, offset, data, grows)
         self.pending.append(made)
         self.dirty = True
         apply(self.shown, made)
 
-    def change_bytes(self, offset: int, data: bytes) -> list[Change]:
+    def change_bytes(self, offset: int, data: bytes) -> list[UnsyncedChange]:
         """Show bytes that are changed where they lie, each as a change of its own; returns the changes.
 
         One may reach the device without another, and none is torn. Bytes that stay as they are make none.
@@ -96,7 +96,7 @@ class FileNode:
         del self.pending[: len(covered)]
 
 
-def apply(image: bytearray, made: Change) -> None:
+def apply(image: bytearray, made: UnsyncedChange) -> None:
     """Make the change in one face of a file."""
     if made.data is None and not made.grows:
         del image[made.offset :]
@@ -107,30 +107,30 @@ def apply(image: bytearray, made: Change) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Directory:
+class DirectoryNode:
     """Names in one directory. A value of None in `pending` removes the name."""
 
-    shown: dict[str, FileNode | Directory] = field(default_factory=dict)
-    durable: dict[str, FileNode | Directory] = field(default_factory=dict)
-    pending: list[dict[str, FileNode | Directory | None]] = field(default_factory=list)
+    shown: dict[str, FileNode | DirectoryNode] = field(default_factory=dict)
+    durable: dict[str, FileNode | DirectoryNode] = field(default_factory=dict)
+    pending: list[dict[str, FileNode | DirectoryNode | None]] = field(default_factory=list)
     reached: int = 0
     """Changes that reached the device so far."""
 
-    def change(self, names: dict[str, FileNode | Directory | None]) -> None:
+    def change(self, names: dict[str, FileNode | DirectoryNode | None]) -> None:
         """Show changed names at once and keep them, as one change, for a sync."""
         self.pending.append(names)
         _bind(self.shown, names)
 
-    def copy(self, known: dict[int, Any]) -> Directory:
+    def copy(self, known: dict[int, Any]) -> DirectoryNode:
         """As that of a file."""
         if id(self) not in known:
-            known[id(self)] = twin = Directory(reached=self.reached)
+            known[id(self)] = twin = DirectoryNode(reached=self.reached)
             twin.shown = {name: each.copy(known) for name, each in self.shown.items()}
             twin.durable = {name: each.copy(known) for name, each in self.durable.items()}
             twin.pending = [
                 {name: each and each.copy(known) for name, each in names.items()} for names in self.pending
             ]
-        found: Directory = known[id(self)]
+        found: DirectoryNode = known[id(self)]
         return found
 
     @property
@@ -147,7 +147,9 @@ class Directory:
         self.reached += count
 
 
-def _bind(table: dict[str, FileNode | Directory], names: dict[str, FileNode | Directory | None]) -> None:
+def _bind(
+    table: dict[str, FileNode | DirectoryNode], names: dict[str, FileNode | DirectoryNode | None]
+) -> None:
     for name, what in names.items():
         if what is None:
             table.pop(name, None)
@@ -155,17 +157,17 @@ def _bind(table: dict[str, FileNode | Directory], names: dict[str, FileNode | Di
             table[name] = what
 
 
-def ever_in(directory: Directory) -> list[FileNode | Directory]:
+def all_children(directory: DirectoryNode) -> list[FileNode | DirectoryNode]:
     """Everything that either face of a directory knows or that a pending change brings."""
     brought = [what for names in directory.pending for what in names.values() if what is not None]
     return [*directory.shown.values(), *directory.durable.values(), *brought]
 
 
-def lose_power(node: FileNode, damage: Damage, rng: random.Random) -> None:
+def lose_power(node: FileNode, damage: PowerLossDamage, rng: random.Random) -> None:
     """Decide what the device holds of a file's unsynced changes."""
     reached = _reached(node, damage, rng)
     length = len(node.durable)
-    if damage is Damage.LENGTH_ONLY:
+    if damage is PowerLossDamage.LENGTH_ONLY:
         ends = [made.offset + len(made.data or b"") for made in reached]
         node.durable.extend(bytes(max([length, *ends]) - length))
     else:
@@ -173,21 +175,21 @@ def lose_power(node: FileNode, damage: Damage, rng: random.Random) -> None:
             apply(node.durable, made)
         for made in reached[-1:]:
             apply(node.durable, _torn(made, damage, rng))
-        if damage is Damage.CONTENT_ONLY:
+        if damage is PowerLossDamage.CONTENT_ONLY:
             del node.durable[length:]
     node.pending.clear()
     node.shown = bytearray(node.durable)
 
 
-def _reached(node: FileNode, damage: Damage, rng: random.Random) -> list[Change]:
-    if damage is Damage.LOST:
+def _reached(node: FileNode, damage: PowerLossDamage, rng: random.Random) -> list[UnsyncedChange]:
+    if damage is PowerLossDamage.LOST:
         return []
-    if damage in {Damage.KEPT, Damage.LENGTH_ONLY, Damage.CONTENT_ONLY}:
+    if damage in {PowerLossDamage.KEPT, PowerLossDamage.LENGTH_ONLY, PowerLossDamage.CONTENT_ONLY}:
         return list(node.pending)
     return rng.sample(node.pending, rng.randint(0, len(node.pending)))
 
 
-def _torn(made: Change, damage: Damage, rng: random.Random) -> Change:
+def _torn(made: UnsyncedChange, damage: PowerLossDamage, rng: random.Random) -> UnsyncedChange:
     """Return the last change as the device got it; sectors are counted from the start of the file.
 
     A byte never tears (DL-17).
@@ -198,17 +200,17 @@ def _torn(made: Change, damage: Damage, rng: random.Random) -> Change:
     edges = [
         edge - made.offset for edge in range(_next_sector(made.offset), made.offset + size, SECTOR_BYTES)
     ]
-    if damage is Damage.CUT:
-        return Change(made.serial, made.offset, made.data[: rng.choice([0, *edges])])
-    if damage is Damage.HEAD_LOST:
+    if damage is PowerLossDamage.CUT:
+        return UnsyncedChange(made.serial, made.offset, made.data[: rng.choice([0, *edges])])
+    if damage is PowerLossDamage.HEAD_LOST:
         head = rng.choice([*edges, size])
-        return Change(made.serial, made.offset, bytes(head) + made.data[head:])
-    if damage in {Damage.ZEROED, Damage.GARBLED}:
+        return UnsyncedChange(made.serial, made.offset, bytes(head) + made.data[head:])
+    if damage in {PowerLossDamage.ZEROED, PowerLossDamage.GARBLED}:
         bounds = [0, *edges, size]
         which = rng.randrange(len(bounds) - 1)
         start, stop = bounds[which], bounds[which + 1]
-        noise = rng.randbytes(stop - start) if damage is Damage.GARBLED else bytes(stop - start)
-        return Change(made.serial, made.offset, made.data[:start] + noise + made.data[stop:])
+        noise = rng.randbytes(stop - start) if damage is PowerLossDamage.GARBLED else bytes(stop - start)
+        return UnsyncedChange(made.serial, made.offset, made.data[:start] + noise + made.data[stop:])
     return made
 
 

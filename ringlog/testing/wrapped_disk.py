@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ringlog.errors import InvariantViolation
 from ringlog.storage.disk import Disk
-from ringlog.storage.gather import Buffer
+from ringlog.storage.vectored_write import Buffer
 
 
 class WrappedDisk:

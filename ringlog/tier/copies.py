@@ -18,7 +18,6 @@ from ringlog.errors import CorruptData, DiskError
 from ringlog.segment.layout import DATA, DEL, IDX, TAGS, parse_stem
 from ringlog.storage.disk import Disk
 from ringlog.storage.layout import TMP_SUFFIX
-from ringlog.tier.proof import prove
 from ringlog.tier.store import (
     COPY_BYTES,
     ColdMissing,
@@ -28,6 +27,7 @@ from ringlog.tier.store import (
     object_pieces,
     verify_object,
 )
+from ringlog.tier.verify_copy import verify_data_part
 
 LOCAL_INDEX = (IDX, TAGS, DEL)
 """Parts that stay on the host."""
@@ -38,7 +38,7 @@ def no_progress(_bytes: int) -> None:
     """Nobody paces or counts."""
 
 
-class Copies:
+class SegmentCopies:
     """Both sides of every segment of one data directory. For one thread at a time for each segment."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Copies:
         """Raises DiskError when it cannot be said."""
         return self.disk.exists(self.path(name))
 
-    def cold(self) -> SegmentStore:
+    def require_store(self) -> SegmentStore:
         """The store; only where there is one."""
         assert self.store is not None, "nothing is cold without a store"
         return self.store
@@ -68,23 +68,23 @@ class Copies:
         with contextlib.closing(file_pieces(self.disk, self.path(name))) as pieces:
             return digest_of(self._paced(pieces))
 
-    def prove_local(self, stem: str) -> int:
+    def verify_local(self, stem: str) -> int:
         """Verify the data part on the host; its size. Raises CorruptData, DiskError."""
         path = self.path(stem + DATA)
         fd = self.disk.open_read(path)
         try:
             size = self.disk.size(fd)
             read = lambda start, stop: self.disk.read_at(fd, stop - start, start)  # noqa: E731
-            prove(read, path, _number(stem), size, self._progress)
+            verify_data_part(read, path, _number(stem), size, self._progress)
         finally:
             self.disk.close(fd)
         return size
 
-    def prove_cold(self, stem: str) -> int:
+    def verify_cold(self, stem: str) -> int:
         """Verify the data part in the store; its size. Raises CorruptData, ColdMissing, ColdUnavailable."""
-        store, name = self.cold(), stem + DATA
+        store, name = self.require_store(), stem + DATA
         size = store.size(name)
-        prove(
+        verify_data_part(
             lambda start, stop: store.get_range(name, start, stop), name, _number(stem), size, self._progress
         )
         return size
@@ -96,13 +96,13 @@ class Copies:
 
     # -- host to store --------------------------------------------------------------------------------
 
-    def send(self, name: str) -> str:
+    def upload_part(self, name: str) -> str:
         """Make the store hold what the host holds under `name`, and read it back; returns its digest.
 
         What is there already and the same is left, and made durable. Raises DiskError, ColdUnavailable, and
         CorruptData when the store does not give back what it was given.
         """
-        store, digest = self.cold(), self.local_digest(name)
+        store, digest = self.require_store(), self.local_digest(name)
         try:
             verify_object(store, name, digest)
         except CorruptData:
@@ -112,25 +112,27 @@ class Copies:
         store.make_durable(name)
         return digest
 
-    def send_index(self, stem: str) -> dict[str, str]:
+    def upload_index_parts(self, stem: str) -> dict[str, str]:
         """Send index, tags and marks, as far as there are any; digest by suffix."""
-        return {suffix: self.send(stem + suffix) for suffix in LOCAL_INDEX if self.has_local(stem + suffix)}
+        return {
+            suffix: self.upload_part(stem + suffix) for suffix in LOCAL_INDEX if self.has_local(stem + suffix)
+        }
 
-    def carry_marks(self, stem: str, sent: str) -> str:
+    def upload_changed_marks(self, stem: str, sent: str) -> str:
         """Send the marks again when they changed since `sent`, their digest then; returns the digest now."""
         if not self.has_local(stem + DEL):
             return ""
         digest = self.local_digest(stem + DEL)
-        return sent if digest == sent else self.send(stem + DEL)
+        return sent if digest == sent else self.upload_part(stem + DEL)
 
     # -- store to host --------------------------------------------------------------------------------
 
-    def fetch(self, name: str) -> None:
+    def download_part(self, name: str) -> None:
         """Put the store's copy of a part in the place of the host's, by ST-3.
 
         The caller has proven the copy. Raises DiskError, ColdUnavailable, CorruptData when it changed.
         """
-        store, path = self.cold(), self.path(name)
+        store, path = self.require_store(), self.path(name)
         expected = digest_of(object_pieces(store, name))
         temporary = path + TMP_SUFFIX
         if self.disk.exists(temporary):
@@ -166,7 +168,7 @@ class Copies:
     def drop_cold(self, stem: str) -> None:
         """Remove a segment from the store; absence is success. Raises ColdUnavailable."""
         for suffix in (IDX, TAGS, DEL, DATA):
-            self.cold().delete(stem + suffix)
+            self.require_store().delete(stem + suffix)
 
     def _size(self, path: str) -> int:
         try:
@@ -185,11 +187,11 @@ class Copies:
         if self.store is None:
             return False
         try:
-            self.prove_cold(stem)
+            self.verify_cold(stem)
         except CorruptData:  # ColdMissing is one
             return False
-        self.fetch(stem + DATA)
-        self.prove_local(stem)
+        self.download_part(stem + DATA)
+        self.verify_local(stem)
         return True
 
     def heal_cold(self, name: str) -> bool:
@@ -199,10 +201,10 @@ class Copies:
             return False
         if "." + suffix == DATA:
             try:
-                self.prove_local(stem)
+                self.verify_local(stem)
             except CorruptData:
                 return False
-        self.send(name)
+        self.upload_part(name)
         return True
 
 
@@ -212,4 +214,4 @@ def _number(stem: str) -> int:
     return parsed[2]
 
 
-__all__ = ["LOCAL_INDEX", "ColdMissing", "Copies", "no_progress"]
+__all__ = ["LOCAL_INDEX", "ColdMissing", "SegmentCopies", "no_progress"]

@@ -96,7 +96,7 @@ class LocalStore:
                 if e.errno == errno.ENOENT and self._is_mounted():
                     raise ColdMissing("cold object is not there", file=name) from None
                 if e.errno != errno.ESTALE or attempt == STALE_TRIES:
-                    raise unavailable(e, name) from None
+                    raise to_cold_unavailable(e, name) from None
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _is_mounted(self) -> bool:
@@ -120,7 +120,7 @@ class LocalStore:
         except DiskError as e:
             if e.errno == errno.ENOTDIR:
                 return  # a file that is none of ours: our parts have a suffix, our folders none
-            raise unavailable(e, folder) from None
+            raise to_cold_unavailable(e, folder) from None
         for name in names:
             if "." not in name:
                 yield from self._below(f"{folder}/{name}")
@@ -142,10 +142,10 @@ def _cold(name: str) -> Iterator[None]:
     try:
         yield
     except DiskError as e:
-        raise unavailable(e, name) from None
+        raise to_cold_unavailable(e, name) from None
 
 
-def unavailable(error: DiskError, name: str) -> ColdUnavailable:
+def to_cold_unavailable(error: DiskError, name: str) -> ColdUnavailable:
     """The cold tier's way to say that its disk failed."""
     facts = {key: error.detail[key] for key in ("call", "errno", "strerror") if key in error.detail}
     return ColdUnavailable(f"cold store: {error.message}", file=name, **facts)

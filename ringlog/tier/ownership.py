@@ -14,12 +14,12 @@ from ringlog.storage.disk import Disk, replace_file
 from ringlog.storage.layout import COLD_OWNER, META_DIR
 from ringlog.tier.store import ColdMissing, SegmentStore
 
-NAME = "engine"
+OWNER_OBJECT = "engine"
 _CONFIRMED = b" confirmed"
 _ID_BYTES_MAX = 64
 
 
-def claim(store: SegmentStore, disk: Disk, data_dir: str, engine_id: str) -> str:
+def claim_store(store: SegmentStore, disk: Disk, data_dir: str, engine_id: str) -> str:
     """Make the store this engine's if it is nobody's; returns whose it is.
 
     Raises ColdUnavailable, DiskError, and CorruptData when the store does not keep what it was given.
@@ -28,25 +28,25 @@ def claim(store: SegmentStore, disk: Disk, data_dir: str, engine_id: str) -> str
     owner = _owner(store)
     if owner != engine_id and owner:
         return owner
-    is_confirmed = _said(disk, directory).endswith(_CONFIRMED)
+    is_confirmed = _recorded_owner(disk, directory).endswith(_CONFIRMED)
     if not owner and is_confirmed:
         raise ColdUnavailable(
             "the cold store is not the one that this engine moved segments to: it lacks the file `engine`. "
             "Mount its volume, or correct cold.dir or cold.url",
-            file=NAME,
+            file=OWNER_OBJECT,
         )  # fmt: skip
     if not owner:
         replace_file(disk, directory, COLD_OWNER, engine_id.encode())
-        store.put(NAME, f"{directory}/{COLD_OWNER}")
+        store.put(OWNER_OBJECT, f"{directory}/{COLD_OWNER}")
         owner = _owner(store)
     if not owner:
-        raise CorruptData("cold store does not keep whose it is", file=NAME)
+        raise CorruptData("cold store does not keep whose it is", file=OWNER_OBJECT)
     if not is_confirmed:
         replace_file(disk, directory, COLD_OWNER, engine_id.encode() + _CONFIRMED)
     return owner
 
 
-def _said(disk: Disk, directory: str) -> bytes:
+def _recorded_owner(disk: Disk, directory: str) -> bytes:
     """What the data directory says of its cold store; empty when it never had one."""
     path = f"{directory}/{COLD_OWNER}"
     if not disk.exists(path):
@@ -60,8 +60,8 @@ def _said(disk: Disk, directory: str) -> bytes:
 
 def _owner(store: SegmentStore) -> str:
     try:
-        if not store.exists(NAME):
+        if not store.exists(OWNER_OBJECT):
             return ""
-        return store.get_range(NAME, 0, _ID_BYTES_MAX).decode("ascii", "replace")
+        return store.get_range(OWNER_OBJECT, 0, _ID_BYTES_MAX).decode("ascii", "replace")
     except ColdMissing:
         return ""

@@ -23,11 +23,11 @@ from ringlog.settings import (
     LOG,
     QUEUE,
     TOPIC_SETTINGS,
-    checked,
+    check_settings,
+    clamp_stored,
     defaults,
-    fitted,
     require_effect,
-    resolved,
+    resolve_durable,
 )
 from ringlog.types import Durability
 
@@ -110,7 +110,7 @@ class TopicConfig:
 
     def merged(self, given: Mapping[str, Any], topic: str = "") -> TopicConfig:
         """Return this config with only the named fields changed; the same checks as `parse`."""
-        named = checked(TOPIC_SETTINGS, _mapping(given))
+        named = check_settings(TOPIC_SETTINGS, _mapping(given))
         config = self._changed(named)
         require_effect(named, config.type)
         if topic and config.type == QUEUE and config.dead_letter == topic:
@@ -119,7 +119,7 @@ class TopicConfig:
 
     def _changed(self, values: Mapping[str, Any]) -> TopicConfig:
         """This config with other values, which were checked."""
-        changed = resolved(values)
+        changed = resolve_durable(values)
         if "durability" in changed:
             changed["durability"] = Durability.parse(changed["durability"])
         return replace(self, **changed)
@@ -164,7 +164,7 @@ class TopicConfig:
         """
         try:
             given = _decoder.decode(data)
-            return cls()._changed(fitted(TOPIC_SETTINGS, given))
+            return cls()._changed(clamp_stored(TOPIC_SETTINGS, given))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InvalidRequest) as e:
             raise CorruptData("stored topic config does not decode", reason=str(e)) from None
 

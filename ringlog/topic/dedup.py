@@ -21,7 +21,7 @@ from ringlog.types import SESSION_BIT
 
 
 @dataclass(slots=True)
-class Run:
+class ProducerSeqRun:
     """`frames` consecutive producer_seqs from `first`, each of `count` records, from `base_seq` on."""
 
     first: int
@@ -38,13 +38,13 @@ class Run:
 
 
 @dataclass(slots=True)
-class Producer:
+class ProducerHistory:
     """One producer's settled past on one topic. Numbers above `forgotten` that no run has were never used."""
 
     highest: int = 0
-    forgotten: int = 0
+    forgotten_to: int = 0
     """Highest number of a run that was dropped."""
-    passed: int = field(default=0, compare=False)
+    refused_to: int = field(default=0, compare=False)
     """Highest number that was refused for good, in this incarnation: what follows it may come."""
     claim: int = 0
     """Who opens a producer by its name claims it. Claims are counted, and frames taken under the latest one
@@ -53,7 +53,7 @@ class Producer:
     """The highest number at that time: what an earlier owner sends above it was never appended."""
     owner: int = field(default=0, compare=False)
     """Who did so last, in this incarnation: asking again because the answer was lost gets the same claim."""
-    _runs: list[Run] = field(default_factory=list)
+    _runs: list[ProducerSeqRun] = field(default_factory=list)
     _dropped: int = 0
     """Runs at the front of `_runs` that no longer count."""
     _remembered: int = 0
@@ -69,12 +69,12 @@ class Producer:
         ):
             last.frames += frames
         else:
-            self._runs.append(Run(first, frames, base_seq, count))
+            self._runs.append(ProducerSeqRun(first, frames, base_seq, count))
         self.highest = first + frames - 1
         self._remembered += frames
         self._forget_old()
 
-    def add_runs(self, runs: list[Run]) -> None:
+    def add_runs(self, runs: list[ProducerSeqRun]) -> None:
         """Remember runs that cannot be joined, ascending and above `highest`; n >= 1."""
         self._runs += runs
         self._remembered += sum([run.frames for run in runs])
@@ -86,14 +86,14 @@ class Producer:
         runs = self._runs
         while self._remembered - runs[self._dropped].frames >= DEDUP_FRAMES_PER_PRODUCER:
             run = runs[self._dropped]
-            self.forgotten = run.first + run.frames - 1
+            self.forgotten_to = run.first + run.frames - 1
             self._remembered -= run.frames
             self._dropped += 1
         if self._dropped * 2 > len(runs):
             del runs[: self._dropped]
             self._dropped = 0
 
-    def claimed_by(self, owner: int) -> bool:
+    def claim_for(self, owner: int) -> bool:
         """The owner is this one from now on; False when it was before."""
         if owner == self.owner:
             return False
@@ -103,17 +103,17 @@ class Producer:
     def is_in_doubt(self, producer_seq: int) -> bool:
         """May a frame of this number, sent under a claim that is not the latest, have been appended?"""
         is_before = producer_seq <= self.claimed_at
-        return is_before and (producer_seq <= self.forgotten or self.find(producer_seq) is not None)
+        return is_before and (producer_seq <= self.forgotten_to or self.find(producer_seq) is not None)
 
     @property
     def next_seq(self) -> int:
         """The only number with which a frame that follows another one may come."""
-        return max(self.highest, self.passed) + 1
+        return max(self.highest, self.refused_to) + 1
 
-    def past(self) -> list[int]:
+    def to_numbers(self) -> list[int]:
         """Everything remembered, as plain numbers: highest, forgotten, of a claimed one also claim and
         claimed_at, then four of each run."""
-        numbers = [self.highest, self.forgotten]
+        numbers = [self.highest, self.forgotten_to]
         if self.claim:
             numbers += (self.claim, self.claimed_at)
         for run in self._runs[self._dropped :]:
@@ -121,7 +121,7 @@ class Producer:
         return numbers
 
     @classmethod
-    def of_past(cls, numbers: list[int]) -> Producer:
+    def from_numbers(cls, numbers: list[int]) -> ProducerHistory:
         """A producer with the past that `past` told; raises ValueError for what it cannot have told."""
         if len(numbers) < 2 or len(numbers) % 2:
             raise ValueError("a producer's past is two numbers, or four, and four for each run")
@@ -131,9 +131,15 @@ class Producer:
             producer.claim, producer.claimed_at = numbers[2:4]
             at = 4
         runs = list(
-            map(Run, numbers[at::4], numbers[at + 1 :: 4], numbers[at + 2 :: 4], numbers[at + 3 :: 4])
+            map(
+                ProducerSeqRun,
+                numbers[at::4],
+                numbers[at + 1 :: 4],
+                numbers[at + 2 :: 4],
+                numbers[at + 3 :: 4],
+            )
         )
-        above = producer.forgotten
+        above = producer.forgotten_to
         for run in runs:
             if run.first <= above or run.frames < 1 or run.count < 1:
                 raise ValueError("a producer's runs are not ascending")
@@ -153,17 +159,17 @@ class Producer:
 _first_of = attrgetter("first")
 
 
-class Producers:
+class ProducerTable:
     """All producers of one topic, the longest silent first."""
 
     __slots__ = ("_by_id", "_lone", "_lone_id", "_most", "_sessions")
 
     def __init__(self, most: int = PRODUCERS_PER_TOPIC_MAX) -> None:
         self._most = most
-        self._by_id: OrderedDict[int, Producer] | None = None
+        self._by_id: OrderedDict[int, ProducerHistory] | None = None
         """None while there is at most one: most topics have a single producer."""
         self._lone_id = 0
-        self._lone: Producer | None = None
+        self._lone: ProducerHistory | None = None
         self._sessions = 0
 
     def __len__(self) -> int:
@@ -171,11 +177,11 @@ class Producers:
             return 0 if self._lone is None else 1
         return len(self._by_id)
 
-    def get(self, producer_id: int) -> Producer | None:
+    def get(self, producer_id: int) -> ProducerHistory | None:
         """The producer's past, or None when it never wrote here (or was forgotten)."""
         return self._find(producer_id)
 
-    def _find(self, producer_id: int) -> Producer | None:
+    def _find(self, producer_id: int) -> ProducerHistory | None:
         if self._by_id is None:
             return self._lone if producer_id == self._lone_id else None
         return self._by_id.get(producer_id)
@@ -185,7 +191,7 @@ class Producers:
         """May a new producer come in? Not when the table is full of named ones."""
         return len(self) < self._most or self._sessions > 0
 
-    def admit(self, producer_id: int) -> Producer | None:
+    def admit(self, producer_id: int) -> ProducerHistory | None:
         """The producer to write under, made when new; None when the table is full of named producers."""
         producer = self._find(producer_id)
         if producer is not None:
@@ -196,11 +202,11 @@ class Producers:
             return None
         if len(self) >= self._most:
             self._forget_one()
-        producer = Producer()
+        producer = ProducerHistory()
         self.restore(producer_id, producer)
         return producer
 
-    def restore(self, producer_id: int, producer: Producer) -> None:
+    def restore(self, producer_id: int, producer: ProducerHistory) -> None:
         """Take in a producer that is not here yet, with its past, as the one that was heard of last."""
         self._sessions += producer_id >= SESSION_BIT
         if self._by_id is None:
@@ -244,7 +250,7 @@ class Producers:
             producer.add_runs(
                 list(
                     map(
-                        Run,
+                        ProducerSeqRun,
                         producer_seqs[rest].tolist(),
                         lengths[1:].tolist(),
                         base_seqs[rest].tolist(),
@@ -253,7 +259,7 @@ class Producers:
                 )
             )
 
-    def items(self) -> list[tuple[int, Producer]]:
+    def items(self) -> list[tuple[int, ProducerHistory]]:
         """(producer_id, past) of every producer, the longest silent first."""
         if self._by_id is None:
             return [] if self._lone is None else [(self._lone_id, self._lone)]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ringlog.errors import Outcome, TopicHalted
 from ringlog.placement import shard_of
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.state import Topic
+from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
 CONFIGS_SHARED_MAX = 4_096
@@ -24,7 +24,7 @@ CONFIGS_SHARED_MAX = 4_096
 class Halt(NamedTuple):
     """Why a topic is served no more: records of it lie in a file that is missing or unreadable."""
 
-    topic: Topic
+    topic: ShardTopic
     part: str
     """The segment or the file, relative to the data directory."""
     reason: str
@@ -40,19 +40,19 @@ class Halt(NamedTuple):
         )  # fmt: skip
 
 
-class Directory:
+class TopicDirectory:
     """Topics this shard owns, and names homed here whose topic lives in another shard."""
 
     def __init__(self, shard: int, shards: int) -> None:
         self._shard = shard
         self._shards = shards
-        self.by_id: dict[int, Topic] = {}
+        self.by_id: dict[int, ShardTopic] = {}
         self.halted: dict[int, Halt] = {}
         """Topics that are not served because a part of them is missing, by id. They are not in `by_id`, so
-        that nothing is done to them; their state is kept for snapshots (`any_of`)."""
-        self._by_name: dict[str, Topic] = {}
+        that nothing is done to them; their state is kept for snapshots (`find_by_id`)."""
+        self._by_name: dict[str, ShardTopic] = {}
         self._names: list[str] = []
-        self.elsewhere: dict[str, int] = {}
+        self.delegated_names: dict[str, int] = {}
         """Names homed here that another shard looks after since the shard count changed -> that shard."""
         self.adopted: set[str] = set()
         """Names homed elsewhere that this shard looks after since the shard count changed."""
@@ -67,7 +67,7 @@ class Directory:
     def __len__(self) -> int:
         return len(self.by_id) + len(self.halted)
 
-    def note_class(self, topic: Topic) -> None:
+    def register_config(self, topic: ShardTopic) -> None:
         """A topic was made or configured. Topics with equal configs share one object."""
         if len(self._configs) > CONFIGS_SHARED_MAX:
             self._configs.clear()
@@ -77,7 +77,7 @@ class Directory:
         else:
             self.ephemeral.discard(topic.topic_id)
 
-    def find(self, name: str) -> Topic | None:
+    def find(self, name: str) -> ShardTopic | None:
         """The live topic of this name, if this shard owns it and serves it."""
         topic = self._by_name.get(name)
         if self.halted and topic is not None and topic.topic_id in self.halted:
@@ -89,12 +89,12 @@ class Directory:
         topic = self._by_name.get(name)
         return None if topic is None else self.halted.get(topic.topic_id)
 
-    def any_of(self, topic_id: int) -> Topic | None:
+    def find_by_id(self, topic_id: int) -> ShardTopic | None:
         """The topic with this id, whether it is served or halted."""
         halt = self.halted.get(topic_id)
         return self.by_id.get(topic_id) if halt is None else halt.topic
 
-    def everyone(self) -> list[Topic]:
+    def all_topics(self) -> list[ShardTopic]:
         """All topics, served or halted."""
         return [*self.by_id.values(), *[halt.topic for halt in self.halted.values()]]
 
@@ -117,48 +117,48 @@ class Directory:
         """(topic_id, epoch) up to which numbers are taken."""
         return self._last_id, self._last_epoch
 
-    def seen(self, topic_id: int, epoch: int) -> None:
+    def advance_identity(self, topic_id: int, epoch: int) -> None:
         """Numbers up to these are taken."""
         self._last_id = max(self._last_id, topic_id)
         self._last_epoch = max(self._last_epoch, epoch)
 
-    def add(self, topic: Topic) -> None:
+    def add(self, topic: ShardTopic) -> None:
         """Take in a topic; an older instance of the same name is replaced."""
         old = self._by_name.get(topic.name)
         if old is not None:
             self.remove(old)
-        self.seen(topic.topic_id, topic.epoch)
-        self.note_class(topic)
+        self.advance_identity(topic.topic_id, topic.epoch)
+        self.register_config(topic)
         self.by_id[topic.topic_id] = topic
         self._by_name[topic.name] = topic
         insort(self._names, topic.name)
 
-    def fill(self, topics: Iterable[Topic]) -> None:
+    def add_all(self, topics: Iterable[ShardTopic]) -> None:
         """Take in many topics with names of their own, at once."""
         for topic in topics:
-            self.seen(topic.topic_id, topic.epoch)
-            self.note_class(topic)
+            self.advance_identity(topic.topic_id, topic.epoch)
+            self.register_config(topic)
             self.by_id[topic.topic_id] = topic
             self._by_name[topic.name] = topic
         self._names = sorted(self._by_name)
 
-    def remove(self, topic: Topic) -> None:
+    def remove(self, topic: ShardTopic) -> None:
         """Forget a topic."""
         self.ephemeral.discard(topic.topic_id)
         del self.by_id[topic.topic_id]
         del self._by_name[topic.name]
         del self._names[bisect_left(self._names, topic.name)]
 
-    def rename(self, topic: Topic, name: str) -> None:
+    def rename(self, topic: ShardTopic, name: str) -> None:
         """Give a topic the name it was found to have."""
         self.remove(topic)
         topic.name = name
         self.add(topic)
 
-    def page(self, prefix: str, after: str, size: int) -> tuple[list[Topic], bool]:
+    def page(self, prefix: str, after: str, size: int) -> tuple[list[ShardTopic], bool]:
         """Up to `size` topics whose names begin with `prefix` and lie after `after`, by name; and: more?"""
         start = max(bisect_left(self._names, prefix), bisect_right(self._names, after) if after else 0)
-        topics: list[Topic] = []
+        topics: list[ShardTopic] = []
         for name in self._names[start : start + size + 1]:
             if not name.startswith(prefix):
                 return topics, False

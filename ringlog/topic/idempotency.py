@@ -16,7 +16,7 @@ _STALE_MIN = 64
 """Stale places of entries that expire early which are not worth being looked for."""
 
 
-class Remembered(NamedTuple):
+class IdempotencyEntry(NamedTuple):
     """What the first write under a key got."""
 
     first_seq: int
@@ -38,7 +38,7 @@ class IdempotencyKeys:
     __slots__ = ("_by_key", "_early", "_newest_us", "forgotten_early")
 
     def __init__(self) -> None:
-        self._by_key: OrderedDict[bytes, Remembered] = OrderedDict()
+        self._by_key: OrderedDict[bytes, IdempotencyEntry] = OrderedDict()
         self._early: list[tuple[int, bytes]] = []
         """A heap of (last millisecond, digest) of those with a window of their own; some are gone already."""
         self._newest_us = 0
@@ -48,13 +48,13 @@ class IdempotencyKeys:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def find(self, key: bytes, now_us: int, window_ms: int) -> Remembered | None:
+    def find(self, key: bytes, now_us: int, window_ms: int) -> IdempotencyEntry | None:
         """The first write under `key`, if it is still inside the window."""
         self._expire(now_us, window_ms)
         return self._by_key.get(key)
 
     def remember(
-        self, key: bytes, entry: Remembered, window_ms: int, most: int = IDEMPOTENCY_KEYS_PER_TOPIC
+        self, key: bytes, entry: IdempotencyEntry, window_ms: int, most: int = IDEMPOTENCY_KEYS_PER_TOPIC
     ) -> None:
         """Record a first use; of more than `most` those go that would expire first. With a window of 0
         nothing is kept (I-3)."""
@@ -70,7 +70,7 @@ class IdempotencyKeys:
                 self._early = [each for each in self._early if self._is_there(each)]
                 heapq.heapify(self._early)
 
-    def items(self, now_us: int, window_ms: int) -> list[tuple[bytes, Remembered]]:
+    def items(self, now_us: int, window_ms: int) -> list[tuple[bytes, IdempotencyEntry]]:
         """Every key that is still inside the window, in the order of first use."""
         self._expire(now_us, window_ms)
         return list(self._by_key.items())

@@ -45,13 +45,13 @@ class SparseIndex:
             self.add(int(seqs[at]), file_id, int(offsets[at]))
             at = int(np.searchsorted(offsets, self._words[-1] + SPARSE_BYTES))
 
-    def cut(self, file_id: int, offset: int) -> None:
+    def truncate_file(self, file_id: int, offset: int) -> None:
         """Forget entries of a file from `offset` on: what they led to lies elsewhere now."""
         words = self._words
         while words and words[-2] == file_id and words[-1] >= offset:
             del words[-3:]
 
-    def places(self, after: int) -> list[tuple[int, int]]:
+    def positions_after(self, after: int) -> list[tuple[int, int]]:
         """(file_id, offset) to begin at in each file that may hold records above `after`, in order."""
         words = self._words
         if not words:
@@ -70,9 +70,9 @@ class SparseIndex:
 
     def drop_file(self, file_id: int) -> None:
         """Forget every entry of a file that no longer exists."""
-        self.keep(lambda each: each != file_id)
+        self.retain_files(lambda each: each != file_id)
 
-    def keep(self, is_kept: Callable[[int], bool]) -> None:
+    def retain_files(self, is_kept: Callable[[int], bool]) -> None:
         """Forget the entries of files that are not kept."""
         words = self._words
         if all(map(is_kept, words[1::3])):

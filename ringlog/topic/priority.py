@@ -20,7 +20,7 @@ CREDITS = (1, 1, 2, 4, 8)
 """Turns of a round, by band (SCH-2)."""
 FLOORS = (0, 250, 500, 750)
 """Least priority of bands 1 to 4; below the first one lies band 0."""
-TOP = BANDS - 1
+TOP_BAND = BANDS - 1
 
 _SCALE = 128
 _STEP = 0xFFFE7C5E54A6BFE7778325738AA97665
@@ -66,7 +66,7 @@ def band_of(priority: int) -> int:
     return 2 + (priority >= FLOORS[2]) + (priority >= FLOORS[3])
 
 
-class Standing:
+class TopicPriority:
     """What one topic's priority follows from, apart from how long it waits."""
 
     __slots__ = ("base", "consumed_ms", "is_auto")
@@ -87,7 +87,7 @@ class Standing:
         """Of somebody who has waited since `dirty_ms`."""
         return self.priority(now_ms) + age_of(now_ms - dirty_ms)
 
-    def rises_ms(self, now_ms: int, dirty_ms: int) -> int | None:
+    def next_rise_ms(self, now_ms: int, dirty_ms: int) -> int | None:
         """Who has waited since `dirty_ms` is in a higher band at this instant at the earliest; None = never.
 
         Age is all that makes a waiting topic rise by itself. What `auto` loses meanwhile is less than that,
@@ -96,7 +96,7 @@ class Standing:
         age = age_of(now_ms - dirty_ms)
         priority = self.priority(now_ms) + age
         band = band_of(priority)
-        if band == TOP:
+        if band == TOP_BAND:
             return None
         reached = age + FLOORS[band] - priority
         return dirty_ms + reached * AGE_MS_PER_POINT if reached <= AGE_MAX else None

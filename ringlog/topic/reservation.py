@@ -35,7 +35,7 @@ class Reservation:
         self.reserved = min(max(last_seq, self.reserved) + self._step, SEQ_MAX)
         return self.reserved
 
-    def recovered(self, value: int) -> None:
+    def restore(self, value: int) -> None:
         """Take over a reservation found in the log; it only ever grows."""
         self.reserved = max(self.reserved, value)
 

@@ -26,7 +26,7 @@ from pyroaring import BitMap64
 
 from ringlog.tags import TagMatch
 from ringlog.topic.config import DISCARD_OLD, TopicConfig
-from ringlog.topic.state import Topic
+from ringlog.topic.state import ShardTopic
 
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
@@ -36,8 +36,8 @@ _STEP = 1_024
 """Records looked at first where a walk does not know how far it goes; then twice as many each time."""
 
 
-class Stored(Protocol):
-    """What storage knows of one topic's records; see storage/ledger.py."""
+class RecordIndex(Protocol):
+    """What storage knows of one topic's records; see storage/record_index.py."""
 
     def positions(self, first: int, last: int) -> tuple[U64, I64, I64]: ...
     def totals(self, first: int, last: int) -> tuple[int, int]: ...
@@ -46,14 +46,14 @@ class Stored(Protocol):
     def tagged(self, match: TagMatch, below: int) -> BitMap64: ...
     def expired(self, now_us: int) -> BitMap64: ...
     def next_expiry(self, now_us: int) -> int: ...
-    def marks(self, first: int, last: int) -> Any: ...
+    def delivery_attributes(self, first: int, last: int) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RetentionState:
     """What a topic holds: numbers from `front` up to `next_seq` (exclusive), but for the `dead`."""
 
-    front: int
+    first_seq: int
     next_seq: int
     count: int
     bytes: int
@@ -105,12 +105,12 @@ class Removal:
 # -- asking ---------------------------------------------------------------------------------------------
 
 
-def standing(topic: Topic) -> Standing:
+def retention_state(topic: ShardTopic) -> RetentionState:
     """What a topic holds now, staged records included."""
     config = topic.config
     evicts = config.discard == DISCARD_OLD
-    return Standing(
-        front=front_of(topic),
+    return RetentionState(
+        first_seq=first_live_seq(topic),
         next_seq=topic.next_seq,
         count=topic.staged_count,
         bytes=topic.staged_bytes,
@@ -125,16 +125,18 @@ def standing(topic: Topic) -> Standing:
     )
 
 
-def held_from(topic: Topic) -> tuple[int, str]:
+def held_from(topic: ShardTopic) -> tuple[int, str]:
     """The first position that a queue-mode group of this topic has not done, and which group is furthest
     behind; (0, "") when caps and TTL wait for none."""
     if not topic.config.retain_until_acked:
         return 0, ""
-    floors = [(group.floor + 1, group.made.key) for group in topic.groups.values() if group.is_queue]
+    floors = [
+        (group.ack_floor + 1, group.config.key) for group in topic.groups.values() if group.is_queue_mode
+    ]
     return min(floors, default=(0, ""))
 
 
-def front_of(topic: Topic) -> int:
+def first_live_seq(topic: ShardTopic) -> int:
     """First number that may be live, staged ones included."""
     front = max(topic.evict_floor, topic.delete_floor)
     for first, last in topic.lost:
@@ -143,7 +145,7 @@ def front_of(topic: Topic) -> int:
     return front
 
 
-def is_over(topic: Topic, config: TopicConfig) -> bool:
+def exceeds_cap(topic: ShardTopic, config: TopicConfig) -> bool:
     """Does a topic that evicts hold more than a cap allows, of what need not wait?"""
     if config.discard != DISCARD_OLD:
         return False
@@ -155,27 +157,27 @@ def is_over(topic: Topic, config: TopicConfig) -> bool:
         not first
         or 0 < config.hard_cap_records < topic.staged_count
         or 0 < config.hard_cap_bytes < topic.staged_bytes
-        or topic.live_within(front_of(topic), first - 1) > 0
+        or topic.live_within(first_live_seq(topic), first - 1) > 0
     )
 
 
 # -- deciding -------------------------------------------------------------------------------------------
 
 
-def retain(topic: Standing, stored: Stored, now_us: int) -> Removal:
+def retain(topic: RetentionState, stored: RecordIndex, now_us: int) -> Removal:
     """Decide what TTL, own expiry and caps take away now (X-11: it depends on nothing else)."""
     found = Removal()
     found.own_due_us = topic.own_due_us
-    prefix = stop = topic.front
+    prefix = stop = topic.first_seq
     expired = BitMap64()
     if topic.ttl_us and topic.count:
         old = min(max(stored.seek_time(now_us - topic.ttl_us), stop), topic.next_seq)
-        stop = min(old, max(topic.held_from, topic.front)) if topic.held_from else old
+        stop = min(old, max(topic.held_from, topic.first_seq)) if topic.held_from else old
         found.is_held = stop < old
     is_own_due = 0 < topic.own_due_us <= now_us
-    if is_own_due or (stop > topic.front and topic.dead):
+    if is_own_due or (stop > topic.first_seq and topic.dead):
         expired = stored.expired(now_us)
-        expired.remove_range(0, topic.front)
+        expired.remove_range(0, topic.first_seq)
         expired.remove_range(topic.next_seq, _TOP)
     if is_own_due:
         found.own_due_us = stored.next_expiry(now_us)
@@ -188,22 +190,22 @@ def retain(topic: Standing, stored: Stored, now_us: int) -> Removal:
     return found
 
 
-def select(
-    topic: Standing, stored: Stored, before_seq: int, match: TagMatch | None, seqs: BitMap64 | None
+def decide_delete(
+    topic: RetentionState, stored: RecordIndex, before_seq: int, match: TagMatch | None, seqs: BitMap64 | None
 ) -> Removal:
     """Decide what a delete on request takes away: numbers assigned so far, and no others (DL-5, DL-11)."""
     bound = min(before_seq, topic.next_seq) if before_seq else topic.next_seq
     found = Removal()
-    if bound <= topic.front or not topic.count:
+    if bound <= topic.first_seq or not topic.count:
         return found
     if match is None and seqs is None:
-        found.records, found.bytes = _live_in(topic, stored, topic.front, bound - 1, topic.dead)
+        found.records, found.bytes = _live_in(topic, stored, topic.first_seq, bound - 1, topic.dead)
         found.delete_floor = bound if found.records else 0
         return found
     chosen = seqs if match is None else stored.tagged(match, bound)
     assert chosen is not None
     chosen = chosen - topic.dead
-    chosen.remove_range(0, topic.front)
+    chosen.remove_range(0, topic.first_seq)
     chosen.remove_range(bound, _TOP)
     there, sizes = stored.sizes_of(_numbers(chosen))
     found.seqs = chosen if len(there) == len(chosen) else _set_of(there)
@@ -211,11 +213,13 @@ def select(
     return found
 
 
-def share(topic: Standing, stored: Stored, removal: Removal, files: Sequence[tuple[int, int]]) -> None:
+def attribute_to_files(
+    topic: RetentionState, stored: RecordIndex, removal: Removal, files: Sequence[tuple[int, int]]
+) -> None:
     """Note what of a removal leaves of each volatile file, given as (file, one past its last number): such a
     file is evicted as a whole, and by then what it held cannot be looked up any more."""
     top = max(removal.cap_floor, removal.ttl_floor, removal.delete_floor)
-    first = topic.front
+    first = topic.first_seq
     for file_id, stop in files:
         last = min(top, stop) - 1
         records, accounted = (0, 0) if last < first else _live_in(topic, stored, first, last, topic.dead)
@@ -225,7 +229,9 @@ def share(topic: Standing, stored: Stored, removal: Removal, files: Sequence[tup
         first = max(first, stop)
 
 
-def _expired_prefix(topic: Standing, stored: Stored, stop: int, expired: BitMap64, found: Removal) -> int:
+def _expired_prefix(
+    topic: RetentionState, stored: RecordIndex, stop: int, expired: BitMap64, found: Removal
+) -> int:
     """Where the prefix of expired records ends, which reaches to `stop` by TTL alone; notes what leaves.
 
     Numbers that expired alone earlier belong to it as soon as it comes to them: what it announces depends
@@ -234,16 +240,18 @@ def _expired_prefix(topic: Standing, stored: Stored, stop: int, expired: BitMap6
     own = stop
     if len(expired):
         own = _first_not_in(stored, topic.dead | expired, stop, topic.next_seq)
-    last = _last_live(stored, topic.dead - expired, topic.front, own)
+    last = _last_live(stored, topic.dead - expired, topic.first_seq, own)
     if last is None:
-        return topic.front
+        return topic.first_seq
     found.ttl_floor = last + 1
-    found.floor_records, found.floor_bytes = _live_in(topic, stored, topic.front, last, topic.dead)
+    found.floor_records, found.floor_bytes = _live_in(topic, stored, topic.first_seq, last, topic.dead)
     found.records, found.bytes = found.floor_records, found.floor_bytes
     return last + 1
 
 
-def _one_by_one(topic: Standing, stored: Stored, expired: BitMap64, prefix: int, found: Removal) -> None:
+def _one_by_one(
+    topic: RetentionState, stored: RecordIndex, expired: BitMap64, prefix: int, found: Removal
+) -> None:
     """Records that expired behind one that did not."""
     middle = expired - topic.dead
     middle.remove_range(0, prefix)
@@ -253,7 +261,7 @@ def _one_by_one(topic: Standing, stored: Stored, expired: BitMap64, prefix: int,
     found.bytes += int(sizes.sum())
 
 
-def _by_caps(topic: Standing, stored: Stored, gone: BitMap64, prefix: int, found: Removal) -> None:
+def _by_caps(topic: RetentionState, stored: RecordIndex, gone: BitMap64, prefix: int, found: Removal) -> None:
     """Take the lowest live records until both caps hold (X-7), as far as no group needs them; and from there
     until the hard caps do."""
     caps = topic.cap_records, topic.cap_bytes
@@ -267,7 +275,8 @@ def _by_caps(topic: Standing, stored: Stored, gone: BitMap64, prefix: int, found
 
 
 def _evict(
-    topic: Standing, stored: Stored, gone: BitMap64, within: tuple[int, int], caps: tuple[int, int],
+    topic: RetentionState, stored: RecordIndex, gone: BitMap64, within: tuple[int, int], caps: tuple[int,
+    int],
     found: Removal,
 ) -> bool:  # fmt: skip
     """Take the lowest live records of a stretch until both caps hold; False when they do."""
@@ -289,7 +298,7 @@ def _evict(
     return records > 0 or accounted > 0
 
 
-def _take_back(stored: Stored, topic: Standing, found: Removal) -> None:
+def _take_back(stored: RecordIndex, topic: RetentionState, found: Removal) -> None:
     """What was to go one by one and lies below the cap's floor goes by that."""
     below = found.seqs & BitMap64(range(found.cap_floor)) if len(found.seqs) and found.cap_floor else None
     if below:
@@ -299,7 +308,9 @@ def _take_back(stored: Stored, topic: Standing, found: Removal) -> None:
         found.floor_bytes += int(sizes.sum())
 
 
-def _next_due(topic: Standing, stored: Stored, gone: BitMap64, at: int, found: Removal, now_us: int) -> int:
+def _next_due(
+    topic: RetentionState, stored: RecordIndex, gone: BitMap64, at: int, found: Removal, now_us: int
+) -> int:
     """When the next record expires (the first live one by TTL, any by itself)."""
     due = [found.own_due_us] if found.own_due_us else []
     if topic.ttl_us and topic.count > found.records:
@@ -320,7 +331,7 @@ def _next_due(topic: Standing, stored: Stored, gone: BitMap64, at: int, found: R
 # -- walking --------------------------------------------------------------------------------------------
 
 
-def _live(stored: Stored, gone: BitMap64, first: int, last: int) -> tuple[U64, I64]:
+def _live(stored: RecordIndex, gone: BitMap64, first: int, last: int) -> tuple[U64, I64]:
     seqs, sizes, _ = stored.positions(first, last)
     if not gone.range_cardinality(first, last + 1):
         return seqs, sizes
@@ -328,9 +339,11 @@ def _live(stored: Stored, gone: BitMap64, first: int, last: int) -> tuple[U64, I
     return seqs[alive], sizes[alive]
 
 
-def _live_in(topic: Standing, stored: Stored, first: int, last: int, dead: BitMap64) -> tuple[int, int]:
+def _live_in(
+    topic: RetentionState, stored: RecordIndex, first: int, last: int, dead: BitMap64
+) -> tuple[int, int]:
     """(records, bytes) alive in first..last."""
-    if first <= topic.front and last >= topic.next_seq - 1:
+    if first <= topic.first_seq and last >= topic.next_seq - 1:
         return topic.count, topic.bytes
     records, accounted = stored.totals(first, last)
     inside = dead & BitMap64(range(first, last + 1))
@@ -340,7 +353,7 @@ def _live_in(topic: Standing, stored: Stored, first: int, last: int, dead: BitMa
     return records, accounted
 
 
-def _last_live(stored: Stored, gone: BitMap64, first: int, stop: int) -> int | None:
+def _last_live(stored: RecordIndex, gone: BitMap64, first: int, stop: int) -> int | None:
     """The last number stored in [first, stop) that is not `gone`."""
     step = _STEP
     while stop > first:
@@ -352,7 +365,7 @@ def _last_live(stored: Stored, gone: BitMap64, first: int, stop: int) -> int | N
     return None
 
 
-def _first_not_in(stored: Stored, gone: BitMap64, at: int, stop: int) -> int:
+def _first_not_in(stored: RecordIndex, gone: BitMap64, at: int, stop: int) -> int:
     """The first number stored in [at, stop) that is not `gone`, or `stop`."""
     step = _STEP
     while at < stop:
@@ -381,7 +394,7 @@ def _set_of(seqs: U64) -> BitMap64:
 # -- applying -------------------------------------------------------------------------------------------
 
 
-def apply(topic: Topic, removal: Removal) -> None:
+def apply_removal(topic: ShardTopic, removal: Removal) -> None:
     """Put a removal into force: floors rise, numbers are dead, counts are less."""
     topic.cap_floor = max(topic.cap_floor, removal.cap_floor)
     topic.ttl_floor = max(topic.ttl_floor, removal.ttl_floor)
@@ -390,10 +403,10 @@ def apply(topic: Topic, removal: Removal) -> None:
         topic.dead = removal.seqs if topic.dead is None else topic.dead | removal.seqs
     topic.staged_count -= removal.records
     topic.staged_bytes -= removal.bytes
-    settle_front(topic)
+    advance_delete_floor(topic)
 
 
-def settle_front(topic: Topic) -> None:
+def advance_delete_floor(topic: ShardTopic) -> None:
     """Move the silent floor over dead numbers at the front, and forget what lies below."""
     if topic.lost:
         evicted = topic.evict_floor
@@ -401,10 +414,10 @@ def settle_front(topic: Topic) -> None:
     dead = topic.dead
     if dead is None:
         return
-    front = front_of(topic)
+    front = first_live_seq(topic)
     while front in dead:
         topic.delete_floor = _end_of_run(dead, front)
-        front = front_of(topic)
+        front = first_live_seq(topic)
     if dead.range_cardinality(0, front):
         dead = dead.copy()
         dead.remove_range(0, front)

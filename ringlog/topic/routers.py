@@ -13,7 +13,7 @@ from typing import Any
 from ringlog.errors import InvalidRequest
 from ringlog.limits import ROUTER_FILTER_BYTES_MAX, ROUTER_NAME_BYTES_MAX
 from ringlog.names import check_topic_name, is_router_name
-from ringlog.tags import kept_match, parse_match
+from ringlog.tags import parse_match, parse_stored_match
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once"
@@ -33,7 +33,7 @@ class RouterFlag(IntFlag):
 _FLAGS = int(sum(RouterFlag))
 
 
-class Fate(IntEnum):
+class RouterPassOutcome(IntEnum):
     """What becomes of one router's part in a pass."""
 
     DONE = 0
@@ -72,11 +72,11 @@ class Router:
             self.cursor = cursor
             self.forwarded += copies
 
-    def fate_of(self, start: int, stop: int) -> Fate | None:
+    def outcome_of(self, start: int, stop: int) -> RouterPassOutcome | None:
         """What becomes of a pass from `start` to `stop`; None = it may be applied."""
         if self.cursor >= stop:
-            return Fate.DONE
-        return None if self.cursor == start else Fate.ELSEWHERE
+            return RouterPassOutcome.DONE
+        return None if self.cursor == start else RouterPassOutcome.ELSEWHERE
 
 
 def check_router_name(name: object) -> None:
@@ -88,7 +88,7 @@ def check_router_name(name: object) -> None:
         )  # fmt: skip
 
 
-def check_facts(name: str, source: str, dest: str, flags: int, text: str) -> None:
+def check_router_facts(name: str, source: str, dest: str, flags: int, text: str) -> None:
     """Raise InvalidRequest for facts of a router that no version can have made: what is kept is read by every
     later shard and scheduler."""
     check_router_name(name)
@@ -97,7 +97,7 @@ def check_facts(name: str, source: str, dest: str, flags: int, text: str) -> Non
     if flags & ~_FLAGS:
         raise InvalidRequest("unknown flags of a router", field="flags", found=flags, max=_FLAGS)
     if text:
-        kept_match(text, "filter")
+        parse_stored_match(text, "filter")
     if len(text.encode()) > ROUTER_FILTER_BYTES_MAX:
         raise InvalidRequest("filter too long", field="filter", max=ROUTER_FILTER_BYTES_MAX)
 

@@ -25,13 +25,13 @@ from pyroaring import BitMap64
 
 from ringlog.digests import DIGEST_BYTES, digest_of_key
 from ringlog.errors import CorruptData, InvalidRequest, InvariantViolation
-from ringlog.leases.snapshot import load, load_own, save, save_own
+from ringlog.leases.snapshot import decode_group, decode_queue_leases, encode_group, encode_queue_leases
 from ringlog.limits import SEQ_MAX
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.dedup import Producer
-from ringlog.topic.idempotency import Remembered
+from ringlog.topic.dedup import ProducerHistory
+from ringlog.topic.idempotency import IdempotencyEntry
 from ringlog.topic.routers import Router
-from ringlog.topic.state import Topic, with_range
+from ringlog.topic.state import ShardTopic, with_range
 
 ROW_VERSION = 1
 IS_RESERVING = 1
@@ -43,7 +43,7 @@ Volatile = Iterable[tuple[int, int, int]]
 """Of each volatile file that holds records of the topic: (one past the last number, records, bytes)."""
 
 
-class _Row(msgspec.Struct, array_like=True, frozen=True):
+class _TopicRow(msgspec.Struct, array_like=True, frozen=True):
     version: int
     epoch: U64
     name: str
@@ -83,12 +83,12 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Row).decode
+_decode = msgspec.msgpack.Decoder(_TopicRow).decode
 _DEFAULTS = TopicConfig().to_dict()
 _ID = struct.Struct(f"<{DIGEST_BYTES}s5Q")
 
 
-def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
+def encode_row(topic: ShardTopic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
     """Encode what is published of a topic. Call it only while nothing of the topic is staged."""
     lost, count, size = topic.lost, topic.count, topic.bytes
     for stop, records, accounted in volatile:
@@ -98,31 +98,32 @@ def encode_row(topic: Topic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
     keys = topic._keys.items(now_us, topic.config.idempotency_window_ms) if topic._keys else ()
     config = msgspec.Raw(_config_of(topic.config))
     return _encode(
-        _Row(
+        _TopicRow(
             ROW_VERSION, topic.epoch, topic.name, config, topic.head_seq, topic.last_ts,
             count, size, _flags_of(topic), topic.version, topic.cap_floor,
             topic.ttl_floor, topic.trim_floor, topic.delete_floor,
             topic._reservation.reserved if topic._reservation else 0, topic.due_us, topic.last_read_us,
             topic.dead.serialize() if topic.dead else b"",
             [number for pair in lost for number in pair],
-            [[each, *past.past()] for each, past in topic._producers.items()] if topic._producers else [],
+            [[each, *past.to_numbers()] for each,
+            past in topic._producers.items()] if topic._producers else [],
             [],
             [number for pair in topic.trimmed for number in pair],
             [astuple(router) for router in topic.routers.values()],
-            [save(group) for group in topic.groups.values()],
-            save_own(topic.leases) if topic.leases is not None else b"",
+            [encode_group(group) for group in topic.groups.values()],
+            encode_queue_leases(topic.leases) if topic.leases is not None else b"",
             b"".join(_ID.pack(digest, *seen) for digest, seen in keys),
         )
     )  # fmt: skip
 
 
-def decode_row(topic_id: int, data: Any) -> Topic:
+def decode_row(topic_id: int, data: Any) -> ShardTopic:
     """The topic that a row speaks of; raises CorruptData for what no version can have written."""
     try:
         row = _decode(data)
         if row.version != ROW_VERSION:
             raise CorruptData("row of a version this engine does not know", version=row.version)
-        topic = Topic(topic_id, row.epoch, row.name, _config_from(bytes(row.config)))
+        topic = ShardTopic(topic_id, row.epoch, row.name, _config_from(bytes(row.config)))
         _fill(topic, row)
         topic.check()
     except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest, InvariantViolation) as e:
@@ -133,7 +134,7 @@ def decode_row(topic_id: int, data: Any) -> Topic:
     return topic
 
 
-def _fill(topic: Topic, row: _Row) -> None:
+def _fill(topic: ShardTopic, row: _TopicRow) -> None:
     topic.head_seq, topic.next_seq = row.head_seq, row.head_seq + 1
     topic.last_ts, topic.last_read_us, topic.due_us = row.last_ts, row.last_read_us, min(row.due_us, SEQ_MAX)
     topic.count = topic.staged_count = row.count
@@ -146,25 +147,27 @@ def _fill(topic: Topic, row: _Row) -> None:
     topic.dead = BitMap64.deserialize(row.dead) if row.dead else None
     topic.lost, topic.trimmed = _pairs(row.lost), _pairs(row.trimmed)
     topic.routers = {router[0]: Router(*router) for router in row.routers}
-    topic.groups = {group.number: group for group in map(load, row.groups)}
+    topic.groups = {group.number: group for group in map(decode_group, row.groups)}
     if row.leases:
-        topic.leases = load_own(row.leases)
+        topic.leases = decode_queue_leases(row.leases)
     if row.reserved:
-        topic.reservation.recovered(row.reserved)
+        topic.reservation.restore(row.reserved)
     for producer_id, *past in row.producers:
         if topic.producers.get(producer_id) is not None:
             raise ValueError("a producer is there twice")
-        topic.producers.restore(producer_id, Producer.of_past(past))
+        topic.producers.restore(producer_id, ProducerHistory.from_numbers(past))
     if len(row.ids) % _ID.size:
         raise ValueError("keys are cut")
     config = topic.config
     for key, *past in row.keys:
-        topic.keys.remember(digest_of_key(key), Remembered(*past), config.idempotency_window_ms)
+        topic.keys.remember(digest_of_key(key), IdempotencyEntry(*past), config.idempotency_window_ms)
     for digest, *seen in _ID.iter_unpack(row.ids):
-        topic.keys.remember(digest, Remembered(*seen), config.idempotency_window_ms, config.idempotency_max)
+        topic.keys.remember(
+            digest, IdempotencyEntry(*seen), config.idempotency_window_ms, config.idempotency_max
+        )
 
 
-def _flags_of(topic: Topic) -> int:
+def _flags_of(topic: ShardTopic) -> int:
     return (IS_RESERVING if topic.is_reserving else 0) | (HAS_MARKS if topic.marked_to else 0)
 
 

@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.dedup import Producers
+from ringlog.topic.dedup import ProducerTable
 from ringlog.topic.idempotency import IdempotencyKeys
 from ringlog.topic.index import SparseIndex
 from ringlog.topic.reservation import Reservation
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Topic:
+class ShardTopic:
     """State of one topic instance, as the shard keeps it in memory."""
 
     topic_id: int
@@ -73,7 +73,7 @@ class Topic:
     is_reserving: bool = False
     """Some of its records are of a class that a crash may take: numbers are reserved ahead (D-9)."""
     _reservation: Reservation | None = None
-    _producers: Producers | None = None
+    _producers: ProducerTable | None = None
     _keys: IdempotencyKeys | None = None
     _index: SparseIndex | None = None
     _lost: list[tuple[int, int]] | None = None
@@ -91,14 +91,14 @@ class Topic:
         return self._reservation
 
     @property
-    def producers(self) -> Producers:
+    def producers(self) -> ProducerTable:
         """Who wrote here, and how far."""
         if self._producers is None:
-            self._producers = Producers()
+            self._producers = ProducerTable()
         return self._producers
 
     @producers.setter
-    def producers(self, producers: Producers) -> None:
+    def producers(self, producers: ProducerTable) -> None:
         self._producers = producers
 
     @property
@@ -182,7 +182,7 @@ class Topic:
         self.head_seq = self.next_seq - 1
         self.count, self.bytes = self.staged_count, self.staged_bytes
 
-    def jump(self, to_seq: int) -> tuple[int, int] | None:
+    def skip_to(self, to_seq: int) -> tuple[int, int] | None:
         """Move the head over numbers that may have been lost; returns the range, or None if there is none."""
         if to_seq < self.next_seq:
             return None
@@ -193,7 +193,7 @@ class Topic:
         return lost
 
     @property
-    def reserves(self) -> bool:
+    def has_reservation(self) -> bool:
         """Were numbers ever reserved?"""
         return self._reservation is not None
 
@@ -209,7 +209,7 @@ class Topic:
                 gone += b - a + 1 - (self.dead.rank(b) - self.dead.rank(a - 1) if self.dead else 0)
         return last - first + 1 - gone
 
-    def lose(self, first: int, last: int) -> None:
+    def mark_lost(self, first: int, last: int) -> None:
         """Published numbers first..last are gone by damage. How large they were is not known any more: of
         the accounted bytes the same part leaves as of the records."""
         records = min(self.live_within(first, last), self.count)

@@ -18,14 +18,19 @@ from functools import partial
 from pathlib import Path
 
 from ringlog.errors import UsageError
-from ringlog.verify.findings import DAMAGE, UNREACHABLE, FileReport, Finding
+from ringlog.verify.cross_check import TopicCoverage, TopicHistories
+from ringlog.verify.findings import DAMAGE, UNREACHABLE, FileFinding, FileReport
 from ringlog.verify.frame_decoder import VerifyError
 from ringlog.verify.identity_decoder import verify_identity
-from ringlog.verify.log_order import judge_log
+from ringlog.verify.log_order import check_wal_order
 from ringlog.verify.register_decoder import verify_register
 from ringlog.verify.segment_decoder import verify_segment
-from ringlog.verify.snapshot_decoder import governing, listed_by, snapshots_in_force, verify_snapshot
-from ringlog.verify.story import Stories, Summary
+from ringlog.verify.snapshot_decoder import (
+    authoritative_snapshot,
+    listed_segments,
+    snapshots_in_force,
+    verify_snapshot,
+)
 from ringlog.verify.wal_decoder import verify_wal
 
 _WAL = re.compile(r"^wal/shard-\d+/wal-\d+-\d+\.log$")
@@ -35,14 +40,14 @@ _SNAPSHOT = re.compile(r"^meta/snapshot-\d+\.\d+$")
 _REGISTER = re.compile(r"^meta/log-\d+$")
 _OURS = ("wal", "topics", "packs", "meta")
 _COLD = ("topics", "packs")
-NONSENSE = (
+DECODE_ERRORS = (
     struct.error, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, RecursionError,
     VerifyError,
 )  # fmt: skip
 """What a decoder may stumble over in bytes whose checksums fit and whose contents contradict them."""
 HOT = 0
 """Tier of a segment of which the host alone has the data part."""
-FEW_FILES = 2
+SERIAL_FILES_MAX = 2
 """Not worth the start of further processes."""
 
 
@@ -51,10 +56,10 @@ class Verification:
     """What was found in a data directory."""
 
     files: list[FileReport] = field(default_factory=list)
-    topics: list[Summary] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    topics: list[TopicCoverage] = field(default_factory=list)
+    findings: list[FileFinding] = field(default_factory=list)
     """All of them, damage first."""
-    stories: Stories = field(default_factory=Stories)
+    histories: TopicHistories = field(default_factory=TopicHistories)
 
     @property
     def is_damaged(self) -> bool:
@@ -78,13 +83,13 @@ def verify_directory(
     if not (root / "wal").is_dir() and not (root / "meta").is_dir():
         raise UsageError("not a data directory: it has no wal/ and no meta/", path=data_dir)
     found = Verification()
-    paths = paths_in(root, cold_dir)
+    paths = data_paths(root, cold_dir)
     found.files = _read_all(root, paths, is_deep, jobs or len(os.sched_getaffinity(0)), cold_dir)
-    put_together(found)
+    combine_reports(found)
     return found
 
 
-def paths_in(root: Path, cold_dir: str = "") -> list[str]:
+def data_paths(root: Path, cold_dir: str = "") -> list[str]:
     """Files that hold data, relative to the data directory, the largest first. A segment is named by stem;
     those are here, too, of which only the cold tier has anything."""
     sizes: dict[str, int] = {}
@@ -110,7 +115,7 @@ def _unit(path: str) -> str:
 
 def _read_all(root: Path, paths: Sequence[str], is_deep: bool, jobs: int, cold_dir: str) -> list[FileReport]:
     one = partial(verify_path, str(root), is_deep=is_deep, cold_dir=cold_dir)
-    if jobs < 2 or len(paths) <= FEW_FILES:
+    if jobs < 2 or len(paths) <= SERIAL_FILES_MAX:
         return [one(path) for path in paths]
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(one, paths, chunksize=1))
@@ -132,10 +137,10 @@ def verify_path(root: str, path: str, *, is_deep: bool = False, cold_dir: str = 
             report = verify_segment(root, path, is_deep=is_deep, cold_dir=cold_dir)
     except OSError as e:
         report = FileReport(path, "unreadable")
-        report.damage(f"cannot be read: {e.strerror}")
-    except NONSENSE as e:
+        report.add_damage(f"cannot be read: {e.strerror}")
+    except DECODE_ERRORS as e:
         report = FileReport(path, "unreadable")
-        report.damage(f"makes no sense: {type(e).__name__}: {e}")
+        report.add_damage(f"makes no sense: {type(e).__name__}: {e}")
     return report
 
 
@@ -151,25 +156,25 @@ def _check_name(report: FileReport) -> None:
     header = report.header
     expected = f"wal/shard-{header['shard']:02d}/wal-{header['incarnation']}-{header['n']}.log"
     if report.path != expected:
-        report.damage(f"lies under another file's name: its header says {expected}")
+        report.add_damage(f"lies under another file's name: its header says {expected}")
 
 
-def put_together(found: Verification) -> None:
+def combine_reports(found: Verification) -> None:
     """Say of each file in `found.files` what the others say of it, and of each topic what is missing."""
     snapshots = snapshots_in_force([report for report in found.files if report.kind == "snapshot"])
-    in_force = judge_log(found.files, snapshots)
+    in_force = check_wal_order(found.files, snapshots)
     segments = _existing([report for report in found.files if report.kind == "segment"], snapshots)
     _check_identity(found.files)
     _check_counter(found.files)
     _check_listed(snapshots, segments)
     for report in snapshots:
         for topic in report.more["topics"]:
-            if governing(snapshots, topic.topic_id) is report:
-                found.stories.begin(topic)
+            if authoritative_snapshot(snapshots, topic.topic_id) is report:
+                found.histories.apply_snapshot_row(topic)
     for report in in_force:
-        for wrong in found.stories.tell(report.facts):
-            report.damage(wrong)
-    found.stories.bury(partial(_is_gone, snapshots))
+        for wrong in found.histories.apply_facts(report.facts):
+            report.add_damage(wrong)
+    found.histories.mark_removed_topics(partial(_is_gone, snapshots))
     for report in in_force:
         report.more["in_force"] = True
         absorbed = partial(is_absorbed, snapshots, int(report.more["file_id"]))
@@ -177,20 +182,20 @@ def put_together(found: Verification) -> None:
     for report in segments:
         report.served = report.stored
     for report in [*in_force, *segments]:
-        found.stories.hold(report)
+        found.histories.add_stored(report)
     for report in in_force:
-        found.stories.give_up(report)
-    found.topics = list(found.stories.summaries())
+        found.histories.add_given_up(report)
+    found.topics = list(found.histories.coverages())
     unreadable = [report.path for report in found.files if report.is_damaged]
     whole = FileReport(".", "directory")
-    for left in found.stories.unknown():
+    for left in found.histories.orphan_topics():
         text = f"records of topic {left.topic_id:x}, epoch {left.epoch}, which nobody made"
-        whole.remark(f"{text}: it was removed, and its segments were not yet") if snapshots else whole.damage(
-            text
-        )
+        whole.add_remark(
+            f"{text}: it was removed, and its segments were not yet"
+        ) if snapshots else whole.add_damage(text)
     for topic in found.topics:
         for first, last in topic.gaps:
-            whole.damage(f"records {first}..{last} of {topic.topic} are nowhere" + _because(unreadable))
+            whole.add_damage(f"records {first}..{last} of {topic.topic} are nowhere" + _because(unreadable))
     found.files.append(whole)
     order = {DAMAGE: 0, UNREACHABLE: 1}
     found.findings = sorted(
@@ -202,7 +207,7 @@ def put_together(found: Verification) -> None:
 def _is_gone(snapshots: Sequence[FileReport], topic_id: int) -> bool:
     """Was it removed, by the word of its snapshot? The log that says so may be gone before the one in which
     it was made: the one is its shard's alone, the other may be every shard's, of an earlier layout."""
-    last_word = governing(snapshots, topic_id)
+    last_word = authoritative_snapshot(snapshots, topic_id)
     if last_word is None or topic_id > last_word.more["facts"].last_id:
         return False
     rows = last_word.more["topics"]
@@ -213,7 +218,7 @@ def _is_gone(snapshots: Sequence[FileReport], topic_id: int) -> bool:
 def is_absorbed(snapshots: Sequence[FileReport], file_id: int, topic_id: int) -> bool:
     """Does the snapshot that has the last word on a topic stand for what that log file says of it? An engine
     does not replay the file for the topic then, also while it is still there."""
-    last_word = governing(snapshots, topic_id)
+    last_word = authoritative_snapshot(snapshots, topic_id)
     return last_word is not None and bool(last_word.more["facts"].absorbs(file_id))
 
 
@@ -230,7 +235,7 @@ def _check_identity(reports: Sequence[FileReport]) -> None:
     most = max(owners, key=lambda owner: len(owners[owner]), default="")
     for owner, theirs in owners.items():
         for report in theirs if owner != most else ():
-            report.damage("belongs to another data directory")
+            report.add_damage("belongs to another data directory")
             report.more["is_foreign"] = True
 
 
@@ -239,7 +244,7 @@ def _check_counter(reports: Sequence[FileReport]) -> None:
     used = max((int(each.header.get("incarnation", 0)) for each in reports if each.kind == "wal"), default=0)
     for report in reports:
         if report.kind == "identity" and 0 < report.header.get("next_incarnation", 0) <= used:
-            report.damage(f"the counter of incarnations is older than the log: {used} was used")
+            report.add_damage(f"the counter of incarnations is older than the log: {used} was used")
 
 
 def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -> list[FileReport]:
@@ -250,7 +255,7 @@ def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -
     copy. What was moved to a cold tier is listed. What only the cold tier has is led to by nothing, so that
     it harms nobody and helps nobody: whatever should be there instead is missed in its own place.
     """
-    listed = {stem for report in snapshots for stem, _, _ in listed_by(report, snapshots)}
+    listed = {stem for report in snapshots for stem, _, _ in listed_segments(report, snapshots)}
     found = []
     for report in segments:
         if report.more["is_copy"]:
@@ -268,7 +273,7 @@ def _ignore(report: FileReport, why: str) -> None:
     report.findings.clear()
     report.stored.clear()
     report.marked.clear()
-    report.remark(why)
+    report.add_remark(why)
 
 
 def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport]) -> None:
@@ -283,15 +288,15 @@ def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport
     }
     newest = max((each.more["number"] for each in segments if not each.more["is_misplaced"]), default=0)
     for report in snapshots:
-        for stem, number, tier in listed_by(report, snapshots):
+        for stem, number, tier in listed_segments(report, snapshots):
             if stem not in there and number >= newest:
-                report.damage(f"segment {stem} is missing")
+                report.add_damage(f"segment {stem} is missing")
             if stem in only_index:
-                only_index[stem].damage("the tags part is missing: it can be rebuilt from the data")
+                only_index[stem].add_damage("the tags part is missing: it can be rebuilt from the data")
             if stem in no_data:
-                no_data[stem].damage("the data part is neither here nor in the cold tier")
+                no_data[stem].add_damage("the data part is neither here nor in the cold tier")
             elif stem in unseen and tier == HOT:
-                unseen[stem].damage(
+                unseen[stem].add_damage(
                     "the data part is missing, and by its snapshot it was not moved to the cold tier: if it "
                     "was moved since, name the cold tier with --cold-dir"
                 )

@@ -17,7 +17,7 @@ Range = tuple[int, int]
 """First and last number, both included."""
 
 
-class Finding(NamedTuple):
+class FileFinding(NamedTuple):
     """Something worth saying about one file. `damage` fails a verification, `unreachable` leaves it
     incomplete, a `remark` does neither."""
 
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
     what: str
 
 
-class Fact(NamedTuple):
+class ControlFact(NamedTuple):
     """One control frame about a topic, in the order of the log. `value` is its decoded body."""
 
     topic_id: int
@@ -53,27 +53,27 @@ class FileReport:
     """Those of `stored` that an engine reads here: of a log file that a snapshot absorbed it reads none."""
     marked: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
     """(topic_id, epoch) -> numbers marked as deleted here."""
-    facts: list[Fact] = field(default_factory=list)
+    facts: list[ControlFact] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
     """What only files of this kind have."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[FileFinding] = field(default_factory=list)
 
-    def damage(self, what: str, offset: int = 0) -> None:
+    def add_damage(self, what: str, offset: int = 0) -> None:
         """Note something that must not be."""
-        self.findings.append(Finding(self.path, offset, DAMAGE, what))
+        self.findings.append(FileFinding(self.path, offset, DAMAGE, what))
 
-    def unreachable(self, what: str) -> None:
+    def add_unreachable(self, what: str) -> None:
         """Note something that could not be looked at."""
-        self.findings.append(Finding(self.path, 0, UNREACHABLE, what))
+        self.findings.append(FileFinding(self.path, 0, UNREACHABLE, what))
 
-    def remark(self, what: str, offset: int = 0) -> None:
+    def add_remark(self, what: str, offset: int = 0) -> None:
         """Note something that may be."""
-        self.findings.append(Finding(self.path, offset, REMARK, what))
+        self.findings.append(FileFinding(self.path, offset, REMARK, what))
 
-    def hold(self, topic_id: int, epoch: int, first: int, count: int) -> None:
+    def add_records(self, topic_id: int, epoch: int, first: int, count: int) -> None:
         """Note that `count` records of a topic lie here from number `first` on."""
         ranges = self.stored.setdefault((topic_id, epoch), [])
-        extend(ranges, first, first + count - 1)
+        extend_ranges(ranges, first, first + count - 1)
         self.records += count
 
     @property
@@ -85,7 +85,7 @@ class FileReport:
 # -- ranges -------------------------------------------------------------------------------------------
 
 
-def extend(ranges: list[Range], first: int, last: int) -> None:
+def extend_ranges(ranges: list[Range], first: int, last: int) -> None:
     """Add numbers that are read in rising order mostly; neighbours are joined."""
     if ranges and ranges[-1][0] <= first <= ranges[-1][1] + 1:
         ranges[-1] = (ranges[-1][0], max(ranges[-1][1], last))
@@ -93,15 +93,15 @@ def extend(ranges: list[Range], first: int, last: int) -> None:
         ranges.append((first, last))
 
 
-def join(ranges: Iterable[Range]) -> list[Range]:
+def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
     """The same numbers, ascending, nothing twice, neighbours joined."""
     joined: list[Range] = []
     for first, last in sorted(ranges):
-        extend(joined, first, last)
+        extend_ranges(joined, first, last)
     return joined
 
 
-def without(ranges: list[Range], holes: list[Range]) -> list[Range]:
+def subtract_ranges(ranges: list[Range], holes: list[Range]) -> list[Range]:
     """Numbers of `ranges` that are in none of `holes`; both joined."""
     left: list[Range] = []
     at = 0
@@ -119,6 +119,6 @@ def without(ranges: list[Range], holes: list[Range]) -> list[Range]:
     return left
 
 
-def size_of(ranges: Iterable[Range]) -> int:
+def count_seqs(ranges: Iterable[Range]) -> int:
     """How many numbers these are."""
     return sum(last - first + 1 for first, last in ranges)

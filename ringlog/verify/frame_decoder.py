@@ -1,4 +1,4 @@
-"""The second reader of frames, written from docs/format.md alone (RD-25).
+"""The second reader of frames, written from docs/reference/format.md alone (RD-25).
 
 Plain loops over plain bytes: it shares no code with ringlog.frame and is free to be slow. Where the
 two disagree about any bytes, one of them is wrong, or the page is.
@@ -63,11 +63,11 @@ class DecodedFrame:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     control: Any = None
     hops: int = 0
-    copies: list[Copied] = field(default_factory=list)
+    copies: list[DecodedCopy] = field(default_factory=list)
     """Of a routed frame: the appends it stands for, without their columns, which are `columns`."""
 
 
-class Copied(NamedTuple):
+class DecodedCopy(NamedTuple):
     """One copy in a routed frame."""
 
     topic_id: int
@@ -96,7 +96,7 @@ def decode_frame(data: bytes, offset: int = 0, seed: int | None = None) -> Decod
     return found
 
 
-def holdings(frame: DecodedFrame) -> list[tuple[int, int, int, int]]:
+def record_ranges(frame: DecodedFrame) -> list[tuple[int, int, int, int]]:
     """(topic id, epoch, first number, how many) of the records in a decoded frame."""
     if frame.type == _APPEND:
         return [(frame.topic_id, frame.epoch, frame.base_seq, frame.count)]
@@ -178,7 +178,7 @@ def _routed(found: DecodedFrame, stored: bytes) -> None:
         words = (head, topic_id, base_seq, stamp, count | epoch << 32, 0, 0, tail, body_xxh3, 0)
         copy, bitmap, raw_len, body = _header(struct.pack("<10Q", *words) + columns, 0, None)
         _need(copy.type == _APPEND and copy.total == 80 + len(columns), "a copy is no append")
-        found.copies.append(Copied(topic_id, base_seq, count, epoch, router, cursor))
+        found.copies.append(DecodedCopy(topic_id, base_seq, count, epoch, router, cursor))
         if not row:
             plain = body if copy.codec == 0 else _decompressed(body, copy.codec, raw_len)
             found.columns = _columns(plain, bitmap, count)
@@ -187,14 +187,14 @@ def _routed(found: DecodedFrame, stored: bytes) -> None:
 # -- columns ------------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _BodyReader:
     """A place in a body that only moves forward."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
         self.at = 0
 
-    def take(self, length: int) -> bytes:
+    def take_padded(self, length: int) -> bytes:
         """Take `length` bytes and the zeros that pad them."""
         stop = self.at + length
         end = -(-stop // 8) * 8
@@ -206,7 +206,7 @@ class _Reader:
 
     def offsets(self, entries: int) -> list[int]:
         """Take entries + 1 rising offsets, the first of them 0."""
-        found = [value for (value,) in struct.iter_unpack("<i", self.take(4 * (entries + 1)))]
+        found = [value for (value,) in struct.iter_unpack("<i", self.take_padded(4 * (entries + 1)))]
         _need(found[0] == 0, "offsets do not start at 0")
         for a, b in pairwise(found):
             _need(a <= b, "offsets fall")
@@ -215,13 +215,13 @@ class _Reader:
     def values(self, entries: int, text: bool) -> list[Any]:
         """Take a bytes column."""
         bounds = self.offsets(entries)
-        data = self.take(bounds[-1])
+        data = self.take_padded(bounds[-1])
         values = [data[a:b] for a, b in pairwise(bounds)]
         return [_text(value) for value in values] if text else values
 
 
 def _columns(body: bytes, bitmap: int, count: int) -> dict[str, list[Any]]:
-    reader = _Reader(body)
+    reader = _BodyReader(body)
     found: dict[str, list[Any]] = {}
     for bit in range(11):
         if not bitmap >> bit & 1:
@@ -230,9 +230,11 @@ def _columns(body: bytes, bitmap: int, count: int) -> dict[str, list[Any]]:
             name = _BYTES_COLUMNS[bit]
             found[name] = reader.values(count, name in _TEXT_COLUMNS)
         elif bit in _TIME_COLUMNS:
-            found[_TIME_COLUMNS[bit]] = [v for (v,) in struct.iter_unpack("<q", reader.take(8 * count))]
+            found[_TIME_COLUMNS[bit]] = [
+                v for (v,) in struct.iter_unpack("<q", reader.take_padded(8 * count))
+            ]
         elif bit == 9:
-            found["priority"] = list(reader.take(count))
+            found["priority"] = list(reader.take_padded(count))
         else:
             lists = reader.offsets(count)
             keys = reader.values(lists[-1], text=True)
@@ -241,7 +243,7 @@ def _columns(body: bytes, bitmap: int, count: int) -> dict[str, list[Any]]:
             found["headers"] = [pairs[a:b] for a, b in pairwise(lists)]
     for bit, name in _VALIDITY.items():
         if bitmap >> bit & 1:
-            found[name] = _with_nulls(found[name], reader.take(-(-count // 8)))
+            found[name] = _with_nulls(found[name], reader.take_padded(-(-count // 8)))
     _need(reader.at == len(body), "bytes left over")
     return found
 

@@ -1,4 +1,4 @@
-"""The second reader of `meta/engine`, written from docs/format.md alone (RD-25)."""
+"""The second reader of `meta/engine`, written from docs/reference/format.md alone (RD-25)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def verify_identity(path: str, data: bytes) -> FileReport:
     try:
         facts: Any = json.loads(data)
     except ValueError as e:
-        report.damage(f"is no JSON: {e}")
+        report.add_damage(f"is no JSON: {e}")
         return report
     wrong = _wrong(facts)
     if wrong:
-        report.damage(wrong)
+        report.add_damage(wrong)
         return report
     report.header = {"engine_id": facts["engine_id"], "next_incarnation": facts["next_incarnation"]}
     if not facts.get("check"):
-        report.remark("has no checksum: an engine older than checksums wrote it")
+        report.add_remark("has no checksum: an engine older than checksums wrote it")
     return report
 
 

@@ -1,7 +1,7 @@
 """How the WAL files of a directory hang together: which are in force, where each ends, what is missing.
 
-Later files say where earlier ones ended (docs/format.md, Marks). So a file's end is judged by what its
-own marks, the next file's header and the next incarnations' first marks say of it.
+Later files say where earlier ones ended (docs/reference/format.md, Marks). So a file's end is judged by what
+its own marks, the next file's header and the next incarnations' first marks say of it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Claims = dict[int, list[tuple[int, int, int]]]
 """file -> (shards, shard, stop): that shard of so many says where the file ends for its topics."""
 
 
-def in_order(reports: Sequence[FileReport]) -> list[FileReport]:
+def in_replay_order(reports: Sequence[FileReport]) -> list[FileReport]:
     """Used WAL files in the order of their replay."""
     used = [report for report in reports if report.kind == "wal" and report.more.get("file_id")]
     return sorted(used, key=lambda report: int(report.more["file_id"]))
 
 
-def judge_log(reports: Sequence[FileReport], snapshots: Sequence[FileReport] = ()) -> list[FileReport]:
+def check_wal_order(reports: Sequence[FileReport], snapshots: Sequence[FileReport] = ()) -> list[FileReport]:
     """Add to each file's report what the others say of it, registers too; returns those in force, in order.
 
     Files that a snapshot of their shard covers may be gone.
     """
-    ordered = in_order(reports)
+    ordered = in_replay_order(reports)
     by_id = {int(report.more["file_id"]): report for report in ordered}
     claims, damaged = _claims(ordered)
     for report in ordered:
@@ -36,7 +36,7 @@ def judge_log(reports: Sequence[FileReport], snapshots: Sequence[FileReport] = (
     serving = _serving(ordered, claims)
     for report in ordered:
         if report.header["incarnation"] not in serving:
-            report.remark("passed over: its incarnation did not get through its recovery")
+            report.add_remark("passed over: its incarnation did not get through its recovery")
     in_force = [report for report in ordered if report.header["incarnation"] in serving]
     for report in in_force:
         _judge_predecessor(report, by_id, snapshots, damaged)
@@ -97,12 +97,14 @@ def _judge_predecessor(
         return
     if before is None:
         if file_id not in damaged and not is_covered(file_id, report, snapshots):
-            report.damage(f"the WAL file before this one is missing: {named(file_id)}, {stop} bytes")
+            report.add_damage(
+                f"the WAL file before this one is missing: {wal_file_name(file_id)}, {stop} bytes"
+            )
         return
     before.more["durable"] = max(before.more["durable"], stop)
     found = before.more["ends"].get(stop)
     if before.more["stop"] >= stop and found is not None and found != seal:
-        report.damage(f"{before.path} does not end at {stop} with the frame that this file saw there")
+        report.add_damage(f"{before.path} does not end at {stop} with the frame that this file saw there")
 
 
 def _judge_register(
@@ -112,12 +114,12 @@ def _judge_register(
     there = {int(report.more["file_id"]) for report in ordered}
     for _, file_id in register.more["newest"]:
         if file_id not in there | damaged and not is_covered(file_id, register, snapshots):
-            register.damage(
-                f"the newest WAL file of shard {register.more['shard']} is missing: {named(file_id)}"
+            register.add_damage(
+                f"the newest WAL file of shard {register.more['shard']} is missing: {wal_file_name(file_id)}"
             )
     own = [each for each in ordered if each.header["shard"] == register.more["shard"] and each.more["groups"]]
     if own and own[-1].more["file_id"] > max((file_id for _, file_id in register.more["newest"]), default=0):
-        register.remark(f"is older than the log: {own[-1].path} was written later")
+        register.add_remark(f"is older than the log: {own[-1].path} was written later")
 
 
 def _require_registers(ordered: Sequence[FileReport], registers: dict[int, FileReport]) -> None:
@@ -125,7 +127,7 @@ def _require_registers(ordered: Sequence[FileReport], registers: dict[int, FileR
     for report in ordered:
         shard = report.header["shard"]
         if report.header["has_register"] and report.more["groups"] and shard not in registers:
-            report.damage(f"the register of its stream is missing: meta/log-{shard:02d}")
+            report.add_damage(f"the register of its stream is missing: meta/log-{shard:02d}")
 
 
 def is_covered(file_id: int, report: FileReport, snapshots: Sequence[FileReport]) -> bool:
@@ -146,17 +148,17 @@ def _judge_end(report: FileReport, said: list[tuple[int, int, int]], damaged: se
     limits = [stop for shards, shard, stop in said if (shards, shard) == own]
     more["limit"] = max(limits, default=0)
     if more["file_id"] in damaged:
-        report.remark("was cut at damage by an earlier start; what was lost is announced", more["stop"])
+        report.add_remark("was cut at damage by an earlier start; what was lost is announced", more["stop"])
         return
     needed = more["limit"] or more["durable"]
     if more["stop"] < needed:
         reason = more["reason"] or "frames end"
-        report.damage(f"{reason}, but bytes up to {needed} were durable", more["stop"])
+        report.add_damage(f"{reason}, but bytes up to {needed} were durable", more["stop"])
     elif more["reason"] and not more["limit"]:
-        report.remark(f"torn end, never acknowledged: {more['reason']}", more["stop"])
+        report.add_remark(f"torn end, never acknowledged: {more['reason']}", more["stop"])
 
 
-def named(file_id: int) -> str:
+def wal_file_name(file_id: int) -> str:
     """Name of a WAL file by its number."""
     return f"wal-{file_id >> 24}-{file_id & 0xFFFFFF}.log"
 
@@ -175,7 +177,7 @@ class NeededLog(NamedTuple):
 def needed_files(reports: Sequence[FileReport], snapshots: Sequence[FileReport]) -> dict[int, NeededLog]:
     """File -> what other log files in force say of it."""
     found: dict[int, NeededLog] = {}
-    for report in in_order(reports):
+    for report in in_replay_order(reports):
         if not report.more.get("in_force"):
             continue
         said = [(report.more["prev"][0], report.more["prev"][1])]
@@ -186,7 +188,7 @@ def needed_files(reports: Sequence[FileReport], snapshots: Sequence[FileReport])
                 continue
             if not is_covered(file_id, report, snapshots):
                 before = found.get(file_id)
-                path = f"{os.path.dirname(report.path)}/{named(file_id)}"
+                path = f"{os.path.dirname(report.path)}/{wal_file_name(file_id)}"
                 most = stop if before is None else max(stop, before.stop)
                 found[file_id] = NeededLog(
                     path if before is None else before.path, report.header["shards"], most
@@ -194,6 +196,6 @@ def needed_files(reports: Sequence[FileReport], snapshots: Sequence[FileReport])
     for register in reports:
         for shards, file_id in register.more.get("newest", ()) if register.kind == "register" else ():
             if file_id not in found and not is_covered(file_id, register, snapshots):
-                path = f"wal/shard-{register.more['shard']:02d}/{named(file_id)}"
+                path = f"wal/shard-{register.more['shard']:02d}/{wal_file_name(file_id)}"
                 found[file_id] = NeededLog(path, shards, 0, int(register.header["file_bytes"]))
     return found

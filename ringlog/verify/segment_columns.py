@@ -1,4 +1,4 @@
-"""What differs from record to record in an index part, read from docs/format.md alone (RD-25)."""
+"""What differs from record to record in an index part, read from docs/reference/format.md alone (RD-25)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EntryFacts(Protocol):
     def columns_at(self) -> int: ...
 
 
-class RecordColumns(NamedTuple):
+class DecodedRecordColumns(NamedTuple):
     """One value for each record of a frame."""
 
     sizes: list[int]
@@ -37,14 +37,14 @@ class RecordColumns(NamedTuple):
     priorities: list[int]
 
 
-def read_columns(index: bytes, entry: EntryFacts) -> RecordColumns:
+def read_columns(index: bytes, entry: EntryFacts) -> DecodedRecordColumns:
     """Take the block of one frame out of a whole index part; raises VerifyError."""
     count, at = entry.records, entry.columns_at
     sizes, stamps = [entry.bytes // count] * count, [entry.ts_min] * count
     expires = [entry.expires_min] * count
     not_before, priorities = [0] * count, [0] * count
     if not at:
-        return RecordColumns(sizes, stamps, expires, not_before, priorities)
+        return DecodedRecordColumns(sizes, stamps, expires, not_before, priorities)
     if at + 16 > len(index):
         raise VerifyError("a block of record columns lies outside of the index")
     checksum, kinds = struct.unpack_from("<QQ", index, at)
@@ -67,14 +67,14 @@ def read_columns(index: bytes, entry: EntryFacts) -> RecordColumns:
         not_before = list(struct.unpack_from(f"<{count}q", index, marks))
     if kinds & _PRIORITY:
         priorities = list(index[levels : levels + count])
-    return RecordColumns(sizes, stamps, expires, not_before, priorities)
+    return DecodedRecordColumns(sizes, stamps, expires, not_before, priorities)
 
 
-def columns_of(frame: DecodedFrame) -> RecordColumns:
+def expected_columns(frame: DecodedFrame) -> DecodedRecordColumns:
     """What the index must say of the records of a frame."""
     columns, count = frame.columns, frame.count
     metas = columns.get("meta") or [""] * count
-    return RecordColumns(
+    return DecodedRecordColumns(
         [len(data or b"") + len(meta.encode()) for data, meta in zip(columns["payload"], metas, strict=True)],
         columns.get("commit_ts") or [frame.commit_ts] * count,
         columns.get("expires_at") or [0] * count,

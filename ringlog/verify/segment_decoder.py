@@ -1,4 +1,4 @@
-"""The second reader of segments, written from docs/format.md alone (RD-25).
+"""The second reader of segments, written from docs/reference/format.md alone (RD-25).
 
 It walks the data part frame by frame and builds from it what the index must say; then it reads the index,
 the tags and the deletion marks, and compares. With the data part in the cold tier and that tier out of
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from ringlog.verify.findings import FileReport, extend
+from ringlog.verify.findings import FileReport, extend_ranges
 from ringlog.verify.frame_decoder import DecodedFrame, VerifyError, check_frame, decode_frame
-from ringlog.verify.segment_columns import columns_of, read_columns
+from ringlog.verify.segment_columns import expected_columns, read_columns
 
 DATA_HEADER_BYTES = 4096
 INDEX_HEADER_BYTES, TAGS_HEADER_BYTES, MARKS_HEADER_BYTES = 128, 88, 48
@@ -44,7 +44,7 @@ _SALTS = (
 """Suffix, bytes of the header, magic, and where the salt lies, of each part."""
 
 
-class DataHeader(NamedTuple):
+class DecodedDataHeader(NamedTuple):
     """First 4096 bytes of a data part, from the version on."""
 
     version: int
@@ -67,7 +67,7 @@ class DataHeader(NamedTuple):
         return self._asdict() | {"engine_id": self.engine_id.hex(), "salt": f"{self.salt:016x}"}
 
 
-class TopicRow(NamedTuple):
+class IndexTopicRow(NamedTuple):
     """A row of the index's first table."""
 
     topic_id: int
@@ -85,7 +85,7 @@ class TopicRow(NamedTuple):
     expires_min: int
 
 
-class Entry(NamedTuple):
+class IndexFrameRow(NamedTuple):
     """A row of the index's second table."""
 
     base_seq: int
@@ -102,7 +102,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(slots=True)
-class Index:
+class DecodedIndex:
     """An index part: its header and both tables."""
 
     number: int
@@ -110,15 +110,15 @@ class Index:
     records: int
     data_bytes: int
     has_tags: bool
-    topics: list[TopicRow]
-    entries: list[Entry]
+    topics: list[IndexTopicRow]
+    entries: list[IndexFrameRow]
     header: dict[str, Any]
     data: bytes
     """The whole part, with what differs from record to record."""
 
 
 @dataclass(slots=True)
-class _Walked:
+class _WalkedFrames:
     """What the frames of a data part say, to hold the index against."""
 
     frames: list[tuple[int, DecodedFrame]] = field(default_factory=list)
@@ -149,10 +149,10 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
         report.more["tier"] = "cold"
         # Only who knows what is in force can judge this: it may be a segment that is being removed.
         report.more["no_data"] = bool(cold_dir) and os.path.isdir(cold_dir)
-        report.unreachable("the data part is in the cold tier: only index, tags and marks were verified")
+        report.add_unreachable("the data part is in the cold tier: only index, tags and marks were verified")
     else:
-        report.damage("there is no data part and no index that says what it held")
-    _hold(report, walked, index)
+        report.add_damage("there is no data part and no index that says what it held")
+    _add_records(report, walked, index)
     if index is not None:
         _check_columns(report, index)
     if index is not None and walked is not None:
@@ -174,7 +174,7 @@ def _compare_cold(report: FileReport, root: str, stem: str, cold_dir: str) -> No
     for suffix in (".idx", ".tags"):
         here, there = (_bytes_of(report, f"{top}/{stem}{suffix}") for top in (root, cold_dir))
         if here is not None and there is not None and here != there:
-            report.damage(f"the cold copy of {suffix[1:]} is not what the host has")
+            report.add_damage(f"the cold copy of {suffix[1:]} is not what the host has")
     marks = _bytes_of(report, f"{cold_dir}/{stem}.del")
     report.bytes = size  # copies are no further data
     if marks is None:
@@ -185,7 +185,7 @@ def _compare_cold(report: FileReport, root: str, stem: str, cold_dir: str) -> No
         if found != report.more["number"] or odd:
             raise VerifyError("marks of another segment, or that are no marks")
     except VerifyError as e:
-        report.damage(f"the cold copy of the deletion marks: {e.message}")
+        report.add_damage(f"the cold copy of the deletion marks: {e.message}")
 
 
 def _bytes_of(report: FileReport, path: str) -> bytes | None:
@@ -222,30 +222,30 @@ def _data_of(report: FileReport, root: str, stem: str, cold_dir: str) -> bytes |
     return data
 
 
-def read_data_header(data: bytes) -> DataHeader:
+def read_data_header(data: bytes) -> DecodedDataHeader:
     """Decode the header of a data part; raises VerifyError."""
     _checked(data, DATA_HEADER_BYTES, b"RLOGSEG1", "data part")
-    return DataHeader(*_DATA_HEADER.unpack_from(data)[1:])
+    return DecodedDataHeader(*_DATA_HEADER.unpack_from(data)[1:])
 
 
-def _walk(report: FileReport, data: bytes, is_deep: bool) -> _Walked | None:
+def _walk(report: FileReport, data: bytes, is_deep: bool) -> _WalkedFrames | None:
     """Walk the frames; None when not even the header can be read."""
     try:
         header = read_data_header(data)
     except VerifyError as e:
-        report.damage(e.message)
+        report.add_damage(e.message)
         return None
     report.header = header.facts()
     if header.data_bytes != len(data):
-        report.damage(f"the data part has {len(data)} bytes, its header says {header.data_bytes}")
-    walked, at = _Walked(), DATA_HEADER_BYTES
+        report.add_damage(f"the data part has {len(data)} bytes, its header says {header.data_bytes}")
+    walked, at = _WalkedFrames(), DATA_HEADER_BYTES
     decode = decode_frame if is_deep else _checked_frame
     while at < len(data):
         try:
             frame = decode(data, at, header.salt)
             _follows(walked.frames[-1][1] if walked.frames else None, frame)
         except VerifyError as e:
-            report.damage(e.message, at)
+            report.add_damage(e.message, at)
             at = next_frame(data, at, header.salt)
             continue
         walked.frames.append((at, frame))
@@ -316,7 +316,7 @@ def _follows(before: DecodedFrame | None, frame: DecodedFrame) -> None:
         raise VerifyError("records are out of order")
 
 
-def _compare_header(report: FileReport, header: DataHeader, walked: _Walked) -> None:
+def _compare_header(report: FileReport, header: DecodedDataHeader, walked: _WalkedFrames) -> None:
     report.frames = len(walked.frames)
     records = sum(frame.count for _, frame in walked.frames)
     topics = len({frame.topic_id for _, frame in walked.frames})
@@ -326,13 +326,13 @@ def _compare_header(report: FileReport, header: DataHeader, walked: _Walked) -> 
         ("topics", header.topics, topics),
     ):
         if said != found:
-            report.damage(f"{found} {name} in the data part, its header says {said}")
+            report.add_damage(f"{found} {name} in the data part, its header says {said}")
 
 
 # -- index --------------------------------------------------------------------------------------------
 
 
-def read_index(data: bytes) -> Index:
+def read_index(data: bytes) -> DecodedIndex:
     """Decode an index part's header and tables; raises VerifyError."""
     _checked(data, INDEX_HEADER_BYTES, b"RLOGIDX1", "index")
     (_, _, topics, number, salt, frames, records, data_bytes, columns_bytes, tables, created, shard, shards,
@@ -348,65 +348,65 @@ def read_index(data: bytes) -> Index:
         "data_bytes": data_bytes, "created_us": created, "shard": shard, "shards": shards,
         "engine_id": engine_id.hex(),
     }  # fmt: skip
-    rows = [TopicRow(*row) for row in _TOPIC_ROW.iter_unpack(data[INDEX_HEADER_BYTES:middle])]
-    entries = [Entry(*row) for row in _ENTRY_ROW.iter_unpack(data[middle:stop])]
-    return Index(number, salt, records, data_bytes, bool(flags & 1), rows, entries, header, data)
+    rows = [IndexTopicRow(*row) for row in _TOPIC_ROW.iter_unpack(data[INDEX_HEADER_BYTES:middle])]
+    entries = [IndexFrameRow(*row) for row in _ENTRY_ROW.iter_unpack(data[middle:stop])]
+    return DecodedIndex(number, salt, records, data_bytes, bool(flags & 1), rows, entries, header, data)
 
 
-def _index_of(report: FileReport, path: str) -> Index | None:
+def _index_of(report: FileReport, path: str) -> DecodedIndex | None:
     data = _bytes_of(report, path)
     if data is None:
-        report.remark("there is no index: it is rebuilt from the data at the next start")
+        report.add_remark("there is no index: it is rebuilt from the data at the next start")
         return None
     try:
         return read_index(data)
     except VerifyError as e:
-        report.damage(f"{e.message}: it can be rebuilt from the data")
+        report.add_damage(f"{e.message}: it can be rebuilt from the data")
         return None
 
 
-def _hold(report: FileReport, walked: _Walked | None, index: Index | None) -> None:
+def _add_records(report: FileReport, walked: _WalkedFrames | None, index: DecodedIndex | None) -> None:
     """Note which numbers lie here: by the data, else by the index."""
     if walked is not None:
         for _, frame in walked.frames:
-            report.hold(frame.topic_id, frame.epoch, frame.base_seq, frame.count)
+            report.add_records(frame.topic_id, frame.epoch, frame.base_seq, frame.count)
         return
     for row in index.topics if index is not None else ():
         for entry in index.entries[row.entry_start : row.entry_stop] if index is not None else ():
-            report.hold(row.topic_id, row.epoch, entry.base_seq, entry.records)
+            report.add_records(row.topic_id, row.epoch, entry.base_seq, entry.records)
 
 
-def _compare(report: FileReport, index: Index, walked: _Walked, is_deep: bool) -> None:
+def _compare(report: FileReport, index: DecodedIndex, walked: _WalkedFrames, is_deep: bool) -> None:
     """Hold the index against the data, frame by frame and topic by topic."""
     if len(index.entries) != len(walked.frames):
-        report.damage(f"{len(index.entries)} frames in the index, {len(walked.frames)} in the data part")
+        report.add_damage(f"{len(index.entries)} frames in the index, {len(walked.frames)} in the data part")
         return
     for entry, (offset, frame) in zip(index.entries, walked.frames, strict=True):
         said = (entry.base_seq, entry.records, entry.offset, entry.length)
         agree = _times_agree(entry, frame, is_deep) and (not is_deep or _columns_agree(index, entry, frame))
         if said != (frame.base_seq, frame.count, offset, frame.total) or not agree:
-            report.damage("the index says something else of this frame: it can be rebuilt", offset)
+            report.add_damage("the index says something else of this frame: it can be rebuilt", offset)
             return
     at = 0
     for row in index.topics:
         frames = walked.frames[row.entry_start : row.entry_stop]
         if row.entry_start != at or not frames or not _row_agrees(row, frames):
-            report.damage(f"the index says something else of topic {row.topic_id:x}: it can be rebuilt")
+            report.add_damage(f"the index says something else of topic {row.topic_id:x}: it can be rebuilt")
             return
         at = row.entry_stop
 
 
-def _check_columns(report: FileReport, index: Index) -> None:
+def _check_columns(report: FileReport, index: DecodedIndex) -> None:
     """What differs from record to record has a checksum for each frame, which covers the rest of the part."""
     for entry in index.entries:
         try:
             read_columns(index.data, entry)
         except VerifyError as e:
-            report.damage(f"{e.message} in the index: it can be rebuilt", entry.columns_at)
+            report.add_damage(f"{e.message} in the index: it can be rebuilt", entry.columns_at)
             return
 
 
-def _row_agrees(row: TopicRow, frames: list[tuple[int, DecodedFrame]]) -> bool:
+def _row_agrees(row: IndexTopicRow, frames: list[tuple[int, DecodedFrame]]) -> bool:
     (start, first), (last_at, last) = frames[0], frames[-1]
     return (
         {(frame.topic_id, frame.epoch) for _, frame in frames} == {(row.topic_id, row.epoch)}
@@ -416,15 +416,15 @@ def _row_agrees(row: TopicRow, frames: list[tuple[int, DecodedFrame]]) -> bool:
     )
 
 
-def _columns_agree(index: Index, entry: Entry, frame: DecodedFrame) -> bool:
+def _columns_agree(index: DecodedIndex, entry: IndexFrameRow, frame: DecodedFrame) -> bool:
     try:
         found = read_columns(index.data, entry)
     except VerifyError:
         return False
-    return found == columns_of(frame) and entry.bytes == sum(found.sizes)
+    return found == expected_columns(frame) and entry.bytes == sum(found.sizes)
 
 
-def _times_agree(entry: Entry, frame: DecodedFrame, is_deep: bool) -> bool:
+def _times_agree(entry: IndexFrameRow, frame: DecodedFrame, is_deep: bool) -> bool:
     if not is_deep:
         return True
     stamps = frame.columns.get("commit_ts") or [frame.commit_ts]
@@ -438,7 +438,7 @@ def _times_agree(entry: Entry, frame: DecodedFrame, is_deep: bool) -> bool:
     )
 
 
-def _check_place(report: FileReport, index: Index | None) -> None:
+def _check_place(report: FileReport, index: DecodedIndex | None) -> None:
     """All parts are of one segment, and lie under its name, which says more of a lone topic than a number."""
     said = report.header.get("number", report.more["number"])
     name = _STEM.match(report.path)
@@ -450,16 +450,16 @@ def _check_place(report: FileReport, index: Index | None) -> None:
         wrong = wrong or (index.topics[0].topic_id, index.topics[0].first_seq) != lone
     if wrong:
         report.more["is_misplaced"] = True
-        report.damage("lies under another segment's name")
+        report.add_damage("lies under another segment's name")
     elif index is not None and f"{index.salt:016x}" != report.header.get("salt", f"{index.salt:016x}"):
-        report.damage("data and index are of two segments")
+        report.add_damage("data and index are of two segments")
 
 
 # -- tags and marks -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Tags:
+class DecodedTags:
     """A tags part. `dictionary` has (row of the topic, tag, records that have it), in order."""
 
     number: int
@@ -468,7 +468,7 @@ class Tags:
     dictionary: list[tuple[int, str, list[int]]]
 
 
-def read_tags(data: bytes) -> Tags:
+def read_tags(data: bytes) -> DecodedTags:
     """Decode a tags part whole; raises VerifyError."""
     _checked(data, TAGS_HEADER_BYTES, b"RLOGTAG1", "tags part")
     (_, _, topics, number, salt, tags, postings, text_bytes, records, checksum, _) = _TAGS_HEADER.unpack_from(
@@ -499,7 +499,7 @@ def read_tags(data: bytes) -> Tags:
         for i in range(starts[topic], starts[topic + 1])
     ]
     header = {"topics": topics, "number": number, "salt": f"{salt:016x}", "tags": tags, "postings": postings}
-    return Tags(number, records, header | {"records": records}, dictionary)
+    return DecodedTags(number, records, header | {"records": records}, dictionary)
 
 
 def _text(value: bytes) -> str:
@@ -520,16 +520,16 @@ def read_marks(data: bytes) -> tuple[int, int, bytes]:
 
 
 def _tags_of(
-    report: FileReport, path: str, index: Index | None, walked: _Walked | None, is_deep: bool
+    report: FileReport, path: str, index: DecodedIndex | None, walked: _WalkedFrames | None, is_deep: bool
 ) -> None:
     data = _bytes_of(report, path)
     if data is None:
         if index is not None and index.has_tags and walked is not None:
-            report.damage("the tags part is missing: it can be rebuilt from the data")
+            report.add_damage("the tags part is missing: it can be rebuilt from the data")
         elif index is not None and index.has_tags:
             # The index goes last when a segment is removed: only who knows what is in force can judge this.
             report.more["only_index"] = True
-            report.remark("neither data nor tags are there: it is being removed, or its tags are missing")
+            report.add_remark("neither data nor tags are there: it is being removed, or its tags are missing")
         return
     try:
         tags = read_tags(data)
@@ -538,10 +538,10 @@ def _tags_of(
         if is_deep and walked is not None and sorted(tags.dictionary) != _tags_in(walked):
             raise VerifyError("the tags part says something else than the records")
     except VerifyError as e:
-        report.damage(f"{e.message}: it can be rebuilt from the data")
+        report.add_damage(f"{e.message}: it can be rebuilt from the data")
 
 
-def _tags_in(walked: _Walked) -> list[tuple[int, str, list[int]]]:
+def _tags_in(walked: _WalkedFrames) -> list[tuple[int, str, list[int]]]:
     """What the tags part must say."""
     found: dict[tuple[int, str], list[int]] = {}
     row, ordinal, last = -1, 0, -1
@@ -567,13 +567,13 @@ def _marks_of(report: FileReport, path: str, number: int) -> None:
         if len(marks) != report.records:
             raise VerifyError("there is not one deletion mark for each record")
     except VerifyError as e:
-        report.damage(e.message)
+        report.add_damage(e.message)
         report.more["has_bad_marks"] = True
         return
     report.more["deleted"] = marks.count(DELETED)
     odd = len(marks) - marks.count(0) - report.more["deleted"]
     if odd:
-        report.damage(f"{odd} deletion marks are neither set nor unset")
+        report.add_damage(f"{odd} deletion marks are neither set nor unset")
         report.more["has_bad_marks"] = True
     place = 0
     for key, ranges in report.stored.items():
@@ -586,5 +586,5 @@ def _take_marks(report: FileReport, key: tuple[int, int], first: int, marks: byt
     """Note which of the numbers from `first` on are marked."""
     at = marks.find(DELETED)
     while at >= 0:
-        extend(report.marked.setdefault(key, []), first + at, first + at)
+        extend_ranges(report.marked.setdefault(key, []), first + at, first + at)
         at = marks.find(DELETED, at + 1)

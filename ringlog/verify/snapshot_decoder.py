@@ -1,4 +1,4 @@
-"""The second reader of snapshots, written from docs/format.md alone (RD-25)."""
+"""The second reader of snapshots, written from docs/reference/format.md alone (RD-25)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROUTER_FIELDS = [int, str, str, int, int, int, str, int, int]
 """Number, name, source, id and epoch of the source, flags, filter, position, copies."""
 
 
-class TopicRow(NamedTuple):
+class SnapshotTopicRow(NamedTuple):
     """What a snapshot says of one topic, as far as it can be checked without the engine."""
 
     topic_id: int
@@ -41,7 +41,7 @@ class TopicRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SnapshotFacts:
     """What a snapshot says of its shard."""
 
     last_id: int
@@ -61,14 +61,14 @@ class Facts:
 def verify_snapshot(path: str, data: bytes) -> FileReport:
     """Everything that can be said of one snapshot by itself."""
     report = FileReport(path, "snapshot", bytes=len(data))
-    report.more = {"is_valid": False, "topics": [], "facts": Facts(0, 0, [], [])}
+    report.more = {"is_valid": False, "topics": [], "facts": SnapshotFacts(0, 0, [], [])}
     try:
         facts, rows = _read(report, data)
-        report.more["topics"] = [row_of(topic_id, row) for topic_id, row in rows]
-        report.more["facts"] = facts_in(facts)
+        report.more["topics"] = [decode_topic_row(topic_id, row) for topic_id, row in rows]
+        report.more["facts"] = decode_shard_facts(facts)
         report.more["is_valid"] = True
     except VerifyError as e:
-        report.damage(e.message)
+        report.add_damage(e.message)
     return report
 
 
@@ -106,7 +106,7 @@ def _read(report: FileReport, data: bytes) -> tuple[bytes, list[tuple[int, bytes
     return data[HEADER_BYTES : HEADER_BYTES + facts_bytes], rows
 
 
-def row_of(topic_id: int, data: bytes) -> TopicRow:
+def decode_topic_row(topic_id: int, data: bytes) -> SnapshotTopicRow:
     """Decode one topic's row; raises VerifyError."""
     row = _unpacked(data)
     try:
@@ -119,7 +119,9 @@ def row_of(topic_id: int, data: bytes) -> TopicRow:
         for router in rest[15] if len(rest) > 15 else ():
             if [type(field) for field in router] != _ROUTER_FIELDS:
                 raise ValueError("a router's fields are of other types")
-        return TopicRow(topic_id, epoch, name, config["durability"], head, count, max(floors), dead, pairs)
+        return SnapshotTopicRow(
+            topic_id, epoch, name, config["durability"], head, count, max(floors), dead, pairs
+        )
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as e:
         raise VerifyError("a topic's row makes no sense", topic_id=topic_id, reason=str(e)) from None
 
@@ -133,7 +135,7 @@ def _require_unsigned(value: Any) -> None:
         raise ValueError(f"a number is negative: {value}")
 
 
-def facts_in(data: bytes) -> Facts:
+def decode_shard_facts(data: bytes) -> SnapshotFacts:
     """Decode what a snapshot keeps of the shard; raises VerifyError."""
     value = _unpacked(data)
     try:
@@ -141,7 +143,7 @@ def facts_in(data: bytes) -> Facts:
         if version != 1:
             raise VerifyError("unknown version of a snapshot's facts", version=version)
         listed = [(str(fields[1]), int(fields[0]), int(fields[7])) for fields in segments]
-        return Facts(int(last_id), int(floor), [int(each) for each in absorbed], listed)
+        return SnapshotFacts(int(last_id), int(floor), [int(each) for each in absorbed], listed)
     except (ValueError, TypeError, IndexError) as e:
         raise VerifyError("the facts of a snapshot make no sense", reason=str(e)) from None
 
@@ -164,7 +166,7 @@ def snapshots_in_force(reports: Sequence[FileReport]) -> list[FileReport]:
     return sorted(newest.values(), key=lambda report: (-report.header["number"], report.path))
 
 
-def listed_by(report: FileReport, snapshots: Sequence[FileReport]) -> list[tuple[str, int, int]]:
+def listed_segments(report: FileReport, snapshots: Sequence[FileReport]) -> list[tuple[str, int, int]]:
     """(stem, number, tier) of the segments that must be there by the word of this one among `snapshots`.
 
     A snapshot of an earlier number of shards lies there for as long as a shard of today has none. Of topics
@@ -181,10 +183,10 @@ def listed_by(report: FileReport, snapshots: Sequence[FileReport]) -> list[tuple
 
 
 def _governs(report: FileReport, snapshots: Sequence[FileReport], topic_id: int) -> bool:
-    return governing(snapshots, topic_id) is report
+    return authoritative_snapshot(snapshots, topic_id) is report
 
 
-def governing(snapshots: Sequence[FileReport], topic_id: int) -> FileReport | None:
+def authoritative_snapshot(snapshots: Sequence[FileReport], topic_id: int) -> FileReport | None:
     """Of `snapshots`, the greatest number first, the one that has the last word on a topic: the first whose
     shard the topic belonged to."""
     hashed = xxhash.xxh3_64_intdigest(topic_id.to_bytes(8, "little"))

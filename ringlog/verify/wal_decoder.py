@@ -1,4 +1,4 @@
-"""The second reader of WAL files, written from docs/format.md alone (RD-25).
+"""The second reader of WAL files, written from docs/reference/format.md alone (RD-25).
 
 It walks a file group by group, follows the chain of marks, and says how the file ends: after its last
 frame (`clean`), inside something above everything that was known to be durable (`torn`: never
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from ringlog.verify.findings import Fact, FileReport
+from ringlog.verify.findings import ControlFact, FileReport
 from ringlog.verify.frame_decoder import DecodedFrame, VerifyError, check_frame, decode_frame
 
 HEADER_BYTES = 4096
@@ -36,7 +36,7 @@ _ZEROS = bytes(1 << 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class DecodedWalHeader:
     """First 4096 bytes of a WAL file."""
 
     shard: int
@@ -69,7 +69,7 @@ class Header:
         }  # fmt: skip
 
 
-class Mark(NamedTuple):
+class DecodedMark(NamedTuple):
     """Body of a GROUP_MARK, and where it lies."""
 
     offset: int
@@ -83,7 +83,7 @@ class Mark(NamedTuple):
     damaged: list[int]
 
 
-class Passed(NamedTuple):
+class DamagedAppend(NamedTuple):
     """A damaged append that is given up: where it lies, and which numbers it had."""
 
     offset: int
@@ -93,7 +93,7 @@ class Passed(NamedTuple):
     last: int
 
 
-class Seen(NamedTuple):
+class DecodedWalFrame(NamedTuple):
     """One valid frame: where it lies, what its header says, and its seal."""
 
     offset: int
@@ -101,7 +101,7 @@ class Seen(NamedTuple):
     seal: int
 
 
-def read_header(data: bytes) -> Header:
+def read_header(data: bytes) -> DecodedWalHeader:
     """Decode the header of a WAL file; raises VerifyError."""
     if len(data) < HEADER_BYTES:
         raise VerifyError("no room for a WAL header")
@@ -113,41 +113,41 @@ def read_header(data: bytes) -> Header:
         raise VerifyError("WAL header checksum")
     if version != 1:
         raise VerifyError("unknown WAL version", version=version)
-    header = Header(*rest)
+    header = DecodedWalHeader(*rest)
     if header.salt == 0:
         raise VerifyError("WAL salt is 0")
     return header
 
 
 @dataclass(slots=True)
-class Walk:
+class WalFrameWalk:
     """One pass over the frames of a file. Exhaust `frames()`; then the other fields are final."""
 
     data: bytes
     salt: int
     is_deep: bool = False
     """Look into every body, not only at its checksum."""
-    passes_to: int = 0
+    skip_stop: int = 0
     """From here on a damaged append of any class ends the frames; 0 = nowhere."""
     stop: int = HEADER_BYTES
     reason: str = ""
     """Why the frames end at `stop`; empty = zeros or the end of the file."""
     durable: int = HEADER_BYTES
     last_seal: int = 0
-    marks: list[Mark] = field(default_factory=list)
-    passed: list[Passed] = field(default_factory=list)
+    marks: list[DecodedMark] = field(default_factory=list)
+    damaged_appends: list[DamagedAppend] = field(default_factory=list)
     """Damaged appends of class memory, which an engine gives up and passes over."""
 
-    def frames(self) -> Iterator[Seen]:
+    def frames(self) -> Iterator[DecodedWalFrame]:
         """Yield valid frames in order, up to the first that is none."""
         size = len(self.data) & ~7
         while self.stop < size and self.data[self.stop : self.stop + 4] != b"\0\0\0\0":
             try:
                 seen = frame_at(self.data, self.stop, self.salt, is_deep=self.is_deep)
                 if seen.frame.type == _MARK:
-                    self._follow(seen)
+                    self._check_mark(seen)
             except VerifyError as e:
-                if self._pass():
+                if self._skip_damaged_append():
                     continue
                 self.reason = e.message
                 return
@@ -155,7 +155,7 @@ class Walk:
             self.last_seal = seen.seal
             yield seen
 
-    def _pass(self) -> bool:
+    def _skip_damaged_append(self) -> bool:
         """Step behind an append of class memory whose header verifies and whose body does not."""
         at, data = self.stop, self.data
         if at + _FRAME_HEADER_BYTES > len(data):
@@ -169,15 +169,15 @@ class Walk:
         body = bytes(data[at + _FRAME_HEADER_BYTES : stop])
         if kind != _APPEND or data[at + 61] & 3 != _MEMORY or stop > len(data):
             return False
-        if xxhash.xxh3_64_intdigest(body) == body_sum or 0 < self.passes_to <= at:
+        if xxhash.xxh3_64_intdigest(body) == body_sum or 0 < self.skip_stop <= at:
             return False
         topic_id, base_seq = struct.unpack_from("<QQ", data, at + 8)
         count, epoch = struct.unpack_from("<II", data, at + 32)
-        self.passed.append(Passed(at, topic_id, epoch, base_seq, base_seq + count - 1))
+        self.damaged_appends.append(DamagedAppend(at, topic_id, epoch, base_seq, base_seq + count - 1))
         self.stop, self.last_seal = stop, seal
         return True
 
-    def _follow(self, seen: Seen) -> None:
+    def _check_mark(self, seen: DecodedWalFrame) -> None:
         mark = mark_of(seen)
         expected = self.last_seal if seen.offset > HEADER_BYTES else 0
         if mark.prev_stop != seen.offset or mark.durable_stop > seen.offset or mark.prev_seal != expected:
@@ -186,16 +186,16 @@ class Walk:
         self.marks.append(mark)
 
 
-def frame_at(data: bytes, offset: int, salt: int, *, is_deep: bool = False) -> Seen:
+def frame_at(data: bytes, offset: int, salt: int, *, is_deep: bool = False) -> DecodedWalFrame:
     """The frame at `offset`, verified; control frames are always decoded. Raises VerifyError."""
     frame, _ = check_frame(data, offset, salt)
     if is_deep or frame.type != _APPEND:
         frame = decode_frame(data, offset, salt)
     (seal,) = struct.unpack_from("<Q", data, offset + 72)
-    return Seen(offset, frame, seal)
+    return DecodedWalFrame(offset, frame, seal)
 
 
-def mark_of(seen: Seen) -> Mark:
+def mark_of(seen: DecodedWalFrame) -> DecodedMark:
     """Read a mark's body; raises VerifyError."""
     body = seen.frame.control
     if not isinstance(body, list) or len(body) < _MARK_FIELDS:
@@ -203,7 +203,7 @@ def mark_of(seen: Seen) -> Mark:
     numbers, settled, damaged = body[:6], body[6], body[7] if len(body) > _MARK_FIELDS else []
     if not all(isinstance(number, int) for number in [*numbers, *damaged]):
         raise VerifyError("a mark whose fields are no numbers")
-    return Mark._make([seen.offset, *numbers, settled, damaged])
+    return DecodedMark._make([seen.offset, *numbers, settled, damaged])
 
 
 def _has_more(data: bytes, start: int) -> bool:
@@ -221,23 +221,23 @@ def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
         _without_header(report, data, e)
         return report
     report.header = header.facts()
-    durable = _fill(report, header, Walk(data, header.salt, is_deep))
+    durable = _fill(report, header, WalFrameWalk(data, header.salt, is_deep))
     if any(passed[0] >= durable for passed in report.more["passed"]):
         # Unless others say that these were durable, it is a torn end.
         torn = report.more["torn"] = FileReport(path, "wal", bytes=len(data), header=report.header)
-        _fill(torn, header, Walk(data, header.salt, is_deep, passes_to=durable))
+        _fill(torn, header, WalFrameWalk(data, header.salt, is_deep, skip_stop=durable))
     return report
 
 
-def _fill(report: FileReport, header: Header, walk: Walk) -> int:
+def _fill(report: FileReport, header: DecodedWalHeader, walk: WalFrameWalk) -> int:
     """Take what a walk finds; returns up to where the file itself says that it was durable."""
     data = walk.data
     for seen in walk.frames():
-        _take(report, seen)
-    for passed in walk.passed:
+        _add_frame(report, seen)
+    for passed in walk.damaged_appends:
         what = f"records {passed.first}..{passed.last} of topic {passed.topic_id:x} are damaged"
-        report.remark(f"{what}: of class memory, an engine gives them up", passed.offset)
-    behind = marks_behind(data, walk.stop, header.salt)
+        report.add_remark(f"{what}: of class memory, an engine gives them up", passed.offset)
+    behind = trailing_marks(data, walk.stop, header.salt)
     durable = max([walk.durable, *(mark.durable_stop for mark in behind)])
     report.more = {
         "file_id": header.file_id,
@@ -248,7 +248,7 @@ def _fill(report: FileReport, header: Header, walk: Walk) -> int:
         "durable": durable,
         "ends": {mark.offset: mark.prev_seal for mark in walk.marks} | {walk.stop: walk.last_seal},
         "groups": len(walk.marks),
-        "passed": [tuple(passed) for passed in walk.passed],
+        "passed": [tuple(passed) for passed in walk.damaged_appends],
         "copied": [mark._asdict() for mark in walk.marks[:2] if mark.flags & _COPIED],
     }
     return durable
@@ -259,24 +259,24 @@ def _without_header(report: FileReport, data: bytes, error: VerifyError) -> None
     report.more = {"file_id": 0, "stop": 0, "copied": []}
     report.header = {"state": "never used"}
     if any(_is_mark_head(data, at) and _body_verifies(data, at) for at in _mark_heads(data, 0)):
-        report.damage(f"there are groups, but {error.message}")
+        report.add_damage(f"there are groups, but {error.message}")
     elif _has_more(data, 0):
-        report.remark(f"never used: {error.message}, and it holds no group")
+        report.add_remark(f"never used: {error.message}, and it holds no group")
 
 
-def _take(report: FileReport, seen: Seen) -> None:
+def _add_frame(report: FileReport, seen: DecodedWalFrame) -> None:
     frame = seen.frame
     report.frames += 1
     if frame.type == _APPEND:
-        report.hold(frame.topic_id, frame.epoch, frame.base_seq, frame.count)
+        report.add_records(frame.topic_id, frame.epoch, frame.base_seq, frame.count)
     elif frame.type == _ROUTED:
         for copy in frame.copies:
-            report.hold(copy.topic_id, copy.epoch, copy.base_seq, copy.records)
+            report.add_records(copy.topic_id, copy.epoch, copy.base_seq, copy.records)
     elif frame.type not in {_MARK, _KEY}:
-        report.facts.append(Fact(frame.topic_id, frame.epoch, frame.type, frame.control))
+        report.facts.append(ControlFact(frame.topic_id, frame.epoch, frame.type, frame.control))
 
 
-def marks_behind(data: bytes, start: int, salt: int) -> list[Mark]:
+def trailing_marks(data: bytes, start: int, salt: int) -> list[DecodedMark]:
     """Valid marks behind the place where frames end."""
     found = []
     for at in _mark_heads(data, start):

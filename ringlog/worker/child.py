@@ -25,14 +25,14 @@ from ringlog.clock import Clock, SystemClock
 from ringlog.errors import RinglogError
 from ringlog.payload import PayloadCodec
 from ringlog.worker import wire
-from ringlog.worker.job import CurrentJob, Reject, Retry, at_work
-from ringlog.worker.target import load_codec, load_function, require_run
+from ringlog.worker.job import CurrentJob, Reject, Retry, current_job_var
+from ringlog.worker.target import load_codec, load_function, require_executed
 
 ENDED_ORPHANED = 1
 """Exit status of a process whose worker was gone before it began."""
 
 
-class Runner:
+class JobRunner:
     """Calls the function, and puts whatever comes out of it into words."""
 
     def __init__(self, function: Callable[[Any], Any], codec: PayloadCodec[Any], clock: Clock) -> None:
@@ -43,30 +43,30 @@ class Runner:
     def run(self, job: CurrentJob) -> wire.Outcome:
         """Work on a job. Raises nothing."""
         begun_ns = self._clock.monotonic_ns()
-        token = at_work.set(job)
+        token = current_job_var.set(job)
         try:
             value = None if job.data is None else self._codec.decode(job.data)
         except Exception as e:  # noqa: BLE001  a codec of the program's may raise anything
-            return wire.Refused(0.0, _words(e, "the payload cannot be decoded: "), _trace())
+            return wire.JobRejected(0.0, _words(e, "the payload cannot be decoded: "), _trace())
         else:
             return self._called(value, begun_ns)
         finally:
-            at_work.reset(token)
+            current_job_var.reset(token)
 
     def _called(self, value: Any, begun_ns: int) -> wire.Outcome:
         try:
             result = self._function(value)
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
-            require_run(result)
+            require_executed(result)
         except Reject as e:
-            return wire.Refused(self._ms(begun_ns), wire.shortened(wire.text_of(e)))
+            return wire.JobRejected(self._ms(begun_ns), wire.shortened(wire.text_of(e)))
         except Retry as e:
-            return wire.Failed(self._ms(begun_ns), wire.shortened(wire.text_of(e)), delay_ms=e.delay_ms)
+            return wire.JobFailed(self._ms(begun_ns), wire.shortened(wire.text_of(e)), delay_ms=e.delay_ms)
         except BaseException as e:  # noqa: BLE001  so may the function: also SystemExit, which is no success
             is_last = isinstance(e, MemoryError) or not isinstance(e, Exception)
-            return wire.Failed(self._ms(begun_ns), _words(e), _trace(), is_last=is_last)
-        return wire.Done(self._ms(begun_ns))
+            return wire.JobFailed(self._ms(begun_ns), _words(e), _trace(), is_last=is_last)
+        return wire.JobDone(self._ms(begun_ns))
 
     def _ms(self, begun_ns: int) -> float:
         return round((self._clock.monotonic_ns() - begun_ns) / 1e6, 3)
@@ -83,26 +83,26 @@ def _trace() -> str:
 def serve(stream: socket.socket, setup: wire.Setup, clock: Clock) -> None:
     """Import, then work until the worker has no more to say."""
     try:
-        runner = Runner(load_function(setup.target), load_codec(setup.payload), clock)
+        runner = JobRunner(load_function(setup.target), load_codec(setup.payload), clock)
     except RinglogError as e:
-        stream.sendall(wire.packed(wire.CannotStart(str(e))))
+        stream.sendall(wire.encode_message(wire.CannotStart(str(e))))
         return
     except BaseException as e:  # noqa: BLE001  a module may do anything when it is imported
         reason = _words(e, f"importing {setup.target!r} failed: ")
-        stream.sendall(wire.packed(wire.CannotStart(reason, _trace())))
+        stream.sendall(wire.encode_message(wire.CannotStart(reason, _trace())))
         return
     if not logging.getLogger().handlers:
         logs.configure(level=setup.log_level, format=setup.log_format, file="", actor="job")
-    stream.sendall(wire.packed(wire.Ready()))
+    stream.sendall(wire.encode_message(wire.Ready()))
     pid = os.getpid()
     with stream.makefile("rb") as incoming:
         while head := incoming.read(wire.HEAD_BYTES):
-            outcome = runner.run(wire.work(incoming.read(wire.length_of(head))).job)
+            outcome = runner.run(wire.decode_run_job(incoming.read(wire.length_of(head))).job)
             sys.stdout.flush()
             if os.getpid() != pid:
                 os._exit(0)  # A job has forked, and this is its child: what it did is no end of the job.
-            stream.sendall(wire.packed(outcome))
-            if isinstance(outcome, wire.Failed) and outcome.is_last:
+            stream.sendall(wire.encode_message(outcome))
+            if isinstance(outcome, wire.JobFailed) and outcome.is_last:
                 return
 
 

@@ -40,13 +40,13 @@ class CurrentJob(msgspec.Struct, frozen=True, kw_only=True):
     meta: dict[str, Any] = {}
 
 
-at_work: ContextVar[CurrentJob] = ContextVar("at_work")
+current_job_var: ContextVar[CurrentJob] = ContextVar("current_job_var")
 """Set around each call of the function."""
 
 
 def current_job() -> CurrentJob:
     """The job that the calling function works on; raises UsageError where it works on none."""
     try:
-        return at_work.get()
+        return current_job_var.get()
     except LookupError:
         raise UsageError("no job is worked on here") from None

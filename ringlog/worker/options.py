@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ringlog.errors import UsageError
 from ringlog.limits import LEASE_MS_MAX, LEASE_MS_MIN, NACK_DELAY_MS_MAX, WORKER_PROCESSES_MAX
-from ringlog.worker.fate import DEFAULT_BACKOFF, Backoff
+from ringlog.worker.settlement import DEFAULT_BACKOFF, WorkerBackoff
 from ringlog.worker.target import check_name, check_payload
 
 
@@ -27,7 +27,7 @@ class WorkerOptions:
     """How long jobs at work may go on after the worker was told to stop."""
     lease_ms: int | None = None
     node: str | None = None
-    backoff: Backoff = DEFAULT_BACKOFF
+    backoff: WorkerBackoff = DEFAULT_BACKOFF
     max_jobs_per_process: int = 0
     """A process that has done so many is replaced; 0: never."""
     memory_bytes: int = 0

@@ -28,11 +28,11 @@ from ringlog.limits import (
     WORKER_UNSETTLED_MAX,
 )
 from ringlog.worker import wire
-from ringlog.worker.death import Cause, Died
-from ringlog.worker.fate import NOT_BEGUN, fate_of, fate_of_death
 from ringlog.worker.job import CurrentJob
 from ringlog.worker.options import WorkerOptions
 from ringlog.worker.process import WorkerProcess
+from ringlog.worker.process_exit import KillReason, ProcessExited
+from ringlog.worker.settlement import NOT_BEGUN, settlement_of_exit, settlement_of_outcome
 from ringlog.worker.settler import RETRY_S, Settler
 from ringlog.worker.target import CannotImport
 
@@ -68,9 +68,9 @@ class Worker:
         self._stops_now.set()
 
     @property
-    def ended(self) -> Mapping[str, int]:
+    def job_counts(self) -> Mapping[str, int]:
         """Jobs by what became of them."""
-        return self._settler.ended
+        return self._settler.counts
 
     # -- the run --------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class Worker:
         try:
             lanes += [asyncio.create_task(self._lane(each)) for each in await self._first_or_stopped()]
             claiming = asyncio.create_task(self._claim_all())
-            logs.say(
+            logs.log_event(
                 log, logging.INFO, "worker ready",
                 queue=self._queue.topic, target=self._options.target, node=self._queue.node,
                 processes=len(lanes),
@@ -120,10 +120,12 @@ class Worker:
         at_once.cancel()
         is_whole = not self._at_work
         for process in self._processes:
-            process.kill(Cause.STOPPED)
+            process.kill(KillReason.STOPPED)
         await ends
-        if not await self._settler.settled(WORKER_SETTLE_S):
-            logs.say(log, logging.ERROR, "engine was not told of all jobs", jobs=self._settler.unsettled)
+        if not await self._settler.wait_settled(WORKER_SETTLE_S):
+            logs.log_event(
+                log, logging.ERROR, "engine was not told of all jobs", jobs=self._settler.unsettled
+            )
             is_whole = False
         return is_whole
 
@@ -131,7 +133,7 @@ class Worker:
         for lane in lanes:
             lane.cancel()
         for process in list(self._processes):
-            process.kill(Cause.STOPPED)
+            process.kill(KillReason.STOPPED)
             await process.close()
         await self._settler.abandon()
 
@@ -155,9 +157,9 @@ class Worker:
         starting = [asyncio.create_task(self._new_process()) for _ in range(self._options.concurrency)]
         try:
             return list(await asyncio.gather(*starting))
-        except Died as e:
+        except ProcessExited as e:
             raise CannotImport(
-                f"while it imported the function, {e.words}", target=self._options.target
+                f"while it imported the function, {e.description}", target=self._options.target
             ) from None
         finally:
             for task in starting:
@@ -168,10 +170,10 @@ class Worker:
         process = await WorkerProcess.start(self._setup)
         self._processes.add(process)
         try:
-            await process.ready()
+            await process.wait_ready()
         except BaseException:
             self._processes.discard(process)
-            process.kill(Cause.STOPPED)
+            process.kill(KillReason.STOPPED)
             await process.close()
             raise
         return process
@@ -182,14 +184,14 @@ class Worker:
         while not self._stops.is_set():
             try:
                 return await self._new_process()
-            except (Died, RinglogError, OSError) as e:
-                logs.say(log, logging.ERROR, "process not started", error=str(e), again_in_ms=pause_ms)
+            except (ProcessExited, RinglogError, OSError) as e:
+                logs.log_event(log, logging.ERROR, "process not started", error=str(e), again_in_ms=pause_ms)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stops.wait(), pause_ms / 1e3)
             pause_ms = min(pause_ms * 2, WORKER_RESTART_MS_MAX)
         return None
 
-    async def _let_go(self, process: WorkerProcess) -> None:
+    async def _close_process(self, process: WorkerProcess) -> None:
         self._processes.discard(process)
         await process.close()
 
@@ -208,16 +210,16 @@ class Worker:
                 self._at_work -= 1
                 self._news.set()
             if process is not None and (not process.is_alive or 0 < most <= process.jobs):
-                await self._let_go(process)
+                await self._close_process(process)
                 process = await self._replacement()
         if process is not None:
-            await self._let_go(process)
+            await self._close_process(process)
 
     async def _alive(self, process: WorkerProcess) -> WorkerProcess | None:
         """This process, or another one if it ended while it had nothing to do."""
         if process.is_alive:
             return process
-        await self._let_go(process)
+        await self._close_process(process)
         return await self._replacement()
 
     async def _next_job(self) -> Job | None:
@@ -236,11 +238,11 @@ class Worker:
         begun_ns = self._clock.monotonic_ns()
         try:
             outcome = await process.run(_shown(job), self._options.time_limit_s)
-        except Died as died:
+        except ProcessExited as died:
             ran_ms = (self._clock.monotonic_ns() - begun_ns) / 1e6
-            fate = fate_of_death(died, job.deliveries, ran_ms, self._options.backoff)
+            fate = settlement_of_exit(died, job.deliveries, ran_ms, self._options.backoff)
         else:
-            fate = fate_of(outcome, job.deliveries, self._options.backoff)
+            fate = settlement_of_outcome(outcome, job.deliveries, self._options.backoff)
         self._settler.settle(job, fate, process.pid)
 
     # -- claiming -------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ class Worker:
         except RinglogError as e:
             if not e.retriable:
                 raise
-            logs.say(log, logging.WARNING, "engine does not answer", error=str(e))
+            logs.log_event(log, logging.WARNING, "engine does not answer", error=str(e))
             await asyncio.sleep(RETRY_S)
             return []
         if not self._stops.is_set():

@@ -21,11 +21,11 @@ import msgspec
 from ringlog.errors import FrameInvalid
 from ringlog.limits import WORKER_EXIT_S
 from ringlog.worker import wire
-from ringlog.worker.death import Cause, Died
 from ringlog.worker.job import CurrentJob
+from ringlog.worker.process_exit import KillReason, ProcessExited
 from ringlog.worker.target import CannotImport
 
-_LAST_WORDS_S = 0.5
+_EXIT_DRAIN_S = 0.5
 """What a process said just before it ended is read for so long; a job's child may hold the socket open."""
 _MODULE = "ringlog.worker.child"
 
@@ -41,7 +41,7 @@ class WorkerProcess:
         self._reader, self._writer = reader, writer
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        self._cause: Cause | None = None
+        self._cause: KillReason | None = None
         self._is_ending = False
         self.jobs = 0
         """Jobs it was given."""
@@ -93,9 +93,9 @@ class WorkerProcess:
 
     # -- talking --------------------------------------------------------------------------------------
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         """Wait until it has imported the function. Raises CannotImport with what it said, and Died."""
-        match await self._said():
+        match await self._receive():
             case wire.Ready():
                 return
             case wire.CannotStart(reason, trace):
@@ -109,49 +109,49 @@ class WorkerProcess:
     async def run(self, job: CurrentJob, time_limit_s: float | None) -> wire.Outcome:
         """Have it work on a job. Raises Died when it ends before it has said what became of it."""
         self.jobs += 1
-        self._writer.write(wire.packed(wire.Work(job)))
+        self._writer.write(wire.encode_message(wire.RunJob(job)))
         limit = None
         if time_limit_s is not None:
-            limit = self._loop.call_later(time_limit_s, self.kill, Cause.TIME_LIMIT)
+            limit = self._loop.call_later(time_limit_s, self.kill, KillReason.TIME_LIMIT)
         try:
-            said = await self._said()
+            said = await self._receive()
         finally:
             if limit is not None:
                 limit.cancel()
-        if not isinstance(said, wire.Done | wire.Failed | wire.Refused):
+        if not isinstance(said, wire.JobDone | wire.JobFailed | wire.JobRejected):
             raise FrameInvalid("a process at work says something else", said=str(said))
-        self._is_ending = isinstance(said, wire.Failed) and said.is_last
+        self._is_ending = isinstance(said, wire.JobFailed) and said.is_last
         return said
 
-    async def _said(self) -> wire.FromProcess:
+    async def _receive(self) -> wire.ProcessMessage:
         reading = asyncio.create_task(self._read())
         try:
             both: tuple[asyncio.Future[Any], ...] = (reading, self._ended)
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                await asyncio.wait((reading,), timeout=_LAST_WORDS_S)
+                await asyncio.wait((reading,), timeout=_EXIT_DRAIN_S)
             said = reading.result() if reading.done() else None
         finally:
             reading.cancel()
         if said is not None:
             return said
         # The stream has ended, and so does the process, of itself or because nobody hears it any more.
-        await asyncio.wait((self._ended,), timeout=_LAST_WORDS_S)
+        await asyncio.wait((self._ended,), timeout=_EXIT_DRAIN_S)
         if not self._ended.done():
             self._kill_group()
-        raise Died(await self._ended, self._cause)
+        raise ProcessExited(await self._ended, self._cause)
 
-    async def _read(self) -> wire.FromProcess | None:
+    async def _read(self) -> wire.ProcessMessage | None:
         """The next message; None when there is no more, or when it is not one of ours."""
         try:
             head = await self._reader.readexactly(wire.HEAD_BYTES)
-            return wire.from_process(await self._reader.readexactly(wire.length_of(head)))
+            return wire.decode_process_message(await self._reader.readexactly(wire.length_of(head)))
         except (asyncio.IncompleteReadError, OSError, FrameInvalid):
             return None
 
     # -- the end --------------------------------------------------------------------------------------
 
-    def kill(self, cause: Cause) -> None:
+    def kill(self, cause: KillReason) -> None:
         """End it now, with what its job started."""
         if not self._ended.done():
             self._cause = self._cause or cause
@@ -163,5 +163,5 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
         await asyncio.wait((self._ended,), timeout=WORKER_EXIT_S)
-        self.kill(Cause.STOPPED)
+        self.kill(KillReason.STOPPED)
         return await self._ended

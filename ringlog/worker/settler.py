@@ -16,10 +16,10 @@ from functools import partial
 from ringlog import logs
 from ringlog.aio.job import Job
 from ringlog.aio.queue import Queue
-from ringlog.client.results import Settled
+from ringlog.client.requests.results import Settled
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError
 from ringlog.limits import JOBS_PER_REQUEST_MAX
-from ringlog.worker.fate import CUT_OFF, DONE, FAILED, Backoff, Fate
+from ringlog.worker.settlement import CUT_OFF, DONE, FAILED, JobSettlement, WorkerBackoff
 
 log = logging.getLogger("ringlog.worker")
 
@@ -29,39 +29,39 @@ LOST = "lease lost"
 """A job whose end came too late: somebody else works or worked on it."""
 _LEVELS = {DONE: logging.INFO, CUT_OFF: logging.INFO}
 
-End = tuple[Job, Fate, int]
+End = tuple[Job, JobSettlement, int]
 """A job, what becomes of it, and the process that had it."""
 
 
 class Settler:
     """Runs beside the work until it is abandoned. `ended` counts jobs by what became of them."""
 
-    def __init__(self, queue: Queue, backoff: Backoff) -> None:
+    def __init__(self, queue: Queue, backoff: WorkerBackoff) -> None:
         self._queue = queue
         self._backoff = backoff
         self._ends: list[End] = []
         self._news = asyncio.Event()
-        self._rest = asyncio.Event()
-        self._rest.set()
+        self._all_settled = asyncio.Event()
+        self._all_settled.set()
         self.unsettled = 0
         """Jobs whose end was given here and not taken by the engine yet."""
-        self.ended: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.task = asyncio.create_task(self._run())
         """Ends when it is cancelled, and with what the engine refuses."""
 
-    def settle(self, job: Job, fate: Fate, pid: int) -> None:
+    def settle(self, job: Job, fate: JobSettlement, pid: int) -> None:
         """Tell the engine soon."""
         self._ends.append((job, fate, pid))
         self.unsettled += 1
-        self._rest.clear()
+        self._all_settled.clear()
         self._news.set()
 
-    async def settled(self, timeout_s: float) -> bool:
+    async def wait_settled(self, timeout_s: float) -> bool:
         """Wait until the engine has heard everything; False when it took longer, or refused."""
         if self.task.done():
             return not self.unsettled
         try:
-            await asyncio.wait_for(self._rest.wait(), timeout_s)
+            await asyncio.wait_for(self._all_settled.wait(), timeout_s)
         except TimeoutError:
             return False
         return True
@@ -78,12 +78,12 @@ class Settler:
                 await self._news.wait()
                 continue
             part, self._ends = self._ends[:JOBS_PER_REQUEST_MAX], self._ends[JOBS_PER_REQUEST_MAX:]
-            await self._tell(part)
+            await self._send_settlements(part)
             self.unsettled -= len(part)
             if not self.unsettled:
-                self._rest.set()
+                self._all_settled.set()
 
-    async def _tell(self, ends: list[End]) -> None:
+    async def _send_settlements(self, ends: list[End]) -> None:
         queue = self._queue
         done = [end for end in ends if end[1].is_done]
         await self._many(done, queue.ack)
@@ -99,7 +99,7 @@ class Settler:
     async def _many(self, ends: list[End], tell: Callable[[list[Job]], Awaitable[Settled]]) -> None:
         if not ends:
             return
-        settled = await self._patiently(lambda: tell([job for job, _, _ in ends]))
+        settled = await self._retry_until_answered(lambda: tell([job for job, _, _ in ends]))
         skipped = set(settled.skipped)
         for job, fate, pid in ends:
             self._note(job, fate, pid, is_late=job.seq in skipped)
@@ -107,19 +107,21 @@ class Settler:
     async def _reject(self, end: End) -> None:
         job, fate, pid = end
         try:
-            await self._patiently(lambda: self._queue.reject(job, fate.reason))
+            await self._retry_until_answered(lambda: self._queue.reject(job, fate.reason))
         except LeaseLost:
             self._note(job, fate, pid, is_late=True)
         except InvalidRequest:
             # The queue has no dead letters. Nothing is thrown away: it rests long, and comes again.
-            logs.say(log, logging.ERROR, "queue has no dead letters", queue=job.topic, seq=job.seq)
-            fate = Fate(FAILED, delay_ms=self._backoff.most_ms, reason=fate.reason, ran_ms=fate.ran_ms)
+            logs.log_event(log, logging.ERROR, "queue has no dead letters", queue=job.topic, seq=job.seq)
+            fate = JobSettlement(
+                FAILED, delay_ms=self._backoff.most_ms, reason=fate.reason, ran_ms=fate.ran_ms
+            )
             nack = partial(self._queue.nack, delay_ms=fate.delay_ms, reason=fate.reason)
             await self._many([(job, fate, pid)], nack)
         else:
             self._note(job, fate, pid, is_late=False)
 
-    async def _patiently(self, ask: Callable[[], Awaitable[Settled | None]]) -> Settled:
+    async def _retry_until_answered(self, ask: Callable[[], Awaitable[Settled | None]]) -> Settled:
         """Ask until it is answered; a reject is answered with nothing."""
         while True:
             try:
@@ -127,12 +129,12 @@ class Settler:
             except RinglogError as e:
                 if not e.retriable:
                     raise
-                logs.say(log, logging.WARNING, "engine does not answer", error=str(e))
+                logs.log_event(log, logging.WARNING, "engine does not answer", error=str(e))
             await asyncio.sleep(RETRY_S)
 
-    def _note(self, job: Job, fate: Fate, pid: int, *, is_late: bool) -> None:
+    def _note(self, job: Job, fate: JobSettlement, pid: int, *, is_late: bool) -> None:
         event = LOST if is_late else fate.event
-        self.ended[event] += 1
+        self.counts[event] += 1
         facts = {
             "queue": job.topic, "seq": job.seq, "deliveries": job.deliveries, "ran_ms": round(fate.ran_ms, 1),
             "process": pid,
@@ -145,9 +147,9 @@ class Settler:
             facts["was"] = fate.event
         if fate.trace and log.isEnabledFor(logging.DEBUG):
             facts["job_traceback"] = fate.trace
-        logs.say(log, _LEVELS.get(event, logging.ERROR), event, **facts)
+        logs.log_event(log, _LEVELS.get(event, logging.ERROR), event, **facts)
 
 
-def _failure_of(fate: Fate) -> str:
+def _failure_of(fate: JobSettlement) -> str:
     """What a dead letter says of it: nothing of a job that was only cut off."""
     return fate.reason if fate.event == FAILED else ""

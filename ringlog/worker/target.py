@@ -75,7 +75,7 @@ def load_function(name: str) -> Any:
     return found
 
 
-def require_run(result: Any) -> None:
+def require_executed(result: Any) -> None:
     """Raise TypeError when a function's result shows that none of it has run."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result) or inspect.isawaitable(result):
         raise TypeError(f"{_GENERATOR}, found {type(result).__name__}")

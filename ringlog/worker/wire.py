@@ -42,19 +42,19 @@ class CannotStart(msgspec.Struct, frozen=True, tag=True):
     trace: str = ""
 
 
-class Work(msgspec.Struct, frozen=True, tag=True):
+class RunJob(msgspec.Struct, frozen=True, tag=True):
     """Do this job."""
 
     job: CurrentJob
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class JobDone(msgspec.Struct, frozen=True, tag=True):
     """The function returned."""
 
     ran_ms: float
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class JobFailed(msgspec.Struct, frozen=True, tag=True):
     """The function raised something; `delay_ms` when it said when to try again. `is_last`: the process ends,
     because what was raised leaves it in no state to go on."""
 
@@ -65,7 +65,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     is_last: bool = False
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class JobRejected(msgspec.Struct, frozen=True, tag=True):
     """The job would fail each time: the function said so, or its payload could not be decoded."""
 
     ran_ms: float
@@ -73,15 +73,15 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     trace: str = ""
 
 
-Outcome = Done | Failed | Refused
-FromProcess = Ready | CannotStart | Done | Failed | Refused
+Outcome = JobDone | JobFailed | JobRejected
+ProcessMessage = Ready | CannotStart | JobDone | JobFailed | JobRejected
 
 _encode = msgspec.msgpack.Encoder().encode
-_from_process: msgspec.msgpack.Decoder[FromProcess] = msgspec.msgpack.Decoder(FromProcess)
-_work = msgspec.msgpack.Decoder(Work)
+_from_process: msgspec.msgpack.Decoder[ProcessMessage] = msgspec.msgpack.Decoder(ProcessMessage)
+_work = msgspec.msgpack.Decoder(RunJob)
 
 
-def packed(message: msgspec.Struct) -> bytes:
+def encode_message(message: msgspec.Struct) -> bytes:
     """The message with its length."""
     body = _encode(message)
     return len(body).to_bytes(HEAD_BYTES, "little") + body
@@ -95,7 +95,7 @@ def length_of(head: bytes) -> int:
     return length
 
 
-def from_process(body: bytes) -> FromProcess:
+def decode_process_message(body: bytes) -> ProcessMessage:
     """What a process said; raises FrameInvalid."""
     try:
         return _from_process.decode(body)
@@ -103,7 +103,7 @@ def from_process(body: bytes) -> FromProcess:
         raise FrameInvalid("not a message of a worker's process", error=str(e)) from None
 
 
-def work(body: bytes) -> Work:
+def decode_run_job(body: bytes) -> RunJob:
     """What the worker said."""
     return _work.decode(body)
 

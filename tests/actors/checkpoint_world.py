@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ringlog.testing.checkpoints import Asking, checkpoint, checkpoint_all, workplace
+from ringlog.testing.checkpoints import WorldShardRequests, checkpoint, checkpoint_all, workplace
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 from ringlog.verify.directory import verify_directory
 from ringlog.verify.findings import DAMAGE
 
 __all__ = [
-    "Asking", "checkpoint", "checkpoint_all", "fill", "findings", "new_world", "restart", "state",
+    "WorldShardRequests", "checkpoint", "checkpoint_all", "fill", "findings", "new_world", "restart", "state",
     "wal_files", "workplace",
 ]  # fmt: skip
 
@@ -28,7 +28,7 @@ def new_world(shards=1, disk=None):
 
 def fill(world, topics=("a", "b", "c"), rounds=3, records=4, **config):
     for name in topics:
-        world.put(name, **{"durability": "fsync"} | config)
+        world.put_topic(name, **{"durability": "fsync"} | config)
     for _ in range(rounds):
         for name in topics:
             world.append(name, [b"%s-%d" % (name.encode(), i) for i in range(records)])
@@ -42,7 +42,7 @@ def state(world):
             found[topic.name] = (
                 topic.topic_id, topic.epoch, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes,
                 topic.lost, topic.config, topic.last_ts, world.records(topic.name),
-                [(each, past.past()) for each, past in topic.producers.items()],
+                [(each, past.to_numbers()) for each, past in topic.producers.items()],
             )  # fmt: skip
     return found
 

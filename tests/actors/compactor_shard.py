@@ -10,21 +10,21 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from actors.compactor.checkpoint import Checkpoint, Workplace
-from actors.compactor.shards import Shard
-from ringlog.config import Storage
+from actors.compactor.checkpoint import CheckpointContext, CheckpointTask
+from actors.compactor.shard_client import CompactorShardClient
+from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.frame import open_frame
 from ringlog.limits import WAL_HEADER_BYTES
+from ringlog.segment.index_rebuild import read_frames, verify_segment
 from ringlog.segment.layout import (
     DATA,
     DATA_HEADER_BYTES,
     MAKER_COMPACTOR,
-    DataHeader,
     NumberAllocator,
+    SegmentDataHeader,
     parse_stem,
 )
-from ringlog.segment.rebuild import read_frames, verify_segment
 from ringlog.segment.segment import Segment, find_segments
 from ringlog.storage.layout import decode_wal_header, pack_file, parse_wal_name
 from ringlog.storage.recovery import FileScan
@@ -57,7 +57,7 @@ class SmallShard:
         return SimpleNamespace(message=answer, attachment=memoryview(attached))
 
     def plan(self):
-        return Shard(self, 0).plan()
+        return CompactorShardClient(self, 0).fetch_plan()
 
     def _CheckpointOpen(self, message, _):
         files = [each for each in self.files() if each.file_id not in self.absorbed]
@@ -75,7 +75,7 @@ class SmallShard:
             data = self.read(path)
             header = decode_wal_header(data, path)
             scan = FileScan(header, len(data), lambda at, size, data=data: data[at : at + size])
-            list(scan.pieces())
+            list(scan.iter_chunks())
             found.append(m.Extent(path, header.file_id, header.salt, WAL_HEADER_BYTES, scan.stop))
         return sorted(found, key=lambda each: each.file_id)
 
@@ -143,7 +143,7 @@ class SmallShard:
         for ref in sorted(self.refs.values(), key=lambda each: each.number):
             assert verify_segment(self.world.disk, DATA_DIR, ref.stem) == []
             data = self.read(ref.stem + DATA)
-            header = DataHeader.decode(data[:DATA_HEADER_BYTES], ref.stem)
+            header = SegmentDataHeader.decode(data[:DATA_HEADER_BYTES], ref.stem)
             for origin, _, batch in read_frames(self.world.disk, f"{DATA_DIR}/{ref.stem}{DATA}", header):
                 for offset in batch.offsets.tolist():
                     view = open_frame(data, origin + offset, seed=ref.salt)
@@ -173,9 +173,10 @@ def place_of(world, disk=None, **storage):
     """Where a checkpoint works; number allocation as at a start of the compactor."""
     disk = disk or world.disk
     known = [parse_stem(stem)[2] for stem in find_segments(disk, DATA_DIR)]
-    return Workplace(
-        disk=disk, data_dir=DATA_DIR, engine_id=ENGINE_ID, storage=Storage(**storage), clock=world.clock,
-        numbers=NumberAllocator(MAKER_COMPACTOR, known), beat=lambda: None,
+    return CheckpointContext(
+        disk=disk, data_dir=DATA_DIR, engine_id=ENGINE_ID, storage=StorageConfig(**storage),
+        clock=world.clock,
+        numbers=NumberAllocator(MAKER_COMPACTOR, known), heartbeat=lambda: None,
     )  # fmt: skip
 
 
@@ -183,4 +184,6 @@ def checkpoint(shard, disk=None, **storage):
     """One checkpoint by a compactor that has just been started."""
     world = shard.world
     world.clock.advance(0.001)
-    return Checkpoint(place_of(world, disk, **storage), Shard(shard, 0), shard.plan()).run()
+    return CheckpointTask(
+        place_of(world, disk, **storage), CompactorShardClient(shard, 0), shard.plan()
+    ).run()

@@ -17,7 +17,7 @@ def make(
     world: World, records: int = 0, mode: int = QUEUE, *, durability: str = "fsync", **options: Any
 ) -> Any:
     """Make the topic and its group."""
-    world.put("t", durability=durability)
+    world.put_topic("t", durability=durability)
     if records:
         world.append("t", [b"record %d" % n for n in range(1, records + 1)])
     return world.request(m.GroupOpen("t", "g", mode, **options))

@@ -11,7 +11,7 @@ import numpy as np
 
 from actors.scheduler import events as ev
 from actors.scheduler.core import Scheduler
-from actors.scheduler.turns import FIND_OUT
+from actors.scheduler.delivery.grants import UNTIL_RECHECK
 from ringlog.contract import Tick
 from ringlog.envelope import messages as m
 
@@ -165,13 +165,13 @@ class World:
             if found is not None:
                 self.feeds[link, subscription, feed] = (found[0], after, found[2])
         words = np.array([(*row, is_consumed) for row in rows], dtype=np.uint64)
-        self.turn(ev.Asked(link, 0, m.Taken(len(rows)), bytearray(words.tobytes())))
+        self.turn(ev.LinkRequestReceived(link, 0, m.Taken(len(rows)), bytearray(words.tobytes())))
 
     def ask(self, link: bytes, message: m.Message) -> m.Message:
         """Say something that is answered."""
         known = self.links.setdefault(link, WorldLink())
         before = len(known.messages)
-        self.turn(ev.Asked(link, 5, message))
+        self.turn(ev.LinkRequestReceived(link, 5, message))
         assert len(known.messages) == before + 1, known.messages[before:]
         return known.messages[-1]
 
@@ -185,7 +185,7 @@ class World:
             if len(rows) or not shard.is_complete:
                 now.append(ev.NewsRows(number, rows, shard.is_complete))
                 shard.rows, shard.is_complete = [], True
-            now.append(ev.DurableMoved(number, (1, shard.durable)))
+            now.append(ev.DurableMarkMoved(number, (1, shard.durable)))
         effects = deque(self.core.handle(now))
         while effects:
             done = [event for effect in list(effects) if (event := self._perform(effect)) is not None]
@@ -203,29 +203,31 @@ class World:
             self.turn()
 
     def _perform(self, effect: Any) -> Any:
-        if isinstance(effect, ev.LookAt):
+        if isinstance(effect, ev.ReadSlots):
             return self._look(effect)
         link = self.links.setdefault(effect.link, WorldLink())
         if isinstance(effect.message, m.Turns):
             if link.is_deaf or link.is_gone:
-                return ev.Unsent(effect, link.is_gone)
+                return ev.GrantsUnsent(effect, link.is_gone)
             self._judge(effect.link, link, effect)
         elif not link.is_gone:
             link.messages.append(effect.message)
         return None
 
-    def _look(self, look: ev.LookAt) -> ev.FactsSeen:
+    def _look(self, look: ev.ReadSlots) -> ev.SlotFactsRead:
         if self.is_shard_down:
-            return ev.FactsSeen(look, None)
-        facts: list[ev.Seen | None] = []
+            return ev.SlotFactsRead(look, None)
+        facts: list[ev.SlotFacts | None] = []
         for each in look.topics:
             found = self.topics[each.shard, each.slot]
             facts.append(
-                ev.Seen(found.topic_id, found.epoch, found.is_live, found.head, found.base, found.is_auto)
+                ev.SlotFacts(
+                    found.topic_id, found.epoch, found.is_live, found.head, found.base, found.is_auto
+                )
             )
-        return ev.FactsSeen(look, facts, (1, self.shards[look.shard].written))
+        return ev.SlotFactsRead(look, facts, (1, self.shards[look.shard].written))
 
-    def _judge(self, id: bytes, link: WorldLink, tell: ev.Tell) -> None:
+    def _judge(self, id: bytes, link: WorldLink, tell: ev.SendToLink) -> None:
         rows = np.frombuffer(tell.rows, dtype=np.uint64).reshape(-1, 8).tolist()
         assert tell.message == m.Turns(len(rows))
         for row in rows:
@@ -235,7 +237,7 @@ class World:
             assert (subscription, feed) not in link.out, "T2 one turn for a feed"
             link.out.add((subscription, feed))
             topic, after, _ = known
-            if until == FIND_OUT:
+            if until == UNTIL_RECHECK:
                 assert (topic.shard, topic.slot) in self.changed, "nothing to find out"
                 assert not file_id
             else:

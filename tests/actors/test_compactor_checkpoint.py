@@ -12,7 +12,7 @@ from ringlog import stop_points
 from ringlog.envelope.messages import RecordsDelete
 from ringlog.errors import CorruptData, DiskError, Internal, InvariantViolation
 from ringlog.storage import snapshot as snapshots
-from ringlog.testing.disk import Fault, FaultyDisk, Halted
+from ringlog.testing.disk import DiskFault, FaultyDisk, Halted
 from ringlog.testing.shard_world import DATA
 from ringlog.types import Durability
 
@@ -30,7 +30,7 @@ def filled(topics=3, rounds=4, size=100):
     world = new_world()
     expected = {}
     for n in range(topics):
-        world.put(f"t{n}", durability="fsync")
+        world.put_topic(f"t{n}", durability="fsync")
     for round in range(rounds):
         fill(world, expected, topics, round, size)
     close_log(world)
@@ -211,7 +211,7 @@ def test_a_crash_at_any_disk_call_leaves_what_the_next_checkpoint_completes():
     """ST-3, CKP-9: power loss, then another compactor."""
     for nth in range(1, 400):
         shard, expected = filled(topics=2, rounds=2)
-        disk = FaultyDisk(shard.world.disk, Fault("any", nth, "halt"))
+        disk = FaultyDisk(shard.world.disk, DiskFault("any", nth, "halt"))
         try:
             checkpoint(shard, disk)
         except Halted:
@@ -230,7 +230,7 @@ def test_a_crash_at_any_disk_call_leaves_what_the_next_checkpoint_completes():
 def test_a_disk_call_that_fails_ends_the_checkpoint_and_the_next_one_succeeds(op):
     for nth in range(1, 40):
         shard, expected = filled(topics=2, rounds=2)
-        faulty = FaultyDisk(shard.world.disk, Fault(op, nth, "EIO"))
+        faulty = FaultyDisk(shard.world.disk, DiskFault(op, nth, "EIO"))
         try:
             checkpoint(shard, faulty)
         except DiskError:

@@ -7,27 +7,34 @@ import pytest
 from pyroaring import BitMap64
 
 from actors.compactor.core import (
+    CheckpointFailed,
+    CheckpointFinished,
     Compactor,
-    Failed,
     FilesListed,
-    LeaveSnapshots,
     ListFiles,
-    LookAt,
-    Looked,
-    Made,
     MakeCheckpoint,
+    MakeShutdownCheckpoints,
+    PollShard,
+    ShardPolled,
 )
 from actors.compactor.schedule import (
     BACKOFF_NS_MAX,
     LOG_BYTES,
-    LOOK_NS,
     NS_PER_MS,
     NS_PER_S,
+    POLL_INTERVAL_NS,
     WAIT_NS,
-    Schedule,
-    Waiting,
+    CheckpointBacklog,
+    CheckpointSchedule,
 )
-from actors.compactor.sealing import Appends, Live, Ordered, Sizes, decode_live, joined
+from actors.compactor.segment_plan import (
+    AppendCollector,
+    LiveTopics,
+    SegmentPlanner,
+    SegmentSizeLimits,
+    decode_live,
+    merge_live_topics,
+)
 from ringlog.contract import ControlReceived, DrainRequested, Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, ExitCode, ShuttingDown, Status
@@ -35,11 +42,11 @@ from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout
 
 MIB = 1 << 20
-NOTHING = Waiting((), 0)
+NOTHING = CheckpointBacklog((), 0)
 
 
 def schedule(shards=1, age_ms=0):
-    return Schedule(shards, file_bytes=64 * MIB, age_ms=age_ms, now_ns=0)
+    return CheckpointSchedule(shards, file_bytes=64 * MIB, age_ms=age_ms, now_ns=0)
 
 
 # -- when -------------------------------------------------------------------------------------------------
@@ -53,17 +60,17 @@ def test_shards_take_turns_and_are_looked_at_every_few_seconds():
         seen.append(shard)
         assert not plan.is_due(shard, NOTHING, now)
     assert seen == [0, 1, 2]
-    assert plan.next_look_ns() == now + LOOK_NS
+    assert plan.next_poll_ns() == now + POLL_INTERVAL_NS
 
 
 @pytest.mark.parametrize(
     ("waiting", "is_due"),
     [
         (NOTHING, False),
-        (Waiting((), 10 * LOG_BYTES), False),
-        (Waiting((4 * MIB,), 5 * MIB), False),
-        (Waiting((63 * MIB,), 63 * MIB), True),
-        (Waiting((4 * MIB,), LOG_BYTES), True),
+        (CheckpointBacklog((), 10 * LOG_BYTES), False),
+        (CheckpointBacklog((4 * MIB,), 5 * MIB), False),
+        (CheckpointBacklog((63 * MIB,), 63 * MIB), True),
+        (CheckpointBacklog((4 * MIB,), LOG_BYTES), True),
     ],
 )
 def test_a_full_file_or_much_log_makes_a_checkpoint_due(waiting, is_due):
@@ -73,7 +80,7 @@ def test_a_full_file_or_much_log_makes_a_checkpoint_due(waiting, is_due):
 
 def test_a_small_closed_file_waits_a_minute_and_no_longer():
     """CKP-7."""
-    plan, small = schedule(), Waiting((MIB,), 2 * MIB)
+    plan, small = schedule(), CheckpointBacklog((MIB,), 2 * MIB)
     assert not plan.is_due(0, small, NS_PER_S)
     assert not plan.is_due(0, small, WAIT_NS)
     assert plan.is_due(0, small, NS_PER_S + WAIT_NS)
@@ -81,55 +88,55 @@ def test_a_small_closed_file_waits_a_minute_and_no_longer():
 
 def test_records_that_have_waited_for_their_age_make_the_shard_close_its_file():
     """storage.segment_age_ms."""
-    plan, held = schedule(age_ms=10_000), Waiting((), MIB)
+    plan, held = schedule(age_ms=10_000), CheckpointBacklog((), MIB)
     assert not plan.must_roll(0, 0)
     plan.is_due(0, held, NS_PER_S)
     assert not plan.must_roll(0, NS_PER_S + 9_999 * NS_PER_MS)
     rolled_ns = NS_PER_S + 10_000 * NS_PER_MS
     assert plan.must_roll(0, rolled_ns)
-    assert plan.is_due(0, Waiting((MIB,), MIB), rolled_ns)
-    plan.done(0, rolled_ns)
+    assert plan.is_due(0, CheckpointBacklog((MIB,), MIB), rolled_ns)
+    plan.checkpoint_done(0, rolled_ns)
     assert not plan.must_roll(0, rolled_ns)
 
 
 def test_age_zero_means_that_nothing_is_rolled_for_its_age():
     plan = schedule()
-    plan.is_due(0, Waiting((), MIB), NS_PER_S)
+    plan.is_due(0, CheckpointBacklog((), MIB), NS_PER_S)
     assert not plan.must_roll(0, 1 << 60)
 
 
 def test_an_operator_is_answered_when_every_shard_is_done():
     """SN-12."""
     plan = schedule(shards=2)
-    plan.want(7, 0)
+    plan.request_checkpoints(7, 0)
     assert plan.next_shard(0) == 0
     assert plan.must_roll(0, 0)
     assert plan.is_due(0, NOTHING, 0)
-    assert plan.done(0, 1) == []
+    assert plan.checkpoint_done(0, 1) == []
     assert plan.next_shard(1) == 1
-    assert plan.done(1, 2) == [7]
+    assert plan.checkpoint_done(1, 2) == [7]
     assert not plan.must_roll(0, 3)
 
 
 def test_an_operators_request_fails_once_with_the_first_shard_that_fails():
     plan = schedule(shards=2)
-    plan.want(7, 0)
-    assert plan.failed(1, 0) == [7]
-    assert plan.done(0, 1) == []
+    plan.request_checkpoints(7, 0)
+    assert plan.checkpoint_failed(1, 0) == [7]
+    assert plan.checkpoint_done(0, 1) == []
 
 
 def test_a_shard_that_fails_waits_longer_and_longer_and_the_others_do_not():
     plan = schedule(shards=2)
     waits = []
     for _ in range(9):
-        plan.failed(0, 0)
-        waits.append(plan._shards[0].look_ns)
+        plan.checkpoint_failed(0, 0)
+        waits.append(plan._shards[0].poll_due_ns)
     assert waits[:3] == [NS_PER_S, 2 * NS_PER_S, 4 * NS_PER_S]
     assert waits[-1] == BACKOFF_NS_MAX
     assert plan.next_shard(NS_PER_S) == 1
-    plan.done(0, 0)
-    plan.failed(0, 0)
-    assert plan._shards[0].look_ns == NS_PER_S
+    plan.checkpoint_done(0, 0)
+    plan.checkpoint_failed(0, 0)
+    assert plan._shards[0].poll_due_ns == NS_PER_S
 
 
 # -- what -------------------------------------------------------------------------------------------------
@@ -144,7 +151,7 @@ def log_of(*rows):
     for at, (_, base, count, epoch) in enumerate(rows):
         batch.words[at, layout.W_BASE_SEQ] = base
         batch.words[at, layout.W_COUNT_EPOCH] = count | epoch << 32
-    appends = Appends()
+    appends = AppendCollector()
     appends.add(bytes(buffer), batch)
     return appends
 
@@ -154,15 +161,15 @@ def live_of(**topics):
     ids = sorted(int(name[1:]) for name in topics)
     facts = [topics[f"t{each}"] for each in ids]
     words = [np.array(column, np.uint64) for column in (ids, *zip(*facts, strict=True))]
-    return Live(*words, {}, {})
+    return LiveTopics(*words, {}, {})
 
 
 def kept(ordered, sizes=None):
     """[[(topic, first number of each frame…)…] of each segment]"""
     found = []
-    for cuts in ordered.segments(sizes or Sizes(1 << 20, 1 << 30, 1 << 30)):
+    for cuts in ordered.plan_segments(sizes or SegmentSizeLimits(1 << 20, 1 << 30, 1 << 30)):
         segment = []
-        for cut, runs in ordered.runs(cuts):
+        for cut, runs in ordered.frame_runs(cuts):
             bases = []
             for buffer, batch in runs:
                 again = frames.scan(buffer[int(batch.offsets[0]) : batch.stop])
@@ -175,47 +182,47 @@ def kept(ordered, sizes=None):
 
 def test_frames_are_sealed_topic_by_topic_in_the_order_of_their_numbers():
     appends = log_of((9, 1, 2, 1), (4, 1, 1, 1), (9, 3, 1, 1), (4, 2, 5, 1))
-    ordered = Ordered(appends.gathered(), live_of(t4=(1, 1), t9=(1, 1)), {})
+    ordered = SegmentPlanner(appends.to_table(), live_of(t4=(1, 1), t9=(1, 1)), {})
     assert kept(ordered) == [[(4, [1, 2]), (9, [1, 3])]]
 
 
 def test_what_is_there_twice_is_sealed_once():
     appends = log_of((4, 1, 3, 1), (4, 4, 1, 1), (4, 1, 3, 1), (4, 4, 1, 1), (4, 5, 1, 1))
-    assert kept(Ordered(appends.gathered(), live_of(t4=(1, 1)), {})) == [[(4, [1, 4, 5])]]
+    assert kept(SegmentPlanner(appends.to_table(), live_of(t4=(1, 1)), {})) == [[(4, [1, 4, 5])]]
 
 
 def test_what_is_gone_below_a_floor_or_of_another_life_is_left_out():
     appends = log_of((4, 1, 3, 1), (4, 4, 1, 2), (5, 1, 3, 1), (6, 1, 3, 2), (6, 4, 3, 2), (6, 7, 1, 2))
     live = live_of(t4=(2, 1), t5=(0, 0), t6=(2, 6))
-    assert kept(Ordered(appends.gathered(), live, {})) == [[(4, [4]), (6, [4, 7])]]
+    assert kept(SegmentPlanner(appends.to_table(), live, {})) == [[(4, [4]), (6, [4, 7])]]
 
 
 def test_a_later_pass_does_not_seal_what_an_earlier_one_has_sealed():
     sealed = {}
-    first = Ordered(log_of((4, 1, 3, 1)).gathered(), live_of(t4=(1, 1)), sealed)
-    first.note_sealed(sealed)
+    first = SegmentPlanner(log_of((4, 1, 3, 1)).to_table(), live_of(t4=(1, 1)), sealed)
+    first.record_last_sealed(sealed)
     assert sealed == {(4, 1): 3}
-    second = Ordered(log_of((4, 1, 3, 1), (4, 4, 2, 1)).gathered(), live_of(t4=(1, 1)), sealed)
+    second = SegmentPlanner(log_of((4, 1, 3, 1), (4, 4, 2, 1)).to_table(), live_of(t4=(1, 1)), sealed)
     assert kept(second) == [[(4, [4])]]
 
 
 def test_a_large_topic_is_rolled_and_small_ones_share():
     appends = log_of(*[(4, 1 + 2 * n, 2, 1) for n in range(5)], (7, 1, 1, 1), (8, 1, 1, 1), (9, 1, 1, 1))
-    ordered = Ordered(appends.gathered(), live_of(t4=(1, 1), t7=(1, 1), t8=(1, 1), t9=(1, 1)), {})
-    assert kept(ordered, Sizes(4, 1 << 30, 100)) == [
+    ordered = SegmentPlanner(appends.to_table(), live_of(t4=(1, 1), t7=(1, 1), t8=(1, 1), t9=(1, 1)), {})
+    assert kept(ordered, SegmentSizeLimits(4, 1 << 30, 100)) == [
         [(4, [1, 3])], [(4, [5, 7])], [(4, [9])], [(7, [1]), (8, [1]), (9, [1])],
     ]  # fmt: skip
-    assert kept(ordered, Sizes(2, 1 << 30, 1 << 20))[1:] == [[(7, [1]), (8, [1])], [(9, [1])]]
+    assert kept(ordered, SegmentSizeLimits(2, 1 << 30, 1 << 20))[1:] == [[(7, [1]), (8, [1])], [(9, [1])]]
 
 
 def test_a_frame_larger_than_a_segment_has_one_of_its_own():
     appends = log_of((4, 1, 50, 1), (4, 51, 50, 1))
-    ordered = Ordered(appends.gathered(), live_of(t4=(1, 1)), {})
-    assert kept(ordered, Sizes(10, 100, 0)) == [[(4, [1])], [(4, [51])]]
+    ordered = SegmentPlanner(appends.to_table(), live_of(t4=(1, 1)), {})
+    assert kept(ordered, SegmentSizeLimits(10, 100, 0)) == [[(4, [1])], [(4, [51])]]
 
 
 def test_a_pass_without_appends_has_nothing_to_seal():
-    ordered = Ordered(Appends().gathered(), joined([]), {})
+    ordered = SegmentPlanner(AppendCollector().to_table(), merge_live_topics([]), {})
     assert kept(ordered) == []
 
 
@@ -252,25 +259,25 @@ def asked(corr, client=b"op"):
 def test_one_shard_is_looked_at_a_turn_and_none_while_word_is_awaited():
     """K2."""
     core = compactor()
-    assert core.handle(at(NS_PER_S)) == [LookAt(0, roll=False)]
+    assert core.handle(at(NS_PER_S)) == [PollShard(0, roll=False)]
     assert core.handle(at(NS_PER_S)) == []
-    assert core.handle(at(NS_PER_S, Looked(0, NOTHING))) == [], "requests are taken before the next look"
-    assert core.handle(at(NS_PER_S)) == [LookAt(1, roll=False)]
-    core.handle(at(NS_PER_S, Looked(1, NOTHING)))
+    assert core.handle(at(NS_PER_S, ShardPolled(0, NOTHING))) == [], "requests are taken before the next look"
+    assert core.handle(at(NS_PER_S)) == [PollShard(1, roll=False)]
+    core.handle(at(NS_PER_S, ShardPolled(1, NOTHING)))
     assert core.handle(at(NS_PER_S)) == []
-    assert core.next_deadline_ns() == NS_PER_S + LOOK_NS
+    assert core.next_deadline_ns() == NS_PER_S + POLL_INTERVAL_NS
 
 
 def test_a_request_is_answered_when_each_shard_has_had_a_checkpoint():
     """K1."""
     core = compactor()
-    assert core.handle(at(0, asked(7))) == [LookAt(0, roll=True)]
-    assert core.handle(at(1, Looked(0, NOTHING))) == [MakeCheckpoint(0, 0)]
-    assert core.handle(at(2, Made(0))) == []
+    assert core.handle(at(0, asked(7))) == [PollShard(0, roll=True)]
+    assert core.handle(at(1, ShardPolled(0, NOTHING))) == [MakeCheckpoint(0, 0)]
+    assert core.handle(at(2, CheckpointFinished(0))) == []
     core.check()
-    assert core.handle(at(2)) == [LookAt(1, roll=True)]
-    assert core.handle(at(3, Looked(1, NOTHING))) == [MakeCheckpoint(1, 0)]
-    assert core.handle(at(4, Made(1))) == [ListFiles((1,))]
+    assert core.handle(at(2)) == [PollShard(1, roll=True)]
+    assert core.handle(at(3, ShardPolled(1, NOTHING))) == [MakeCheckpoint(1, 0)]
+    assert core.handle(at(4, CheckpointFinished(1))) == [ListFiles((1,))]
     assert core.handle(at(5, FilesListed((1,), ["meta/engine"]))) == [
         Reply(b"op", 7, m.CheckpointMade(["meta/engine"]))
     ]
@@ -288,18 +295,18 @@ def test_a_request_fails_once_with_the_first_shard_that_does(error, status):
     """K1: also when a shard stops; nothing else would ever answer the operator."""
     core = compactor()
     core.handle(at(0, asked(7)))
-    (reply,) = core.handle(at(1, Failed(0, error)))
+    (reply,) = core.handle(at(1, CheckpointFailed(0, error)))
     assert (reply.client, reply.corr, reply.message.status) == (b"op", 7, status)
     core.check()
-    core.handle(at(2, Failed(1, error)))
+    core.handle(at(2, CheckpointFailed(1, error)))
     assert not [each for each in core.handle(at(3)) if isinstance(each, Reply)]
 
 
 def test_files_that_cannot_be_listed_are_the_answer():
     core = compactor(shards=1)
     core.handle(at(0, asked(7)))
-    core.handle(at(1, Looked(0, NOTHING)))
-    core.handle(at(2, Made(0)))
+    core.handle(at(1, ShardPolled(0, NOTHING)))
+    core.handle(at(2, CheckpointFinished(0)))
     (reply,) = core.handle(at(3, FilesListed((1,), CorruptData("bad"))))
     assert isinstance(reply.message, m.ErrorReply)
 
@@ -308,6 +315,6 @@ def test_a_drain_leaves_snapshots_refuses_who_waits_and_stops():
     core = compactor()
     core.handle(at(0, asked(7)))
     leave, refused, stop = core.handle(at(1, DrainRequested()))
-    assert isinstance(leave, LeaveSnapshots)
+    assert isinstance(leave, MakeShutdownCheckpoints)
     assert (refused.corr, refused.message.status) == (7, Status.SHUTTING_DOWN)
     assert stop.code == ExitCode.OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.compactor.pace import LOOK_NS, REST_S, TRICKLE_BYTES_PER_S, Pace
+from actors.compactor.throttle import PAUSE_S, SAMPLE_INTERVAL_NS, TRICKLE_BYTES_PER_S, CompactionThrottle
 from ringlog.testing.clock import ManualClock
 
 
@@ -14,21 +14,21 @@ class Shards:
     def __init__(self) -> None:
         self.groups = self.bytes = self.beats = 0
         self.clock = ManualClock()
-        self.pace = Pace(self.clock, lambda: (self.groups, self.bytes), self._beat)
+        self.pace = CompactionThrottle(self.clock, lambda: (self.groups, self.bytes), self._beat)
 
     def _beat(self) -> None:
         self.beats += 1
 
     def take(self, groups: int, bytes_per_s: float) -> None:
         """Time for a look passes, in which they take so much."""
-        self.clock.advance(LOOK_NS / 1e9)
+        self.clock.advance(SAMPLE_INTERVAL_NS / 1e9)
         self.groups += groups
-        self.bytes += int(bytes_per_s * LOOK_NS / 1e9)
+        self.bytes += int(bytes_per_s * SAMPLE_INTERVAL_NS / 1e9)
 
     def rested_s(self) -> float:
         """How long the pass rests behind its next piece."""
         before = self.clock.monotonic_ns()
-        self.pace.rest()
+        self.pace.pause_if_contended()
         return (self.clock.monotonic_ns() - before) / 1e9
 
 
@@ -43,7 +43,7 @@ def test_a_pass_rests_where_somebody_waits_for_small_groups(
 ) -> None:
     shards = Shards()
     shards.take(groups, bytes_per_s)
-    assert shards.rested_s() == pytest.approx(REST_S if rests else 0)
+    assert shards.rested_s() == pytest.approx(PAUSE_S if rests else 0)
     assert shards.beats == rests, "who rests says that it gets on"
 
 
@@ -54,7 +54,7 @@ def test_a_backlog_is_absorbed_at_full_speed() -> None:
     shards.pace.is_urgent = True
     assert shards.rested_s() == 0
     shards.pace.is_urgent = False
-    assert shards.rested_s() == pytest.approx(REST_S)
+    assert shards.rested_s() == pytest.approx(PAUSE_S)
 
 
 def test_a_look_holds_for_a_while_and_then_is_taken_anew() -> None:
@@ -71,4 +71,4 @@ def test_a_look_holds_for_a_while_and_then_is_taken_anew() -> None:
 def test_what_a_resting_pass_absorbs_is_more_than_a_trickle_adds() -> None:
     """The bound: the log that waits shrinks, whoever is writing."""
     piece = 64 << 10
-    assert piece / (REST_S + 0.002) > 1.5 * TRICKLE_BYTES_PER_S
+    assert piece / (PAUSE_S + 0.002) > 1.5 * TRICKLE_BYTES_PER_S

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from actors.compactor.passes import BACKLOG_BYTES, Passes
+from actors.compactor.pass_executor import BACKLOG_BYTES, PassExecutor
 from ringlog.errors import CorruptData, ShuttingDown
 
 
 @pytest.fixture
 def passes():
-    made = Passes()
+    made = PassExecutor()
     yield made
     made.close()
 
@@ -46,7 +46,7 @@ def test_what_a_pass_raises_arrives(passes):
 
 
 def test_a_pass_that_does_not_come_to_its_end_is_left_alone_at_the_stop(passes, monkeypatch):
-    monkeypatch.setattr("actors.compactor.passes.PASS_END_S", 0.01)
+    monkeypatch.setattr("actors.compactor.pass_executor.PASS_END_S", 0.01)
     may_end = threading.Event()
     try:
         with pytest.raises(ShuttingDown):

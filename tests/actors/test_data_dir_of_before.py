@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ringlog
-from ringlog.client.pages import Record
+from ringlog.client.read.pages import Record
 from ringlog.testing.real_engine import TestEngine, engine
 from ringlog.verify.directory import verify_directory
 from tests.spark.world import checkpoint

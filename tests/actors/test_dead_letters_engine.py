@@ -8,13 +8,13 @@ import pytest
 import zmq
 
 import ringlog
-from actors.scheduler.dead_letters import producer_of
+from actors.scheduler.forwarding.dead_letters import copy_producer_id
 from ringlog import stop_points
 from ringlog.board.processes import shard_socket
 from ringlog.client import EARLIEST, Client
-from ringlog.client.letters import in_parts
-from ringlog.client.pages import Record
+from ringlog.client.leases.dead_letters import split_for_move
 from ringlog.client.queue import Queue
+from ringlog.client.read.pages import Record
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import InvalidRequest, LeaseLost
@@ -38,17 +38,17 @@ STAMPS = ("$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 
 def test_messages_hold_as_many_jobs_as_they_may_and_at_least_one():
     many = [Record(seq=n, ts=0, data=b"x") for n in range(2 * DEAD_LETTERS_PER_MOVE + 1)]
-    assert list(map(len, in_parts(many))) == [DEAD_LETTERS_PER_MOVE, DEAD_LETTERS_PER_MOVE, 1]
+    assert list(map(len, split_for_move(many))) == [DEAD_LETTERS_PER_MOVE, DEAD_LETTERS_PER_MOVE, 1]
     large = [Record(seq=n, ts=0, data=bytes(DEAD_LETTERS_BYTES_PER_MOVE)) for n in range(3)]
-    assert list(map(len, in_parts(large))) == [1, 1, 1]
-    assert in_parts([]) == []
+    assert list(map(len, split_for_move(large))) == [1, 1, 1]
+    assert split_for_move([]) == []
 
 
 def test_a_jobs_producer_is_its_own_and_always_the_same():
     """QD-4: by queue, life of the queue and number."""
-    ids = {producer_of(topic, epoch, seq) for topic in (1, 2) for epoch in (1, 2) for seq in (1, 2)}
+    ids = {copy_producer_id(topic, epoch, seq) for topic in (1, 2) for epoch in (1, 2) for seq in (1, 2)}
     assert len(ids) == 8
-    assert producer_of(1, 2, 3) == producer_of(1, 2, 3)
+    assert copy_producer_id(1, 2, 3) == copy_producer_id(1, 2, 3)
 
 
 # -- a real engine ----------------------------------------------------------------------------------------

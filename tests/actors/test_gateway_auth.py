@@ -6,7 +6,7 @@ import pytest
 from zmq.utils import z85
 
 from actors.gateway import auth
-from actors.gateway.rights import SCOPES
+from actors.gateway.permissions import SCOPES
 from actors.gateway.zap import answer
 from ringlog.envelope import messages as m
 from ringlog.errors import ConfigError, Forbidden, Unauthorized

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from actors.gateway import events as ev
+from actors.gateway.append_validation import check_frames
 from actors.gateway.auth import LOCAL_ID, KeyRing, Principal
-from actors.gateway.core import Gateway, Identity
-from actors.gateway.inspect import check_frames
+from actors.gateway.core import GatewayCore, GatewayIdentity
+from actors.gateway.permissions import SCOPES
 from actors.gateway.replies import error_reply
-from actors.gateway.rights import SCOPES
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -20,7 +20,7 @@ from ringlog.errors import (
     TopicNotFound,
 )
 from ringlog.frame import batch, layout
-from ringlog.frame.settle import WORDS, refused_entry
+from ringlog.frame.settle_entry import WORDS, refused_entry
 from ringlog.limits import GATEWAY_BYTES_PER_CONNECTION_MAX, GATEWAY_REQUESTS_PER_CONNECTION_MAX
 from ringlog.placement import home_shard
 from ringlog.testing.log_file import sealed_frame
@@ -46,7 +46,9 @@ class Driver:
     """A gateway with its clock, and short words for what one does to it."""
 
     def __init__(self, shards=2, ring_frame_bytes_max=4096, **bounds):
-        self.core = Gateway(Identity("e" * 32, "0", 1, shards, 9, ring_frame_bytes_max, **bounds), KEYS)
+        self.core = GatewayCore(
+            GatewayIdentity("e" * 32, "0", 1, shards, 9, ring_frame_bytes_max, **bounds), KEYS
+        )
         self.shards = shards
         self.corr = 0
 
@@ -57,7 +59,7 @@ class Driver:
 
     def ask(self, message, attachment=None, client=BOB, user="b-id"):
         self.corr += 1
-        return self.feed(ev.Asked(client, user, self.corr, message, attachment))
+        return self.feed(ev.ClientRequestReceived(client, user, self.corr, message, attachment))
 
     def answer(self, effect, message=None, error=None):
         return self.feed(ev.ShardAnswered(effect.ticket, message, error))
@@ -420,7 +422,7 @@ def test_a_waiting_read_holds_nothing_and_walks_once_more(gateway):
     watch = only(gateway.feed(ev.FramesRead(read.ticket, 0, 0, 0, 5)), ev.WatchTopic)
     assert (watch.slot, watch.topic_id, watch.epoch, watch.head_seq) == (3, 7, 1, 5)
     assert gateway.core.next_deadline_ns() == 1000 * MS
-    asked = only(gateway.feed(ev.TopicMoved(watch.ticket)), ev.AskShard)
+    asked = only(gateway.feed(ev.TopicHeadChanged(watch.ticket)), ev.AskShard)
     read = only(gateway.answer(asked, located(head=6)), ev.ReadFiles)
     assert only(gateway.feed(ev.FramesRead(read.ticket, 1, 1, 6, 6, b"f")), Reply).message.next_after == 6
     assert gateway.core.next_deadline_ns() is None
@@ -434,9 +436,9 @@ def test_a_waiting_read_ends_with_its_time(gateway):
     watch = only(gateway.feed(ev.FramesRead(read.ticket, 0, 0, 0, 5)), ev.WatchTopic)
     assert gateway.feed(Tick(0, 999 * MS)) == []
     unwatch, reply = gateway.feed(Tick(0, 1000 * MS))
-    assert unwatch == ev.Unwatch(watch.ticket)
+    assert unwatch == ev.UnwatchTopic(watch.ticket)
     assert (reply.message.caught_up, reply.message.frames) == (True, 0)
-    assert gateway.feed(ev.TopicMoved(watch.ticket)) == []
+    assert gateway.feed(ev.TopicHeadChanged(watch.ticket)) == []
 
 
 def test_waiting_is_clamped_to_half_a_minute(gateway):
@@ -474,7 +476,7 @@ def test_a_client_that_is_gone_is_forgotten(gateway):
     read = read_as_far_as_files(gateway, m.Read("t", 5, wait_ms=1000), located())
     watch = only(gateway.feed(ev.FramesRead(read.ticket, 0, 0, 0, 5)), ev.WatchTopic)
     push = only(gateway.ask(m.Append("t", 1), frame()), ev.PushFrames)
-    assert gateway.feed(ev.ClientGone(BOB)) == [ev.Unwatch(watch.ticket)]
+    assert gateway.feed(ev.ClientDisconnected(BOB)) == [ev.UnwatchTopic(watch.ticket)]
     assert gateway.core.requests_held == 1
     assert gateway.feed(ev.FramesSettled(push.ticket, entries(1))) == []
     assert gateway.core.requests_held == 0
@@ -500,7 +502,7 @@ def test_draining_does_not_wait_for_schedulers_which_stop_as_well(gateway):
     """SD-1: neither for who has been asked to follow something, nor for who would be."""
     gateway.know("t")
     wanted = m.Subscribe(1, [m.Feed(1, "t", 7, 1, 0, 0)], 4)
-    follow = only(gateway.ask(wanted), ev.Follow)
+    follow = only(gateway.ask(wanted), ev.SubscribeFeeds)
     listing = only(gateway.ask(m.RouterList()), ev.AskShard)
     late = only(gateway.ask(m.Subscribe(2, [m.Feed(1, "late", 8, 1, 0, 0)], 4)), ev.AskShard)
     for refused in gateway.feed(DrainRequested()):
@@ -510,7 +512,7 @@ def test_draining_does_not_wait_for_schedulers_which_stop_as_well(gateway):
     refused, stop = gateway.answer(late, info("late", 8))
     assert error_of([refused])[0] is Status.SHUTTING_DOWN
     assert isinstance(stop, Stop)
-    assert gateway.feed(ev.Followed(follow.ticket, None)) == []
+    assert gateway.feed(ev.SubscribeCompleted(follow.ticket, None)) == []
 
 
 def test_routers_catch_up_for_the_topic_of_the_name_and_no_other(gateway):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.gateway.deliveries import Deliveries
+from actors.gateway.subscription_relay import SubscriptionRelay
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
 from ringlog.limits import LINK_SILENCE_MS, SUBSCRIPTIONS_PER_LINK_MAX
-from ringlog.link.delivery import OPEN_END
-from ringlog.link.peer import Reply
-from ringlog.testing.played_scheduler import PlayedHost, topic
+from ringlog.link.delivery import UNBOUNDED
+from ringlog.link.peer import PeerReply
+from ringlog.testing.fake_scheduler import FakeDeliveryHost, topic
 
 pytestmark = pytest.mark.timeout(30)
 ALICE, BOB = b"talice", b"tbob"
@@ -21,19 +21,19 @@ class World:
     """Deliveries, the scheduler behind them, and what clients were told."""
 
     def __init__(self):
-        self.host = PlayedHost()
+        self.host = FakeDeliveryHost()
         self.said = []
-        self.deliveries = Deliveries(self.host.delivery, lambda *what: self.said.append(what))
+        self.deliveries = SubscriptionRelay(self.host.delivery, lambda *what: self.said.append(what))
 
     @property
     def scheduler(self):
-        return self.host.played[0]
+        return self.host.fake_schedulers[0]
 
     def follow(self, client, number, *feeds, gone=(), **options):
         asked = m.Subscribe(number, [], **({"credit": 2} | options))
         now = self.host.clock.monotonic_ns()
-        following = self.deliveries.follow(client, asked, feeds, gone, now)
-        told = self.scheduler.answer()
+        following = self.deliveries.subscribe(client, asked, feeds, gone, now)
+        told = self.scheduler.answer_all()
         assert following.is_done
         return told
 
@@ -48,7 +48,7 @@ class World:
 
     def take(self, client, *rows):
         data = np.array([[*row, 1] for row in rows], dtype=np.uint64).tobytes()
-        self.deliveries.taken(client, data, self.host.clock.monotonic_ns())
+        self.deliveries.return_grants(client, data, self.host.clock.monotonic_ns())
 
 
 @pytest.fixture
@@ -60,29 +60,29 @@ def test_turns_go_on_under_the_clients_numbers_and_without_hints(world):
     """Names of files and places are nobody's business elsewhere."""
     (asked,) = world.follow(ALICE, 70, (700, topic(7), 3))
     ours = asked.subscription, asked.feeds[0].feed
-    world.host.turns((*ours, 9, 4, 9, 1, 4096, 8192))
+    world.host.give_grants((*ours, 9, 4, 9, 1, 4096, 8192))
     ((client, message, data),) = world.said
     assert (client, message) == (ALICE, m.Turns(1))
     assert np.frombuffer(data, np.uint64).tolist() == [70, 700, 9, 0, 0, 0, 0, 0]
     world.take(ALICE, (70, 700, 9))
-    assert world.scheduler.taken() == [[*ours, 9, 1]]
+    assert world.scheduler.returned_grants() == [[*ours, 9, 1]]
 
 
 def test_two_clients_may_use_the_same_numbers(world):
     first = world.follow(ALICE, 1, (1, topic(7), 0))[0]
     second = world.follow(BOB, 1, (1, topic(8), 0))[0]
     assert first.subscription != second.subscription
-    world.host.turns((second.subscription, second.feeds[0].feed, 5))
+    world.host.give_grants((second.subscription, second.feeds[0].feed, 5))
     assert world.rows(BOB) == [(1, 1, 5)]
-    world.deliveries.forget(BOB)
-    world.host.turns((first.subscription, first.feeds[0].feed, 6))
+    world.deliveries.forget_client(BOB)
+    world.host.give_grants((first.subscription, first.feeds[0].feed, 6))
     assert world.rows(ALICE) == [(1, 1, 6)]
 
 
 def test_topics_that_are_gone_get_a_turn_so_that_the_client_finds_out(world):
     """SSE-26."""
     world.follow(ALICE, 1, gone=[5, 6])
-    assert world.rows(ALICE) == [(1, 5, OPEN_END), (1, 6, OPEN_END)]
+    assert world.rows(ALICE) == [(1, 5, UNBOUNDED), (1, 6, UNBOUNDED)]
 
 
 def test_who_is_not_known_is_told_to_subscribe_anew(world):
@@ -96,9 +96,9 @@ def test_who_is_silent_for_long_is_forgotten(world):
     world.host.clock.advance(LINK_SILENCE_MS / 2000)
     world.take(BOB)
     world.host.clock.advance(LINK_SILENCE_MS / 2000 + 1)
-    world.deliveries.forget_silent(world.host.clock.monotonic_ns())
+    world.deliveries.forget_silent_clients(world.host.clock.monotonic_ns())
     assert world.deliveries.subscriptions == 1
-    assert [type(asked) for asked in world.scheduler.answer()] == [m.Unsubscribe]
+    assert [type(asked) for asked in world.scheduler.answer_all()] == [m.Unsubscribe]
     world.take(ALICE)
     assert world.said == [(ALICE, m.SubscriptionsLost(), None)]
 
@@ -106,11 +106,11 @@ def test_who_is_silent_for_long_is_forgotten(world):
 def test_unfollowing_ends_feeds_and_the_last_one_everything(world):
     asked = world.follow(ALICE, 1, (1, topic(7), 0), (2, topic(8), 0))[0]
     numbers = {feed.topic_id: feed.feed for feed in asked.feeds}
-    world.deliveries.unfollow(ALICE, 1, [1])
-    world.host.turns((asked.subscription, numbers[7], 9), (asked.subscription, numbers[8], 9))
+    world.deliveries.unsubscribe(ALICE, 1, [1])
+    world.host.give_grants((asked.subscription, numbers[7], 9), (asked.subscription, numbers[8], 9))
     assert world.rows(ALICE) == [(1, 2, 9)]
-    world.deliveries.unfollow(ALICE, 1, [])
-    world.deliveries.unfollow(ALICE, 1, [])
+    world.deliveries.unsubscribe(ALICE, 1, [])
+    world.deliveries.unsubscribe(ALICE, 1, [])
     assert world.deliveries.subscriptions == 0
 
 
@@ -121,20 +121,20 @@ def test_the_same_feed_again_moves_it(world):
     moved = next(asked for asked in again if isinstance(asked, m.Subscribe))
     assert (moved.subscription, moved.feeds[0].after) == (first.subscription, 8)
     for asked in (first, moved):
-        world.host.turns((moved.subscription, asked.feeds[0].feed, 9))
+        world.host.give_grants((moved.subscription, asked.feeds[0].feed, 9))
     assert world.rows(ALICE) == [(1, 1, 9)]
 
 
 def test_there_is_a_bound_and_it_is_an_answer(world):
     """LIM-2, LIM-3."""
     for number in range(SUBSCRIPTIONS_PER_LINK_MAX):
-        world.deliveries.follow(ALICE, m.Subscribe(number, [], 1), [], [], 0)
+        world.deliveries.subscribe(ALICE, m.Subscribe(number, [], 1), [], [], 0)
     with pytest.raises(Throttled) as caught:
-        world.deliveries.follow(ALICE, m.Subscribe(-1, [], 1), [], [], 0)
+        world.deliveries.subscribe(ALICE, m.Subscribe(-1, [], 1), [], [], 0)
     assert caught.value.detail["max"] == SUBSCRIPTIONS_PER_LINK_MAX
 
 
 def test_patterns_hear_of_names(world):
     world.follow(ALICE, 1, (1, topic(7), 0), names=True)
-    world.host.delivery.scheduler_said(0, Reply(m.TopicsChanged()))
+    world.host.delivery.scheduler_message(0, PeerReply(m.TopicsChanged()))
     assert (ALICE, m.TopicsChanged(), None) in world.said

@@ -6,26 +6,26 @@ import numpy as np
 from pyroaring import BitMap64
 
 from actors.gateway.events import ReadFiles
-from actors.gateway.files import _Tray
-from ringlog.client.portion import Portion
-from ringlog.client.remote_source import received
+from actors.gateway.frame_reader import _ReadReplyBuilder
+from ringlog.client.read.fetch_result import FetchResult
+from ringlog.client.read.remote_source import decode_received_frames
 from ringlog.envelope import messages as m
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame
-from ringlog.frame.codec import patch
-from ringlog.storage.mask import Mask
+from ringlog.frame.codec import patch_header
 from ringlog.storage.reader import FrameRun
+from ringlog.storage.visibility import VisibilityFilter
 
 
 def run_of(first: int, last: int) -> FrameRun:
     """One frame with these records."""
     encoded = encode_records([b"%d" % seq for seq in range(first, last + 1)])
     made = bytearray(frame(encoded, topic_id=5))
-    patch(made, base_seq=first, commit_ts=1_000 + first, epoch=1)
+    patch_header(made, base_seq=first, commit_ts=1_000 + first, epoch=1)
     words = frames.words_of(made)
     at = np.zeros(1, dtype=np.int64)
     return FrameRun(
-        made, frames.FrameBatch(at, frames.headers_at(words, at), len(made), frames.End.CLEAN), 0, "", 0
+        made, frames.FrameBatch(at, frames.headers_at(words, at), len(made), frames.ScanEnd.CLEAN), 0, "", 0
     )
 
 
@@ -33,13 +33,13 @@ def test_what_is_deleted_stays_hidden_where_a_later_frame_reaches_back_over_it()
     """DR-13: the second frame shows nothing and is left out; the third holds its last records once more."""
     deleted = BitMap64(range(6, 11))
     located = m.Located("t", 5, 1, 0, 0, 15, 1, 1, 1, 1, False, [])
-    tray = _Tray(ReadFiles(0, located, 0, 15, 100, 1 << 20), Mask(deleted))
+    tray = _ReadReplyBuilder(ReadFiles(0, located, 0, 15, 100, 1 << 20), VisibilityFilter(deleted))
     for run in (run_of(1, 5), run_of(4, 10), run_of(3, 15)):
-        tray.take(run)
-    packed = tray.packed()
+        tray.add_run(run)
+    packed = tray.build()
     assert packed.frames == 2
     hidden = np.array(BitMap64.deserialize(packed.hidden).to_array(), dtype=np.int64)
-    runs = received("t", packed.frames, 0, memoryview(packed.data))
-    portion = Portion(1, 15, 1, None, 0, runs, packed.examined, hidden)
-    shown = [seq for piece in portion.pieces("t") for seq in piece.seqs.tolist()]
+    runs = decode_received_frames("t", packed.frames, 0, memoryview(packed.data))
+    portion = FetchResult(1, 15, 1, None, 0, runs, packed.examined, hidden)
+    shown = [seq for piece in portion.batches("t") for seq in piece.seqs.tolist()]
     assert shown == [1, 2, 3, 4, 5, 11, 12, 13, 14, 15]

@@ -19,7 +19,7 @@ INFO = m.TopicInfo("t", 7, 3, 1, 0, False, {"type": "log"})
 
 def claimed(driver: Driver, message: Any, *runs: tuple[int, int, int, int]) -> tuple[Any, ev.ReadFiles]:
     """Have it claim; returns what the shard was asked, and the first read of what it gives."""
-    (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, message, None))
+    (asked,) = driver.feed(ev.ClientRequestReceived(b"c", "w-id", 1, message, None))
     (at_shard,) = driver.feed(ev.ShardAnswered(asked.ticket, INFO))
     effects = driver.feed(ev.ShardAnswered(at_shard.ticket, m.ClaimReply("t", 7, 3, 5_000, 4, list(runs))))
     located = m.Located("t", 7, 3, 1, 0, 100, 1, 1, 1, 1, False, extents=[])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.gateway.intake import Flow, Intake
+from actors.gateway.append_admission import AppendAdmission, Flow
 from ringlog.envelope import messages as m
 from ringlog.errors import Throttled
 from ringlog.limits import INTAKE_BYTES_MAX, INTAKE_REQUESTS_MAX, PRESSURE_RETRY_MS
@@ -19,12 +19,12 @@ class Door:
     """Appends that are let in and wait for their shard's answer."""
 
     def __init__(self) -> None:
-        self.intake = Intake()
+        self.intake = AppendAdmission()
         self.waiting: list[Flow] = []
 
     def append(self, shard: int = 0, nbytes: int = 10, **options: Any) -> Flow:
         """Let one in; raises Throttled."""
-        flow = self.intake.through(shard, m.Append("t", 1, **options), nbytes, self._asks())
+        flow = self.intake.run_admitted(shard, m.Append("t", 1, **options), nbytes, self._asks())
         assert next(flow) == "asked"
         self.waiting.append(flow)
         return flow
@@ -47,7 +47,7 @@ def door() -> Iterator[Door]:
     yield door
     for flow in list(door.waiting):
         door.answer(flow)
-    assert [door.intake.held(shard) for shard in range(2)] == [(0, 0), (0, 0)], "all given back (LIM-4)"
+    assert [door.intake.in_flight(shard) for shard in range(2)] == [(0, 0), (0, 0)], "all given back (LIM-4)"
 
 
 def test_as_many_as_the_bound_are_let_in_and_no_more(door: Door) -> None:
@@ -76,20 +76,20 @@ def test_under_pressure_half_of_it_is_all_there_is(door: Door) -> None:
     for _ in range(INTAKE_REQUESTS_MAX // 2):
         door.append()
         door.append(shard=1)
-    door.intake.refusing = frozenset({0})
+    door.intake.refusing_shards = frozenset({0})
     with pytest.raises(Throttled) as refused:
         door.append()
     assert refused.value.detail == {"reason": "pressure", "topic": "t", "retry_after_ms": PRESSURE_RETRY_MS}
     door.append(shard=1)
     door.append(disable_backpressure=True)
-    door.intake.refusing = frozenset()
+    door.intake.refusing_shards = frozenset()
     door.append()
-    assert door.intake.refused == 1, "what is counted is refused for pressure"
+    assert door.intake.refused_appends == 1, "what is counted is refused for pressure"
 
 
 def test_pressure_alone_refuses_nothing(door: Door) -> None:
     """G-3: the intake has to be full as well."""
-    door.intake.refusing = frozenset({0})
+    door.intake.refusing_shards = frozenset({0})
     for _ in range(INTAKE_REQUESTS_MAX // 2):
         door.append()
     with pytest.raises(Throttled, match="pressure"):
@@ -102,4 +102,4 @@ def test_what_fails_gives_its_room_back(door: Door) -> None:
     door.waiting.remove(flow)
     with pytest.raises(Throttled, match="elsewhere"):
         flow.throw(Throttled("elsewhere"))
-    assert door.intake.held(0) == (0, 0)
+    assert door.intake.in_flight(0) == (0, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from actors.gateway import events as ev
 from actors.gateway.auth import KeyRing, Principal, authorise
-from actors.gateway.core import Gateway, Identity
+from actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.contract import Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, Forbidden, NotAQueue, Status
@@ -24,7 +24,7 @@ class Driver:
     """A gateway that knows queue `q`, and what its claim asks for, step by step."""
 
     def __init__(self) -> None:
-        self.core = Gateway(Identity("e" * 32, "0", 1, 2, 9, 4096), KEYS)
+        self.core = GatewayCore(GatewayIdentity("e" * 32, "0", 1, 2, 9, 4096), KEYS)
         self.feed(Tick(US, 1))
 
     def feed(self, *events: Any) -> list[Any]:
@@ -36,7 +36,9 @@ class Driver:
         self, *runs: tuple[int, int, int, int], wait_ms: int = 0, head: int = 100
     ) -> ev.ReadFiles | Any:
         """Claim; the shard gives these runs. Returns the last effect: the first read, or the answer."""
-        (asked,) = self.feed(ev.Asked(b"c", "w-id", 1, m.Claim("q", "w", 9, wait_ms=wait_ms, call=8), None))
+        (asked,) = self.feed(
+            ev.ClientRequestReceived(b"c", "w-id", 1, m.Claim("q", "w", 9, wait_ms=wait_ms, call=8), None)
+        )
         (claimed,) = self.feed(
             ev.ShardAnswered(asked.ticket, m.TopicInfo("q", 7, 3, 1, 0, False, {"type": "queue"}))
         )
@@ -131,7 +133,7 @@ def test_what_cannot_be_read_is_given_back_and_an_error_when_it_is_the_first():
 
 def test_a_refusal_of_the_shard_is_the_answer():
     driver = Driver()
-    (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, m.Claim("q", "w"), None))
+    (asked,) = driver.feed(ev.ClientRequestReceived(b"c", "w-id", 1, m.Claim("q", "w"), None))
     info = m.TopicInfo("q", 7, 3, 1, 0, False, {})
     (claimed,) = driver.feed(ev.ShardAnswered(asked.ticket, info))
     effects = driver.feed(ev.ShardAnswered(claimed.ticket, None, NotAQueue("not a queue", topic="q")))
@@ -169,7 +171,7 @@ def test_moving_dead_letters_is_for_the_engine_alone(message):
 @pytest.mark.parametrize("brought", ["payloads", "frames"])
 def test_jobs_that_the_shard_has_in_memory_are_passed_on(brought):
     driver = Driver()
-    (asked,) = driver.feed(ev.Asked(b"c", "w-id", 1, m.Claim("q", "w", 9, call=8), None))
+    (asked,) = driver.feed(ev.ClientRequestReceived(b"c", "w-id", 1, m.Claim("q", "w", 9, call=8), None))
     info = m.TopicInfo("q", 7, 3, 1, 0, False, {"type": "queue"})
     (claimed,) = driver.feed(ev.ShardAnswered(asked.ticket, info))
     given = m.ClaimReply("q", 7, 3, 5_000, 4, [(3, 1, 1, 70)])

@@ -2,7 +2,7 @@
 
 from actors.gateway import events as ev
 from actors.gateway.auth import KeyRing, Principal
-from actors.gateway.core import Gateway, Identity
+from actors.gateway.core import GatewayCore, GatewayIdentity
 from ringlog.contract import Reply, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, StaleEpoch, Status
@@ -21,7 +21,7 @@ class Driver:
     """A gateway that knows topic `t`, and short words for what one does to it."""
 
     def __init__(self, **bounds):
-        self.core = Gateway(Identity("e" * 32, "0", 1, 2, 9, 4096, **bounds), KEYS)
+        self.core = GatewayCore(GatewayIdentity("e" * 32, "0", 1, 2, 9, 4096, **bounds), KEYS)
         self.feed(Tick(US, 1))
 
     def feed(self, *events):
@@ -31,7 +31,7 @@ class Driver:
 
     def ask(self, message, user):
         """The effects of a request, the topic resolved on the way."""
-        effects = self.feed(ev.Asked(b"c", user, 1, message, None))
+        effects = self.feed(ev.ClientRequestReceived(b"c", user, 1, message, None))
         if effects and isinstance(effects[0], ev.AskShard) and isinstance(effects[0].message, m.TopicResolve):
             info = m.TopicInfo("t", 7, 3, 1, 0, False, {})
             effects = self.feed(ev.ShardAnswered(effects[0].ticket, info))
@@ -82,7 +82,9 @@ def test_a_delete_for_another_life_makes_the_gateway_look_again():
     asked = only(gateway.ask(m.RecordsDelete("t", 5, epoch=2), "d-id"), ev.AskShard)
     refused = gateway.feed(ev.ShardAnswered(asked.ticket, None, StaleEpoch("another life", topic="t")))
     assert status_of(refused) is Status.STALE_EPOCH
-    again = only(gateway.feed(ev.Asked(b"c", "d-id", 2, m.RecordsDelete("t", 5), None)), ev.AskShard)
+    again = only(
+        gateway.feed(ev.ClientRequestReceived(b"c", "d-id", 2, m.RecordsDelete("t", 5), None)), ev.AskShard
+    )
     assert isinstance(again.message, m.TopicResolve)
 
 
@@ -128,7 +130,7 @@ def test_cold_records_are_fetched_by_the_relocator_and_never_by_the_gateway():
     want = m.ColdRead("topics/x.data", 4096, 8192)
     cold = only(gateway.feed(ev.FramesRead(files.ticket, 0, 0, 0, 0, cold=want)), ev.ReadCold)
     assert cold.wanted == want
-    again = only(gateway.feed(ev.ColdArrived(cold.ticket, b"bytes")), ev.ReadFiles)
+    again = only(gateway.feed(ev.ColdReadCompleted(cold.ticket, b"bytes")), ev.ReadFiles)
     assert (again.cold, again.cold_data) == (want, b"bytes")
     assert only(gateway.feed(ev.FramesRead(again.ticket, 1, 9, 9, 9, b"f")), Reply).message.frames == 1
 
@@ -140,7 +142,7 @@ def test_a_cold_store_that_does_not_answer_is_not_ready_and_no_loss():
     want = m.ColdRead("topics/x.data", 4096, 8192)
     cold = only(gateway.feed(ev.FramesRead(files.ticket, 0, 0, 0, 0, cold=want)), ev.ReadCold)
     gone = NotReady("gone", reason="cold_unavailable")
-    reply = only(gateway.feed(ev.ColdArrived(cold.ticket, None, gone)), Reply).message
+    reply = only(gateway.feed(ev.ColdReadCompleted(cold.ticket, None, gone)), Reply).message
     assert (Status(reply.status), reply.detail["reason"]) == (Status.NOT_READY, "cold_unavailable")
 
 
@@ -152,7 +154,7 @@ def test_cold_records_that_keep_moving_end_in_an_answer():
             break
         want = m.ColdRead("topics/x.data", n * 8, n * 8 + 8)
         cold = only(gateway.feed(ev.FramesRead(effects[0].ticket, 0, 0, 0, 0, cold=want)), ev.ReadCold)
-        effects = gateway.feed(ev.ColdArrived(cold.ticket, b"bytes"))
+        effects = gateway.feed(ev.ColdReadCompleted(cold.ticket, b"bytes"))
     assert status_of(effects) is Status.NOT_READY
 
 

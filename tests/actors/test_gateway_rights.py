@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from actors.gateway.auth import Principal, authorise
-from actors.gateway.rights import OPEN_TO_ALL, OWNER_ONLY, RIGHTS, SCOPES, SETTINGS, Leases
+from actors.gateway.permissions import OPEN_TO_ALL, OWNER_ONLY, PERMISSIONS, SCOPES, SETTINGS, LeaseOwner
 from ringlog.envelope import messages as m
 from ringlog.envelope.messages import KINDS
 from ringlog.errors import Forbidden, InvalidRequest
@@ -47,12 +47,12 @@ NO_NAMES = frozenset(
 )  # fmt: skip
 """Fields that hold text which names neither a topic nor a router. A group lies within its topic."""
 KEY = "reached."
-ROWS = sorted(RIGHTS, key=lambda key: (key[0].__name__, key[1] is Leases.GROUP))
+ROWS = sorted(PERMISSIONS, key=lambda key: (key[0].__name__, key[1] is LeaseOwner.GROUP))
 IDS = [f"{kind.__name__}{'' if leases is None else '-' + leases.name}" for kind, leases in ROWS]
 
 
 def test_every_message_has_its_row_or_is_no_operation_of_the_gateway() -> None:
-    rows = {kind.__name__ for kind, _ in RIGHTS}
+    rows = {kind.__name__ for kind, _ in PERMISSIONS}
     others = {kind.__name__ for kind in OPEN_TO_ALL | OWNER_ONLY}
     assert rows | others | NO_OPERATION == set(KINDS)
     assert len(rows) + len(others) + len(NO_OPERATION) == len(KINDS)
@@ -68,11 +68,14 @@ def test_what_has_no_row_is_refused_to_every_key(kind: str) -> None:
 
 def test_requests_about_leases_say_whose_they_are() -> None:
     """A kind whose group may be empty has a row for a queue's own leases and one for a group's."""
-    for kind, leases in RIGHTS:
+    for kind, leases in PERMISSIONS:
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         assert ("group" in fields) == (leases is not None and kind is not m.GroupList), kind
         if "group" in fields and not fields["group"].required:
-            assert {each for name, each in RIGHTS if name is kind} == {Leases.OWN, Leases.GROUP}, kind
+            assert {each for name, each in PERMISSIONS if name is kind} == {
+                LeaseOwner.OWN,
+                LeaseOwner.GROUP,
+            }, kind
 
 
 def _holds_text(hint: Any) -> bool:
@@ -87,7 +90,7 @@ def test_every_field_that_may_hold_a_name_is_in_its_row(row: Any) -> None:
     kind, _ = row
     hints = typing.get_type_hints(kind)
     texts = {field.name for field in msgspec.structs.fields(kind) if _holds_text(hints[field.name])}
-    assert texts - NO_NAMES == {use.field for use in RIGHTS[row] if use.field}
+    assert texts - NO_NAMES == {use.field for use in PERMISSIONS[row] if use.field}
 
 
 def test_every_setting_that_names_a_topic_has_its_scope() -> None:
@@ -109,7 +112,7 @@ def _written(row: Any, name: str) -> m.Message:
     given: dict[str, Any] = {}
     hints = typing.get_type_hints(kind)
     for field in msgspec.structs.fields(kind):
-        if field.name in {use.field for use in RIGHTS[row]}:
+        if field.name in {use.field for use in PERMISSIONS[row]}:
             given[field.name] = name
         elif field.name in texts:
             given[field.name] = texts[field.name]
@@ -119,9 +122,9 @@ def _written(row: Any, name: str) -> m.Message:
         given["config"] = dict.fromkeys(SETTINGS, name)
     if "feeds" in given:
         given["feeds"] = [m.Feed(1, name, 1, 0, 0, 0)]
-    if leases is Leases.OWN and "group" in hints:
+    if leases is LeaseOwner.OWN and "group" in hints:
         given["group"] = ""
-    if leases is Leases.GROUP and "group" in hints:
+    if leases is LeaseOwner.GROUP and "group" in hints:
         given["group"] = "g"
     return kind(**given)
 
@@ -139,7 +142,7 @@ def _named(message: m.Message, field: str, name: str) -> m.Message:
 def test_each_use_of_a_name_needs_its_scope_and_its_prefix(row: Any) -> None:
     """A-8 to A-10, over the whole table."""
     message = _written(row, f"{KEY}t")
-    uses = [use for use in RIGHTS[row] if use.when is None or use.when(message)]
+    uses = [use for use in PERMISSIONS[row] if use.when is None or use.when(message)]
     needed = {scope for use in uses for scope in use.scopes[:1]}
     authorise(Principal("p", frozenset(needed), (KEY,)), message)
     for use in uses:
@@ -171,8 +174,8 @@ def test_an_ack_that_deletes_needs_more_than_read() -> None:
 
 
 def _documented() -> dict[str, str]:
-    """`docs/security.md`: name of a row -> what it needs."""
-    text = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    """`docs/explanation/security.md`: name of a row -> what it needs."""
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "security.md").read_text()
     table = text.split("## What a key may do")[1].split("\n## ")[0]
     found = {}
     for line in table.splitlines():
@@ -186,6 +189,6 @@ def test_the_page_about_security_holds_the_same_table() -> None:
     documented = _documented()
     assert set(documented) == {*IDS, *(kind.__name__ for kind in OPEN_TO_ALL | OWNER_ONLY)}
     for row, name in zip(ROWS, IDS, strict=True):
-        for use in RIGHTS[row]:
+        for use in PERMISSIONS[row]:
             for scope in use.scopes:
                 assert f"`{scope}`" in documented[name], (name, scope)

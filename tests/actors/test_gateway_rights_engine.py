@@ -237,7 +237,7 @@ def test_a_group_that_holds_records_back_is_made_and_moved_by_who_may_configure(
 def test_the_key_file_of_the_docs_lets_a_client_in(
     house: TestEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`RINGLOG_KEY_FILE` as docs/security.md shows it."""
+    """`RINGLOG_KEY_FILE` as docs/explanation/security.md shows it."""
     path = private_file(tmp_path / "reader.key", key_file_text(KEYS["reader"][0]))
     monkeypatch.setenv("RINGLOG_KEY_FILE", path)
     port = house.info.gateway_tcp.rsplit(":", 1)[1]

@@ -8,9 +8,9 @@ import time
 import pytest
 import zmq
 
-from actors.gateway.shell import KEYS_LOOK_NS, Listeners, Shell
+from actors.gateway.shell import KEYS_POLL_NS, GatewayShell, Listeners
 from ringlog.board.board import Board
-from ringlog.config import Limits
+from ringlog.config import LimitsConfig
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.envelope.wire import PROTOCOL, decode, encode
@@ -46,7 +46,7 @@ class House:
             gateway_socket=f"{self.dir}/gateway.sock",
         )  # fmt: skip
         listeners = Listeners("tcp://127.0.0.1:*", SERVER, self.keys_file)
-        self.shell = Shell(boot, listeners, Limits(), ring_bytes=1 << 20, clock=self.clock)
+        self.shell = GatewayShell(boot, listeners, LimitsConfig(), ring_bytes=1 << 20, clock=self.clock)
         self.tcp, self.ipc = self.shell.endpoints
         self.context = zmq.Context()
         self.sockets = []
@@ -151,7 +151,7 @@ def test_a_revoked_key_is_refused_on_its_open_connection_and_on_new_ones(house):
     anne = house.peer(house.tcp, ANNE)
     assert house.ask(anne, HELLO).kind == "Welcome"
     house.write_keys(EVE)
-    house.clock.advance(KEYS_LOOK_NS / 1e9)
+    house.clock.advance(KEYS_POLL_NS / 1e9)
     house.shell.do_work()
     house.shell.do_work()
     assert house.ask(anne, HELLO).message.status == Status.UNAUTHORIZED
@@ -173,7 +173,7 @@ def test_an_empty_keys_file_admits_nobody(house):
 def change_keys(house, text):
     with open(house.keys_file, "w") as file:
         file.write(text)
-    house.clock.advance(KEYS_LOOK_NS / 1e9)
+    house.clock.advance(KEYS_POLL_NS / 1e9)
     house.shell.do_work()
     house.shell.do_work()
 
@@ -182,7 +182,7 @@ def test_a_keys_file_that_others_may_read_is_not_taken_over(house):
     """SEC-28."""
     house.write_keys(EVE)
     os.chmod(house.keys_file, 0o644)
-    house.clock.advance(KEYS_LOOK_NS / 1e9)
+    house.clock.advance(KEYS_POLL_NS / 1e9)
     house.shell.do_work()
     house.shell.do_work()
     assert house.ask(house.peer(house.tcp, EVE), HELLO, seconds=QUIET_S) is None
@@ -255,7 +255,7 @@ def test_raw_bytes_instead_of_a_handshake_are_cut_off(house):
 
 def test_a_client_that_does_not_read_costs_its_own_bounded_buffer(house, monkeypatch):
     """RF-93, SEC-11, SEC-19: it is let go; the other one gets every answer meanwhile."""
-    monkeypatch.setattr("actors.gateway.router.GATEWAY_OUTBOX_BYTES_MAX", 50_000)
+    monkeypatch.setattr("actors.gateway.zmq_frontend.GATEWAY_OUTBOX_BYTES_MAX", 50_000)
     router = house.shell._routers[1]
     slow = house.peer(house.ipc, RCVHWM=1, SNDHWM=0, RCVBUF=4096)
     good = house.peer(house.ipc)
@@ -284,10 +284,10 @@ def test_two_connections_that_claim_one_name_stay_two(house):
 def test_an_address_in_use_is_refused_at_the_start(house):
     boot = house.shell._boot
     with pytest.raises(StartRefused, match="listen"):
-        Shell(
+        GatewayShell(
             boot,
             Listeners(house.tcp, SERVER, house.keys_file),
-            Limits(),
+            LimitsConfig(),
             ring_bytes=1 << 20,
             clock=house.clock,
         )

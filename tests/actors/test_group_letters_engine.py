@@ -8,10 +8,10 @@ import pytest
 
 import ringlog
 import ringlog.aio
-from actors.scheduler.dead_letters import producer_of
+from actors.scheduler.forwarding.dead_letters import copy_producer_id
 from ringlog.client import Client
 from ringlog.client.group import Group
-from ringlog.client.pages import Record
+from ringlog.client.read.pages import Record
 from ringlog.errors import LeaseLost
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
@@ -45,8 +45,8 @@ def is_moved(group: Group) -> bool:
 
 
 def test_a_groups_copies_are_of_producers_of_their_own() -> None:
-    others = {producer_of(1, 2, 4, 7), producer_of(1, 2, 3, 7, 1), producer_of(1, 2, 3, 7, 2)}
-    assert len({producer_of(1, 2, 3, group) for group in (0, 7, 8)} | others) == 6
+    others = {copy_producer_id(1, 2, 4, 7), copy_producer_id(1, 2, 3, 7, 1), copy_producer_id(1, 2, 3, 7, 2)}
+    assert len({copy_producer_id(1, 2, 3, group) for group in (0, 7, 8)} | others) == 6
 
 
 @pytest.mark.parametrize("transport", ["ring", "ipc"])

@@ -16,17 +16,17 @@ import zmq
 import ringlog
 from ringlog.board import pressure
 from ringlog.board.board import Board
-from ringlog.board.layout import G
+from ringlog.board.layout import GovernorField
 from ringlog.board.processes import scheduler_slot, shard_slot, shard_socket
-from ringlog.client.pages import Record
+from ringlog.client.read.pages import Record
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import RequestTimeout, RinglogError, Status, Throttled
 from ringlog.frame import encode_records, frame
-from ringlog.governor import Step
+from ringlog.governor import PressureStep
 from ringlog.limits import GOVERNOR_SAMPLE_MS, PRESSURE_RETRY_MS
-from ringlog.ring.layout import Wants, Word
+from ringlog.ring.layout import RingWord, WakeupFlags
 from ringlog.ring.region import open_ring
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
@@ -118,7 +118,7 @@ def asks_for_no_gathering(running: TestEngine) -> bool:
     (ring,) = Path(running.info.shm_dir).glob("*.ring")
     fd, memory = open_ring(str(ring))
     try:
-        return bool(memory.load(Word.WANTS) & Wants.NO_GATHERING)
+        return bool(memory.load(RingWord.WANTS) & WakeupFlags.NO_BATCH_WINDOW)
     finally:
         memory.close()
         os.close(fd)
@@ -248,7 +248,7 @@ def test_the_instance_takes_over_the_pressure_of_a_shard_as_long_as_that_lives(
             wait_until(
                 lambda: instance_of(board).pressure >= said.pressure, WAIT_S, "the instance to hear of it"
             )
-            assert instance_of(board).step >= Step.WIDEN
+            assert instance_of(board).step >= PressureStep.WIDEN
             assert instance_of(board).fill < 0.5, "delivery has nothing to do with it"
             wait_until(lambda: instance_of(board).pressure < 0.5, WAIT_S, "the instance to doubt it")
         producer.flush(WAIT_S)
@@ -265,5 +265,5 @@ def test_a_governor_that_is_off_refuses_nothing(running: TestEngine, board: Boar
             answers = fill_and_flood(running, client, producer, flood)
             del answers[FLOOD * 10]
             assert all(map(is_acked, answers.values()))
-        assert board.process(shard_slot(0)).get(G.SAMPLED_NS)
+        assert board.process(shard_slot(0)).get(GovernorField.SAMPLED_NS)
         assert shard_of(board).waited_ns == 0

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 import ringlog
-from actors.reclaimer.shell import Shell
+from actors.reclaimer.shell import ReclaimerShell
 from ringlog import stop_points
 from ringlog.board.board import Board
-from ringlog.board.layout import P
+from ringlog.board.layout import ProcessField
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
 from ringlog.errors import Internal, RinglogError
@@ -138,7 +138,7 @@ def test_a_scrub_that_cannot_be_made_is_answered(tmp_path):
 
 def test_one_pass_answers_all_who_asked_before_it(monkeypatch):
     """RF-100: sixteen requests are not sixteen passes over everything."""
-    shell = object.__new__(Shell)
+    shell = object.__new__(ReclaimerShell)
     shell._scrubs_asked, shell._scrubs_done = deque((b"c", corr) for corr in range(5)), deque()
     shell._bell = SimpleNamespace(ring=lambda: None)
     made = []
@@ -192,7 +192,7 @@ def test_a_bucket_serves_cold_records_through_the_relocator(tmp_path):
         checkpoint(host)
         wait_until(lambda: not parts(host.data_dir), 60.0, "the data parts to move")
         read_back(client, 400)
-        assert word(host, "relocator", P.COLD_READS) > 0
+        assert word(host, "relocator", ProcessField.COLD_READS) > 0
 
 
 def test_little_free_space_refuses_records_and_takes_deletes(tmp_path):
@@ -207,7 +207,9 @@ def test_little_free_space_refuses_records_and_takes_deletes(tmp_path):
         with filler.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, 2 * spare)
         with ringlog.connect(host.url) as client:
-            wait_until(lambda: word(host, "reclaimer", P.DISK_LOW) == 1, 30.0, "low space to be seen")
+            wait_until(
+                lambda: word(host, "reclaimer", ProcessField.DISK_LOW) == 1, 30.0, "low space to be seen"
+            )
             wait_until(lambda: not can_write(client), 30.0, "records to be refused")
             client.topics.delete_records(TOPICS[0], before_seq=11)
             filler.unlink()

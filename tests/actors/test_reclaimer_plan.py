@@ -8,36 +8,38 @@ import numpy as np
 import pytest
 from pyroaring import BitMap64
 
-from actors.reclaimer.leftovers import SNAPSHOTS_BEFORE, Leftovers, group_parts
+from actors.reclaimer.orphan_files import SNAPSHOTS_BEFORE_REMOVAL, OrphanFiles, group_parts
 from actors.reclaimer.plan import (
-    Alive,
-    Held,
-    Live,
-    Spans,
-    assess,
-    held_elsewhere,
-    remakes,
+    RegisteredSegment,
+    SegmentLiveness,
+    SegmentSpans,
+    TopicLiveness,
+    assess_segment,
+    contiguous_parts,
+    plan_rewrites,
     row_state,
-    stretches,
+    superseded_ranges,
 )
 from ringlog.envelope.messages import SegmentRef
-from ringlog.limits import PACKS_MAX, SMALL_SEGMENTS_MAX
+from ringlog.limits import SHARED_SEGMENTS_MAX, SMALL_SEGMENTS_MAX
 from ringlog.placement import shard_of
-from ringlog.segment.layout import TOPIC_DTYPE, own_stem, pack_stem
+from ringlog.segment.layout import TOPIC_DTYPE, pack_stem, topic_stem
 
 KIB = 1024
 
 
-def held(number: int, *rows: tuple[int, int, int], epoch: int = 1, tier: int = 0, size: int = 100) -> Held:
+def held(
+    number: int, *rows: tuple[int, int, int], epoch: int = 1, tier: int = 0, size: int = 100
+) -> RegisteredSegment:
     """Rows are (topic, first, last), ten bytes a record."""
     table = np.zeros(len(rows), dtype=TOPIC_DTYPE)
     for at, (topic, first, last) in enumerate(sorted(rows)):
         table[at]["topic_id"], table[at]["epoch"] = topic, epoch
         table[at]["first_seq"], table[at]["last_seq"] = first, last
         table[at]["records"], table[at]["bytes"] = last - first + 1, 10 * (last - first + 1)
-    stem = own_stem(rows[0][0], rows[0][1], number) if len(rows) == 1 else pack_stem(number)
+    stem = topic_stem(rows[0][0], rows[0][1], number) if len(rows) == 1 else pack_stem(number)
     ref = SegmentRef(number, stem, 1, size, int(table["records"].sum()), 1, len(rows), tier, number)
-    return Held(ref, (0,), table)
+    return RegisteredSegment(ref, (0,), table)
 
 
 def never(*_):
@@ -48,15 +50,15 @@ def never(*_):
     ("live", "state"),
     [
         (None, "alive"),
-        (Live(1, 1), "alive"),
-        (Live(0, 1), "dead"),
-        (Live(2, 1), "dead"),
-        (Live(1, 21), "dead"),
-        (Live(1, 20), "mixed"),
-        (Live(1, 1, BitMap64([15])), "mixed"),
-        (Live(1, 1, BitMap64(range(11, 21))), "dead"),
-        (Live(1, 15, BitMap64(range(15, 21))), "dead"),
-        (Live(1, 1, BitMap64([5, 50])), "alive"),
+        (TopicLiveness(1, 1), "alive"),
+        (TopicLiveness(0, 1), "dead"),
+        (TopicLiveness(2, 1), "dead"),
+        (TopicLiveness(1, 21), "dead"),
+        (TopicLiveness(1, 20), "mixed"),
+        (TopicLiveness(1, 1, BitMap64([15])), "mixed"),
+        (TopicLiveness(1, 1, BitMap64(range(11, 21))), "dead"),
+        (TopicLiveness(1, 15, BitMap64(range(15, 21))), "dead"),
+        (TopicLiveness(1, 1, BitMap64([5, 50])), "alive"),
     ],
 )
 def test_a_topic_in_a_segment_is_dead_alive_or_to_be_counted(live, state):
@@ -66,29 +68,29 @@ def test_a_topic_in_a_segment_is_dead_alive_or_to_be_counted(live, state):
 
 def test_only_what_is_mixed_is_counted():
     both = held(1, (7, 1, 10), (8, 1, 10), (9, 1, 10))
-    lives = {7: Live(1, 11), 8: Live(1, 4), 9: Live(1, 1)}
+    lives = {7: TopicLiveness(1, 11), 8: TopicLiveness(1, 4), 9: TopicLiveness(1, 1)}
     seen = []
 
     def measure(_held, at, live, elsewhere):
         seen.append((at, live.earliest_seq, elsewhere))
         return 7, 70
 
-    assert assess(both, lives, {}, measure) == Alive(17, 170, 300)
+    assert assess_segment(both, lives, {}, measure) == SegmentLiveness(17, 170, 300)
     assert seen == [(1, 4, [])]
 
 
 def test_positions_that_greater_numbers_hold_are_not_counted_twice():
     """P1: what a crash left beside its successor is dead."""
     old, new, other = held(1, (7, 1, 100)), held(9, (7, 31, 100)), held(2, (7, 101, 110))
-    elsewhere, shared = held_elsewhere([old, new, other], never, 1)
+    elsewhere, shared = superseded_ranges([old, new, other], never, 1)
     assert elsewhere == {1: {0: [(31, 100)]}}
     assert shared == {1, 9}
-    assert assess(old, {7: Live(1, 31)}, elsewhere[1], never).records == 0
-    assert assess(new, {7: Live(1, 31)}, {}, lambda *_: (70, 700)).records == 70
+    assert assess_segment(old, {7: TopicLiveness(1, 31)}, elsewhere[1], never).records == 0
+    assert assess_segment(new, {7: TopicLiveness(1, 31)}, {}, lambda *_: (70, 700)).records == 70
 
 
 def test_two_lives_of_a_topic_do_not_overlap():
-    elsewhere, shared = held_elsewhere([held(1, (7, 1, 100)), held(2, (7, 1, 100), epoch=2)], never, 1)
+    elsewhere, shared = superseded_ranges([held(1, (7, 1, 100)), held(2, (7, 1, 100), epoch=2)], never, 1)
     assert (elsewhere, shared) == ({}, set())
 
 
@@ -96,14 +98,14 @@ def test_a_segment_that_leaves_positions_out_stands_for_none_of_them():
     """P1: only what is really stored under a greater number is dead under a smaller one."""
     inner, outer = held(1, (7, 11, 20)), held(9, (7, 1, 30))
     outer.table["records"] = 20
-    elsewhere, _ = held_elsewhere([inner, outer], lambda *_: [(1, 10), (21, 30)], 1)
+    elsewhere, _ = superseded_ranges([inner, outer], lambda *_: [(1, 10), (21, 30)], 1)
     assert elsewhere == {1: {0: [(1, 10), (21, 30)]}}
-    assert assess(inner, {7: Live(1, 1)}, elsewhere[1], lambda *_: (10, 100)).records == 10
+    assert assess_segment(inner, {7: TopicLiveness(1, 1)}, elsewhere[1], lambda *_: (10, 100)).records == 10
 
 
 def alive_of(segments, share=1.0):
     return {
-        each.ref.number: Alive(
+        each.ref.number: SegmentLiveness(
             max(1, int(each.ref.records * share)), int(each.table["bytes"].sum() * share),
             int(each.table["bytes"].sum()),
         )
@@ -112,7 +114,7 @@ def alive_of(segments, share=1.0):
 
 
 def plan(segments, alive=None, left_alone=()):
-    found = remakes(
+    found = plan_rewrites(
         segments, alive or alive_of(segments), left_alone, segment_bytes=64 * KIB, segment_records=10**6
     )
     return [(each.reason, [source.ref.number for source in each.sources]) for each in found]
@@ -160,7 +162,9 @@ def test_neighbours_with_anothers_positions_between_are_not_merged():
 
 
 def test_packs_are_merged_the_smallest_first_down_to_half_the_bound():
-    packs = [held(n, (7, n * 10, n * 10 + n), (8, n * 10, n * 10 + n)) for n in range(1, PACKS_MAX + 2)]
+    packs = [
+        held(n, (7, n * 10, n * 10 + n), (8, n * 10, n * 10 + n)) for n in range(1, SHARED_SEGMENTS_MAX + 2)
+    ]
     ((reason, numbers),) = plan(packs)
     assert reason == "many small topics' segments"
     assert numbers == [1, 2, 3, 4, 5, 6]
@@ -168,10 +172,12 @@ def test_packs_are_merged_the_smallest_first_down_to_half_the_bound():
 
 
 def test_rows_of_a_topic_are_parted_where_another_segment_lies_between():
-    spans = Spans([held(1, (7, 1, 5), (8, 1, 5)), held(2, (7, 6, 1000)), held(3, (7, 1001, 1005), (8, 6, 9))])
-    assert stretches(7, [(1, 5), (1001, 1005)], spans, {1, 3}) == [0, 1]
-    assert stretches(8, [(1, 5), (6, 9)], spans, {1, 3}) == [0, 0]
-    assert stretches(7, [(1, 5), (6, 1000), (1001, 1005)], spans, {1, 2, 3}) == [0, 0, 0]
+    spans = SegmentSpans(
+        [held(1, (7, 1, 5), (8, 1, 5)), held(2, (7, 6, 1000)), held(3, (7, 1001, 1005), (8, 6, 9))]
+    )
+    assert contiguous_parts(7, [(1, 5), (1001, 1005)], spans, {1, 3}) == [0, 1]
+    assert contiguous_parts(8, [(1, 5), (6, 9)], spans, {1, 3}) == [0, 0]
+    assert contiguous_parts(7, [(1, 5), (6, 1000), (1001, 1005)], spans, {1, 2, 3}) == [0, 0, 0]
 
 
 # -- leftovers ----------------------------------------------------------------------------------------
@@ -179,18 +185,18 @@ def test_rows_of_a_topic_are_parted_where_another_segment_lies_between():
 
 def test_a_leftover_goes_when_every_shard_has_three_more_snapshots():
     """SN-5: two are kept, and one may have been captured before."""
-    left = Leftovers()
-    left.note(["packs/pack-1"], {0: 5, 1: 9})
-    assert left.due({0: 5 + SNAPSHOTS_BEFORE, 1: 9 + SNAPSHOTS_BEFORE - 1}) == []
-    left.note(["packs/pack-1"], {0: 7, 1: 11})
-    assert left.due({0: 8, 1: 12}) == ["packs/pack-1"], "seen again is not seen anew"
-    left.known(["packs/pack-1"])
-    assert left.due({0: 100, 1: 100}) == []
+    left = OrphanFiles()
+    left.add(["packs/pack-1"], {0: 5, 1: 9})
+    assert left.removable({0: 5 + SNAPSHOTS_BEFORE_REMOVAL, 1: 9 + SNAPSHOTS_BEFORE_REMOVAL - 1}) == []
+    left.add(["packs/pack-1"], {0: 7, 1: 11})
+    assert left.removable({0: 8, 1: 12}) == ["packs/pack-1"], "seen again is not seen anew"
+    left.discard(["packs/pack-1"])
+    assert left.removable({0: 100, 1: 100}) == []
 
 
 def test_only_names_of_ours_are_parts():
     """ST-4, ST-5."""
-    own = own_stem(7, 1, 3)
+    own = topic_stem(7, 1, 3)
     stems, temporaries = group_parts(
         [f"{own}.data", f"{own}.idx", "packs/0001000000000003.idx.tmp", f"{own}.data.tmp", "packs/notes.txt",
          "packs/pack-3.data", "topics/x/seg.data", "packs/something.tmp", "topics/0/README"],
@@ -204,6 +210,6 @@ def test_what_the_topics_own_shard_does_not_know_replaces_nothing():
     owner = shard_of(7, 3)
     old = held(1, (7, 1, 100))
     stranger = replace(held(2, (7, 1, 100)), shards=tuple({0, 1, 2} - {owner}))
-    assert held_elsewhere([old, stranger], never, 3)[0] == {}
+    assert superseded_ranges([old, stranger], never, 3)[0] == {}
     own = replace(stranger, shards=(owner,))
-    assert held_elsewhere([old, own], never, 3)[0] == {1: {0: [(1, 100)]}}
+    assert superseded_ranges([old, own], never, 3)[0] == {1: {0: [(1, 100)]}}

@@ -7,27 +7,27 @@ import itertools
 import pytest
 from pyroaring import BitMap64
 
-from actors.reclaimer.leftovers import SNAPSHOTS_BEFORE
-from actors.reclaimer.pace import Pace
-from actors.reclaimer.plan import Live
+from actors.reclaimer.orphan_files import SNAPSHOTS_BEFORE_REMOVAL
+from actors.reclaimer.plan import TopicLiveness
+from actors.reclaimer.rate_limiter import ByteRateLimiter
+from actors.reclaimer.reclaim_round import Reclaimer
 from actors.reclaimer.rewriter import Rewriter
-from actors.reclaimer.rounds import Reclaimer
-from ringlog.config import Storage
+from ringlog.config import StorageConfig
 from ringlog.envelope import messages as m
 from ringlog.errors import NotReady, ShuttingDown
-from ringlog.limits import KIB, PACKS_MAX, SMALL_SEGMENTS_MAX
-from ringlog.segment.layout import DATA, DEL, IDX, MAKER_RECLAIMER, NumberAllocator, own_stem
+from ringlog.limits import KIB, SHARED_SEGMENTS_MAX, SMALL_SEGMENTS_MAX
+from ringlog.segment.index_rebuild import verify_segment
+from ringlog.segment.layout import DATA, DEL, IDX, MAKER_RECLAIMER, NumberAllocator, topic_stem
 from ringlog.segment.parts import part_names
-from ringlog.segment.rebuild import verify_segment
 from ringlog.segment.segment import Segment
 from ringlog.testing import ManualClock
-from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.segment_files import ENGINE_ID, FakeShards, make_segment, seqs_of
-from ringlog.tier.copies import Copies
+from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 
 FIRST = 1 << 48
-SETTINGS = Storage(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)
+SETTINGS = StorageConfig(segment_bytes=64 * KIB, own_segment_bytes=16 * KIB, segment_records=10_000)
 
 
 class World:
@@ -54,7 +54,7 @@ class World:
         disk = disk or self.base
         self.lives += 1
         numbers = NumberAllocator(MAKER_RECLAIMER, [(MAKER_RECLAIMER << 48) | self.lives << 20])
-        self.pace = Pace(1 << 40, self.clock, lambda: False)
+        self.pace = ByteRateLimiter(1 << 40, self.clock, lambda: False)
         store = LocalStore(disk, "/cold") if self.cold else None
 
         def later(job) -> bool:
@@ -65,13 +65,13 @@ class World:
             self.asked_for_checkpoint += 1
 
         return Reclaimer(
-            disk, "/data", SETTINGS, copies=Copies(disk, "/data", store),
+            disk, "/data", SETTINGS, copies=SegmentCopies(disk, "/data", store),
             rewriter=Rewriter(disk, "/data", SETTINGS, numbers, self.pace), shards=len(self.shards.refs),
             engine_id=ENGINE_ID, ask=self.shards.ask, clock=self.clock,
             quarantined=lambda: self.quarantined, want_checkpoint=checkpoint, later=later,
         )  # fmt: skip
 
-    def snapshots(self, count: int = SNAPSHOTS_BEFORE) -> None:
+    def snapshots(self, count: int = SNAPSHOTS_BEFORE_REMOVAL) -> None:
         """The compactor makes so many of every shard."""
         for shard in self.shards.snapshots:
             self.shards.snapshots[shard] += count
@@ -81,9 +81,9 @@ class World:
         """A new life that comes to rest."""
         reclaimer = self.reclaimer(disk)
         for _ in range(3):
-            reclaimer.round()
+            reclaimer.run_round()
             self.snapshots()
-        reclaimer.round()
+        reclaimer.run_round()
 
     def files(self, root: str = "/data") -> list[str]:
         return part_names(self.base, root)
@@ -118,15 +118,15 @@ def test_a_segment_below_the_floor_is_dropped_and_its_files_go_three_snapshots_l
     old, new = world.segment(1, {7: range(1, 11)}), world.segment(2, {7: range(11, 21)})
     world.set(7, earliest=11)
     reclaimer = world.reclaimer()
-    reclaimer.round()
+    reclaimer.run_round()
     assert world.registered() == [new.stem]
     assert old.stem in world.stems()
     assert world.asked_for_checkpoint == 1
-    world.snapshots(SNAPSHOTS_BEFORE - 1)
-    reclaimer.round()
+    world.snapshots(SNAPSHOTS_BEFORE_REMOVAL - 1)
+    reclaimer.run_round()
     assert old.stem in world.stems()
     world.snapshots(1)
-    reclaimer.round()
+    reclaimer.run_round()
     assert world.stems() == [new.stem]
     assert reclaimer.counts.dropped == 1
     assert reclaimer.counts.reclaimed_bytes == old.data_bytes
@@ -166,7 +166,7 @@ def test_a_shard_that_does_not_answer_loses_nothing():
     world.shards.down.add(1)
     reclaimer = world.reclaimer()
     for _ in range(4):
-        reclaimer.round()
+        reclaimer.run_round()
         world.snapshots()
     assert ref.stem in world.stems()
     assert ref.number in world.shards.refs[0]
@@ -185,7 +185,7 @@ def test_a_sparse_segment_is_rewritten_and_survivors_keep_number_and_content():
     world.settle()
     assert world.readable() == before
     (stem,) = world.registered()
-    assert stem != own_stem(7, 1, FIRST + 1)
+    assert stem != topic_stem(7, 1, FIRST + 1)
     assert world.stems() == [stem]
     assert len(world.files()) <= size + 1
     assert set(seqs_of(world.base, "/data", stem, 7)) >= {*range(20, 30), 100}
@@ -201,7 +201,7 @@ def test_a_delete_while_it_is_rewritten_is_marked_in_the_new_segment():
         world.set(7, earliest=60, deleted=[70, 80])
 
     world.shards.before[m.SegmentsChange] = delete
-    world.reclaimer().round()
+    world.reclaimer().run_round()
     (stem,) = world.registered()
     segment = Segment.open(world.base, "/data", stem)
     assert list(segment.deleted(0)) == [70, 80]
@@ -221,7 +221,7 @@ def test_many_small_segments_of_a_topic_become_one():
 
 def test_many_packs_become_few_and_a_topic_that_has_grown_gets_its_own():
     world = World()
-    for n in range(PACKS_MAX + 1):
+    for n in range(SHARED_SEGMENTS_MAX + 1):
         world.segment(
             n, {7: range(n * 30 + 1, n * 30 + 31), 8: [n + 1], 9: [n + 1]}, payload_bytes=200
         )  # fmt: skip
@@ -230,7 +230,7 @@ def test_many_packs_become_few_and_a_topic_that_has_grown_gets_its_own():
     assert world.readable() == before
     packs = [stem for stem in world.registered() if stem.startswith("packs")]
     owns = [stem for stem in world.registered() if stem.startswith("topics")]
-    assert len(packs) <= PACKS_MAX // 2
+    assert len(packs) <= SHARED_SEGMENTS_MAX // 2
     assert owns[0].startswith("topics/0000000000000007/")
 
 
@@ -239,7 +239,7 @@ def test_a_merge_of_packs_never_spans_positions_that_lie_elsewhere():
     world = World()
     world.segment(1, {7: range(1, 6), 8: [1]})
     world.segment(2, {7: range(6, 500)})
-    for n in range(3, PACKS_MAX + 4):
+    for n in range(3, SHARED_SEGMENTS_MAX + 4):
         world.segment(n, {7: [500 + n], 8: [n]})
     before = world.readable()
     world.settle()
@@ -314,12 +314,12 @@ def test_directories_of_deleted_topics_go_once_no_snapshot_can_name_the_topic():
         world.base.make_dir(f"/data/topics/{name}")
     reclaimer = world.reclaimer()
     for _ in range(2):
-        reclaimer.round()
+        reclaimer.run_round()
         assert world.base.exists(f"/data/topics/{7:016x}"), "a snapshot names it"
         world.snapshots()
-    reclaimer.round()
+    reclaimer.run_round()
     world.snapshots()
-    reclaimer.round()
+    reclaimer.run_round()
     world.base.power_loss(1)
     assert world.base.list_dir("/data/topics") == [
         f"{8:016x}", f"{10:016x}", "00000000000000ff.old", "notes"
@@ -340,12 +340,12 @@ def test_an_empty_directory_of_a_topic_that_lives_or_of_a_silent_shard_stays():
 
     world.shards.before[m.LiveAsk] = silent
     for _ in range(3):
-        reclaimer.round()
+        reclaimer.run_round()
         world.snapshots()
     assert world.base.list_dir("/data/topics") == [f"{topic:016x}" for topic in (7, 9, 11)]
     world.shards.before.clear()
     for _ in range(3):
-        reclaimer.round()
+        reclaimer.run_round()
         world.snapshots()
     assert world.base.list_dir("/data/topics") == [f"{topic:016x}" for topic in (7, 9)]
 
@@ -370,11 +370,11 @@ def test_a_segment_that_the_compactor_has_not_told_of_yet_is_not_swept():
     world.set(7)
     reclaimer = world.reclaimer()
     made = make_segment(world.base, "/data", FIRST + 2, {7: range(1, 5)})
-    reclaimer.round()
+    reclaimer.run_round()
     world.shards.register(made)
     for _ in range(3):
         world.snapshots()
-        reclaimer.round()
+        reclaimer.run_round()
     assert world.stems() == [made.stem]
 
 
@@ -418,9 +418,9 @@ def test_a_cold_segment_goes_from_both_tiers_and_its_index_last():
     """TI-13, RC-4."""
     world = World(cold=True)
     ref = world.segment(1, {7: range(1, 11)})
-    copies = Copies(world.base, "/data", LocalStore(world.base, "/cold"))
-    copies.send_index(ref.stem)
-    copies.send(ref.stem + DATA)
+    copies = SegmentCopies(world.base, "/data", LocalStore(world.base, "/cold"))
+    copies.upload_index_parts(ref.stem)
+    copies.upload_part(ref.stem + DATA)
     copies.drop_local(ref.stem, (DATA,))
     world.shards.register(m.SegmentRef(ref.number, ref.stem, 1, 1, 10, 1, 1, 2))
     world.set(7, epoch=0)
@@ -436,7 +436,7 @@ def test_a_crash_at_every_call_loses_nothing_and_the_next_life_comes_to_the_same
         world = World(cold=True)
         world.segment(1, {7: range(1, 51)})
         world.segment(2, {8: range(1, 101)})
-        for n in range(3, 4 + PACKS_MAX):
+        for n in range(3, 4 + SHARED_SEGMENTS_MAX):
             world.segment(n, {9: [n], 10: [n], 11: [n]})
         world.set(7, epoch=0)
         world.set(8, earliest=90)
@@ -454,7 +454,7 @@ def test_a_crash_at_every_call_loses_nothing_and_the_next_life_comes_to_the_same
     for nth in range(1, calls + 1):
         world = build()
         with pytest.raises(Halted):
-            world.settle(FaultyDisk(world.base, Fault("any", nth, "halt")))
+            world.settle(FaultyDisk(world.base, DiskFault("any", nth, "halt")))
         world.base.process_kill()
         assert world.readable() == before, nth
         world.base.power_loss(nth)
@@ -476,7 +476,7 @@ def test_an_error_of_the_disk_leaves_all_readable_and_the_work_is_done_later(op,
     world.set(8, earliest=90)
     before = world.readable()
     disk = FaultyDisk(world.base)
-    disk.plan = [Fault(op, disk.calls[op] + 1, kind)]
+    disk.plan = [DiskFault(op, disk.calls[op] + 1, kind)]
     world.settle(disk)
     assert world.readable() == before
     world.settle()
@@ -488,7 +488,7 @@ def test_an_error_of_the_disk_leaves_all_readable_and_the_work_is_done_later(op,
 def test_work_is_paced_and_ends_when_it_is_told_to():
     """RC-10."""
     clock, stopping = ManualClock(), []
-    pace = Pace(1_000, clock, lambda: bool(stopping))
+    pace = ByteRateLimiter(1_000, clock, lambda: bool(stopping))
     start = clock.monotonic_ns()
     for _ in range(5):
         pace(1_000)
@@ -506,6 +506,8 @@ def test_marks_are_made_where_topics_were_deleted_from_only():
     world.reclaimer()
     numbers = NumberAllocator(MAKER_RECLAIMER)
     rewriter = Rewriter(world.base, "/data", SETTINGS, numbers, world.pace)
-    assert rewriter.mark([ref], {7: Live(1, 1, BitMap64([3, 99])), 8: Live(1, 1)}) == 1
-    assert rewriter.mark([ref], {7: Live(1, 1, BitMap64([3]))}) == 0
+    assert (
+        rewriter.mark_deleted([ref], {7: TopicLiveness(1, 1, BitMap64([3, 99])), 8: TopicLiveness(1, 1)}) == 1
+    )
+    assert rewriter.mark_deleted([ref], {7: TopicLiveness(1, 1, BitMap64([3]))}) == 0
     assert world.base.exists(f"/data/{ref.stem}{DEL}")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.reclaimer.scrub import Item, Pass, items, pass_seconds
+from actors.reclaimer.scrub_pass import ScrubItem, ScrubPass, pass_seconds, scrub_items
 from actors.reclaimer.scrubber import Scrubber
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable
 from ringlog.limits import SCRUB_FINDINGS_MAX
+from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import DATA, DEL, IDX
-from ringlog.segment.rebuild import verify_segment
 from ringlog.storage.snapshot import Snapshot, write_snapshot
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.segment_files import make_segment, mark_deleted
-from ringlog.tier.copies import Copies
+from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 
 NUMBER = 1 << 48
@@ -25,7 +25,7 @@ class World:
     def __init__(self) -> None:
         self.disk = SimulatedDisk("/data", "/data/meta", "/cold")
         self.ref = make_segment(self.disk, "/data", NUMBER, {7: range(1, 101), 8: range(1, 11)})
-        self.copies = Copies(self.disk, "/data", LocalStore(self.disk, "/cold"))
+        self.copies = SegmentCopies(self.disk, "/data", LocalStore(self.disk, "/cold"))
         self.current = True
         self.paced: list[int] = []
         self.scrubber = Scrubber(
@@ -43,15 +43,15 @@ class World:
         return f"{root}/{self.ref.stem}{suffix}"
 
     def make_cold(self) -> m.SegmentRef:
-        self.copies.send_index(self.ref.stem)
-        self.copies.send(self.ref.stem + DATA)
+        self.copies.upload_index_parts(self.ref.stem)
+        self.copies.upload_part(self.ref.stem + DATA)
         self.copies.drop_local(self.ref.stem, (DATA,))
         ref = self.ref
         return m.SegmentRef(ref.number, ref.stem, ref.salt, ref.data_bytes, ref.records, ref.frames, 2, 2)
 
     def verify(self, *, heals: bool = True, ref: m.SegmentRef | None = None) -> list[str]:
         ref = ref or self.ref
-        return self.scrubber.verify(Item(ref.stem, ref.data_bytes, ref), heals=heals)
+        return self.scrubber.verify_item(ScrubItem(ref.stem, ref.data_bytes, ref), heals=heals)
 
 
 def test_sound_segments_of_both_tiers_have_no_findings_and_are_paced():
@@ -79,7 +79,7 @@ def test_every_flipped_bit_of_a_data_part_is_found_and_quarantined():
 def test_a_damaged_hot_part_is_healed_from_a_whole_cold_one():
     """SG-10."""
     world = World()
-    world.copies.send(world.ref.stem + DATA)
+    world.copies.upload_part(world.ref.stem + DATA)
     world.rot(world.part(DATA), 5_000)
     assert world.verify() == []
     assert verify_segment(world.disk, "/data", world.ref.stem) == []
@@ -89,7 +89,7 @@ def test_a_damaged_hot_part_is_healed_from_a_whole_cold_one():
 
 def test_a_damaged_part_is_not_replaced_by_a_damaged_copy():
     world = World()
-    world.copies.send(world.ref.stem + DATA)
+    world.copies.upload_part(world.ref.stem + DATA)
     world.rot(world.part(DATA), 5_000)
     world.rot(world.part(DATA, "/cold"), 6_000)
     assert len(world.verify()) == 1
@@ -165,26 +165,26 @@ def test_a_rotten_snapshot_is_found_and_one_that_went_meanwhile_is_not():
     world = World()
     sound, rotten = (write_snapshot(world.disk, "/data", snapshot(n)) for n in (1, 2))
     world.rot(f"/data/{rotten}", 100)
-    found = world.scrubber.snapshots()
+    found = world.scrubber.list_snapshots()
     assert [path for path, size in found if size > 90] == sorted([sound, rotten])
-    for item in items([], found):
-        findings = world.scrubber.verify(item, heals=True)
+    for item in scrub_items([], found):
+        findings = world.scrubber.verify_item(item, heals=True)
         assert bool(findings) is (item.path == rotten)
     world.disk.unlink(f"/data/{rotten}")
-    assert world.scrubber.verify(Item(rotten, 100), heals=True) == []
+    assert world.scrubber.verify_item(ScrubItem(rotten, 100), heals=True) == []
 
 
 def test_a_pass_says_how_far_it_is_and_its_report_is_bounded():
     refs = [make_ref(n) for n in range(3)]
-    whole = Pass.over(items(refs, [("meta/snapshot-00.1", 50)]))
-    assert next(item.path for item in whole.waiting) == "meta/snapshot-00.1"
-    assert whole.left_bytes == 350
-    item = whole.waiting.popleft()
-    whole.note(item, [f"x: {n}" for n in range(SCRUB_FINDINGS_MAX + 5)])
+    whole = ScrubPass.from_items(scrub_items(refs, [("meta/snapshot-00.1", 50)]))
+    assert next(item.path for item in whole.pending) == "meta/snapshot-00.1"
+    assert whole.remaining_bytes == 350
+    item = whole.pending.popleft()
+    whole.record(item, [f"x: {n}" for n in range(SCRUB_FINDINGS_MAX + 5)])
     report = whole.report()
     assert (report.files, report.bytes, len(report.findings)) == (1, 50, SCRUB_FINDINGS_MAX + 1)
     assert report.findings[-1] == "and 5 more findings"
-    assert whole.left_bytes == 300
+    assert whole.remaining_bytes == 300
 
 
 @pytest.mark.parametrize(("size", "pace", "seconds"), [(100, 10, 10), (1, 10, 1), (100, 0, 0)])

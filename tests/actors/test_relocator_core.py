@@ -133,5 +133,5 @@ def test_the_cache_stays_within_its_bytes_and_lets_the_oldest_go():
     assert cache.get(PATH, B, B + 1) is not None
     cache.put(PATH, 3 * B, DATA[3 * B : 4 * B])
     assert cache.get(PATH, 2 * B, 2 * B + 1) is None
-    cache.forget(PATH)
+    cache.evict(PATH)
     assert cache.bytes == 0

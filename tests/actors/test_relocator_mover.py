@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from actors.relocator.mover import Mover
-from ringlog.config import Cold
+from ringlog.config import ColdConfig
 from ringlog.envelope import messages as m
 from ringlog.errors import ColdUnavailable
 from ringlog.segment.layout import DATA, DEL, IDX
 from ringlog.testing import ManualClock
-from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.segment_files import FakeShards, make_segment, mark_deleted
-from ringlog.tier.copies import Copies
+from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.store import digest_of, object_pieces
 
@@ -35,9 +35,9 @@ class World:
 
     def mover(self, disk=None, store=None, hot_segments: int = 1) -> Mover:
         disk = disk or self.base
-        self.copies = Copies(disk, "/data", store or LocalStore(disk, "/cold"))
+        self.copies = SegmentCopies(disk, "/data", store or LocalStore(disk, "/cold"))
         return Mover(
-            self.copies, Cold(dir="/cold", hot_segments=hot_segments), shards=len(self.shards.refs),
+            self.copies, ColdConfig(dir="/cold", hot_segments=hot_segments), shards=len(self.shards.refs),
             ask=lambda shard, message, wanted: self.shards.ask(shard, message)[0], clock=self.clock,
             jitter=lambda: 0.0,
         )  # fmt: skip
@@ -61,12 +61,12 @@ class World:
 
     def require_readable(self) -> None:
         """TI-4: where each shard leads its readers there is a whole copy, of every segment."""
-        copies = Copies(self.base, "/data", LocalStore(self.base, "/cold"))
+        copies = SegmentCopies(self.base, "/data", LocalStore(self.base, "/cold"))
         for n, ref in enumerate(self.refs):
             if self.shards.refs[0][ref.number].tier == 2:
-                copies.prove_cold(ref.stem)
+                copies.verify_cold(ref.stem)
             else:
-                copies.prove_local(ref.stem)
+                copies.verify_local(ref.stem)
             assert self.has("/data", n, IDX), "the index stays on the host"
 
     def wait(self) -> None:
@@ -78,7 +78,7 @@ def test_what_is_due_ends_cold_with_its_index_on_the_host():
     world = World()
     before = [digest_of([_contents(world.base, f"/data/{ref.stem}{DATA}")]) for ref in world.refs]
     mover = world.mover()
-    mover.round()
+    mover.run_round()
     assert world.tiers() == [2, 2, 0]
     assert [world.has("/data", n, DATA) for n in range(3)] == [False, False, True]
     assert [world.has("/cold", n, DATA) for n in range(3)] == [True, True, False]
@@ -87,9 +87,9 @@ def test_what_is_due_ends_cold_with_its_index_on_the_host():
     told = [message for _, message in world.shards.asked if isinstance(message, m.SegmentTier)]
     assert [(each.number - NUMBER, each.tier) for each in told] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     world.require_readable()
-    assert mover.counts.due == 2
-    mover.round()
-    assert mover.counts.due == 0
+    assert mover.counts.segments_due == 2
+    mover.run_round()
+    assert mover.counts.segments_due == 0
 
 
 def _contents(disk, path: str) -> bytes:
@@ -104,12 +104,12 @@ def test_a_crash_at_every_call_leaves_a_whole_copy_and_the_next_life_ends_the_sa
     """FX-76, FX-77, FX-80, FX-85, CP-52..CP-55, RF-6; with power loss after the crash."""
     counting = World()
     disk = FaultyDisk(counting.base)
-    counting.mover(disk).round()
+    counting.mover(disk).run_round()
     assert disk.calls["any"] > 20
     for nth in range(1, disk.calls["any"] + 1):
         world = World()
         with pytest.raises(Halted):
-            world.mover(FaultyDisk(world.base, Fault("any", nth, "halt"))).round()
+            world.mover(FaultyDisk(world.base, DiskFault("any", nth, "halt"))).run_round()
         world.base.process_kill()
         world.require_readable()
         world.base.power_loss(nth)
@@ -118,7 +118,7 @@ def test_a_crash_at_every_call_leaves_a_whole_copy_and_the_next_life_ends_the_sa
             for n, ref in enumerate(world.refs):
                 hot = world.has("/data", n, DATA)
                 world.shards.register(m.SegmentRef(*_with_tier(ref, 0 if hot else 2)))
-        world.mover().round()
+        world.mover().run_round()
         assert world.tiers() == [2, 2, 0], nth
         assert [world.has("/data", n, DATA) for n in range(3)] == [False, False, True], nth
         world.require_readable()
@@ -133,15 +133,15 @@ def _with_tier(ref: m.SegmentRef, tier: int) -> list:
 def test_an_error_anywhere_leaves_the_hot_copy_and_is_tried_again(op, kind):
     """FX-78, FX-79, FX-81, TI-7."""
     world = World()
-    faulty = FaultyDisk(world.base, Fault(op, 1, kind))
+    faulty = FaultyDisk(world.base, DiskFault(op, 1, kind))
     mover = world.mover(faulty)
-    mover.round()
+    mover.run_round()
     world.require_readable()
     assert mover.counts.failed == 1
     world.wait()
-    mover.round()
+    mover.run_round()
     world.wait()
-    mover.round()
+    mover.run_round()
     assert world.tiers() == [2, 2, 0]
     assert not world.has("/data", 0, DATA)
     world.require_readable()
@@ -157,7 +157,7 @@ def test_marks_made_between_copy_and_flip_are_in_the_cold_copy():
             mark_deleted(world.base, "/data", ref.stem, TOPIC, [3, 5])
 
     world.shards.before[m.SegmentTier] = delete
-    world.mover().round()
+    world.mover().run_round()
     assert world.digest(0, DEL) == digest_of([_contents(world.base, f"/data/{ref.stem}{DEL}")])
 
 
@@ -165,12 +165,12 @@ def test_marks_made_after_the_flip_follow_with_the_next_snapshot():
     """TI-8, TI-12: the marks on the host lead, those in the store follow."""
     world = World()
     ref, mover = world.refs[0], world.mover()
-    mover.round()
+    mover.run_round()
     mark_deleted(world.base, "/data", ref.stem, TOPIC, [4])
-    mover.round()
+    mover.run_round()
     assert not world.has("/cold", 0, DEL), "no shard has a new snapshot"
     world.shards.snapshots[0] += 1
-    mover.round()
+    mover.run_round()
     assert world.digest(0, DEL) == digest_of([_contents(world.base, f"/data/{ref.stem}{DEL}")])
 
 
@@ -179,9 +179,9 @@ def test_damage_in_the_hot_copy_is_not_moved_and_does_not_hide_the_others():
     world = World()
     world.write(f"/data/{world.refs[0].stem}{DATA}", 4_500, b"\xff" * 40)
     mover = world.mover()
-    mover.round()
+    mover.run_round()
     assert world.tiers() == [0, 2, 0]
-    assert mover.patience.quarantined == {world.refs[0].number}
+    assert mover.backoff.quarantined == {world.refs[0].number}
     assert not world.has("/cold", 0, DATA)
 
 
@@ -190,10 +190,10 @@ def test_damage_in_the_hot_copy_is_healed_from_a_whole_cold_one():
     world = World()
     stem = world.refs[0].stem
     world.mover()
-    world.copies.send(stem + DATA)
+    world.copies.upload_part(stem + DATA)
     world.write(f"/data/{stem}{DATA}", 4_500, b"\xff" * 40)
     mover = world.mover()
-    mover.round()
+    mover.run_round()
     assert mover.counts.healed == 1
     assert world.tiers() == [2, 2, 0]
     world.require_readable()
@@ -204,9 +204,9 @@ def test_a_rotten_copy_from_before_is_overwritten_while_the_hot_one_is_there():
     world = World()
     stem = world.refs[0].stem
     world.mover()
-    world.copies.send(stem + DATA)
+    world.copies.upload_part(stem + DATA)
     world.write(f"/cold/{stem}{DATA}", 4_500, b"\xff" * 40)
-    world.mover().round()
+    world.mover().run_round()
     assert world.tiers() == [2, 2, 0]
     world.require_readable()
 
@@ -217,10 +217,10 @@ def test_a_hot_part_found_beside_a_cold_segment_never_replaces_a_whole_copy_by_a
     world = World()
     stem = world.refs[0].stem
     world.mover()
-    world.copies.send(stem + DATA)
+    world.copies.upload_part(stem + DATA)
     world.shards.register(m.SegmentRef(*_with_tier(world.refs[0], 2)))
     world.write(f"{rotten}/{stem}{DATA}", 4_500, b"\xff" * 40)
-    world.mover().round()
+    world.mover().run_round()
     assert not world.has("/data", 0, DATA)
     world.require_readable()
 
@@ -266,11 +266,11 @@ def test_a_store_that_does_not_keep_its_word_gets_nothing(kind):
     world = World()
     mover = world.mover(store=kind(LocalStore(world.base, "/cold")))
     for _ in range(3):
-        mover.round()
+        mover.run_round()
         world.wait()
     assert world.tiers() == [0, 0, 0]
     assert all(world.has("/data", n, DATA) for n in range(3))
-    world.mover().round()
+    world.mover().run_round()
     assert world.tiers() == [2, 2, 0], "and a store that does gets it all"
 
 
@@ -296,8 +296,8 @@ def test_what_is_removed_while_it_is_copied_is_not_damaged(listing, caplog):
     """SG-10: damage is what a shard leads readers to and is not whole."""
     world = World()
     mover = world.mover(store=IsRemovedMeanwhile(LocalStore(world.base, "/cold"), world, listing))
-    mover.round()
-    assert mover.patience.quarantined == ({world.refs[0].number} if listing else set())
+    mover.run_round()
+    assert mover.backoff.quarantined == ({world.refs[0].number} if listing else set())
     assert ("damaged segment not moved" in caplog.text) == listing
     assert world.shards.refs[0][world.refs[1].number].tier == 2, "and nobody else is held up"
 
@@ -320,14 +320,14 @@ def test_damage_is_said_once_a_shard_says_that_it_leads_readers_there():
     world.write(f"/data/{world.refs[0].stem}{DATA}", 4_500, b"\xff" * 40)
     store = TakesTheShardAway(LocalStore(world.base, "/cold"), world)
     mover = world.mover(store=store)
-    mover.round()
-    assert not mover.patience.quarantined
+    mover.run_round()
+    assert not mover.backoff.quarantined
     assert mover.counts.failed
     world.shards.down.clear()
     store.size = store.inner.size
     world.wait()
-    mover.round()
-    assert mover.patience.quarantined == {world.refs[0].number}
+    mover.run_round()
+    assert mover.backoff.quarantined == {world.refs[0].number}
 
 
 class IsAbsent(Wrapped):
@@ -345,14 +345,14 @@ def test_a_store_that_is_absent_is_not_asked_for_each_segment():
     world = World()
     absent = IsAbsent(None)
     mover = world.mover(store=absent)
-    mover.round()
-    assert (absent.calls, mover.counts.failed, mover.counts.due) == (1, 1, 2)
-    mover.round()
+    mover.run_round()
+    assert (absent.calls, mover.counts.failed, mover.counts.segments_due) == (1, 1, 2)
+    mover.run_round()
     assert absent.calls == 1, "it waits first"
     world.wait()
-    mover.round()
+    mover.run_round()
     assert absent.calls == 2
-    assert not mover.patience.quarantined
+    assert not mover.backoff.quarantined
     world.require_readable()
 
 
@@ -360,11 +360,11 @@ def test_a_segment_of_two_shards_is_dropped_only_when_both_were_told():
     world = World(shards=2)
     world.shards.register(world.refs[0], shard=1)
     world.shards.refuses.add(1)
-    world.mover().round()
+    world.mover().run_round()
     assert world.has("/data", 0, DATA)
     assert world.tiers()[:2] == [1, 2]
     world.shards.refuses.clear()
-    world.mover().round()
+    world.mover().run_round()
     assert not world.has("/data", 0, DATA)
     assert world.shards.refs[1][world.refs[0].number].tier == 2
 
@@ -375,7 +375,7 @@ def test_a_shard_that_is_down_keeps_its_segments_and_the_others_go_on():
     newest = make_segment(world.base, "/data", NUMBER + 51, {9: range(5, 9)})
     world.shards.register(other, newest, shard=1)
     world.shards.down.add(0)
-    world.mover().round()
+    world.mover().run_round()
     assert world.tiers() == [0, 0, 0]
     assert world.shards.refs[1][other.number].tier == 2
 
@@ -393,12 +393,12 @@ def test_a_pack_stays_while_a_shard_that_may_know_it_does_not_answer():
         world.shards.register(*packs, shard=shard)
     world.shards.down.add(0)
     mover = world.mover()
-    mover.round()
-    mover.round()
+    mover.run_round()
+    mover.run_round()
     assert all(world.base.exists(f"/data/{pack.stem}{DATA}") for pack in packs), "shard 0 leads readers there"
     assert [world.shards.refs[1][pack.number].tier for pack in packs] == [0, 0, 0]
     world.shards.down.clear()
-    mover.round()
+    mover.run_round()
     assert not world.base.exists(f"/data/{packs[0].stem}{DATA}")
     assert [world.shards.refs[shard][packs[0].number].tier for shard in (0, 1)] == [2, 2]
 
@@ -413,13 +413,13 @@ def test_a_copy_of_what_the_shards_dropped_meanwhile_is_removed():
             world.shards.refs[0].pop(ref.number, None)
 
     world.shards.before[m.SegmentTier] = drop
-    mover.round()
+    mover.run_round()
     assert world.has("/cold", 0, DATA)
     world.shards.before.clear()
-    mover.round()
+    mover.run_round()
     assert world.has("/cold", 0, DATA), "a snapshot may still list it: its parts go together, the index last"
     world.base.unlink(f"/data/{ref.stem}{IDX}")
-    mover.round()
+    mover.run_round()
     assert not world.has("/cold", 0, DATA)
     assert not world.has("/cold", 0, IDX)
 
@@ -427,11 +427,11 @@ def test_a_copy_of_what_the_shards_dropped_meanwhile_is_removed():
 def test_a_hot_part_that_cannot_be_unlinked_is_logged_and_tried_again():
     """FX-81."""
     world = World()
-    faulty = FaultyDisk(world.base, Fault("unlink", 1, "EIO"))
+    faulty = FaultyDisk(world.base, DiskFault("unlink", 1, "EIO"))
     mover = world.mover(faulty)
-    mover.round()
+    mover.run_round()
     assert world.tiers() == [2, 2, 0]
     assert world.has("/data", 0, DATA)
     world.wait()
-    mover.round()
+    mover.run_round()
     assert not world.has("/data", 0, DATA)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from actors.relocator.plan import Patience, due, placements
+from actors.relocator.plan import MoveBackoff, placements, segments_due
 from ringlog.envelope.messages import SegmentRef
 from ringlog.limits import MOVE_BACKOFF_S_MAX
-from ringlog.segment.layout import own_stem, pack_stem
+from ringlog.segment.layout import pack_stem, topic_stem
 
 S = 1_000_000_000
 
 
 def own(topic: int, first: int, number: int, *, tier: int = 0, size: int = 100) -> SegmentRef:
-    return SegmentRef(number, own_stem(topic, first, number), 1, size, 10, 1, 1, tier, number)
+    return SegmentRef(number, topic_stem(topic, first, number), 1, size, 10, 1, 1, tier, number)
 
 
 def pack(number: int, *, tier: int = 0, created_us: int = 0, size: int = 100) -> SegmentRef:
@@ -19,7 +19,7 @@ def pack(number: int, *, tier: int = 0, created_us: int = 0, size: int = 100) ->
 
 
 def numbers(refs: list[SegmentRef], hot_segments: int, hot_bytes: int = 0) -> list[int]:
-    found = due(placements({0: refs}).values(), hot_segments, hot_bytes)
+    found = segments_due(placements({0: refs}).values(), hot_segments, hot_bytes)
     return [each.ref.number for each in found]
 
 
@@ -63,8 +63,8 @@ def test_a_segment_known_to_two_shards_is_as_hot_as_the_hotter_says():
     assert (placed[4].shards, placed[4].tier) == ((0, 1), 0)
 
 
-def patience() -> Patience:
-    return Patience(5.0, lambda: 0.999999)
+def patience() -> MoveBackoff:
+    return MoveBackoff(5.0, lambda: 0.999999)
 
 
 def test_a_failed_segment_waits_longer_each_time_and_within_a_bound():
@@ -72,7 +72,7 @@ def test_a_failed_segment_waits_longer_each_time_and_within_a_bound():
     waits, now = patience(), 0
     pauses = []
     for _ in range(12):
-        waits.failed(1, now)
+        waits.record_failure(1, now)
         step = next(s for s in range(1, 10_000) if waits.may_try(1, now + s * S))
         pauses.append(step)
         now += step * S
@@ -83,10 +83,10 @@ def test_a_failed_segment_waits_longer_each_time_and_within_a_bound():
 
 def test_a_store_that_does_not_answer_holds_up_every_move_until_one_succeeds():
     waits = patience()
-    waits.store_failed(0)
+    waits.record_store_failure(0)
     assert not waits.may_try(1, 4 * S)
     assert waits.may_try(1, 5 * S)
-    waits.succeeded(1)
+    waits.record_success(1)
     assert waits.may_try(2, 0)
 
 
@@ -95,5 +95,5 @@ def test_damage_is_left_alone_until_the_segment_is_gone():
     waits = patience()
     waits.quarantined.add(1)
     assert not waits.may_try(1, 10**15)
-    waits.forget_all_but([2])
+    waits.retain_only([2])
     assert waits.may_try(1, 0)

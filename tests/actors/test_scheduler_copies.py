@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.scheduler.copies import ORIGINAL, STAMP, stamped_meta, stretch_of
-from actors.scheduler.routing import Change, FlowKey, ReadStretch, Stretch
-from ringlog.client.portion import Portion
+from actors.scheduler.forwarding.forward_batch import ORIGINAL, STAMP, build_forward_batch, stamped_meta
+from actors.scheduler.forwarding.forwarding_core import (
+    CopyTransform,
+    ForwardBatch,
+    ReadForwardBatch,
+    SourceFlowKey,
+)
+from ringlog.client.read.fetch_result import FetchResult
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout, open_frame
 from ringlog.limits import META_KEYS_MAX, ROUTE_BYTES_MAX, ROUTE_RECORDS_MAX, ROUTER_HOPS_MAX
@@ -22,7 +27,7 @@ from ringlog.topic.tombstone import Gap
 from ringlog.types import Codec, PayloadKind
 
 KEEPS = int(RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG)
-PLAIN = Change("", KEEPS, "")
+PLAIN = CopyTransform("", KEEPS, "")
 
 
 def run_of(*sent: dict[str, Any], hops: tuple[int, ...] = ()) -> FrameRun:
@@ -46,18 +51,22 @@ def run_of(*sent: dict[str, Any], hops: tuple[int, ...] = ()) -> FrameRun:
 
 
 def asked(
-    *changes: Change, start: int = 0, until: int = 1 << 40, records: int = ROUTE_RECORDS_MAX,
+    *changes: CopyTransform, start: int = 0, until: int = 1 << 40, records: int = ROUTE_RECORDS_MAX,
     size: int = ROUTE_BYTES_MAX,
-) -> ReadStretch:  # fmt: skip
-    return ReadStretch(FlowKey(7, False), "source", 3, start, until, records, size, changes or (PLAIN,), (1,))
+) -> ReadForwardBatch:  # fmt: skip
+    return ReadForwardBatch(
+        SourceFlowKey(7, False), "source", 3, start, until, records, size, changes or (PLAIN,), (1,)
+    )
 
 
-def portion(*runs: FrameRun, after: int = 0, hidden: tuple[int, ...] = (), gap: Gap | None = None) -> Portion:
+def portion(
+    *runs: FrameRun, after: int = 0, hidden: tuple[int, ...] = (), gap: Gap | None = None
+) -> FetchResult:
     last = max((run.last_seq for run in runs), default=after)
-    return Portion(3, last, 1, gap, after, runs, last, np.array(hidden, dtype=np.int64))
+    return FetchResult(3, last, 1, gap, after, runs, last, np.array(hidden, dtype=np.int64))
 
 
-def records(found: Stretch, change: Change = PLAIN) -> list[tuple[Any, ...]]:
+def records(found: ForwardBatch, change: CopyTransform = PLAIN) -> list[tuple[Any, ...]]:
     """What is copied under a change, value by value."""
     if change not in found.frame_of:
         return []
@@ -104,9 +113,9 @@ def test_a_pass_copies_what_is_asked_for_and_says_how_far_it_came(sent, data):
     until = data.draw(st.integers(start + 1, total + 3))
     most = data.draw(st.integers(1, 20))
     hidden = tuple(sorted(data.draw(st.sets(st.integers(1, total)))))
-    bare = Change("", 0, "")
-    hot = Change("^hot", KEEPS, "")
-    found = stretch_of(
+    bare = CopyTransform("", 0, "")
+    hot = CopyTransform("^hot", KEEPS, "")
+    found = build_forward_batch(
         asked(PLAIN, bare, hot, start=start, until=until, records=most),
         portion(run, after=start, hidden=hidden),
     )
@@ -144,38 +153,38 @@ def test_a_pass_copies_what_is_asked_for_and_says_how_far_it_came(sent, data):
 
 def test_it_ends_where_what_copies_share_differs():
     kinds = run_of({"payloads": [b"1", b"2"]}, {"payloads": [b"3"], "kind": PayloadKind.JSON})
-    found = stretch_of(asked(), portion(kinds))
+    found = build_forward_batch(asked(), portion(kinds))
     assert (found.stop, [row[0] for row in records(found)]) == (2, [b"1", b"2"])
-    found = stretch_of(asked(start=2), portion(kinds, after=2))
+    found = build_forward_batch(asked(start=2), portion(kinds, after=2))
     assert (found.stop, [row[0] for row in records(found)]) == (3, [b"3"])
     hops = run_of({"payloads": [b"1"]}, {"payloads": [b"2"]}, {"payloads": [b"3"]}, hops=(2, 2, 5))
-    found = stretch_of(asked(), portion(hops))
+    found = build_forward_batch(asked(), portion(hops))
     assert (found.stop, found.hops, len(records(found))) == (2, 3, 2)
-    found = stretch_of(asked(start=2), portion(hops, after=2))
+    found = build_forward_batch(asked(start=2), portion(hops, after=2))
     assert (found.stop, found.hops) == (3, 6)
 
 
 def test_what_came_through_too_many_routers_goes_no_further():
     """RT-10."""
     run = run_of({"payloads": [b"far"]}, {"payloads": [b"near"]}, hops=(ROUTER_HOPS_MAX, ROUTER_HOPS_MAX - 1))
-    found = stretch_of(asked(), portion(run))
+    found = build_forward_batch(asked(), portion(run))
     assert (found.stop, found.frames) == (1, ())
-    found = stretch_of(asked(start=1), portion(run, after=1))
+    found = build_forward_batch(asked(start=1), portion(run, after=1))
     assert (found.stop, found.hops, len(found.frames)) == (2, ROUTER_HOPS_MAX, 1)
 
 
 def test_bytes_are_bounded_and_one_record_always_goes():
     run = run_of({"payloads": [b"x" * 100] * 10})
-    assert stretch_of(asked(size=350), portion(run)).stop == 3
-    assert stretch_of(asked(size=10), portion(run)).stop == 1
+    assert build_forward_batch(asked(size=350), portion(run)).stop == 3
+    assert build_forward_batch(asked(size=10), portion(run)).stop == 1
 
 
 @pytest.mark.parametrize(("reason", "lost"), [("cap", 4), ("mixed", 4), ("restart_loss", 4), ("ttl", 0)])
 def test_what_went_is_announced_unless_it_expired(reason: str, lost: int):
     """RT-21, RT-23."""
     gap = Gap(3, 6, reason)
-    found = stretch_of(asked(start=2), portion(run_of({"payloads": [b"x"] * 9}), after=6, gap=gap))
-    assert found == Stretch(6, lost)
+    found = build_forward_batch(asked(start=2), portion(run_of({"payloads": [b"x"] * 9}), after=6, gap=gap))
+    assert found == ForwardBatch(6, lost)
 
 
 def test_stamps_say_where_a_record_came_from_and_lose_nothing():
@@ -195,11 +204,11 @@ def test_stamps_say_where_a_record_came_from_and_lose_nothing():
     assert again[ORIGINAL] == decode(full)
     assert again[STAMP]["router"] == "r2"
     assert decode(stamped_meta(b"[1]", "r", "s", 5, 2, 9))[ORIGINAL] == [1]
-    stamped = Change("", KEEPS, "r")
+    stamped = CopyTransform("", KEEPS, "r")
     run = run_of(
         {"payloads": [b"x", b"y"], "metas": [b'{"a":1}', b""]}, {"payloads": [b"z"], "codec": Codec.LZ4}
     )
-    found = stretch_of(asked(stamped, PLAIN), portion(run))
+    found = build_forward_batch(asked(stamped, PLAIN), portion(run))
     assert [decode(row[5])[STAMP]["source_seq"] for row in records(found, stamped)] == [1, 2, 3]
     assert [row[0] for row in records(found, stamped)] == [b"x", b"y", b"z"]
     assert [row[5] or b"" for row in records(found)] == [b'{"a":1}', b"", b""]

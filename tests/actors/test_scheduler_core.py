@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actors.scheduler import core as scheduler_core
 from actors.scheduler import events as ev
-from actors.scheduler.feeds import ROUTERS
-from actors.scheduler.turns import FIND_OUT
+from actors.scheduler.delivery.feeds import ROUTERS
+from actors.scheduler.delivery.grants import UNTIL_RECHECK
 from ringlog.board.layout import VOLATILE_BIT
 from ringlog.envelope import messages as m
 from ringlog.errors import Status
@@ -19,8 +19,8 @@ from ringlog.limits import (
     AGING_TICK_MS,
     CREDIT_MAX,
     FEEDS_PER_MESSAGE_MAX,
+    GRANTS_PER_MESSAGE_MAX,
     LINK_SILENCE_MS,
-    TURNS_PER_MESSAGE_MAX,
 )
 from tests.actors.scheduler_world import MS, World, WorldLink, WorldTopic
 
@@ -79,11 +79,11 @@ def test_who_follows_topics_of_a_shard_that_was_given_up_is_told_to_find_out() -
     world.take(A, (1, 1, 2))
     world.take(A, (1, 1, 2))
     world.take(A, (1, 1, 3))
-    assert untils(world) == [(1, 3), (1, FIND_OUT), (1, 3)]
+    assert untils(world) == [(1, 3), (1, UNTIL_RECHECK), (1, 3)]
     world.subscribe(B, 1, [(1, failed, 3)])
     world.take(B, (1, 1, 3))
     world.wait(3_000)
-    assert untils(world, B) == [(1, FIND_OUT)]
+    assert untils(world, B) == [(1, UNTIL_RECHECK)]
     assert len(untils(world)) == 3
     world.append(other)
     world.turn()
@@ -207,7 +207,7 @@ def test_a_topic_that_goes_is_for_its_readers_to_find_out_once() -> None:
     world.delete(topic)
     world.turn()
     world.turn()
-    assert untils(world) == [(1, FIND_OUT)]
+    assert untils(world) == [(1, UNTIL_RECHECK)]
     world.take(A, (1, 1, 0))
     world.wait(200)
     assert len(world.links[A].turns) == 1, "it was told"
@@ -222,7 +222,7 @@ def test_a_topic_that_is_made_anew_is_for_its_readers_to_find_out_and_goes_on() 
     world.remake(topic)
     world.append(topic)
     world.turn()
-    assert untils(world) == [(1, FIND_OUT)]
+    assert untils(world) == [(1, UNTIL_RECHECK)]
     world.take(A, (1, 1, 0))
     assert untils(world)[1:] == [(1, 1)]
 
@@ -330,16 +330,16 @@ def test_names_that_change_are_told_once_in_a_tick_to_those_who_asked() -> None:
     world = World()
     world.subscribe(A, 1, [], names=True)
     world.subscribe(B, 1, [])
-    assert world.core.wants_names
+    assert world.core.has_name_watchers
     world.wait(AGING_TICK_MS)
     for _ in range(5):
-        world.turn(ev.NamesChanged(0))
+        world.turn(ev.TopicNamesChanged(0))
     world.wait(2 * AGING_TICK_MS)
     assert world.links[A].messages.count(m.TopicsChanged()) <= 2
     assert m.TopicsChanged() in world.links[A].messages
     assert m.TopicsChanged() not in world.links[B].messages
     world.unsubscribe(A, 1)
-    assert not world.core.wants_names
+    assert not world.core.has_name_watchers
 
 
 def test_a_thousand_watchers_of_one_topic_are_one_message_to_their_link() -> None:
@@ -355,12 +355,12 @@ def test_a_thousand_watchers_of_one_topic_are_one_message_to_their_link() -> Non
     world.turn()
     assert [len(effect.feeds) for effect in effects] == [1_000]
     world.take(A, *((number, 1, 1) for number in range(1_000)))
-    for number in range(1_000, 1_000 + TURNS_PER_MESSAGE_MAX - 500):
+    for number in range(1_000, 1_000 + GRANTS_PER_MESSAGE_MAX - 500):
         world.subscribe(A, number, [(1, topic, 1)], credit=1)
     effects.clear()
     world.append(topic)
     world.turn()
-    assert [len(effect.feeds) for effect in effects] == [TURNS_PER_MESSAGE_MAX, 500]
+    assert [len(effect.feeds) for effect in effects] == [GRANTS_PER_MESSAGE_MAX, 500]
     world.core.check()
 
 
@@ -388,7 +388,7 @@ def test_a_topic_that_was_on_a_shard_that_is_no_more_is_for_its_reader_to_find()
     world.changed.add((gone.shard, gone.slot))
     assert isinstance(world.subscribe(A, 1, [(1, gone, 0)]), m.Subscribed)
     world.turn()
-    assert untils(world) == [(1, FIND_OUT)]
+    assert untils(world) == [(1, UNTIL_RECHECK)]
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(message: m.Message) 
 def test_rows_that_are_none_are_refused() -> None:
     world = World()
     world.subscribe(A, 1, [])
-    world.turn(ev.Asked(A, 0, m.Taken(1), bytearray(7)))
+    world.turn(ev.LinkRequestReceived(A, 0, m.Taken(1), bytearray(7)))
     assert isinstance(world.links[A].messages[-1], m.ErrorReply)
     world.take(A, (9, 9, 9))
 
@@ -457,7 +457,7 @@ def test_more_waits_for_a_mark_than_may_be_kept_is_looked_up_instead(monkeypatch
             world.append(topic)
         world.turn()
         world.wait(1)
-        assert len(world.core.shards[0].pending) <= 4 + 3
+        assert len(world.core.shards[0].awaiting_durable) <= 4 + 3
     world.sync(0)
     world.wait(2)
     assert sorted(untils(world)) == [(0, 5), (1, 5), (2, 5)]
@@ -537,7 +537,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(gaps=st.tuples(*[st.sampled_from([0, 3, 20])] * 2), is_shedding=st.booleans())
     def press(self, gaps: tuple[int, int], is_shedding: bool) -> None:
-        self.world.turn(ev.Pressed((gaps[0] * MS, gaps[1] * MS), is_shedding))
+        self.world.turn(ev.DeliveryPressureChanged((gaps[0] * MS, gaps[1] * MS), is_shedding))
 
     @rule(link=links)
     def deaf_or_not(self, link: bytes) -> None:
@@ -573,7 +573,7 @@ class AnyHistory(RuleBasedStateMachine):
         for shard in range(2):
             world.sync(shard)
         # Gaps end by themselves; the lowest band may be kept waiting for as long as it takes to age.
-        world.turn(ev.Pressed((20 * MS, 20 * MS), False))
+        world.turn(ev.DeliveryPressureChanged((20 * MS, 20 * MS), False))
         world.wait(300)
         for (id, subscription, number), (topic, after, _) in world.feeds.items():
             link = world.links[id]

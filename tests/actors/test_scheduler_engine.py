@@ -15,12 +15,12 @@ import zmq
 
 import ringlog
 from ringlog.board.board import Board
-from ringlog.board.layout import D, H, P
+from ringlog.board.layout import HistogramKind, ProcessField, SchedulerField
 from ringlog.board.processes import scheduler_slot, scheduler_socket
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, decode, encode
+from ringlog.link.channel.grant_ring import GrantReader
 from ringlog.link.shard_requests import ShardRequests
-from ringlog.link.turn_ring import TurnReader
 from ringlog.placement import scheduler_of
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
@@ -216,22 +216,29 @@ def test_its_page_says_what_it_does() -> None:
             link.subscribe(feed_of(running, 1, "counted"), feed_of(running, 2, "counted-too"), credit=1)
             assert link.turn()
             page = board.process(scheduler_slot(1, 0))
-            wait_until(lambda: page.get(D.READY) == 1, 10, "its page to be written")
-            assert (page.get(D.LINKS), page.get(D.SUBSCRIPTIONS), page.get(D.FEEDS)) == (1, 1, 2)
-            assert (page.get(D.TURNS_TOLD), page.histogram(H.COMMIT).snapshot().count) == (1, 1)
-            assert page.get(D.LATENCY_NS) > 0
-            wait_until(lambda: page.get(P.BUSY_NS) > 0, 10, "its next sample")
+            wait_until(lambda: page.get(SchedulerField.READY) == 1, 10, "its page to be written")
+            assert (
+                page.get(SchedulerField.LINKS),
+                page.get(SchedulerField.SUBSCRIPTIONS),
+                page.get(SchedulerField.FEEDS),
+            ) == (1, 1, 2)
+            assert (
+                page.get(SchedulerField.GRANTS_SENT),
+                page.histogram(HistogramKind.COMMIT).snapshot().count,
+            ) == (1, 1)
+            assert page.get(SchedulerField.LATENCY_NS) > 0
+            wait_until(lambda: page.get(ProcessField.BUSY_NS) > 0, 10, "its next sample")
         finally:
             board.close()
             link.close()
 
 
-def opened_ring(running: TestEngine, link: Link) -> TurnReader:
+def opened_ring(running: TestEngine, link: Link) -> GrantReader:
     link.say(m.OpenTurns())
     answer, _ = link.hear()
     assert isinstance(answer, m.TurnsOpened)
     assert answer.name
-    return TurnReader(running.info.shm_dir, answer.name)
+    return GrantReader(running.info.shm_dir, answer.name)
 
 
 def rings_of(running: TestEngine) -> list[str]:
@@ -245,8 +252,8 @@ def test_a_client_on_the_host_gets_its_turns_through_shared_memory(running: Test
     ring = opened_ring(running, link)
     link.subscribe(feed)
     assert isinstance(link.hear()[0], m.Subscribed)
-    wait_until(lambda: ring.has_news, 10, "a turn in the ring")
-    taken = ring.take()
+    wait_until(lambda: ring.has_grants, 10, "a turn in the ring")
+    taken = ring.take_grants()
     assert (taken.rows[:, :3].tolist(), taken.is_complete) == ([[1, 7, 1]], True)
     ring.close()
     link.say(m.OpenTurns(wanted=False))

@@ -23,7 +23,7 @@ class Orderly(World):
         self.told: list[bytes] = []
 
     def _perform(self, effect: Any) -> Any:
-        if isinstance(effect, ev.Tell) and isinstance(effect.message, m.Turns):
+        if isinstance(effect, ev.SendToLink) and isinstance(effect.message, m.Turns):
             self.told.append(effect.link)
         return super()._perform(effect)
 
@@ -42,7 +42,7 @@ def test_links_that_are_behind_all_the_time_have_equal_shares(gap_ms: int) -> No
     for number, link in enumerate(links):
         feeds = [(feed, topic, 0) for feed, topic in enumerate(topics)]
         world.subscribe(link, 1, feeds, credit=1 + number % 3)
-    world.turn(ev.Pressed((gap_ms * MS,) * 2, False))
+    world.turn(ev.DeliveryPressureChanged((gap_ms * MS,) * 2, False))
     for topic in topics:
         world.append(topic, 100 * ROUNDS)
     world.turn()

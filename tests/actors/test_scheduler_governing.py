@@ -13,20 +13,20 @@ import pytest
 
 from actors.scheduler import events as ev
 from actors.scheduler.core import Scheduler
-from actors.scheduler.governing import Governing
-from actors.scheduler.lag import lags
+from actors.scheduler.delivery.lag import largest_lags
+from actors.scheduler.delivery.load_monitor import SchedulerLoadMonitor
 from ringlog.board import pressure
 from ringlog.board.board import Board, ProcessSlot
-from ringlog.board.layout import D, G, H, P
+from ringlog.board.layout import GovernorField, HistogramKind, ProcessField, SchedulerField
 from ringlog.board.processes import scheduler_slot, shard_slot
 from ringlog.envelope import messages as m
-from ringlog.governor import Governor, Sample, Step
+from ringlog.governor import Governor, PressureSample, PressureStep
 from ringlog.limits import (
     COALESCE_MS_MAX,
-    GOVERNOR_BELIEF_MS,
     GOVERNOR_LATENCY_MS,
     GOVERNOR_READY_PER_SCHEDULER,
     GOVERNOR_SAMPLE_MS,
+    GOVERNOR_STALE_MS,
     LAGS_PER_MESSAGE_MAX,
 )
 from tests.actors.scheduler_world import MS, World
@@ -48,27 +48,31 @@ class Engine:
         self.first, self.second = (self.governing(n) for n in range(2))
         self.breathe()
 
-    def governing(self, number: int, *, is_reacting: bool = True) -> Governing:
-        return Governing.of(self.board, number, SHARDS, 2, self.now, is_reacting=is_reacting)
+    def governing(self, number: int, *, is_reacting: bool = True) -> SchedulerLoadMonitor:
+        return SchedulerLoadMonitor.from_board(
+            self.board, number, SHARDS, 2, self.now, is_reacting=is_reacting
+        )
 
     def breathe(self, *silent: ProcessSlot) -> None:
         """Everybody shows a heartbeat, but these."""
         for page in (*self.shards, *self.pages):
             if page not in silent:
-                page.set(P.HEARTBEAT_NS, self.now)
+                page.set(ProcessField.HEARTBEAT_NS, self.now)
 
     def press(self, shard: int, share: float) -> None:
         """A shard says so."""
         governor = Governor()
-        governor.observe(Sample(fill=share))
+        governor.observe(PressureSample(fill=share))
         pressure.publish(self.shards[shard], governor, share, self.now)
 
-    def sample(self, governing: Governing, *events: object, rested_ns: int = SAMPLE_NS) -> ev.Pressed | None:
+    def sample(
+        self, governing: SchedulerLoadMonitor, *events: object, rested_ns: int = SAMPLE_NS
+    ) -> ev.DeliveryPressureChanged | None:
         """A tenth of a second later."""
         self.now += SAMPLE_NS
         self.breathe()
-        governing.rested_ns = rested_ns
-        return governing.turn(self.now, events, self.core)
+        governing.idle_ns = rested_ns
+        return governing.observe_turn(self.now, events, self.core)
 
     @property
     def instance(self) -> pressure.Pressure:
@@ -100,7 +104,7 @@ def test_without_anything_going_on_nothing_is_said_and_nobody_wakes(running: Eng
 
 def test_while_shards_commit_it_samples_on(running: Engine) -> None:
     """G-1."""
-    running.shards[0].add(P.GROUPS, 1)
+    running.shards[0].add(ProcessField.GROUPS, 1)
     running.sample(running.first)
     assert running.first.wait_ms(1_000) == GOVERNOR_SAMPLE_MS
     running.sample(running.first)
@@ -111,12 +115,12 @@ def test_the_instance_is_as_pressed_as_the_shard_that_is_most_so(running: Engine
     """G-1, G-10: topics of that shard are told of less often, those of the other as before."""
     running.press(1, 1.0)
     pressed = running.sample(running.first)
-    assert pressed == ev.Pressed((0, COALESCE_MS_MAX * MS), True)
-    assert (running.instance.pressure, running.instance.step) == (1.0, Step.REFUSE)
+    assert pressed == ev.DeliveryPressureChanged((0, COALESCE_MS_MAX * MS), True)
+    assert (running.instance.pressure, running.instance.step) == (1.0, PressureStep.REFUSE)
     assert running.instance.fill == 0.0, "delivery itself is under none"
     assert running.sample(running.second) == pressed, "all schedulers go by the same figures"
     running.press(1, 0.0)
-    assert running.sample(running.first) == ev.Pressed((0, 0), False)
+    assert running.sample(running.first) == ev.DeliveryPressureChanged((0, 0), False)
 
 
 def test_pressure_of_delivery_is_for_topics_of_all_shards(running: Engine) -> None:
@@ -126,7 +130,7 @@ def test_pressure_of_delivery_is_for_topics_of_all_shards(running: Engine) -> No
     assert pressed is not None
     assert min(pressed.gaps_ns) == max(pressed.gaps_ns) > 0.99 * COALESCE_MS_MAX * MS
     assert running.instance.fill == running.instance.pressure > 0.99
-    assert running.pages[0].get(P.BUSY_NS) == 30 * SAMPLE_NS
+    assert running.pages[0].get(ProcessField.BUSY_NS) == 30 * SAMPLE_NS
 
 
 def test_what_another_scheduler_says_of_itself_counts(running: Engine) -> None:
@@ -135,13 +139,13 @@ def test_what_another_scheduler_says_of_itself_counts(running: Engine) -> None:
         running.sample(running.second, rested_ns=0)
     running.sample(running.first)
     assert running.instance.pressure > 0.99
-    assert running.pages[1].get(G.PRESSURE) == 0, "one writer for the instance's word"
+    assert running.pages[1].get(GovernorField.PRESSURE) == 0, "one writer for the instance's word"
 
 
 def test_latency_is_that_of_the_turns_since_the_sample_before(running: Engine) -> None:
     """G-2: and none when nothing was told of."""
     latency_ns = GOVERNOR_LATENCY_MS * MS
-    running.pages[0].histogram(H.COMMIT).record(latency_ns, 10)
+    running.pages[0].histogram(HistogramKind.COMMIT).record(latency_ns, 10)
     running.sample(running.first)
     assert running.instance.pressure == pytest.approx(0.2)
     assert running.instance.latency_ns == pytest.approx(0.2 * latency_ns)
@@ -154,42 +158,42 @@ def test_topics_that_were_there_in_every_turn_stand(running: Engine) -> None:
     many = rows(*range(GOVERNOR_READY_PER_SCHEDULER * 2))
     for events in ((many,), (rows(1, 1, 1, 2),), (many,)):
         running.now += MS
-        assert running.first.turn(running.now, events, running.core) is None
+        assert running.first.observe_turn(running.now, events, running.core) is None
     running.sample(running.first, many)
-    assert running.pages[0].get(D.STANDING) == 2
+    assert running.pages[0].get(SchedulerField.STANDING) == 2
     assert running.instance.pressure == pytest.approx(2 / (2 * GOVERNOR_READY_PER_SCHEDULER))
-    running.first.turn(running.now + 1, (), running.core)
+    running.first.observe_turn(running.now + 1, (), running.core)
     running.sample(running.first, many)
-    assert running.pages[0].get(D.STANDING) == 0
+    assert running.pages[0].get(SchedulerField.STANDING) == 0
 
 
 def test_a_dead_shard_presses_nobody(running: Engine) -> None:
     running.press(0, 1.0)
     running.sample(running.first)
-    running.now += GOVERNOR_BELIEF_MS * MS
+    running.now += GOVERNOR_STALE_MS * MS
     running.breathe(running.shards[0])
-    running.first.rested_ns = GOVERNOR_BELIEF_MS * MS
-    pressed = running.first.turn(running.now, (), running.core)
-    assert pressed == ev.Pressed((0, 0), False)
+    running.first.idle_ns = GOVERNOR_STALE_MS * MS
+    pressed = running.first.observe_turn(running.now, (), running.core)
+    assert pressed == ev.DeliveryPressureChanged((0, 0), False)
     assert running.instance.pressure == 0.0
 
 
 def test_a_successor_begins_anew_and_counts_on(running: Engine) -> None:
     running.press(0, 1.0)
     running.sample(running.first)
-    running.pages[0].set(G.WAITED_NS, 5)
+    running.pages[0].set(GovernorField.WAITED_NS, 5)
     successor = running.governing(0)
     assert running.instance.pressure == 0.0
-    running.core.turns.gathered_ns = 7
+    running.core.grants.coalesced_ns = 7
     running.sample(successor)
-    assert running.pages[0].get(G.WAITED_NS) == 12
+    assert running.pages[0].get(GovernorField.WAITED_NS) == 12
 
 
 def test_one_that_may_not_react_says_how_it_is_all_the_same(running: Engine) -> None:
     governing = running.governing(0, is_reacting=False)
     running.press(0, 1.0)
     assert running.sample(governing) is None
-    assert running.instance.step is Step.REFUSE
+    assert running.instance.step is PressureStep.REFUSE
 
 
 # -- how far consumers are behind -------------------------------------------------------------------------
@@ -211,7 +215,7 @@ def test_lag_is_for_how_long_there_has_been_something_to_take() -> None:
     world.append(waiting)
     world.turn()
     world.wait(300)
-    first, second = lags(world.core.links.values(), world.now_ms, 8)
+    first, second = largest_lags(world.core.links.values(), world.now_ms, 8)
     assert first == (500, A, 1, 2, 1, 1, 1)
     assert second == (0, B, 2, 1, 0, 0, 32)
     assert furthest_ms(world) == 500
@@ -236,14 +240,14 @@ def test_a_reader_that_takes_turn_after_turn_and_never_has_everything_is_behind(
         world.append(topic)
         world.turn()
         world.take(B, (1, 1, keeping))
-    slow, quick = lags(world.core.links.values(), world.now_ms, 8)
+    slow, quick = largest_lags(world.core.links.values(), world.now_ms, 8)
     assert (slow.link, quick.link) == (A, B)
     assert 4_000 <= slow.lag_ms <= 10_000
     assert quick.lag_ms <= 200
 
 
 def test_beyond_the_bound_only_who_waits_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.scheduler.lag.LAG_LOOKS_MAX", 2)
+    monkeypatch.setattr("actors.scheduler.delivery.lag.LAG_CHECKS_MAX", 2)
     world = World()
     told, waiting = world.topic(0, 0), world.topic(0, 1)
     world.subscribe(A, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
@@ -252,9 +256,9 @@ def test_beyond_the_bound_only_who_waits_counts(monkeypatch: pytest.MonkeyPatch)
         world.turn()
         world.wait(100)
     world.subscribe(B, 1, [(1, told, 0), (2, waiting, 0)], credit=1)
-    assert [lag.lag_ms for lag in lags(world.core.links.values(), world.now_ms, 8)] == [100, 0]
-    monkeypatch.setattr("actors.scheduler.lag.LAG_LOOKS_MAX", 1)
-    assert [lag.link for lag in lags(world.core.links.values(), world.now_ms, 8)] == [A]
+    assert [lag.lag_ms for lag in largest_lags(world.core.links.values(), world.now_ms, 8)] == [100, 0]
+    monkeypatch.setattr("actors.scheduler.delivery.lag.LAG_CHECKS_MAX", 1)
+    assert [lag.link for lag in largest_lags(world.core.links.values(), world.now_ms, 8)] == [A]
 
 
 def test_operators_are_told_who_is_furthest_behind() -> None:

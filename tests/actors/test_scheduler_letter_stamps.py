@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.scheduler.letter_stamps import letter_columns
-from ringlog.client.letters import is_letter_of, noted, place_of
-from ringlog.client.pages import Record
+from actors.scheduler.forwarding.dead_letter_stamps import dead_letter_columns
+from ringlog.client.leases.dead_letters import dead_letter_field, is_dead_letter_of, src_seq_of_dead_letter
+from ringlog.client.read.pages import Record
 from ringlog.envelope import messages as m
 from ringlog.frame import open_frame
 from ringlog.frame.codec import frame
@@ -74,7 +74,9 @@ JOBS: dict[str, dict[str, Any]] = {
 def moved(job: dict[str, Any], group: str = "", record_bytes: int = RECORD_BYTES_DEFAULT) -> Record:
     """The letter that a job becomes."""
     record = Record(seq=1, ts=0, **job)
-    view = open_frame(frame(letter_columns(record, spent(group), 3, record_bytes), topic_id=8), seed=None)
+    view = open_frame(
+        frame(dead_letter_columns(record, spent(group), 3, record_bytes), topic_id=8), seed=None
+    )
     found = view.records()
     return Record(
         seq=1, ts=0, data=bytes(found.payloads[0]), meta_json=found.metas[0] if found.metas else None,
@@ -89,27 +91,27 @@ def test_every_job_becomes_a_dead_letter_that_says_where_it_comes_from(name: str
     letter = moved(job, group)
     assert letter.data == job["data"]
     assert len(letter.data) + len(letter.meta_json or b"") <= RECORD_BYTES_DEFAULT
-    assert is_letter_of(TOPIC, letter, group)
-    assert not is_letter_of(TOPIC, letter, "other")
-    assert noted(letter, "$dead_letter_src_seq") == "1"
-    assert noted(letter, "$dead_letter_reason") == REASON
-    assert noted(letter, "$dead_letter_nacks") == "12"
-    assert place_of(letter, 7) == (1 if group else 0)
+    assert is_dead_letter_of(TOPIC, letter, group)
+    assert not is_dead_letter_of(TOPIC, letter, "other")
+    assert dead_letter_field(letter, "$dead_letter_src_seq") == "1"
+    assert dead_letter_field(letter, "$dead_letter_reason") == REASON
+    assert dead_letter_field(letter, "$dead_letter_nacks") == "12"
+    assert src_seq_of_dead_letter(letter, 7) == (1 if group else 0)
     own = {key: value for key, value in job.get("headers", {}).items() if not key.startswith("$")}
     kept = {key: value for key, value in letter.headers.items() if not key.startswith("$")}
-    left_out = int(noted(letter, "$dead_letter_headers_left_out") or 0)
+    left_out = int(dead_letter_field(letter, "$dead_letter_headers_left_out") or 0)
     assert len(kept) + left_out == len(own)
     assert kept == dict(list(own.items())[: len(kept)])
     # A letter that fails is moved again, and says of itself what is true then.
     again = moved({"data": letter.data, "meta_json": letter.meta_json, "headers": letter.headers}, group)
-    assert noted(again, "$dead_letter_src_seq") == "1"
+    assert dead_letter_field(again, "$dead_letter_src_seq") == "1"
     assert len(again.data) + len(again.meta_json or b"") <= RECORD_BYTES_DEFAULT
 
 
 def test_metadata_is_kept_where_it_is_an_object() -> None:
     letter = moved({"data": bytes(100), "meta_json": b'{"own":[1,2.50]}'}, record_bytes=150)
     assert letter.meta_json == b'{"own":[1,2.50]}'
-    assert noted(letter, "$dead_letter_from") == TOPIC
+    assert dead_letter_field(letter, "$dead_letter_from") == TOPIC
     stamped = moved({"data": bytes(100), "meta_json": b'{"own":[1,2.50]}'})
     assert stamped.meta["own"] == [1, 2.5]
     assert not stamped.headers

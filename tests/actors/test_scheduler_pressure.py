@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.scheduler import events as ev
-from actors.scheduler.feeds import ROUTERS
-from actors.scheduler.ready import ReadySet
+from actors.scheduler.delivery.feeds import ROUTERS
+from actors.scheduler.delivery.ready_set import ReadySet
 from ringlog.limits import BANDS, COALESCE_MS_MAX
-from ringlog.topic.priority import AGE_MS_MAX, Standing
+from ringlog.topic.priority import AGE_MS_MAX, TopicPriority
 from tests.actors.scheduler_world import MS, World, WorldTopic
 
 A, B = b"a", b"b"
@@ -19,7 +19,7 @@ GAP = COALESCE_MS_MAX
 
 def press(world: World, *gaps_ms: int, is_shedding: bool = False) -> None:
     gaps = gaps_ms or (0, 0)
-    world.turn(ev.Pressed(tuple(gap * MS for gap in gaps), is_shedding))
+    world.turn(ev.DeliveryPressureChanged(tuple(gap * MS for gap in gaps), is_shedding))
 
 
 def untils(world: World, link: bytes = A) -> list[tuple[int, int]]:
@@ -51,7 +51,7 @@ def test_the_first_wake_up_is_at_once_and_the_next_when_the_gap_is_over() -> Non
     assert untils(world) == [(1, 1)]
     world.wait(1)
     assert untils(world) == [(1, 1), (1, 6)]
-    assert world.core.turns.gathered_ns == (GAP - 2) * MS
+    assert world.core.grants.coalesced_ns == (GAP - 2) * MS
     world.take(A, (1, 1, 6))
     world.wait(GAP)
     publish(world, topic)
@@ -66,7 +66,7 @@ def test_without_pressure_every_wake_up_is_at_once() -> None:
         publish(world, topic)
         world.take(A, (1, 1, n))
     assert untils(world) == [(1, 1), (1, 2), (1, 3)]
-    assert world.core.turns.gathered_ns == 0
+    assert world.core.grants.coalesced_ns == 0
 
 
 def test_who_comes_back_with_everything_it_was_offered_waits_for_the_next_wake_up() -> None:
@@ -193,10 +193,10 @@ def test_the_lowest_band_waits_beside_credit_and_nobody_else_does() -> None:
     world.take(A, (1, 2, 1))
     publish(world, plain)
     assert untils(world) == [(2, 1), (2, 2)]
-    assert world.core.turns.by_band == [1, 0, 0, 0, 0]
+    assert world.core.grants.ready_by_band == [1, 0, 0, 0, 0]
     press(world)
     assert untils(world) == [(2, 1), (2, 2), (1, 2)]
-    assert world.core.turns.by_band == [0] * BANDS
+    assert world.core.grants.ready_by_band == [0] * BANDS
 
 
 def test_routers_run_one_band_lower_while_it_sheds() -> None:
@@ -248,16 +248,16 @@ def test_counts_by_band_are_of_all_subscriptions() -> None:
         world.subscribe(link, 1, [(1, valuable, 0), (2, world.topic(0, 1), 0)], credit=0)
     world.append(valuable)
     publish(world, world.topic(0, 1))
-    assert world.core.turns.by_band == [0, 2, 0, 0, 2]
+    assert world.core.grants.ready_by_band == [0, 2, 0, 0, 2]
     world.unsubscribe(B, 1)
-    assert world.core.turns.by_band == [0, 1, 0, 0, 1]
+    assert world.core.grants.ready_by_band == [0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize("lowest", range(BANDS))
 def test_a_ready_set_gives_what_is_not_below(lowest: int) -> None:
     ready: ReadySet[int] = ReadySet()
     for band, base in enumerate((-1_000, 0, 250, 500, 750)):
-        ready.add(band, Standing(base, is_auto=False), 10 + band, 100)
+        ready.add(band, TopicPriority(base, is_auto=False), 10 + band, 100)
     assert ready.oldest_ms == 10
     found = []
     while (taken := ready.pop(100, lowest)) is not None:

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.scheduler.ready import STALE_MIN, ReadySet
+from actors.scheduler.delivery.ready_set import STALE_MIN, ReadySet
 from ringlog.limits import AGING_TICK_MS
-from ringlog.topic.priority import AGE_MS_MAX, CREDITS, TOP, Standing, band_of
+from ringlog.topic.priority import AGE_MS_MAX, CREDITS, TOP_BAND, TopicPriority, band_of
 
 BASES = (-1_000, 0, 250, 500, 750)
 """One for each band, of topics that do not age within a test of a few milliseconds."""
 
 
-def manual(base: int) -> Standing:
-    return Standing(base, is_auto=False)
+def manual(base: int) -> TopicPriority:
+    return TopicPriority(base, is_auto=False)
 
 
 def drain(ready: ReadySet[int], now_ms: int) -> list[int]:
@@ -87,7 +87,7 @@ def test_everybody_is_in_the_top_band_within_ten_seconds_but_for_the_lowest(base
     ready.pop(start + AGE_MS_MAX + AGING_TICK_MS)
     band = ready.band("it")
     assert band == band_of(base + 1_000)
-    assert band == TOP or base < -250
+    assert band == TOP_BAND or base < -250
     assert band >= 1, "even the lowest leaves B0"
 
 
@@ -110,7 +110,7 @@ def test_a_flood_of_the_best_starves_nobody(others: int, base: int) -> None:
 
 def test_consumption_by_somebody_else_lifts_who_waits() -> None:
     """P-2, SCH-4: and it keeps its place by age."""
-    standing = Standing()
+    standing = TopicPriority()
     ready: ReadySet[int] = ReadySet()
     ready.add(1, standing, 0, 0)
     ready.add(2, manual(500), 5, 5)
@@ -127,7 +127,7 @@ def test_a_set_that_ran_empty_holds_nothing() -> None:
         ready.add(key, manual(0), key, key)
     for key in range(1_000):
         ready.discard(key)
-    assert (len(ready), ready.held) == (0, 0)
+    assert (len(ready), ready.references) == (0, 0)
 
 
 @given(
@@ -145,7 +145,7 @@ def test_any_history_serves_as_a_sorted_list_would(history: list[tuple[str, int,
     """SCH-1, SCH-3: the chosen one is the first of its band by dirty instant; nobody is lost or doubled."""
     ready: ReadySet[int] = ReadySet()
     standings = [manual(BASES[key % 5] // 3 if key % 2 else BASES[key % 5]) for key in range(31)]
-    standings[7] = Standing()
+    standings[7] = TopicPriority()
     waiting: dict[int, tuple[int, int]] = {}
     now, number = 1_000, 0
     for what, key, amount in history:
@@ -176,12 +176,12 @@ def test_any_history_serves_as_a_sorted_list_would(history: list[tuple[str, int,
                 sure = [k for k in earlier if _was_in_band(standings[k], waiting[k][0], now, now_band)]
                 assert not [k for k in sure if ready.band(k) == now_band]
         assert len(ready) == len(waiting)
-        assert ready.held <= 4 * len(waiting) + 2 * STALE_MIN + 5 * 2
+        assert ready.references <= 4 * len(waiting) + 2 * STALE_MIN + 5 * 2
     left = drain(ready, now)
     assert sorted(left) == sorted(waiting)
 
 
-def _was_in_band(standing: Standing, dirty: int, now: int, band: int) -> bool:
+def _was_in_band(standing: TopicPriority, dirty: int, now: int, band: int) -> bool:
     return {band_of(standing.effective(at, dirty)) for at in range(now - AGING_TICK_MS, now + 1, 5)} == {band}
 
 
@@ -192,6 +192,6 @@ def test_a_hundred_thousand_go_in_and_out_in_a_moment() -> None:
     for key in range(100_000):
         ready.add(key, manual(key % 700 - 350), key // 10, key // 10)
         order.append(key)
-    assert ready.held <= 2 * len(ready)
+    assert ready.references <= 2 * len(ready)
     assert len(drain(ready, 30_000)) == 100_000
-    assert ready.held == 0
+    assert ready.references == 0

@@ -11,13 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from actors.scheduler import routing
-from actors.scheduler.routers import Routers, find_cycle
-from actors.scheduler.routing import Change, FlowKey, Routing, Runner, Standing, Stretch, parts_of
+from actors.scheduler.forwarding import forwarding_core
+from actors.scheduler.forwarding.forwarding_core import (
+    ActiveRouter,
+    CatchUpState,
+    CopyTransform,
+    ForwardBatch,
+    ForwardingCore,
+    SourceFlowKey,
+    split_by_shard,
+)
+from actors.scheduler.forwarding.router_catalog import RouterCatalog, find_cycle
 from ringlog.envelope import messages as m
 from ringlog.errors import RouterCycle, TopicIncompatible
 from ringlog.limits import ROUTE_PASSES_MAX, ROUTE_PAUSE_MS_MAX, ROUTE_RECORDS_MAX, ROUTE_ROWS_MAX
-from ringlog.topic.routers import Fate, Router, RouterFlag
+from ringlog.topic.routers import Router, RouterFlag, RouterPassOutcome
 
 MS = 1_000_000
 PLAIN = int(RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG)
@@ -42,13 +50,13 @@ def test_a_pass_applies_where_the_router_is_and_nowhere_else(cursor, start, leng
     """RT-19: the compare and swap of a cursor."""
     router = Router(1, "r", "s", 1, 1, PLAIN, "", cursor)
     stop = start + length
-    fate = router.fate_of(start, stop)
+    fate = router.outcome_of(start, stop)
     if cursor >= stop:
-        assert fate is Fate.DONE
+        assert fate is RouterPassOutcome.DONE
     elif cursor == start:
         assert fate is None
     else:
-        assert fate is Fate.ELSEWHERE
+        assert fate is RouterPassOutcome.ELSEWHERE
 
 
 # -- which may be made --------------------------------------------------------------------------------------
@@ -85,19 +93,19 @@ def test_a_cycle_is_found_exactly_when_there_is_one(wanted):
 
 def test_what_is_known_decides_what_may_be_made():
     """RT-7 to RT-9, and pages by name."""
-    known = Routers(10)
-    doubled = known.fill([facts(3), facts(2, name="r1"), facts(1)])
+    known = RouterCatalog(10)
+    doubled = known.replace_all([facts(3), facts(2, name="r1"), facts(1)])
     assert [each.router for each in doubled] == [2]
-    assert known.judge(m.RouterCreate("r1", "s1", "d1")) is known.find("r1")
+    assert known.check_create(m.RouterCreate("r1", "s1", "d1")) is known.find("r1")
     with pytest.raises(TopicIncompatible):
-        known.judge(m.RouterCreate("r1", "s1", "d9"))
+        known.check_create(m.RouterCreate("r1", "s1", "d9"))
     with pytest.raises(TopicIncompatible):
-        known.judge(m.RouterCreate("new", "other", "d1"))
+        known.check_create(m.RouterCreate("new", "other", "d1"))
     with pytest.raises(RouterCycle):
-        known.judge(m.RouterCreate("new", "d1", "s1"))
-    assert known.judge(m.RouterCreate("new", "d1", "s1", allow_cycle=True)) is None
+        known.check_create(m.RouterCreate("new", "d1", "s1"))
+    assert known.check_create(m.RouterCreate("new", "d1", "s1", allow_cycle=True)) is None
     known.drop("r1")
-    assert known.judge(m.RouterCreate("new", "d1", "s1")) is None
+    assert known.check_create(m.RouterCreate("new", "d1", "s1")) is None
     found, more = known.page(m.RouterList(page_size=1))
     assert ([each.name for each in found], more) == (["r3"], False)
 
@@ -106,20 +114,24 @@ def test_what_is_known_decides_what_may_be_made():
 
 
 def test_each_shard_gets_the_frames_that_its_routers_copy_once():
-    plain, hot, none = Change("", PLAIN, ""), Change("=hot", PLAIN, ""), Change("=none", PLAIN, "")
+    plain, hot, none = (
+        CopyTransform("", PLAIN, ""),
+        CopyTransform("=hot", PLAIN, ""),
+        CopyTransform("=none", PLAIN, ""),
+    )
     runners = [
-        Runner(n, n, n % 2, change, 5, facts(n))
+        ActiveRouter(n, n, n % 2, change, 5, facts(n))
         for n, change in enumerate([plain, hot, none, plain, hot, plain])
     ]
-    found = Stretch(9, 0, 3, (b"plain", b"hot"), {plain: 0, hot: 1})
-    first, second = parts_of(runners, 5, found)
+    found = ForwardBatch(9, 0, 3, (b"plain", b"hot"), {plain: 0, hot: 1})
+    first, second = split_by_shard(runners, 5, found)
     assert (first.shard, first.frames) == (0, (b"plain", b"hot"))
     assert [(row.router, row.frame) for row in first.message.rows] == [(0, 0), (2, -1), (4, 1)]
     assert (second.shard, second.frames) == (1, (b"hot", b"plain"))
     assert [(row.router, row.frame) for row in second.message.rows] == [(1, 0), (3, 1), (5, 1)]
     assert first.message.hops == 3
-    many = [Runner(n, n, 0, plain, 5, facts(n)) for n in range(2 * ROUTE_ROWS_MAX + 1)]
-    assert [len(each.message.rows) for each in parts_of(many, 5, found)] == [ROUTE_ROWS_MAX] * 2 + [1]
+    many = [ActiveRouter(n, n, 0, plain, 5, facts(n)) for n in range(2 * ROUTE_ROWS_MAX + 1)]
+    assert [len(each.message.rows) for each in split_by_shard(many, 5, found)] == [ROUTE_ROWS_MAX] * 2 + [1]
 
 
 # -- histories ----------------------------------------------------------------------------------------------
@@ -140,22 +152,22 @@ class Engine:
 
     def __init__(self, seed: int, shards: int = 3) -> None:
         self.random = random.Random(seed)
-        self.core = Routing(shards)
+        self.core = ForwardingCore(shards)
         self.now_ns = 1
-        self.heads: dict[FlowKey, int] = {}
-        self.turns: dict[FlowKey, int] = {}
+        self.heads: dict[SourceFlowKey, int] = {}
+        self.turns: dict[SourceFlowKey, int] = {}
         self.dests: dict[int, Dest] = {}
-        self.reads: list[routing.ReadStretch] = []
-        self.sent: list[routing.Send] = []
+        self.reads: list[forwarding_core.ReadForwardBatch] = []
+        self.sent: list[forwarding_core.SendRoute] = []
 
     def put(self, number: int, source: int, durability: int = 2) -> None:
         dest = self.dests.setdefault(number, Dest())
-        self.core.put(facts(number, source=source, cursor=dest.cursor, durability=durability))
+        self.core.put_router(facts(number, source=source, cursor=dest.cursor, durability=durability))
         self.settle()
 
     def publish(self, source: int, count: int) -> None:
         for is_strong in (False, True):
-            key = FlowKey(source, is_strong)
+            key = SourceFlowKey(source, is_strong)
             self.heads[key] = self.heads.get(key, 0) + count
         self.settle()
 
@@ -164,20 +176,20 @@ class Engine:
         while True:
             effects, self.core.effects = self.core.effects, []
             for effect in effects:
-                if isinstance(effect, routing.Follow):
+                if isinstance(effect, forwarding_core.FollowSource):
                     self.turns[effect.key] = effect.after
-                elif isinstance(effect, routing.Unfollow):
+                elif isinstance(effect, forwarding_core.UnfollowSource):
                     self.turns.pop(effect.key, None)
-                elif isinstance(effect, routing.GiveBack):
+                elif isinstance(effect, forwarding_core.ReturnSourceGrant):
                     self.turns[effect.key] = effect.after
-                elif isinstance(effect, routing.ReadStretch):
+                elif isinstance(effect, forwarding_core.ReadForwardBatch):
                     self.reads.append(effect)
                 else:
                     self.sent.append(effect)
             for key, after in list(self.turns.items()):
                 if after >= 0 and after < self.heads.get(key, 0):
                     self.turns[key] = -1
-                    self.core.told(key, self.heads[key])
+                    self.core.grant_received(key, self.heads[key])
             if not self.core.effects:
                 break
         self.core.check()
@@ -191,18 +203,18 @@ class Engine:
         if self.reads and what < 0.4:
             asked = self.reads.pop(self.random.randrange(len(self.reads)))
             if self.random.random() < 0.1:
-                self.core.read(asked, None)
+                self.core.batch_read(asked, None)
             else:
                 length = self.random.randint(1, min(asked.records, asked.until - asked.start))
-                frame_of = {change: n for n, change in enumerate(asked.changes)}
-                frames = tuple(b"x" for _ in asked.changes)
-                self.core.read(asked, Stretch(asked.start + length, 0, 1, frames, frame_of))
+                frame_of = {change: n for n, change in enumerate(asked.transforms)}
+                frames = tuple(b"x" for _ in asked.transforms)
+                self.core.batch_read(asked, ForwardBatch(asked.start + length, 0, 1, frames, frame_of))
         elif self.sent and what < 0.9:
             send = self.sent.pop(self.random.randrange(len(self.sent)))
             rows = [self.apply(row) for row in send.message.rows]
             if self.random.random() < 0.1:
                 rows = [self.apply(row) for row in send.message.rows]
-            self.core.answered(send.message, None if self.random.random() < 0.1 else rows)
+            self.core.route_answered(send.message, None if self.random.random() < 0.1 else rows)
         else:
             self.now_ns += self.random.randint(0, 2 * ROUTE_PAUSE_MS_MAX) * MS
             self.core.tick(self.now_ns)
@@ -211,19 +223,19 @@ class Engine:
     def apply(self, row: m.RouteRow) -> m.RoutedRow:
         dest = self.dests[row.router]
         if dest.is_gone:
-            return m.RoutedRow(Fate.GONE)
+            return m.RoutedRow(RouterPassOutcome.GONE)
         if dest.cursor >= row.stop:
-            return m.RoutedRow(Fate.DONE, dest.cursor)
+            return m.RoutedRow(RouterPassOutcome.DONE, dest.cursor)
         if dest.cursor != row.start:
-            return m.RoutedRow(Fate.ELSEWHERE, dest.cursor)
+            return m.RoutedRow(RouterPassOutcome.ELSEWHERE, dest.cursor)
         wanted = row.stop - row.start
         if dest.cap and wanted > dest.cap:
-            return m.RoutedRow(Fate.FULL, dest.cursor, -1, dest.cap, 1_000)
+            return m.RoutedRow(RouterPassOutcome.FULL, dest.cursor, -1, dest.cap, 1_000)
         if self.random.random() < 0.1:
-            return m.RoutedRow(Fate.CLOSED, dest.cursor)
+            return m.RoutedRow(RouterPassOutcome.CLOSED, dest.cursor)
         dest.copies += range(row.start + 1, row.stop + 1)
         dest.cursor = row.stop
-        return m.RoutedRow(Fate.DONE, dest.cursor)
+        return m.RoutedRow(RouterPassOutcome.DONE, dest.cursor)
 
     def end(self) -> None:
         """Let everything run out."""
@@ -234,8 +246,8 @@ class Engine:
             self.step()
         raise AssertionError("somebody was forgotten")
 
-    def key_of(self, number: int) -> FlowKey:
-        return self.core._flow_of.get(number, FlowKey(0, False))
+    def key_of(self, number: int) -> SourceFlowKey:
+        return self.core._flow_of.get(number, SourceFlowKey(0, False))
 
 
 @settings(max_examples=60, deadline=None)
@@ -273,37 +285,39 @@ def test_who_waits_for_routers_is_told_neither_too_early_nor_never(seed):
         engine.step()
         for number, dest in engine.dests.items():
             until = pick.randint(0, 60)
-            standing = engine.core.standing(dest_of(number), until)
-            assert (standing != Standing.THERE) or dest.cursor >= until
-            assert (standing != Standing.HELD_UP) or dest.cap
-            [flow] = engine.core.flows_into(dest_of(number))
+            standing = engine.core.catch_up_state(dest_of(number), until)
+            assert (standing != CatchUpState.CAUGHT_UP) or dest.cursor >= until
+            assert (standing != CatchUpState.BLOCKED) or dest.cap
+            [flow] = engine.core.flows_to_dest(dest_of(number))
             assert flow.key == engine.key_of(number)
     engine.end()
     for number in engine.dests:
         head = engine.heads.get(engine.key_of(number), 0)
         for _ in range(1_000):  # The last answer may have been lost: then it is found out.
-            if engine.core.standing(dest_of(number), head) == Standing.THERE:
+            if engine.core.catch_up_state(dest_of(number), head) == CatchUpState.CAUGHT_UP:
                 break
             engine.step()
         else:
             raise AssertionError("who waits is forgotten")
-        engine.core.drop(number)
-        assert engine.core.flows_into(dest_of(number)) == []
-        assert engine.core.standing(dest_of(number), head + 1) == Standing.THERE, "nobody leads there"
+        engine.core.drop_router(number)
+        assert engine.core.flows_to_dest(dest_of(number)) == []
+        assert engine.core.catch_up_state(dest_of(number), head + 1) == CatchUpState.CAUGHT_UP, (
+            "nobody leads there"
+        )
 
 
 def test_all_routers_into_a_topic_have_to_get_there():
     """RT-20: several filters may lead from one source to one destination."""
-    core = Routing(3)
-    core.put(facts(1))
-    core.put(structs.replace(facts(2, cursor=5), dest_id=dest_of(1)))
-    assert core.standing(dest_of(1), 5) == Standing.BEHIND
-    core.put(structs.replace(facts(1, cursor=5), durability=3))
-    assert core.standing(dest_of(1), 5) == Standing.THERE
-    assert len(core.flows_into(dest_of(1))) == 2, "one of them waits for what is durable"
-    core.drop(1)
+    core = ForwardingCore(3)
+    core.put_router(facts(1))
+    core.put_router(structs.replace(facts(2, cursor=5), dest_id=dest_of(1)))
+    assert core.catch_up_state(dest_of(1), 5) == CatchUpState.BEHIND
+    core.put_router(structs.replace(facts(1, cursor=5), durability=3))
+    assert core.catch_up_state(dest_of(1), 5) == CatchUpState.CAUGHT_UP
+    assert len(core.flows_to_dest(dest_of(1))) == 2, "one of them waits for what is durable"
+    core.drop_router(1)
     core.check()
-    assert core.standing(dest_of(1), 6) == Standing.BEHIND
+    assert core.catch_up_state(dest_of(1), 6) == CatchUpState.BEHIND
 
 
 def test_a_destination_that_is_full_holds_up_until_it_has_room():
@@ -311,13 +325,19 @@ def test_a_destination_that_is_full_holds_up_until_it_has_room():
     engine = Engine(3)
     engine.put(1, 1)
     engine.publish(1, 3)
-    expected = {Fate.FULL: Standing.HELD_UP, Fate.CLOSED: Standing.BEHIND, Fate.DONE: Standing.THERE}
+    expected = {
+        RouterPassOutcome.FULL: CatchUpState.BLOCKED,
+        RouterPassOutcome.CLOSED: CatchUpState.BEHIND,
+        RouterPassOutcome.DONE: CatchUpState.CAUGHT_UP,
+    }
     for fate, standing in expected.items():
         asked = engine.reads.pop()
-        engine.core.read(asked, Stretch(3, 0, 1, (b"x",), {asked.changes[0]: 0}))
+        engine.core.batch_read(asked, ForwardBatch(3, 0, 1, (b"x",), {asked.transforms[0]: 0}))
         engine.settle()
-        engine.core.answered(engine.sent.pop().message, [m.RoutedRow(fate, 3 * (fate == Fate.DONE))])
-        assert engine.core.standing(dest_of(1), 3) == standing
+        engine.core.route_answered(
+            engine.sent.pop().message, [m.RoutedRow(fate, 3 * (fate == RouterPassOutcome.DONE))]
+        )
+        assert engine.core.catch_up_state(dest_of(1), 3) == standing
         engine.now_ns += 2 * ROUTE_PAUSE_MS_MAX * MS
         engine.core.tick(engine.now_ns)
         engine.settle()
@@ -330,7 +350,7 @@ def test_one_read_serves_all_that_are_at_the_same_place_and_no_more_than_is_boun
         engine.put(number, 1)
     engine.publish(1, 5_000)
     (asked,) = engine.reads
-    assert asked.numbers == (1, 2, 3, 4, 5)
+    assert asked.routers == (1, 2, 3, 4, 5)
     assert (asked.start, asked.until, asked.records) == (0, 5_000, ROUTE_RECORDS_MAX)
     assert engine.core.lag == 25_000
 
@@ -341,12 +361,12 @@ def test_a_destination_that_becomes_fsync_waits_for_what_is_durable():
     engine.put(1, 1)
     engine.publish(1, 3)
     asked = engine.reads.pop()
-    engine.core.read(asked, Stretch(1, 0, 1, (b"x",), {asked.changes[0]: 0}))
+    engine.core.batch_read(asked, ForwardBatch(1, 0, 1, (b"x",), {asked.transforms[0]: 0}))
     engine.settle()
     send = engine.sent.pop()
     engine.dests[1].cursor = 1
-    engine.core.answered(send.message, [m.RoutedRow(Fate.DONE, 1, 3)])
-    assert set(engine.core.flows) == {FlowKey(1, True)}
+    engine.core.route_answered(send.message, [m.RoutedRow(RouterPassOutcome.DONE, 1, 3)])
+    assert set(engine.core.flows) == {SourceFlowKey(1, True)}
     engine.settle()
-    assert engine.reads[-1].key == FlowKey(1, True)
+    assert engine.reads[-1].key == SourceFlowKey(1, True)
     assert engine.reads[-1].start == 1

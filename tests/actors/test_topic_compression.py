@@ -19,7 +19,7 @@ def stored_codecs(world: World, name: str) -> set[Codec]:
     found: set[Codec] = set()
     run = world.run_of(name)
     topic_id = world.topic(name).topic_id
-    for extent in run.core.requests.located(world.topic(name), 0).extents:
+    for extent in run.core.requests.locate_records(world.topic(name), 0).extents:
         if not extent.path.startswith("wal/"):
             batch = frames.scan(memoryview(run.read(extent.path))[: extent.stop & ~7], extent.start)
             own = batch.take(np.flatnonzero(batch.words[:, layout.W_TOPIC] == topic_id))
@@ -32,7 +32,7 @@ def test_each_topic_of_a_segment_has_its_own_codec(storage: str) -> None:
     world = new_world()
     wanted = {"plain": "none", "quick": "lz4", "small": "zstd"}
     for name, compression in wanted.items():
-        world.put(name, compression=compression)
+        world.put_topic(name, compression=compression)
         world.append(name, PAYLOADS)
     checkpoint_all(world, compression=storage)
     for name, compression in wanted.items():
@@ -43,10 +43,10 @@ def test_each_topic_of_a_segment_has_its_own_codec(storage: str) -> None:
 
 def test_a_changed_codec_holds_for_what_is_sealed_from_then_on() -> None:
     world = new_world()
-    world.put("t")
+    world.put_topic("t")
     world.append("t", PAYLOADS)
     checkpoint_all(world)
-    world.put("t", "merge", compression="zstd")
+    world.put_topic("t", "merge", compression="zstd")
     world.append("t", PAYLOADS)
     checkpoint_all(world)
     assert stored_codecs(world, "t") == {Codec.NONE, Codec.ZSTD}

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.wal_shard.admission import Limits
+from actors.wal_shard.commit.admission import AdmissionLimits
 from actors.wal_shard.core import Settings
 from ringlog.envelope import messages as m
 from ringlog.errors import Refused, Status, TopicFull
-from ringlog.frame import Column, control_frame, encode_records, frame, layout, patch
+from ringlog.frame import Column, control_frame, encode_records, frame, layout, patch_header
 from ringlog.frame.layout import FrameType
-from ringlog.frame.settle import (
+from ringlog.frame.settle_entry import (
     DETAILS,
     FLAG_DEDUPED,
     FLAGS_SHIFT,
@@ -29,22 +29,24 @@ from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER, SEQ_MAX
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.log_file import sealed_frame
 from ringlog.testing.shard_world import DATA, World, refusals
-from ringlog.topic.dedup import Producers
-from ringlog.topic.state import Topic
+from ringlog.topic.dedup import ProducerTable
+from ringlog.topic.state import ShardTopic
 from ringlog.types import SESSION_BIT, PayloadKind
 
 
 @pytest.fixture
 def world() -> World:
     """A started world with topic `f` of class `fsync` that holds two records."""
-    made = World(SimulatedDisk(DATA), settings=Settings(limits=Limits(batch_records=5, record_bytes=500)))
+    made = World(
+        SimulatedDisk(DATA), settings=Settings(limits=AdmissionLimits(batch_records=5, record_bytes=500))
+    )
     made.start()
-    made.put("f", durability="fsync")
+    made.put_topic("f", durability="fsync")
     made.append("f", [b"first", b"second"])
     return made
 
 
-def facts(topic: Topic) -> tuple[Any, ...]:
+def facts(topic: ShardTopic) -> tuple[Any, ...]:
     """Everything about a topic that a refused frame could have changed."""
     producers = [(each, past.highest) for each, past in topic.producers.items()]
     return (
@@ -74,7 +76,7 @@ def test_every_refusal_names_its_facts_and_changes_nothing(world):
     tagged = sealed_frame(
         {Column.PAYLOAD: [b"x"], Column.TAG: [b"t" * 300]}, topic_id=world.topic("f").topic_id, base_seq=1
     )
-    patch(tagged := bytearray(tagged), producer_id=1, producer_seq=2, epoch=0)
+    patch_header(tagged := bytearray(tagged), producer_id=1, producer_seq=2, epoch=0)
     sound = lambda: made(world, [b"x"])  # noqa: E731
     cases: list[tuple[Status, dict[str, int], bytearray]] = [
         (Status.TOPIC_NOT_FOUND, {}, made(world, [b"x"], topic_id=4711)),
@@ -161,7 +163,7 @@ def test_a_producer_that_sends_commit_stamps_is_refused_on_every_path(world, cou
     for i in range(count):
         columns = {Column.PAYLOAD: [b"x"], Column.COMMIT_TS: [5]}
         whole = bytearray(sealed_frame(columns, topic_id=world.topic("f").topic_id, base_seq=1))
-        patch(whole, producer_id=1, producer_seq=2 + i, epoch=0)
+        patch_header(whole, producer_id=1, producer_seq=2 + i, epoch=0)
         sent.append(whole)
     before = facts(world.topic("f"))
     assert {error.status for error in refusals(world.send("f", sent)) if error} == {Status.INVALID_REQUEST}
@@ -171,7 +173,7 @@ def test_a_producer_that_sends_commit_stamps_is_refused_on_every_path(world, cou
 def test_the_shard_numbers_and_stamps_whatever_a_producer_wrote_there(world):
     """CK-3: base_seq, of a producer without a name, and commit_ts mean nothing."""
     sent = made(world, [b"x"], producer=SESSION_BIT | 1)
-    patch(sent, base_seq=4711, commit_ts=SEQ_MAX)
+    patch_header(sent, base_seq=4711, commit_ts=SEQ_MAX)
     entry = world.send("f", [sent])[0]
     assert int(entry[S_FIRST_SEQ]) == 3
     assert int(entry[S_COMMIT_TS]) == world.clock.now_us()
@@ -238,7 +240,7 @@ def test_a_gap_upwards_is_accepted_and_what_was_never_stored_is_never_acked(worl
 
     To acknowledge it as a repeat would lose it; it is told to come under a new number.
     """
-    world.put("f", "merge", cap_records=4, discard="reject")
+    world.put_topic("f", "merge", cap_records=4, discard="reject")
     assert refusals(world.send("f", [made(world, [b"a"], number=1, producer=5)])) == [None]
     too_many = made(world, [b"b"] * 3, number=2, producer=5)
     assert isinstance(refusals(world.send("f", [bytearray(too_many)]))[0], TopicFull)
@@ -267,7 +269,7 @@ def test_a_refused_first_frame_that_comes_again_is_not_acked_either(world):
 
 def test_a_whole_ring_of_mixed_counts_is_recognised_with_its_numbers(world):
     """I-13: as many frames as can be in flight, each of another count than the one before."""
-    producers = Producers()
+    producers = ProducerTable()
     producers.admit(5)
     count = DEDUP_FRAMES_PER_PRODUCER
     seqs = np.arange(1, count + 1, dtype=np.uint64)
@@ -297,7 +299,7 @@ def test_producers_of_one_topic_that_alternate_keep_their_numbers_after_a_restar
 
 def test_the_producer_table_forgets_silent_sessions_and_refuses_when_only_named_ones_are_left(world):
     """PRODUCERS_PER_TOPIC_MAX; and a refused frame never pushes anybody out."""
-    world.topic("f").producers = Producers(most=3)
+    world.topic("f").producers = ProducerTable(most=3)
     for producer in (SESSION_BIT | 1, 2, SESSION_BIT | 3):
         assert world.append("f", [b"x"], producer=producer)
     refused = made(world, [b"x" * 501], number=1, producer=77)
@@ -320,7 +322,7 @@ def test_reject_caps_are_exact_also_within_one_group(world):
     for cap, value, fits in (("cap_records", 4, [1, 1]), ("cap_bytes", 11 + 4, [2, 2])):
         fresh = World(SimulatedDisk(DATA))
         fresh.start()
-        fresh.put("f", durability="fsync", discard="reject", **{cap: value})
+        fresh.put_topic("f", durability="fsync", discard="reject", **{cap: value})
         fresh.append("f", [b"first", b"second"])
         sent = [fresh.frame_for("f", [b"x" * n]) for n in [*fits, 1, 3]]
         errors = refusals(fresh.send("f", sent))
@@ -335,7 +337,7 @@ def test_reject_caps_are_exact_also_within_one_group(world):
 
 def test_a_write_that_could_never_fit_is_refused_for_good(world):
     """W-13: record_too_large with exceeds_cap, not topic_full."""
-    world.put("f", "merge", discard="reject", cap_records=4, cap_bytes=100)
+    world.put_topic("f", "merge", discard="reject", cap_records=4, cap_bytes=100)
     for payloads, unit, size, most in (([b"x"] * 5, "records", 5, 4), ([b"x" * 101], "bytes", 101, 100)):
         error = refusals(world.send("f", [world.frame_for("f", payloads)]))[0]
         assert error is not None
@@ -346,7 +348,7 @@ def test_a_write_that_could_never_fit_is_refused_for_good(world):
 
 def test_caps_of_a_topic_that_discards_the_old_refuse_nothing(world):
     """W-16."""
-    world.put("f", "merge", cap_records=2)
+    world.put_topic("f", "merge", cap_records=2)
     assert world.append("f", [b"x"] * 3) == 3
 
 
@@ -359,10 +361,10 @@ def test_frames_of_an_earlier_life_are_refused_and_touch_nothing(world):
     stale = made(world, [b"old"], epoch=old.epoch)
     world.request(m.TopicDelete("f"))
     assert refusals(world.send("f", [bytearray(stale)]))[0].status == Status.TOPIC_NOT_FOUND  # type: ignore[union-attr]
-    again = world.put("f", durability="fsync")
+    again = world.put_topic("f", durability="fsync")
     assert again.epoch > old.epoch
     assert again.topic_id != old.topic_id
-    patch(stale, topic_id=again.topic_id)
+    patch_header(stale, topic_id=again.topic_id)
     error = refusals(world.send("f", [stale]))[0]
     assert isinstance(error, Refused)
     assert (error.status, error.detail["epoch"]) == (Status.STALE_EPOCH, again.epoch)
@@ -465,10 +467,10 @@ def test_what_follows_a_frame_that_was_refused_for_good_may_come(world):
     beyond = [following(world, [b"x" * 501], number=5), following(world, [b"b"], number=6)]
     found = statuses(world.send("f", beyond))
     assert found == [Status.RECORD_TOO_LARGE, LATER], "what is missing before them may come"
-    world.put("f", durability="fsync", discard="reject", cap_records=4)
+    world.put_topic("f", durability="fsync", discard="reject", cap_records=4)
     full = [following(world, [b"%d" % n], number=n) for n in range(4, 8)]
     assert statuses(world.send("f", full)) == [OK, *[Status.TOPIC_FULL] * 3]
-    world.put("f", durability="fsync", discard="reject", cap_records=9)
+    world.put_topic("f", durability="fsync", discard="reject", cap_records=9)
     assert statuses(world.send("f", [following(world, [b"a"], number=8)])) == [OK]
 
 

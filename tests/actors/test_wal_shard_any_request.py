@@ -8,7 +8,7 @@ from checkpoint_world import new_world
 from chaos.fuzz.fuzz_shard import recovered
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
-from ringlog.testing.any_request import Dice, Writer
+from ringlog.testing.message_generator import MessageGenerator, SeededChoices
 from ringlog.testing.shard_world import Unanswered, World
 
 REQUESTS = 250
@@ -27,10 +27,10 @@ WAIT = {m.Claim}
 def prepared() -> World:
     """Topics of each type and class, a group of each mode, all with records."""
     world = new_world()
-    world.put("t")
-    world.put("q", type="queue", dead_letter="dead", max_deliveries=2, record_priority=True)
-    world.put("u", durability="ephemeral")
-    world.put("dead", durability="fsync")
+    world.put_topic("t")
+    world.put_topic("q", type="queue", dead_letter="dead", max_deliveries=2, record_priority=True)
+    world.put_topic("u", durability="ephemeral")
+    world.put_topic("dead", durability="fsync")
     for name in ("t", "q", "u"):
         world.append(name, [b"%d" % n for n in range(6)])
     world.request(m.GroupOpen("t", "g", 1, dead_letter="dead", max_deliveries=2))
@@ -42,10 +42,10 @@ def prepared() -> World:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_a_shard_answers_whatever_it_is_asked_and_recovers_from_what_it_wrote(seed: int) -> None:
-    world, dice = prepared(), Dice(seed)
+    world, dice = prepared(), SeededChoices(seed)
     run = world.run_of("t")
     ids = {"topic_id": [world.topic(name).topic_id for name in ("t", "q", "u", "dead")], "number": [1, 2]}
-    writer = Writer(dice, KNOWN | ids)
+    writer = MessageGenerator(dice, KNOWN | ids)
     handled = run.core.requests.kinds
     kinds = [writer.pick(handled) for _ in range(KINDS_AT_ONCE)]
     answered = 0

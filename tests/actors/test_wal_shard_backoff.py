@@ -95,10 +95,10 @@ def test_a_change_of_the_config_holds_for_what_ends_from_then_on():
     world = started()
     make(world, 2, backoff_ms=1_000)
     back(world, {1: jobs_of(claim(world, 1))[1]}, has_backoff=True)
-    world.put("q", "merge", type="queue", backoff_ms=0)
+    world.put_topic("q", "merge", type="queue", backoff_ms=0)
     back(world, {2: jobs_of(claim(world, 1))[2]}, has_backoff=True)
     assert stats(world) == (1, 0, 1)
-    world.put("q", "merge", type="queue", backoff_ms=1_000)
+    world.put_topic("q", "merge", type="queue", backoff_ms=1_000)
     claim(world, 1, lease_ms=100)
     pass_ms(world, 101)
     assert stats(world) == (0, 0, 2)
@@ -169,6 +169,6 @@ def test_a_group_without_a_backoff_and_one_that_leaves_give_back_at_once():
 @pytest.mark.parametrize("asked", [(QUEUE, {"backoff_ms": 1 << 31}), (STREAM, {"backoff_ms": 1})])
 def test_a_backoff_that_cannot_be_is_refused(asked):
     world = new_world()
-    world.put("t")
+    world.put_topic("t")
     with pytest.raises(InvalidRequest, match="backoff_ms"):
         world.request(m.GroupOpen("t", "g", asked[0], **asked[1]))

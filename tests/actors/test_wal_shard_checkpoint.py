@@ -8,14 +8,23 @@ import random
 
 import numpy as np
 import pytest
-from checkpoint_world import Asking, checkpoint, checkpoint_all, fill, new_world, restart, state, wal_files
+from checkpoint_world import (
+    WorldShardRequests,
+    checkpoint,
+    checkpoint_all,
+    fill,
+    new_world,
+    restart,
+    state,
+    wal_files,
+)
 from pyroaring import BitMap64
 
-from actors.compactor.shards import Shard
+from actors.compactor.shard_client import CompactorShardClient
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError, Internal
 from ringlog.storage.snapshot import load_snapshots
-from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA
 
 
@@ -46,7 +55,7 @@ def test_a_start_from_a_snapshot_is_as_good_as_one_from_all_of_the_log(world, ho
     fill(world)
     checkpoint(world)
     world.append("a", [b"behind"])
-    world.put("new", durability="fsync")
+    world.put_topic("new", durability="fsync")
     world.append("new", [b"first"])
     world.request(m.TopicDelete("c"))
     before = state(world)
@@ -187,13 +196,13 @@ def test_files_that_survive_their_removal_are_ignored_and_removed(world):
 def test_a_topic_deleted_between_the_plan_and_the_rows_is_no_corruption(world):
     """CKP-3, RE-9: the log that is replayed speaks of it, the rows do not."""
     fill(world)
-    asking = Asking(world)
+    asking = WorldShardRequests(world)
 
     def before(message):
         if isinstance(message, m.CheckpointRows) and world.runs[0].core.directory.find("b"):
             world.append("b", [b"last words"])
             world.request(m.TopicDelete("b"))
-            world.put("b", durability="fsync")
+            world.put_topic("b", durability="fsync")
             world.append("b", [b"another life"])
             world.request(m.TopicDelete("b"))
 
@@ -207,10 +216,10 @@ def test_a_topic_deleted_between_the_plan_and_the_rows_is_no_corruption(world):
 
 def test_what_happens_while_rows_are_handed_over_is_there_after_a_start(world, monkeypatch):
     """CKP-3: state rows may be newer than the positions; replay takes everything in once."""
-    monkeypatch.setattr("actors.wal_shard.checkpoint.CHECKPOINT_ROWS_PER_REPLY", 2)
+    monkeypatch.setattr("actors.wal_shard.retention.checkpoint.CHECKPOINT_ROWS_PER_REPLY", 2)
     names = [f"t{i:02d}" for i in range(9)]
     fill(world, names)
-    asking, step = Asking(world), iter(range(100))
+    asking, step = WorldShardRequests(world), iter(range(100))
 
     def before(message):
         if isinstance(message, m.CheckpointRows):
@@ -219,7 +228,7 @@ def test_what_happens_while_rows_are_handed_over_is_there_after_a_start(world, m
                 if world.runs[0].core.directory.find(name) is not None:
                     world.append(name, [b"during %d" % n])
             world.request(m.TopicDelete(names[n]))
-            world.put(f"new{n}", durability="fsync", ttl_ms=1_000_000 + n)
+            world.put_topic(f"new{n}", durability="fsync", ttl_ms=1_000_000 + n)
             world.append(f"new{n}", [b"x"])
             world.request(m.TopicPut(names[-1], {"durability": "disk", "cap_records": 1_000 + n}))
 
@@ -329,8 +338,8 @@ def test_roll_closes_a_file_that_holds_records_and_no_other(world):
     assert world.ask(run, m.CheckpointOpen()).files == []
     (file,) = world.ask(run, m.CheckpointOpen(True)).files
     assert (file.stop, file.salt) == (
-        run.core.places.stops[file.file_id],
-        run.core.places.salts[file.file_id],
+        run.core.log_files.stops[file.file_id],
+        run.core.log_files.salts[file.file_id],
     )
     assert world.ask(run, m.CheckpointOpen(True)).files == [file]
     fill(world, ["a"], rounds=1)
@@ -387,7 +396,7 @@ def test_deleted_records_stay_deleted_whatever_a_start_is_made_from(world, how):
 
 def test_ephemeral_records_end_with_their_shard_and_their_numbers_are_not_used_again(world):
     """D-6, SN-3."""
-    world.put("e", durability="ephemeral")
+    world.put_topic("e", durability="ephemeral")
     world.append("e", [b"1", b"2", b"3"])
     checkpoint(world)
     restart(world, "kill")
@@ -400,7 +409,7 @@ def test_ephemeral_records_end_with_their_shard_and_their_numbers_are_not_used_a
 def test_a_topic_removed_behind_a_snapshot_that_its_shard_was_never_told_of_stays_removed(world):
     """INV-11: the shard gives every row, and what the snapshot has beside those is no more."""
     fill(world)
-    asking = Asking(world)
+    asking = WorldShardRequests(world)
 
     def die(message):
         if isinstance(message, m.CheckpointDone):
@@ -423,7 +432,7 @@ def test_a_topic_removed_behind_a_snapshot_that_its_shard_was_never_told_of_stay
 def test_a_log_that_lost_its_tail_is_missed_and_with_truncate_an_announced_loss_and_not_a_hole(world):
     """SN-7: then the snapshot's state stands, what the log should have had is announced."""
     fill(world)
-    asking = Asking(world)
+    asking = WorldShardRequests(world)
 
     def before(message):
         if isinstance(message, m.CheckpointRows):
@@ -459,7 +468,7 @@ def test_a_checkpoint_is_made_while_the_disk_takes_no_new_file():
     run = world.runs[0]
     world.ask(run, m.CheckpointOpen(True))  # takes the file that was made ahead
     world.append("a", [b"in the last file"])
-    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     assert len(world.ask(run, m.CheckpointOpen(True)).files) == 1, "the current file cannot be closed"
     assert run.core._file_failed
     world.append("a", [b"x"])
@@ -481,7 +490,7 @@ def test_random_lives_with_checkpoints_are_as_if_there_had_been_none(seed):
         match rng.randrange(12):
             case 0 | 1 | 2 | 3:
                 if name not in live:
-                    world.put(name, durability="fsync")
+                    world.put_topic(name, durability="fsync")
                 world.append(name, [b"%d" % rng.randrange(1_000)] * rng.randrange(1, 6))
             case 4 if name in live and world.topic(name).head_seq:
                 some = [rng.randrange(1, world.topic(name).head_seq + 1) for _ in range(3)]
@@ -491,7 +500,7 @@ def test_random_lives_with_checkpoints_are_as_if_there_had_been_none(seed):
             case 6 if name in live and rng.random() < 0.4:
                 world.request(m.TopicDelete(name))
             case 7 if name in live:
-                world.put(name, durability="fsync", cap_records=rng.randrange(5, 60))
+                world.put_topic(name, durability="fsync", cap_records=rng.randrange(5, 60))
             case 8 | 9:
                 checkpoint(world, rng.randrange(world.shards), roll=rng.random() < 0.8)
             case 10:
@@ -505,7 +514,7 @@ def test_random_lives_with_checkpoints_are_as_if_there_had_been_none(seed):
 
 def cut_short(world, rng):
     """A compactor that dies before some message."""
-    asking, left = Asking(world), rng.randrange(1, 7)
+    asking, left = WorldShardRequests(world), rng.randrange(1, 7)
 
     def before(message):
         nonlocal left
@@ -538,7 +547,9 @@ def test_segments_that_are_half_removed_hide_nothing_that_the_log_has(how, monke
     """A shard that cannot open a segment refuses all of a pass, and the compactor removes them. Before, one
     that failed in the middle left the later ones; the next start took these for all there is up to their end,
     and what the log had before them was not read, and not deleted."""
-    monkeypatch.setattr(Shard, "register", lambda *_: m.SegmentsChanged(False, "it cannot be opened"))
+    monkeypatch.setattr(
+        CompactorShardClient, "register", lambda *_: m.SegmentsChanged(False, "it cannot be opened")
+    )
     segments = {"segment_records": 10, "own_segment_bytes": 1}
     fails_at = removed = 0
     while removed >= fails_at:

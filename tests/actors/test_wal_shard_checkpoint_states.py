@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.wal_shard import recover
-from actors.wal_shard.checkpoint import Checkpoint as ShardSide
+from actors.wal_shard.recovery import recovery
+from actors.wal_shard.retention.checkpoint import ShardCheckpoint as ShardSide
 from chaos.order import Broken
 from chaos.states.explore import Share, explore
 
@@ -63,5 +63,5 @@ def test_a_snapshot_ahead_of_its_log_is_caught(monkeypatch):
 
 def test_forgetting_what_lies_behind_the_snapshot_is_caught(monkeypatch):
     """Every file taken for absorbed."""
-    monkeypatch.setattr(recover.Baseline, "absorbs", lambda self, file_id: bool(self.layers))
+    monkeypatch.setattr(recovery.Baseline, "absorbs", lambda self, file_id: bool(self.layers))
     assert caught("append", "seal", "append")

@@ -10,7 +10,7 @@ from checkpoint_world import checkpoint_all, new_world
 
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, ProducerFenced, StorageReadOnly, Throttled
-from ringlog.frame.settle import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, S_FIRST_SEQ, entry_error
+from ringlog.frame.settle_entry import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, S_FIRST_SEQ, entry_error
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 from ringlog.types import SESSION_BIT
@@ -88,7 +88,7 @@ def restarts() -> Any:
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory", "ephemeral"])
 def test_who_opens_a_name_later_owns_it_and_the_one_before_is_refused(restart, durability):
     world = new_world()
-    world.put("a", durability=durability)
+    world.put_topic("a", durability=durability)
     first = Owner(world, "a", 1).open()
     first.send(b"first")
     second = Owner(world, "a", 2).open()
@@ -107,7 +107,7 @@ def test_who_opens_a_name_later_owns_it_and_the_one_before_is_refused(restart, d
 def test_an_owner_goes_on_under_its_claim_and_its_repeats_are_known(restart):
     """A restart of the engine takes nothing from who has the name."""
     world = new_world()
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     owner = Owner(world, "a", 1).open()
     owner.send(b"one")
     restart(world)
@@ -119,7 +119,7 @@ def test_an_owner_goes_on_under_its_claim_and_its_repeats_are_known(restart):
 
 
 def test_asking_again_because_the_answer_was_lost_changes_nothing(world):
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     owner = Owner(world, "a", 1).open()
     assert world.request(m.ProducerState("a", NAMED, 1)).claim == owner.claim
     owner.send(b"x")
@@ -127,7 +127,7 @@ def test_asking_again_because_the_answer_was_lost_changes_nothing(world):
 
 def test_what_an_earlier_owner_may_have_stored_has_an_unknown_outcome(world):
     """Its frame came again after a crash, behind a claim: whether the stored one is its own is not known."""
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     first = Owner(world, "a", 1).open()
     first.send(b"stored")
     Owner(world, "a", 2).open()
@@ -139,7 +139,7 @@ def test_what_an_earlier_owner_may_have_stored_has_an_unknown_outcome(world):
 @pytest.mark.parametrize("kept", [b"owner's", b"zombie's"])
 def test_a_number_that_the_owner_used_is_no_repeat_of_one_before_it(world, kept):
     """This is how 200 of 400 acknowledged records were lost."""
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     first, second = Owner(world, "a", 1).open(), Owner(world, "a", 2).open()
     assert first.next == second.next == 1
     second.send(b"owner's")
@@ -150,7 +150,7 @@ def test_a_number_that_the_owner_used_is_no_repeat_of_one_before_it(world, kept)
 
 
 def test_frames_of_two_owners_in_one_ring_have_each_their_own_fate(world):
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     first = Owner(world, "a", 1).open()
     second = Owner(world, "a", 2).open()
     mixed = [first.frame(b"f", 1), second.frame(b"s", 1), first.frame(b"f", 2), second.frame(b"s", 2)]
@@ -161,20 +161,20 @@ def test_frames_of_two_owners_in_one_ring_have_each_their_own_fate(world):
 
 
 def test_a_name_is_claimed_for_each_topic_and_each_life_of_it(world):
-    world.put("a", durability="fsync")
-    world.put("b", durability="fsync")
+    world.put_topic("a", durability="fsync")
+    world.put_topic("b", durability="fsync")
     on_a, on_b = Owner(world, "a", 1).open(), Owner(world, "b", 1).open()
     Owner(world, "a", 2).open()
     on_b.send(b"mine")
     with pytest.raises(ProducerFenced):
         on_a.send(b"x")
     world.request(m.TopicDelete("a", False))
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     assert Owner(world, "a", 3).open().claim == 1
 
 
 def test_who_holds_a_claim_that_is_over_is_told_so_and_takes_nothing_back(world):
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     first = Owner(world, "a", 1).open()
     second = Owner(world, "a", 2).open()
     with pytest.raises(ProducerFenced):
@@ -183,7 +183,7 @@ def test_who_holds_a_claim_that_is_over_is_told_so_and_takes_nothing_back(world)
 
 
 def test_only_a_question_claims_nothing_and_only_named_producers_are_claimed(world):
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     owner = Owner(world, "a", 1).open()
     assert world.request(m.ProducerState("a", NAMED)).claim == owner.claim
     owner.send(b"x")
@@ -197,7 +197,7 @@ def test_only_a_question_claims_nothing_and_only_named_producers_are_claimed(wor
 
 def test_frames_without_a_claim_are_refused_once_a_name_has_an_owner(world):
     """Somebody who sends under the producer's id and knows nothing of claims."""
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     world.append("a", [b"before"], producer=NAMED)
     Owner(world, "a", 1).open()
     with pytest.raises(ProducerFenced):
@@ -205,7 +205,7 @@ def test_frames_without_a_claim_are_refused_once_a_name_has_an_owner(world):
 
 
 def test_a_full_table_of_names_refuses_another_one(world):
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     world.topic("a").producers._most = 2
     for producer in (1, 2):
         Owner(world, "a", 1, producer).open()
@@ -214,7 +214,7 @@ def test_a_full_table_of_names_refuses_another_one(world):
 
 
 def test_a_directory_that_takes_no_writes_takes_no_claims(world):
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     world.kill()
     world.start_shard(0, is_read_only=True)
     assert world.request(m.ProducerState("a", NAMED)).claim == 0
@@ -227,7 +227,7 @@ def test_whoever_claims_and_whatever_dies_what_is_acknowledged_is_stored_once(se
     """Owners open, send, send again and are forgotten; shards die, checkpoint, and change their number."""
     rng = random.Random(seed)
     world = new_world()
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     owners: list[Owner] = []
     acked: list[bytes] = []
     for step in range(120):

@@ -30,10 +30,10 @@ class Work:
     def __init__(self, world: World, kind: str, jobs: int) -> None:
         self.world, self.group = world, "g" if kind == "group" else ""
         if kind == "group":
-            world.put("t", durability="fsync")
+            world.put_topic("t", durability="fsync")
             world.request(m.GroupOpen("t", "g", 1))
         else:
-            world.put("t", type="queue", durability="fsync", leases_durable=kind == "durable")
+            world.put_topic("t", type="queue", durability="fsync", leases_durable=kind == "durable")
         if jobs:
             world.append("t", [b"job %d" % n for n in range(jobs)])
 
@@ -69,7 +69,7 @@ def test_a_held_job_stays_with_its_worker_when_the_clock_is_set(world, kind, ste
     held = work.claim("w", 2)
     world.clock.step(step_s)
     assert list(work.claim("other")) == [3]
-    world.runs[0].core.requests.leases.registry.group_numbers.sample(
+    world.runs[0].core.requests.leases.registry.group_metrics.sample(
         world.runs[0].core.requests.steady_us // 1_000, 1
     )
     assert work.extend("w", held) == 2

@@ -9,19 +9,19 @@ import pytest
 
 from actors.wal_shard import events as ev
 from actors.wal_shard.core import ShardCore
-from actors.wal_shard.phases import Phase, Room, Waiting
+from actors.wal_shard.phases import AwaitedCompletion, Room, ShardPhase
 from ringlog.contract import DrainRequested, Reply, Stop, Tick
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, InvariantViolation, Status
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame
 from ringlog.frame.layout import FrameType
-from ringlog.frame.settle import S_COUNT_STATUS, S_FIRST_SEQ, S_HEAD_SEQ, S_POSITION, STATUS_SHIFT
+from ringlog.frame.settle_entry import S_COUNT_STATUS, S_FIRST_SEQ, S_HEAD_SEQ, S_POSITION, STATUS_SHIFT
 from ringlog.limits import UNSYNCED_BYTES_MAX, WAL_HEADER_BYTES
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, decode_wal_header
 from ringlog.storage.recovery import FileScan, read_mark
-from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
-from ringlog.testing.shard_world import DATA, Run, World, refusals
+from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
+from ringlog.testing.shard_world import DATA, ShardRun, World, refusals
 from ringlog.types import Durability
 
 MIB = 1 << 20
@@ -31,12 +31,12 @@ def world_with(**options: Any) -> World:
     """A started world with a topic `f` of class `fsync` and one `d` of class `disk`."""
     world = World(SimulatedDisk(DATA), **options)
     world.start()
-    world.put("f", durability="fsync")
-    world.put("d", durability="disk")
+    world.put_topic("f", durability="fsync")
+    world.put_topic("d", durability="disk")
     return world
 
 
-def kinds(run: Run, *events: Any) -> list[str]:
+def kinds(run: ShardRun, *events: Any) -> list[str]:
     """Effects of one call of handle, by name; they are not performed."""
     effects = run.core.handle([run._tick(), *events])
     return [type(effect).__name__ for effect in effects]
@@ -64,7 +64,7 @@ def marks(world: World, n: int = 0, incarnation: int = 1) -> list[Any]:
         decode_wal_header(data[:WAL_HEADER_BYTES], path), len(data), lambda at, n: data[at : at + n]
     )
     found = []
-    for piece in scan.pieces():
+    for piece in scan.iter_chunks():
         rows = (frames.types_of(piece.batch.words) == FrameType.GROUP_MARK).nonzero()[0].tolist()
         batch = piece.batch
         found += [read_mark(piece.buffer, int(batch.offsets[row]), batch.words[row]) for row in rows]
@@ -79,9 +79,15 @@ def test_an_fsync_frame_is_settled_after_write_sync_and_publication():
     world = world_with()
     run = world.runs[0]
     event = run.frames(1, world.frame_for("f", [b"a"]))
-    assert kinds(run, event) == ["WriteGroup"]
+    assert kinds(run, event) == ["WriteBatch"]
     assert run.core.directory.find("f").head_seq == 0, "staged is not published (CV-6)"
-    assert kinds(run, ev.GroupWritten()) == ["Sync", "PublishMarks", "PublishTopics", "Settle", "Committed"]
+    assert kinds(run, ev.BatchWritten()) == [
+        "Sync",
+        "PublishMarks",
+        "PublishTopics",
+        "Settle",
+        "BatchCommitted",
+    ]
     assert kinds(run, ev.Synced()) == []
     assert run.core.directory.find("f").head_seq == 1
 
@@ -94,7 +100,7 @@ def test_a_disk_frame_below_its_reservation_is_settled_without_a_sync():
     assert "Sync" in names(seen)
     seen.clear()
     world.append("d", [b"b"])
-    assert names(seen) == ["WriteGroup", "PublishMarks", "PublishTopics", "Settle", "Committed"]
+    assert names(seen) == ["WriteBatch", "PublishMarks", "PublishTopics", "Settle", "BatchCommitted"]
 
 
 def test_one_fsync_frame_makes_its_whole_group_wait():
@@ -105,7 +111,7 @@ def test_one_fsync_frame_makes_its_whole_group_wait():
     run.step(
         run.frames(1, world.frame_for("d", [b"b"])), run.frames(2, world.frame_for("f", [b"c"], producer=2))
     )
-    assert names(seen).count("WriteGroup") == 1
+    assert names(seen).count("WriteBatch") == 1
     assert names(seen).index("Sync") < names(seen).index("PublishMarks") < names(seen).index("Settle")
     assert [source for source, _, _ in run.settled[-2:]] == [1, 2]
 
@@ -113,8 +119,8 @@ def test_one_fsync_frame_makes_its_whole_group_wait():
 def test_a_frame_may_ask_for_a_stronger_class_than_its_topic_has_but_not_a_weaker():
     """The effective class is the stronger of the two; of an ephemeral topic it is always its own."""
     world = world_with()
-    world.put("m", durability="memory")
-    world.put("e", durability="ephemeral")
+    world.put_topic("m", durability="memory")
+    world.put_topic("e", durability="ephemeral")
     for topic in ("d", "m", "e"):
         world.append(topic, [b"reserve"])
     for topic, asked, has_sync, has_write in (
@@ -126,14 +132,14 @@ def test_a_frame_may_ask_for_a_stronger_class_than_its_topic_has_but_not_a_weake
     ):
         seen = traced(world)
         world.append(topic, [b"x"], durability=asked)
-        assert ("Sync" in names(seen), "WriteGroup" in names(seen)) == (has_sync, has_write), (topic, asked)
+        assert ("Sync" in names(seen), "WriteBatch" in names(seen)) == (has_sync, has_write), (topic, asked)
 
 
 @pytest.mark.parametrize("durability", ["memory", "ephemeral"])
 def test_numbers_are_reserved_whatever_class_may_go_in_a_crash(durability):
     """D-9, S-11: for these classes, too, no number is issued again."""
     world = world_with()
-    world.put("m", durability=durability)
+    world.put_topic("m", durability=durability)
     seen = traced(world)
     world.append("m", [b"a"])
     assert names(seen).count("Sync") == 1
@@ -152,8 +158,8 @@ def test_nothing_is_settled_when_the_write_or_the_sync_fails():
         disk = FaultyDisk(SimulatedDisk(DATA))
         world = World(disk)
         world.start()
-        world.put("f", durability="fsync")
-        disk.plan = [Fault(op, disk.calls[op] + 1, "EIO")]  # type: ignore[arg-type]
+        world.put_topic("f", durability="fsync")
+        disk.plan = [DiskFault(op, disk.calls[op] + 1, "EIO")]  # type: ignore[arg-type]
         seen = traced(world)
         with pytest.raises(DiskError):
             world.append("f", [b"a"])
@@ -273,7 +279,7 @@ def test_an_idle_stream_says_once_how_far_it_is_durable_and_then_rests():
     seen = traced(world)
     for _ in range(50):
         world.tick(0.2)
-    assert names(seen).count("WriteGroup") == 1
+    assert names(seen).count("WriteBatch") == 1
     assert marks(world)[-1].durable_stop == stop
     assert world.runs[0].core.next_deadline_ns() is None, "nothing is due any more: an idle shard sleeps"
 
@@ -311,7 +317,7 @@ def test_a_group_never_spans_files_and_the_old_file_is_synced_first():
     seen = traced(world)
     for i in range(8):
         world.append("d", [b"%d" % i * 40_000])
-    order = [name for name in names(seen) if name in {"Sync", "OpenFile", "WriteGroup", "PrepareFile"}]
+    order = [name for name in names(seen) if name in {"Sync", "OpenFile", "WriteBatch", "PrepareFile"}]
     rolls = [i for i, name in enumerate(order) if name == "OpenFile"]
     assert len(rolls) >= 2
     assert all(order[i - 1] == "Sync" or order[i - 2] == "Sync" for i in rolls)
@@ -371,17 +377,17 @@ def test_a_full_disk_refuses_appends_keeps_requests_going_and_recovers_without_a
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
-    world.put("f", durability="fsync")
-    world.put("victim", durability="fsync")
+    world.put_topic("f", durability="fsync")
+    world.put_topic("victim", durability="fsync")
     world.append("f", [b"before"])
-    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     outcomes = [refusals(world.send("f", [world.frame_for("f", [b"x" * 30_000])]))[0] for _ in range(12)]
     accepted = sum(1 for each in outcomes if each is None)
     assert 1 <= accepted < 12
     assert {each.status for each in outcomes if each is not None} == {Status.INTERNAL}
     assert all(each is not None for each in outcomes[accepted:]), "once refused, refused until there is room"
     run = world.runs[0]
-    assert run.core.waiting is Waiting.NOTHING
+    assert run.core.awaited is AwaitedCompletion.NOTHING
     assert world.request(m.TopicDelete("victim")).deleted, "the end of the file is kept for this"
     assert world.ask(run, m.TopicState("f")).head_seq == 1 + accepted, "reads go on"
     refused = world.ask(
@@ -405,12 +411,12 @@ def test_a_roll_that_waits_for_a_file_that_cannot_be_made_tries_again():
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
-    world.put("f", durability="fsync")
+    world.put_topic("f", durability="fsync")
     run = world.runs[0]
     world.append("f", [b"x" * 60_000])
     run.has_slow_files = True
     run.core._ready_capacity = 0
-    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     before = len(run.settled)
     run.step(run.frames(1, world.frame_for("f", [b"y" * 60_000])))
     run.make_file()
@@ -422,7 +428,7 @@ def test_a_roll_that_waits_for_a_file_that_cannot_be_made_tries_again():
         world.tick(0.5)
         run.make_file()
     assert len(run.settled) == before + 1
-    assert run.core.waiting is Waiting.NOTHING
+    assert run.core.awaited is AwaitedCompletion.NOTHING
     run.has_slow_files = False
     assert len(world.records("f")) in (1, 2), "written or refused, but decided"
 
@@ -432,9 +438,10 @@ def test_a_prepared_file_whose_removal_fails_is_in_nobody_s_way():
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
-    world.put("f", durability="fsync")
+    world.put_topic("f", durability="fsync")
     disk.plan = [
-        Fault("size", disk.calls["size"] + 1, "EIO"), Fault("unlink", disk.calls["unlink"] + 1, "EIO"),
+        DiskFault("size", disk.calls["size"] + 1, "EIO"), DiskFault("unlink", disk.calls["unlink"] + 1,
+        "EIO"),
     ]  # fmt: skip
     for _ in range(6):
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])
@@ -458,7 +465,7 @@ def test_a_drain_settles_everything_and_ends_with_an_orderly_mark():
     for _ in range(3):
         run.step()
     assert run.stopped is not None
-    assert (run.stopped.code, run.core.phase) == (0, Phase.STOPPED)
+    assert (run.stopped.code, run.core.phase) == (0, ShardPhase.STOPPED)
     assert names(seen).index("Settle") < names(seen).index("Stop")
     assert marks(world)[-1].flags == MARK_ORDERLY
     assert run.core.log.durable == run.core.log.offset
@@ -499,8 +506,8 @@ def test_replies_to_changes_wait_for_the_sync_and_reads_do_not():
     world = world_with()
     run = world.runs[0]
     put = run.request(1, m.TopicPut("new", {"durability": "disk"}))
-    assert kinds(run, put) == ["WriteGroup"]
-    after = kinds(run, ev.GroupWritten())
+    assert kinds(run, put) == ["WriteBatch"]
+    after = kinds(run, ev.BatchWritten())
     assert after[0] == "Sync"
     assert kinds(run, ev.Synced()) == []
     assert after.index("PublishTopics") < after.index("Reply")
@@ -540,7 +547,7 @@ def test_nothing_is_due_by_time_while_a_completion_is_waited_for():
     """Else the shell turns in circles until a slow device answers."""
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("d", durability="disk", ttl_ms=1_000)
+    world.put_topic("d", durability="disk", ttl_ms=1_000)
     run = world.run_of("d")
     run.step()
     run.has_slow_flushes = True
@@ -548,7 +555,7 @@ def test_nothing_is_due_by_time_while_a_completion_is_waited_for():
     world.append("d", [b"old"])
     world.tick(0.2)
     run.step(run.request(77, m.CheckpointOpen(roll=True)))
-    assert run.core.waiting is Waiting.FLUSH
+    assert run.core.awaited is AwaitedCompletion.FLUSH
     world.clock.advance(5)
     assert run.core.next_deadline_ns() is None
     run.finish_flush()

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from actors.wal_shard import recover
+from actors.wal_shard.recovery import recovery
 from ringlog.errors import CorruptData, DiskError, RinglogError
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import FrameType
 from ringlog.limits import WAL_HEADER_BYTES
-from ringlog.storage.recovery import FileScan, Tail
-from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
+from ringlog.storage.recovery import FileScan, WalTailState
+from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 
 LOG = f"{DATA}/wal/shard-00/wal-1-0.log"
@@ -34,7 +34,7 @@ def small_log(*, marked: bool = True) -> tuple[Files, Records]:
     world = World(SimulatedDisk(DATA))
     world.start()
     for name in ("a", "b"):
-        world.put(name, durability="fsync")
+        world.put_topic(name, durability="fsync")
     for i in range(3):
         world.append("a", [b"first %d" % i, b"second %d" % i])
         world.append("b", [b"other %d" % i])
@@ -175,7 +175,7 @@ def test_damage_of_the_last_acked_frame_is_known_from_the_board_alone():
     """RF-72, RD-4: no mark was written yet, but the board says how far a sync went."""
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     world.append("a", [b"acked"])
     files = files_of(world)
     last = end_of(files[LOG]) - 8
@@ -197,7 +197,7 @@ def test_a_tail_torn_at_any_byte_of_the_last_group_is_cut_to_the_group_before():
     """RE-6, FX-8 to FX-12, FX-218, RF-60, INV-6, INV-18: a frame of several records, whole or not at all."""
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     world.append("a", [b"before"])
     start = end_of(files_of(world)[LOG])
     world.append("a", [b"x" * 40, b"y" * 40, b"z" * 40])
@@ -239,7 +239,7 @@ def test_stale_frames_of_another_file_behind_the_end_are_never_replayed():
     files, records = small_log()
     other = World(SimulatedDisk(DATA), _salt=50)
     other.start()
-    other.put("a", durability="fsync")
+    other.put_topic("a", durability="fsync")
     for _ in range(9):
         other.append("a", [b"stale"])
     stale = files_of(other)[LOG]
@@ -255,7 +255,7 @@ def two_lives() -> tuple[Files, Records]:
     """Files of two incarnations, the first of which rolled once."""
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     for i in range(4):
         world.append("a", [b"%d" % i * 40_000])
     world.kill()
@@ -309,7 +309,7 @@ def test_a_file_restored_from_last_week_is_refused():
     """RF-76: its frames verify, but more of them were durable when the next file was begun."""
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     world.append("a", [b"old"])
     old = files_of(world)[LOG]
     world.append("a", [b"new"])
@@ -387,7 +387,7 @@ def test_a_read_error_is_an_error_and_never_the_end_of_the_log():
     for nth in range(1, clean.calls["read"] + 1):
         disk = mounted(files)
         with pytest.raises(DiskError) as failed:
-            World(FaultyDisk(disk, Fault("read", nth, "EIO")), incarnation=100).start()
+            World(FaultyDisk(disk, DiskFault("read", nth, "EIO")), incarnation=100).start()
         assert failed.value.detail["path"]
         world = World(disk, incarnation=101)
         world.start()
@@ -454,12 +454,12 @@ def test_truncate_does_not_bring_back_a_topic_whose_deletion_lies_behind_the_dam
 
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("a", durability="fsync")
-    world.put("gone", durability="fsync")
+    world.put_topic("a", durability="fsync")
+    world.put_topic("gone", durability="fsync")
     world.append("gone", [b"x"])
     world.append("a", [b"damaged"])
     world.request(m.TopicDelete("gone"))
-    world.put("late", durability="fsync")
+    world.put_topic("late", durability="fsync")
     world.append("late", [b"y"])
     world.tick(0.2)
     files = files_of(world)
@@ -485,13 +485,13 @@ def is_caught(damages: Callable[[Files], Iterator[tuple[str, Files]]]) -> bool:
 
 def test_a_successor_that_takes_damage_below_a_mark_for_a_torn_tail_is_caught(monkeypatch):
     """Mutant 10: cut at the first bad frame in the middle."""
-    judge = recover.judge
+    judge = recovery.classify_tail
 
-    def lax(scan: FileScan, evidence: int) -> Tail:
+    def lax(scan: FileScan, evidence: int) -> WalTailState:
         tail = judge(scan, evidence)
-        return Tail.TORN if tail is Tail.CORRUPT else tail
+        return WalTailState.TORN if tail is WalTailState.CORRUPT else tail
 
-    monkeypatch.setattr(recover, "judge", lax)
+    monkeypatch.setattr(recovery, "classify_tail", lax)
     assert is_caught(lambda files: flips(files, every=40))
 
 
@@ -501,7 +501,7 @@ def test_a_scan_that_does_not_check_the_chain_is_caught(monkeypatch):
     def follow(self: FileScan, buffer: bytes, batch: object, row: int) -> bool:
         return True
 
-    monkeypatch.setattr(FileScan, "_follow", follow)
+    monkeypatch.setattr(FileScan, "_apply_mark", follow)
     assert is_caught(group_copies)
 
 

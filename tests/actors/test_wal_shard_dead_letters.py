@@ -8,7 +8,7 @@ import pytest
 from removal_world import read, started
 from test_wal_shard_queues import claim, jobs_of, make, nack, stats, words
 
-from actors.wal_shard.lease_requests import reason_of
+from actors.wal_shard.leases.lease_requests import reason_of
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, TopicNotFound
 from ringlog.testing.shard_world import World
@@ -23,7 +23,7 @@ def world() -> World:
 
 
 def with_mover(world: World) -> None:
-    world.run_of("q").core.requests.leases.registry.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = True
 
 
 def deliver(world: World, times: int, most: int = 4) -> None:
@@ -49,7 +49,7 @@ def test_a_job_is_handed_out_as_often_as_its_queue_says_and_then_set_aside(world
     assert (found.topic, found.dead_letter, found.runs) == ("q", "dead", [(1, 2, 2)])
     assert found.epoch == world.topic("q").epoch
     assert spent(world, found.topic_id) == m.ExhaustedReply()
-    assert world.run_of("q").core.requests.leases.set_aside == 2
+    assert world.run_of("q").core.requests.leases.exhausted_total == 2
     assert world.request(m.LeaseStats("q")).set_aside == 2
     assert stats(world) == (2, 2, 0), "they are ready until they are moved"
 
@@ -82,15 +82,15 @@ def test_without_dead_letters_or_who_moves_them_jobs_come_back_for_ever(world):
     """QD-5."""
     deliver(world, 2)
     assert claim(world, 9).runs == []
-    world.put("q", mode="merge", dead_letter=None)
+    world.put_topic("q", mode="merge", dead_letter=None)
     assert spent(world) == m.ExhaustedReply()
     assert list(jobs_of(claim(world, 9))) == [1, 2, 3, 4]
-    world.put("q", mode="merge", dead_letter="dead", max_deliveries=0)
+    world.put_topic("q", mode="merge", dead_letter="dead", max_deliveries=0)
     nack(world, [1, 2, 3, 4])
     deliver(world, 3)
     assert spent(world) == m.ExhaustedReply()
-    world.put("q", mode="merge", max_deliveries=1)
-    world.run_of("q").core.requests.leases.registry.has_mover = False
+    world.put_topic("q", mode="merge", max_deliveries=1)
+    world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = False
     deliver(world, 3)
     assert spent(world) == m.ExhaustedReply()
 
@@ -156,7 +156,7 @@ def test_a_job_given_back_with_a_reason_keeps_it_until_it_is_done(world):
 
 
 def test_nothing_is_rejected_where_there_are_no_dead_letters(world):
-    world.put("q", mode="merge", dead_letter=None)
+    world.put_topic("q", mode="merge", dead_letter=None)
     claim(world, 1)
     with pytest.raises(InvalidRequest):
         world.request(m.Reject("q", "w", words([1])))

@@ -7,10 +7,10 @@ import os
 import pytest
 
 import ringlog
-from actors.wal_shard.deadly import DeadlyRequests, fingerprint
+from actors.wal_shard.requests.poison_requests import PoisonRequests, fingerprint
 from ringlog.envelope import messages as m
 from ringlog.errors import Internal
-from ringlog.limits import DEADLY_KEPT_MAX, DEADLY_TIMES, RESTART_MAX_DEFAULT
+from ringlog.limits import POISON_CRASHES, POISON_CRASHES_REMEMBERED_MAX, RESTART_MAX_DEFAULT
 from ringlog.supervision.engine import STOP_POINTS_VARIABLE
 from ringlog.testing import engine
 
@@ -20,23 +20,23 @@ DELETE = m.RecordsDelete("t", 2)
 def died(directory, message=DELETE, attachment=None, times=1):
     """So many incarnations, one after the other, with this in hand."""
     for _ in range(times):
-        DeadlyRequests(str(directory), 0).note(message, attachment)
-    return DeadlyRequests(str(directory), 0)
+        PoisonRequests(str(directory), 0).record_crash(message, attachment)
+    return PoisonRequests(str(directory), 0)
 
 
 def test_once_is_nobodys_fault(tmp_path):
     deadly = died(tmp_path)
-    deadly.require_harmless(DELETE)
-    assert 1 < DEADLY_TIMES < RESTART_MAX_DEFAULT
+    deadly.require_not_poison(DELETE)
+    assert 1 < POISON_CRASHES < RESTART_MAX_DEFAULT
 
 
 def test_what_ended_two_is_refused_and_nothing_else_is(tmp_path):
-    deadly = died(tmp_path, DELETE, bytearray(b"a"), times=DEADLY_TIMES)
+    deadly = died(tmp_path, DELETE, bytearray(b"a"), times=POISON_CRASHES)
     with pytest.raises(Internal, match="ended each time"):
-        deadly.require_harmless(m.RecordsDelete("t", 2), b"a")
+        deadly.require_not_poison(m.RecordsDelete("t", 2), b"a")
     for message, attachment in ((DELETE, b"b"), (DELETE, None), (m.RecordsDelete("t", 3), b"a")):
-        deadly.require_harmless(message, attachment)
-    DeadlyRequests(str(tmp_path), 1).require_harmless(DELETE, b"a")
+        deadly.require_not_poison(message, attachment)
+    PoisonRequests(str(tmp_path), 1).require_not_poison(DELETE, b"a")
 
 
 def test_a_request_is_the_same_whoever_asks_it_and_kinds_are_told_apart():
@@ -45,13 +45,13 @@ def test_a_request_is_the_same_whoever_asks_it_and_kinds_are_told_apart():
 
 
 def test_it_is_bounded_and_the_latest_deaths_count(tmp_path):
-    died(tmp_path, DELETE, times=DEADLY_TIMES)
-    for n in range(DEADLY_KEPT_MAX - DEADLY_TIMES):
+    died(tmp_path, DELETE, times=POISON_CRASHES)
+    for n in range(POISON_CRASHES_REMEMBERED_MAX - POISON_CRASHES):
         died(tmp_path, m.RecordsDelete("t", 100 + n))
     with pytest.raises(Internal):
-        DeadlyRequests(str(tmp_path), 0).require_harmless(DELETE)
-    died(tmp_path, m.RecordsDelete("t", 99)).require_harmless(DELETE)
-    assert os.path.getsize(tmp_path / "deadly-00") == 8 + 8 * DEADLY_KEPT_MAX
+        PoisonRequests(str(tmp_path), 0).require_not_poison(DELETE)
+    died(tmp_path, m.RecordsDelete("t", 99)).require_not_poison(DELETE)
+    assert os.path.getsize(tmp_path / "deadly-00") == 8 + 8 * POISON_CRASHES_REMEMBERED_MAX
 
 
 @pytest.mark.parametrize("data", [b"", b"RLDEADL", b"something else", b"RLDEADLY" + bytes(13)])
@@ -59,15 +59,15 @@ def test_a_file_that_is_none_of_ours_means_nothing(tmp_path, data):
     path = tmp_path / "deadly-00"
     path.write_bytes(data)
     path.chmod(0o600)
-    DeadlyRequests(str(tmp_path), 0).require_harmless(DELETE)
+    PoisonRequests(str(tmp_path), 0).require_not_poison(DELETE)
     with pytest.raises(Internal):
-        died(tmp_path, times=DEADLY_TIMES).require_harmless(DELETE)
+        died(tmp_path, times=POISON_CRASHES).require_not_poison(DELETE)
 
 
 @pytest.mark.timeout(120)
 def test_an_engine_outlives_a_request_that_breaks_its_shard():
     """Its client is told; everybody else saw a pause."""
-    plan = ";".join(["delete_in_hand:1:raise"] * DEADLY_TIMES)
+    plan = ";".join(["delete_in_hand:1:raise"] * POISON_CRASHES)
     with (
         engine(environ={STOP_POINTS_VARIABLE: plan}, wal={"shards": 1}) as running,
         ringlog.connect(running.url, wait=10) as client,

@@ -10,12 +10,12 @@ from checkpoint_world import checkpoint_all, new_world
 from removal_world import append, delete, started
 
 from actors.wal_shard import events as ev
-from actors.wal_shard import lease_registry
+from actors.wal_shard.leases import lease_registry
 from ringlog.contract import Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, Throttled
 from ringlog.leases import group
-from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 
 LOGGED = ("fsync", "disk", "memory")
@@ -27,7 +27,7 @@ def world() -> World:
 
 
 def make(world: World, jobs: int, name: str = "q", **config: Any) -> None:
-    world.put(name, **{"type": "queue", "leases_durable": True, "durability": "fsync", **config})
+    world.put_topic(name, **{"type": "queue", "leases_durable": True, "durability": "fsync", **config})
     if jobs:
         world.append(name, [b"job %d" % n for n in range(1, jobs + 1)])
 
@@ -130,7 +130,7 @@ def test_an_ephemeral_queue_takes_the_option_and_nothing_comes_of_it(world):
     make(world, 3, durability="ephemeral")
     seen.clear()
     claim(world, 1)
-    assert ev.WriteGroup not in map(type, seen)
+    assert ev.WriteBatch not in map(type, seen)
     assert world.topic("q").leases is None
 
 
@@ -173,10 +173,10 @@ def test_a_claim_is_one_record_and_answered_after_its_sync():
         before = world.run_of("q").core.log.offset
         assert not isinstance(world.request(request), m.ErrorReply)
         kinds = [type(effect) for effect in seen]
-        assert kinds.count(ev.WriteGroup) == 1, request
-        assert len(seen[kinds.index(ev.WriteGroup)].buffers) == 2, "the group's mark and one frame"
+        assert kinds.count(ev.WriteBatch) == 1, request
+        assert len(seen[kinds.index(ev.WriteBatch)].buffers) == 2, "the group's mark and one frame"
         assert kinds[-1] is Reply
-        assert kinds.index(ev.WriteGroup) < kinds.index(ev.Sync) < len(kinds) - 1
+        assert kinds.index(ev.WriteBatch) < kinds.index(ev.Sync) < len(kinds) - 1
         assert world.run_of("q").core.log.offset - before < 512
     seen.clear()
     assert ask(world, m.Nack, {2_000: 5}).nacked == 0
@@ -186,7 +186,7 @@ def test_a_claim_is_one_record_and_answered_after_its_sync():
     world.request(m.Claim("q", "y", 1_000))
     seen.clear()
     assert claim(world, 1, node="x").runs == []
-    assert ev.WriteGroup not in map(type, seen), "what changes nothing is not logged"
+    assert ev.WriteBatch not in map(type, seen), "what changes nothing is not logged"
 
 
 def test_a_claim_that_waited_is_logged_before_it_is_answered():
@@ -199,7 +199,7 @@ def test_a_claim_that_waited_is_logged_before_it_is_answered():
     seen.clear()
     world.append("q", [b"1", b"2", b"3"])
     kinds = [type(effect) for effect in seen]
-    assert kinds.count(ev.WriteGroup) == 2
+    assert kinds.count(ev.WriteBatch) == 2
     told = next(n for n, each in enumerate(seen) if type(each) is Reply and each.corr == 901)
     assert told > len(kinds) - 1 - kinds[::-1].index(ev.Sync)
     jobs = held(run.replies[901])
@@ -227,7 +227,7 @@ def test_where_nothing_can_be_logged_no_lease_is_granted(world):
     make(world, 3)
     run = world.run_of("q")
     handled = run.core.requests.handle(
-        run.request(7, m.Claim("q", "w", 2)), run.core._group, 1, can_log=False
+        run.request(7, m.Claim("q", "w", 2)), run.core._batch, 1, can_log=False
     )
     assert isinstance(handled.message, m.ErrorReply)
     assert handled.message.detail["reason"] == "no_log_space"
@@ -240,13 +240,13 @@ def test_on_a_full_disk_a_claim_waits_without_turning_in_circles():
     world = World(disk)
     world.start()
     make(world, 0)
-    world.put("f", durability="fsync")
+    world.put_topic("f", durability="fsync")
     run = world.run_of("q")
     run.step(run.request(901, m.Claim("q", "w", 2, 60_000, wait_ms=20_000)))
-    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     while not run.core._file_failed:
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])
-    run.core.requests.leases.waiting.wake(world.topic("q").topic_id)
+    run.core.requests.leases.waiting_claims.wake(world.topic("q").topic_id)
     world.send("q", [world.frame_for("q", [b"job"])])
     for _ in range(3):
         world.tick(0.3)
@@ -332,7 +332,7 @@ def test_what_a_dead_worker_held_is_ready_and_stays_so(world):
     restart(world)
     assert stats(world) == (4, 2, 0)
     run = world.run_of("q")
-    assert run.core.requests.lives() == {(8, 80)}, "it is looked after again"
+    assert run.core.requests.process_ids() == {(8, 80)}, "it is looked after again"
     run.step(run.request(901, m.Claim("q", "x", 9, 60_000, wait_ms=20_000)))
     run.step(run.request(902, m.Claim("q", "y", 9, 60_000, wait_ms=20_000)))
     assert list(held(run.replies[901])) == [1, 2, 5, 6]
@@ -347,7 +347,7 @@ def test_what_leaves_the_topic_is_held_no_longer(world):
     make(world, 6)
     jobs = held(claim(world, 4, lease_ms=60_000))
     delete(world, "q", seqs=[4])
-    world.put("q", type="queue", leases_durable=True, durability="fsync", cap_records=3)
+    world.put_topic("q", type="queue", leases_durable=True, durability="fsync", cap_records=3)
     restart(world)
     assert stats(world) == (2, 1, 0)
     assert numbers(ask(world, m.Ack, jobs, in_time=True).skipped) == [1, 2], "evicted; 4 was deleted"
@@ -357,13 +357,13 @@ def test_what_leaves_the_topic_is_held_no_longer(world):
 def test_rejected_jobs_and_their_count_outlive_the_shard(world):
     """QD-8, L27."""
     make(world, 4, max_deliveries=3, dead_letter="dead")
-    world.run_of("q").core.requests.leases.registry.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = True
     jobs = held(claim(world, 3, lease_ms=60_000))
     ask(world, m.Reject, {1: jobs[1], 2: jobs[2]}, reason="no such street")
     found = world.ask(world.run_of("q"), m.ListExhausted())
     assert world.request(m.ConfirmDeadLettered("q", found.topic_id, words([1]))).moved == 1
     restart(world)
-    world.run_of("q").core.requests.leases.registry.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = True
     assert stats(world) == (2, 1, 0)
     found = world.ask(world.run_of("q"), m.ListExhausted())
     assert (found.runs, found.reasons) == ([(2, 1, 1)], {2: "no such street"})
@@ -385,7 +385,7 @@ def test_why_a_job_was_given_back_outlives_the_shard(is_absorbed):
         if is_absorbed:
             checkpoint_all(world)
         restart(world)
-    world.run_of("q").core.requests.leases.registry.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = True
     assert list(held(claim(world, 1))) == [2]
     found = world.ask(world.run_of("q"), m.ListExhausted())
     assert (found.runs, found.reasons) == ([(1, 1, 2)], {1: "refused"})
@@ -412,7 +412,7 @@ def test_priorities_and_delays_of_records_are_as_before(world):
 
 
 def switch(world: World, *, is_on: bool, **config: Any) -> None:
-    world.put("q", **{"type": "queue", "durability": "fsync", "leases_durable": is_on, **config})
+    world.put_topic("q", **{"type": "queue", "durability": "fsync", "leases_durable": is_on, **config})
 
 
 @pytest.mark.parametrize("is_absorbed", [False, True])
@@ -421,7 +421,7 @@ def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
     monkeypatch.setattr(group, "_WRITTEN_ROWS", 2)
     world = new_world()
     make(world, 12, leases_durable=False, max_deliveries=9, dead_letter="dead")
-    world.run_of("q").core.requests.leases.registry.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = True
     jobs: dict[int, int] = {}
     for n in range(8):
         jobs |= held(claim(world, 1, f"n{n % 3}", lease_ms=60_000))
@@ -438,7 +438,7 @@ def test_switching_on_writes_what_is_known(is_absorbed, monkeypatch):
         checkpoint_all(world)
     restart(world)
     assert stats(world) == before == (5, 5, 1)
-    world.run_of("q").core.requests.leases.registry.has_mover = True
+    world.run_of("q").core.requests.leases.registry.has_dead_letter_mover = True
     assert world.ask(world.run_of("q"), m.ListExhausted()).reasons == {3: "why"}
     world.run_of("q").step(ev.WorkerDied(7, 70))
     assert stats(world) == (6, 4, 1)
@@ -458,7 +458,7 @@ def test_a_class_with_a_log_makes_leases_durable_too(world):
     """QL-19, QL-21."""
     make(world, 3, durability="ephemeral")
     jobs = held(claim(world, 2, lease_ms=60_000))
-    world.put("q", type="queue", leases_durable=True, durability="fsync")
+    world.put_topic("q", type="queue", leases_durable=True, durability="fsync")
     assert world.topic("q").leases is not None
     world.append("q", [b"x"])
     assert list(held(claim(world, 2, lease_ms=60_000))) == [3, 4]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.wal_shard import events as ev
-from actors.wal_shard.volatile import FILES_WANTED, VolatileLog
+from actors.wal_shard.io.volatile_log import FILES_WANTED, VolatileLog
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import Status
@@ -23,8 +23,8 @@ from ringlog.testing.shard_world import DATA, World, refusals
 def world() -> World:
     made = World(SimulatedDisk(DATA))
     made.start()
-    made.put("e", durability="ephemeral")
-    made.put("f", durability="fsync")
+    made.put_topic("e", durability="ephemeral")
+    made.put_topic("f", durability="fsync")
     return made
 
 
@@ -157,14 +157,14 @@ def test_an_ephemeral_part_is_written_once_though_its_group_waits_for_a_file(wor
     world.append("f", [b"x" * 60_000])
     mixed = run.frames(1, world.frame_for("e", [b"a"]), world.frame_for("f", [b"y" * 62_500]))
     late = run.frames(1, world.frame_for("e", [b"b"]))
-    file_id, offset = run.core.log.file_id, run.core.ephemerals.log.offset
+    file_id, offset = run.core.log.file_id, run.core.volatile_files.log.offset
     effects = run.core.handle([run._tick(), mixed])
-    assert "WriteGroup" not in [type(effect).__name__ for effect in effects], "it has to wait for a roll"
+    assert "WriteBatch" not in [type(effect).__name__ for effect in effects], "it has to wait for a roll"
     assert run.core.handle([run._tick(), late]) == []
     run._pump(effects)
     assert run.core.log.file_id != file_id
     assert world.records("e") == [(1, b"first"), (2, b"a"), (3, b"b")]
-    assert run.core.ephemerals.log.offset == offset + 2 * len(world.frame_for("e", [b"a"], seq=99))
+    assert run.core.volatile_files.log.offset == offset + 2 * len(world.frame_for("e", [b"a"], seq=99))
     assert len(world.records("f")) == 2
 
 
@@ -205,10 +205,10 @@ def test_a_volatile_log_without_room_keeps_its_current_file(boot, tmp_path, monk
     first = log.open(1_000, 5)
     assert isinstance(first, ev.VolatileOpened)
 
-    def no_room(fd: int, offset: int, length: int) -> None:
+    def descriptor_limit_message(fd: int, offset: int, length: int) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    monkeypatch.setattr(os, "posix_fallocate", descriptor_limit_message)
     failed = log.open(9 * FILL_CHUNK_BYTES, 5)
     assert isinstance(failed, ev.VolatileFailed)
     assert first.file_id not in failed.dropped

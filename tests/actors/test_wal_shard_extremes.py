@@ -13,7 +13,7 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.wire import PROTOCOL, MessageInvalid, decode
 from ringlog.limits import PID_MAX, SEQ_MAX
 from ringlog.testing.extremes import extreme_bodies
-from ringlog.testing.shard_world import Run, Unanswered, World
+from ringlog.testing.shard_world import ShardRun, Unanswered, World
 
 KINDS = sorted(prepared().run_of("t").core.requests.kinds, key=lambda kind: kind.__name__)
 SEQS = b"\1" + bytes(7)
@@ -40,7 +40,7 @@ def fed(topic: str) -> World:
     return world
 
 
-def asked(world: World, run: Run, kind: type[m.Message], body: list[Any]) -> m.Message | None:
+def asked(world: World, run: ShardRun, kind: type[m.Message], body: list[Any]) -> m.Message | None:
     """What the shard answers to a body; None when it waits, or the body was refused by decoding."""
     try:
         message = decode(_encode([PROTOCOL, kind.__name__, 7, body])).message

@@ -92,7 +92,7 @@ def test_the_process_behind_a_lease_is_known_after_a_restart(has_snapshot):
     claim(world, 1, "x", **THEM)
     world.kill()
     world.start()
-    assert world.run_of("t").core.requests.lives() == {(7, 70), (8, 80)}
+    assert world.run_of("t").core.requests.process_ids() == {(7, 70), (8, 80)}
     dies(world, **US)
     assert states(world) == {1: RETURNED, 2: LEASED}
 

@@ -127,7 +127,7 @@ def end(world, rng, *, has_power: bool) -> None:
 @pytest.mark.interpreted
 def test_a_change_that_is_not_replayed_is_caught(monkeypatch) -> None:
     """The histories can fail: here acks are forgotten by replay."""
-    from actors.wal_shard import replay
+    from actors.wal_shard.recovery import replay
 
     real = replay.replay_change
 

@@ -9,7 +9,7 @@ from checkpoint_world import checkpoint_all, new_world
 from group_world import QUEUE, STREAM, ack, claim, give_again, held, nack, numbers, pending, stand, words
 from removal_world import delete, started
 
-from actors.wal_shard import leases
+from actors.wal_shard.leases import shard_leases
 from ringlog.envelope import messages as m
 from ringlog.errors import (
     BatchTooLarge,
@@ -19,7 +19,7 @@ from ringlog.errors import (
     NotReady,
     StaleEpoch,
 )
-from ringlog.limits import DELIVERIES_MAX, GROUP_LETTERS_PER_MOVE
+from ringlog.limits import DELIVERIES_MAX, GROUP_DEAD_LETTERS_PER_MOVE
 from ringlog.testing.shard_world import World
 
 EXHAUSTED = 5
@@ -33,13 +33,13 @@ def world() -> World:
 def with_mover(world: World, has_mover: bool = True) -> World:
     """As the shell does before recovery, of every group that is there."""
     registry = world.run_of("t").core.requests.leases.registry
-    registry.has_mover = has_mover
-    registry.recovered()
+    registry.has_dead_letter_mover = has_mover
+    registry.finish_recovery()
     return world
 
 
 def make(world: World, records: int = 4, most: int = 2, dead_letter: str = "dead") -> None:
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     world.append("t", [b"record %d" % n for n in range(1, records + 1)])
     world.request(m.GroupOpen("t", "g", QUEUE, max_deliveries=most, dead_letter=dead_letter))
 
@@ -108,7 +108,7 @@ def test_a_rejected_record_is_set_aside_at_once_with_its_reason(world: World) ->
     assert found.reasons == {1: "no address", 3: "no address"}
     assert moved(world, found.number, 1) == 1
     assert spent(world).reasons == {3: "no address"}
-    assert world.run_of("t").core.requests.leases.set_aside == 2
+    assert world.run_of("t").core.requests.leases.exhausted_total == 2
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
@@ -186,7 +186,7 @@ def test_what_leaves_the_topic_is_moved_no_more(world: World) -> None:
     ],
 )
 def test_dead_letters_that_make_no_sense_are_refused(world: World, wrong: dict[str, Any]) -> None:
-    world.put("t")
+    world.put_topic("t")
     with pytest.raises(InvalidRequest):
         world.request(m.GroupOpen("t", "g", wrong.pop("mode", QUEUE), **wrong))
 
@@ -234,7 +234,7 @@ def test_a_letter_comes_back_once_though_it_is_sent_again_later(world: World) ->
 def test_what_came_back_is_durable_whatever_the_topics_class(seed: int) -> None:
     """Its letter is deleted then, perhaps in a topic of class fsync."""
     world = with_mover(started())
-    world.put("t", durability="disk")
+    world.put_topic("t", durability="disk")
     world.append("t", [b"1", b"2", b"3"])
     world.request(m.GroupOpen("t", "g", QUEUE, dead_letter="dead"))
     jobs = held(claim(world, 3))
@@ -326,7 +326,7 @@ def test_a_claim_that_waits_is_given_what_comes_back(world: World) -> None:
 def test_letters_that_make_no_sense_are_refused(world: World) -> None:
     make(world)
     topic_id = world.topic("t").topic_id
-    many = range(1, GROUP_LETTERS_PER_MOVE + 2)
+    many = range(1, GROUP_DEAD_LETTERS_PER_MOVE + 2)
     with pytest.raises(BatchTooLarge):
         world.request(m.Redeliver("t", topic_id, "g", words(many), words(many)))
     with pytest.raises(BatchTooLarge):
@@ -348,7 +348,7 @@ def test_the_pending_list_says_why_records_came_back(world: World, monkeypatch: 
         nack(world, {seq: jobs[seq]}, reason=reason)
         if seq == 1:
             jobs = held(claim(world, 1)) | {n: token for n, token in jobs.items() if n > 1}
-    monkeypatch.setattr(leases, "JOBS_PER_REQUEST_MAX", 2)
+    monkeypatch.setattr(shard_leases, "JOBS_PER_REQUEST_MAX", 2)
     first = world.request(m.ListPending("t", group="g"))
     now_ms = world.clock.now_us() // 1_000
     assert [row[:2] for row in first.rows] == [(1, 1), (2, 1)]

@@ -24,7 +24,7 @@ def world() -> World:
 
 
 def make(world: World, durability: str = "fsync", mode: int = 1, **settings: Any) -> None:
-    world.put("t", durability=durability, lease_ms=600_000, **settings)
+    world.put_topic("t", durability=durability, lease_ms=600_000, **settings)
     world.request(m.GroupOpen("t", "g", mode))
 
 
@@ -93,9 +93,9 @@ def test_a_setting_changed_later_is_obeyed_from_then_on(world):
     write(world, priority=2, count=2)
     write(world, 60)
     assert given(world, 1) == [1]
-    world.put("t", durability="fsync", lease_ms=600_000, record_priority=True)
+    world.put_topic("t", durability="fsync", lease_ms=600_000, record_priority=True)
     assert given(world, 1) == [3]
-    world.put("t", durability="fsync", lease_ms=600_000)
+    world.put_topic("t", durability="fsync", lease_ms=600_000)
     assert given(world) == [2, 4]
     world.clock.advance(60)
     assert given(world) == [5]
@@ -219,7 +219,7 @@ def test_a_group_whose_records_cannot_be_read_hands_out_nothing_and_another_does
     learned, broken = leases.removals.learned.notify, [leases.registry.find(m.Claim("t", "w", 1, group="g"))]
 
     def damage(question, found):
-        is_broken = bool(broken) and question.learn.of == broken[0][1].number
+        is_broken = bool(broken) and question.learn.key == broken[0][1].number
         learned(question, CorruptData("bytes are wrong") if is_broken else found)
 
     monkeypatch.setattr(leases.removals, "learned", SimpleNamespace(notify=damage))

@@ -9,8 +9,8 @@ from group_world import STREAM, ack, claim, held, make
 from removal_world import delete, started
 
 import ringlog
-from actors.wal_shard import group_numbers
-from actors.wal_shard.group_numbers import GroupNumbers
+from actors.wal_shard.metrics import group_metrics
+from actors.wal_shard.metrics.group_metrics import GroupMetrics
 from ringlog.envelope import messages as m
 from ringlog.limits import GROUP_MEMBER_SILENT_MS
 from ringlog.testing.real_engine import engine, wait_until
@@ -22,8 +22,8 @@ def world() -> World:
     return started()
 
 
-def numbers_of(world: World, topic: str = "t") -> GroupNumbers:
-    return world.run_of(topic).core.requests.leases.registry.group_numbers
+def numbers_of(world: World, topic: str = "t") -> GroupMetrics:
+    return world.run_of(topic).core.requests.leases.registry.group_metrics
 
 
 def look(world: World, steady_ms: int = 0) -> tuple[int, int, int, int]:
@@ -88,7 +88,7 @@ def test_a_floor_ages_while_something_is_to_be_done_and_it_does_not_move(world: 
 def test_so_many_are_looked_at_at_once_and_the_oldest_floor_is_kept_for_a_round(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_numbers, "GROUPS_SAMPLED_MAX", 2)
+    monkeypatch.setattr(group_metrics, "GROUPS_SAMPLED_MAX", 2)
     make(world, 4)
     for name in "abcd":
         world.request(m.GroupOpen("t", name, STREAM))
@@ -101,7 +101,7 @@ def test_so_many_are_looked_at_at_once_and_the_oldest_floor_is_kept_for_a_round(
 
 
 def test_numbers_bring_no_members_back() -> None:
-    numbers = GroupNumbers()
+    numbers = GroupMetrics()
     numbers.forget(7)
     numbers.sample(0, 0)
     assert (len(numbers), numbers.floor_age_ms) == (0, 0)

@@ -18,7 +18,7 @@ def world() -> World:
 
 
 def make(world: World, records: int, **config: Any) -> None:
-    world.put("t", durability="fsync", retain_until_acked=True, **config)
+    world.put_topic("t", durability="fsync", retain_until_acked=True, **config)
     for n in range(records):
         world.append("t", [b"%02d" % n])
 
@@ -145,5 +145,5 @@ def test_what_waits_goes_on_waiting_after_a_restart(world, how):
     world.clock.advance(5)
     world.start()
     assert (earliest(world), state(world, "t").held_by) == (1, "g")
-    world.put("t", durability="fsync", cap_records=2)
+    world.put_topic("t", durability="fsync", cap_records=2)
     assert earliest(world) > 4, "the option was taken back"

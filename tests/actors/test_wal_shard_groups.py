@@ -9,8 +9,8 @@ from checkpoint_world import checkpoint_all, new_world
 from group_world import QUEUE, STREAM, ack, claim, held, make, nack, numbers, pending, stand, words
 from removal_world import delete, started
 
-from actors.wal_shard import consumer_groups, leases, waiting
 from actors.wal_shard import events as ev
+from actors.wal_shard.leases import consumer_groups, shard_leases, waiting_claims
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import (
@@ -22,7 +22,7 @@ from ringlog.errors import (
     Throttled,
     TopicNotFound,
 )
-from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
@@ -114,13 +114,13 @@ def test_one_frame_a_call_and_the_answer_after_its_sync():
         before = world.run_of("t").core.log.offset
         assert not isinstance(world.request(request), m.ErrorReply)
         kinds = [type(effect) for effect in seen]
-        assert kinds.count(ev.WriteGroup) == 1, request
+        assert kinds.count(ev.WriteBatch) == 1, request
         assert kinds[-1] is Reply
-        assert kinds.index(ev.WriteGroup) < kinds.index(ev.Sync) < len(kinds) - 1
+        assert kinds.index(ev.WriteBatch) < kinds.index(ev.Sync) < len(kinds) - 1
         assert world.run_of("t").core.log.offset - before < 512
     seen.clear()
     assert ack(world, [77, 78], node="nobody").acked == 0
-    assert ev.WriteGroup not in map(type, seen), "what changes nothing is not logged"
+    assert ev.WriteBatch not in map(type, seen), "what changes nothing is not logged"
 
 
 # -- redelivery -------------------------------------------------------------------------------------------
@@ -261,13 +261,13 @@ def test_bounds_of_a_topic_and_a_shard(world, monkeypatch):
     make(world, 5)
     world.request(m.GroupOpen("t", "h", QUEUE))
     refused(world, m.GroupOpen("t", "i", QUEUE), Throttled)
-    monkeypatch.setattr(leases, "GROUP_PENDING_PER_TOPIC_MAX", 2)
+    monkeypatch.setattr(shard_leases, "GROUP_PENDING_PER_TOPIC_MAX", 2)
     jobs = held(claim(world, 2, group="h"))
     assert claim(world, 1).runs == []
     world.request(m.Nack("t", "w", words(jobs), group="h"))
     assert claim(world, 1).runs == []
     assert list(held(claim(world, 2, group="h"))) == [1, 2], "what comes back still is given out (F47)"
-    monkeypatch.setattr(waiting, "WAITING_CLAIMS_MAX", 0)
+    monkeypatch.setattr(waiting_claims, "WAITING_CLAIMS_MAX", 0)
     refused(world, m.Claim("t", "w", wait_ms=1_000, group="g"), Throttled)
 
 
@@ -304,7 +304,7 @@ def test_what_leaves_the_topic_leaves_the_pending_list_and_its_ack_counts(world)
     make(world, 6)
     jobs = held(claim(world, 4))
     delete(world, "t", seqs=[2])
-    world.put("t", durability="fsync", cap_records=3)
+    world.put_topic("t", durability="fsync", cap_records=3)
     assert sorted(pending(world)) == [4]
     assert ack(world, jobs).skipped == b""
     assert list(held(claim(world, 9))) == [5, 6]
@@ -401,7 +401,7 @@ def test_groups_move_with_their_topics_when_the_number_of_shards_changes(before,
     jobs = {}
     for n in range(6):
         name = f"t{n}"
-        world.put(name, durability="fsync")
+        world.put_topic(name, durability="fsync")
         world.append(name, [b"x"] * 5)
         world.request(m.GroupOpen(name, "g", QUEUE))
         jobs[name] = held(world.request(m.Claim(name, "w", 3, group="g")))
@@ -483,7 +483,7 @@ def test_a_deleted_group_stays_so_and_a_new_one_begins_anew(world):
     world.start()
     assert (stand(world).info.cursor, pending(world)) == (3, {})
     world.request(m.TopicDelete("t"))
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     assert world.request(m.GroupList("t")).groups == []
 
 
@@ -524,7 +524,7 @@ def test_a_claim_waits_for_a_record_a_lease_that_ends_or_its_own_end(world):
 
 def test_claims_that_waited_are_served_group_by_group_commit(world, monkeypatch):
     """A group of the log does not grow beyond its bound for them; none is forgotten."""
-    monkeypatch.setattr(leases, "GROUP_BYTES_MAX", 200)
+    monkeypatch.setattr(shard_leases, "COMMIT_BATCH_BYTES_MAX", 200)
     make(world, 0)
     for n in range(6):
         ask(world, 900 + n, m.Claim("t", f"m{n}", 1, wait_ms=20_000, group="g"))
@@ -548,16 +548,16 @@ def test_on_a_full_disk_claims_wait_without_turning_in_circles():
     world = World(disk)
     world.start()
     make(world, 1)
-    world.put("f", durability="fsync")
+    world.put_topic("f", durability="fsync")
     run = world.run_of("t")
     ack(world, held(claim(world)))
     run.step(run.request(901, m.Claim("t", "w", 2, 60_000, 20_000, group="g")))
-    disk.plan = [Fault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
+    disk.plan = [DiskFault("size", disk.calls["size"] + 1, "ENOSPC", always=True)]
     while not run.core._file_failed:
         world.send("f", [world.frame_for("f", [b"x" * 30_000])])
     for _ in range(3):
         for number in run.core.requests.leases.registry._topic_of:
-            run.core.requests.leases.waiting.wake(number)  # As when somebody's lease ends.
+            run.core.requests.leases.waiting_claims.wake(number)  # As when somebody's lease ends.
         world.tick(0.3)
         assert 901 not in run.replies
         assert run.core.next_deadline_ns() > world.clock.monotonic_ns(), "it does not spin"

@@ -9,7 +9,7 @@ import pytest
 from scenarios.story import Story
 
 from ringlog.errors import RinglogError
-from ringlog.testing.shard_world import Gone
+from ringlog.testing.shard_world import ShardRunEnded
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -49,7 +49,7 @@ def is_noticed() -> bool:
     for seed in range(8):
         try:
             Story(seed).run(100)
-        except (AssertionError, Gone, RinglogError):
+        except (AssertionError, ShardRunEnded, RinglogError):
             return True
     return False
 
@@ -59,13 +59,13 @@ def test_the_model_notices_an_ack_before_the_sync(monkeypatch):
     """A model that is satisfied by anything is none."""
     from actors.wal_shard.core import ShardCore
 
-    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_group)
+    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
     assert is_noticed()
 
 
 def test_the_model_notices_a_forgotten_deletion(monkeypatch):
     """INV-11."""
-    from actors.wal_shard.replay import Replay
+    from actors.wal_shard.recovery.replay import Replay
 
     apply_control = Replay._apply_control
 

@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.wal_shard import hot_tail
-from actors.wal_shard.hot_tail import HotTail, contents_of
-from ringlog.client.inline import brought
-from ringlog.client.pages import Record
+from actors.wal_shard.commit import hot_tail
+from actors.wal_shard.commit.hot_tail import HotTail, contents_of
+from ringlog.client.leases.inline_jobs import decode_inline_jobs
+from ringlog.client.read.pages import Record
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 from ringlog.limits import INLINE_BYTES_MAX
-from ringlog.storage.ledger import Ledger
+from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, SHM, World
-from ringlog.topic.state import Topic
+from ringlog.topic.state import ShardTopic
 
 
 @pytest.fixture
 def world() -> World:
     made = World(SimulatedDisk(DATA))
     made.start()
-    made.put("q", type="queue", durability="disk")
+    made.put_topic("q", type="queue", durability="disk")
     return made
 
 
@@ -33,9 +33,9 @@ def newest(world: World) -> HotTail:
     return world.run_of("q").core.requests.leases.newest
 
 
-def payloads_in(tail: HotTail, topic: Topic, first: int, count: int) -> tuple[list[bytes], bytes] | None:
+def payloads_in(tail: HotTail, topic: ShardTopic, first: int, count: int) -> tuple[list[bytes], bytes] | None:
     """Payloads and stamps that these jobs bring along; None where they do not, or not by themselves."""
-    parts = tail.parts(topic, first, count)
+    parts = tail.find_parts(topic, first, count)
     found = None if parts is None else contents_of(parts)
     return None if found is None or found.frames else (found.payloads, found.stamps)
 
@@ -43,8 +43,8 @@ def payloads_in(tail: HotTail, topic: Topic, first: int, count: int) -> tuple[li
 def sizes(world: World, first: int, last: int) -> list[int]:
     """What storage says of these jobs."""
     run = world.run_of("q")
-    ledger = Ledger(run.disk, DATA, SHM, run._published)
-    found = ledger.positions(run.core.requests.located(world.topic("q"), first - 1), first, last)
+    ledger = StoredRecordIndex(run.disk, DATA, SHM, run._published)
+    found = ledger.positions(run.core.requests.locate_records(world.topic("q"), first - 1), first, last)
     ledger.close()
     assert found[0].tolist() == list(range(first, last + 1))
     return found[1].tolist()
@@ -55,9 +55,9 @@ def send(world: World, jobs: list[bytes], seq: int, **columns: Any) -> bytearray
     return frame(made, topic_id=world.topic("q").topic_id, producer_id=9, producer_seq=seq)
 
 
-def records(tail: HotTail, topic: Topic, first: int, count: int) -> list[Record] | None:
+def records(tail: HotTail, topic: ShardTopic, first: int, count: int) -> list[Record] | None:
     """These jobs, as whoever claimed them sees them; None where they do not travel with the answer."""
-    parts = tail.parts(topic, first, count)
+    parts = tail.find_parts(topic, first, count)
     found = None if parts is None else contents_of(parts)
     if found is None:
         return None
@@ -65,14 +65,18 @@ def records(tail: HotTail, topic: Topic, first: int, count: int) -> list[Record]
         topic.name, topic.topic_id, topic.epoch, 0, 0, [(first, count, 1, 7)],
         payloads=found.payloads, stamps=found.stamps, frames=found.frames,
     )  # fmt: skip
-    return [record for stretch in brought(topic.name, claimed, found.data) for record in stretch.records()]
+    return [
+        record
+        for stretch in decode_inline_jobs(topic.name, claimed, found.data)
+        for record in stretch.records()
+    ]
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_kept_is_what_lies_in_the_log(world: World, seed: int) -> None:
     chance = random.Random(seed)
     jobs: list[tuple[bytes, str | None, dict[str, int]]] = []
-    world.put("other", durability="disk")
+    world.put_topic("other", durability="disk")
     for n in range(40):
         pieces = []
         for piece in range(chance.choice((1, 1, 1, 4))):
@@ -103,7 +107,7 @@ def test_what_is_kept_is_what_lies_in_the_log(world: World, seed: int) -> None:
         assert found is not None
         assert [(each.data, each.tag, each.meta) for each in found] == jobs[first:stop]
         assert [each.seq for each in found] == list(range(first + 1, stop + 1))
-    assert tail.parts(topic, len(jobs) + 1, 1) is None
+    assert tail.find_parts(topic, len(jobs) + 1, 1) is None
     assert tail.total_of(topic, len(jobs), 2) is None
 
 
@@ -155,7 +159,7 @@ def test_beyond_the_bound_the_oldest_leave(world: World, each: int, monkeypatch:
     tail = HotTail(10_000)
     monkeypatch.setattr(world.run_of("q").core.requests.leases, "newest", tail)
     monkeypatch.setattr(hot_tail, "_TIDY_AT", 7)
-    world.put("p", type="queue", durability="disk")
+    world.put_topic("p", type="queue", durability="disk")
     for n in range(300):
         world.append("q" if n % 3 else "p", [b"%04d" % n] * each)
         assert tail.bytes <= 10_000
@@ -221,7 +225,7 @@ def test_a_large_job_travels_alone_and_large_claims_do_not(world: World) -> None
 def test_a_frame_that_holds_jobs_of_two_leases_travels_once(world: World) -> None:
     world.send("q", [send(world, [b"%d" % n for n in range(9)], 1, tags=["t"] * 9)])
     topic, tail = world.topic("q"), newest(world)
-    parts = [*(tail.parts(topic, 2, 2) or ()), *(tail.parts(topic, 6, 1) or ())]
+    parts = [*(tail.find_parts(topic, 2, 2) or ()), *(tail.find_parts(topic, 6, 1) or ())]
     found = contents_of(parts)
     assert found is not None
     assert found.frames == 1
@@ -230,7 +234,7 @@ def test_a_frame_that_holds_jobs_of_two_leases_travels_once(world: World) -> Non
 def test_another_life_of_the_topic_has_other_jobs(world: World) -> None:
     world.append("q", [b"old"])
     world.request(m.TopicDelete("q"))
-    world.put("q", type="queue", durability="disk")
+    world.put_topic("q", type="queue", durability="disk")
     assert newest(world).total_of(world.topic("q"), 1, 1) is None
     world.append("q", [b"of the new life"])
     found = payloads_in(newest(world), world.topic("q"), 1, 1)
@@ -242,7 +246,7 @@ def test_jobs_that_were_committed_with_the_end_of_their_queue_are_not_the_next_o
     """They come behind the word that it is no more."""
     run = world.run_of("q")
     run.step(run.frames(1, send(world, [b"old"], 1)), run.request(99, m.TopicDelete("q")))
-    world.put("q", type="queue", durability="disk")
+    world.put_topic("q", type="queue", durability="disk")
     after = world.topic("q")
     assert newest(world).total_of(after, 1, 1) is None
     world.append("q", [b"of the new life"])
@@ -252,7 +256,7 @@ def test_jobs_that_were_committed_with_the_end_of_their_queue_are_not_the_next_o
 
 
 def test_logs_are_kept_only_when_they_have_groups(world: World) -> None:
-    world.put("log", durability="disk")
+    world.put_topic("log", durability="disk")
     world.append("log", [b"record"])
     assert len(newest(world)) == 0
     world.request(m.GroupOpen("log", "g", 1))

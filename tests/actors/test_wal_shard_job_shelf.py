@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.wal_shard.hot_tail import HotTail
-from actors.wal_shard.job_shelf import JobShelf
-from actors.wal_shard.job_sizes import JobSizes
+from actors.wal_shard.commit.hot_tail import HotTail
+from actors.wal_shard.leases.job_prefetcher import JobPrefetcher
+from actors.wal_shard.leases.job_sizes import JobSizes
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
 from ringlog.limits import INLINE_AHEAD_MIN, INLINE_BYTES_MAX, INLINE_QUEUES_MAX, INLINE_WINDOWS_PER_CLAIM
@@ -47,21 +47,23 @@ class CountingDisk:
 def world() -> World:
     made = World(SimulatedDisk(DATA))
     made.start()
-    made.put("q", type="queue", durability="disk")
+    made.put_topic("q", type="queue", durability="disk")
     return made
 
 
-def shelf_of(world: World) -> tuple[JobShelf, CountingDisk]:
+def shelf_of(world: World) -> tuple[JobPrefetcher, CountingDisk]:
     run = world.run_of("q")
     disk: Any = CountingDisk(run.disk)
-    return JobShelf(disk, DATA, SHM, run._published, run.core.requests.located, HotTail(0), JobSizes()), disk
+    return JobPrefetcher(
+        disk, DATA, SHM, run._published, run.core.requests.locate_records, HotTail(0), JobSizes()
+    ), disk
 
 
 def run_of(first: int, count: int = 1) -> list[Run]:
     return [(first, count, 1, 7)]
 
 
-def payloads(shelf: JobShelf, world: World, runs: list[Run], name: str = "q") -> list[bytes] | None:
+def payloads(shelf: JobPrefetcher, world: World, runs: list[Run], name: str = "q") -> list[bytes] | None:
     found = shelf.find(world.topic(name), runs)
     if found is None:
         return None
@@ -77,7 +79,7 @@ def named(first: int, stop: int) -> list[bytes]:
 @pytest.mark.parametrize("each", [1, 7, 100])
 @pytest.mark.parametrize("claimed", [1, 3, 64])
 def test_every_job_is_the_one_that_lies_in_the_log(world: World, each: int, claimed: int) -> None:
-    world.put("other", durability="disk")
+    world.put_topic("other", durability="disk")
     jobs = named(1, 701)
     for at in range(0, 700, each):
         world.append("q", jobs[at : at + each])
@@ -106,7 +108,7 @@ def test_jobs_in_the_next_file_are_found(world: World) -> None:
     jobs = [b"%05d" % n + bytes(200) for n in range(2_000)]
     for at in range(0, len(jobs), 20):
         world.append("q", jobs[at : at + 20])
-    assert len(world.run_of("q").core.places.paths) > 2
+    assert len(world.run_of("q").core.log_files.paths) > 2
     shelf, _ = shelf_of(world)
     found = [payloads(shelf, world, run_of(first, 10)) for first in range(1, 1_900, 10)]
     assert [each for each in found if each is not None] == [
@@ -135,7 +137,7 @@ def test_what_came_back_costs_nothing(world: World) -> None:
 
 @pytest.mark.parametrize("kind", ["few", "large", "tagged", "apart"])
 def test_where_reading_ahead_is_of_no_use_little_is_read(world: World, kind: str) -> None:
-    world.put("other", durability="disk")
+    world.put_topic("other", durability="disk")
     topic_id = world.topic("q").topic_id
     for n in range(120):
         if kind == "few":
@@ -157,7 +159,7 @@ def test_where_reading_ahead_is_of_no_use_little_is_read(world: World, kind: str
 def test_damage_is_left_to_who_reads_the_job(world: World) -> None:
     world.append("q", named(1, 100))
     run = world.run_of("q")
-    (path,) = run.core.places.paths.values()
+    (path,) = run.core.log_files.paths.values()
     fd = run.disk.open_read(f"{DATA}/{path}")
     whole = bytearray(run.core.log.offset)
     run.disk.read_into(fd, whole, 0)
@@ -173,7 +175,9 @@ def test_damage_is_left_to_who_reads_the_job(world: World) -> None:
             return count
 
     disk: Any = Rotten(run.disk)
-    shelf = JobShelf(disk, DATA, SHM, run._published, run.core.requests.located, HotTail(0), JobSizes())
+    shelf = JobPrefetcher(
+        disk, DATA, SHM, run._published, run.core.requests.locate_records, HotTail(0), JobSizes()
+    )
     assert payloads(shelf, world, run_of(1)) is None
     assert payloads(shelf, world, run_of(2)) is None
 
@@ -183,7 +187,7 @@ def test_another_life_of_the_topic_is_read_anew(world: World) -> None:
     shelf, _ = shelf_of(world)
     assert payloads(shelf, world, run_of(1, 2)) == named(1, 3)
     world.request(m.TopicDelete("q"))
-    world.put("q", type="queue", durability="disk")
+    world.put_topic("q", type="queue", durability="disk")
     world.append("q", named(501, 600))
     assert payloads(shelf, world, run_of(1, 2)) == named(501, 503)
 
@@ -192,7 +196,7 @@ def test_it_keeps_a_bounded_number_of_queues(world: World) -> None:
     shelf, _ = shelf_of(world)
     names = [f"q{n}" for n in range(INLINE_QUEUES_MAX + 3)]
     for name in names:
-        world.put(name, type="queue", durability="disk")
+        world.put_topic(name, type="queue", durability="disk")
         world.append(name, named(1, 40))
         assert payloads(shelf, world, run_of(1, 2), name) == named(1, 3)
     assert len(shelf._of) == INLINE_QUEUES_MAX

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from checkpoint_world import Asking, checkpoint, checkpoint_all, fill, new_world, restart, state, wal_files
+from checkpoint_world import (
+    WorldShardRequests,
+    checkpoint,
+    checkpoint_all,
+    fill,
+    new_world,
+    restart,
+    state,
+    wal_files,
+)
 
 from ringlog.envelope import messages as m
 from ringlog.placement import home_shard, shard_of
@@ -33,7 +42,7 @@ def test_another_number_of_shards_finds_every_topic_where_it_was(before, after):
             world.append(name, [b"round %d" % round])
         if round:
             checkpoint_all(world)
-        world.put(f"late{round}", durability="fsync")
+        world.put_topic(f"late{round}", durability="fsync")
         world.request(m.TopicDelete(names[-1]))
         names = [*names[:-1], f"late{round}"]
         expected = state(world)
@@ -43,12 +52,12 @@ def test_an_earlier_life_in_the_log_does_not_end_the_one_that_another_layout_s_s
     """INV-11, SH-6: one shard of the other layout looks after this life and has a snapshot, another one after
     the life before and has none, so that the log of that one is replayed behind the row of this one."""
     world = new_world(3)
-    first = world.put("d", durability="fsync")
+    first = world.put_topic("d", durability="fsync")
     last = first
     while shard_of(last.topic_id, 2) == shard_of(first.topic_id, 2):
         world.append("d", [b"of an earlier life"])
         world.request(m.TopicDelete("d"))
-        last = world.put("d", durability="fsync")
+        last = world.put_topic("d", durability="fsync")
     world.append("d", [b"1", b"2"])
     world.kill()
     world.start(2)
@@ -68,7 +77,7 @@ def test_a_name_whose_topic_a_sibling_copied_is_not_forgotten_by_its_home(before
     for n in range(8):
         world = new_world(before)
         name = f"t{n}"
-        made = world.put(name, durability="fsync")
+        made = world.put_topic(name, durability="fsync")
         world.power_loss(seed=n)
         world.shards, world.boot_incarnation = 2, world.incarnation + 1
         world.start_shard(shard_of(made.topic_id, 2))  # and its home dies at once
@@ -87,7 +96,7 @@ def test_what_an_unfinished_checkpoint_of_another_layout_replaced_is_not_lost_wi
     """INV-1: it had all of the log to absorb, so that older segments are superseded and go out of force.
     Under the number of shards of before only the rest of the log is there to make its records anew."""
     world = new_world(3)
-    made = world.put("d", durability="fsync")
+    made = world.put_topic("d", durability="fsync")
     world.append("d", [b"%d" % n for n in range(15)])
     checkpoint_all(world)
     (first,) = owner_of(world, made).core.checkpoint.sealed.refs
@@ -95,7 +104,7 @@ def test_what_an_unfinished_checkpoint_of_another_layout_replaced_is_not_lost_wi
     world.kill()
     world.start(1)
     world.clock.advance(1.0)
-    asking = Asking(world)
+    asking = WorldShardRequests(world)
 
     def die(message):
         if isinstance(message, m.CheckpointRows):

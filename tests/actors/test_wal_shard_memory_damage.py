@@ -13,7 +13,7 @@ from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import W_TOPIC, FrameType
 from ringlog.limits import WAL_HEADER_BYTES
-from ringlog.storage.reader import Mark
+from ringlog.storage.reader import LogHighWatermark
 from ringlog.testing.shard_world import DATA, World
 from tests.actors.checkpoint_world import checkpoint, findings, new_world, restart, wal_files
 
@@ -24,8 +24,8 @@ def world():
 
 
 def filled(world: World) -> None:
-    world.put("kept", durability="fsync")
-    world.put("quick", durability="memory")
+    world.put_topic("kept", durability="fsync")
+    world.put_topic("quick", durability="memory")
     for i in range(5):
         world.append("quick", [b"q%d" % i, b"Q%d" % i])
         world.append("kept", [b"k%d" % i])
@@ -35,7 +35,7 @@ def filled(world: World) -> None:
 
 def read(world: World, name: str) -> list[int]:
     located = world.request(m.Locate(name, 0))
-    mark = Mark(*world.marks[world.run_of(name).shard].published)
+    mark = LogHighWatermark(*world.marks[world.run_of(name).shard].published)
     return [record[0] for record in read_all(world.disk, located, mark)]
 
 
@@ -92,8 +92,8 @@ def test_a_damaged_record_of_class_memory_is_given_up_with_a_tombstone(world, nt
 
 def test_what_lies_in_doubt_is_copied_around_what_is_given_up(world):
     """Behind the last mark, and known to be durable from the board alone."""
-    world.put("kept", durability="fsync")
-    world.put("quick", durability="memory")
+    world.put_topic("kept", durability="fsync")
+    world.put_topic("quick", durability="memory")
     for i in range(4):
         world.append("quick", [b"q%d" % i])
     world.append("kept", [b"k"])
@@ -122,7 +122,7 @@ def test_damage_that_may_concern_more_than_class_memory_stops_the_shard(world, n
 
 
 def test_a_torn_end_of_class_memory_is_cut_as_before(world):
-    world.put("quick", durability="memory")
+    world.put_topic("quick", durability="memory")
     world.append("quick", [b"a"])
     for _ in range(3):
         world.tick(0.2)

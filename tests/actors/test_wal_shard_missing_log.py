@@ -9,7 +9,7 @@ import pytest
 
 from ringlog.errors import CorruptData
 from ringlog.storage.log_register import ENTRY_BYTES, read_register
-from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 from tests.actors.checkpoint_world import (
     checkpoint,
@@ -87,7 +87,9 @@ def test_a_log_that_is_away_stops_its_shard_and_nothing_is_lost_when_it_is_put_b
 
 def test_a_directory_without_a_log_is_new_only_if_none_was_ever_begun(world):
     fresh = new_world()
-    assert fresh.put("a", durability="fsync").topic_id == world.put("a", durability="fsync").topic_id
+    assert (
+        fresh.put_topic("a", durability="fsync").topic_id == world.put_topic("a", durability="fsync").topic_id
+    )
     world.kill()
     take_away(world, logs(world))
     with pytest.raises(CorruptData, match="WAL file is missing"):
@@ -149,7 +151,7 @@ def test_a_start_that_died_at_any_call_for_the_disk_is_no_damage(world):
                 disk = world.disk.copy()
                 if not has_register:
                     disk = old_directory(world)
-                faulty = FaultyDisk(disk, Fault(op, nth, "halt"))
+                faulty = FaultyDisk(disk, DiskFault(op, nth, "halt"))
                 died = World(faulty, file_bytes=1 << 20, incarnation=world.incarnation)
                 try:
                     died.start()

@@ -12,11 +12,11 @@ from ringlog.envelope import messages as m
 from ringlog.errors import Refused, TopicHalted
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import IDX
-from ringlog.storage.disk import failed
+from ringlog.storage.disk import disk_error
 from ringlog.testing.shard_world import DATA, ENGINE_ID, World, refusals
-from ringlog.tier.copies import Copies
+from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
-from ringlog.tier.ownership import claim
+from ringlog.tier.ownership import claim_store
 
 OWN = {"own_segment_bytes": 0}
 """A segment for each topic."""
@@ -106,7 +106,7 @@ def test_a_topic_waits_for_its_missing_segment(at, suffixes):
         assert stored.outcome == "unknown", "it lies in the log or in a segment"
         assert not any(run.found.announced for run in world.runs.values())
         world.append("b", [b"goes on"])
-        world.put("new", durability="fsync")
+        world.put_topic("new", durability="fsync")
         # Snapshots made meanwhile know the topic, and the segment that is not there.
         for _ in range(4):
             checkpoint(world, **OWN)
@@ -124,7 +124,7 @@ def test_a_topic_waits_for_its_missing_segment(at, suffixes):
 
 def test_topics_of_a_missing_pack_wait_and_others_do_not():
     world = sealed_world()
-    world.put("young", durability="fsync")
+    world.put_topic("young", durability="fsync")
     world.append("young", [b"in the log"])
     before = state(world)
     stem = segments_of(world, "a")[1]
@@ -162,7 +162,7 @@ def test_a_part_that_cannot_be_opened_halts_its_topic_alone(code, suffix):
 
         def open_read(self, wanted: str) -> int:
             if wanted == path:
-                raise failed("open_read", wanted, code)
+                raise disk_error("open_read", wanted, code)
             return world.disk.open_read(wanted)
 
     world.kill()
@@ -227,10 +227,10 @@ def relocated_world() -> tuple[World, str, Any]:
     world.disk.make_dir(world.cold)
     world.disk.sync_dir(DATA)
     store = LocalStore(world.disk, world.cold)
-    assert claim(store, world.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
-    copies = Copies(world.disk, DATA, store)
-    copies.send_index(stem)
-    copies.send(stem + DATA_SUFFIX)
+    assert claim_store(store, world.disk, DATA, ENGINE_ID.hex()) == ENGINE_ID.hex()
+    copies = SegmentCopies(world.disk, DATA, store)
+    copies.upload_index_parts(stem)
+    copies.upload_part(stem + DATA_SUFFIX)
     number = int(stem.rpartition("-")[2], 16)
     for tier in (m.TIER_BOTH, m.TIER_COLD):
         assert world.ask(world.runs[0], m.SegmentTier(number, tier)).accepted

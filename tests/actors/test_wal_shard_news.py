@@ -13,21 +13,21 @@ import pytest
 
 import ringlog
 from actors.wal_shard import events as ev
-from actors.wal_shard.announcer import Announcer
-from actors.wal_shard.group import News
-from ringlog import waiting
+from actors.wal_shard.commit.commit_batch import News
+from actors.wal_shard.commit.scheduler_notifier import SchedulerNotifier
+from ringlog import spin_wait
 from ringlog.board.board import Board
-from ringlog.board.layout import SLOT_MASK, VOLATILE_BIT, P, ProcessState, news_name
+from ringlog.board.layout import SLOT_MASK, VOLATILE_BIT, ProcessField, ProcessState, news_name
 from ringlog.board.news import NewsReader, NewsRow
 from ringlog.board.processes import scheduler_bell, scheduler_slot, shard_slot
-from ringlog.board.row_ring import Taken
-from ringlog.board.topics import TOPIC_EMPTY, TopicTable, decode_order
+from ringlog.board.row_ring import RowsRead
+from ringlog.board.topics import TOPIC_EMPTY, TopicTable, decode_priority
 from ringlog.client import Tombstone
 from ringlog.envelope import messages as m
 from ringlog.envelope.boot import ActorBoot
 from ringlog.frame import encode_records, frame, open_frame
 from ringlog.frame.view import FrameView
-from ringlog.limits import ROUSED_BYTES_MAX
+from ringlog.limits import EARLY_WAKEUP_BYTES_MAX
 from ringlog.link.shard_requests import Requester
 from ringlog.ring.doorbell import BellListener, make_bell
 from ringlog.testing import engine
@@ -35,7 +35,7 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.real_engine import wait_until
 from ringlog.testing.shard_world import DATA, World
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.state import Topic
+from ringlog.topic.state import ShardTopic
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,9 +46,9 @@ pytestmark = pytest.mark.timeout(120)
 def world() -> World:
     made = World(SimulatedDisk(DATA))
     made.start()
-    made.put("f", durability="fsync")
-    made.put("d", durability="disk")
-    made.put("e", durability="ephemeral")
+    made.put_topic("f", durability="fsync")
+    made.put_topic("d", durability="disk")
+    made.put_topic("e", durability="ephemeral")
     return made
 
 
@@ -68,10 +68,10 @@ def frames_at(world: World, piece: News) -> list[FrameView]:
     """What lies where a piece of news says, every checksum verified."""
     topic, first_seq, last_seq, file_id, offset, stop, is_volatile = piece
     run = world.runs[0]
-    path = run.core.places.paths[file_id]
+    path = run.core.log_files.paths[file_id]
     assert path.startswith("@") == is_volatile
     data = run.read(path)
-    return frames_in(data, topic, (first_seq, last_seq), offset, stop, run.core.places.salts[file_id])
+    return frames_in(data, topic, (first_seq, last_seq), offset, stop, run.core.log_files.salts[file_id])
 
 
 def frames_in(
@@ -135,7 +135,7 @@ def test_what_publishes_nothing_tells_nothing(world):
     told = news_of(world)
     world.append("f", [b"a"], seq=1)
     world.send("f", [world.frame_for("f", [b"b"], epoch=99)])
-    world.put("f", durability="fsync", priority=3)
+    world.put_topic("f", durability="fsync", priority=3)
     world.request(m.RecordsDelete("f", before_seq=2))
     world.tick(1.0)
     assert told == []
@@ -203,16 +203,16 @@ def board(shm_dir: Path) -> Iterator[Board]:
 
 
 @pytest.fixture
-def announcer(shm_dir: Path, board: Board) -> Iterator[Callable[..., Announcer]]:
-    made: list[Announcer] = []
+def announcer(shm_dir: Path, board: Board) -> Iterator[Callable[..., SchedulerNotifier]]:
+    made: list[SchedulerNotifier] = []
 
-    def make(schedulers: int) -> Announcer:
+    def make(schedulers: int) -> SchedulerNotifier:
         boot = ActorBoot(
             kind="wal_shard", name="wal_shard-01", engine_id="e", incarnation=1, boot_incarnation=1,
             boot_id="b", slot=2, data_dir="/nowhere", shm_dir=str(shm_dir), supervisor_pid=1, shard=1,
             shards=SHARDS,
         )  # fmt: skip
-        made.append(Announcer(boot, board, schedulers))
+        made.append(SchedulerNotifier(boot, board, schedulers))
         return made[-1]
 
     yield make
@@ -220,11 +220,11 @@ def announcer(shm_dir: Path, board: Board) -> Iterator[Callable[..., Announcer]]
         one.close()
 
 
-def topic_at(slot: int) -> Topic:
-    return Topic(77, 3, "t", TopicConfig(), slot=slot, head_seq=12)
+def topic_at(slot: int) -> ShardTopic:
+    return ShardTopic(77, 3, "t", TopicConfig(), slot=slot, head_seq=12)
 
 
-def rows_of(taken: Taken) -> list[NewsRow]:
+def rows_of(taken: RowsRead) -> list[NewsRow]:
     return [NewsRow(*row) for row in taken.rows.tolist()]
 
 
@@ -232,17 +232,19 @@ def test_news_become_rows_with_the_slot_of_the_topic(announcer, shm_dir):
     one = announcer(1)
     one.begin()
     reader = NewsReader(shm_dir, 1)
-    reader.take()
-    one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False), (topic_at(6), 1, 1, 1 << 23, 64, 128, True)])
-    one.tell([(topic_at(-1), 1, 1, 1 << 24, 5000, 6000, False)])
-    taken = reader.take()
+    reader.take_rows()
+    one.publish_news(
+        [(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False), (topic_at(6), 1, 1, 1 << 23, 64, 128, True)]
+    )
+    one.publish_news([(topic_at(-1), 1, 1, 1 << 24, 5000, 6000, False)])
+    taken = reader.take_rows()
     assert taken.is_complete
     assert rows_of(taken) == [
         NewsRow(5, 77, 3, 8, 9, 1 << 24, 4096, 5000),
         NewsRow(6 | VOLATILE_BIT, 77, 3, 1, 1, 1 << 23, 64, 128),
     ], "what never was on the board is not told"
     one.tell_gone(topic_at(5))
-    assert rows_of(reader.take()) == [NewsRow(5, 77, 3, 12, 12, 0, 0, 0)]
+    assert rows_of(reader.take_rows()) == [NewsRow(5, 77, 3, 12, 12, 0, 0, 0)]
     reader.close()
 
 
@@ -252,10 +254,10 @@ def test_nothing_is_told_before_recovery_is_on_the_board_nor_without_schedulers(
         one = announcer(schedulers)
         if not schedulers:
             one.begin()
-        one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
+        one.publish_news([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
         one.tell_gone(topic_at(5))
-        one.rouse(128, 1)
-        one.ring(1)
+        one.wake_early(128, 1)
+        one.ring_bells(1)
         assert not (shm_dir / news_name(1)).exists()
 
 
@@ -270,26 +272,26 @@ def test_the_bells_of_schedulers_that_sleep_are_rung_once_for_what_was_told(anno
     one.begin()
 
     def rings() -> list[int]:
-        one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
+        one.publish_news([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
         one.tell_gone(topic_at(5))
-        one.ring(1)
-        one.ring(2)
+        one.ring_bells(1)
+        one.ring_bells(2)
         return [bell.drain() for bell in bells]
 
     assert rings() == [0, 0], "nobody says that it sleeps"
     for page in pages:
-        page.set(P.ASLEEP, 1)
+        page.set(ProcessField.ASLEEP, 1)
     assert rings() == [0, 0], "nobody lives"
     for page in pages:
-        page.set(P.STATE, ProcessState.READY)
+        page.set(ProcessField.STATE, ProcessState.READY)
     assert rings() == [1, 1], "the third has no bell, which stops nobody"
-    pages[0].set(P.ASLEEP, 0)
+    pages[0].set(ProcessField.ASLEEP, 0)
     assert rings() == [0, 1]
     for bell in bells:
         bell.close()
 
 
-LOOK_NS = waiting.ANSWER_NS
+LOOK_NS = spin_wait.SPIN_REPLY_NS
 
 
 @pytest.fixture
@@ -297,41 +299,41 @@ def sleeper(shm_dir: Path, board: Board) -> Iterator[BellListener]:
     """The bell of a scheduler that sleeps."""
     make_bell(scheduler_bell(str(shm_dir), 0))
     page = board.process(scheduler_slot(SHARDS, 0))
-    page.set(P.ASLEEP, 1)
-    page.set(P.STATE, ProcessState.READY)
+    page.set(ProcessField.ASLEEP, 1)
+    page.set(ProcessField.STATE, ProcessState.READY)
     bell = BellListener(scheduler_bell(str(shm_dir), 0))
     yield bell
     bell.close()
 
 
-def commit(one: Announcer, at_ns: int, took_ns: int) -> None:
+def commit(one: SchedulerNotifier, at_ns: int, took_ns: int) -> None:
     """Frames are taken, and told of."""
-    one.rouse(128, at_ns)
-    one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
-    one.ring(at_ns + took_ns)
+    one.wake_early(128, at_ns)
+    one.publish_news([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
+    one.ring_bells(at_ns + took_ns)
 
 
 def test_a_scheduler_that_sleeps_is_woken_when_frames_are_taken_while_commits_are_quick(announcer, sleeper):
     one = announcer(1)
     one.begin()
-    one.rouse(ROUSED_BYTES_MAX + 1, 1)
+    one.wake_early(EARLY_WAKEUP_BYTES_MAX + 1, 1)
     assert sleeper.drain() == 0, "then throughput counts"
-    one.rouse(ROUSED_BYTES_MAX, 1)
+    one.wake_early(EARLY_WAKEUP_BYTES_MAX, 1)
     assert sleeper.drain() == 1, "before there are news"
     now = LOOK_NS
     for _ in range(40):
         commit(one, now, 2 * LOOK_NS)
         now += 10 * LOOK_NS
     sleeper.drain()
-    one.rouse(128, now)
+    one.wake_early(128, now)
     assert sleeper.drain() == 0, "a device so slow that the scheduler would sleep again by then"
-    one.ring(now + 1)
+    one.ring_bells(now + 1)
     assert sleeper.drain() == 0
     for _ in range(40):
         now += 10 * LOOK_NS
         commit(one, now, LOOK_NS // 4)
     sleeper.drain()
-    one.rouse(128, now + LOOK_NS)
+    one.wake_early(128, now + LOOK_NS)
     assert sleeper.drain() == 1, "it became quick"
 
 
@@ -340,9 +342,9 @@ def test_none_is_woken_ahead_for_frames_that_lead_to_no_news(announcer, sleeper)
     one = announcer(1)
     one.begin()
     for turn in range(1, 40):
-        one.rouse(128, turn * 10 * LOOK_NS)
+        one.wake_early(128, turn * 10 * LOOK_NS)
     sleeper.drain()
-    one.rouse(128, 500 * LOOK_NS)
+    one.wake_early(128, 500 * LOOK_NS)
     assert sleeper.drain() == 0
 
 
@@ -350,14 +352,14 @@ def test_a_reader_of_news_shows_the_word_to_look_at(announcer, shm_dir):
     one = announcer(1)
     one.begin()
     reader = NewsReader(shm_dir, 1)
-    reader.take()
-    word, seen = reader.watched()
-    assert not waiting.look([word], [seen], 0)
-    one.tell([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
-    assert waiting.look([word], [seen], 0)
-    reader.take()
-    word, seen = reader.watched()
-    assert not waiting.look([word], [seen], 0)
+    reader.take_rows()
+    word, seen = reader.spin_word()
+    assert not spin_wait.spin_wait([word], [seen], 0)
+    one.publish_news([(topic_at(5), 8, 9, 1 << 24, 4096, 5000, False)])
+    assert spin_wait.spin_wait([word], [seen], 0)
+    reader.take_rows()
+    word, seen = reader.spin_word()
+    assert not spin_wait.spin_wait([word], [seen], 0)
     word.release()
     reader.close()
 
@@ -387,7 +389,7 @@ class Watched:
         return self.shard.ask(m.TopicResolve(name), m.TopicInfo).message.topic_id
 
     def changes(self) -> int:
-        return self.board.process(shard_slot(0)).get(P.TOPICS_CHANGED)
+        return self.board.process(shard_slot(0)).get(ProcessField.TOPICS_CHANGED)
 
     def verified(self, row: NewsRow, name: str) -> list[Any]:
         """What a reader finds where a row says."""
@@ -421,7 +423,7 @@ def until_told(watched: Watched, last_seqs: dict[int, int]) -> list[NewsRow]:
     found: list[NewsRow] = []
 
     def is_told() -> bool:
-        found.extend(rows_of(watched.news.take()))
+        found.extend(rows_of(watched.news.take_rows()))
         told = {row.topic_id: row.last_seq for row in found}
         return all(told.get(topic_id, -1) >= seq for topic_id, seq in last_seqs.items())
 
@@ -442,7 +444,7 @@ def test_rows_say_what_a_reader_finds_there(host, watched):
         for kind, (priority, is_auto) in orders.items():
             client.topics.create(kind, durability=kind, priority=priority, auto_priority=is_auto)
         assert watched.changes() >= before + 4
-        assert not watched.news.take().is_complete
+        assert not watched.news.take_rows().is_complete
         for n in range(30):
             for kind in orders:
                 client.append(kind, b"%d" % n * (n + 1))
@@ -454,8 +456,8 @@ def test_rows_say_what_a_reader_finds_there(host, watched):
             items = [item for item in client.reader(kind, 0) if not isinstance(item, Tombstone)]
             assert payloads == [bytes(item.data) for item in items]
             assert [item.seq for item in items] == list(range(1, 31))
-        words = {ids[row.topic_id]: watched.table.read(row.slot & SLOT_MASK).order for row in rows}
-        assert {kind: decode_order(word) for kind, word in words.items()} == {
+        words = {ids[row.topic_id]: watched.table.read(row.slot & SLOT_MASK).priority_word for row in rows}
+        assert {kind: decode_priority(word) for kind, word in words.items()} == {
             "fsync": (-1000, False), "disk": (0, True), "memory": (7, False), "ephemeral": (0, False),
         }  # fmt: skip
 
@@ -467,7 +469,7 @@ def test_a_deleted_topic_wakes_those_who_watch_it_and_a_restart_everybody(host, 
         client.topics.create("u", durability="fsync")
         client.append("t", b"a")
         topic_id = watched.id_of("t")
-        watched.news.take()
+        watched.news.take_rows()
         before = watched.changes()
         client.topics.delete("t")
         [row] = until_told(watched, {topic_id: 1})
@@ -477,7 +479,7 @@ def test_a_deleted_topic_wakes_those_who_watch_it_and_a_restart_everybody(host, 
         client.append("u", b"b")
         host.kill("wal_shard")
         host.wait_ready()
-        wait_until(lambda: not watched.news.take().is_complete, 20, "a look at everything")
+        wait_until(lambda: not watched.news.take_rows().is_complete, 20, "a look at everything")
         client.append("u", b"c")
         other = watched.id_of("u")
         rows = [row for row in until_told(watched, {other: 2}) if row.topic_id == other]

@@ -8,31 +8,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.wal_shard.queue_fast_path import QueueFastPath
+from actors.wal_shard.leases.queue_fast_path import QueueFastPath
 from ringlog.contract import ControlReceived
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import Run, World
+from ringlog.testing.shard_world import ShardRun, World
 
 FILE_BYTES = 4 << 20
 NODES = ("ann", "bob")
 
 
-def make(*, is_quick: bool = True, **config: Any) -> tuple[World, Run]:
+def make(*, is_quick: bool = True, **config: Any) -> tuple[World, ShardRun]:
     world = World(SimulatedDisk("/data"))
     world.file_bytes = FILE_BYTES
     world.start()
-    world.put("q", type="queue", **({"durability": "disk"} | config))
+    world.put_topic("q", type="queue", **({"durability": "disk"} | config))
     run = world.run_of("q")
     if not is_quick:
         refuse(run)
     return world, run
 
 
-def refuse(run: Run) -> None:
+def refuse(run: ShardRun) -> None:
     """Everything goes the long way."""
-    quick: Any = run.core.requests.leases.quick
+    quick: Any = run.core.requests.leases.fast_path
     quick.claim = lambda message, now_us: None
     quick.ack = quick.ack_and_claim = lambda message, event, now_us: False
 
@@ -40,9 +40,9 @@ def refuse(run: Run) -> None:
 class Counting:
     """How many requests went the short way."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ShardRun) -> None:
         self.claims = self.acks = 0
-        self._quick = quick = run.core.requests.leases.quick
+        self._quick = quick = run.core.requests.leases.fast_path
         claim, ack = QueueFastPath.claim, QueueFastPath.ack
 
         def counted_claim(message: m.Claim, now_us: int) -> m.ClaimReply | None:
@@ -155,7 +155,7 @@ class History:
     def facts(self) -> Any:
         self.flush()
         topic = self.world.topic("q")
-        queue = self.run.core.requests.leases.registry.own_of(topic.topic_id)
+        queue = self.run.core.requests.leases.registry.find_default_group(topic.topic_id)
         self.run.core.check()
         state = None
         if queue is not None:
@@ -214,7 +214,7 @@ def test_why_a_job_failed_is_forgotten_with_its_ack() -> None:
     world.request(ack_of([jobs[0]], "ann", 1))
     seqs = words([seq for seq, _ in jobs[1:]])
     world.request(m.Nack("q", "ann", seqs, words([token for _, token in jobs[1:]]), 0, 2, "it failed"))
-    queue = run.core.requests.leases.registry.own_of(world.topic("q").topic_id)
+    queue = run.core.requests.leases.registry.find_default_group(world.topic("q").topic_id)
     assert len(queue.failures) == 2
     counting = Counting(run)
     (again,) = jobs_of(world.request(m.Claim("q", "ann", 1, call=3)))
@@ -361,7 +361,7 @@ def test_ack_and_claim_in_one_are_taken_and_answered_once_the_ack_is_durable() -
     world.request(ack_of(jobs_of(claimed), "ann", 2))
     claimed = world.request(m.Claim("q", "ann", call=3))
     queues = run.core.requests.leases
-    done = dict(queues.registry.queue_numbers.done)
+    done = dict(queues.registry.queue_metrics.outcomes)
     for call in range(4, 20):
         event = run.request(1_000 + call, next_of(jobs_of(claimed), "ann", call))
         effects = run.core.handle([run._tick(), event])
@@ -370,7 +370,7 @@ def test_ack_and_claim_in_one_are_taken_and_answered_once_the_ack_is_durable() -
         claimed = run.replies[1_000 + call]
         assert len(jobs_of(claimed)) == 1
     assert world.topic("q").count == 30 - 17
-    assert queues.registry.queue_numbers.done["acked"] - done["acked"] == 16
+    assert queues.registry.queue_metrics.outcomes["acked"] - done["acked"] == 16
 
 
 def test_what_is_done_is_acked_where_there_is_nothing_to_claim() -> None:
@@ -407,7 +407,7 @@ def test_apart_nothing_was_done() -> None:
     held = jobs_of(world.request(m.Claim("q", "ann", 2, call=1)))
     world.request(ack_of(held[:1], "ann", 2))
     wrong = [(seq, token + 1) for seq, token in held[1:]]
-    state = run.core.requests.leases.registry.own_of(world.topic("q").topic_id)
+    state = run.core.requests.leases.registry.find_default_group(world.topic("q").topic_id)
     before = state.cursor, state.leased, world.topic("q").count
     for jobs, node in ((wrong, "ann"), (held[1:], "bob"), ([(99, 5)], "ann"), (held[:1], "ann")):
         assert isinstance(world.request(next_of(jobs, node, 70 + len(node) + jobs[0][0])), m.NotCombinable)

@@ -20,7 +20,7 @@ def test_every_job_is_there_or_was_acked(seed: int, durability: str) -> None:
     """INV-11, INV-14, FX-136, FX-153, QA-8, QL-14. What was acked on `disk` may come back after a loss of
     power, and only then."""
     rng, world = random.Random(seed), started()
-    world.put("q", type="queue", durability=durability, lease_ms=2_000)
+    world.put_topic("q", type="queue", durability=durability, lease_ms=2_000)
     live: set[int] = set()
     held: dict[int, tuple[int, int]] = {}
     """Job -> token and deadline, as its worker knows them."""

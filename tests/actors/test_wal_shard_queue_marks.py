@@ -88,7 +88,7 @@ def test_a_delay_survives_a_restart_because_the_record_says_it(world, how):
 def test_segments_say_it_too(world):
     """The log files are absorbed, and with a restart nobody remembers the marks but the segments' indexes."""
     world = new_world()
-    world.put("q", type="queue", durability="fsync", record_priority=True, lease_ms=600_000)
+    world.put_topic("q", type="queue", durability="fsync", record_priority=True, lease_ms=600_000)
     world.append("q", [b"plain"] * 3)
     put(world, 60, count=2)
     put(world, priority=2, count=2)
@@ -154,12 +154,12 @@ def test_without_record_priority_it_is_stored_and_ignored(world):
     make(world, 1)
     put(world, priority=2)
     assert taken(world, 1) == [1]
-    world.put("q", type="queue", record_priority=True)
+    world.put_topic("q", type="queue", record_priority=True)
     world.append("q", [b"x"])
     put(world, priority=1)
     assert taken(world, 1) == [2], "switched on at run time (L11)"
     assert taken(world, 1) == [4]
-    world.put("q", type="queue", record_priority=False)
+    world.put_topic("q", type="queue", record_priority=False)
     put(world, priority=2)
     assert taken(world, 1) == [3]
     assert taken(world, 1) == [5]
@@ -218,7 +218,7 @@ def test_queues_without_marks_ask_storage_nothing():
     make(world, 5)
     taken(world, 2)
     world.request(m.LeaseStats("q"))
-    assert not [effect for effect in seen if isinstance(effect, ev.Consult)]
+    assert not [effect for effect in seen if isinstance(effect, ev.QueryLedger)]
 
 
 def test_a_queue_whose_marks_are_damaged_hands_out_nothing(world, monkeypatch):
@@ -248,7 +248,7 @@ def test_what_a_router_copies_into_a_queue_keeps_its_time(ends):
     world = Routed(SimulatedDisk(DATA))
     world.start()
     for number, name in enumerate(("q", "r"), 1):
-        world.put(name, type="queue", durability="fsync")
+        world.put_topic(name, type="queue", durability="fsync")
         world.route_to(number, name)
     at_us = world.clock.now_us() + 5 * S
     sent = frame(encode_records([b"a", b"b"], not_before=[at_us, None]), topic_id=0)
@@ -309,7 +309,7 @@ def test_statistics_say_how_long_jobs_waited(world):
 def test_no_history_hands_out_a_job_too_early_or_loses_one(seed):
     rng, world = random.Random(seed), new_world()
     levels = rng.choice([False, True])
-    world.put("q", type="queue", durability="fsync", lease_ms=2_000, record_priority=levels)
+    world.put_topic("q", type="queue", durability="fsync", lease_ms=2_000, record_priority=levels)
     live: dict[int, int] = {}
     """Job -> its not_before, microseconds."""
     held: dict[int, int] = {}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import ringlog
-from actors.wal_shard import queue_numbers
-from actors.wal_shard.queue_numbers import ACKED, CLAIMED, NACKED, REJECTED, QueueNumbers
+from actors.wal_shard.metrics import queue_metrics
+from actors.wal_shard.metrics.queue_metrics import ACKED, CLAIMED, NACKED, REJECTED, QueueMetrics
 from ringlog.envelope import messages as m
-from ringlog.leases.types import Counts
+from ringlog.leases.types import QueueCounts
 from ringlog.testing.real_engine import engine, wait_until
 
 
@@ -21,24 +21,24 @@ class Standing:
     def __init__(self, in_flight: int = 0, delayed: int = 0) -> None:
         self.in_flight, self.delayed = in_flight, delayed
 
-    def counts(self, live: int) -> Counts:
-        return Counts(live - self.in_flight - self.delayed, self.in_flight, self.delayed)
+    def counts(self, live: int) -> QueueCounts:
+        return QueueCounts(live - self.in_flight - self.delayed, self.in_flight, self.delayed)
 
 
 def topic(number: int, live: int) -> Any:
     return SimpleNamespace(topic_id=number, staged_count=live, next_seq=live + 1, head_seq=live)
 
 
-def sums(numbers: QueueNumbers) -> tuple[int, int, int, int]:
+def sums(numbers: QueueMetrics) -> tuple[int, int, int, int]:
     return len(numbers), numbers.ready, numbers.in_flight, numbers.delayed
 
 
 @pytest.mark.interpreted
 def test_sums_follow_their_queues() -> None:
-    numbers = QueueNumbers()
+    numbers = QueueMetrics()
     first, second = Standing(1, 2), Standing()
-    numbers.made(topic(1, 10), first)
-    numbers.made(topic(2, 5), second)
+    numbers.add_queue(topic(1, 10), first)
+    numbers.add_queue(topic(2, 5), second)
     assert sums(numbers) == (2, 0, 0, 0)
     numbers.sample()
     assert sums(numbers) == (2, 12, 1, 2)
@@ -54,10 +54,10 @@ def test_sums_follow_their_queues() -> None:
 
 @pytest.mark.interpreted
 def test_a_look_is_bounded_and_a_round_sees_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_numbers, "QUEUES_SAMPLED_MAX", 3)
-    numbers = QueueNumbers()
+    monkeypatch.setattr(queue_metrics, "QUEUES_SAMPLED_MAX", 3)
+    numbers = QueueMetrics()
     for number in range(7):
-        numbers.made(topic(number, 1), Standing())
+        numbers.add_queue(topic(number, 1), Standing())
     seen = []
     for _ in range(3):
         numbers.sample()
@@ -67,20 +67,20 @@ def test_a_look_is_bounded_and_a_round_sees_all(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.interpreted
 def test_records_that_are_staged_are_no_jobs_yet() -> None:
-    numbers = QueueNumbers()
-    numbers.made(SimpleNamespace(topic_id=1, staged_count=5, next_seq=6, head_seq=3), Standing())
+    numbers = QueueMetrics()
+    numbers.add_queue(SimpleNamespace(topic_id=1, staged_count=5, next_seq=6, head_seq=3), Standing())
     numbers.sample()
     assert numbers.ready == 3
 
 
 def test_answers_are_counted_by_their_jobs() -> None:
-    numbers = QueueNumbers()
+    numbers = QueueMetrics()
     for answer in (
         m.ClaimReply("q", 1, 1, 0, 0, [(1, 3, 1, 7), (9, 2, 1, 10)]), m.AckReply("q", 4, b"", 0, 0),
         m.NackReply("q", 2, b"", 0, 0), m.RejectReply("q", 1, b""), m.ExtendReply("q", 5, b"", 0),
     ):  # fmt: skip
-        numbers.note(answer)
-    assert dict(numbers.done) == {CLAIMED: 5, ACKED: 4, NACKED: 2, REJECTED: 1}
+        numbers.count_reply(answer)
+    assert dict(numbers.outcomes) == {CLAIMED: 5, ACKED: 4, NACKED: 2, REJECTED: 1}
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from removal_world import append, delete, read, started
 
 from actors.wal_shard import events as ev
-from actors.wal_shard import reply_cache, waiting
+from actors.wal_shard.leases import reply_cache, waiting_claims
 from ringlog.contract import DrainRequested, Reply
 from ringlog.envelope import messages as m
 from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, Status, TopicNotFound
@@ -26,7 +26,7 @@ def world() -> World:
 
 
 def make(world: World, jobs: int, name: str = "q", **config: Any) -> None:
-    world.put(name, type="queue", **config)
+    world.put_topic(name, type="queue", **config)
     if jobs:
         world.append(name, [b"job %d" % n for n in range(1, jobs + 1)])
 
@@ -105,10 +105,10 @@ def test_an_ack_is_one_record_of_the_log_and_answered_after_its_sync():
     seen.clear()
     assert ack(world, jobs).acked == 9
     kinds = [type(effect) for effect in seen]
-    assert kinds.count(ev.WriteGroup) == 1
+    assert kinds.count(ev.WriteBatch) == 1
     assert kinds[-1] is Reply
-    assert kinds.index(ev.WriteGroup) < kinds.index(ev.Sync) < len(kinds) - 1
-    assert len(seen[kinds.index(ev.WriteGroup)].buffers) == 2, "the group's mark and one frame"
+    assert kinds.index(ev.WriteBatch) < kinds.index(ev.Sync) < len(kinds) - 1
+    assert len(seen[kinds.index(ev.WriteBatch)].buffers) == 2, "the group's mark and one frame"
 
 
 def test_what_a_dead_worker_holds_is_ready_at_once(world):
@@ -214,7 +214,7 @@ def test_lengths_and_names_are_held_to_their_bounds(world):
 @pytest.mark.parametrize("kind", [m.Claim, m.Ack, m.Nack, m.Extend, m.LeaseStats])
 def test_a_log_is_no_queue_and_nothing_is_made(world, kind):
     """QL-2."""
-    world.put("log")
+    world.put_topic("log")
     fields = {m.Claim: ("w",), m.LeaseStats: ()}.get(kind, ("w", b""))
     with pytest.raises(NotAQueue) as refused:
         world.request(kind("log", *fields))
@@ -250,7 +250,7 @@ def test_a_job_that_expires_by_ttl_is_no_job_any_more(world):
 
 
 def test_an_expired_record_between_others_is_passed_over(world):
-    world.put("q", type="queue")
+    world.put_topic("q", type="queue")
     soon = world.clock.now_us() + 1_000_000
     append(world, "q", [b"a", b"b", b"c"], expires_at=[0, soon, 0])
     world.clock.advance(2)
@@ -344,8 +344,8 @@ def test_an_ack_sent_again_to_a_successor_counts_when_its_deletion_is_there(worl
 
 
 def test_answers_are_kept_for_a_bounded_number_of_requests(world, monkeypatch):
-    monkeypatch.setattr(reply_cache, "ANSWERS_KEPT_MAX", 2)
-    monkeypatch.setattr(reply_cache, "ANSWER_ROWS_KEPT_MAX", 8)
+    monkeypatch.setattr(reply_cache, "REPLY_CACHE_REPLIES_MAX", 2)
+    monkeypatch.setattr(reply_cache, "REPLY_CACHE_ROWS_MAX", 8)
     make(world, 9)
     for call in range(1, 6):
         claim(world, 1, call=call)
@@ -435,7 +435,7 @@ def test_waits_end_with_what_comes_back(world):
 def wakes_in_s(world: World) -> float:
     """When the shard has to look after its waiting claims."""
     core = world.run_of("q").core
-    deadline = core.requests.leases.waiting.next_deadline_ns(world.clock.now_us())
+    deadline = core.requests.leases.waiting_claims.next_deadline_ns(world.clock.now_us())
     assert deadline is not None
     assert core.next_deadline_ns() <= deadline
     return (deadline - world.clock.monotonic_ns()) / 1e9
@@ -448,8 +448,8 @@ def test_a_wait_that_is_over_is_answered_empty(world):
     assert not run.replies
     world.tick(0.1)
     assert run.replies.pop(900).runs == []
-    assert run.core.requests.leases.waiting.next_deadline_ns(0) is None
-    assert not run.core.requests.leases.waiting
+    assert run.core.requests.leases.waiting_claims.next_deadline_ns(0) is None
+    assert not run.core.requests.leases.waiting_claims
 
 
 def test_a_waiting_claim_sent_again_waits_once(world):
@@ -474,7 +474,7 @@ def test_waiting_claims_end_with_their_topic_and_with_their_shard(world):
 
 
 def test_too_many_waiting_claims_are_turned_away(world, monkeypatch):
-    monkeypatch.setattr(waiting, "WAITING_CLAIMS_MAX", 1)
+    monkeypatch.setattr(waiting_claims, "WAITING_CLAIMS_MAX", 1)
     make(world, 0)
     run = park(world, 900)
     park(world, 901)
@@ -489,7 +489,7 @@ def test_what_was_noted_of_waits_stays_as_small_as_they_are(world):
         park(world, 10_000 + turn, wait_ms=30_000, call=0)
         world.append("q", [b"x"])
         assert run.replies.pop(10_000 + turn).runs
-    claims = run.core.requests.leases.waiting
+    claims = run.core.requests.leases.waiting_claims
     assert (len(claims._of), len(claims._dues), len(claims._due_of)) == (0, 1, 1)
     assert len(claims._ends) <= 1_024 + 2
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from actors.wal_shard.latch import Latch
+from actors.wal_shard.io.read_only_probe import ReadOnlyProbe
 from ringlog.contract import DrainRequested
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, Status, StorageReadOnly
-from ringlog.limits import READ_ONLY_LOOK_MS_MAX, READ_ONLY_LOOK_MS_MIN
-from ringlog.storage.disk import Disk, failed
-from ringlog.supervision.restart import look_ms
+from ringlog.limits import READ_ONLY_PROBE_MS_MAX, READ_ONLY_PROBE_MS_MIN
+from ringlog.storage.disk import Disk, disk_error
+from ringlog.supervision.restart import read_only_probe_ms
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.shard_world import DATA, Marks, World, refusals
+from ringlog.testing.shard_world import DATA, SimulatedBoardMarks, World, refusals
 
 CHANGING = ("create", "write_at", "allocate", "zero_fill", "truncate", "rename", "unlink", "make_dir", "lock",
             "remove_dir", "sync_data", "sync_file", "sync_dir", "open_cut", "open_marks", "write_back",
@@ -37,7 +37,7 @@ class ReadOnlyDisk:
         return getattr(self.inner, name)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise failed("write", DATA, errno.EROFS)
+        raise disk_error("write", DATA, errno.EROFS)
 
 
 class ReadOnlyDirectory(ReadOnlyDisk):
@@ -51,8 +51,8 @@ def latched(durability: str = "fsync", unsynced: Sequence[bytes] = ()) -> World:
     """A world whose only shard came back on a disk that takes no writes and no syncs."""
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("f", durability="fsync")
-    world.put("d", durability=durability)
+    world.put_topic("f", durability="fsync")
+    world.put_topic("d", durability=durability)
     world.append("f", [b"a", b"b"])
     for payload in unsynced:
         world.append("d", [payload])
@@ -150,7 +150,7 @@ def test_what_the_log_says_is_shown_where_it_can_be_synced(is_board_kept):
     world = World(SimulatedDisk(DATA))
     world.start()
     for name, durability in (("f", "fsync"), ("d", "disk")):
-        world.put(name, durability=durability)
+        world.put_topic(name, durability=durability)
         world.append(name, [b"a", b"b", b"c"])
         world.request(m.RecordsDelete(name, before_seq=2))
         world.append(name, [b"last"])
@@ -160,12 +160,12 @@ def test_what_the_log_says_is_shown_where_it_can_be_synced(is_board_kept):
     else:
         world.kill()
         world.boot_incarnation = world.incarnation + 1
-        world.marks[0] = Marks()
+        world.marks[0] = SimulatedBoardMarks()
     relatched(world, ReadOnlyDirectory)
     assert {name: world.records(name) for name in "fd"} == expected
     assert expected["f"] == [(2, b"b"), (3, b"c"), (4, b"last")]
     last = max(extent.file_id for extent in world.request(m.Locate("f", 0)).extents)
-    assert world.marks[0].published >= (last, world.runs[0].core.places.stops[last])
+    assert world.marks[0].published >= (last, world.runs[0].core.log_files.stops[last])
     again = refusals(world.send("d", [world.frame_for("d", [b"last"], seq=2)]))
     assert again == [None], "it is stored"
     writable(world)
@@ -196,7 +196,7 @@ def test_it_stops_in_order_and_can_be_latched_again():
 def test_expired_records_wake_nobody_who_could_not_remove_them():
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("t", durability="fsync", ttl_ms=1_000)
+    world.put_topic("t", durability="fsync", ttl_ms=1_000)
     world.append("t", [b"a"])
     world.kill_shard(0)
     relatched(world)
@@ -217,27 +217,27 @@ def test_it_looks_now_and_then_whether_it_could_write():
         def create(self, path: str) -> int:
             looks.append(clock.monotonic_ns())
             if closed[0]:
-                raise failed("create", path, errno.EROFS)
+                raise disk_error("create", path, errno.EROFS)
             return disk.create(path)
 
-    latch = Latch(Sometimes(), clock, f"{DATA}/s", READ_ONLY_LOOK_MS_MIN, 4_096)  # type: ignore[arg-type]
+    latch = ReadOnlyProbe(Sometimes(), clock, f"{DATA}/s", READ_ONLY_PROBE_MS_MIN, 4_096)  # type: ignore[arg-type]
     latch.begin()
     for _ in range(3_000):
         clock.advance(0.1)
-        assert not latch.is_over()
+        assert not latch.is_writable_again()
     pauses = [b - a for a, b in pairwise(looks)]
     assert 50 < len(looks) < 70, "bounded, and not given up"
-    assert max(pauses) <= (READ_ONLY_LOOK_MS_MAX + 100) * 1_000_000
+    assert max(pauses) <= (READ_ONLY_PROBE_MS_MAX + 100) * 1_000_000
     closed[0] = False
-    clock.advance(READ_ONLY_LOOK_MS_MAX / 1_000)
-    assert latch.is_over()
+    clock.advance(READ_ONLY_PROBE_MS_MAX / 1_000)
+    assert latch.is_writable_again()
     assert disk.list_dir(f"{DATA}/s") == [], "the probe was left"
-    assert look_ms(1) == READ_ONLY_LOOK_MS_MIN
-    assert look_ms(99) == READ_ONLY_LOOK_MS_MAX
+    assert read_only_probe_ms(1) == READ_ONLY_PROBE_MS_MIN
+    assert read_only_probe_ms(99) == READ_ONLY_PROBE_MS_MAX
 
 
 def test_only_what_refuses_bytes_is_a_reason():
-    assert failed("create", "x", errno.EROFS).is_unwritable
-    assert failed("create", "x", errno.ENOSPC).is_unwritable
-    assert not failed("sync_data", "x", errno.EIO).is_unwritable
+    assert disk_error("create", "x", errno.EROFS).is_unwritable
+    assert disk_error("create", "x", errno.ENOSPC).is_unwritable
+    assert not disk_error("sync_data", "x", errno.EIO).is_unwritable
     assert not DiskError("held", errno=errno.EACCES, holder="pid 1").is_unwritable

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from actors.wal_shard import events as ev
-from actors.wal_shard.recover import Recovery
+from actors.wal_shard.recovery.recovery import Recovery
 from ringlog.envelope import messages as m
 from ringlog.errors import CorruptData, DiskError
 from ringlog.limits import HEAD_RESERVATION_MIN
 from ringlog.placement import home_shard, shard_of
 from ringlog.storage.layout import unpack_file
-from ringlog.testing.disk import Damage, Fault, FaultyDisk, Halted, Monitor, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, Monitor, PowerLossDamage, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World, refusals
 from ringlog.topic.reservation import Reservation
 
@@ -37,14 +37,14 @@ def filled(disk: Any = None, **options: Any) -> World:
     world = World(disk or SimulatedDisk(DATA), **options)
     world.start()
     for name, durability in (("f", "fsync"), ("d", "disk"), ("gone", "disk"), ("m", "memory")):
-        world.put(name, durability=durability)
+        world.put_topic(name, durability=durability)
     for i in range(4):
         world.append("f", [b"f%d" % i, b"g%d" % i])
         world.append("d", [b"d%d" % i * 100])
         world.append("gone", [b"x"])
         world.append("m", [b"m%d" % i])
     world.request(m.TopicDelete("gone"))
-    world.put("f", "merge", ttl_ms=77)
+    world.put_topic("f", "merge", ttl_ms=77)
     for i in range(3):
         world.append("d", [b"late%d" % i])
     return world
@@ -58,9 +58,9 @@ def test_records_that_only_the_page_cache_holds_are_copied_before_they_are_shown
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
-    world.put("f", durability="fsync")
+    world.put_topic("f", durability="fsync")
     world.append("f", [b"acked"])
-    disk.plan = [Fault("data_sync", disk.calls["data_sync"] + 1, "EIO")]
+    disk.plan = [DiskFault("data_sync", disk.calls["data_sync"] + 1, "EIO")]
     frame = world.frame_for("f", [b"in the cache alone"])
     with pytest.raises(DiskError):
         world.send("f", [bytearray(frame)])
@@ -71,7 +71,7 @@ def test_records_that_only_the_page_cache_holds_are_copied_before_they_are_shown
     assert [payload for _, payload in shown] == [b"acked", b"in the cache alone"]
     entry = world.send("f", [frame])[0]
     assert refusals([entry]) == [None], "it is a repeat now, and may be acked"
-    world.power_loss(0, Damage.LOST)
+    world.power_loss(0, PowerLossDamage.LOST)
     world.start()
     assert world.records("f") == shown
 
@@ -81,11 +81,11 @@ def test_the_trap_is_real_without_the_copy_the_records_are_gone():
     disk = SimulatedDisk(DATA)
     world = World(disk)
     world.start()
-    world.put("f", durability="fsync")
+    world.put_topic("f", durability="fsync")
     run = world.runs[0]
     event = run.frames(1, world.frame_for("f", [b"x"]))
     effects = run.core.handle([run._tick(), event])
-    assert isinstance(effects[0], ev.WriteGroup)
+    assert isinstance(effects[0], ev.WriteBatch)
     run.writer.append(effects[0].buffers, effects[0].offset, effects[0].length)
     disk.fail_syncs = 1
     with pytest.raises(DiskError):
@@ -93,7 +93,7 @@ def test_the_trap_is_real_without_the_copy_the_records_are_gone():
     world.kill()
     data = _file(disk)
     assert b"x" + bytes(7) in data[effects[0].offset :]
-    disk.power_loss(0, Damage.KEPT)
+    disk.power_loss(0, PowerLossDamage.KEPT)
     assert _file(disk)[effects[0].offset :].strip(b"\0") == b""
 
 
@@ -112,7 +112,7 @@ def test_a_successor_never_writes_into_its_predecessor_s_files():
     for end in ("kill", "stop", "power", "kill"):
         world.start()
         if not world.runs[0].core.directory.find("f"):
-            world.put("f", durability="fsync")
+            world.put_topic("f", durability="fsync")
         for i in range(4):
             world.append("f", [b"%d" % i * 40_000])
         {"kill": world.kill, "stop": world.stop, "power": lambda: world.power_loss(1)}[end]()
@@ -133,7 +133,7 @@ def test_an_ack_of_class_fsync_is_always_covered_by_a_sync_of_a_file_with_a_dura
 
     world = World(inner, disk_of=lambda incarnation: monitor.watch(inner, incarnation), watch=watch)  # type: ignore[arg-type,return-value]
     world.start()
-    world.put("f", durability="fsync")
+    world.put_topic("f", durability="fsync")
     for i in range(8):
         world.append("f", [b"%d" % i * 30_000])
     assert len(checked) == 8
@@ -169,7 +169,7 @@ def test_a_crash_at_every_disk_call_of_recovery_converges():
     assert calls > 8
     for at in range(1, calls + 1):
         for loses_power in (False, True):
-            disk = FaultyDisk(base.copy(), Fault("any", at, "halt"))
+            disk = FaultyDisk(base.copy(), DiskFault("any", at, "halt"))
             again = _continued(world, disk)
             with pytest.raises(Halted):
                 again.start()
@@ -199,7 +199,7 @@ def test_many_crashes_inside_recovery_lose_and_multiply_nothing(crashes):
     world.kill()
     sizes = []
     for n in range(crashes):
-        disk.plan = [Fault("any", disk.calls["any"] + 7 + n % 9, "halt")]
+        disk.plan = [DiskFault("any", disk.calls["any"] + 7 + n % 9, "halt")]
         with contextlib.suppress(Halted):
             world.start()
             sizes.append(world.runs[0].core.log.offset)
@@ -221,7 +221,7 @@ def test_an_incarnation_that_never_served_is_passed_over_and_its_space_given_bac
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = filled(disk)
     world.kill()
-    disk.plan = [Fault("data_sync", disk.calls["data_sync"] + 2, "halt")]
+    disk.plan = [DiskFault("data_sync", disk.calls["data_sync"] + 2, "halt")]
     with pytest.raises(Halted):
         world.start()
     disk.plan, disk.halted = [], False
@@ -234,7 +234,7 @@ def test_an_incarnation_that_never_served_is_passed_over_and_its_space_given_bac
 
 def test_an_error_while_giving_space_back_fails_the_start_and_the_next_one_converges():
     """RE-8, FX-108, FX-109."""
-    for fault in (Fault("size", 0, "EIO"), Fault("full_sync", 0, "EIO")):
+    for fault in (DiskFault("size", 0, "EIO"), DiskFault("full_sync", 0, "EIO")):
         disk = FaultyDisk(SimulatedDisk(DATA))
         world = filled(disk)
         expected = world.records("f")
@@ -242,7 +242,7 @@ def test_an_error_while_giving_space_back_fails_the_start_and_the_next_one_conve
         counting = FaultyDisk(disk.inner.copy())  # type: ignore[attr-defined]
         _continued(world, counting).start()
         # The last such call is for the next file, whose making may fail.
-        disk.plan = [Fault(fault.op, disk.calls[fault.op] + counting.calls[fault.op] - 1, "EIO")]
+        disk.plan = [DiskFault(fault.op, disk.calls[fault.op] + counting.calls[fault.op] - 1, "EIO")]
         with pytest.raises(DiskError):
             world.start()
         disk.plan = []
@@ -258,16 +258,16 @@ def test_every_disk_error_of_a_life_leaves_a_directory_that_recovers():
     for op in ("write", "data_sync", "full_sync", "dir_sync", "size", "make_dir"):
         for nth in range(1, probe.calls[op] + 1):  # type: ignore[index]
             for kind in ("EIO", "ENOSPC", *(("short", "EAGAIN") if op == "write" else ())):
-                _live_through(Fault(op, nth, kind))  # type: ignore[arg-type]
+                _live_through(DiskFault(op, nth, kind))  # type: ignore[arg-type]
 
 
-def _live_through(fault: Fault) -> None:
+def _live_through(fault: DiskFault) -> None:
     disk = FaultyDisk(SimulatedDisk(DATA), fault)
     world = World(disk)
     acked: list[bytes] = []
     try:
         world.start()
-        world.put("f", durability="fsync")
+        world.put_topic("f", durability="fsync")
         for i in range(6):
             payload = b"%d" % i * 30_000
             if refusals(world.send("f", [world.frame_for("f", [payload])])) == [None]:
@@ -290,7 +290,7 @@ def test_worked_case_h():
     """TB-17 H: 40 acked, power loss keeps 33, the next gets 258, 34 to 257 are announced."""
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("d", durability="disk")
+    world.put_topic("d", durability="disk")
     stops = []
     for i in range(40):
         world.append("d", [b"%d" % (i + 1)])
@@ -298,7 +298,7 @@ def test_worked_case_h():
     assert world.topic("d").reservation.reserved == 257
     kept = _file(world.disk)[: stops[32]]
     world.kill()
-    world.disk.power_loss(0, Damage.LOST)  # type: ignore[attr-defined]
+    world.disk.power_loss(0, PowerLossDamage.LOST)  # type: ignore[attr-defined]
     _write_over(world.disk, kept)
     world.reboot()
     for _ in range(3):
@@ -331,7 +331,7 @@ def test_a_kill_or_an_orderly_stop_costs_no_numbers(end):
     """D-19, FX-161, FX-167, CP-8, CP-10: also long after an earlier boot."""
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("d", durability="disk")
+    world.put_topic("d", durability="disk")
     head = 0
     for life in range(4):
         for _ in range(5):
@@ -353,7 +353,7 @@ def test_an_orderly_life_on_another_boot_does_not_turn_a_kill_into_a_loss():
     """D-19: only the stream's last end matters."""
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("d", durability="disk")
+    world.put_topic("d", durability="disk")
     world.append("d", [b"a"])
     world.stop()
     world.reboot()
@@ -370,11 +370,11 @@ def test_a_cache_that_was_dropped_after_a_failed_sync_reissues_no_number():
     disk = FaultyDisk(SimulatedDisk(DATA))
     world = World(disk)
     world.start()
-    world.put("d", durability="disk")
+    world.put_topic("d", durability="disk")
     world.append("d", [b"durable"])
     for i in range(4):
         world.append("d", [b"%d" % i])
-    disk.plan = [Fault("data_sync", disk.calls["data_sync"] + 1, "EIO")]
+    disk.plan = [DiskFault("data_sync", disk.calls["data_sync"] + 1, "EIO")]
     world.tick(0.2)
     with pytest.raises(DiskError):
         world.tick(0.2)
@@ -400,7 +400,7 @@ def test_reservations_grow_with_the_stream_and_never_lag_behind_what_is_acked():
         topic = run.core.directory.find("d") if run else None
         if topic is None:
             return
-        if isinstance(effect, ev.WriteGroup):
+        if isinstance(effect, ev.WriteBatch):
             pending.append(topic.reservation.reserved)
         elif isinstance(effect, ev.Sync):
             durable[0] = pending[-1]
@@ -410,7 +410,7 @@ def test_reservations_grow_with_the_stream_and_never_lag_behind_what_is_acked():
 
     world.watch = watch
     world.start()
-    world.put("d", durability="disk")
+    world.put_topic("d", durability="disk")
     syncs = 0
     for i in range(400):
         before = durable[0]
@@ -440,7 +440,7 @@ NAMES = [f"topic-{i}" for i in range(12)]
 def _write_all(world: World, tag: bytes) -> None:
     for name in NAMES:
         if world.run_of(name).core.directory.find(name) is None:
-            world.put(name, durability="fsync")
+            world.put_topic(name, durability="fsync")
         world.append(name, [name.encode() + tag])
 
 
@@ -479,7 +479,7 @@ def test_a_crash_between_the_shards_recoveries_loses_nobody_s_tail():
         for count in stops:
             for loses_power in (False, True):
                 at = disk.calls["any"] + 25
-                disk.plan = [Fault("any", at, "halt")]
+                disk.plan = [DiskFault("any", at, "halt")]
                 with contextlib.suppress(Halted):
                     world.start(count)
                 disk.plan, disk.halted = [], False
@@ -511,7 +511,7 @@ def test_a_name_made_under_one_count_is_looked_after_by_one_shard_under_the_next
             epochs[name] = topic.epoch
         for name in NAMES[::2]:
             assert world.request(m.TopicDelete(name)).deleted
-            again = world.put(name, durability="fsync")
+            again = world.put_topic(name, durability="fsync")
             assert again.created
             assert again.epoch > epochs[name]
             epochs[name] = again.epoch
@@ -590,7 +590,7 @@ def test_recovery_tells_of_its_progress_within_a_file(monkeypatch):
     monkeypatch.setattr("ringlog.storage.recovery.RECOVERY_READ_BYTES", 4096)
     world = World(SimulatedDisk(DATA), file_bytes=256 << 10)
     world.start()
-    world.put("f", durability="fsync")
+    world.put_topic("f", durability="fsync")
     for _ in range(40):
         world.append("f", [bytes(2_000)])
     world.kill_shard(0)

@@ -47,7 +47,7 @@ def again(world: World) -> World:
 @pytest.mark.parametrize("durability", CLASSES)
 def test_case_a_a_delete_of_the_front_is_silent(world, durability):
     """TB-17 A, DL-10, DL-7."""
-    world.put("t", durability=durability)
+    world.put_topic("t", durability=durability)
     write(world, "t", 1, 2, 3, 4, 5)
     reply = delete(world, "t", before=4)
     assert (reply.deleted, reply.earliest_seq, reply.head_seq, reply.count, reply.bytes) == (3, 4, 5, 2, 2)
@@ -58,7 +58,7 @@ def test_case_a_a_delete_of_the_front_is_silent(world, durability):
 @pytest.mark.parametrize("durability", CLASSES)
 def test_cases_b_and_c_a_cap_is_announced_and_a_later_delete_is_not(world, durability):
     """TB-17 B, C."""
-    world.put("t", durability=durability, cap_records=3)
+    world.put_topic("t", durability=durability, cap_records=3)
     write(world, "t", 1, 2, 3, 4, 5)
     assert read(world, "t", 0) == (Gap(1, 2, "cap"), [3, 4, 5])
     assert read(world, "t", 1) == (Gap(2, 2, "cap"), [3, 4, 5])
@@ -73,7 +73,7 @@ def test_cases_b_and_c_a_cap_is_announced_and_a_later_delete_is_not(world, durab
 @pytest.mark.parametrize("durability", CLASSES)
 def test_case_d_caps_count_live_records_only(world, durability):
     """TB-17 D, X-6, X-7: what was deleted costs nothing, and passing over it announces nothing."""
-    world.put("t", durability=durability, cap_records=4)
+    world.put_topic("t", durability=durability, cap_records=4)
     write(world, "t", 1, 2, 3, 4)
     delete(world, "t", before=3)
     write(world, "t", 5, 6)
@@ -85,11 +85,11 @@ def test_case_d_caps_count_live_records_only(world, durability):
 
 def test_case_e_both_reasons_are_told_apart(world):
     """TB-17 E, TB-7, X-3: across a restart, too."""
-    world.put("t", durability="fsync", ttl_ms=1_000)
+    world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1, 2)
     world.clock.advance(1.5)
     write(world, "t", 3, 4, 5, 6, 7, 8)
-    world.put("t", mode="merge", cap_records=4)
+    world.put_topic("t", mode="merge", cap_records=4)
     for each in (world, again(world)):
         topic = each.topic("t")
         assert read(each, "t", 0) == (Gap(1, 4, "mixed"), [5, 6, 7, 8])
@@ -100,7 +100,7 @@ def test_case_e_both_reasons_are_told_apart(world):
 @pytest.mark.parametrize("durability", CLASSES)
 def test_case_f_everything_expires(world, durability):
     """TB-17 F, X-18: the head and its numbers stay."""
-    world.put("t", durability=durability, ttl_ms=1_000)
+    world.put_topic("t", durability=durability, ttl_ms=1_000)
     write(world, "t", 1, 2, 3, 4, 5)
     world.clock.advance(1.000_001)
     assert read(world, "t") == (Gap(1, 5, "ttl"), [])
@@ -112,11 +112,11 @@ def test_case_f_everything_expires(world, durability):
 
 def test_case_g_a_recreated_topic_starts_over(world):
     """TB-17 G."""
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     write(world, "t", 1)
     epoch = world.topic("t").epoch
     world.request(m.TopicDelete("t"))
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     world._producer_seqs.clear()
     write(world, "t", 1, 2, 3, 4, 5)
     assert world.topic("t").epoch > epoch
@@ -125,7 +125,7 @@ def test_case_g_a_recreated_topic_starts_over(world):
 
 def test_case_h_a_lost_range_is_announced_between_what_is_left(world):
     """TB-17 H, D-19: with a cap in force its positions count for nothing."""
-    world.put("t", durability="disk", cap_records=34)
+    world.put_topic("t", durability="disk", cap_records=34)
     for number in range(1, 34):
         write(world, "t", number)
     world.tick(0.2)
@@ -148,7 +148,7 @@ def test_case_h_a_lost_range_is_announced_between_what_is_left(world):
 @pytest.mark.parametrize("durability", CLASSES)
 def test_case_i_everything_deleted_by_tag_is_silent(world, durability):
     """TB-17 I."""
-    world.put("t", durability=durability)
+    world.put_topic("t", durability=durability)
     for _ in range(5):
         append(world, "t", [b"x"], tags=["a"])
     assert delete(world, "t", match="a").deleted == 5
@@ -159,9 +159,9 @@ def test_case_i_everything_deleted_by_tag_is_silent(world, durability):
 
 def test_case_j_a_cap_that_is_lifted_brings_nothing_back(world):
     """TB-17 J, C-12, X-13."""
-    world.put("t", durability="fsync", cap_records=2)
+    world.put_topic("t", durability="fsync", cap_records=2)
     write(world, "t", 1, 2, 3)
-    world.put("t", mode="merge", cap_records=0)
+    world.put_topic("t", mode="merge", cap_records=0)
     for each in (world, again(world)):
         assert read(each, "t") == (Gap(1, 1, "cap"), [2, 3])
 
@@ -172,7 +172,7 @@ def test_case_j_a_cap_that_is_lifted_brings_nothing_back(world):
 @pytest.fixture
 def tagged(world) -> World:
     """1 a, 2 b, 3 -, 4 ab, 5 a*, 6 a, in frames of three."""
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     append(world, "t", [b"1", b"22", b"333"], tags=["a", "b", None])
     append(world, "t", [b"4444", b"55555", b"666666"], tags=["ab", "a*", "a"], metas=[b"{}", None, None])
     return world
@@ -245,7 +245,7 @@ def test_a_bound_beyond_the_head_means_everything_and_one_below_the_front_nothin
 
 def test_a_delete_covers_what_was_ordered_before_it_and_nothing_else(world):
     """DL-11, DL-13: staged records included, later ones under the tag not, also after a crash."""
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     run = world.runs[0]
     first = world.frame_for("t", [b"1", b"2"])
     later = world.frame_for("t", [b"3"])
@@ -260,7 +260,7 @@ def test_a_delete_covers_what_was_ordered_before_it_and_nothing_else(world):
 def test_a_deletes_frame_is_synced_before_its_answer_on_a_durable_topic_only(world):
     """DL-12, DL-14."""
     for durability in ("fsync", "disk", "memory"):
-        world.put(durability, durability=durability)
+        world.put_topic(durability, durability=durability)
         write(world, durability, 1, 2, 3)
         log = world.runs[0].core.log
         delete(world, durability, before=2)
@@ -270,7 +270,7 @@ def test_a_deletes_frame_is_synced_before_its_answer_on_a_durable_topic_only(wor
 
 def test_every_removal_grows_the_topics_version_and_a_later_incarnations_are_greater(world):
     """A reader that compares versions sees every removal."""
-    world.put("t", durability="fsync", cap_records=5)
+    world.put_topic("t", durability="fsync", cap_records=5)
     seen = [world.topic("t").version]
     for number in range(1, 8):
         write(world, "t", number)
@@ -296,7 +296,7 @@ def test_located_names_what_was_deleted_one_by_one(tagged):
 
 def test_deletes_go_through_on_a_full_disk(world):
     """ST-13."""
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     write(world, "t", 1, 2, 3)
     world.runs[0].core._file_failed = "no space"
     world.runs[0].core._file_retry_ns = 1 << 62
@@ -311,7 +311,7 @@ def test_deletes_go_through_on_a_full_disk(world):
 @pytest.mark.parametrize("durability", CLASSES)
 def test_one_write_larger_than_the_cap_leaves_its_newest_records(world, durability):
     """X-7: records may be evicted by the very write that brings them."""
-    world.put("t", durability=durability, cap_records=3)
+    world.put_topic("t", durability=durability, cap_records=3)
     world.append("t", [b"1", b"22", b"333", b"4444", b"55555"])
     assert read(world, "t") == (Gap(1, 2, "cap"), [3, 4, 5])
     assert state(world, "t").bytes == 12
@@ -322,7 +322,7 @@ def test_one_write_larger_than_the_cap_leaves_its_newest_records(world, durabili
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_byte_cap_takes_the_fewest_records_that_make_it_hold(world, durability):
     """X-6, X-7, R-10."""
-    world.put("t", durability=durability, cap_bytes=10)
+    world.put_topic("t", durability=durability, cap_bytes=10)
     world.append("t", [b"4444", b"", b"333", b"22"])
     assert state(world, "t").count == 4
     world.append("t", [b"22"])
@@ -333,7 +333,7 @@ def test_a_byte_cap_takes_the_fewest_records_that_make_it_hold(world, durability
 
 def test_tags_of_records_that_came_with_an_eviction_are_known(world):
     """DL-9: such records reach the ledger from memory, not from the file."""
-    world.put("t", durability="fsync", cap_records=3)
+    world.put_topic("t", durability="fsync", cap_records=3)
     append(world, "t", [b"1"], tags=["a"])
     assert delete(world, "t", match="none").deleted == 0
     append(world, "t", [b"2", b"3", b"4"], tags=["a", "b", "a"])
@@ -344,15 +344,15 @@ def test_tags_of_records_that_came_with_an_eviction_are_known(world):
 
 def test_damage_does_not_keep_a_topic_from_being_written(world):
     """What cannot be decided is tried again later, and not with every write."""
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     append(world, "t", [b"precious"])
     run = world.runs[0]
     at = run.read("wal/shard-00/wal-1-0.log").index(b"precious")
     world.disk.write_at(run.writer._fd, [b"X"], at)
-    asked, consult = [], run._perform[ev.Consult]
-    run._perform[ev.Consult] = lambda effect: asked.append(1) or consult(effect)
+    asked, consult = [], run._perform[ev.QueryLedger]
+    run._perform[ev.QueryLedger] = lambda effect: asked.append(1) or consult(effect)
     write(world, "t", 2)
-    world.put("t", mode="merge", cap_records=1)
+    world.put_topic("t", mode="merge", cap_records=1)
     write(world, "t", 3, 4)
     assert len(asked) == 1
     world.clock.advance(11)
@@ -363,7 +363,7 @@ def test_damage_does_not_keep_a_topic_from_being_written(world):
 
 def test_an_eviction_is_synced_with_the_append_that_made_it_necessary(world):
     """X-9: on a topic whose records are not, too."""
-    world.put("t", durability="memory", cap_records=2)
+    world.put_topic("t", durability="memory", cap_records=2)
     write(world, "t", 1, 2)
     log = world.runs[0].core.log
     assert log.durable < log.offset
@@ -376,22 +376,22 @@ def test_an_eviction_is_synced_with_the_append_that_made_it_necessary(world):
 
 def test_a_tighter_cap_evicts_at_once_and_for_good(world):
     """C-8, C-9, C-12."""
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     write(world, "t", 1, 2, 3, 4)
-    world.put("t", mode="merge", cap_records=1)
+    world.put_topic("t", mode="merge", cap_records=1)
     assert read(world, "t") == (Gap(1, 3, "cap"), [4])
-    world.put("t", mode="merge", cap_records=100)
+    world.put_topic("t", mode="merge", cap_records=100)
     assert read(again(world), "t") == (Gap(1, 3, "cap"), [4])
 
 
 @pytest.mark.interpreted
 def test_a_cap_that_was_tightened_just_before_a_crash_is_applied_at_the_start(world, monkeypatch):
     """C-9: its frame is durable, its evictions were not."""
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     write(world, "t", 1, 2, 3, 4)
     removals = world.runs[0].core.removals
-    removals.want = lambda topic: None
-    world.put("t", mode="merge", cap_records=1)
+    removals.request_retention = lambda topic: None
+    world.put_topic("t", mode="merge", cap_records=1)
     assert world.topic("t").count == 4
     again(world)
     assert read(world, "t") == (Gap(1, 3, "cap"), [4])
@@ -399,11 +399,11 @@ def test_a_cap_that_was_tightened_just_before_a_crash_is_applied_at_the_start(wo
 
 def test_a_topic_that_refuses_never_evicts_and_has_room_again_after_a_delete(world):
     """W-12, W-13, W-15."""
-    world.put("t", durability="fsync", cap_records=2, discard="reject")
+    world.put_topic("t", durability="fsync", cap_records=2, discard="reject")
     write(world, "t", 1, 2)
     with pytest.raises(TopicFull):
         world.append("t", [b"x"])
-    world.put("t", mode="merge", cap_records=1)
+    world.put_topic("t", mode="merge", cap_records=1)
     assert state(world, "t").count == 2
     delete(world, "t", before=3)
     assert world.append("t", [b"x"], producer=3) == 3
@@ -414,7 +414,7 @@ def test_a_topic_that_refuses_never_evicts_and_has_room_again_after_a_delete(wor
 @pytest.mark.parametrize("by_message", [False, True])
 def test_expired_records_make_room_in_a_topic_that_refuses(world, by_message):
     """W-2 (7), W-15: pending retention comes first."""
-    world.put("t", durability="fsync", cap_records=2, discard="reject", ttl_ms=1_000)
+    world.put_topic("t", durability="fsync", cap_records=2, discard="reject", ttl_ms=1_000)
     write(world, "t", 1, 2)
     world.clock.advance(1.1)
     if by_message:
@@ -431,7 +431,7 @@ def test_expired_records_make_room_in_a_topic_that_refuses(world, by_message):
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_record_lives_as_long_as_its_ttl_and_not_a_microsecond_longer(world, durability):
     """X-4, X-8, X-10: every operation that shows contents or counts sees it at once."""
-    world.put("t", durability=durability, ttl_ms=1_000)
+    world.put_topic("t", durability=durability, ttl_ms=1_000)
     write(world, "t", 1)
     world.clock.advance(0.5)
     write(world, "t", 2, 3)
@@ -447,7 +447,7 @@ def test_a_record_lives_as_long_as_its_ttl_and_not_a_microsecond_longer(world, d
 
 
 def test_a_topic_that_is_not_empty_is_not_deleted_as_empty(world):
-    world.put("t", durability="fsync", ttl_ms=1_000)
+    world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1)
     with pytest.raises(TopicNotEmpty):
         world.request(m.TopicDelete("t", if_empty=True))
@@ -455,7 +455,7 @@ def test_a_topic_that_is_not_empty_is_not_deleted_as_empty(world):
 
 def test_time_alone_lets_records_expire(world):
     """TTL by a deadline: nobody has to ask, and the board says when to look again."""
-    world.put("t", durability="fsync", ttl_ms=1_000)
+    world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1)
     topic, core = world.topic("t"), world.runs[0].core
     assert topic.due_us == world.clock.now_us() + 1_000_001
@@ -469,38 +469,38 @@ def test_time_alone_lets_records_expire(world):
 
 def test_what_expired_stays_expired_with_an_earlier_clock_and_a_longer_ttl(world):
     """X-13, C-12."""
-    world.put("t", durability="fsync", ttl_ms=1_000)
+    world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1, 2)
     world.clock.advance(2)
     assert state(world, "t").count == 0
     world.clock.step(-100)
-    world.put("t", mode="merge", ttl_ms=0)
+    world.put_topic("t", mode="merge", ttl_ms=0)
     assert read(again(world), "t") == (Gap(1, 2, "ttl"), [])
 
 
 def test_a_ttl_that_is_lifted_brings_nothing_back_that_expired_under_it(world):
     """C-12: even if nothing had removed it yet."""
-    world.put("t", durability="fsync", ttl_ms=1_000)
+    world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1)
     world.runs[0].core._retain_at_ns = None
     world.clock.advance(2)
-    world.put("t", mode="merge", ttl_ms=0)
+    world.put_topic("t", mode="merge", ttl_ms=0)
     assert read(world, "t") == (Gap(1, 1, "ttl"), [])
 
 
 def test_a_ttl_set_later_takes_the_old_records(world):
     """C-8."""
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     write(world, "t", 1)
     world.clock.advance(10)
     write(world, "t", 2)
-    world.put("t", mode="merge", ttl_ms=5_000)
+    world.put_topic("t", mode="merge", ttl_ms=5_000)
     assert read(world, "t") == (Gap(1, 1, "ttl"), [2])
 
 
 def test_a_record_is_due_by_ttl_although_a_later_time_was_known(world):
     """X-10: the time that was known may be the own expiry of a record that is gone."""
-    world.put("t", durability="fsync", ttl_ms=1_000)
+    world.put_topic("t", durability="fsync", ttl_ms=1_000)
     append(world, "t", [b"1"], expires_at=[world.clock.now_us() + 9_000_000])
     world.clock.advance(2)
     assert state(world, "t").count == 0
@@ -510,7 +510,7 @@ def test_a_record_is_due_by_ttl_although_a_later_time_was_known(world):
 
 
 def test_ttl_is_known_again_after_a_restart(world):
-    world.put("t", durability="fsync", ttl_ms=1_000)
+    world.put_topic("t", durability="fsync", ttl_ms=1_000)
     write(world, "t", 1)
     again(world)
     world.tick(1.1)
@@ -520,7 +520,7 @@ def test_ttl_is_known_again_after_a_restart(world):
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_record_expires_at_its_own_time_between_others_that_do_not(world, durability):
     """R-14: silently there, announced when the prefix comes to it."""
-    world.put("t", durability=durability)
+    world.put_topic("t", durability=durability)
     now = world.clock.now_us()
     append(world, "t", [b"1", b"22", b"333"], expires_at=[None, now + 1_000_000, now + 3_000_000])
     write(world, "t", 4)
@@ -539,7 +539,7 @@ def test_a_record_expires_at_its_own_time_between_others_that_do_not(world, dura
 
 def test_own_expiry_at_the_front_is_announced_as_ttl(world):
     """R-14, X-8."""
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     now = world.clock.now_us()
     append(world, "t", [b"1", b"2"], expires_at=[now + 2_000_000, now + 1_000_000])
     write(world, "t", 3)
@@ -552,7 +552,7 @@ def test_own_expiry_at_the_front_is_announced_as_ttl(world):
 def test_damage_refuses_the_delete_and_nothing_else(world):
     """A stored record that does not verify is told of; the shard goes on."""
     disk: SimulatedDisk = world.disk
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     append(world, "t", [b"precious"], tags=["a"])
     append(world, "t", [b"precious"], tags=["b"])
     run = world.runs[0]
@@ -568,7 +568,7 @@ def test_damage_refuses_the_delete_and_nothing_else(world):
 @pytest.mark.interpreted
 def test_what_a_delete_takes_is_found_anew_when_retention_came_between(world, monkeypatch):
     """DL-24, X-9: while there was no room for it some of the same expired, and would be taken away twice."""
-    world.put("t", ttl_ms=10_000)
+    world.put_topic("t", ttl_ms=10_000)
     write(world, "t", 1, 2, 3)
     world.clock.advance(8.0)
     write(world, "t", 4, 5, 6)
@@ -581,7 +581,7 @@ def test_what_a_delete_takes_is_found_anew_when_retention_came_between(world, mo
             # It is decided, and has to wait for a file; meanwhile the first three expire.
             kept.append(room)
             world.clock.advance(4.0)
-            core.removals.want(core.directory.find("t"))
+            core.removals.request_retention(core.directory.find("t"))
             return Room.LATER
         return room
 

@@ -135,8 +135,8 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.world = started(file_bytes=64 * KIB)
         self.model = Model()
-        self.world.put("t", durability=self.durability)
-        self.world.put("n", durability=self.durability, cap_records=3)
+        self.world.put_topic("t", durability=self.durability)
+        self.world.put_topic("n", durability=self.durability, cap_records=3)
         self.neighbour = 0
 
     @property
@@ -209,7 +209,7 @@ class Histories(RuleBasedStateMachine):
     def configure(self, **config: int) -> None:
         """C-8, C-12."""
         self.model.expire(self.now)
-        self.world.put("t", mode="merge", **config)
+        self.world.put_topic("t", mode="merge", **config)
         self.model.config = config
         self.model.expire(self.now)
         self.model.evict()

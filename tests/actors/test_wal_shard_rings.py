@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.wal_shard.rings import Rings
+from actors.wal_shard.io.rings import Rings
 from ringlog.errors import RingError
 
 

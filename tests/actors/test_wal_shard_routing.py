@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from ringlog.envelope import messages as m
-from ringlog.errors import InvalidRequest, TopicNotFound, refusal
+from ringlog.errors import InvalidRequest, TopicNotFound, error_from_status
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout
 from ringlog.placement import shard_of
 from ringlog.testing.checkpoints import checkpoint_all
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
-from ringlog.topic.routers import Fate, RouterFlag
+from ringlog.topic.routers import RouterFlag, RouterPassOutcome
 
 PLAIN = int(RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG)
 
@@ -34,7 +34,7 @@ class Routed(World):
     def answer(self, dest: str, message: m.Message, attachment: bytearray | None = None) -> Any:
         found = self.ask(self.run_of(dest), message, attachment)
         if isinstance(found, m.ErrorReply):
-            raise refusal(found.status, found.message, found.detail)
+            raise error_from_status(found.status, found.message, found.detail)
         return found
 
     def row(self, number: int, dest: str, start: int, stop: int, **fields: Any) -> m.RouteRow:
@@ -57,7 +57,7 @@ def world_with(*dests: str, durability: str = "disk", **options: Any) -> Routed:
     world = Routed(SimulatedDisk(DATA), **options)
     world.start()
     for number, dest in enumerate(dests, 1):
-        world.put(dest, durability=durability)
+        world.put_topic(dest, durability=durability)
         world.route_to(number, dest)
     return world
 
@@ -70,7 +70,7 @@ def appended(world: World) -> list[tuple[int, int]]:
     """(type, bytes) of every frame with payload that lies in the log."""
     found = []
     for run in world.runs.values():
-        for file_id, path in run.core.places.paths.items():
+        for file_id, path in run.core.log_files.paths.items():
             data = run.read(path, is_cold=False)
             batch = frames.scan(memoryview(data)[: len(data) & ~7], 4096)
             found += [
@@ -91,7 +91,7 @@ def test_copies_of_one_pass_are_records_of_their_topics_and_one_frame_of_the_log
     world.append("e", [b"direct"])
     rows = [world.row(n, dest, 0, 2, frame=0) for n, dest in enumerate("def", 1)]
     before = len(appended(world))
-    assert fates(world.forward(rows, [b"a" * 1_000, b"b"])) == [Fate.DONE] * 3
+    assert fates(world.forward(rows, [b"a" * 1_000, b"b"])) == [RouterPassOutcome.DONE] * 3
     assert world.records("d") == world.records("f") == [(1, b"a" * 1_000), (2, b"b")]
     assert world.records("e") == [(1, b"direct"), (2, b"a" * 1_000), (3, b"b")]
     kinds = appended(world)[before:]
@@ -105,11 +105,11 @@ def test_a_pass_is_applied_once_whatever_is_sent_again():
     """RT-19, RT-30."""
     world = world_with("d")
     row = world.row(1, "d", 0, 2, frame=0)
-    assert fates(world.forward([row], [b"a", b"b"])) == [Fate.DONE]
+    assert fates(world.forward([row], [b"a", b"b"])) == [RouterPassOutcome.DONE]
     again = world.forward([row], [b"a", b"b"])
-    assert (again[0].fate, again[0].cursor) == (Fate.DONE, 2)
+    assert (again[0].fate, again[0].cursor) == (RouterPassOutcome.DONE, 2)
     ahead = world.forward([world.row(1, "d", 3, 4, frame=0)], [b"x"])
-    assert (ahead[0].fate, ahead[0].cursor) == (Fate.ELSEWHERE, 2)
+    assert (ahead[0].fate, ahead[0].cursor) == (RouterPassOutcome.ELSEWHERE, 2)
     assert world.records("d") == [(1, b"a"), (2, b"b")]
     assert world.router("d").forwarded == 2
 
@@ -117,7 +117,7 @@ def test_a_pass_is_applied_once_whatever_is_sent_again():
 def test_a_pass_without_copies_moves_the_cursor():
     """RT-13, RT-21: consumed silently."""
     world = world_with("d")
-    assert fates(world.forward([world.row(1, "d", 0, 50)])) == [Fate.DONE]
+    assert fates(world.forward([world.row(1, "d", 0, 50)])) == [RouterPassOutcome.DONE]
     assert (world.router("d").cursor, world.router("d").forwarded) == (50, 0)
     assert world.records("d") == []
 
@@ -128,7 +128,7 @@ def test_copies_of_different_frames_in_one_topic_are_in_the_order_of_the_frames(
     rows = [
         world.row(3, "d", 0, 2, frame=1), world.row(1, "d", 0, 2, frame=0), world.row(2, "e", 0, 2, frame=1),
     ]  # fmt: skip
-    assert fates(world.forward(rows, [b"one"], [b"two", b"three"])) == [Fate.DONE] * 3
+    assert fates(world.forward(rows, [b"one"], [b"two", b"three"])) == [RouterPassOutcome.DONE] * 3
     assert world.records("d") == [(1, b"one"), (2, b"two"), (3, b"three")]
     assert world.records("e") == [(1, b"two"), (2, b"three")]
     world.kill()
@@ -142,7 +142,7 @@ def test_a_router_that_is_gone_gets_nothing_while_others_do():
     rows = [world.row(n, dest, 0, 1, frame=0) for n, dest in enumerate("de", 1)]
     dropped = world.answer("d", m.RouterDrop(world.topic("d").topic_id, 1))
     assert dropped == m.RouterDropped(1, True)
-    assert fates(world.forward(rows, [b"a"])) == [Fate.GONE, Fate.DONE]
+    assert fates(world.forward(rows, [b"a"])) == [RouterPassOutcome.GONE, RouterPassOutcome.DONE]
     assert world.records("d") == []
     assert world.answer("d", m.RouterDrop(world.topic("d").topic_id, 1)) == m.RouterDropped(1, False)
     world.kill()
@@ -156,8 +156,8 @@ def test_a_deleted_destination_takes_its_routers_with_it():
     world.request(m.TopicDelete("d"))
     listed = world.answer("e", m.RoutersAsk())
     assert [facts.router for facts in listed.routers] == [2]
-    world.put("d", durability="disk")
-    assert fates(world.forward([world.row(1, "d", 0, 1, frame=0)], [b"a"])) == [Fate.GONE]
+    world.put_topic("d", durability="disk")
+    assert fates(world.forward([world.row(1, "d", 0, 1, frame=0)], [b"a"])) == [RouterPassOutcome.GONE]
     with pytest.raises(TopicNotFound):
         world.answer("d", m.RouterPut(m.RouterFacts(9, "r9", "s", 1, 1, "gone", 12_345, PLAIN, "", 0)))
 
@@ -176,23 +176,23 @@ def test_the_same_name_twice_is_one_router():
 def test_a_full_destination_says_how_much_it_takes(cap: dict[str, int], room: tuple[int, int]):
     """RT-22: refused as a whole; the cursor stays, and other routers go on."""
     world = world_with("d", "e")
-    world.put("d", "merge", discard="reject", **cap)
+    world.put_topic("d", "merge", discard="reject", **cap)
     world.append("d", [b"12345", b"67890"])
     rows = [world.row(n, dest, 0, 2, frame=0) for n, dest in enumerate("de", 1)]
     full, done = world.forward(rows, [b"abc", b"d"])
-    assert (full.fate, full.cursor) == (Fate.FULL, 0)
+    assert (full.fate, full.cursor) == (RouterPassOutcome.FULL, 0)
     assert (full.records if room[0] else full.bytes) == (room[0] or room[1])
-    assert done.fate == Fate.DONE
+    assert done.fate == RouterPassOutcome.DONE
     world.request(m.RecordsDelete("d", before_seq=3))
-    assert fates(world.forward(rows[:1], [b"abc", b"d"])) == [Fate.DONE]
+    assert fates(world.forward(rows[:1], [b"abc", b"d"])) == [RouterPassOutcome.DONE]
     assert world.records("d") == [(3, b"abc"), (4, b"d")]
 
 
 def test_caps_and_ttl_of_the_destination_count_copies_as_its_own():
     """RT-16, X-15."""
     world = world_with("d", "e")
-    world.put("d", "merge", cap_records=3)
-    world.put("e", "merge", ttl_ms=1_000)
+    world.put_topic("d", "merge", cap_records=3)
+    world.put_topic("e", "merge", ttl_ms=1_000)
     rows = [world.row(n, dest, 0, 5, frame=0) for n, dest in enumerate("de", 1)]
     world.forward(rows, [b"%d" % n for n in range(5)])
     assert [seq for seq, _ in world.records("d")] == [3, 4, 5]
@@ -207,7 +207,7 @@ def test_positions_of_a_trimmed_source_are_announced():
     """RT-23: one dead position for each, durable before it is visible."""
     world = world_with("d", durability="fsync")
     world.forward([world.row(1, "d", 0, 2, frame=0)], [b"a", b"b"])
-    assert fates(world.forward([world.row(1, "d", 2, 7, lost=5)])) == [Fate.DONE]
+    assert fates(world.forward([world.row(1, "d", 2, 7, lost=5)])) == [RouterPassOutcome.DONE]
     world.forward([world.row(1, "d", 7, 8, frame=0)], [b"c"])
     for _ in range(2):
         located = world.request(m.Locate("d", 0))
@@ -330,10 +330,10 @@ def test_deletes_among_copies_are_found_by_what_lies_in_the_log():
 def test_copies_in_memory_go_with_their_shard_and_their_cursor_stays():
     """RT-26: the class of a copy is the destination's."""
     world = world_with("d", "e")
-    world.put("v", durability="ephemeral")
+    world.put_topic("v", durability="ephemeral")
     world.route_to(3, "v")
     rows = [world.row(n, dest, 0, 2, frame=0) for n, dest in ((1, "d"), (3, "v"))]
-    assert fates(world.forward(rows, [b"a", b"b"])) == [Fate.DONE] * 2
+    assert fates(world.forward(rows, [b"a", b"b"])) == [RouterPassOutcome.DONE] * 2
     assert world.records("v") == [(1, b"a"), (2, b"b")]
     world.kill()
     world.start()
@@ -341,7 +341,7 @@ def test_copies_in_memory_go_with_their_shard_and_their_cursor_stays():
     assert world.router("v").forwarded == 2
     assert world.records("d") == [(1, b"a"), (2, b"b")]
     again = world.forward(rows, [b"a", b"b"])
-    assert fates(again) == [Fate.DONE] * 2
+    assert fates(again) == [RouterPassOutcome.DONE] * 2
     assert world.topic("v").count == 0
 
 
@@ -361,7 +361,7 @@ class Story:
         self.direct: dict[str, list[bytes]] = {dest: [] for dest in self.DESTS}
         self.sent: list[tuple[m.Route, bytearray, int]] = []
         for number, dest in enumerate(self.DESTS, 1):
-            self.world.put(dest, durability="fsync")
+            self.world.put_topic(dest, durability="fsync")
             self.world.route_to(number, dest)
 
     def cursor(self, dest: str) -> int:

@@ -44,7 +44,7 @@ CASES = [
 
 def live(world: World, config: dict[str, Any]) -> None:
     """One life of a topic with this configuration: all kinds of requests, every kind of death."""
-    world.put("t", **config)
+    world.put_topic("t", **config)
     world.append("t", [b"a", b"b", b"c"])
     world.request(
         m.Append("t", 1, idempotency_key="k"),
@@ -62,7 +62,7 @@ def live(world: World, config: dict[str, Any]) -> None:
     world.stop()
     world.start()
     use(world, config)
-    world.put("t", **config)
+    world.put_topic("t", **config)
     world.power_loss(seed=1)
     world.start()
     for run in world.runs.values():
@@ -85,7 +85,7 @@ def use(world: World, config: dict[str, Any]) -> None:
             world.request(m.LeaseStats("t"))
         world.tick(86_400.0)
         if world.run_of("t").core.directory.find("t") is None:
-            world.put("t", **config)  # It went unused (expire_unused_ms).
+            world.put_topic("t", **config)  # It went unused (expire_unused_ms).
 
 
 def claimed_runs(world: World) -> list[tuple[int, int, int, int]]:
@@ -101,15 +101,15 @@ def claimed_runs(world: World) -> list[tuple[int, int, int, int]]:
 @pytest.mark.parametrize(("row", "value"), CASES)
 def test_a_topic_setting_is_refused_by_name_or_works_forever(row: Setting, value: Any) -> None:
     config = {row.name: value}
-    if row.only or row.name == "lease_ms":
+    if row.topic_type_only or row.name == "lease_ms":
         config = {"type": QUEUE, "record_priority": True, "dead_letter": "dead"} | config
     world = new_world()
-    world.put("other")
+    world.put_topic("other")
     if is_legal(row, value):
         live(world, config)
     else:
         with pytest.raises(InvalidRequest) as caught:
-            world.put("t", **config)
+            world.put_topic("t", **config)
         require_told(caught.value, row, value)
     world.append("other", [b"goes on"])
     world.kill()
@@ -142,14 +142,14 @@ def require_told(error: InvalidRequest, row: Setting, value: Any) -> None:
 def test_a_number_that_an_earlier_version_stored_is_moved_into_the_range(row: Setting) -> None:
     """In the log and in a snapshot: neither keeps the shard from starting, whatever it holds."""
     for stored in (max(row.low - 1, 0), row.high + 1, 2**64 - 1):
-        kind = QUEUE if row.only else "log"
+        kind = QUEUE if row.topic_type_only else "log"
         old = TopicConfig(**{"type": kind, row.name: stored})  # As `parse` of that version let it be.
         kept = TopicConfig.from_bytes(old.to_bytes()).to_dict()[row.name]
         assert kept == min(max(stored, row.low), row.high) or (stored == 0 and row.zero)
         world = new_world()
-        world.put("t", type=kind)
+        world.put_topic("t", type=kind)
         world.topic("t").config = old
-        world.put("t", "merge", discard="reject")  # Logs the whole configuration.
+        world.put_topic("t", "merge", discard="reject")  # Logs the whole configuration.
         world.append("t", [b"a"])
         world.kill()
         world.start()
@@ -171,7 +171,7 @@ PLACEHOLDER = 0x1122334455667788
 @pytest.mark.parametrize("config", [{}, {"ttl_ms": DURATION_MS_MAX}, {"type": QUEUE}], ids=str)
 def test_a_record_lives_with_any_time_of_its_own(config: dict[str, Any], field: str, value: int) -> None:
     world = new_world()
-    world.put("t", **config)
+    world.put_topic("t", **config)
     topic_id = world.topic("t").topic_id
     for number in range(1, 3):
         columns = encode_records([b"a", b"b"], **{field: [PLACEHOLDER, PLACEHOLDER]})
@@ -211,7 +211,7 @@ def test_a_number_of_a_request_is_refused_by_name_or_works(message: Any, name: s
     row = CALL_SETTINGS[name]
     for value in extremes(row):
         world = new_world()
-        world.put("q", type=QUEUE)
+        world.put_topic("q", type=QUEUE)
         world.append("q", [b"a", b"b", b"c"])
         world.request(m.GroupOpen("q", "g", 1))
         asked = structs.replace(message, **{name: value})
@@ -250,7 +250,7 @@ GROUP_FIELDS = {
 def test_a_setting_of_a_group_is_refused_by_name_or_works_forever(row: Setting) -> None:
     for value in extremes(row):
         world = new_world()
-        world.put("t")
+        world.put_topic("t")
         world.append("t", [b"a", b"b"])
         opened = m.GroupOpen("t", "g", 1, dead_letter="dead", **{GROUP_FIELDS[row.name]: value})
         if not is_legal(row, value):

@@ -9,10 +9,10 @@ import pytest
 
 from actors.wal_shard.__main__ import build
 from actors.wal_shard.events import Flush, Flushed
-from actors.wal_shard.flusher import Flusher
-from actors.wal_shard.preparer import Preparer
+from actors.wal_shard.io.flusher import Flusher
+from actors.wal_shard.io.preparer import Preparer
 from ringlog import config
-from ringlog.board.board import Board, P
+from ringlog.board.board import Board, ProcessField
 from ringlog.board.layout import ProcessState
 from ringlog.envelope.boot import ActorBoot
 from ringlog.errors import DiskError
@@ -31,7 +31,7 @@ def shard(tmp_path):
     shm_dir.mkdir(mode=0o700)
     (tmp_path / "d").mkdir(mode=0o700)
     board = Board.create(shm_dir, 8)
-    board.process(1).set(P.INCARNATION, 1)
+    board.process(1).set(ProcessField.INCARNATION, 1)
     make_bell(str(shm_dir / "wal_shard-00.bell"))
     settings = config.from_plain({"wal": {"shards": 1, "file_bytes": 1 << 20, "volatile_bytes": 1 << 24}})
     made = build(

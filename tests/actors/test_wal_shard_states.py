@@ -9,13 +9,13 @@ import random
 
 import pytest
 
-from actors.wal_shard import recover, replay
 from actors.wal_shard.core import ShardCore
+from actors.wal_shard.recovery import recovery, replay
 from chaos.order import Broken
 from chaos.states.explore import Share, explore, histories
 from ringlog.storage.disk import Disk
 from ringlog.storage.wal import WalWriter
-from ringlog.topic.dedup import Producers
+from ringlog.topic.dedup import ProducerTable
 from ringlog.topic.reservation import Reservation
 
 
@@ -57,7 +57,7 @@ def caught(*steps: str) -> str:
 @pytest.mark.interpreted
 def test_an_ack_before_the_sync_is_caught(monkeypatch):
     """Mutant 1."""
-    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_group)
+    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
     assert caught("append")
 
 
@@ -77,7 +77,7 @@ def test_a_reservation_acked_before_it_is_durable_is_caught(monkeypatch):
 def test_settling_the_recovered_tail_without_copying_it_is_caught(monkeypatch):
     """Mutant 6, RF-42."""
     monkeypatch.setattr(replay.Replay, "copy", lambda self, *given, **named: None)
-    monkeypatch.setattr(recover.Recovery, "_doubt", lambda self, file, stop: None)
+    monkeypatch.setattr(recovery.Recovery, "_doubt", lambda self, file, stop: None)
     assert caught("append")
 
 
@@ -107,12 +107,12 @@ def test_a_forgotten_dedup_table_is_caught(monkeypatch):
 
 def test_a_reservation_that_is_not_restored_is_caught(monkeypatch):
     """D-9: after power loss the head jumps to what was reserved."""
-    monkeypatch.setattr(Reservation, "recovered", lambda self, value: None)
+    monkeypatch.setattr(Reservation, "restore", lambda self, value: None)
     assert "power loss" in caught("append_disk", "append_disk_many")
 
 
 @pytest.mark.interpreted
 def test_a_dedup_that_admits_repeats_is_caught(monkeypatch):
     """W4."""
-    monkeypatch.setattr(Producers, "get", lambda self, producer_id: None)
+    monkeypatch.setattr(ProducerTable, "get", lambda self, producer_id: None)
     assert "sent again" in caught("append")

@@ -7,9 +7,9 @@ from checkpoint_world import checkpoint, new_world
 
 from ringlog.envelope import messages as m
 from ringlog.frame import encode_records, frame
+from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import DATA as DATA_SUFFIX
 from ringlog.segment.layout import TAGS
-from ringlog.segment.rebuild import verify_segment
 from ringlog.segment.segment import find_segments
 from ringlog.testing.shard_world import DATA
 
@@ -17,7 +17,7 @@ from ringlog.testing.shard_world import DATA
 def sealed():
     """Records with tags of one topic in a segment; returns the world and the segment's stem."""
     world = new_world()
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     columns = encode_records([b"%d" % i for i in range(6)], tags=["a", "b"] * 3)
     sent = frame(columns, topic_id=world.topic("t").topic_id, producer_id=7, producer_seq=1)
     world.send("t", [sent])

@@ -18,7 +18,7 @@ from ringlog.errors import (
     TopicNotFound,
 )
 from ringlog.frame import encode_records, frame
-from ringlog.frame.settle import (
+from ringlog.frame.settle_entry import (
     FLAG_DEDUPED,
     FLAGS_SHIFT,
     S_COUNT_STATUS,
@@ -71,8 +71,8 @@ def numbers(appended: Any) -> tuple[int, int, bool]:
 
 def test_a_topic_is_made_once_and_survives_power_loss(world):
     """T-2, T-5, FX-171, CP-22."""
-    first = world.put("a", durability="fsync", ttl_ms=5)
-    again = world.put("a", durability="fsync", ttl_ms=5)
+    first = world.put_topic("a", durability="fsync", ttl_ms=5)
+    again = world.put_topic("a", durability="fsync", ttl_ms=5)
     assert (first.created, again.created) == (True, False)
     assert (first.topic_id, first.epoch) == (again.topic_id, again.epoch)
     assert first.config == again.config
@@ -98,16 +98,16 @@ def test_racing_creations_make_one_instance_and_leave_no_orphan(world):
 
 def test_upsert_resets_what_it_omits_merge_keeps_it_create_changes_nothing(world):
     """T-3, C-1 to C-7, FX-159."""
-    world.put("a", durability="fsync", ttl_ms=7, cap_records=3)
-    assert world.put("a", "merge", ttl_ms=8).config["cap_records"] == 3
-    assert world.put("a", "create", ttl_ms=9, type="queue").config["ttl_ms"] == 8
-    assert world.put("a", durability="fsync").config["ttl_ms"] == 0
+    world.put_topic("a", durability="fsync", ttl_ms=7, cap_records=3)
+    assert world.put_topic("a", "merge", ttl_ms=8).config["cap_records"] == 3
+    assert world.put_topic("a", "create", ttl_ms=9, type="queue").config["ttl_ms"] == 8
+    assert world.put_topic("a", durability="fsync").config["ttl_ms"] == 0
     with pytest.raises(TopicIncompatible):
-        world.put("a", type="queue")
+        world.put_topic("a", type="queue")
     with pytest.raises(TopicNotFound):
-        world.put("absent", "merge", ttl_ms=1)
+        world.put_topic("absent", "merge", ttl_ms=1)
     with pytest.raises(InvalidRequest, match="mode"):
-        world.put("a", "replace")
+        world.put_topic("a", "replace")
     world.kill()
     world.start()
     assert world.topic("a").config.ttl_ms == 0
@@ -131,33 +131,33 @@ def test_topics_are_bounded_and_room_comes_back(world):
     """T-7, LIM-2, FX-142."""
     world = World(SimulatedDisk(DATA), topics_max=2)
     world.start()
-    world.put("a")
-    world.put("b")
-    for make in (lambda: world.put("c"), lambda: Producer(world).append("c", b"x", create=True)):
+    world.put_topic("a")
+    world.put_topic("b")
+    for make in (lambda: world.put_topic("c"), lambda: Producer(world).append("c", b"x", create=True)):
         with pytest.raises(Throttled) as refused:
             make()
         assert refused.value.detail["max"] == 2
-    assert world.put("a").created is False, "configuring is always allowed"
+    assert world.put_topic("a").created is False, "configuring is always allowed"
     world.request(m.TopicDelete("a"))
-    assert world.put("c").created
+    assert world.put_topic("c").created
 
 
 def test_a_topic_that_shared_memory_has_no_room_for_is_refused_before_it_is_logged(world):
-    world.put("a")
+    world.put_topic("a")
     core = world.runs[0].core
     core.requests.free_slots = 1
-    world.put("b")
+    world.put_topic("b")
     core.requests.free_slots = 0
     with pytest.raises(Throttled, match="shared memory has no room"):
-        world.put("c")
+        world.put_topic("c")
     assert {topic.name for topic in core.directory.by_id.values()} == {"a", "b"}
     core.requests.free_slots = 1
-    assert world.put("c").created
+    assert world.put_topic("c").created
 
 
 def test_a_deleted_topic_is_gone_for_good_and_its_name_free(world):
     """T-15 to T-18, T-22, INV-11, CP-26, ST-15."""
-    first = world.put("a", durability="fsync")
+    first = world.put_topic("a", durability="fsync")
     world.append("a", [b"x"])
     assert world.request(m.TopicDelete("a")).deleted
     assert not world.request(m.TopicDelete("a")).deleted
@@ -168,7 +168,7 @@ def test_a_deleted_topic_is_gone_for_good_and_its_name_free(world):
     world.start()
     with pytest.raises(TopicNotFound):
         world.request(m.TopicState("a"))
-    second = world.put("a", durability="fsync")
+    second = world.put_topic("a", durability="fsync")
     assert second.epoch > first.epoch
     assert second.topic_id > first.topic_id
     assert world.append("a", [b"y"], producer=2) == 1
@@ -179,7 +179,7 @@ def test_a_deleted_topic_is_gone_for_good_and_its_name_free(world):
 
 def test_delete_if_empty_sees_staged_records(world):
     """T-17: the test and the removal are one step."""
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     run = world.runs[0]
     run.step(
         run.frames(1, world.frame_for("a", [b"x"])),
@@ -190,13 +190,13 @@ def test_delete_if_empty_sees_staged_records(world):
     assert answer.status == Status.TOPIC_NOT_EMPTY
     with pytest.raises(TopicNotEmpty):
         world.request(m.TopicDelete("a", if_empty=True))
-    world.put("b")
+    world.put_topic("b")
     assert world.request(m.TopicDelete("b", if_empty=True)).deleted
 
 
 def test_delete_and_make_again_in_one_group_keeps_the_lives_apart(world):
     """T-19, FX-211: frames of both lives in one group, then a replay."""
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     run = world.runs[0]
     run.step(
         run.frames(1, world.frame_for("a", [b"old"])),
@@ -214,7 +214,7 @@ def test_delete_and_make_again_in_one_group_keeps_the_lives_apart(world):
 def test_lists_go_by_name_in_pages(world):
     """T-10 to T-13."""
     for name in ("b", "a", "ab", "abc", "c", "A", "a.1"):
-        world.put(name)
+        world.put_topic(name)
     run = world.runs[0]
 
     def names_of(**query: Any) -> tuple[list[str], bool]:
@@ -234,9 +234,9 @@ def test_lists_go_by_name_in_pages(world):
 
 def test_a_topic_turned_from_ephemeral_to_fsync_keeps_what_comes_after(world):
     """C-11, FX-210: numbers go on above the ephemeral ones, whose loss is announced after a restart."""
-    world.put("a", durability="ephemeral")
+    world.put_topic("a", durability="ephemeral")
     world.append("a", [b"e1", b"e2"])
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     assert world.append("a", [b"f"]) == 3
     assert world.records("a")[-1] == (3, b"f")
     for restart in (lambda: world.power_loss(2), world.stop):
@@ -249,9 +249,9 @@ def test_a_topic_turned_from_ephemeral_to_fsync_keeps_what_comes_after(world):
 
 def test_a_topic_turned_to_fsync_needs_no_reservation_any_more(world):
     """D-12: no false alarm for a topic of which nothing can be lost."""
-    world.put("a", durability="disk")
+    world.put_topic("a", durability="disk")
     world.append("a", [b"x"])
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     world.append("a", [b"y"])
     world.power_loss(1)
     world.start()
@@ -313,7 +313,7 @@ def test_an_append_creates_only_when_it_may(world):
 
 def test_producer_state_says_what_was_settled_last(world):
     """I-13."""
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     assert world.request(m.ProducerState("a", 9)).producer_seq == 0
     Producer(world).append("a", b"x", b"y")
     for restart in (None, world.kill):
@@ -326,13 +326,13 @@ def test_producer_state_says_what_was_settled_last(world):
 
 def test_locate_never_ends_a_list_that_is_cut_short_with_the_open_file(world, monkeypatch):
     """A reader of such a list would go on behind records it has not seen."""
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     for i in range(8):
         world.append("a", [b"%d" % i * 40_000])
     whole = world.request(m.Locate("a", 0)).extents
     assert len(whole) > 2
     assert whole[-1].stop == 0
-    monkeypatch.setattr("actors.wal_shard.requests.EXTENTS_PER_LOCATE_MAX", 2)
+    monkeypatch.setattr("actors.wal_shard.requests.socket_requests.EXTENTS_PER_LOCATE_MAX", 2)
     short = world.request(m.Locate("a", 0)).extents
     assert short == whole[:2]
 
@@ -342,7 +342,7 @@ def test_locate_never_ends_a_list_that_is_cut_short_with_the_open_file(world, mo
 
 @pytest.fixture
 def keyed(world: World) -> World:
-    world.put("a", durability="fsync", idempotency_window_ms=WINDOW_MS)
+    world.put_topic("a", durability="fsync", idempotency_window_ms=WINDOW_MS)
     return world
 
 
@@ -370,7 +370,7 @@ def test_the_window_ends_after_its_last_millisecond(keyed, elapsed_us, is_repeat
 
 def test_a_window_of_zero_switches_keys_off(world):
     """I-3."""
-    world.put("a", durability="fsync", idempotency_window_ms=0)
+    world.put_topic("a", durability="fsync", idempotency_window_ms=0)
     producer = Producer(world)
     assert [numbers(producer.append("a", b"x", key="k"))[0] for _ in range(3)] == [1, 2, 3]
     world.kill()
@@ -380,12 +380,12 @@ def test_a_window_of_zero_switches_keys_off(world):
 
 def test_keys_belong_to_one_instance(keyed):
     """I-2."""
-    keyed.put("b", durability="fsync")
+    keyed.put_topic("b", durability="fsync")
     producer = Producer(keyed)
     producer.append("a", b"x", key="k")
     assert numbers(producer.append("b", b"x", key="k")) == (1, 1, False)
     keyed.request(m.TopicDelete("a"))
-    keyed.put("a", durability="fsync")
+    keyed.put_topic("a", durability="fsync")
     assert numbers(producer.append("a", b"x", key="k")) == (1, 1, False)
 
 
@@ -407,13 +407,13 @@ def test_concurrent_writes_of_one_key_are_one_write(keyed):
 
 def test_a_write_that_failed_leaves_its_key_unused(keyed):
     """I-8."""
-    keyed.put("a", "merge", cap_records=1, discard="reject")
+    keyed.put_topic("a", "merge", cap_records=1, discard="reject")
     producer = Producer(keyed)
     producer.append("a", b"x")
     refused = keyed.request(m.Append("a", 1, idempotency_key="k"), producer.frame(b"y"))
     entry = [int.from_bytes(refused.entries[i * 8 : i * 8 + 8], "little") for i in range(WORDS)]
     assert entry_error(entry, "a").status == Status.TOPIC_FULL
-    keyed.put("a", "merge", cap_records=5)
+    keyed.put_topic("a", "merge", cap_records=5)
     assert numbers(producer.append("a", b"y", key="k")) == (2, 1, False)
 
 
@@ -470,9 +470,9 @@ def test_a_shorter_window_applies_at_once_and_a_backward_clock_extends_nothing(k
     producer = Producer(keyed)
     producer.append("a", b"x", key="k")
     keyed.clock.advance(0.5)
-    keyed.put("a", "merge", idempotency_window_ms=100)
+    keyed.put_topic("a", "merge", idempotency_window_ms=100)
     assert numbers(producer.append("a", b"x", key="k"))[2] is False
-    keyed.put("a", "merge", idempotency_window_ms=WINDOW_MS)
+    keyed.put_topic("a", "merge", idempotency_window_ms=WINDOW_MS)
     producer.append("a", b"y", key="late")
     keyed.clock.advance(0.9)
     producer.append("a", b"z", key="newest")
@@ -568,21 +568,21 @@ def test_concurrent_writes_of_one_id_are_one_record(keyed):
 
 def test_ids_of_a_write_that_failed_are_unused_and_without_a_window_all_are(keyed):
     """I-3, I-8."""
-    keyed.put("a", "merge", cap_records=1, discard="reject")
+    keyed.put_topic("a", "merge", cap_records=1, discard="reject")
     producer = Producer(keyed)
     producer.append("a", b"x")
     refused = producer.append("a", b"y", ids=ids_of("k"))
     entry = [int.from_bytes(refused.entries[i * 8 : i * 8 + 8], "little") for i in range(WORDS)]
     assert entry_error(entry, "a").status == Status.TOPIC_FULL
-    keyed.put("a", "merge", cap_records=9)
+    keyed.put_topic("a", "merge", cap_records=9)
     assert numbers(producer.append("a", b"y", ids=ids_of("k"))) == (2, 1, False)
-    keyed.put("a", "merge", idempotency_window_ms=0)
+    keyed.put_topic("a", "merge", idempotency_window_ms=0)
     assert [numbers(producer.append("a", b"y", ids=ids_of("k")))[0] for _ in range(2)] == [3, 4]
 
 
 def test_a_table_that_is_full_forgets_what_would_expire_first_and_says_how_many(keyed):
     """L39: bounded by `idempotency_max`, which may change."""
-    keyed.put("a", "merge", idempotency_max=2)
+    keyed.put_topic("a", "merge", idempotency_max=2)
     producer = Producer(keyed)
     for each in ("1", "2", "3"):
         producer.append("a", b"x", ids=ids_of(each))
@@ -617,7 +617,7 @@ def test_ids_that_do_not_fit_their_records_are_refused_and_nothing_is_written(ke
 def test_ids_and_keys_outlive_the_log_they_were_written_in():
     """L40, I-10: from a snapshot, once the log's files are absorbed; each for what is left of its window."""
     world = new_world()
-    world.put("a", durability="fsync", idempotency_window_ms=WINDOW_MS)
+    world.put_topic("a", durability="fsync", idempotency_window_ms=WINDOW_MS)
     producer = Producer(world)
     producer.append("a", b"x", b"y", ids=ids_of("1", "2"))
     producer.append("a", b"z", ids=ids_of("short"), window_ms=500)

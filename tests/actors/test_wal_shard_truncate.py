@@ -64,7 +64,7 @@ def settles(world: World, root: Path) -> None:
         assert state(world) == before, how
     for _ in range(3):
         checkpoint(world)
-        world.put("rolls", durability="fsync")
+        world.put_topic("rolls", durability="fsync")
         world.append("rolls", [b"x"], producer=77)
     restart(world, "kill")
     after = state(world)
@@ -97,7 +97,7 @@ def test_with_both_snapshots_rotten_what_segments_hold_is_kept_and_no_identity_c
         assert topic.lost[-1][0] == records[-1][0] + 1 if topic.lost else True
     assert all(world.disk.exists(path.replace(DATA, QUARANTINE, 1)) for path in rotten)
     for name in "abc":
-        info = world.put(name, durability="fsync")
+        info = world.put_topic(name, durability="fsync")
         assert info.topic_id > used[0]
         assert info.epoch > used[1]
         assert world.append(name, [b"another life"], producer=9) == 1
@@ -110,8 +110,8 @@ def test_with_both_snapshots_rotten_what_segments_hold_is_kept_and_no_identity_c
 def test_a_damaged_creation_leaves_a_topic_whose_loss_is_announced_and_its_identity_is_not_used_again(
     world, place, tmp_path
 ):
-    world.put("before", durability="fsync")
-    world.put("a", durability="fsync")
+    world.put_topic("before", durability="fsync")
+    world.put_topic("a", durability="fsync")
     for i in range(3):
         world.append("a", [b"%d" % i])
     world.append("before", [b"x"])
@@ -131,7 +131,7 @@ def test_a_damaged_creation_leaves_a_topic_whose_loss_is_announced_and_its_ident
     assert topic.lost[-1][1] >= 3
     assert [seq for seq, _ in world.records("before")] == [], "it lay behind the damage"
     assert world.topic("before").lost[0][0] == 1
-    again = world.put("a", durability="fsync")
+    again = world.put_topic("a", durability="fsync")
     assert again.topic_id > used[0]
     assert again.epoch > used[1]
     assert world.append("a", [b"another life"], producer=9) == 1
@@ -140,7 +140,7 @@ def test_a_damaged_creation_leaves_a_topic_whose_loss_is_announced_and_its_ident
 
 
 def test_records_of_a_topic_made_in_a_lost_file_are_read_under_another_name(world, tmp_path):
-    world.put("a", durability="fsync")
+    world.put_topic("a", durability="fsync")
     world.append("a", [b"lost"])
     world.tick(0.2)
     path = log_of(world)
@@ -160,7 +160,7 @@ def test_records_of_a_topic_made_in_a_lost_file_are_read_under_another_name(worl
 def test_numbers_that_may_lie_in_bytes_that_nobody_can_read_are_not_given_out_again(world, tmp_path):
     """The last frames of two topics are zeros; one topic wrote again behind them."""
     for name in "abc":
-        world.put(name, durability="fsync")
+        world.put_topic(name, durability="fsync")
         world.append(name, [b"first"])
     begin = len(world.disk.contents()[log_of(world)].rstrip(b"\0")) + 7 & ~7
     world.append("a", [b"lost", b"lost", b"lost"])
@@ -192,7 +192,7 @@ def test_a_missing_newest_file_with_truncate_gives_no_number_out_again(world, tm
     for name, head in heads.items():
         assert [seq for seq, _ in world.records(name)] == list(range(1, 13))
         assert world.append(name, [b"next"], producer=9) > head
-    assert world.put("new", durability="fsync").topic_id > used[0]
+    assert world.put_topic("new", durability="fsync").topic_id > used[0]
     settles(world, tmp_path)
 
 

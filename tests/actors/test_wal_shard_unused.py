@@ -11,18 +11,18 @@ from group_world import QUEUE, STREAM
 from removal_world import append, started
 
 from actors.wal_shard import events as ev
-from actors.wal_shard.removal import SHOWS
-from actors.wal_shard.unused import USES
+from actors.wal_shard.retention.idle_topic_expiry import USING_REQUESTS
+from actors.wal_shard.retention.removal import CONTENT_REQUESTS
 from ringlog.envelope import messages as m
 from ringlog.errors import InvalidRequest, TopicNotFound
-from ringlog.limits import UNUSED_LOOKS_MAX, UNUSED_STEPS
+from ringlog.limits import IDLE_CHECKS_MAX, IDLE_CHECKS_PER_PERIOD
 from ringlog.testing.checkpoints import checkpoint_all
 from ringlog.testing.shard_world import World
 from ringlog.topic.routers import RouterFlag
 
 PERIOD_MS = 10_000
 PERIOD_S = PERIOD_MS / 1_000
-LATE_S = 2 * PERIOD_S / UNUSED_STEPS + 0.2
+LATE_S = 2 * PERIOD_S / IDLE_CHECKS_PER_PERIOD + 0.2
 """A topic goes so much later than its period at most."""
 
 
@@ -36,7 +36,7 @@ def world() -> World:
 
 
 def make(world: World, name: str = "t", **config: Any) -> None:
-    world.put(name, expire_unused_ms=PERIOD_MS, **config)
+    world.put_topic(name, expire_unused_ms=PERIOD_MS, **config)
 
 
 def is_there(world: World, name: str = "t") -> bool:
@@ -88,10 +88,10 @@ def test_a_topic_that_nobody_uses_goes_after_its_period(world, kind, durability)
 
 def test_a_topic_without_the_setting_stays(world):
     """F39: and nobody looks at it."""
-    world.put("t")
+    world.put_topic("t")
     wait(world, 3 * PERIOD_S, 1.0)
     assert is_there(world)
-    assert world.runs[0].core.requests.unused.next_deadline_ns() is None
+    assert world.runs[0].core.requests.idle_topic_expiry.next_deadline_ns() is None
 
 
 def test_the_shard_wakes_by_itself_for_it(world):
@@ -104,7 +104,7 @@ def test_the_shard_wakes_by_itself_for_it(world):
         world.tick(max(deadline - world.clock.monotonic_ns(), 0) / 1e9)
         turns += 1
         assert turns < 40
-    assert core.next_deadline_ns() is None or core.requests.unused.next_deadline_ns() is None
+    assert core.next_deadline_ns() is None or core.requests.idle_topic_expiry.next_deadline_ns() is None
 
 
 def test_it_goes_as_by_a_delete_and_says_why(world):
@@ -116,7 +116,7 @@ def test_it_goes_as_by_a_delete_and_says_why(world):
     wait(world, PERIOD_S + LATE_S)
     ((topic, unused_ms),) = [(effect.topic, effect.unused_ms) for effect in seen]
     assert (topic.name, topic.count, unused_ms) == ("t", 2, PERIOD_MS)
-    world.put("t")
+    world.put_topic("t")
     assert world.topic("t").epoch > topic.epoch
     world.request(m.TopicDelete("t"))
     assert seen[-1].unused_ms == 0
@@ -124,7 +124,7 @@ def test_it_goes_as_by_a_delete_and_says_why(world):
 
 def test_a_full_shard_takes_away_many_in_several_looks(world):
     """F39: what one look does is bounded."""
-    count = UNUSED_LOOKS_MAX + 40
+    count = IDLE_CHECKS_MAX + 40
     for n in range(count):
         make(world, f"t{n}")
     wait(world, PERIOD_S - 0.5)
@@ -135,7 +135,7 @@ def test_a_full_shard_takes_away_many_in_several_looks(world):
         now = len(world.runs[0].core.directory)
         most, left = max(most, left - now), now
     assert left == 0
-    assert 0 < most <= UNUSED_LOOKS_MAX
+    assert 0 < most <= IDLE_CHECKS_MAX
     world.runs[0].core.check()
 
 
@@ -151,7 +151,7 @@ USED: dict[str, tuple[str, Callable[[World], Any]]] = {
     "put": ("queue", lambda world: world.append("t", [b"r"])),
     "resolve": ("log", lambda world: world.request(m.TopicResolve("t"))),
     "locate": ("log", lambda world: world.request(m.Locate("t", 0))),
-    "declare": ("log", lambda world: world.put("t", mode="create", expire_unused_ms=PERIOD_MS)),
+    "declare": ("log", lambda world: world.put_topic("t", mode="create", expire_unused_ms=PERIOD_MS)),
     "state": ("log", lambda world: world.request(m.TopicState("t"))),
     "claim": ("queue", claim),
     "open": ("log", of_group(m.GroupOpen, STREAM)),
@@ -184,8 +184,8 @@ def test_what_only_looks_at_it_is_no_use(world):
         world.tick(0.1)
         looks += 1
     assert PERIOD_S <= looks / 10 <= PERIOD_S + LATE_S
-    assert not USES & {m.TopicState, m.TopicList, m.TopicDelete, m.LeaseStats, m.ListPending}
-    assert m.Locate in USES & set(SHOWS)
+    assert not USING_REQUESTS & {m.TopicState, m.TopicList, m.TopicDelete, m.LeaseStats, m.ListPending}
+    assert m.Locate in USING_REQUESTS & set(CONTENT_REQUESTS)
 
 
 def test_a_claim_that_waits_keeps_it_until_it_ends(world):
@@ -346,7 +346,7 @@ def test_what_went_stays_gone_after_any_restart(world):
     world.power_loss(7)
     world.start()
     assert not is_there(world)
-    world.put("t")
+    world.put_topic("t")
     assert world.records("t") == []
 
 
@@ -357,19 +357,19 @@ def test_a_crash_around_the_control_frame_leaves_the_topic_whole_or_gone(world, 
     world.append("t", [b"r"])
     wait(world, PERIOD_S - 0.3)
     run = world.runs[0]
-    written = run._perform[ev.WriteGroup]
+    written = run._perform[ev.WriteBatch]
 
-    def write(effect: ev.WriteGroup) -> Any:
+    def write(effect: ev.WriteBatch) -> Any:
         if crash == "before":
             raise Crash
         return written(effect)
 
     def watch(_: int, effect: Any) -> None:
         assert crash == "after" or not isinstance(effect, ev.RetireTopic), "told before it is written"
-        if isinstance(effect, ev.WriteGroup):
+        if isinstance(effect, ev.WriteBatch):
             raise Crash
 
-    run._perform[ev.WriteGroup], world.watch = write, watch
+    run._perform[ev.WriteBatch], world.watch = write, watch
     with pytest.raises(Crash):
         wait(world, LATE_S + 0.5)
     world.watch = lambda shard, effect: None
@@ -395,15 +395,15 @@ def test_a_shard_that_may_not_write_takes_nothing_away(world):
 
 def test_the_setting_is_said_when_a_topic_is_made(world):
     """F39: who follows it already would not know that he has to say so. Longer, or none, harms nobody."""
-    world.put("t")
+    world.put_topic("t")
     make(world, "u")
     for name, unused_ms in (("t", PERIOD_MS), ("u", PERIOD_MS - 1)):
         with pytest.raises(InvalidRequest) as caught:
-            world.put(name, "merge", expire_unused_ms=unused_ms)
+            world.put_topic(name, "merge", expire_unused_ms=unused_ms)
         assert caught.value.detail["field"] == "expire_unused_ms"
-    world.put("u", "merge", expire_unused_ms=3 * PERIOD_MS)
+    world.put_topic("u", "merge", expire_unused_ms=3 * PERIOD_MS)
     wait(world, 2.5 * PERIOD_S)
     assert is_there(world, "u")
-    world.put("u", "merge", expire_unused_ms=0)
+    world.put_topic("u", "merge", expire_unused_ms=0)
     wait(world, 5 * PERIOD_S, 0.2)
     assert is_there(world, "u")

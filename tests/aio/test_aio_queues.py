@@ -129,7 +129,7 @@ async def test_acks_that_a_loop_does_not_wait_for(ringlog_engine, ringlog_topic,
         queue = client.queue(ringlog_topic(), node="w")
         await queue.put_many([b"%d" % n for n in range(200)])
         found = []
-        async with aclosing(queue.jobs(max_in_flight=16, ack_behind=True)) as jobs:
+        async with aclosing(queue.jobs(max_in_flight=16, pipelined_acks=True)) as jobs:
             async for job in jobs:
                 async with job:
                     found.append(job.data)
@@ -137,7 +137,7 @@ async def test_acks_that_a_loop_does_not_wait_for(ringlog_engine, ringlog_topic,
                     break
         assert found == [b"%d" % n for n in range(190)]
         assert await counts(queue) == (10, 0, 0)
-        async with aclosing(queue.jobs(ack_behind=True)) as jobs:
+        async with aclosing(queue.jobs(pipelined_acks=True)) as jobs:
             with pytest.raises(ZeroDivisionError):
                 async with await anext(jobs):
                     _ = 1 / 0
@@ -160,7 +160,7 @@ async def test_what_is_done_and_the_next_claim_in_one_request(ringlog_engine, ri
         await queue.nack([one])
         with pytest.raises(LeaseLost):
             await queue.claim(done=[one, two])
-        async with aclosing(queue.jobs(ack_behind=True)) as loop:
+        async with aclosing(queue.jobs(pipelined_acks=True)) as loop:
             async for job in loop:
                 assert (await counts(queue))[1] == 1, "the one before is gone"
                 async with job:
@@ -182,7 +182,7 @@ async def test_who_is_cancelled_in_a_loop_of_one_has_acked_what_was_done(
         done: list[int] = []
 
         async def work() -> None:
-            async with aclosing(queue.jobs(ack_behind=True)) as loop:
+            async with aclosing(queue.jobs(pipelined_acks=True)) as loop:
                 async for job in loop:
                     async with job:
                         done.append(job.seq)

@@ -32,7 +32,7 @@ def table(figure: Figure, **found: list[Found]) -> dict[str, Row]:
 
 
 @pytest.mark.parametrize(
-    ("reach", "ours", "is_met"),
+    ("reach", "ours", "is_opened"),
     [
         ({"ratio": 1.5}, 150.0, True),
         ({"ratio": 1.5}, 149.0, False),
@@ -44,10 +44,10 @@ def table(figure: Figure, **found: list[Found]) -> dict[str, Row]:
     ],
 )
 def test_a_row_is_met_when_its_ratio_to_redis_or_its_value_is(
-    reach: dict[str, float], ours: float, is_met: bool
+    reach: dict[str, float], ours: float, is_opened: bool
 ) -> None:
     found = table(Figure("figure", "us", "", reach), ringlog=rounds(ours), redis=rounds(100.0))
-    assert found["figure"]["met"] is is_met
+    assert found["figure"]["met"] is is_opened
     assert found["figure"]["against"] == 100.0
 
 

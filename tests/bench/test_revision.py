@@ -35,7 +35,7 @@ import pathlib, sys
 from bench import host, revision
 from ringlog import hardening
 tree, program, *arguments = sys.argv[1:]
-hardening.adopt_orphans()
+hardening.become_subreaper()
 host.stop_in_order_on_signals()
 try:
     here = revision.Tree("here", pathlib.Path(tree))
@@ -56,7 +56,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         )
     monkeypatch.setattr(revision, "ROOT", root)
     monkeypatch.setattr(revision, "PLACE", root / "build" / "bench-against")
-    monkeypatch.setattr(revision.hardening, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(revision.hardening, "become_subreaper", lambda: None)
     return root
 
 
@@ -135,7 +135,7 @@ def test_a_tree_that_would_run_without_its_compiled_cores_is_refused(repository:
     (repository / "ringlog").mkdir()
     (repository / "ringlog" / "__init__.py").touch()
     Tree("of another layout", repository).require_cores()
-    (repository / "ringlog" / "cores.py").write_text("def why_not_used(): return 'sources changed'")
+    (repository / "ringlog" / "cores.py").write_text("def disabled_reason(): return 'sources changed'")
     Tree("there", repository, has_cores=False).require_cores()
     with pytest.raises(RevisionError, match=r"there would run .* \(sources changed\): run `make compiled`"):
         Tree("there", repository).require_cores()

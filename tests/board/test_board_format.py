@@ -1,4 +1,4 @@
-"""docs/format.md and the code say the same about the board."""
+"""docs/reference/format.md and the code say the same about the board."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 from ringlog.board import histogram, layout, news, row_ring
-from ringlog.board.layout import D, G, P, ProcessState
+from ringlog.board.layout import GovernorField, ProcessField, ProcessState, SchedulerField
 from ringlog.board.news import NewsRow
 from ringlog.board.topics import TopicFacts
-from ringlog.limits import CALL_BYTES_MAX, CALL_RING_BYTES, NEWS_ROWS, TURN_RING_ROWS
-from ringlog.link import call_ring
+from ringlog.limits import CALL_BYTES_MAX, CALL_RING_BYTES, GRANT_RING_ROWS, NEWS_ROWS
+from ringlog.link.channel import call_ring
 
-PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()
 BOARD = PAGE.split("\n## Board\n")[1].split("\n## ")[0]
 
 
@@ -23,14 +23,16 @@ def test_the_worked_identities_are_what_the_code_writes() -> None:
     assert board == layout.encode_identity(layout.BOARD_MAGIC, 0, 128, 0)
     assert topics == layout.encode_identity(layout.TOPICS_MAGIC, 7, 4096, 1)
     assert told == layout.encode_identity(layout.NEWS_MAGIC, 7, NEWS_ROWS, 0)
-    assert turns == layout.encode_identity(layout.TURNS_MAGIC, 0, TURN_RING_ROWS, 0)
+    assert turns == layout.encode_identity(layout.GRANTS_MAGIC, 0, GRANT_RING_ROWS, 0)
     assert calls == layout.encode_identity(layout.CALLS_MAGIC, 7, 2 * CALL_RING_BYTES // 64, 0)
     assert layout.decode_identity(topics, layout.TOPICS_MAGIC, "page") == (7, 4096, 1)
 
 
 def test_the_numbers_of_a_process_are_on_the_page() -> None:
     rows = re.findall(r"\| (\d+) \| ([A-Z_]+)(?= \|)", BOARD)
-    assert {name: int(word) for word, name in rows} == {word.name: int(word) for word in (*P, *D, *G)}
+    assert {name: int(word) for word, name in rows} == {
+        word.name: int(word) for word in (*ProcessField, *SchedulerField, *GovernorField)
+    }
     for state in ProcessState:
         assert f"{int(state)} {state.name.lower()}" in BOARD
 
@@ -39,11 +41,11 @@ def test_marks_and_histograms_lie_where_the_page_says() -> None:
     marks, histograms = re.findall(r"^\| (\d+)\.\.(\d+) \| (?:marks|histograms)", BOARD, re.M)
     first, last = map(int, marks)
     assert (first, last) == (
-        layout.MARK_BASE, layout.MARK_BASE + len(layout.Mark) * layout.MARK_WORDS - 1,
+        layout.WATERMARK_BASE, layout.WATERMARK_BASE + len(layout.WatermarkKind) * layout.WATERMARK_WORDS - 1,
     )  # fmt: skip
     first, last = map(int, histograms)
     assert (first, last) == (
-        layout.HISTOGRAM_BASE, layout.HISTOGRAM_BASE + len(layout.H) * layout.HISTOGRAM_WORDS - 1,
+        layout.HISTOGRAM_BASE, layout.HISTOGRAM_BASE + len(layout.HistogramKind) * layout.HISTOGRAM_WORDS - 1,
     )  # fmt: skip
     assert f"bucket {histogram.LAST} takes everything" in BOARD
 
@@ -54,7 +56,7 @@ def test_the_facts_of_a_topic_are_on_the_page_in_their_words() -> None:
     for word, name in enumerate(names, 4):
         assert f"| {word} | {name} " in section
         assert TopicFacts._fields.index(name) == word - 1
-    for word, name in enumerate(("version", "due", "ttl", "order"), 12):
+    for word, name in enumerate(("version", "due", "ttl", "priority"), 12):
         assert f"| {word} | {name}" in section
         assert TopicFacts._fields[word].startswith(name)
 

@@ -10,7 +10,15 @@ import pytest
 
 from ringlog import shm
 from ringlog.board import layout
-from ringlog.board.board import Board, BoardError, BoardUnstable, H, Mark, P, ProcessState
+from ringlog.board.board import (
+    Board,
+    BoardError,
+    BoardUnstable,
+    HistogramKind,
+    ProcessField,
+    ProcessState,
+    WatermarkKind,
+)
 from ringlog.board.mapping import BoardFile
 
 
@@ -26,28 +34,34 @@ def test_numbers_written_by_one_are_seen_by_all(board: Board, shm_dir: Path) -> 
     seen = Board.open(shm_dir, writable=False)
     theirs = seen.process(3)
     assert theirs.state is ProcessState.EMPTY
-    for number, word in enumerate(P):
+    for number, word in enumerate(ProcessField):
         mine.set(word, number + 1000)
-    mine.set(P.STATE, ProcessState.READY)
-    mine.add(P.FRAMES, 5)
+    mine.set(ProcessField.STATE, ProcessState.READY)
+    mine.add(ProcessField.FRAMES, 5)
     assert theirs.state is ProcessState.READY
-    assert theirs.get(P.FRAMES) == list(P).index(P.FRAMES) + 1005
-    assert [theirs.get(word) for word in P if word not in {P.STATE, P.FRAMES}] == [
-        number + 1000 for number, word in enumerate(P) if word not in {P.STATE, P.FRAMES}
+    assert theirs.get(ProcessField.FRAMES) == list(ProcessField).index(ProcessField.FRAMES) + 1005
+    assert [
+        theirs.get(word) for word in ProcessField if word not in {ProcessField.STATE, ProcessField.FRAMES}
+    ] == [
+        number + 1000
+        for number, word in enumerate(ProcessField)
+        if word not in {ProcessField.STATE, ProcessField.FRAMES}
     ]
-    assert all(board.process(slot).get(word) == 0 for slot in (2, 4) for word in P), "pages do not overlap"
+    assert all(board.process(slot).get(word) == 0 for slot in (2, 4) for word in ProcessField), (
+        "pages do not overlap"
+    )
     seen.close()
 
 
 def test_a_number_wraps_instead_of_ending_the_process(board: Board) -> None:
     page = board.process(0)
-    page.set(P.BYTES, (1 << 64) - 2)
-    page.add(P.BYTES, 5)
-    assert page.get(P.BYTES) == 3
+    page.set(ProcessField.BYTES, (1 << 64) - 2)
+    page.add(ProcessField.BYTES, 5)
+    assert page.get(ProcessField.BYTES) == 3
 
 
 def test_a_state_nobody_knows_is_a_failed_one(board: Board) -> None:
-    board.process(0).set(P.STATE, 77)
+    board.process(0).set(ProcessField.STATE, 77)
     assert board.process(0).state is ProcessState.FAILED
 
 
@@ -55,50 +69,50 @@ def test_a_board_opened_for_reading_cannot_be_written(board: Board, shm_dir: Pat
     """SEC-23: by the mapping, not by politeness."""
     seen = Board.open(shm_dir, writable=False)
     with pytest.raises(TypeError, match="read-only"):
-        seen.process(0).set(P.PID, 1)
+        seen.process(0).set(ProcessField.PID, 1)
     with pytest.raises(TypeError, match="read-only"):
-        seen.process(0).set_mark(Mark.DURABLE, 1, 1)
+        seen.process(0).set_watermark(WatermarkKind.DURABLE, 1, 1)
     seen.close()
 
 
 def test_marks_are_separate_and_start_at_nothing(board: Board) -> None:
     page = board.process(1)
-    assert [page.mark(which) for which in Mark] == [(0, 0)] * 3
-    for number, which in enumerate(Mark, 1):
-        page.set_mark(which, number << 24, 4096 * number)
-    assert [page.mark(which) for which in Mark] == [(n << 24, 4096 * n) for n in (1, 2, 3)]
-    assert all(page.get(word) == 0 for word in P)
-    assert page.histogram(H.COMMIT).snapshot().count == 0
+    assert [page.watermark(which) for which in WatermarkKind] == [(0, 0)] * 3
+    for number, which in enumerate(WatermarkKind, 1):
+        page.set_watermark(which, number << 24, 4096 * number)
+    assert [page.watermark(which) for which in WatermarkKind] == [(n << 24, 4096 * n) for n in (1, 2, 3)]
+    assert all(page.get(word) == 0 for word in ProcessField)
+    assert page.histogram(HistogramKind.COMMIT).snapshot().count == 0
 
 
-def sequence_of(which: Mark) -> int:
-    return layout.MARK_BASE + which * layout.MARK_WORDS
+def sequence_of(which: WatermarkKind) -> int:
+    return layout.WATERMARK_BASE + which * layout.WATERMARK_WORDS
 
 
 def test_a_writer_that_died_half_way_hangs_no_reader_and_is_repaired(board: Board) -> None:
     """RF-27: the reader gives up in bounded time; the successor's first write makes the slot whole."""
     page = board.process(1)
-    page.set_mark(Mark.DURABLE, 5, 500)
-    page.set_mark(Mark.PUBLISHED, 6, 600)
-    page.set(sequence_of(Mark.DURABLE), page.get(sequence_of(Mark.DURABLE)) + 1)
+    page.set_watermark(WatermarkKind.DURABLE, 5, 500)
+    page.set_watermark(WatermarkKind.PUBLISHED, 6, 600)
+    page.set(sequence_of(WatermarkKind.DURABLE), page.get(sequence_of(WatermarkKind.DURABLE)) + 1)
     with pytest.raises(BoardUnstable, match=r"unstable.*slot=1.*mark='DURABLE'"):
-        page.mark(Mark.DURABLE)
-    assert page.mark(Mark.PUBLISHED) == (6, 600)
-    assert page.repair_marks() == [Mark.DURABLE]
-    assert page.mark(Mark.DURABLE) == (0, 0), "what cannot be believed says nothing"
-    page.set_mark(Mark.DURABLE, 7, 700)
-    assert page.mark(Mark.DURABLE) == (7, 700)
-    assert page.repair_marks() == []
+        page.watermark(WatermarkKind.DURABLE)
+    assert page.watermark(WatermarkKind.PUBLISHED) == (6, 600)
+    assert page.repair_watermarks() == [WatermarkKind.DURABLE]
+    assert page.watermark(WatermarkKind.DURABLE) == (0, 0), "what cannot be believed says nothing"
+    page.set_watermark(WatermarkKind.DURABLE, 7, 700)
+    assert page.watermark(WatermarkKind.DURABLE) == (7, 700)
+    assert page.repair_watermarks() == []
 
 
 @pytest.mark.parametrize("word", [1, 2, 3])
 def test_a_mark_damaged_by_chance_is_not_believed(board: Board, word: int) -> None:
     """RD-2 builds recovery on the durable mark: if the board does not verify, it must say so."""
     page = board.process(1)
-    page.set_mark(Mark.DURABLE, 5, 500)
-    page.add(sequence_of(Mark.DURABLE) + word, 1 << 20)
+    page.set_watermark(WatermarkKind.DURABLE, 5, 500)
+    page.add(sequence_of(WatermarkKind.DURABLE) + word, 1 << 20)
     with pytest.raises(BoardUnstable, match="does not verify"):
-        page.mark(Mark.DURABLE)
+        page.watermark(WatermarkKind.DURABLE)
 
 
 def test_there_are_as_many_pages_as_were_made(board: Board, shm_dir: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from chaos.schedules.seqlock import UNSTABLE, SeqlockExplorer, StepWords, Torn
 from ringlog.board import layout, seqlock, topics
-from ringlog.board.board import Mark, ProcessSlot
+from ringlog.board.board import ProcessSlot, WatermarkKind
 from ringlog.board.topics import TopicFacts, TopicTable
 
 # What the explorer steps through, and the faults it has to find, are put into the classes.
@@ -88,12 +88,15 @@ def test_no_schedule_of_a_death_during_an_append_shows_a_mix() -> None:
 def test_no_schedule_shows_a_mix_of_a_mark() -> None:
     """RF-27: a successor's first write repairs what was left half done, without looking."""
     marks = [(0, 0), (1, 10), (2, 20), (3, 30), (4, 40)]
-    write = [lambda words, m=mark: ProcessSlot(words, 0).set_mark(Mark.DURABLE, *m) for mark in marks[1:]]
+    write = [
+        lambda words, m=mark: ProcessSlot(words, 0).set_watermark(WatermarkKind.DURABLE, *m)
+        for mark in marks[1:]
+    ]
     explored = SeqlockExplorer(
-        layout.MARK_BASE + len(Mark) * layout.MARK_WORDS,
+        layout.WATERMARK_BASE + len(WatermarkKind) * layout.WATERMARK_WORDS,
         [write[:2], write[2:]],
         marks,
-        lambda words: ProcessSlot(words, 0).mark(Mark.DURABLE),
+        lambda words: ProcessSlot(words, 0).watermark(WatermarkKind.DURABLE),
     ).run()
     assert explored.seen == {*marks, UNSTABLE}
 

@@ -122,7 +122,7 @@ def test_a_successor_leaves_topics_in_the_slots_they_had(table: TopicTable, shm_
     table.release(0)
     had = table.reset()
     assert had == {12: 1, 13: 2}
-    table.keep([had[13], -1])
+    table.mark_slots_used([had[13], -1])
     assert [table.allocate() for _ in range(3)] == [0, 1, 3]
 
 

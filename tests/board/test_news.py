@@ -15,7 +15,7 @@ from ringlog.board import layout, news, row_ring
 from ringlog.board.layout import SLOT_MASK, VOLATILE_BIT, BoardError
 from ringlog.board.mapping import make_board_file
 from ringlog.board.news import NewsReader, NewsRow, NewsWriter
-from ringlog.board.row_ring import Taken
+from ringlog.board.row_ring import RowsRead
 
 ROWS = 8
 U64_MAX = (1 << 64) - 1
@@ -39,7 +39,7 @@ def writer(shm_dir: Path) -> Iterator[NewsWriter]:
 def reader(writer: NewsWriter, shm_dir: Path) -> Iterator[NewsReader]:
     """A reader that has looked at everything once."""
     reader = NewsReader(shm_dir, 3)
-    reader.take()
+    reader.take_rows()
     yield reader
     reader.close()
 
@@ -52,7 +52,7 @@ def rows(start: int, stop: int) -> list[Row]:
     return [row(n) for n in range(start, stop)]
 
 
-def told(taken: Taken) -> list[Row]:
+def told(taken: RowsRead) -> list[Row]:
     assert taken.rows.shape == (len(taken.rows), row_ring.ROW_WORDS)
     return [tuple(each) for each in taken.rows.tolist()]
 
@@ -61,34 +61,34 @@ def told(taken: Taken) -> list[Row]:
 
 
 def test_rows_are_taken_once_and_in_order(writer: NewsWriter, reader: NewsReader) -> None:
-    assert not reader.has_news
+    assert not reader.has_rows
     writer.add(rows(0, 1))
     writer.add(rows(1, 4))
-    assert reader.has_news
-    taken = reader.take()
+    assert reader.has_rows
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == (rows(0, 4), True)
-    assert not reader.has_news
-    taken = reader.take()
+    assert not reader.has_rows
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == ([], True)
 
 
 def test_a_row_says_what_was_told_word_by_word(writer: NewsWriter, reader: NewsReader) -> None:
     given = NewsRow(7 | VOLATILE_BIT, U64_MAX, 1 << 32, 5, 9, 1 << 63, 4096, 8192)
     writer.add([given])
-    [found] = reader.take().rows
+    [found] = reader.take_rows().rows
     assert NewsRow(*found.tolist()) == given
     assert int(found[news.N_SLOT]) & SLOT_MASK == 7
 
 
 def test_no_rows_are_no_news(writer: NewsWriter, reader: NewsReader) -> None:
     writer.add([])
-    assert not reader.has_news
+    assert not reader.has_rows
 
 
 def test_what_was_taken_stays_as_it_is(writer: NewsWriter, reader: NewsReader) -> None:
     """The next rows lie in the same places."""
     writer.add(rows(0, ROWS))
-    before = reader.take()
+    before = reader.take_rows()
     writer.add(rows(ROWS, 2 * ROWS))
     assert told(before) == rows(0, ROWS)
 
@@ -97,7 +97,7 @@ def test_what_was_taken_stays_as_it_is(writer: NewsWriter, reader: NewsReader) -
 def test_rows_go_round_the_end_of_the_ring(writer: NewsWriter, reader: NewsReader, step: int) -> None:
     for first in range(0, 5 * ROWS, step):
         writer.add(rows(first, first + step))
-        taken = reader.take()
+        taken = reader.take_rows()
         assert (told(taken), taken.is_complete) == (rows(first, first + step), True)
 
 
@@ -108,7 +108,7 @@ def test_a_value_that_is_no_word_is_refused_before_anything_is_claimed(
         with pytest.raises(OverflowError):
             writer.add(bad)
     writer.add(rows(0, 1))
-    taken = reader.take()
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == (rows(0, 1), True)
 
 
@@ -119,11 +119,11 @@ def test_a_reader_begins_with_a_look_at_everything(writer: NewsWriter, shm_dir: 
     """It comes later than what was written before it."""
     writer.add(rows(0, 3))
     reader = NewsReader(shm_dir, 3)
-    assert reader.has_news
-    taken = reader.take()
+    assert reader.has_rows
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == ([], False)
     writer.add(rows(3, 4))
-    taken = reader.take()
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == (rows(3, 4), True)
     reader.close()
 
@@ -133,13 +133,13 @@ def test_a_reader_that_is_exactly_full_behind_misses_nothing_and_one_row_more_is
 ) -> None:
     writer.add(rows(0, 3))
     writer.add(rows(3, ROWS))
-    taken = reader.take()
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == (rows(0, ROWS), True)
     for n in range(ROWS + 1):
         writer.add(rows(n, n + 1))
-    assert not reader.take().is_complete
+    assert not reader.take_rows().is_complete
     writer.add(rows(50, 52))
-    taken = reader.take()
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == (rows(50, 52), True), "it goes on where the writer is"
 
 
@@ -148,13 +148,13 @@ def test_of_more_rows_than_there_is_room_for_the_last_ones_are_there(
     writer: NewsWriter, reader: NewsReader, first: int
 ) -> None:
     writer.add(rows(0, first))
-    reader.take()
+    reader.take_rows()
     writer.add(rows(first, first + 3 * ROWS + 1))
-    assert not reader.take().is_complete
+    assert not reader.take_rows().is_complete
     table = [tuple(each) for each in reader._table.tolist()]
     assert sorted(table) == rows(first + 2 * ROWS + 1, first + 3 * ROWS + 1)
     writer.add(rows(90, 92))
-    taken = reader.take()
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == (rows(90, 92), True)
 
 
@@ -168,12 +168,12 @@ def test_another_incarnation_goes_on_in_the_file_and_has_readers_look_at_everyth
     writer.add(rows(0, 2))
     writer.close()
     successor = NewsWriter(shm_dir, 3)
-    assert reader.has_news
+    assert reader.has_rows
     successor.add(rows(2, 4))
-    taken = reader.take()
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == (rows(0, 4), False)
     successor.add(rows(4, 5))
-    taken = reader.take()
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == (rows(4, 5), True)
     successor.close()
 
@@ -189,11 +189,11 @@ def test_the_successor_of_a_writer_that_died_while_it_wrote_does_not_pass_its_tr
         writer._words[base] = 666
     writer.close()
     successor = NewsWriter(shm_dir, 3)
-    taken = reader.take()
+    taken = reader.take_rows()
     assert (told(taken), taken.is_complete) == (rows(3, ROWS), False)
     for n in range(20, 20 + 2 * ROWS):
         successor.add(rows(n, n + 1))
-        taken = reader.take()
+        taken = reader.take_rows()
         assert (told(taken), taken.is_complete) == (rows(n, n + 1), True)
     successor.close()
 
@@ -235,7 +235,7 @@ def test_ends_close_twice_without_harm(writer: NewsWriter, reader: NewsReader) -
         reader.close()
         writer.close()
     with pytest.raises(ValueError, match="released"):
-        _ = reader.has_news
+        _ = reader.has_rows
 
 
 HOSTILE = st.sampled_from([0, 1, ROWS - 1, ROWS, ROWS + 1, 1 << 62, 1 << 63, U64_MAX - ROWS, U64_MAX])
@@ -255,10 +255,10 @@ def test_no_words_make_a_reader_fail_or_read_outside(
     for turn in turns:
         for word, value in zip(WORDS_OF_HEADER, turn, strict=True):
             words[word] = value
-        taken = reader.take()
+        taken = reader.take_rows()
         assert len(told(taken)) <= ROWS
         assert reader._next == turn[1]
-        assert not reader.has_news
+        assert not reader.has_rows
 
 
 def reader_over(words: memoryview, header: tuple[int, ...]) -> NewsReader:
@@ -293,7 +293,7 @@ def test_a_reader_in_another_process_takes_exactly_what_was_written(
     pidfd, whole = os.pidfd_open(pid), 0
     try:
         for _ in range(10_000_000):
-            taken = reader.take()
+            taken = reader.take_rows()
             found = taken.rows
             assert (found == found[:, :1]).all(), "a row is of one piece"
             numbers = found[:, 0].tolist()

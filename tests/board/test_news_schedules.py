@@ -18,7 +18,7 @@ import pytest
 from chaos.schedules.seqlock import StepWords, Suspended, Torn
 from ringlog.board import row_ring
 from ringlog.board.news import NewsReader, NewsWriter
-from ringlog.board.row_ring import Taken
+from ringlog.board.row_ring import RowsRead
 
 ROWS = 3
 ROW_WORDS = 2
@@ -142,13 +142,13 @@ class Explorer:
         reader._words, reader._table, reader._rows = memory, Table(memory), ROWS
         reader._next, reader._life = world.reader_facts
         try:
-            taken = reader.take()
+            taken = reader.take_rows()
         except Suspended:
             return world._replace(reader=tuple(memory.done))
         self._judge(taken, world, reader._next)
         return world._replace(reader=(), reader_facts=(reader._next, reader._life))
 
-    def _judge(self, taken: Taken, world: World, stop: int) -> None:
+    def _judge(self, taken: RowsRead, world: World, stop: int) -> None:
         found = tuple(tuple(row) for row in taken.rows.tolist())
         start = world.reader_facts[0]
         expected = world.counted[start:stop]
@@ -221,15 +221,15 @@ class GoesOnBehindTheClaim(NewsWriter):
 class Trusts(NewsReader):
     """A reader that does not look at the claim."""
 
-    def take(self):
+    def take_rows(self):
         words = self._words
         count, life = words[COUNT], words[LIFE]
         start, self._next = self._next, count
         is_complete, self._life = life == self._life, life
         if not start <= count <= start + ROWS:
-            return Taken(np.zeros((0, ROW_WORDS), dtype=np.uint64), False)
+            return RowsRead(np.zeros((0, ROW_WORDS), dtype=np.uint64), False)
         found = [self._table[n % ROWS : n % ROWS + 1] for n in range(start, count)]
-        return Taken(np.concatenate(found) if found else self._table[0:0], is_complete)
+        return RowsRead(np.concatenate(found) if found else self._table[0:0], is_complete)
 
 
 @pytest.mark.parametrize(

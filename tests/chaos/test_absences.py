@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.wal_shard.replay import Replay
+from actors.wal_shard.recovery.replay import Replay
 from chaos import absences
 from chaos.absences.judge import FEWER_SHARDS, MODES, NEVER_COLD, NO_COLD, SAME, all_cases
 from chaos.order import Account, Order
@@ -58,7 +58,7 @@ def test_a_recovery_that_gives_up_what_is_missing_is_caught(
 def test_a_recovery_that_forgets_the_cold_tier_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.wal_shard.recover.Recovery._has_or_had_cold", lambda self: False)
+    monkeypatch.setattr("actors.wal_shard.recovery.recovery.Recovery._has_or_had_cold", lambda self: False)
     account = ran(tmp_path, modes=[NO_COLD], paths="snapshot")
     assert account.findings
 

@@ -33,8 +33,8 @@ HOLES = {
     """,
     # A shard that stores again what it stored before.
     "RF-104": """
-        from ringlog.topic.dedup import Producer, Producers
-        Producers.get = lambda self, producer_id: Producer()
+        from ringlog.topic.dedup import ProducerHistory, ProducerTable
+        ProducerTable.get = lambda self, producer_id: ProducerHistory()
     """,
     # Fields of messages have no ranges.
     "RF-100": """

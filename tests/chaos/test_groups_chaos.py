@@ -261,7 +261,7 @@ def test_a_small_storm_holds(storm: Callable[[float, float], Account]) -> None:
 PLANTED = """
 import os
 os.environ["RINGLOG_CORES"] = "0"  # Compiled classes let nobody replace a method.
-from actors.wal_shard.lease_registry import LeaseRegistry
+from actors.wal_shard.leases.lease_registry import LeaseRegistry
 from ringlog.leases.change import Op
 
 log = LeaseRegistry.log

@@ -53,7 +53,7 @@ def test_no_life_waits_for_a_point_that_its_actor_never_passes():
     """Else the life never ends: shards once waited for points of Spark's sink, and passed each other once."""
     deaths = points.deaths((WAL_SHARD, GATEWAY, SCHEDULER, *BACKGROUND))
     for kind, planned in deaths.items():
-        places = [*(ROOT / "actors" / kind).glob("*.py"), *(ROOT / "ringlog/ring").glob("*.py"),
+        places = [*(ROOT / "actors" / kind).rglob("*.py"), *(ROOT / "ringlog/ring").glob("*.py"),
                   *(ROOT / "ringlog/board").glob("*.py")]  # fmt: skip
         code = "".join(place.read_text() for place in places)
         assert [point for point, _ in planned if f'hit("{point}")' not in code] == [], kind
@@ -188,7 +188,7 @@ SOURCES_ONLY = "import os; os.environ['RINGLOG_CORES'] = '0'\n"
 """Compiled classes let nobody replace a method."""
 BUGS = {
     "repeats are not recognised (mutant 19)": (
-        "from ringlog.topic import dedup\ndedup.Producer.find = lambda self, producer_seq: None\n",
+        "from ringlog.topic import dedup\ndedup.ProducerHistory.find = lambda self, producer_seq: None\n",
         {"doubled"},
     ),
     "keys are not remembered": (
@@ -233,7 +233,7 @@ def test_a_watcher_that_is_not_told_or_told_twice_says_so(tmp_path, monkeypatch)
         for _ in range(2):
             work._take_told(page, reached, twice)
         assert twice.errors == ["a: told of 1..2 behind 2"]
-        monkeypatch.setattr(Delivery, "_take_rows", lambda self, rows: None)
+        monkeypatch.setattr(Delivery, "_accept_grants", lambda self, rows: None)
         forgotten = Report()
         work._watch(client, task, None, over, forgotten)
         assert len(forgotten.errors) == 1

@@ -100,13 +100,13 @@ sys.meta_path.insert(0, Finder)
 """
 """A sitecustomize: every process that is started with it has the planted bugs, this one has none."""
 
-FOLLOW_THE_CLOCK = {"actors.wal_shard.admission": [("max(now_us, topic.last_ts)", "now_us")]}
+FOLLOW_THE_CLOCK = {"actors.wal_shard.commit.admission": [("max(now_us, topic.last_ts)", "now_us")]}
 TELL_NOBODY = {
     "ringlog.supervision.rings": [("            self._tell_producer(ring)\n", "")],
-    "ringlog.link.ring_channel": [("if producer.is_removed:", "if False:")],
+    "ringlog.link.channel.ring_channel": [("if producer.is_removed:", "if False:")],
 }
 BELIEVE_BODIES = {
-    "actors.wal_shard.admission": [
+    "actors.wal_shard.commit.admission": [
         ("elif run.fault:", "elif run.fault and run.fault != Fault.CORRUPT:"),
     ]
 }

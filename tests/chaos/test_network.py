@@ -17,8 +17,8 @@ from chaos.order import Account, Broken, Order
 arenas = importlib.import_module("chaos.attack.arena")
 ROOT = Path(chaos.__file__).parent.parent
 FORGETS = """
-    from ringlog.topic.dedup import Producer, Producers
-    Producers.get = lambda self, producer_id: Producer()
+    from ringlog.topic.dedup import ProducerHistory, ProducerTable
+    ProducerTable.get = lambda self, producer_id: ProducerHistory()
 """
 """Planted, mutant 19: nobody remembers which numbers were stored."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from actors.wal_shard import baseline, recover
+from actors.wal_shard.recovery import baseline, recovery
 from chaos.order import Account, Order
 from chaos.rot import atrest, cases, flip, judge_case, last_frame, places, run
 from chaos.rot import bench as rot_bench
@@ -22,7 +22,7 @@ from chaos.rot.truncated import after_truncate
 from ringlog.frame import batch as frames
 from ringlog.segment import segment as segments
 from ringlog.storage import snapshot as snapshots
-from ringlog.storage.recovery import Tail
+from ringlog.storage.recovery import WalTailState
 from ringlog.tier import copies as tier_copies
 from ringlog.verify import directory, segment_decoder
 
@@ -134,7 +134,7 @@ def test_bodies_that_are_not_verified_are_caught(bench: Bench, monkeypatch: pyte
 
 def test_a_log_cut_at_the_first_bad_frame_is_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant 10: what is damaged in the middle is taken for a torn end."""
-    monkeypatch.setattr(recover, "judge", lambda scan, evidence: Tail.TORN)
+    monkeypatch.setattr(recovery, "classify_tail", lambda scan, evidence: WalTailState.TORN)
     assert flips_of(bench, "wal-3-0.log", 30) != []
 
 
@@ -167,7 +167,7 @@ def test_an_index_that_is_trusted_past_its_data_is_caught(
 
 def test_a_move_that_proves_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant 12."""
-    monkeypatch.setattr(tier_copies, "prove", lambda *_: None)
+    monkeypatch.setattr(tier_copies, "verify_data_part", lambda *_: None)
     assert any(case() for row, name, case in atrest.cases() if name.startswith("move"))
 
 

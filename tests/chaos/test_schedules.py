@@ -12,11 +12,11 @@ import pytest
 from chaos import schedules
 from chaos.order import Account, Order
 from chaos.schedules import bell, ring, seqlock, starts
-from ringlog.board.layout import P
+from ringlog.board.layout import ProcessField
 from ringlog.ring.consumer import RingConsumer
-from ringlog.ring.layout import Word
+from ringlog.ring.layout import RingWord
 from ringlog.storage.disk import RealDisk
-from ringlog.supervision import ground, run_dir
+from ringlog.supervision import engine_resources, run_dir
 
 LATE = ring.Plan(2 * ring.FRAME_BYTES, frames=2, late=2, producer_crashes=0, consumer_crashes=0)
 
@@ -37,7 +37,7 @@ def test_a_schedule_run_whole_finds_what_the_graph_finds() -> None:
     class TailBeforeSettlement(RingConsumer):
         def settle(self, entries, new_tail):  # type: ignore[no-untyped-def]
             self._tail = new_tail
-            self._memory.store(Word.TAIL, new_tail)
+            self._memory.store(RingWord.TAIL, new_tail)
             super().settle(entries, new_tail)
 
     plan = ring.Plan(2 * ring.FRAME_BYTES, frames=3, producer_crashes=0)
@@ -72,9 +72,9 @@ def test_no_bell_is_needed_for_progress(name: str) -> None:
 
 
 def _sleeps_without_looking_again(shell: SimpleNamespace) -> None:
-    shell._slot.set(P.ASLEEP, 1)
+    shell._slot.set(ProcessField.ASLEEP, 1)
     shell._poll.poll(1)
-    shell._slot.set(P.ASLEEP, 0)
+    shell._slot.set(ProcessField.ASLEEP, 0)
     shell._bell.drain()
 
 
@@ -115,7 +115,7 @@ def test_engines_without_a_lock_are_caught(tmp_path: Path, monkeypatch: pytest.M
     def anybody(disk: object, data_dir: str) -> int:
         return RealDisk.lock(disk._disk, f"{data_dir}/lock-{secrets.token_hex(4)}")  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(ground, "_take_lock", anybody)
+    monkeypatch.setattr(engine_resources, "_take_lock", anybody)
     with pytest.raises(starts.Broken):
         starts.Starts(tmp_path).run_order("01" * 40)
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from actors.wal_shard import recover
-from actors.wal_shard.checkpoint import Checkpoint as ShardCheckpoint
+from actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition
 from actors.wal_shard.core import ShardCore
-from actors.wal_shard.group import Group, LogPosition
-from actors.wal_shard.replay import Replay
+from actors.wal_shard.recovery import recovery
+from actors.wal_shard.recovery.replay import Replay
+from actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from chaos import states
 from chaos.order import Account, Broken, Order
 from chaos.rigs.judge import POWER_LOSS
@@ -28,7 +28,7 @@ from ringlog.segment.layout import DEL, DEL_HEADER_BYTES, DELETED
 from ringlog.segment.writer import SegmentWriter
 from ringlog.testing import disk as d
 from ringlog.testing.simulated_file import SECTOR_BYTES
-from ringlog.tier.copies import Copies
+from ringlog.tier.copies import SegmentCopies
 from ringlog.topic.reservation import Reservation
 
 FEW = Share(recoveries_every=1 << 30, sends_again_every=10, goes_on_every=100, verified_every=4)
@@ -158,7 +158,9 @@ def test_a_snapshot_whose_name_is_not_synced_is_caught(tmp_path, monkeypatch):
 @pytest.mark.night
 def test_data_dropped_before_the_shard_leads_elsewhere_is_caught(tmp_path, monkeypatch):
     """Mutant 13: the cold copy is not synced when the host's goes."""
-    monkeypatch.setattr(Copies, "send", lambda self, name: self.store.put(name, self.path(name)))
+    monkeypatch.setattr(
+        SegmentCopies, "upload_part", lambda self, name: self.store.put(name, self.path(name))
+    )
     monkeypatch.setattr(d.RecordingDisk, "sync_dir", _not_cold(d.RecordingDisk.sync_dir))
     assert caught(tmp_path, ("relocate",))
 
@@ -169,19 +171,19 @@ def _not_cold(sync_dir):
 
 def test_an_ack_before_the_sync_is_caught(tmp_path, monkeypatch):
     """Mutant 1."""
-    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_group)
+    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
     assert caught(tmp_path, ("append",))
 
 
 def test_a_reservation_that_is_not_restored_is_caught(tmp_path, monkeypatch):
     """Mutant 18, RF-66."""
-    monkeypatch.setattr(Reservation, "recovered", lambda self, value: None)
+    monkeypatch.setattr(Reservation, "restore", lambda self, value: None)
     assert any(is_broken("RF-66", edge) for edge in edges.edges("RF-66"))
 
 
 def test_a_frame_that_is_half_there_is_caught(tmp_path, monkeypatch):
     """RF-60: a recovery that takes a torn group for damage does not start."""
-    monkeypatch.setattr(recover.Recovery, "_doubt", lambda self, file, stop: None)
+    monkeypatch.setattr(recovery.Recovery, "_doubt", lambda self, file, stop: None)
     monkeypatch.setattr(Replay, "copy", lambda self, *given, **named: None)
     assert caught(tmp_path, ("append",), ("append_many",))
 
@@ -296,7 +298,7 @@ def test_two_processes_do_together_what_one_does_alone(tmp_path, monkeypatch):
 
 def test_refusing_to_start_on_an_empty_newest_file_is_caught(monkeypatch):
     """RF-68."""
-    monkeypatch.setattr(recover, "holds_marks", lambda read, size: True)
+    monkeypatch.setattr(recovery, "holds_marks", lambda read, size: True)
     assert any(is_broken("RF-68", edge) for edge in edges.edges("RF-68"))
 
 
@@ -336,10 +338,10 @@ def test_a_deletion_that_is_believed_before_it_is_durable_is_caught(tmp_path, mo
 
 def test_an_eviction_that_is_not_synced_is_caught(tmp_path, monkeypatch):
     """Mutant 29: the append is of class `disk`, the floor that it raises is a promise all the same."""
-    add_control = Group.add_control
+    add_control = CommitBatch.add_control
 
     def unsynced(self, frame, topic=None, *, sync=True):
         add_control(self, frame, topic, sync=sync and frame[4] != FrameType.EVICT_WATERMARK)
 
-    monkeypatch.setattr(Group, "add_control", unsynced)
+    monkeypatch.setattr(CommitBatch, "add_control", unsynced)
     assert "deleted records [1] are there again" in caught(tmp_path, ("evict",))

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.compactor.checkpoint import Checkpoint
-from actors.gateway.core import Gateway
-from actors.wal_shard.checkpoint import Checkpoint as ShardCheckpoint
+from actors.compactor.checkpoint import CheckpointTask
+from actors.gateway.core import GatewayCore
 from actors.wal_shard.core import ShardCore
 from actors.wal_shard.events import Sync
-from actors.wal_shard.recover import Recovery
+from actors.wal_shard.recovery.recovery import Recovery
+from actors.wal_shard.retention.checkpoint import ShardCheckpoint
 from chaos import sweeps
 from chaos.order import Account, Broken, Order
 from chaos.rigs.judge import KILL, POWER_LOSS
@@ -25,7 +25,7 @@ from ringlog.envelope import messages as m
 from ringlog.errors import DiskError
 from ringlog.storage.snapshot import Snapshot
 from ringlog.storage.wal import WalWriter
-from ringlog.testing.disk import FaultyDisk, Monitor, OrderBroken
+from ringlog.testing.disk import FaultyDisk, Monitor, SyncOrderViolation
 
 IMAGES = {name: BY_NAME[name].image() for name in ("commit", "recovery", "checkpoint")}
 
@@ -68,8 +68,8 @@ def test_failing_calls_of_a_commit_lose_nothing() -> None:
 
 def test_an_ack_before_the_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant 1."""
-    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_group)
-    with pytest.raises(OrderBroken):  # O2, live
+    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
+    with pytest.raises(SyncOrderViolation):  # O2, live
         _sweep("commit")
     monkeypatch.setattr(Monitor, "require_durable", lambda *_: None)
     assert _sweep("commit", lambda case: case.kind == "EIO" and case.end == POWER_LOSS)  # O1, afterwards
@@ -106,9 +106,9 @@ def test_a_sync_that_is_tried_again_is_caught(monkeypatch: pytest.MonkeyPatch) -
 def test_a_log_that_goes_with_a_snapshot_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant 14's neighbour. Either mistake alone is harmless: a log is kept until a second snapshot names
     what replaces it."""
-    write, done = Checkpoint._write_snapshot, ShardCheckpoint._done
+    write, done = CheckpointTask._write_snapshot, ShardCheckpoint._done
 
-    def careless(self: Checkpoint, base: Snapshot) -> int:
+    def careless(self: CheckpointTask, base: Snapshot) -> int:
         try:
             return write(self, base)
         except DiskError:
@@ -118,7 +118,7 @@ def test_a_log_that_goes_with_a_snapshot_that_failed_is_caught(monkeypatch: pyte
         answer = done(self, *args)  # type: ignore[arg-type]
         return m.CheckpointClosed([path for _, path in self._waiting]) if self._waiting else answer
 
-    monkeypatch.setattr(Checkpoint, "_write_snapshot", careless)
+    monkeypatch.setattr(CheckpointTask, "_write_snapshot", careless)
     monkeypatch.setattr(ShardCheckpoint, "_done", hasty)
     assert _sweep("checkpoint", lambda case: case.kind == "EIO" and not case.always)
 
@@ -166,15 +166,15 @@ def test_an_exception_that_the_gateway_swallows_is_caught(tmp_path, monkeypatch:
     sweep_of(tmp_path, account).do({"gateway": 0.0})
     assert account.counts["line_runs"] > 200
     assert not account.findings
-    handle = Gateway.handle
+    handle = GatewayCore.handle
 
-    def careless(self: Gateway, events: list[object]) -> list[object]:
+    def careless(self: GatewayCore, events: list[object]) -> list[object]:
         try:
             return handle(self, events)
         except Exception:  # noqa: BLE001  the mistake
             return []
 
-    monkeypatch.setattr(Gateway, "handle", careless)
+    monkeypatch.setattr(GatewayCore, "handle", careless)
     with pytest.raises(Broken):
         gateway.run_one(len(gateway.MESSAGES) * 10)
 
@@ -317,7 +317,7 @@ def test_what_is_shown_before_its_sync_is_caught(monkeypatch: pytest.MonkeyPatch
         self._effects.sort(key=lambda effect: isinstance(effect, Sync))
 
     monkeypatch.setattr(ShardCore, "_on_written", hasty)
-    with pytest.raises(OrderBroken):
+    with pytest.raises(SyncOrderViolation):
         BY_NAME["commit"].image()
 
 

@@ -97,21 +97,21 @@ def test_an_ack_before_the_sync_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     """Mutant 1 (O2)."""
     from actors.wal_shard.core import ShardCore
 
-    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_group)
+    monkeypatch.setattr(ShardCore, "_on_written", ShardCore._finish_batch)
     assert "is synced up to" in is_noticed(100, 101)
 
 
 def test_forgotten_producers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant 19 (O1): frames that are sent again are appended again."""
-    from ringlog.topic.dedup import Producer
+    from ringlog.topic.dedup import ProducerHistory
 
-    monkeypatch.setattr(Producer, "extend", lambda *_: None)
+    monkeypatch.setattr(ProducerHistory, "extend", lambda *_: None)
     assert is_noticed(2, 11)
 
 
 def test_a_forgotten_deletion_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """INV-11 (O1): what was deleted is back after a restart."""
-    from actors.wal_shard.replay import Replay
+    from actors.wal_shard.recovery.replay import Replay
 
     apply_control = Replay._apply_control
 

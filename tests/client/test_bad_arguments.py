@@ -16,9 +16,9 @@ import pytest
 
 import ringlog
 import ringlog.aio
-from ringlog.client.fields import RecordFields
-from ringlog.client.group_facts import GroupLimits
-from ringlog.client.pages import Cursor
+from ringlog.client.leases.group_facts import GroupLimits
+from ringlog.client.read.pages import Cursor
+from ringlog.client.write.fields import RecordFields
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.names import utf8
 from ringlog.settings import TOPIC_SETTINGS
@@ -45,7 +45,7 @@ TAKEN: dict[str, set[str]] = {
     "topics.priority": {"-5"},
 }
 """What parameters of these names take."""
-NOT_FOR_USERS = {"run", "restart_in_child", "give_up", "ack_behind"}
+NOT_FOR_USERS = {"run", "restart_in_child", "nack_with_backoff", "pipeline_ack"}
 """Methods of one part of the client for another."""
 GOOD: dict[str, Any] = {
     "topic": TOPIC, "data": b"x", "name": "n", "source": TOPIC, "dest": "other", "topics": [TOPIC],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringlog.client.checks import WHOLE_MAX, limits_of_group, text, whole
+from ringlog.client.requests.validation import WHOLE_MAX, check_group_limits, check_int, check_str
 from ringlog.errors import UsageError
 
 NO_NUMBERS: list[Any] = [
@@ -18,7 +18,7 @@ NO_NUMBERS: list[Any] = [
 
 @pytest.mark.parametrize("given", [3, 3.0, np.int64(3), np.uint8(3), np.float64(3)])
 def test_a_whole_number_of_any_kind_is_taken_as_one(given: Any) -> None:
-    found = whole(given, "limit")
+    found = check_int(given, "limit")
     assert found == 3
     assert type(found) is int
 
@@ -26,31 +26,31 @@ def test_a_whole_number_of_any_kind_is_taken_as_one(given: Any) -> None:
 @pytest.mark.parametrize("given", NO_NUMBERS)
 def test_what_is_no_whole_number_is_refused_by_name(given: Any) -> None:
     with pytest.raises(UsageError, match="lease_ms"):
-        whole(given, "lease_ms")
+        check_int(given, "lease_ms")
 
 
 @pytest.mark.parametrize("given", [WHOLE_MAX + 1, -WHOLE_MAX - 1, 1e300])
 def test_no_number_is_larger_than_what_travels(given: Any) -> None:
-    assert whole(WHOLE_MAX, "limit") == WHOLE_MAX
+    assert check_int(WHOLE_MAX, "limit") == WHOLE_MAX
     with pytest.raises(UsageError, match="limit is out of range"):
-        whole(given, "limit")
+        check_int(given, "limit")
 
 
 @pytest.mark.parametrize("given", [None, 5, b"name", ["name"]])
 def test_what_is_no_string_is_refused_by_name(given: Any) -> None:
-    assert text("name", "node") == "name"
+    assert check_str("name", "node") == "name"
     with pytest.raises(UsageError, match="node is a string"):
-        text(given, "node")
+        check_str(given, "node")
 
 
 def test_limits_of_a_group_are_checked_and_others_left_alone() -> None:
-    assert limits_of_group({"max_in_flight": np.int64(5), "create": False}) == {
+    assert check_group_limits({"max_in_flight": np.int64(5), "create": False}) == {
         "max_in_flight": 5, "create": False,
     }  # fmt: skip
     with pytest.raises(UsageError, match="min_idle_ms"):
-        limits_of_group({"min_idle_ms": "5"})
+        check_group_limits({"min_idle_ms": "5"})
     with pytest.raises(UsageError, match="dead_letter"):
-        limits_of_group({"dead_letter": 5})
+        check_group_limits({"dead_letter": 5})
 
 
 @pytest.mark.slow

@@ -6,8 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.client.claimed import Bundle, Claimed, Jobs, settled_together, unsettled
-from ringlog.client.pages import Record
+from ringlog.client.leases.claim_result import (
+    ClaimResult,
+    Jobs,
+    LeaseBundle,
+    unsettled_requests,
+    unsplit_claim_of,
+)
+from ringlog.client.read.pages import Record
 
 
 class Stretch:
@@ -23,7 +29,7 @@ class Stretch:
     def seqs(self):
         return np.array(self._seqs, dtype=np.int64)
 
-    def part(self, start, stop):
+    def slice_rows(self, start, stop):
         return Stretch(self._seqs[start:stop])
 
     def payloads(self):
@@ -49,8 +55,8 @@ def claims(draw):
 
 def claim(found):
     runs, stretches = found
-    claimed = Claimed(runs, 9_000, 500, 77)
-    claimed.pieces = list(stretches)
+    claimed = ClaimResult(runs, 9_000, 500, 77)
+    claimed.batches = list(stretches)
     return claimed
 
 
@@ -81,7 +87,7 @@ def test_jobs_made_are_what_the_columns_say(found):
 
 @given(claims())
 def test_every_lease_can_be_given_back_whether_its_job_is_there_or_not(found):
-    assert claim(found).given() == [
+    assert claim(found).granted_leases() == [
         (first + n, token + n) for first, count, _, token in found[0] for n in range(count)
     ]
 
@@ -95,14 +101,14 @@ def test_jobs_that_were_settled_together_are_over_and_those_skipped_are_lost(fou
     jobs = jobs_of(claimed)
     if is_made_first:
         assert len(list(jobs)) == len(numbers)
-        assert settled_together(jobs) is None
+        assert unsplit_claim_of(jobs) is None
     else:
-        assert settled_together(jobs) is claimed
-    claimed.over(skipped)
+        assert unsplit_claim_of(jobs) is claimed
+    claimed.mark_settled(skipped)
     leases = [lease for _, lease, _ in jobs]
     assert [lease.seq for lease in leases if lease.is_lost] == sorted(skipped)
     assert all(lease.is_over for lease in leases)
-    assert settled_together(jobs) is None
+    assert unsplit_claim_of(jobs) is None
 
 
 def test_jobs_are_a_sequence_like_a_list():
@@ -121,13 +127,13 @@ def test_jobs_are_a_sequence_like_a_list():
 def test_of_leases_whose_fate_is_unknown_none_is_kept():
     """CL-9: kept alive, a job that nobody works on would never come back."""
     made = claim(([(3, 2, 1, 100)], [Stretch([3, 4])]))
-    leases = [lease for _, lease, _ in made.made()]
+    leases = [lease for _, lease, _ in made.materialized()]
     for claimed in (made, claim(([(3, 2, 1, 100)], [Stretch([3, 4])]))):
-        claimed.lose()
+        claimed.mark_lost()
     assert all(lease.is_lost for lease in leases)
     later = claim(([(3, 2, 1, 100)], [Stretch([3, 4])]))
-    later.lose()
-    assert all(lease.is_lost for _, lease, _ in later.made())
+    later.mark_lost()
+    assert all(lease.is_lost for _, lease, _ in later.materialized())
 
 
 @given(claims(), st.integers(1, 9), st.data())
@@ -136,20 +142,20 @@ def test_batches_of_a_claim_are_the_claim(found, size, data):
     assert [len(part) for part in parts[:-1]] == [size] * (len(parts) - 1)
     assert len(parts[-1]) in range(1 if len(whole) else 0, size + 1)
     assert [payload for part in parts for payload in part.payloads()] == whole.payloads()
-    assert Bundle(parts).entries() == whole.entries()
-    assert len(Bundle(parts)) == len(whole)
+    assert LeaseBundle(parts).entries() == whole.entries()
+    assert len(LeaseBundle(parts)) == len(whole)
     assert not any(part.is_lost_at(76) for part in parts)
     assert all(part.is_lost_at(77) for part in parts)
 
     looked_at = [part for part in parts if data.draw(st.booleans())]
-    made = [lease for part in looked_at for _, lease, _ in part.made()]
-    requests = unsettled(parts)
+    made = [lease for part in looked_at for _, lease, _ in part.materialized()]
+    requests = unsettled_requests(parts)
     assert len(requests) <= 2
     assert sum(map(len, requests)) == len(whole)
     entries = b"".join(each.entries()[0] for each in requests if not isinstance(each, list))
     numbers = {*np.frombuffer(entries, "<i8").tolist(), *(lease.seq for lease in made)}
     assert numbers == set(whole.seqs.tolist())
     skipped = whole.seqs.tolist()[::2]
-    Bundle(parts).over(skipped)
-    assert unsettled(parts) == []
-    assert [lease.seq for part in parts for _, lease, _ in part.made() if lease.is_lost] == skipped
+    LeaseBundle(parts).mark_settled(skipped)
+    assert unsettled_requests(parts) == []
+    assert [lease.seq for part in parts for _, lease, _ in part.materialized() if lease.is_lost] == skipped

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.client.assembler import Assembler
-from ringlog.client.fields import NewRecord, column_values, fields_of
-from ringlog.client.producer_options import ProducerOptions, named_producer_id, parse_codec, parse_durability
+from ringlog.client.write.assembler import Assembler
+from ringlog.client.write.fields import NewRecord, column_values, fields_of
+from ringlog.client.write.producer_options import (
+    ProducerOptions,
+    named_producer_id,
+    parse_codec,
+    parse_durability,
+)
 from ringlog.errors import InvalidRequest, UsageError
 from ringlog.payload import JSON, RAW, TEXT
 from ringlog.types import Codec, Durability

@@ -65,13 +65,13 @@ def test_killing_shards_under_two_producers_loses_and_doubles_nothing(running, d
         for topic in topics:
             client.topics.create(topic, durability=durability)
 
-        def work(topic, is_each):
+        def work(topic, has_many_frames):
             count = 0
             try:
                 with client.producer(topic, max_buffer_bytes=4 << 20) as producer:
                     while not stop.is_set():
                         part = [b"%d" % n for n in range(count, count + 50)]
-                        if is_each:
+                        if has_many_frames:
                             producer.send_each(part)
                         else:
                             for data in part:

@@ -11,7 +11,7 @@ import pytest
 
 import ringlog
 import ringlog.aio
-from ringlog.client.borrowed import Borrowed
+from ringlog.client.connection.ref_count import RefCounted
 from ringlog.errors import RinglogError
 
 WAIT_S = 20.0
@@ -104,11 +104,11 @@ def test_files_are_closed_by_the_last_of_user_and_ender(is_read):
         def close(self) -> None:
             closed.append(True)
 
-    borrowed = Borrowed(Source())
+    borrowed = RefCounted(Source())
     if is_read:
         with borrowed.use():
-            borrowed.end()
+            borrowed.close_when_unused()
             assert not closed, "closed under somebody who reads"
     else:
-        borrowed.end()
+        borrowed.close_when_unused()
     assert closed

@@ -10,14 +10,14 @@ import pytest
 import ringlog
 import ringlog.aio
 from ringlog.client import NewRecord
-from ringlog.client.remote_source import received
-from ringlog.client.working import Wish, Working
+from ringlog.client.leases.lease_operations import ClaimHandle, LeaseOperations
+from ringlog.client.read.remote_source import decode_received_frames
 from ringlog.clock import SystemClock
 from ringlog.envelope.messages import ClaimReply
 from ringlog.errors import CorruptData, LeaseLost
 from ringlog.limits import EXPIRED_CLAIMS_MAX
-from ringlog.link.peer import Reply
-from ringlog.link.pending import resolved
+from ringlog.link.futures import resolved
+from ringlog.link.peer import PeerReply
 from ringlog.testing.clock import ManualClock
 
 pytestmark = pytest.mark.timeout(60)
@@ -74,9 +74,9 @@ async def test_asyncio_loops_pass_over_expired_jobs(ringlog_engine, client, tran
 
 
 def test_an_answer_without_frames_is_no_damage():
-    assert received("t", 0, 0, memoryview(b"")) == []
+    assert decode_received_frames("t", 0, 0, memoryview(b"")) == []
     with pytest.raises(CorruptData):
-        received("t", 0, 0, memoryview(b"\1" * 8))
+        decode_received_frames("t", 0, 0, memoryview(b"\1" * 8))
 
 
 class Answers:
@@ -89,15 +89,15 @@ class Answers:
 
     def about_jobs(self, message, *, extra_ms=0, is_awaited=False):
         self.asked.append(message)
-        return resolved(Reply(ClaimReply("q", 1, 1, 0, 0, [(len(self.asked), 1, 1, 7)]), b""))
+        return resolved(PeerReply(ClaimReply("q", 1, 1, 0, 0, [(len(self.asked), 1, 1, 7)]), b""))
 
 
 def claim(connection, clock, wait_s):
-    steps = Working("q", "me", clock).claim(connection, 1, wait_s, None, Wish())
+    steps = LeaseOperations("q", "me", clock).claim(connection, 1, wait_s, None, ClaimHandle())
     value = None
     try:
         while True:
-            value = steps.send(value.take() if value is not None else None)
+            value = steps.send(value.result() if value is not None else None)
     except StopIteration as end:
         return end.value
 

@@ -14,7 +14,7 @@ import ringlog
 import ringlog.aio
 from ringlog.client import EARLIEST, Client
 from ringlog.client.group import Group
-from ringlog.client.pages import Record
+from ringlog.client.read.pages import Record
 from ringlog.errors import InvalidRequest, RinglogError, UsageError
 from ringlog.testing.real_engine import TestEngine, wait_until
 

@@ -156,11 +156,11 @@ def test_seeking_and_where_a_group_begins(member, topic):
     fill(member, topic, 5)
     late = member.group(topic, "late", mode="queue", start=LATEST)
     assert late.claim(9) == []
-    assert seqs(member.group(topic, "mid", mode="queue", start=3).claim(9)) == [4, 5]
+    assert seqs(member.group(topic, "mid", mode="queue", start=4).claim(9)) == [4, 5]
     ago = datetime.now(UTC) - timedelta(hours=1)
     assert seqs(member.group(topic, "hour", mode="queue", start=ago).claim(9)) == [1, 2, 3, 4, 5]
     jobs = (group := queue(member, topic)).claim(4)
-    assert group.seek(2) == 3
+    assert group.seek(3) == 3
     assert group.ack(jobs).count == 0
     assert seqs(group.claim(9)) == [3, 4, 5]
     assert group.seek(LATEST) == 6

@@ -172,7 +172,7 @@ def test_an_interrupt_at_any_moment_is_survived_or_said(
         found = Counter(
             payload
             for page in steady.reader(topic).pages(1_000)
-            for piece in page.pieces
+            for piece in page.batches
             for payload in piece.payloads()
         )
     doubled = {payload for payload, count in found.items() if count > 1}
@@ -307,7 +307,7 @@ def test_leaving_a_block_after_an_interrupt_raises_the_interrupt(ringlog_engine,
         ):
             producer.send(b"x")
             with client._shell.lock:
-                client._shell.look_for_harm(Hit())
+                client._shell.mark_interrupted(Hit())
             raise Hit
 
     with pytest.raises(Hit):

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringlog.client.leases import EXTEND_PART, KEPT_MIN, Keeper, Lease
+from ringlog.client.leases.lease_extender import EXTEND_PART, KEPT_MIN, Lease, LeaseExtender
 from ringlog.envelope import messages as m
-from ringlog.link.peer import MS, Reply
-from ringlog.link.pending import Pending
+from ringlog.link.futures import Pending
+from ringlog.link.peer import MS, PeerReply
 from ringlog.link.timers import Timers
 from ringlog.testing.clock import ManualClock
 
@@ -24,10 +24,10 @@ class Line:
         self.clock, self.timers = ManualClock(), Timers()
         self.asked: list[list[int]] = []
 
-    def about_jobs(self, message: m.Extend) -> Pending[Reply]:
+    def about_jobs(self, message: m.Extend) -> Pending[PeerReply]:
         self.asked.append(np.frombuffer(message.seqs, "<i8").tolist())
-        pending: Pending[Reply] = Pending()
-        pending.resolve(Reply(m.ExtendReply("q", len(self.asked[-1]), b"", 0)))
+        pending: Pending[PeerReply] = Pending()
+        pending.resolve(PeerReply(m.ExtendReply("q", len(self.asked[-1]), b"", 0)))
         return pending
 
     def after(self, seconds: float) -> None:
@@ -50,10 +50,10 @@ def kept(keeper: Any) -> int:
 
 def test_jobs_done_one_after_the_other_are_never_asked_for_and_are_forgotten(line: Line) -> None:
     """However many: a loop over small jobs keeps each for a moment."""
-    keeper = Keeper(line, "q", "worker")  # type: ignore[arg-type]
+    keeper = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
     for seq in range(1, 5_000):
         one = lease(line, seq)
-        keeper.keep([one])
+        keeper.extend_until_settled([one])
         one.is_over = True
         assert kept(keeper) <= KEPT_MIN + 1
     line.after(LEASE_MS / 1_000)
@@ -62,22 +62,22 @@ def test_jobs_done_one_after_the_other_are_never_asked_for_and_are_forgotten(lin
 
 
 def test_one_that_is_due_earlier_than_those_before_it_is_extended_in_time(line: Line) -> None:
-    keeper = Keeper(line, "q", "worker")  # type: ignore[arg-type]
-    keeper.keep([lease(line, 1)])
+    keeper = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
+    keeper.extend_until_settled([lease(line, 1)])
     short = lease(line, 2, 1_000)
-    keeper.keep([short])
+    keeper.extend_until_settled([short])
     line.after(1.2 / EXTEND_PART)
     assert [2] in line.asked
     assert short.until_ns > line.clock.monotonic_ns() + 500 * MS
 
 
 def test_what_is_held_beside_those_that_are_over_is_extended_before_it_ends(line: Line) -> None:
-    keeper = Keeper(line, "q", "worker")  # type: ignore[arg-type]
+    keeper = LeaseExtender(line, "q", "worker")  # type: ignore[arg-type]
     held = lease(line, 1)
-    keeper.keep([held])
+    keeper.extend_until_settled([held])
     for seq in range(2, 4 * KEPT_MIN):
         one = lease(line, seq)
-        keeper.keep([one])
+        keeper.extend_until_settled([one])
         one.is_over = True
     for _ in range(9):
         line.after(LEASE_MS / 3_000)

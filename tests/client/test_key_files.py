@@ -13,7 +13,7 @@ import pytest
 import ringlog
 import ringlog.aio
 from ringlog.cli.app import run
-from ringlog.client.client_options import ClientOptions
+from ringlog.client.connection.client_options import ClientOptions
 from ringlog.errors import UsageError
 from ringlog.link.curve import key_file_text, new_key
 
@@ -23,7 +23,7 @@ URL = f"ringlog://127.0.0.1:9?server_key={quote(SERVER.public, safe='')}"
 
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
-    """Written as docs/security.md does it."""
+    """Written as docs/explanation/security.md does it."""
     path = tmp_path / "client.key"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key_file_text(CLIENT))

@@ -13,7 +13,7 @@ import pytest
 import ringlog
 from ringlog import aio
 from ringlog.client import EARLIEST
-from ringlog.client.fields import NewRecord
+from ringlog.client.write.fields import NewRecord
 from ringlog.errors import InvalidRequest, RecordTooLarge
 from ringlog.limits import HEADER_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_PER_RECORD_MAX, MIB, RECORD_BYTES_MAX
 from ringlog.testing import engine

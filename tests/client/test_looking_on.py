@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ringlog.client import shell as shell_module
-from ringlog.client.green_threads import are_green
-from ringlog.client.shell import Shell
-from ringlog.link.pending import Pending
-from ringlog.waiting import ANSWER_NS
+from ringlog.client.connection import shell as shell_module
+from ringlog.client.connection.green_threads import are_green
+from ringlog.client.connection.shell import ThreadedShell
+from ringlog.link.futures import Pending
+from ringlog.spin_wait import SPIN_REPLY_NS
 
 pytestmark = pytest.mark.interpreted
 
@@ -24,12 +24,12 @@ class Links:
         self.is_crowded = is_crowded
         self._pending = pending
 
-    def words_to_look_at(self) -> tuple[list[memoryview], list[int]]:
+    def spin_words(self) -> tuple[list[memoryview], list[int]]:
         return ([], []) if self.is_crowded else ([memoryview(bytes(8))], [0])
 
     def look(self, words: list[memoryview], seen: list[int], ns: int) -> bool:
         assert len(words) == len(seen) == 2, "the ring's, and that of who arrives"
-        assert 0 < ns <= ANSWER_NS
+        assert 0 < ns <= SPIN_REPLY_NS
         self.looked += 1
         self.left -= 1
         return True
@@ -50,7 +50,7 @@ class LookingOn:
     def __init__(self, *, is_wanted: bool) -> None:
         self._is_wanted = is_wanted
 
-    def is_wanted(self, now_ns: int) -> bool:
+    def should_spin(self, now_ns: int) -> bool:
         return self._is_wanted
 
 
@@ -61,7 +61,7 @@ class Clock:
         self.now_ns = 0
 
     def monotonic_ns(self) -> int:
-        self.now_ns += ANSWER_NS // 5
+        self.now_ns += SPIN_REPLY_NS // 5
         return self.now_ns
 
 
@@ -71,19 +71,19 @@ def looked_on(
     pending: Pending[Any] = Pending()
     links = Links(pending, looks, is_crowded=is_crowded)
     make: Any = lambda fds: Session(links)  # noqa: E731
-    shell = Shell(make)
-    monkeypatch.setattr(shell_module, "look", links.look)
-    shell._clock, shell._looking_on = Clock(), LookingOn(is_wanted=is_wanted)
+    shell = ThreadedShell(make)
+    monkeypatch.setattr(shell_module, "spin_wait", links.look)
+    shell._clock, shell._spin_policy = Clock(), LookingOn(is_wanted=is_wanted)
     shell._leader = threading.current_thread()
     with shell.lock:
-        shell._look_on(pending, 0)
+        shell._spin_wait(pending, 0)
     shell.descriptors.close()
     return pending, links
 
 
 def test_an_answer_that_comes_soon_is_taken_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     pending, links = looked_on(monkeypatch, 3)
-    assert pending.take() == "answer"
+    assert pending.result() == "answer"
     assert (links.looked, links.pumped) == (3, 3)
 
 
@@ -107,7 +107,7 @@ def test_who_arrives_is_seen_by_who_looks_on(monkeypatch: pytest.MonkeyPatch) ->
     pending: Pending[Any] = Pending()
     links = Links(pending, 2)
     make: Any = lambda fds: Session(links)  # noqa: E731
-    shell = Shell(make)
+    shell = ThreadedShell(make)
     other: Pending[Any] = Pending()
     rounds: list[bool] = []
 
@@ -124,11 +124,11 @@ def test_who_arrives_is_seen_by_who_looks_on(monkeypatch: pytest.MonkeyPatch) ->
             shell._follow(other, None)
 
     follower = threading.Thread(target=follow)
-    monkeypatch.setattr(shell_module, "look", look)
-    shell._clock, shell._looking_on = Clock(), LookingOn(is_wanted=True)
+    monkeypatch.setattr(shell_module, "spin_wait", look)
+    shell._clock, shell._spin_policy = Clock(), LookingOn(is_wanted=True)
     shell._leader = threading.current_thread()
     with shell.lock:
-        shell._look_on(pending, 0)
+        shell._spin_wait(pending, 0)
         other.resolve(None)
     follower.join(10)
     shell.descriptors.close()

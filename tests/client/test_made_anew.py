@@ -30,7 +30,7 @@ def test_loops_over_a_queue_that_is_made_anew_go_on(ringlog_engine, ringlog_topi
                 for batch in queue.batches(2):
                     found.extend((job.data, job.deliveries) for job in batch)
             else:
-                for job in queue.jobs(ack_behind=how == "behind"):
+                for job in queue.jobs(pipelined_acks=how == "behind"):
                     with job:
                         found.append((job.data, job.deliveries))
 

@@ -9,8 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from piece_samples import CHOICES, FULL, OPTIONAL, RECORD, run_of
 
-from ringlog.client.gather import GatheredPiece, gather
-from ringlog.client.pieces import FramePiece, open_run_frame, pieces_of, visible_pieces
+from ringlog.client.read.multi_frame_batch import MultiFrameRecordBatch, decode_frames
+from ringlog.client.read.record_batches import (
+    FrameRecordBatch,
+    open_run_frame,
+    record_batches_of,
+    visible_record_batches,
+)
 from ringlog.errors import CorruptData
 from ringlog.frame import layout
 from ringlog.frame.layout import HEADER_BYTES, Column
@@ -19,7 +24,7 @@ from ringlog.types import Codec
 
 
 def one_by_one(run):
-    return [FramePiece(open_run_frame(run, row, "t")) for row in range(len(run.batch))]
+    return [FrameRecordBatch(open_run_frame(run, row, "t")) for row in range(len(run.batch))]
 
 
 def flat(pieces, what):
@@ -42,7 +47,7 @@ def flat(pieces, what):
 def test_gathered_records_equal_records_opened_one_by_one(stretches, gap, after):
     stretches = sorted(stretches, key=lambda s: len(s[1]))
     run = run_of(stretches, gap=gap)
-    pieces = list(pieces_of(run, after, "t"))
+    pieces = list(record_batches_of(run, after, "t"))
     expected = [record for record in flat(one_by_one(run), "records") if record.seq > after]
     assert flat(pieces, "records") == expected
     assert flat(pieces, "payloads") == [record.data for record in expected]
@@ -52,9 +57,9 @@ def test_gathered_records_equal_records_opened_one_by_one(stretches, gap, after)
     assert [int(size) for piece in pieces for size in piece.sizes()] == sizes
     for piece in pieces:
         rows = np.arange(0, len(piece), 2)
-        assert piece.keep(rows).records() == piece.records()[::2]
-        assert piece.part(1, 3).records() == piece.records()[1:3]
-        assert piece.keep(rows).part(0, 1).records() == piece.records()[:1]
+        assert piece.select_rows(rows).records() == piece.records()[::2]
+        assert piece.slice_rows(1, 3).records() == piece.records()[1:3]
+        assert piece.select_rows(rows).slice_rows(0, 1).records() == piece.records()[:1]
         for column, name in ((Column.KEY, "key"), (Column.TAG, "tag"), (Column.NODE, "node")):
             found = piece.column(column)
             if found is not None:
@@ -80,7 +85,7 @@ def test_a_look_at_a_stretch_finds_just_its_records(counts, bounds, missing, hid
     after, until = bounds
     there = [record.seq for record in flat(one_by_one(run), "records")]
     gone = np.array(sorted(hidden), dtype=np.int64)
-    found = flat(visible_pieces(run, after, until, gone, "t"), "records")
+    found = flat(visible_record_batches(run, after, until, gone, "t"), "records")
     assert [record.seq for record in found] == [n for n in there if after < n <= until and n not in hidden]
     assert run.last_seq == there[-1]
     if after < until:
@@ -96,16 +101,16 @@ def test_gathered_arrow_equals_the_frames_own(nulls):
     empty |= {"payload": b"", "priority": 0, "meta": None}
     null = empty | dict.fromkeys(("payload", "key", "tag", "node"))
     run = run_of([([record, empty, null], OPTIONAL)] * 5)
-    (piece,) = pieces_of(run, 0, "t")
-    assert isinstance(piece, GatheredPiece)
+    (piece,) = record_batches_of(run, 0, "t")
+    assert isinstance(piece, MultiFrameRecordBatch)
     for columns in (None, 1, (1 << 10) - 1):
-        (made,) = piece.record_batches(nulls=nulls, columns=columns)
-        each = [b for p in one_by_one(run) for b in p.record_batches(nulls=nulls, columns=columns)]
+        (made,) = piece.arrow_batches(nulls=nulls, columns=columns)
+        each = [b for p in one_by_one(run) for b in p.arrow_batches(nulls=nulls, columns=columns)]
         assert pa.Table.from_batches([made]).equals(pa.Table.from_batches(each).combine_chunks())
     plain = run_of([([record], ())] * 5)
-    (piece,) = pieces_of(plain, 0, "t")
-    (made,) = piece.record_batches(nulls=nulls, columns=(1 << 10) - 1)
-    each = [b for p in one_by_one(plain) for b in p.record_batches(nulls=nulls, columns=(1 << 10) - 1)]
+    (piece,) = record_batches_of(plain, 0, "t")
+    (made,) = piece.arrow_batches(nulls=nulls, columns=(1 << 10) - 1)
+    each = [b for p in one_by_one(plain) for b in p.arrow_batches(nulls=nulls, columns=(1 << 10) - 1)]
     assert pa.Table.from_batches([made]).equals(pa.Table.from_batches(each).combine_chunks())
 
 
@@ -114,8 +119,8 @@ def test_large_and_compressed_frames_are_opened_one_by_one():
     large = run_of([([record] * 64, ())] * 6)
     packed = run_of([([record] * 3, ())] * 6, codec=Codec.LZ4)
     for run in (large, packed):
-        pieces = list(pieces_of(run, 0, "t"))
-        assert all(isinstance(piece, FramePiece) for piece in pieces)
+        pieces = list(record_batches_of(run, 0, "t"))
+        assert all(isinstance(piece, FrameRecordBatch) for piece in pieces)
         assert len(flat(pieces, "payloads")) == len(one_by_one(run)) * len(pieces[0])
 
 
@@ -130,7 +135,7 @@ def test_a_column_that_lies_about_its_size_is_damage_and_nothing_outside_is_read
     at = int(run.batch.offsets[row]) // 4 + HEADER_BYTES // 4
     words[at + (where >> 2) % (int(sizes[row]) - HEADER_BYTES // 4)] = value
     try:
-        piece = gather(run, slice(0, 4), 0, "t")
+        piece = decode_frames(run, slice(0, 4), 0, "t")
     except CorruptData as e:
         damage = e.detail
     else:
@@ -146,7 +151,7 @@ def test_a_lying_offset_is_found():
     run = run_of([([FULL, FULL], OPTIONAL)] * 4)
     np.frombuffer(run.buffer, "<i4")[HEADER_BYTES // 4 + 1] = 1 << 30
     with pytest.raises(CorruptData, match="malformed"):
-        gather(run, slice(0, 4), 0, "t")
+        decode_frames(run, slice(0, 4), 0, "t")
 
 
 def test_a_lying_number_of_headers_allocates_nothing():
@@ -158,7 +163,7 @@ def test_a_lying_number_of_headers_allocates_nothing():
     words[lists_at + 2] = (1 << 31) - 1
     tracemalloc.start()
     with pytest.raises(CorruptData):
-        gather(run, slice(0, 4), 0, "t")
+        decode_frames(run, slice(0, 4), 0, "t")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20

@@ -1,4 +1,4 @@
-"""Acks that a loop does not wait for: `jobs(ack_behind=True)`."""
+"""Acks that a loop does not wait for: `jobs(pipelined_acks=True)`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 import ringlog
 from ringlog.client import Client
-from ringlog.client.behind import Behind
 from ringlog.client.job import Job
-from ringlog.client.job_facts import Slots
-from ringlog.client.leases import Lease
+from ringlog.client.leases.ack_pipeline import AckPipeline
+from ringlog.client.leases.job_facts import InFlightLimit
+from ringlog.client.leases.lease_extender import Lease
 from ringlog.client.queue import Queue
-from ringlog.client.results import Settled
+from ringlog.client.requests.results import Settled
 from ringlog.errors import LeaseLost, NotReady, UsageError
-from ringlog.link.pending import Pending, Steps
+from ringlog.link.futures import Pending, Steps
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 
@@ -70,7 +70,7 @@ class Line:
         skipped = yield asked
         for lease in leases:
             if lease.seq in skipped:
-                lease.lose()
+                lease.mark_lost()
             lease.is_over = True
         return Settled(len(leases) - len(skipped), skipped)
 
@@ -82,34 +82,34 @@ class Held:
         self.lease = Lease(seq, seq, 0, LONG_MS, 0)
         self.has_left = False
 
-    def leave(self) -> None:
+    def release_slot(self) -> None:
         self.has_left = True
 
 
 def test_one_request_is_on_its_way_and_what_is_done_meanwhile_goes_with_the_next():
     line = Line()
-    behind = Behind(line, None)
+    behind = AckPipeline(line, None)
     jobs = [Held(n) for n in range(1, 6)]
     for job in jobs[:4]:
-        behind.add(job)  # type: ignore[arg-type]
+        behind.add_job(job)  # type: ignore[arg-type]
     assert line.sent == [[1]]
     assert all(job.has_left for job in jobs[:4]), "there is room for others at once"
     assert not any(job.lease.is_over for job in jobs), "leases are kept until the answer"
     line.asked[0].resolve(())
     assert line.sent == [[1], [2, 3, 4]]
     line.asked[1].resolve(())
-    behind.add(jobs[4])  # type: ignore[arg-type]
+    behind.add_job(jobs[4])  # type: ignore[arg-type]
     assert line.sent[2:] == [[5]]
 
 
 def test_before_a_claim_everything_is_sent_whatever_is_open():
     line = Line()
-    behind = Behind(line, None)
+    behind = AckPipeline(line, None)
     for n in (1, 2):
-        behind.add(Held(n))  # type: ignore[arg-type]
-    behind.send()
+        behind.add_job(Held(n))  # type: ignore[arg-type]
+    behind.flush()
     assert line.sent == [[1], [2]]
-    waits = behind.all_answered()
+    waits = behind.wait_answered()
     line.asked[1].resolve(())
     assert not waits.is_done
     line.asked[0].resolve(())
@@ -118,30 +118,30 @@ def test_before_a_claim_everything_is_sent_whatever_is_open():
 
 def test_what_was_not_answered_is_an_error_once_and_its_leases_are_lost():
     line = Line()
-    behind = Behind(line, None)
+    behind = AckPipeline(line, None)
     job = Held(1)
-    behind.add(job)  # type: ignore[arg-type]
+    behind.add_job(job)  # type: ignore[arg-type]
     line.asked[0].fail(NotReady("away"))
     assert job.lease.is_lost, "kept alive it would never come back"
     assert isinstance(behind.take_error(), NotReady)
     assert behind.take_error() is None
-    assert behind.all_answered().is_done
+    assert behind.wait_answered().is_done
 
 
 @pytest.mark.interpreted
 def test_acks_that_went_with_a_claim_are_no_error_when_only_the_claim_failed():
     """What it was given cannot be read, say: by then they are done."""
-    behind = Behind(Line(), None, waits_for_claim=True)
+    behind = AckPipeline(Line(), None, waits_for_claim=True)
     behind._linger = object()  # type: ignore[assignment]  # Nobody waits for time here.
     for is_over in (True, False):
         job = Held(1)
-        behind.add(job)  # type: ignore[arg-type]
-        leases = behind.take()
+        behind.add_job(job)  # type: ignore[arg-type]
+        leases = behind.take_unsent()
         job.lease.is_over = is_over
-        behind.sent(leases, NotReady("away"), is_taken=False)
+        behind.on_sent(leases, NotReady("away"), is_taken=False)
         assert job.lease.is_lost is not is_over
         assert (behind.take_error() is None) is is_over
-        assert behind.take() == []
+        assert behind.take_unsent() == []
 
 
 # -- with an engine ------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_acks_that_went_with_a_claim_are_no_error_when_only_the_claim_failed():
 def test_a_loop_acks_every_job_and_its_end_waits_for_that(queue):
     fill(queue, JOBS)
     found = []
-    for job in queue.jobs(max_in_flight=32, ack_behind=True):
+    for job in queue.jobs(max_in_flight=32, pipelined_acks=True):
         with job:
             found.append(job.data)
         if len(found) == JOBS:
@@ -164,7 +164,7 @@ def test_never_more_than_max_in_flight_are_leased(queue, ringlog_engine):
     fill(queue, 30)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
-        jobs = queue.jobs(max_in_flight=3, ack_behind=True)
+        jobs = queue.jobs(max_in_flight=3, pipelined_acks=True)
         for _ in range(30):
             with next(jobs):
                 assert looks.stats().in_flight <= 3
@@ -176,7 +176,7 @@ def test_what_is_done_while_an_ack_is_open_is_acked_without_another_call(queue, 
     fill(queue, 8)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
-        jobs = queue.jobs(max_in_flight=8, ack_behind=True)
+        jobs = queue.jobs(max_in_flight=8, pipelined_acks=True)
         for _ in range(7):
             with next(jobs):
                 pass
@@ -187,7 +187,7 @@ def test_what_is_done_while_an_ack_is_open_is_acked_without_another_call(queue, 
 
 def test_an_error_in_a_block_gives_the_job_back(queue):
     fill(queue, 3)
-    jobs = queue.jobs(max_in_flight=3, ack_behind=True)
+    jobs = queue.jobs(max_in_flight=3, pipelined_acks=True)
     with next(jobs):
         pass
     with pytest.raises(ZeroDivisionError), next(jobs):
@@ -198,7 +198,7 @@ def test_an_error_in_a_block_gives_the_job_back(queue):
 
 def test_a_job_settled_inside_its_block_is_left_alone(queue):
     fill(queue, 2)
-    jobs = queue.jobs(ack_behind=True)
+    jobs = queue.jobs(pipelined_acks=True)
     with next(jobs) as job:
         job.ack()
         assert counts(queue) == (1, 0, 0), "an ack by hand is done when it returns"
@@ -211,7 +211,7 @@ def test_a_job_settled_inside_its_block_is_left_alone(queue):
 def test_a_lease_that_had_ended_is_told(queue, caplog):
     """CL-9: the job was or will be handed out again."""
     fill(queue, 1)
-    jobs = queue.jobs(lease_ms=100, auto_extend=False, ack_behind=True)
+    jobs = queue.jobs(lease_ms=100, auto_extend=False, pipelined_acks=True)
     with next(jobs) as job:
         wait_until(lambda: counts(queue) == (1, 0, 0), 10, "the lease to expire")
     with caplog.at_level(logging.WARNING):
@@ -224,7 +224,7 @@ def test_a_lease_that_had_ended_is_told(queue, caplog):
 def test_closing_the_client_waits_for_acks(ringlog_engine, queue):
     fill(queue, 20)
     other = ringlog.connect(ringlog_engine.url, wait=10, transport=queue._client.transport)
-    jobs = other.queue(queue.topic).jobs(max_in_flight=8, ack_behind=True)
+    jobs = other.queue(queue.topic).jobs(max_in_flight=8, pipelined_acks=True)
     for _ in range(5):
         with next(jobs):
             pass
@@ -235,12 +235,12 @@ def test_closing_the_client_waits_for_acks(ringlog_engine, queue):
 
 def test_slots_are_free_as_soon_as_a_block_has_ended(queue):
     fill(queue, 1)
-    jobs = queue.jobs(ack_behind=True)
+    jobs = queue.jobs(pipelined_acks=True)
     with next(jobs) as job:
         slots = job._slots
-        assert isinstance(slots, Slots)
-        assert slots.taken == 1
-    assert slots.taken == 0
+        assert isinstance(slots, InFlightLimit)
+        assert slots.in_flight == 1
+    assert slots.in_flight == 0
     jobs.close()
 
 
@@ -333,7 +333,7 @@ def test_batches_have_a_size(queue):
 
 def test_a_claim_of_several_batches_is_acked_with_its_last(queue, ringlog_engine, monkeypatch):
     """One request for all, unless they take longer than LINGER_MS."""
-    monkeypatch.setattr("ringlog.client.behind.LINGER_MS", LONG_MS)
+    monkeypatch.setattr("ringlog.client.leases.ack_pipeline.LINGER_MS", LONG_MS)
     fill(queue, 34)
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
@@ -443,7 +443,7 @@ def _drain_under_kills(running: TestEngine, client: Client, is_batched: bool) ->
                 if ended.is_set():
                     mine.ack(batch)
                     return
-        for job in mine.jobs(max_in_flight=8, ack_behind=True):
+        for job in mine.jobs(max_in_flight=8, pipelined_acks=True):
             with job:
                 done.append(job.seq)
             if ended.is_set():
@@ -465,17 +465,17 @@ def _drain_under_kills(running: TestEngine, client: Client, is_batched: bool) ->
 
 
 def test_a_forked_child_sends_no_acks_of_its_parent():
-    behind = Behind(line := Line(), None)
-    behind.add(Held(1))  # type: ignore[arg-type]
-    behind.add(Held(2))  # type: ignore[arg-type]
-    behind.forget()
-    assert behind.all_answered().is_done
+    behind = AckPipeline(line := Line(), None)
+    behind.add_job(Held(1))  # type: ignore[arg-type]
+    behind.add_job(Held(2))  # type: ignore[arg-type]
+    behind.reset_in_child()
+    assert behind.wait_answered().is_done
     assert line.sent == [[1]]
 
 
 def test_a_job_knows_its_iteration_only_while_its_block_is_open(queue):
     fill(queue, 1)
-    jobs = queue.jobs(ack_behind=True)
+    jobs = queue.jobs(pipelined_acks=True)
     job: Job = next(jobs)
     with job:
         pass

@@ -14,10 +14,10 @@ import pytest
 
 import ringlog
 from ringlog.client import Client, NewRecord
-from ringlog.client.inline import Inline, brought
-from ringlog.client.local_source import LocalSource
+from ringlog.client.leases.inline_jobs import InlineJobs, decode_inline_jobs
+from ringlog.client.leases.lease_operations import LeaseOperations
 from ringlog.client.queue import Queue
-from ringlog.client.working import Working
+from ringlog.client.read.local_source import LocalSource
 from ringlog.envelope.messages import ClaimReply
 from ringlog.errors import CorruptData
 from ringlog.limits import INLINE_AHEAD_MIN, INLINE_BYTES_MAX
@@ -31,13 +31,15 @@ NUMBERS = [b"job %d" % n for n in range(1, MANY + 1)]
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[ClaimReply]:
     """What claims were answered, in turn."""
     found: list[ClaimReply] = []
-    read = Working._read
+    read = LeaseOperations._read
 
-    def noting(self: Working, connection: Any, message: ClaimReply, attached: Any, pieces: Any) -> Any:
+    def noting(
+        self: LeaseOperations, connection: Any, message: ClaimReply, attached: Any, pieces: Any
+    ) -> Any:
         found.append(message)
         return read(self, connection, message, attached, pieces)
 
-    monkeypatch.setattr(Working, "_read", noting)
+    monkeypatch.setattr(LeaseOperations, "_read", noting)
     return found
 
 
@@ -93,7 +95,7 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def held(*_: Any) -> Any:
         raise AssertionError("a file was read for a job that was put a moment ago")
 
-    monkeypatch.setattr(LocalSource, "held", held)
+    monkeypatch.setattr(LocalSource, "read_leased", held)
 
 
 @pytest.mark.interpreted
@@ -180,9 +182,11 @@ def answer(runs: list[tuple[int, int, int, int]], payloads: list[bytes], stamps:
 
 def test_what_came_along_is_cut_as_stretches_are() -> None:
     stamps = np.array([5, 6, 7], "<i8").tobytes()
-    (found,) = brought("q", answer([(3, 2, 1, 70), (9, 1, 2, 80)], [b"a", b"b", b"c"], stamps), None)
+    (found,) = decode_inline_jobs(
+        "q", answer([(3, 2, 1, 70), (9, 1, 2, 80)], [b"a", b"b", b"c"], stamps), None
+    )
     assert (found.seqs.tolist(), found.last_seq, len(found)) == ([3, 4, 9], 9, 3)
-    part = found.part(1, 3)
+    part = found.slice_rows(1, 3)
     assert [(record.seq, record.ts, record.data) for record in part.records()] == [
         (4, 6, b"b"), (9, 7, b"c"),
     ]  # fmt: skip
@@ -196,11 +200,11 @@ def test_an_answer_that_brings_something_else_along_is_not_believed(change: str)
     if change == "frames":
         message = msgspec.structs.replace(message, frames=1)
     with pytest.raises(CorruptData) as told:
-        brought("q", message, bytes(80))
+        decode_inline_jobs("q", message, bytes(80))
     assert told.value.detail["topic"] == "q"
 
 
 def test_numbers_of_one_run_are_a_range() -> None:
-    (found,) = brought("q", answer([(3, 2, 1, 70)], [b"a", b"b"], bytes(16)), None)
-    assert isinstance(found, Inline)
-    assert found.part(1, 2).seqs.tolist() == [4]
+    (found,) = decode_inline_jobs("q", answer([(3, 2, 1, 70)], [b"a", b"b"], bytes(16)), None)
+    assert isinstance(found, InlineJobs)
+    assert found.slice_rows(1, 2).seqs.tolist() == [4]

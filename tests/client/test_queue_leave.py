@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import ringlog
-from actors.wal_shard.presence import Presence
-from ringlog.lives import born_of, own_life
+from actors.wal_shard.leases.worker_liveness import WorkerLiveness
+from ringlog.process_id import own_process_id, process_started_ticks
 from ringlog.testing.children import debug_environ
 from ringlog.testing.real_engine import wait_until
 
@@ -69,14 +69,14 @@ def test_who_is_behind_a_gateway_may_come_back_so_its_leases_last(ringlog_engine
 
 
 def test_a_life_is_a_number_and_a_beginning():
-    assert own_life() == (os.getpid(), born_of(os.getpid()))
-    assert own_life()[1] > 0
-    assert born_of(2**22 + 1) == 0
+    assert own_process_id() == (os.getpid(), process_started_ticks(os.getpid()))
+    assert own_process_id()[1] > 0
+    assert process_started_ticks(2**22 + 1) == 0
 
 
 @pytest.fixture
 def presence():
-    made = Presence()
+    made = WorkerLiveness()
     yield made
     made.close()
 
@@ -84,7 +84,7 @@ def presence():
 def test_a_death_is_told_once_and_strangers_are_not_watched(presence):
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
-        life = sleeper.pid, born_of(sleeper.pid)
+        life = sleeper.pid, process_started_ticks(sleeper.pid)
         presence.watch((sleeper.pid, life[1] + 1))
         assert not presence, "it is not who it says"
         presence.watch((2**22 + 1, 5))
@@ -92,12 +92,12 @@ def test_a_death_is_told_once_and_strangers_are_not_watched(presence):
         assert not presence
         presence.watch(life)
         presence.watch(life)
-        assert presence.take() == []
+        assert presence.take_dead() == []
     finally:
         sleeper.kill()
         sleeper.wait(20)
     found = []
-    wait_until(lambda: bool(found.extend(presence.take()) or found), 20, "the death to be seen")
+    wait_until(lambda: bool(found.extend(presence.take_dead()) or found), 20, "the death to be seen")
     assert found == [life]
-    assert presence.take() == []
+    assert presence.take_dead() == []
     assert not presence

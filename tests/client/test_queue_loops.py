@@ -46,12 +46,12 @@ def delayed(work) -> int:
     return int(work.stats().delayed)
 
 
-@pytest.mark.parametrize("ack_behind", [False, True])
-def test_a_loop_goes_on_behind_jobs_that_fail_and_ends_when_idle(work, ack_behind):
+@pytest.mark.parametrize("pipelined_acks", [False, True])
+def test_a_loop_goes_on_behind_jobs_that_fail_and_ends_when_idle(work, pipelined_acks):
     """Each failing job is given back to rest, and its own error is what is told, whatever its text."""
     told = []
     for job in work.jobs(
-        on_error=lambda job, e: told.append((job.seq, e)), idle_s=0.3, ack_behind=ack_behind
+        on_error=lambda job, e: told.append((job.seq, e)), idle_s=0.3, pipelined_acks=pipelined_acks
     ):
         with job:
             raise ERRORS[job.seq - 1]

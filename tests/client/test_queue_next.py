@@ -11,14 +11,14 @@ import pytest
 import ringlog
 from ringlog.client import Client
 from ringlog.client.job import Job
-from ringlog.client.leases import Lease
+from ringlog.client.leases.lease_extender import Lease
+from ringlog.client.leases.lease_operations import APART_MAX, ClaimHandle, LeaseOperations
 from ringlog.client.queue import Queue
-from ringlog.client.working import APART_MAX, Wish, Working
 from ringlog.clock import SystemClock
 from ringlog.envelope import messages as m
 from ringlog.errors import LeaseLost, UsageError
-from ringlog.link.peer import Reply
-from ringlog.link.pending import Pending, start
+from ringlog.link.futures import Pending, run_steps
+from ringlog.link.peer import PeerReply
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 
@@ -118,20 +118,20 @@ class Apart:
 
     transport = "ring"
 
-    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[Reply]:
-        pending: Pending[Reply] = Pending()
-        pending.resolve(Reply(m.NotCombinable(message.topic)))
+    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
+        pending: Pending[PeerReply] = Pending()
+        pending.resolve(PeerReply(m.NotCombinable(message.topic)))
         return pending
 
 
 def test_it_is_tried_again_after_a_while_however_often_it_did_not_go() -> None:
-    working = Working("q", "worker", SystemClock())
+    working = LeaseOperations("q", "worker", SystemClock())
     pauses = [0]
     for _ in range(1_500):
-        done = start(working.next(Apart(), [Lease(1, 1, 0, LONG_MS, 0)], 1, None, Wish()))  # type: ignore[arg-type]
-        assert done.take() is None
-        if working._apart >= pauses[-1] and working._apart:
-            pauses.append(working._apart)
+        done = run_steps(working.ack_and_claim(Apart(), [Lease(1, 1, 0, LONG_MS, 0)], 1, None, ClaimHandle()))  # type: ignore[arg-type]
+        assert done.result() is None
+        if working._uncombined_left >= pauses[-1] and working._uncombined_left:
+            pauses.append(working._uncombined_left)
     assert pauses == [0, 1, 3, 7, 15, 31, 63, 127, 255, APART_MAX, APART_MAX, APART_MAX, APART_MAX]
 
 
@@ -208,7 +208,7 @@ def test_a_loop_over_one_job_gives_the_next_one_when_the_last_is_gone(queue, rin
     with ringlog.connect(ringlog_engine.url, wait=10) as other:
         looks = other.queue(queue.topic)
         found: list[Job] = []
-        for job in queue.jobs(ack_behind=True):
+        for job in queue.jobs(pipelined_acks=True):
             if found:
                 assert found[-1].lease.is_over
             if job.seq % 7 == 0:
@@ -225,7 +225,7 @@ def test_a_loop_over_one_job_gives_the_next_one_when_the_last_is_gone(queue, rin
 def test_whoever_does_something_else_behind_a_job_has_it_acked_meanwhile(queue, ringlog_engine):
     """The next job may be asked for much later."""
     fill(queue, 3)
-    jobs = queue.jobs(ack_behind=True)
+    jobs = queue.jobs(pipelined_acks=True)
     job = next(jobs)
     with job:
         pass
@@ -240,7 +240,7 @@ def test_whoever_does_something_else_behind_a_job_has_it_acked_meanwhile(queue, 
 def test_a_block_that_fails_gives_its_job_back_and_the_loop_goes_on(queue):
     fill(queue, 3)
     found = []
-    for job in queue.jobs(ack_behind=True):
+    for job in queue.jobs(pipelined_acks=True):
         found.append(job.seq)
         try:
             with job:
@@ -271,7 +271,7 @@ def test_a_loop_does_every_job_once_whatever_is_killed_between_ack_and_claim(dur
         killing = threading.Thread(target=_kill, args=(running, begun, jobs, kills), daemon=True)
         killing.start()
         looks = client.queue("jobs", node="looks")
-        for job in client.queue("jobs", node="loop").jobs(ack_behind=True):
+        for job in client.queue("jobs", node="loop").jobs(pipelined_acks=True):
             with job:
                 begun.append(job.seq)
             if len(set(begun)) == jobs:

@@ -9,8 +9,8 @@ import pytest
 
 import ringlog
 from ringlog.client import Client
-from ringlog.client.fields import NewRecord
 from ringlog.client.queue import Queue
+from ringlog.client.write.fields import NewRecord
 from ringlog.errors import UsageError
 
 LONG_MS = 60_000

@@ -12,7 +12,7 @@ import pytest
 import ringlog
 from ringlog.client import Client
 from ringlog.client.job import Job
-from ringlog.client.job_facts import backoff_ms
+from ringlog.client.leases.job_facts import backoff_ms
 from ringlog.client.queue import Queue
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import InvalidRequest, LeaseLost, NotAQueue, NotReady, TopicNotFound, UsageError

@@ -11,10 +11,10 @@ import pytest
 import ringlog
 import ringlog.aio
 from ringlog.client import Cursor, NewRecord, Record, Tombstone
-from ringlog.client.pages import Page
-from ringlog.client.paging import read_page
-from ringlog.client.portion import NO_WORD, Portion
-from ringlog.client.read_ahead import ReadAhead, RemoteCheck
+from ringlog.client.read.fetch_result import NO_WORD, FetchResult
+from ringlog.client.read.pages import Page
+from ringlog.client.read.paging import read_page
+from ringlog.client.read.read_ahead import ReadAhead, RemoteRecordCheck
 from ringlog.clock import SystemClock
 from ringlog.errors import TopicNotFound
 from ringlog.limits import READ_AHEAD_MS, READ_AHEAD_RECORDS_MAX, READ_AHEAD_RECORDS_MIN
@@ -158,7 +158,7 @@ def test_a_reader_moved_at_a_tombstone_gives_no_older_record(client, read, ringl
     for n in range(10, 31):
         client.append(topic, b"%d" % n)
     items = read(topic)
-    items.reader.seek(1)
+    items.reader.seek(2)
     gap = items.next()
     assert isinstance(gap, Tombstone)
     if call == "close":
@@ -190,7 +190,7 @@ class TwoLooks:
     def fetch(self, cursor, *, limit, bytes_max, wait_s):
         hidden = np.array([cursor.seq + 1], dtype=np.int64)
         yield from ()
-        return Portion(1, 9, 1, None, cursor.seq, (), cursor.seq + 1, hidden, self.versions.pop(0))
+        return FetchResult(1, 9, 1, None, cursor.seq, (), cursor.seq + 1, hidden, self.versions.pop(0))
 
 
 def drive(steps):
@@ -250,7 +250,7 @@ def test_few_records_are_read_ahead_while_they_go_stale():
 
 def test_a_remote_iterator_asks_again_within_the_bound():
     clock = ManualClock()
-    check = RemoteCheck(clock)
+    check = RemoteRecordCheck(clock)
     record = Record(seq=1, ts=0, data=b"")
     clock.advance(READ_AHEAD_MS / 1000 - 0.001)
     assert check(record)

@@ -13,8 +13,8 @@ from redrive_engine import half_way, lose_power
 import ringlog
 import ringlog.aio
 from ringlog.client import Client
-from ringlog.client.pages import Record
 from ringlog.client.queue import Queue
+from ringlog.client.read.pages import Record
 from ringlog.errors import InvalidRequest, RinglogError, TopicFull, UsageError
 from ringlog.testing.real_engine import wait_until
 

@@ -8,7 +8,7 @@ import pytest
 
 import ringlog
 from ringlog.client import NewRecord, Record
-from ringlog.client.tail_batch import TailBatch
+from ringlog.client.read.tail_batch import TailBatch
 from ringlog.envelope.messages import TopicDelete
 from ringlog.testing import engine
 from ringlog.testing.real_engine import wait_until
@@ -147,7 +147,7 @@ def test_a_place_that_was_learnt_before_the_change_is_not_asked(after):
         for n in range(TOPICS):
             client.append_many(f"t{n}", [b"first"])
         session = client._shell.session
-        known = [session.known(f"t{n}") for n in range(TOPICS)]
+        known = [session.cached_topic(f"t{n}") for n in range(TOPICS)]
         assert {info.shard for info in known} == {0, 1}
         running.stop()
         running.change("wal.shards", after)

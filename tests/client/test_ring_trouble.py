@@ -14,7 +14,7 @@ import pytest
 import ringlog
 from ringlog.client import Record
 from ringlog.errors import RequestTimeout
-from ringlog.ring.layout import Word
+from ringlog.ring.layout import RingWord
 from ringlog.testing import engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -38,7 +38,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def put(path: Path, word: Word, value: int) -> None:
+def put(path: Path, word: RingWord, value: int) -> None:
     with path.open("r+b") as file:
         file.seek(word * 8)
         file.write(struct.pack("<Q", value))
@@ -55,8 +55,8 @@ def other_version(path: Path) -> None:
     [
         Path.unlink,
         other_version,
-        lambda path: put(path, Word.TAIL, 12_345),
-        lambda path: put(path, Word.HEAD, 8),
+        lambda path: put(path, RingWord.TAIL, 12_345),
+        lambda path: put(path, RingWord.HEAD, 8),
     ],
     ids=["unlinked", "version", "tail", "head"],
 )
@@ -78,8 +78,8 @@ def test_a_successor_that_cannot_use_a_ring_costs_its_client_nothing(running, hu
 @pytest.mark.parametrize(
     ("word", "value"),
     [
-        (Word.TAIL, 1 << 40), (Word.SETTLE_HEAD, 1 << 40), (Word.HEAD, 1 << 40),
-        (Word.CONSUMER_STATE, 1), (Word.CONSUMER_STATE, 2), (Word.CONSUMER_STATE, 77),
+        (RingWord.TAIL, 1 << 40), (RingWord.SETTLE_HEAD, 1 << 40), (RingWord.HEAD, 1 << 40),
+        (RingWord.CONSUMER_STATE, 1), (RingWord.CONSUMER_STATE, 2), (RingWord.CONSUMER_STATE, 77),
     ],
 )  # fmt: skip
 def test_nonsense_in_a_word_is_a_reason_for_another_ring_and_no_error_of_an_append(running, word, value):

@@ -10,7 +10,7 @@ import pytest
 import ringlog
 from ringlog import stop_points
 from ringlog.client import Client
-from ringlog.client.pages import Page
+from ringlog.client.read.pages import Page
 from ringlog.errors import RinglogError
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until

@@ -11,10 +11,10 @@ import pytest
 
 import ringlog
 from ringlog.cli.app import run
-from ringlog.cli.outcome import Exit
-from ringlog.cli.passes import COMPACTOR, ask_actor
+from ringlog.cli.maintenance import COMPACTOR, request_actor
+from ringlog.cli.outcome import CliExit
 from ringlog.client import CaughtUp, Client, NewRecord, Page
-from ringlog.client.tail_batch import TailBatch
+from ringlog.client.read.tail_batch import TailBatch
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.limits import ROUTER_HOPS_MAX
 from ringlog.testing import engine
@@ -47,7 +47,7 @@ def client(running: TestEngine) -> Iterator[Client]:
 
 
 def checkpoint(running: TestEngine) -> None:
-    ask_actor(running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
+    request_actor(running.info.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
 
 
 def _fill(client: Client, first: int) -> None:
@@ -92,7 +92,7 @@ def test_a_tailer_gives_them_where_they_lie(client: Client):
 
 def test_a_watch_of_a_destination_is_told_of_copies(client: Client):
     """RT-16: wake-ups to the destination's watchers."""
-    with client.watch({"d3": len(SENT)}) as watch:
+    with client.watch({"d3": len(SENT) + 1}) as watch:
         assert watch.next(SETTLE_S) == CaughtUp("d3", len(SENT))
         client.append("s", b"4000", tag="t0")
         event = watch.next(SETTLE_S)
@@ -152,5 +152,5 @@ def test_what_is_left_behind_is_whole(
     capsys.readouterr()
     code = run(["verify", str(Path(running.data_dir)), "--deep", "--output", "json"])
     found = json.loads(capsys.readouterr().out)
-    assert (code, found["damaged"], found["findings"]) == (Exit.DONE, False, [])
+    assert (code, found["damaged"], found["findings"]) == (CliExit.DONE, False, [])
     assert {topic["topic"]: topic["head"] for topic in found["topics"]} == heads

@@ -224,11 +224,11 @@ def test_a_full_destination_holds_up_itself_alone_and_goes_on_when_there_is_room
     assert payloads(client, "free") == sent
     seen: list[bytes] = []
 
-    def is_used() -> bool:
+    def has_client() -> bool:
         return client.topics.state("full").count == min(30, len(sent) - len(seen))
 
     while len(seen) < len(sent):
-        wait_until(is_used, SETTLE_S, "room to be used")
+        wait_until(has_client, SETTLE_S, "room to be used")
         page = client.read("full")
         seen += page.bytes()
         client.topics.delete_records("full", before_seq=page.cursor.seq + 1)

@@ -12,7 +12,7 @@ import ringlog.aio
 from ringlog.client import LATEST, Page
 from ringlog.errors import InvalidRequest
 from ringlog.link.peer import Peer
-from ringlog.supervision import asking
+from ringlog.supervision import control_client
 from ringlog.testing.real_engine import engine, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -23,7 +23,9 @@ SETTINGS = {"wal": {"shards": 1}, "gateway": {"enabled": True}, "delivery": {"sc
 
 def feeds_of(running, number):
     """Feeds that a scheduler knows."""
-    return sum(each.feeds for each in asking.consumers(running.run_dir, number, 64, WAIT_S).consumers)
+    return sum(
+        each.feeds for each in control_client.fetch_consumers(running.run_dir, number, 64, WAIT_S).consumers
+    )
 
 
 def test_feeds_are_dealt_out_anew_and_without_schedulers_a_watch_fails_as_a_new_one_does():
@@ -69,10 +71,10 @@ def test_feeds_are_dealt_out_anew_and_without_schedulers_a_watch_fails_as_a_new_
 @pytest.mark.interpreted
 def test_feeds_are_dealt_out_before_a_scheduler_may_be_there(monkeypatch):
     """Those that another one had looked after were said to nobody where the connection came up at once."""
-    point_at = Peer.point_at
+    set_endpoint = Peer.set_endpoint
 
     def point_at_and_wait(peer, endpoint):
-        point_at(peer, endpoint)
+        set_endpoint(peer, endpoint)
         if endpoint and peer.name.startswith("scheduler"):
             deadline = time.monotonic() + WAIT_S
             while not peer.is_up and time.monotonic() < deadline:
@@ -84,7 +86,7 @@ def test_feeds_are_dealt_out_before_a_scheduler_may_be_there(monkeypatch):
         with client.watch(TOPICS, start=LATEST).open():
             wait_until(lambda: all(feeds_of(running, n) for n in range(3)), WAIT_S, "the feeds")
             running.stop()
-            monkeypatch.setattr(Peer, "point_at", point_at_and_wait)
+            monkeypatch.setattr(Peer, "set_endpoint", point_at_and_wait)
             running.change("delivery.schedulers", 1)
             running.start()
             wait_until(

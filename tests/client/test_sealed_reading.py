@@ -10,7 +10,7 @@ import pytest
 import ringlog
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import NotReady
-from ringlog.link.address import read_engine
+from ringlog.link.address import read_engine_file
 from ringlog.link.shard_requests import Requester
 from ringlog.testing.real_engine import engine, wait_until
 
@@ -37,7 +37,7 @@ def clients(running):
 
 def checkpoint(running):
     """Have everything turned into segments now; the files of the copy."""
-    requester = Requester("compactor", f"ipc://{read_engine(running.run_dir).shm_dir}/compactor.sock")
+    requester = Requester("compactor", f"ipc://{read_engine_file(running.run_dir).shm_dir}/compactor.sock")
     made = []
 
     def is_made():
@@ -63,9 +63,9 @@ def write(client, topic, first, last):
 def everything(clients, topic, after=0):
     """What all ways of reading agree on."""
     ring, _ = clients
-    found = [[int(record.data) for record in client.reader(topic, after)] for client in clients]
-    pages = [int(data) for page in ring.reader(topic, after).pages(777) for data in page.bytes()]
-    with ring.tailer(topic, after, follow=False) as tailer:
+    found = [[int(record.data) for record in client.reader(topic, after + 1)] for client in clients]
+    pages = [int(data) for page in ring.reader(topic, after + 1).pages(777) for data in page.bytes()]
+    with ring.tailer(topic, after + 1, follow=False) as tailer:
         tailed = [int(data) for batch in tailer for data in batch.bytes()]
     assert found[0] == found[1] == pages == tailed
     return tailed

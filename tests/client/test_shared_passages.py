@@ -8,7 +8,7 @@ import pytest
 
 import ringlog
 from ringlog.client import EARLIEST, LATEST, CaughtUp, Page
-from ringlog.client.fields import NewRecord
+from ringlog.client.write.fields import NewRecord
 from ringlog.storage.reader import Pause, TopicReader
 from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
 
@@ -85,15 +85,15 @@ def test_nobody_can_write_to_what_others_read(client, ringlog_topic):
         client.append_many(topic, [NewRecord(data=b"%d" % n, event_ts=n) for n in range(size)])
     watches = [client.watch(topic, start=EARLIEST).open() for _ in range(3)]
     pages = [page_of(watch) for watch in watches]
-    assert len({tuple(map(id, page.pieces)) for page in pages}) == 1
-    for piece in pages[0].pieces:
+    assert len({tuple(map(id, page.batches)) for page in pages}) == 1
+    for piece in pages[0].batches:
         with pytest.raises(TypeError, match="read-only"):
             piece.payload_views()[0][0] = 1
         for values in (piece.seqs, piece.commit_stamps):
             with contextlib.suppress(ValueError):
                 values[0] = 99  # It is read-only, or a copy.
-    assert [page.pieces[1].seqs[0] for page in pages] == [101] * 3
-    assert 99 not in [stamp for page in pages for piece in page.pieces for stamp in piece.commit_stamps]
+    assert [page.batches[1].seqs[0] for page in pages] == [101] * 3
+    assert 99 not in [stamp for page in pages for piece in page.batches for stamp in piece.commit_stamps]
 
 
 def test_what_is_removed_behind_the_first_reader_is_given_to_no_other(client, ringlog_topic):

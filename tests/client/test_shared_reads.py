@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from ringlog.client.pages import Cursor
-from ringlog.client.pieces import FramePiece
-from ringlog.client.shared_reads import PageLimits, Passage, Reading, SharedReads
+from ringlog.client.read.pages import Cursor
+from ringlog.client.read.record_batches import FrameRecordBatch
+from ringlog.client.watches.shared_reads import PageLimits, SharedFrame, SharedPage, SharedReads
 from ringlog.envelope.messages import Located
 from ringlog.frame import encode_records, frame
 from ringlog.frame.view import open_frame
-from ringlog.link.delivery import Hint
+from ringlog.link.delivery import LocationHint
 
-HINT = Hint(1, 1, 7, 4096, 8192)
+HINT = LocationHint(1, 1, 7, 4096, 8192)
 
 
 def reading(topic_id, *, hint=HINT, epoch=3):
     view = open_frame(frame(encode_records([b"x" * 1_000]), topic_id=topic_id), seed=None, verify=False)
-    return Reading(
+    return SharedFrame(
         Located("t", topic_id, epoch, 0, 0, 1, 1, 1, 1, 1, False, []),
         1,
         2,
         epoch,
         hint,
-        (FramePiece(view),),
+        (FrameRecordBatch(view),),
         1,
         Cursor(epoch, hint.last_seq),
     )
@@ -31,16 +31,16 @@ def reading(topic_id, *, hint=HINT, epoch=3):
 
 @pytest.fixture
 def size():
-    return reading(1).pieces[0].view.total_bytes
+    return reading(1).batches[0].view.total_bytes
 
 
 def test_only_the_same_place_of_the_same_life_is_found():
     shared, left = SharedReads(), reading(1)
-    shared.leave(1, left)
-    assert shared.get(1, 3, HINT) is left
-    assert shared.get(2, 3, HINT) is None
-    assert shared.get(1, 4, HINT) is None
-    assert shared.get(1, 3, HINT._replace(offset=0)) is None
+    shared.put_frame(1, left)
+    assert shared.get_frame(1, 3, HINT) is left
+    assert shared.get_frame(2, 3, HINT) is None
+    assert shared.get_frame(1, 4, HINT) is None
+    assert shared.get_frame(1, 3, HINT._replace(offset=0)) is None
 
 
 def test_the_last_reading_of_a_topic_replaces_the_one_before(size):
@@ -48,18 +48,20 @@ def test_the_last_reading_of_a_topic_replaces_the_one_before(size):
     for n in range(5):
         hint = HINT._replace(first_seq=n, last_seq=n)
         last = reading(1, hint=hint)
-        shared.leave(1, last)
-        assert shared.get(1, 3, hint) is last
+        shared.put_frame(1, last)
+        assert shared.get_frame(1, 3, hint) is last
     assert len(shared) == 1
 
 
 def test_bytes_are_bounded_and_the_oldest_goes_first(size):
     shared = SharedReads(bytes_max=3 * size)
     for topic_id in range(10):
-        shared.leave(topic_id, reading(topic_id))
-    assert [shared.get(topic_id, 3, HINT) is not None for topic_id in range(10)] == [False] * 7 + [True] * 3
+        shared.put_frame(topic_id, reading(topic_id))
+    assert [shared.get_frame(topic_id, 3, HINT) is not None for topic_id in range(10)] == [False] * 7 + [
+        True
+    ] * 3
     too_large = SharedReads(bytes_max=size - 1)
-    too_large.leave(1, reading(1))
+    too_large.put_frame(1, reading(1))
     assert len(too_large) == 0
 
 
@@ -68,29 +70,29 @@ LIMITS = PageLimits(10, 1_000)
 
 def passage(topic_id=1, *, epoch=3, after=0):
     left = reading(topic_id, epoch=epoch)
-    return Passage(left.located, 1, epoch, LIMITS, left.pieces, Cursor(epoch, after + 1), 7, 8192)
+    return SharedPage(left.located, 1, epoch, LIMITS, left.batches, Cursor(epoch, after + 1), 7, 8192)
 
 
 def test_a_passage_is_found_at_its_place_in_its_life_for_the_same_limits():
     shared, left = SharedReads(), passage()
-    shared.leave_passage(1, 0, left)
-    assert shared.passage(1, Cursor(3, 0), LIMITS) is left
-    assert shared.passage(1, Cursor(3, 1), LIMITS) is None
-    assert shared.passage(1, Cursor(4, 0), LIMITS) is None
-    assert shared.passage(2, Cursor(3, 0), LIMITS) is None
-    assert shared.passage(1, Cursor(3, 0), PageLimits(10, 999)) is None
+    shared.put_page(1, 0, left)
+    assert shared.get_page(1, Cursor(3, 0), LIMITS) is left
+    assert shared.get_page(1, Cursor(3, 1), LIMITS) is None
+    assert shared.get_page(1, Cursor(4, 0), LIMITS) is None
+    assert shared.get_page(2, Cursor(3, 0), LIMITS) is None
+    assert shared.get_page(1, Cursor(3, 0), PageLimits(10, 999)) is None
 
 
 def test_passages_are_bounded_by_the_bytes_they_pin_and_the_oldest_goes_first():
     view = open_frame(frame(encode_records([b"x" * 1_000]), topic_id=1), seed=None, verify=False)
-    pinned = memoryview(view.whole.body.obj).nbytes
+    pinned = memoryview(view.full_frame.body.obj).nbytes
     shared = SharedReads(bytes_max=3 * pinned)
     for after in range(10):
-        shared.leave_passage(1, after, passage(after=after))
-    kept = [n for n in range(10) if shared.passage(1, Cursor(3, n), LIMITS) is not None]
+        shared.put_page(1, after, passage(after=after))
+    kept = [n for n in range(10) if shared.get_page(1, Cursor(3, n), LIMITS) is not None]
     assert kept == [7, 8, 9]
-    shared.leave_passage(1, 9, passage(after=9))
+    shared.put_page(1, 9, passage(after=9))
     assert len(shared) == 3, "left once more it counts once"
     too_large = SharedReads(bytes_max=pinned - 1)
-    too_large.leave_passage(1, 0, passage())
+    too_large.put_page(1, 0, passage())
     assert len(too_large) == 0

@@ -22,8 +22,8 @@ WAITS: dict[str, Use] = {
     "claim": lambda client, topic: client.queue(f"{topic}-q").claim(wait_ms=60_000),
     "jobs": lambda client, topic: next(client.queue(f"{topic}-q").jobs()),
     "read": lambda client, topic: client.read(topic, after=1, wait_ms=30_000),
-    "tailer": lambda client, topic: client.tailer(topic, start=1).next(60),
-    "reader": lambda client, topic: next(iter(client.reader(topic, start=1, follow=True))),
+    "tailer": lambda client, topic: client.tailer(topic, start=2).next(60),
+    "reader": lambda client, topic: next(iter(client.reader(topic, start=2, follow=True))),
 }
 USES: dict[str, Use] = {
     "append": lambda client, topic: client.append(f"{topic}-other", b"x"),
@@ -106,7 +106,7 @@ def test_a_handler_that_interrupts_the_clients_work_is_told_so_at_once(ringlog_e
         client.topics.create(f"{topic}-q", type="queue")
         client.append(topic, b"first")
         producer = client.producer(topic)
-        with client._shell.entry, client._shell.work:
+        with client._shell.checked_lock, client._shell.guarded_session:
             with pytest.raises(CalledInside):
                 USES[use](client, topic)
             with pytest.raises(CalledInside):
@@ -120,7 +120,7 @@ def test_a_handler_that_uses_the_reader_that_is_being_read_is_told_so(ringlog_en
     topic, told, done = ringlog_topic(), [], threading.Event()
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         client.append(topic, b"first")
-        reader, main = client.reader(topic, start=1, follow=True), threading.get_ident()
+        reader, main = client.reader(topic, start=2, follow=True), threading.get_ident()
 
         def handle() -> None:
             try:

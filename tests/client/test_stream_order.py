@@ -16,22 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.wal_shard.admission import Admission, Limits
-from ringlog.client.batch import Batch
-from ringlog.client.stream import Stream
+from actors.wal_shard.commit.admission import Admission, AdmissionLimits
+from ringlog.client.write.batch import Batch
+from ringlog.client.write.stream import Stream
 from ringlog.envelope.messages import TopicInfo
 from ringlog.errors import NotReady, RequestTimeout, ShuttingDown, Throttled
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.codec import frames_of
-from ringlog.frame.settle import S_COUNT_STATUS, entry_error
+from ringlog.frame.codec import encode_frames
+from ringlog.frame.settle_entry import S_COUNT_STATUS, entry_error
+from ringlog.link.channel.outbound_frames import OutboundFrames
+from ringlog.link.futures import Pending, resolved
 from ringlog.link.gateway_links import GatewayLinks
-from ringlog.link.pending import Pending, resolved
-from ringlog.link.runs import Run
 from ringlog.link.timers import Timers
 from ringlog.testing.clock import ManualClock
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.state import Topic
+from ringlog.topic.state import ShardTopic
 
 TOPIC = TopicInfo("t", 5, 1, 0, 0, False, {})
 ROUNDS_MAX = 300
@@ -41,7 +41,7 @@ ROUNDS_MAX = 300
 class Part:
     """Frames of a run on their way, and what became of them when somebody said so."""
 
-    run: Run
+    run: OutboundFrames
     start: int
     stop: int
     fate: Any = None
@@ -60,8 +60,8 @@ class Engine:
         self.has_no_room = False
         """What is submitted goes nowhere."""
         self.parts: deque[Part] = deque()
-        self.admission = Admission(Limits())
-        self.shard = Topic(5, 1, "t", TopicConfig.parse({"durability": "ephemeral"}, "t"))
+        self.admission = Admission(AdmissionLimits())
+        self.shard = ShardTopic(5, 1, "t", TopicConfig.parse({"durability": "ephemeral"}, "t"))
         self.appended: list[bytes] = []
         self.stream = Stream(self, "t")
 
@@ -73,7 +73,7 @@ class Engine:
     def forget(self, topic: str) -> None:
         pass
 
-    def submit(self, shard: int, run: Run) -> None:
+    def submit(self, shard: int, run: OutboundFrames) -> None:
         """In two messages where there is enough for that, as through a gateway."""
         if self.has_no_room:
             return
@@ -112,7 +112,7 @@ class Engine:
             part.fate = ShuttingDown("the engine is stopping", outcome="unknown")
 
     def admit(self, buffer: bytearray) -> Any:
-        batch = frames.find(buffer)
+        batch = frames.scan_checked(buffer)
         intake = self.admission.open(buffer, batch)
         self.admission.admit(intake, {5: self.shard}, self.clock.now_us(), None)
         assert not frames.malformed(batch.words).any(), "what is stored says nothing of its way"
@@ -148,10 +148,10 @@ class Engine:
         self.parts.clear()
         self.generation += 1
         for _, producer in self.shard.producers.items():  # noqa: PERF102  not a dict
-            producer.passed = 0
+            producer.refused_to = 0
         for run in runs:
-            run.take_back()
-            self.stream.displaced(run)
+            run.rewind()
+            self.stream.resend_displaced(run)
 
     def wait(self) -> None:
         self.clock.advance(0.05)
@@ -170,8 +170,8 @@ class Sender:
         payloads = [n.to_bytes(8, "big") for n in range(self.sent, self.sent + count)]
         self.sent += count
         batch = Batch(self.engine.stream)
-        batch.expect_each(count)
-        self.engine.stream.ship_parts(batch, [frames_of(payloads, 1, topic_id=0)])
+        batch.expect_frames(count)
+        self.engine.stream.send_parts(batch, [encode_frames(payloads, 1, topic_id=0)])
         self.batches.append(batch)
 
     def finish(self) -> None:
@@ -209,7 +209,7 @@ def play(acts: list[Any]) -> Sender:
 def test_records_are_in_the_order_of_sending_whatever_is_refused_and_by_whom(acts):
     sender = play(acts)
     assert sender.engine.appended == [n.to_bytes(8, "big") for n in range(sender.sent)]
-    seqs = [seq for batch in sender.batches for seq in batch.take().seqs.tolist()]
+    seqs = [seq for batch in sender.batches for seq in batch.result().seqs.tolist()]
     assert seqs == list(range(1, sender.sent + 1))
 
 
@@ -367,8 +367,8 @@ def test_one_that_is_given_up_does_not_hold_up_the_others():
 
 def lost_bytes(sender: Sender) -> bytearray:
     """The first frame as it was on its way: its shipment let the bytes go when it was given up."""
-    (data, offsets) = frames_of([(0).to_bytes(8, "big")], 1, topic_id=0)
-    run = Run("t", data, offsets, 0)
+    (data, offsets) = encode_frames([(0).to_bytes(8, "big")], 1, topic_id=0)
+    run = OutboundFrames("t", data, offsets, 0)
     run.stamp(topic_id=5, epoch=1, producer_id=sender.engine.stream.producer_id, first_producer_seq=1)
     return data
 
@@ -384,7 +384,7 @@ class Door:
         return self.asked[-1][1]
 
 
-class Kept(Run):
+class Kept(OutboundFrames):
     """A run that remembers its fate."""
 
     __slots__ = ("fates",)
@@ -403,7 +403,7 @@ def test_a_refusal_that_overtakes_an_answer_is_that_of_its_own_frames():
     links._outbox, links._parts, links._is_sending = deque(), {}, False
     links._window_bytes = links._window_appends = 0
     links._peer = door = Door()
-    buffer, offsets = frames_of([b"x" * 400_000] * 5, 1, topic_id=0)
+    buffer, offsets = encode_frames([b"x" * 400_000] * 5, 1, topic_id=0)
     run = Kept("t", buffer, offsets, 0)
     run.fates = []
     links.submit(0, run)

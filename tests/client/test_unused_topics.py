@@ -150,7 +150,7 @@ def test_a_client_of_ordinary_topics_has_no_timer_for_it(client):
     client.append(name, b"r")
     with client.reader(name, follow=True) as reader:
         assert next(iter(reader)).data == b"r"
-        assert not client._shell.session.uses._used
+        assert not client._shell.session.topic_keep_alive._used
     client.topics.delete(name)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import ringlog
-from ringlog.client.fields import NewRecord
-from ringlog.client.pages import Cursor, Record, Tombstone
+from ringlog.client.read.pages import Cursor, Record, Tombstone
+from ringlog.client.write.fields import NewRecord
 from ringlog.errors import UsageError
 from ringlog.payload import JSON, msgspec_codec
 

@@ -11,8 +11,8 @@ import pytest
 
 import ringlog
 from ringlog.client import EARLIEST, LATEST, CaughtUp, Cursor, Page, Tombstone, TopicDeleted
-from ringlog.client.events import decode_cursors, encode_cursors
-from ringlog.client.fields import NewRecord
+from ringlog.client.watches.events import decode_cursors, encode_cursors
+from ringlog.client.write.fields import NewRecord
 from ringlog.errors import InvalidRequest, TopicNotFound, UsageError
 from ringlog.testing import engine
 from ringlog.testing.pytest_plugin import ringlog_engine, ringlog_topic
@@ -95,7 +95,7 @@ def test_it_starts_where_it_is_told(client, writer, ringlog_topic):
     first, second, third = (ringlog_topic(f"start{n}") for n in range(3))
     for topic in (first, second, third):
         writer.append_many(topic, [b"%d" % n for n in range(5)])
-    with client.watch({first: 3, second: LATEST, third: EARLIEST}) as watch:
+    with client.watch({first: 4, second: LATEST, third: EARLIEST}) as watch:
         events = take(watch, lambda events: kinds(events).count("CaughtUp") == 3)
         assert data_of(events, first) == [b"3", b"4"]
         assert data_of(events, second) == []
@@ -169,9 +169,9 @@ def test_a_loss_is_announced_before_what_follows(client, writer, ringlog_topic):
     topic = ringlog_topic("tombstone")
     writer.topics.create(topic, cap_records=3, discard="old")
     writer.append_many(topic, [b"%d" % n for n in range(3)])
-    with client.watch({topic: 1}) as watch:
+    with client.watch({topic: 2}) as watch:
         take(watch, records(2))
-        with client.watch({topic: 1}) as late:
+        with client.watch({topic: 2}) as late:
             late.open()
             writer.append_many(topic, [b"x%d" % n for n in range(10)])
             events = take(watch, records(3))
@@ -356,10 +356,10 @@ def test_watches_of_one_client_share_what_they_read(ringlog_engine, writer, ring
             writer.append(topic, b"%d" % n)
             pages = [take(watch, records(1))[-1] for watch in watches]
             assert [[record.data for record in page.records] for page in pages] == [[b"%d" % n]] * 5
-            data = {memoryview(page.pieces[0].payload_views()[0]).obj.ctypes.data for page in pages}
+            data = {memoryview(page.batches[0].payload_views()[0]).obj.ctypes.data for page in pages}
             assert len(data) == 1, "one place in memory"
             with pytest.raises(TypeError, match="read-only"):
-                pages[0].pieces[0].payload_views()[0][0] = 1
+                pages[0].batches[0].payload_views()[0][0] = 1
         records_of_page = pages[0].records
         records_of_page.clear()
         assert len(pages[1].records) == 1, "what one does with its list is nobody else's"
@@ -393,9 +393,9 @@ def test_what_one_watch_has_read_is_read_by_no_other(ringlog_engine, writer, rin
             writer.append_many(topic, [b"%d" % n] * 3)
             pages = [take(watch, records(3))[-1] for watch in watches]
             assert [page.bytes() for page in pages] == [[b"%d" % n] * 3] * 4
-            assert len({id(page.pieces[0]) for page in pages}) == 1
+            assert len({id(page.batches[0]) for page in pages}) == 1
             with pytest.raises(TypeError, match="read-only"):
-                pages[0].pieces[0].payload_views()[0][0] = 1
+                pages[0].batches[0].payload_views()[0][0] = 1
 
 
 def test_what_is_deleted_behind_one_watchs_read_is_given_to_no_other(ringlog_engine, writer, ringlog_topic):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import ringlog
-from ringlog.client.pages import Page, Tombstone
+from ringlog.client.read.pages import Page, Tombstone
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 

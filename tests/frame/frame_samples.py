@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from ringlog.frame import (
     Column,
-    Columns,
+    EncodedRecords,
     FrameType,
     control_frame,
     encode_records,
     frame,
-    patch,
+    patch_header,
     seal,
 )
 from ringlog.frame.header import pack_header
@@ -54,12 +54,12 @@ def record_columns(draw: st.DrawFn, counts: st.SearchStrategy[int] | None = None
     return {"payloads": draw(st.lists(_payload, min_size=count, max_size=count)), **column}
 
 
-def encoded(given: dict[str, list]) -> Columns:
+def encoded(given: dict[str, list]) -> EncodedRecords:
     """Encode what record_columns drew."""
     return encode_records(given["payloads"], **{k: v for k, v in given.items() if k != "payloads"})
 
 
-def stamped(columns: Columns, stamps: list[int]) -> Columns:
+def stamped(columns: EncodedRecords, stamps: list[int]) -> EncodedRecords:
     """The same records with the column of commit stamps, which only the engine adds."""
     column = b"".join(stamp.to_bytes(8, "little", signed=True) for stamp in stamps)
     bitmaps = (columns.bitmap >> VALID_SHIFT).bit_count() * padded((columns.count + 7) // 8)
@@ -70,7 +70,7 @@ def stamped(columns: Columns, stamps: list[int]) -> Columns:
         frame_len=header.frame_len + len(column), columns=columns.bitmap | 1 << Column.COMMIT_TS,
         raw_len=len(body), body_xxh3=xxhash.xxh3_64_intdigest(body),
     )  # fmt: skip
-    return Columns(bytearray(pack_header(header) + body))
+    return EncodedRecords(bytearray(pack_header(header) + body))
 
 
 control_values = st.recursive(
@@ -126,14 +126,14 @@ def fix_body_checksum(whole: bytearray) -> None:
 
 def _append(given: dict[str, list], base_seq: int, **options: object) -> bytearray:
     whole = frame(encoded(given), topic_id=42, epoch=3, **options)  # type: ignore[arg-type]
-    patch(whole, base_seq=base_seq, commit_ts=COMMIT_TS)
+    patch_header(whole, base_seq=base_seq, commit_ts=COMMIT_TS)
     seal(whole, GOLDEN_SEED)
     return whole
 
 
 def _sealed(given: dict[str, list], base_seq: int, stamps: list[int]) -> bytearray:
     whole = frame(stamped(encoded(given), stamps), topic_id=42, epoch=3)
-    patch(whole, base_seq=base_seq, commit_ts=stamps[0])
+    patch_header(whole, base_seq=base_seq, commit_ts=stamps[0])
     seal(whole, GOLDEN_SEED)
     return whole
 

@@ -17,15 +17,15 @@ from ringlog.frame.body import (
     NOT_TEXT,
     TEXT_COLUMNS,
     BodyLayout,
+    BytesColumnSpan,
     HeaderSpans,
-    Span,
     columns_in,
     offsets_in,
     validity_in,
 )
-from ringlog.frame.header import Header, pack_header, unpack_header
+from ringlog.frame.header import FrameHeader, pack_header, unpack_header
 from ringlog.frame.layout import Column, padded
-from ringlog.frame.measure import Fault
+from ringlog.frame.measure import FrameFault
 from ringlog.limits import (
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -43,15 +43,15 @@ from ringlog.types import Codec, Durability
 _CODEC_MAX = max(Codec)
 _SMALL = 16
 
-_LONGEST: tuple[tuple[Column, int, Fault], ...] = (
-    (Column.TAG, TAG_BYTES_MAX, Fault.TAG_TOO_LONG),
-    (Column.NODE, NODE_BYTES_MAX, Fault.NODE_TOO_LONG),
-    (Column.KEY, KEY_BYTES_MAX, Fault.KEY_TOO_LONG),
-    (Column.META, META_BYTES_MAX, Fault.META_TOO_LONG),
+_LONGEST: tuple[tuple[Column, int, FrameFault], ...] = (
+    (Column.TAG, TAG_BYTES_MAX, FrameFault.TAG_TOO_LONG),
+    (Column.NODE, NODE_BYTES_MAX, FrameFault.NODE_TOO_LONG),
+    (Column.KEY, KEY_BYTES_MAX, FrameFault.KEY_TOO_LONG),
+    (Column.META, META_BYTES_MAX, FrameFault.META_TOO_LONG),
 )
 
 
-def header_fault(header: Header) -> str | None:
+def header_fault(header: FrameHeader) -> str | None:
     """Say what makes this a header that its version does not allow, or None."""
     if (
         header.frame_len < layout.FRAME_LEN_MIN
@@ -83,7 +83,7 @@ def shape_fault(frame_type: int, version: int, columns: int, codec: int, flags: 
     return "control frame with columns, a codec or hops" if columns or codec or hops else None
 
 
-def _number_fault(header: Header) -> str | None:
+def _number_fault(header: FrameHeader) -> str | None:
     holds_records = header.type in layout.TYPES_WITH_COLUMNS
     if (header.records > 0) != holds_records:
         return "no records" if holds_records else "control frame with records"
@@ -135,7 +135,7 @@ def _headers_at(body: memoryview, at: int, count: int) -> tuple[HeaderSpans, int
     return HeaderSpans(lists_at, keys, values), at
 
 
-def _span_at(body: memoryview, at: int, entries: int, text: bool) -> tuple[Span, int]:
+def _span_at(body: memoryview, at: int, entries: int, text: bool) -> tuple[BytesColumnSpan, int]:
     offsets_at = at
     data_bytes, data_at = _offsets_at(body, at, entries)
     stop = data_at + data_bytes
@@ -145,7 +145,7 @@ def _span_at(body: memoryview, at: int, entries: int, text: bool) -> tuple[Span,
     _check_zeros(body, stop, at)
     if text and not _is_text(body, offsets_at, entries, data_at, stop):
         raise FrameInvalid(NOT_TEXT, offset=data_at)
-    return Span(entries, offsets_at, data_at, data_bytes), at
+    return BytesColumnSpan(entries, offsets_at, data_at, data_bytes), at
 
 
 def _offsets_at(body: memoryview, at: int, entries: int) -> tuple[int, int]:
@@ -195,12 +195,12 @@ def _is_text(body: memoryview, offsets_at: int, entries: int, start: int, stop: 
     return not bool(((firsts & 0xC0) == 0x80).any())
 
 
-def judge(body: memoryview, header: Header) -> tuple[int, int, int]:
+def judge(body: memoryview, header: FrameHeader) -> tuple[int, int, int]:
     """(accounted bytes, those of the largest record, fault) of an uncompressed append."""
     try:
         places = walk_body(body, header.columns, header.records)
     except FrameInvalid as e:
-        return 0, 0, Fault.TEXT if e.reason == NOT_TEXT else Fault.STRUCTURE
+        return 0, 0, FrameFault.TEXT if e.reason == NOT_TEXT else FrameFault.STRUCTURE
     sizes = _lengths(body, places.spans[Column.PAYLOAD]).astype(np.int64)
     if Column.META in places.spans:
         sizes += _lengths(body, places.spans[Column.META])
@@ -218,14 +218,14 @@ def judge_sent(data: bytes) -> tuple[int, int, int]:
         or not header.producer_id
         or not header.producer_seq
     ):
-        return 0, 0, Fault.UNSOUND
+        return 0, 0, FrameFault.UNSOUND
     body = memoryview(data)[layout.HEADER_BYTES :]
     if xxhash.xxh3_64_intdigest(body) != header.body_xxh3:
-        return 0, 0, Fault.CORRUPT
-    return (0, 0, Fault.PACKED) if header.codec else judge(body, header)
+        return 0, 0, FrameFault.CORRUPT
+    return (0, 0, FrameFault.UNCHECKED) if header.codec else judge(body, header)
 
 
-def _over_limit(body: memoryview, places: BodyLayout, count: int) -> Fault:
+def _over_limit(body: memoryview, places: BodyLayout, count: int) -> FrameFault:
     for column, most, code in _LONGEST:
         span = places.spans.get(column)
         if span is not None and span.data_bytes > most and int(_lengths(body, span).max()) > most:
@@ -238,11 +238,11 @@ def _over_limit(body: memoryview, places: BodyLayout, count: int) -> Fault:
         longest = max((int(np.diff(each).max()) for each in (keys, values) if len(each) > 1), default=0)
         is_over = longest > HEADER_BYTES_MAX or int(sizes.max()) > HEADERS_BYTES_MAX
         if is_over or int(np.diff(lists).max()) > HEADERS_PER_RECORD_MAX:
-            return Fault.HEADERS_TOO_LARGE
-    return Fault.OK
+            return FrameFault.HEADERS_TOO_LARGE
+    return FrameFault.OK
 
 
-def _lengths(body: memoryview, span: Span) -> NDArray[np.int32]:
+def _lengths(body: memoryview, span: BytesColumnSpan) -> NDArray[np.int32]:
     offsets = offsets_in(body, span.offsets_at, span.entries)
     lengths: NDArray[np.int32] = offsets[1:] - offsets[:-1]
     return lengths
@@ -280,7 +280,7 @@ def _with_nulls(columns: Mapping[Column, Sequence[Any]]) -> list[Column]:
 def frame_of(columns: Mapping[Column, Sequence[Any]], **fields: int) -> bytearray:
     """A frame of records with these columns, and these fields of its header."""
     body = body_of(columns)
-    header = Header(
+    header = FrameHeader(
         layout.FRAME_LEN_MIN + len(body), layout.FrameType.APPEND, layout.VERSION,
         sum(1 << bit for bit in (*columns, *(layout.VALID_SHIFT + each for each in _with_nulls(columns)))),
         0, 0, 0, len(columns[Column.PAYLOAD]), 0, 0, 0, len(body), 0,

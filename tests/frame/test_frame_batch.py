@@ -9,32 +9,32 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringlog.frame import batch as frames
-from ringlog.frame import encode_records, frame, frames_of, layout, open_frame, seal
-from ringlog.frame.batch import End, FrameBatch, scan
+from ringlog.frame import encode_frames, encode_records, frame, layout, open_frame, seal
+from ringlog.frame.batch import FrameBatch, ScanEnd, scan
 from ringlog.limits import FRAME_BYTES_MAX
 
 
-def naive_scan(data: bytes, start: int, stop: int, most: int) -> tuple[list[int], int, End]:
+def naive_scan(data: bytes, start: int, stop: int, most: int) -> tuple[list[int], int, ScanEnd]:
     """The contract of scan, one frame at a time."""
     found: list[int] = []
     at = start
     while True:
         if at == stop:
-            return found, at, End.CLEAN
+            return found, at, ScanEnd.CLEAN
         if stop - at < 8:
-            return found, at, End.INVALID
+            return found, at, ScanEnd.INVALID
         if len(found) >= most:
-            return found, at, End.LIMIT
+            return found, at, ScanEnd.LIMIT
         length = int.from_bytes(data[at : at + 4], "little")
         if length == 0:
-            return found, at, End.INVALID if any(data[at + 4 : at + 8]) else End.CLEAN
+            return found, at, ScanEnd.INVALID if any(data[at + 4 : at + 8]) else ScanEnd.CLEAN
         if length == layout.PAD_WORD:
-            return found, at, End.PAD
+            return found, at, ScanEnd.PAD
         total = length + 4
         if total < 80 or total % 8 or total > FRAME_BYTES_MAX:
-            return found, at, End.INVALID
+            return found, at, ScanEnd.INVALID
         if at + total > stop:
-            return found, at, End.PARTIAL
+            return found, at, ScanEnd.PARTIAL
         found.append(at)
         at += total
 
@@ -75,7 +75,7 @@ def test_scan_finds_what_a_naive_walk_finds(
     data = bare(80) * lead + body[: len(body) & ~7]
     found = scan(data, 80 * lead, frames_max=most)
     assert (found.offsets.tolist(), found.stop, found.end) == naive_scan(data, 80 * lead, len(data), most)
-    assert bool(found.reason) == (found.end in {End.INVALID, End.PARTIAL})
+    assert bool(found.reason) == (found.end in {ScanEnd.INVALID, ScanEnd.PARTIAL})
     for offset, row in zip(found.offsets.tolist(), found.words, strict=True):
         assert row.tobytes() == data[offset : offset + 80]
 
@@ -91,12 +91,12 @@ def test_scan_of_a_range_never_looks_past_its_stop(runs: list[tuple[int, int]], 
 
 def test_scan_behind_the_end_of_what_was_cut_off_finds_nothing_and_says_so() -> None:
     found = scan(bytes(64), 128)
-    assert (len(found), found.end, found.reason) == (0, End.INVALID, "bytes left over")
+    assert (len(found), found.end, found.reason) == (0, ScanEnd.INVALID, "bytes left over")
 
 
 def test_scan_of_nothing_is_empty_and_clean() -> None:
     found = scan(b"")
-    assert (len(found), found.stop, found.end) == (0, 0, End.CLEAN)
+    assert (len(found), found.stop, found.end) == (0, 0, ScanEnd.CLEAN)
     assert len(frames.body_hashes(b"", found)) == len(frames.seals(found.words, 1)) == 0
     assert frames.first_bad_body(b"", found) is None
     assert frames.first_bad_seal(found, 1) is None
@@ -109,7 +109,7 @@ payload_runs = st.lists(
 
 
 def joined(runs: list[tuple[bytes, int]]) -> bytearray:
-    return frames_of([payload for payload, count in runs for _ in range(count)], 1, topic_id=3)[0]
+    return encode_frames([payload for payload, count in runs for _ in range(count)], 1, topic_id=3)[0]
 
 
 @given(payload_runs, st.randoms(use_true_random=False))
@@ -132,7 +132,7 @@ def test_body_hashes_are_those_of_each_body_in_any_order_of_rows(
 
 def test_frames_swapped_inside_a_run_of_equals_hash_to_their_own() -> None:
     """The first and last rows lie where a run would have them, those between do not."""
-    buffer, offsets = frames_of([bytes([i]) * 16 for i in range(6)], 1, topic_id=1)
+    buffer, offsets = encode_frames([bytes([i]) * 16 for i in range(6)], 1, topic_id=1)
     batch = scan(buffer).take(np.array([0, 2, 1, 3, 4, 5]))
     assert int(batch.offsets[-1] - batch.offsets[0]) == 5 * int(offsets[1])
     assert frames.first_bad_body(buffer, batch) is None

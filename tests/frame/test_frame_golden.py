@@ -111,7 +111,7 @@ def test_null_and_empty_values_come_back_as_what_they_were() -> None:
 
 
 def test_the_worked_frame_on_the_format_page_is_the_golden_one() -> None:
-    page = (ROOT / "docs" / "format.md").read_text()
+    page = (ROOT / "docs" / "reference" / "format.md").read_text()
     block = re.search(r"```hex\n(.*?)```", page, re.DOTALL)
     assert block is not None
     rows = [re.match(r"((?:[0-9a-f]{2,} )+)", line + " ") for line in block[1].splitlines()]

@@ -22,16 +22,16 @@ from ringlog.errors import (
 )
 from ringlog.frame import (
     Column,
-    Fault,
+    FrameFault,
     FrameType,
     control_frame,
     encode_arrow,
+    encode_frames,
     encode_records,
     frame,
-    frames_of,
     measure,
     open_frame,
-    patch,
+    patch_header,
 )
 from ringlog.frame.batch import scan
 from ringlog.limits import (
@@ -93,7 +93,7 @@ def test_accounted_bytes_of_a_record_are_its_payload_and_its_meta() -> None:
     with pytest.raises(RecordTooLarge) as caught:
         encode_records([b"", at_limit + b"x"], metas=[meta, meta])
     assert caught.value.detail == {"index": 1, "bytes": RECORD_BYTES_MAX + 1, "max": RECORD_BYTES_MAX}
-    for call in (encode_records, lambda payloads: frames_of(payloads, 1, topic_id=1)):
+    for call in (encode_records, lambda payloads: encode_frames(payloads, 1, topic_id=1)):
         assert call([b"x" * RECORD_BYTES_MAX])
         with pytest.raises(RecordTooLarge):
             call([b"", b"x" * (RECORD_BYTES_MAX + 1)])
@@ -109,7 +109,7 @@ def test_a_write_holds_one_to_ten_thousand_records() -> None:
         lambda: encode_records([]),
         lambda: encode_records([], event_ts=np.array([], dtype=np.int64)),
         lambda: encode_arrow(pa.array([], pa.binary())),
-        lambda: frames_of([], 1, topic_id=1),
+        lambda: encode_frames([], 1, topic_id=1),
     ):
         with pytest.raises(InvalidRequest, match="at least one"):
             empty()
@@ -127,7 +127,7 @@ def test_a_write_larger_than_a_frame_is_refused_before_it_is_built() -> None:
     """N-6g."""
     big = b"x" * MIB
     assert 66 * MIB == FRAME_BYTES_MAX
-    for call in (lambda n: encode_records([big] * n), lambda n: frames_of([big] * n, 1, topic_id=1)):
+    for call in (lambda n: encode_records([big] * n), lambda n: encode_frames([big] * n, 1, topic_id=1)):
         with pytest.raises(PayloadTooLarge) as caught:
             call(66)
         assert caught.value.detail["max"] == FRAME_BYTES_MAX
@@ -179,10 +179,10 @@ def test_numbers_beyond_64_bits_are_refused() -> None:
         lambda: encode_records(iter([b"a"])),  # type: ignore[arg-type]
         lambda: frame(encode_records(["a"]), topic_id=1),  # type: ignore[list-item]
         lambda: frame(encode_records([memoryview(np.zeros(3, np.int64))]), topic_id=1),  # type: ignore[list-item]
-        lambda: frames_of(["a", "b"], 1, topic_id=1),  # type: ignore[list-item]
-        lambda: frames_of(["a", "bc"], 1, topic_id=1),  # type: ignore[list-item]
-        lambda: frames_of([memoryview(np.zeros(3, np.int64))], 1, topic_id=1),  # type: ignore[list-item]
-        lambda: frames_of([1], 1, topic_id=1),  # type: ignore[list-item]
+        lambda: encode_frames(["a", "b"], 1, topic_id=1),  # type: ignore[list-item]
+        lambda: encode_frames(["a", "bc"], 1, topic_id=1),  # type: ignore[list-item]
+        lambda: encode_frames([memoryview(np.zeros(3, np.int64))], 1, topic_id=1),  # type: ignore[list-item]
+        lambda: encode_frames([1], 1, topic_id=1),  # type: ignore[list-item]
         lambda: encode_records([b"x"], tags=[b"bytes"]),  # type: ignore[list-item]
         lambda: encode_records([b"x"], tags=["a", "b"]),
         lambda: encode_records([b"x"], keys=[]),
@@ -203,8 +203,8 @@ def test_numbers_beyond_64_bits_are_refused() -> None:
         lambda: frame(encode_records([b"a"]), topic_id=-1),
         lambda: frame(encode_records([b"a"]), topic_id=1, epoch=1 << 32),
         lambda: control_frame(FrameType.APPEND, 1, b"\xc0"),
-        lambda: patch(frame(encode_records([b"a"]), topic_id=1), epoch=1 << 32),
-        lambda: patch(frame(encode_records([b"a"]), topic_id=1), topic_id=-1),
+        lambda: patch_header(frame(encode_records([b"a"]), topic_id=1), epoch=1 << 32),
+        lambda: patch_header(frame(encode_records([b"a"]), topic_id=1), topic_id=-1),
     ],
 )
 def test_wrong_arguments_are_usage_errors(call: Any) -> None:
@@ -231,26 +231,26 @@ def unchecked(payloads: list[bytes], column: Column, values: list[bytes]) -> byt
 
 
 OVER = [
-    (Column.TAG, TAG_BYTES_MAX, Fault.TAG_TOO_LONG),
-    (Column.NODE, NODE_BYTES_MAX, Fault.NODE_TOO_LONG),
-    (Column.KEY, KEY_BYTES_MAX, Fault.KEY_TOO_LONG),
-    (Column.META, META_BYTES_MAX, Fault.META_TOO_LONG),
-    (Column.HEADERS, HEADER_BYTES_MAX, Fault.HEADERS_TOO_LARGE),
+    (Column.TAG, TAG_BYTES_MAX, FrameFault.TAG_TOO_LONG),
+    (Column.NODE, NODE_BYTES_MAX, FrameFault.NODE_TOO_LONG),
+    (Column.KEY, KEY_BYTES_MAX, FrameFault.KEY_TOO_LONG),
+    (Column.META, META_BYTES_MAX, FrameFault.META_TOO_LONG),
+    (Column.HEADERS, HEADER_BYTES_MAX, FrameFault.HEADERS_TOO_LARGE),
 ]
 
 
 @pytest.mark.parametrize(("column", "most", "fault"), OVER)
 @pytest.mark.parametrize(("records", "times"), [(1, 1), (1, 20), (3, 1), (30, 20)])
 def test_measure_names_the_limit_that_a_frame_breaks(
-    column: Column, most: int, fault: Fault, records: int, times: int
+    column: Column, most: int, fault: FrameFault, records: int, times: int
 ) -> None:
     """The frame stays readable: a limit is a matter of admission."""
     payloads = [b"p"] * records
-    for length, want in ((most, Fault.OK), (most + 1, fault)):
+    for length, want in ((most, FrameFault.OK), (most + 1, fault)):
         values = [b"a" * length, *([] if column == Column.HEADERS else [b"a"] * (records - 1))]
         whole = unchecked(payloads, column, values) * times
         found = measure(whole, scan(whole))
-        assert found.bad.tolist() == [want] * times
+        assert found.faults.tolist() == [want] * times
         meta = length + records - 1 if column == Column.META else 0
         assert found.accounted.tolist() == [records + meta] * times
         assert found.largest.tolist() == [1 + (length if column == Column.META else 0)] * times
@@ -259,17 +259,17 @@ def test_measure_names_the_limit_that_a_frame_breaks(
 
 def test_measure_counts_headers() -> None:
     for number, want in (
-        (HEADERS_PER_RECORD_MAX, Fault.OK),
-        (HEADERS_PER_RECORD_MAX + 1, Fault.HEADERS_TOO_LARGE),
+        (HEADERS_PER_RECORD_MAX, FrameFault.OK),
+        (HEADERS_PER_RECORD_MAX + 1, FrameFault.HEADERS_TOO_LARGE),
     ):
         whole = unchecked([b"p"], Column.HEADERS, [b""] * number)
-        assert measure(whole, scan(whole)).bad.tolist() == [want]
+        assert measure(whole, scan(whole)).faults.tolist() == [want]
 
 
 def test_measure_adds_up_headers() -> None:
-    for length, want in ((32_767, Fault.OK), (32_768, Fault.HEADERS_TOO_LARGE)):
+    for length, want in ((32_767, FrameFault.OK), (32_768, FrameFault.HEADERS_TOO_LARGE)):
         whole = unchecked([b"p"], Column.HEADERS, [b"v" * 32_767] * 31 + [b"v" * length])
-        assert measure(whole, scan(whole)).bad.tolist() == [want]
+        assert measure(whole, scan(whole)).faults.tolist() == [want]
 
 
 some_records = st.lists(
@@ -292,14 +292,14 @@ def test_measure_adds_up_payloads_and_metas(
     found = measure(whole, scan(whole))
     assert found.accounted.tolist() == [sum(row) for row in sizes]
     assert found.largest.tolist() == [max(row) for row in sizes]
-    assert not found.bad.any()
+    assert not found.faults.any()
 
 
 def test_measure_of_control_frames_is_nothing_and_of_nothing_is_empty() -> None:
     whole = control_frame(FrameType.GROUP_MARK, 1, b"\x90") * 20
     found = measure(whole, scan(whole))
-    assert (found.accounted.sum(), found.largest.sum(), found.bad.sum()) == (0, 0, 0)
-    assert len(measure(b"", scan(b"")).bad) == 0
+    assert (found.accounted.sum(), found.largest.sum(), found.faults.sum()) == (0, 0, 0)
+    assert len(measure(b"", scan(b"")).faults) == 0
 
 
 def test_text_faults_are_told_from_structure_on_both_paths() -> None:
@@ -309,7 +309,7 @@ def test_text_faults_are_told_from_structure_on_both_paths() -> None:
     for times in (1, 20):
         whole = good * times + bad * times
         found = measure(whole, scan(whole))
-        assert found.bad.tolist() == [Fault.OK] * times + [Fault.TEXT] * times
+        assert found.faults.tolist() == [FrameFault.OK] * times + [FrameFault.TEXT] * times
         assert found.accounted.tolist() == [1] * times + [0] * times
 
 
@@ -321,6 +321,6 @@ def test_a_character_may_not_continue_in_the_next_tag(records: int) -> None:
     first = int(np.flatnonzero(words[22:] == 2)[0]) + 22
     words[first] = 1
     found = measure(whole, scan(whole))
-    assert found.bad.tolist() == [Fault.TEXT]
+    assert found.faults.tolist() == [FrameFault.TEXT]
     with pytest.raises(FrameInvalid, match="UTF-8"):
         open_frame(whole, seed=None, verify=False)

@@ -22,11 +22,11 @@ from ringlog.frame import (
     FrameView,
     control_frame,
     encode_arrow,
+    encode_frames,
     encode_records,
     frame,
-    frames_of,
     open_frame,
-    patch,
+    patch_header,
     seal,
     total_bytes_at,
 )
@@ -89,7 +89,7 @@ def as_stored(name: str, values: list[Any]) -> list[Any]:
 @given(record_columns(), st.integers(1, 12))
 def test_frames_with_any_columns_are_the_oracles(given: dict[str, list[Any]], records: int) -> None:
     columns = {name: values for name, values in given.items() if name != "payloads"}
-    buffer, offsets = frames_of(given["payloads"], records, columns, topic_id=7, first_producer_seq=3)
+    buffer, offsets = encode_frames(given["payloads"], records, columns, topic_id=7, first_producer_seq=3)
     frames = [
         oracle.frame_of(
             {_BITS[name]: as_stored(name, values[start : start + records]) for name, values in given.items()},
@@ -100,7 +100,9 @@ def test_frames_with_any_columns_are_the_oracles(given: dict[str, list[Any]], re
     assert buffer == b"".join(frames)
     assert offsets.tolist() == [0, *itertools.accumulate(map(len, frames))]
     loose = {name: np.array(v) if name == "priorities" else tuple(v) for name, v in columns.items()}
-    assert frames_of(tuple(given["payloads"]), records, loose, topic_id=7, first_producer_seq=3)[0] == buffer
+    assert (
+        encode_frames(tuple(given["payloads"]), records, loose, topic_id=7, first_producer_seq=3)[0] == buffer
+    )
 
 
 @given(record_columns(), st.integers(0, 22), st.integers(0, 22))
@@ -151,7 +153,7 @@ def test_frames_of_one_are_the_frames_that_frame_makes(payloads: list[bytes]) ->
         "durability": Durability.FSYNC,
         "payload_kind": PayloadKind.TEXT,
     }
-    buffer, offsets = frames_of(payloads, 1, first_producer_seq=5, **options)
+    buffer, offsets = encode_frames(payloads, 1, first_producer_seq=5, **options)
     assert offsets[-1] == len(buffer)
     for index, payload in enumerate(payloads):
         one = frame(encode_records([payload]), producer_seq=5 + index, **options)
@@ -272,7 +274,7 @@ def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
 def test_patching_and_sealing_change_only_what_they_name(whole: bytearray, base_seq: int, seed: int) -> None:
     before = open_frame(bytes(whole), seed=None).header
     changes = {"topic_id": 5, "epoch": 6, "producer_id": 7, "producer_seq": 8, "commit_ts": 9}
-    patch(whole, base_seq=base_seq, **changes)
+    patch_header(whole, base_seq=base_seq, **changes)
     value = seal(whole, seed)
     after = open_frame(whole, seed=seed).header
     assert after == before._replace(base_seq=base_seq, seal_xxh3=value, **changes)
@@ -291,12 +293,12 @@ def test_a_control_frame_has_a_body_and_no_records() -> None:
 
 def test_after_gives_the_records_above_a_seq() -> None:
     whole = frame(encode_records([b"a", b"b", b"c"]), topic_id=1)
-    patch(whole, base_seq=10)
+    patch_header(whole, base_seq=10)
     view = open_frame(whole, seed=None)
-    assert [view.after(seq).to_list() for seq in (0, 9, 10, 12, 99)] == [
+    assert [view.slice_after(seq).to_list() for seq in (0, 9, 10, 12, 99)] == [
         [b"a", b"b", b"c"], [b"a", b"b", b"c"], [b"b", b"c"], [], [],
     ]  # fmt: skip
-    assert (view.after(10).first_seq, view.after(10).last_seq) == (11, 12)
+    assert (view.slice_after(10).first_seq, view.slice_after(10).last_seq) == (11, 12)
 
 
 def test_headers_may_be_mappings_or_pairs() -> None:

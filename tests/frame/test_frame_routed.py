@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringlog.errors import FrameInvalid, UsageError
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame, layout, open_frame
-from ringlog.frame.routed import CopyRow, carried_by, resolve, routed_frame
+from ringlog.frame.routed_frame import CopyRow, resolve_copies, routed_content_of, routed_frame
 from ringlog.frame.view import open_row
 from ringlog.limits import ROUTER_HOPS_MAX
 from ringlog.types import Codec
@@ -30,7 +30,7 @@ def routed(
     appended: bytes | bytearray, rows: list[CopyRow], *, hops: int = 1, seed: int = GOLDEN_SEED
 ) -> bytearray:
     """The sealed frame with copies of an append."""
-    made = routed_frame(carried_by(appended, frames.scan(appended), 0, hops=hops), rows)
+    made = routed_frame(routed_content_of(appended, frames.scan(appended), 0, hops=hops), rows)
     words = frames.words_of(made)
     words[layout.W_SEAL_XXH3] = frames.seals(words[: layout.HEADER_WORDS].reshape(1, -1), seed)[0]
     return made
@@ -54,7 +54,7 @@ def test_the_golden_frame_is_read_by_both_decoders(place: str, empty: str | None
     assert [(copy.router, copy.cursor) for copy in found.copies] == [(99, 12), (98, 12)]
     assert found.columns == {"payload": [b"hello", b"ringlog!"], "tag": ["a", empty]}
     assert len(open_frame(golden, seed=GOLDEN_SEED)) == 0
-    copies = resolve(golden, frames.scan(golden), GOLDEN_SEED)
+    copies = resolve_copies(golden, frames.scan(golden), GOLDEN_SEED)
     assert [open_row(golden, copies, row).records().tags for row in range(2)] == [["a", None]] * 2
 
 
@@ -62,10 +62,10 @@ def test_copies_are_appends_that_verify_where_they_lie():
     """RT-16: numbers, stamp and class of their own; RT-10: hops."""
     before = frame(encode_records([b"x"]), topic_id=1)
     buffer = bytes(before) + bytes(sample()) + bytes(before)
-    found = resolve(buffer, frames.scan(buffer), GOLDEN_SEED)
+    found = resolve_copies(buffer, frames.scan(buffer), GOLDEN_SEED)
     assert len(found) == 4
     assert found.stop == len(buffer)
-    assert found.places.tolist() == [0, len(before), len(before), len(buffer) - len(before)]
+    assert found.stored_offsets.tolist() == [0, len(before), len(before), len(buffer) - len(before)]
     copies = found.take(slice(1, 3))
     assert frames.first_bad_seal(copies, GOLDEN_SEED) is None
     assert frames.first_bad_body(buffer, copies) is None
@@ -83,22 +83,22 @@ def test_copies_are_appends_that_verify_where_they_lie():
 def test_of_one_topic_only_its_copies_are_looked_at():
     made = sample()
     batch = frames.scan(made)
-    assert resolve(made, batch, GOLDEN_SEED, topic_id=43).words[:, layout.W_TOPIC].tolist() == [43]
+    assert resolve_copies(made, batch, GOLDEN_SEED, topic_id=43).words[:, layout.W_TOPIC].tolist() == [43]
     made[-1] ^= 1
-    assert len(resolve(made, batch, GOLDEN_SEED, topic_id=44)) == 0
+    assert len(resolve_copies(made, batch, GOLDEN_SEED, topic_id=44)) == 0
     with pytest.raises(FrameInvalid, match="body does not verify"):
-        resolve(made, batch, GOLDEN_SEED, topic_id=43)
+        resolve_copies(made, batch, GOLDEN_SEED, topic_id=43)
     with pytest.raises(FrameInvalid, match="header does not verify"):
-        resolve(sample(), batch, GOLDEN_SEED + 1, topic_id=43)
+        resolve_copies(sample(), batch, GOLDEN_SEED + 1, topic_id=43)
 
 
 def test_what_cannot_be_a_routed_frame_is_not_made():
     appended = frame(encode_records([b"x"]), topic_id=0)
     batch = frames.scan(appended)
     with pytest.raises(UsageError):
-        routed_frame(carried_by(appended, batch, 0, hops=1), [])
+        routed_frame(routed_content_of(appended, batch, 0, hops=1), [])
     with pytest.raises(UsageError):
-        carried_by(appended, batch, 0, hops=ROUTER_HOPS_MAX + 1)
+        routed_content_of(appended, batch, 0, hops=ROUTER_HOPS_MAX + 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,7 +108,7 @@ def test_any_records_read_as_the_append_they_came_from(columns, codec, many, hop
     rows = [CopyRow(n + 1, 10 * n + 1, n, 1, n + 1, n + 1, 2) for n in range(many)]
     made = routed(appended, rows, hops=hops)
     expected = open_frame(appended, seed=None).records()
-    found = resolve(made, frames.scan(made), GOLDEN_SEED)
+    found = resolve_copies(made, frames.scan(made), GOLDEN_SEED)
     for n in range(many):
         records = open_row(made, found, n).records()
         assert records.seqs == [10 * n + 1 + i for i in range(len(expected.seqs))]

@@ -8,10 +8,10 @@ from frame_samples import COMMIT_TS, encoded, golden_frames, record_columns, sta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.client.gather import gather
-from ringlog.client.pieces import FramePiece, pieces_of
+from ringlog.client.read.multi_frame_batch import decode_frames
+from ringlog.client.read.record_batches import FrameRecordBatch, record_batches_of
 from ringlog.errors import UsageError
-from ringlog.frame import Column, encode_arrow, frame, measure, open_frame, patch
+from ringlog.frame import Column, encode_arrow, frame, measure, open_frame, patch_header
 from ringlog.frame.batch import scan
 from ringlog.frame.layout import PRODUCER_COLUMNS
 from ringlog.storage.reader import FrameRun
@@ -58,12 +58,12 @@ def test_nobody_can_send_stamps_as_arrow() -> None:
 
 def test_records_of_a_piece_have_their_own_stamps() -> None:
     """Also those of a filtered or cut piece; and the piece's time is its first record's."""
-    piece = FramePiece(sealed())
+    piece = FrameRecordBatch(sealed())
     assert [record.ts for record in piece.records()] == STAMPS
-    assert [record.ts for record in piece.keep(np.array([0, 2])).records()] == [STAMPS[0], STAMPS[2]]
-    assert piece.keep(np.array([2])).commit_stamps.tolist() == STAMPS[2:]
-    assert FramePiece(sealed().after(22)).commit_ts == STAMPS[2]
-    assert [record.ts for record in FramePiece(sealed().after(21)).records()] == STAMPS[1:]
+    assert [record.ts for record in piece.select_rows(np.array([0, 2])).records()] == [STAMPS[0], STAMPS[2]]
+    assert piece.select_rows(np.array([2])).commit_stamps.tolist() == STAMPS[2:]
+    assert FrameRecordBatch(sealed().slice_after(22)).commit_ts == STAMPS[2]
+    assert [record.ts for record in FrameRecordBatch(sealed().slice_after(21)).records()] == STAMPS[1:]
 
 
 @given(record_columns(), st.lists(st.integers(0, 1 << 50), min_size=4, max_size=9))
@@ -71,21 +71,21 @@ def test_many_small_frames_with_stamps_read_as_each_by_itself(given_columns, fir
     columns, frames, seq = encoded(given_columns), [], 1
     for first in firsts:
         whole = frame(stamped(columns, [first + i for i in range(columns.count)]), topic_id=1)
-        patch(whole, base_seq=seq, commit_ts=first)
+        patch_header(whole, base_seq=seq, commit_ts=first)
         frames.append(bytes(whole))
         seq += columns.count
     run = run_of(frames)
-    expected = [record for one in frames for record in FramePiece(open_frame(one, seed=None)).records()]
-    found = gather(run, slice(None), 0, "t")
+    expected = [record for one in frames for record in FrameRecordBatch(open_frame(one, seed=None)).records()]
+    found = decode_frames(run, slice(None), 0, "t")
     assert found.records() == expected
     assert found.commit_stamps.tolist() == [record.ts for record in expected]
-    pieces = list(pieces_of(run, 0, "t"))
+    pieces = list(record_batches_of(run, 0, "t"))
     assert [record for piece in pieces for record in piece.records()] == expected
     assert found.bitmap & ~PRODUCER_COLUMNS == 0
-    arrow = found.record_batches(nulls=False, columns=None)[0]
+    arrow = found.arrow_batches(nulls=False, columns=None)[0]
     assert arrow.column("ts").cast("int64").to_pylist() == [record.ts for record in expected]
 
 
 def test_structure_of_the_column_is_judged_like_that_of_any_other() -> None:
     whole = frame(stamped(encoded({"payloads": [b"a"]}), [5]), topic_id=1)
-    assert not measure(whole, scan(whole)).bad.any()
+    assert not measure(whole, scan(whole)).faults.any()

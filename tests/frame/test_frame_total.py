@@ -24,12 +24,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringlog.errors import FrameInvalid
-from ringlog.frame import Fault, FrameType, control_frame, encode_records, frame, measure, open_frame, seal
+from ringlog.frame import (
+    FrameFault,
+    FrameType,
+    control_frame,
+    encode_records,
+    frame,
+    measure,
+    open_frame,
+    seal,
+)
 from ringlog.frame import batch as frames
-from ringlog.frame.batch import End, FrameBatch, scan
+from ringlog.frame.batch import FrameBatch, ScanEnd, scan
 from ringlog.frame.compress import compress
 from ringlog.frame.control import check_control
-from ringlog.frame.header import Header, header_fault, pack_header, unpack_header
+from ringlog.frame.header import FrameHeader, header_fault, pack_header, unpack_header
 from ringlog.frame.layout import HEADER_BYTES, VERSION_FIRST, Column
 from ringlog.frame.measure import FORMAT_FAULTS
 from ringlog.limits import FRAME_BYTES_MAX, MIB
@@ -76,7 +85,7 @@ def verifier_reads(data: bytes, seed: int | None = None) -> dict[str, list[Any]]
 def one_row(data: bytes) -> FrameBatch:
     """The batch of the one frame that `data` is, whatever its header says beyond its length."""
     words = frames.words_of(data)
-    return FrameBatch(np.zeros(1, np.int64), words[:10].reshape(1, 10).copy(), len(data), End.CLEAN)
+    return FrameBatch(np.zeros(1, np.int64), words[:10].reshape(1, 10).copy(), len(data), ScanEnd.CLEAN)
 
 
 def judged_by_measure(data: bytes, times: int) -> set[int]:
@@ -84,10 +93,10 @@ def judged_by_measure(data: bytes, times: int) -> set[int]:
     row = one_row(data)
     whole = data * times
     offsets = np.arange(times, dtype=np.int64) * len(data)
-    batch = FrameBatch(offsets, np.repeat(row.words, times, axis=0), len(whole), End.CLEAN)
+    batch = FrameBatch(offsets, np.repeat(row.words, times, axis=0), len(whole), ScanEnd.CLEAN)
     found = measure(whole, batch)
     assert len(set(found.accounted.tolist())) == len(set(found.largest.tolist())) == 1
-    return set(found.bad.tolist())
+    return set(found.faults.tolist())
 
 
 @given(st.binary(max_size=400), st.integers(-8, 408), st.none() | st.integers(0, (1 << 64) - 1))
@@ -124,7 +133,7 @@ def test_both_decoders_say_the_same_of_valid_frames(whole: bytearray, seed: int)
 @settings(max_examples=150)
 def test_measure_finds_a_format_fault_exactly_where_open_frame_refuses(whole: bytearray) -> None:
     data = bytes(whole)
-    if frames.scan(data).end != End.CLEAN or len(frames.scan(data)) != 1:
+    if frames.scan(data).end != ScanEnd.CLEAN or len(frames.scan(data)) != 1:
         return
     refused = engine_reads(data) is None
     for times in (1, 20):
@@ -138,7 +147,7 @@ def test_measure_finds_a_format_fault_exactly_where_open_frame_refuses(whole: by
 def test_one_record_frames_measure_alike_side_by_side_and_one_by_one(whole: bytearray) -> None:
     """The vectorised walk of one-record frames against the ordinary one."""
     data = bytes(whole)
-    if frames.scan(data).end != End.CLEAN or len(frames.scan(data)) != 1:
+    if frames.scan(data).end != ScanEnd.CLEAN or len(frames.scan(data)) != 1:
         return
     few, many = judged_by_measure(data, 1), judged_by_measure(data, 13)
     assert few == many or few | many <= FORMAT_FAULTS
@@ -181,7 +190,7 @@ def test_unverified_opening_still_checks_structure() -> None:
 
 _u64 = st.integers(0, (1 << 64) - 1) | st.sampled_from([0, 1, (1 << 63) - 1, 1 << 63])
 headers = st.builds(
-    Header,
+    FrameHeader,
     frame_len=st.sampled_from([76, 84, 92, 108]),
     type=st.integers(0, 16),
     version=st.sampled_from([0, 1, 2, 2, 3]),
@@ -206,7 +215,7 @@ _GOOD = unpack_header(golden_frames()["payload_only"][1], 0)
 @given(st.lists(headers, min_size=1, max_size=8))
 @example([_GOOD, _GOOD._replace(base_seq=(1 << 63) - 2), _GOOD._replace(base_seq=(1 << 63) - 1)])
 @settings(max_examples=150)
-def test_one_header_and_many_are_judged_alike(rows: list[Header]) -> None:
+def test_one_header_and_many_are_judged_alike(rows: list[FrameHeader]) -> None:
     assert [unpack_header(pack_header(row), 0) for row in rows] == rows
     words = np.frombuffer(b"".join(map(pack_header, rows)), dtype="<u8").reshape(-1, 10)
     assert frames.malformed(words).tolist() == [oracle.header_fault(row) is not None for row in rows]
@@ -279,7 +288,7 @@ def test_hostile_compressed_bodies_are_refused_before_anything_large_is_allocate
         tracemalloc.stop()
     assert peak < MIB
     assert verifier_reads(data) is None
-    assert judged_by_measure(data, 1) == {Fault.STRUCTURE}
+    assert judged_by_measure(data, 1) == {FrameFault.STRUCTURE}
 
 
 @pytest.mark.parametrize("length", [0, 1, len(zstd(_BODY)) - 1, len(zstd(_BODY)) + 9, 1 << 40, (1 << 64) - 1])
@@ -385,7 +394,7 @@ def test_padding_of_a_control_body_must_be_zero_for_both() -> None:
     fix_body_checksum(whole)
     assert engine_reads(bytes(whole)) is None
     assert verifier_reads(bytes(whole)) is None
-    assert judged_by_measure(bytes(whole), 1) == {Fault.STRUCTURE}
+    assert judged_by_measure(bytes(whole), 1) == {FrameFault.STRUCTURE}
 
 
 @given(st.binary(max_size=40) | control_values.map(msgpack.packb))
@@ -401,4 +410,4 @@ def test_scanning_arbitrary_bytes_ends_and_stays_inside(data: bytes) -> None:
     data = data[: len(data) & ~7]
     found = scan(data)
     assert found.stop <= len(data)
-    assert isinstance(found.end, End)
+    assert isinstance(found.end, ScanEnd)

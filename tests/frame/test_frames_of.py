@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlog.errors import BatchTooLarge, InvalidRequest, UsageError
-from ringlog.frame.codec import frame, frames_of
+from ringlog.frame.codec import encode_frames, frame
 from ringlog.frame.columns import encode_records
 from ringlog.limits import BATCH_RECORDS_MAX
 from ringlog.types import Durability, PayloadKind
@@ -26,7 +26,7 @@ alike = st.integers(1, 20).flatmap(
 
 @given(alike | st.lists(st.binary(max_size=20), min_size=1, max_size=40), st.integers(1, 12))
 def test_frames_built_together_equal_frames_built_one_by_one(payloads: list[bytes], records: int) -> None:
-    buffer, offsets = frames_of(payloads, records, first_producer_seq=100, **HEADER)
+    buffer, offsets = encode_frames(payloads, records, first_producer_seq=100, **HEADER)
     expected = [
         frame(encode_records(payloads[start : start + records]), producer_seq=100 + i, **HEADER)
         for i, start in enumerate(range(0, len(payloads), records))
@@ -37,8 +37,8 @@ def test_frames_built_together_equal_frames_built_one_by_one(payloads: list[byte
 
 def test_impossible_numbers_of_records_are_refused() -> None:
     with pytest.raises(BatchTooLarge):
-        frames_of([b"x"] * 3, BATCH_RECORDS_MAX + 1, topic_id=1)
+        encode_frames([b"x"] * 3, BATCH_RECORDS_MAX + 1, topic_id=1)
     with pytest.raises(InvalidRequest):
-        frames_of([], 2, topic_id=1)
+        encode_frames([], 2, topic_id=1)
     with pytest.raises(UsageError):
-        frames_of([b"xy"] * 4, 2, topic_id=1 << 64)
+        encode_frames([b"xy"] * 4, 2, topic_id=1 << 64)

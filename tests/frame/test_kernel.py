@@ -20,18 +20,18 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from ringlog.compiled import kernel
 from ringlog.errors import FrameInvalid
 from ringlog.frame import batch as frames
 from ringlog.frame import codec, encode_records, frame, layout
-from ringlog.frame.batch import CheckedRun, End, FrameBatch, find, scan
+from ringlog.frame.batch import CheckedFrameRange, FrameBatch, ScanEnd, scan, scan_checked
 from ringlog.frame.body import walk_body
 from ringlog.frame.header import unpack_header
 from ringlog.frame.kernel import LIMITS
 from ringlog.frame.layout import Column
-from ringlog.frame.settle import S_POSITION, S_PRODUCER_SEQ, S_TOPIC, WORDS
+from ringlog.frame.settle_entry import S_POSITION, S_PRODUCER_SEQ, S_TOPIC, WORDS
 from ringlog.frame.spans import spans_of
 from ringlog.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX
+from ringlog.native_kernel import kernel
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -81,7 +81,7 @@ def test_what_a_producer_sent_is_found_as_scan_finds_it_and_judged_as_the_oracle
     assume(len(buffer) % 8 == 0)
     before = bytearray(buffer)
     expected = scan(before, frames_max=frames_max)
-    found = find(buffer, 1_000, frames_max=frames_max)
+    found = scan_checked(buffer, 1_000, frames_max=frames_max)
     assert (found.stop, found.end, found.reason) == (expected.stop, expected.end, expected.reason)
     assert found.offsets.tolist() == expected.offsets.tolist()
     assert found.total_bytes.tolist() == expected.total_bytes.tolist()
@@ -98,7 +98,7 @@ def test_what_a_producer_sent_is_found_as_scan_finds_it_and_judged_as_the_oracle
     bare = words.copy()
     bare[:, layout.W_TAIL] &= ~frames.FOLLOWS
     assert (found.words == bare).all()
-    frames.put_headers(frames.words_of(before), FrameBatch(expected.offsets, bare, 0, End.CLEAN))
+    frames.put_headers(frames.words_of(before), FrameBatch(expected.offsets, bare, 0, ScanEnd.CLEAN))
     assert buffer == before, "nothing else is changed"
     spans = zip(found.offsets.tolist(), (found.offsets + found.total_bytes).tolist(), strict=True)
     judged = [oracle.judge_sent(bytes(before[start:stop])) for start, stop in spans]
@@ -107,7 +107,7 @@ def test_what_a_producer_sent_is_found_as_scan_finds_it_and_judged_as_the_oracle
     require_runs(checked.runs, found.words, judged)
 
 
-def require_runs(runs: list[CheckedRun], words: Any, judged: list[tuple[int, int, int]]) -> None:
+def require_runs(runs: list[CheckedFrameRange], words: Any, judged: list[tuple[int, int, int]]) -> None:
     """Runs cover all rows, are as long as they can be, and say of their frames what is so."""
     assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])][: len(runs)]
     assert (runs[-1].stop if runs else 0) == len(words)
@@ -130,7 +130,7 @@ def require_runs(runs: list[CheckedRun], words: Any, judged: list[tuple[int, int
         assert run.bytes == sum(judged[row][0] for row in rows)
         assert run.record_bytes_max == max(judged[row][1] for row in rows)
         assert run.records_max == max(counts[row] for row in rows)
-        assert run.is_even == (len({counts[row] for row in rows}) == 1)
+        assert run.equal_counts == (len({counts[row] for row in rows}) == 1)
         assert run.columns == functools.reduce(operator.or_, [columns[row] for row in rows])
 
 
@@ -187,7 +187,7 @@ def test_a_header_of_another_size_is_an_error() -> None:
 
 
 def test_more_than_a_call_may_hold_is_not_encoded() -> None:
-    one = codec.frames_of([b"x"] * 4, 2, topic_id=1)[0]
+    one = codec.encode_frames([b"x"] * 4, 2, topic_id=1)[0]
     columns = ([b"x"] * 4, *ROWS_OF_NOTHING)
     assert kernel.encode(columns, 4, 2, bytes(80), len(one), LIMITS) is not None
     assert kernel.encode(columns, 4, 2, bytes(80), len(one) - 1, LIMITS) is None
@@ -231,7 +231,7 @@ def test_what_may_not_be_written_is_not() -> None:
 @given(st.lists(plain_frame(), min_size=1, max_size=5), st.integers(0, (1 << 64) - 1))
 def test_seals_are_those_of_batch(pieces: Sequence[bytearray], salt: int) -> None:
     buffer = bytearray().join(pieces)
-    batch = find(buffer)
+    batch = scan_checked(buffer)
     other, expected = bytearray(buffer), scan(bytearray(buffer))
     last = frames.seal_rows(buffer, batch, 0, len(batch), salt)
     expected.words[:, layout.W_SEAL_XXH3] = frames.seals(expected.words, salt)
@@ -357,7 +357,7 @@ def without_kernel(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_where_it_is_missing_the_error_says_what_to_do() -> None:
     done = without_kernel(
-        "try:\n    ringlog.connect\nexcept ringlog.errors.KernelMissing as e:\n    print(e.code, e)"
+        "try:\n    ringlog.connect()\nexcept ringlog.errors.KernelMissing as e:\n    print(e.code, e)"
     )
     assert done.stdout.startswith("kernel_missing ringlog's compiled kernel is missing: reinstall"), (
         done.stderr
@@ -376,7 +376,7 @@ def test_where_it_is_missing_a_command_says_so_in_one_line(command: str) -> None
 def test_frames_with_and_without_nulls_are_decoded_together() -> None:
     """A column of which one frame has nulls and the next none: validity of all their records."""
     keys: list[list[bytes | None]] = [[b"a", None], [b"b", b""], [None, b""]]
-    made = [codec.frames_of([b"x", b"yy"], 2, {"keys": each}, topic_id=7)[0] for each in keys]
+    made = [codec.encode_frames([b"x", b"yy"], 2, {"keys": each}, topic_id=7)[0] for each in keys]
     whole = b"".join(made)
     batch = scan(whole)
     assert len({*frames.shapes_of(batch.words).tolist()}) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ringlog.leases.change import CLAIM_ROW, Change
+from ringlog.leases.change import CLAIM_ROW, LeaseChange
 
 
 class LeaseRun(NamedTuple):
@@ -16,7 +16,7 @@ class LeaseRun(NamedTuple):
     token: int
 
 
-def lease_runs(change: Change | None) -> list[LeaseRun]:
+def lease_runs(change: LeaseChange | None) -> list[LeaseRun]:
     """What a claim was given."""
     rows = change.rows if change is not None else []
     return [

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.leases.fair_shares import fair_shares, split
+from ringlog.leases.fair_shares import fair_shares, split_runs
 from ringlog.leases.group import ConsumerGroup
-from ringlog.leases.live_seqs import Live
-from ringlog.leases.tokens import Tokens
+from ringlog.leases.live_seqs import LiveSeqs
+from ringlog.leases.tokens import LeaseTokens
 from ringlog.leases.types import ClaimRequest
 
 wants = st.lists(st.integers(0, 12), max_size=12)
@@ -52,7 +52,7 @@ def test_parts_are_all_jobs_in_their_order(lengths, asked):
         at += length + 2
     jobs = [(seq, often) for first, stop, often in found for seq in range(first, stop)]
     shares = fair_shares(asked, len(jobs))
-    parts = split(found, shares)
+    parts = split_runs(found, shares)
     given_out = [
         [(seq, often) for first, stop, often in part for seq in range(first, stop)] for part in parts
     ]
@@ -62,18 +62,18 @@ def test_parts_are_all_jobs_in_their_order(lengths, asked):
 
 def test_each_claim_has_its_own_lease():
     """QC-14, QC-15: with its own node and length, from the same instant."""
-    queue = ConsumerGroup(tokens=Tokens(1))
+    queue = ConsumerGroup(tokens=LeaseTokens(1))
     requests = [ClaimRequest("a", 2, 100), ClaimRequest("b", 9, 500), ClaimRequest("a", 1, 300)]
-    first, second, third = queue.deal(Live(1, 6), requests, 1_000, 1_000)
+    first, second, third = queue.claim_fair_shares(LiveSeqs(1, 6), requests, 1_000, 1_000)
     assert [(each.count, each.until_ms) for each in (first, second, third)] == [
         (2, 1_100),
         (3, 1_500),
         (1, 1_300),
     ]
     assert queue.leased == 6
-    queue.settle(1_101)
+    queue.apply_expirations(1_101)
     assert queue.leased == 4
     queue.check()
-    assert [each.count if each else 0 for each in queue.deal(Live(1, 6), requests, 1, 1_200)] == [1, 0, 0], (
-        "no more than so many"
-    )
+    assert [
+        each.count if each else 0 for each in queue.claim_fair_shares(LiveSeqs(1, 6), requests, 1, 1_200)
+    ] == [1, 0, 0], "no more than so many"

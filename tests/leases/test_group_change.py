@@ -6,32 +6,39 @@ from pathlib import Path
 
 import pytest
 
-from actors.wal_shard.records import decode_body, frame_of
+from actors.wal_shard.commit.control_records import decode_body, frame_of
 from ringlog import limits
 from ringlog.errors import CorruptData
 from ringlog.frame import open_frame
 from ringlog.frame.layout import FrameType
-from ringlog.leases.change import Change, Made, Mode, Op
+from ringlog.leases.change import GroupConfig, LeaseChange, Mode, Op
 from ringlog.leases.failures import Failure
-from ringlog.leases.group import begin
-from ringlog.leases.snapshot import load, save
+from ringlog.leases.group import create_group
+from ringlog.leases.snapshot import decode_group, encode_group
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "frames"
 SEED = 0x0123456789ABCDEF
 NUMBER = 0x18000000005
-CREATED = Change(
-    NUMBER, 1, Op.CREATED, 1_700_000_000_000, 8, made=Made("billing", Mode.QUEUE, "^eu.", 500, 50)
+CREATED = LeaseChange(
+    NUMBER, 1, Op.CREATED, 1_700_000_000_000, 8, config=GroupConfig("billing", Mode.QUEUE, "^eu.", 500, 50)
 )
-LETTERED = Change(
-    NUMBER, 1, Op.CREATED, 1_700_000_000_000, 8, made=Made("billing", Mode.QUEUE, "^eu.", 500, 50, 3, "dead")
+LETTERED = LeaseChange(
+    NUMBER,
+    1,
+    Op.CREATED,
+    1_700_000_000_000,
+    8,
+    config=GroupConfig("billing", Mode.QUEUE, "^eu.", 500, 50, 3, "dead"),
 )
-CLAIMED = Change(
+CLAIMED = LeaseChange(
     NUMBER, 2, Op.CLAIMED, 1_700_000_000_500, 12, "ann", 1_700_000_030_500,
     [8, 2, 1, 0x18000000006, 11, 1, 3, 0x18000000008], 77,
 )  # fmt: skip
 
 
-REJECTED = Change(NUMBER, 3, Op.REJECTED, 1_700_000_000_900, 12, "ann", 0, [8, 2], 78, reason="no address")
+REJECTED = LeaseChange(
+    NUMBER, 3, Op.REJECTED, 1_700_000_000_900, 12, "ann", 0, [8, 2], 78, reason="no address"
+)
 
 
 def test_the_engine_writes_and_reads_the_golden_body() -> None:
@@ -45,7 +52,7 @@ def test_the_engine_writes_and_reads_the_golden_body() -> None:
     ("name", "change"),
     [("group_with_letters", LETTERED), ("group_claimed", CLAIMED), ("group_rejected", REJECTED)],
 )
-def test_changes_of_earlier_versions_are_read(name: str, change: Change) -> None:
+def test_changes_of_earlier_versions_are_read(name: str, change: LeaseChange) -> None:
     assert decode_body(FrameType.LEASE, golden_of(name)[80:].rstrip(b"\0")) == change
 
 
@@ -60,46 +67,57 @@ def test_a_group_that_was_made_before_there_were_dead_letters_has_none() -> None
     assert open_frame(golden, seed=SEED).frame_type == FrameType.LEASE
     found = decode_body(FrameType.LEASE, golden[80:].rstrip(b"\0"))
     assert found == CREATED
-    assert (found.made.deliveries_max, found.made.dead_letter) == (0, "")
+    assert (found.config.deliveries_max, found.config.dead_letter) == (0, "")
 
 
 def test_a_group_saved_and_loaded_is_the_same() -> None:
-    group = begin(CREATED)
+    group = create_group(CREATED)
     group.replay(CLAIMED)
     group.replay(REJECTED)
-    again = load(save(group))
-    assert again.made == CREATED.made
+    again = decode_group(encode_group(group))
+    assert again.config == CREATED.config
     assert dict(again.failures) == dict.fromkeys((8, 9), Failure("no address", REJECTED.at_ms, 0))
     assert again.list_pending(CLAIMED.at_ms) == group.list_pending(CLAIMED.at_ms)
-    assert (again.changes, again.cursor, again.pending, again.calls.find(77)) == (3, 12, 3, CLAIMED)
+    assert (again.last_change_number, again.cursor, again.pending, again.recent_calls.find(77)) == (
+        3,
+        12,
+        3,
+        CLAIMED,
+    )
 
 
 def test_the_answers_of_one_member_are_not_forgotten_for_those_of_another() -> None:
-    group = begin(CREATED)
+    group = create_group(CREATED)
     group.replay(CLAIMED)
     for n in range(limits.LEASE_CALLS_PER_NODE_MAX + 9):
-        group.replay(change := Change(NUMBER, n + 3, Op.EXTENDED, CLAIMED.at_ms, 12, "bob", call=1_000 + n))
-        assert group.calls.find(1_000 + n) is change
-    assert group.calls.find(77) == CLAIMED
-    assert group.calls.find(1_000 + 8) is None
+        group.replay(
+            change := LeaseChange(NUMBER, n + 3, Op.EXTENDED, CLAIMED.at_ms, 12, "bob", call=1_000 + n)
+        )
+        assert group.recent_calls.find(1_000 + n) is change
+    assert group.recent_calls.find(77) == CLAIMED
+    assert group.recent_calls.find(1_000 + 8) is None
     for n in range(limits.LEASE_CALLS_KEPT_MAX):
-        group.replay(Change(NUMBER, group.changes + 1, Op.EXTENDED, 1, 12, f"m{n}", call=9_000 + n))
-    assert len(group.calls) == limits.LEASE_CALLS_KEPT_MAX
-    assert group.calls.find(77) is None
-    wide = Change(NUMBER, group.changes + 1, Op.ACKED, 1, 12, "x", rows=[1, 1] * 10_000, call=5)
+        group.replay(
+            LeaseChange(NUMBER, group.last_change_number + 1, Op.EXTENDED, 1, 12, f"m{n}", call=9_000 + n)
+        )
+    assert len(group.recent_calls) == limits.LEASE_CALLS_KEPT_MAX
+    assert group.recent_calls.find(77) is None
+    wide = LeaseChange(
+        NUMBER, group.last_change_number + 1, Op.ACKED, 1, 12, "x", rows=[1, 1] * 10_000, call=5
+    )
     group.replay(wide)
-    assert group.calls.find(5) is None, "the numbers in answers are bounded, too"
-    assert not group.calls
+    assert group.recent_calls.find(5) is None, "the numbers in answers are bounded, too"
+    assert not group.recent_calls
 
 
 @pytest.mark.parametrize("at", range(0, 200, 3))
 def test_damaged_state_is_found_or_makes_sense(at: int) -> None:
     """SN-9: no exception but CorruptData comes out, whatever the bytes."""
-    group = begin(CREATED)
+    group = create_group(CREATED)
     group.replay(CLAIMED)
-    data = bytearray(save(group))
+    data = bytearray(encode_group(group))
     data[at % len(data)] ^= 0x41
     try:
-        load(bytes(data)).check()
+        decode_group(bytes(data)).check()
     except CorruptData:
         return

@@ -13,15 +13,15 @@ from lease_runs import lease_runs
 from msgspec import structs
 from pyroaring import BitMap64
 
-from ringlog.leases.change import Change, Made, Mode
+from ringlog.leases.change import GroupConfig, LeaseChange, Mode
 from ringlog.leases.failures import Failure
-from ringlog.leases.group import ConsumerGroup, Entry, begin, created
-from ringlog.leases.live_seqs import Live
-from ringlog.leases.ready_index import Marks
+from ringlog.leases.group import ConsumerGroup, PendingRange, create_group, created
+from ringlog.leases.live_seqs import LiveSeqs
+from ringlog.leases.ready_index import DeliveryAttributes
 from ringlog.leases.runs import BLOCK, DELAYED, LEASED, RETURNED
-from ringlog.leases.snapshot import load, save
-from ringlog.leases.tokens import Tokens
-from ringlog.leases.types import Order
+from ringlog.leases.snapshot import decode_group, encode_group
+from ringlog.leases.tokens import LeaseTokens
+from ringlog.leases.types import DispatchOrder
 from ringlog.limits import GROUP_REASONS_SAVED_MAX
 
 NODES = ("a", "b", "c")
@@ -32,7 +32,7 @@ BEGIN = BLOCK - 20
 PENDING_MAX, MEMBER_MAX = 40, 25
 STATE = {"leased": LEASED, "delayed": DELAYED, "returned": RETURNED}
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Change).decode
+_decode = msgspec.msgpack.Decoder(LeaseChange).decode
 
 
 @dataclass
@@ -60,12 +60,12 @@ class GroupMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 1_000_000
         self.incarnation = 1
-        self.tokens = Tokens(1)
-        made = Made("g", Mode.QUEUE, "", PENDING_MAX, MEMBER_MAX)
+        self.tokens = LeaseTokens(1)
+        made = GroupConfig("g", Mode.QUEUE, "", PENDING_MAX, MEMBER_MAX)
         self.log: list[bytes] = []
         self.saved: list[tuple[int, bytes]] = []
         """States, each with how long the log was then."""
-        self.group = begin(self.logged(created(1, made, BEGIN, self.now)), self.tokens)
+        self.group = create_group(self.logged(created(1, made, BEGIN, self.now)), self.tokens)
         self.positions: dict[int, Position] = {}
         self.all: set[int] = set()
         self.dead: set[int] = set()
@@ -76,7 +76,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.seen: set[int] = set()
         self.calls = 0
 
-    def logged(self, change: Change) -> Change:
+    def logged(self, change: LeaseChange) -> LeaseChange:
         data = _encode(change)
         assert _decode(data) == change
         self.log.append(data)
@@ -84,9 +84,9 @@ class GroupMachine(RuleBasedStateMachine):
 
     # -- the model ------------------------------------------------------------------------------------
 
-    def live(self) -> Live:
+    def live(self) -> LiveSeqs:
         dead = {seq for seq in self.dead if seq >= self.front}
-        return Live(self.front, self.head, BitMap64(dead) if dead else None)
+        return LiveSeqs(self.front, self.head, BitMap64(dead) if dead else None)
 
     def expire(self) -> None:
         for each in self.positions.values():
@@ -115,24 +115,26 @@ class GroupMachine(RuleBasedStateMachine):
         """What the shard asks storage for before a claim."""
         group = self.group
         if group.levels != self.levels:
-            group.unmark(self.levels)
-        first = max(group.marked_to + 1, self.front)
-        if not group.ready_index.is_awaiting:
+            group.invalidate_priorities(self.levels)
+        first = max(group.attributes_loaded_to + 1, self.front)
+        if not group.ready_index.is_reloading:
             first = max(first, group.cursor)
-        if group.marked_to >= self.head or first > self.head:
+        if group.attributes_loaded_to >= self.head or first > self.head:
             return
         found = [
             (seq, self.asked[seq][0], self.level_of(seq)) for seq in sorted(self.all - self.dead)
             if seq >= first and (self.asked[seq][0] or self.level_of(seq))
         ]  # fmt: skip
         seqs, at_ms, levels = (list(column) for column in zip(*found, strict=True)) if found else ([],) * 3
-        marks = Marks(np.array(seqs, np.int64), np.array(at_ms, np.int64), np.array(levels, np.uint8))
-        group.feed(marks, self.live(), self.head, self.now)
+        marks = DeliveryAttributes(
+            np.array(seqs, np.int64), np.array(at_ms, np.int64), np.array(levels, np.uint8)
+        )
+        group.add_delivery_attributes(marks, self.live(), self.head, self.now)
 
     def held_by(self, who: str) -> int:
         return sum(1 for each in self.positions.values() if each.state == "leased" and each.node == who)
 
-    def leased(self, change: Change | None, wanted: list[int], who: str, lease: int) -> None:
+    def leased(self, change: LeaseChange | None, wanted: list[int], who: str, lease: int) -> None:
         found = []
         for run in lease_runs(change) if change else []:
             for seq in range(run.first, run.stop):
@@ -193,7 +195,7 @@ class GroupMachine(RuleBasedStateMachine):
                 if each.state == "leased" and each.node != who and each.given <= self.now - idle
             ]  # fmt: skip
             wanted += others[: room - len(wanted)]
-        order = Order(self.levels, 0, by_number)
+        order = DispatchOrder(self.levels, 0, by_number)
         change = self.group.claim(self.live(), who, most, lease, self.now, min_idle_ms=idle, order=order)
         self.leased(change, wanted, who, lease)
 
@@ -256,7 +258,7 @@ class GroupMachine(RuleBasedStateMachine):
                     each.failure = Failure(reason, self.now, nacks)
         if change:
             self.logged(change)
-            assert self.group.calls.find(self.calls) == structs.replace(change, reason="")
+            assert self.group.recent_calls.find(self.calls) == structs.replace(change, reason="")
             assert change.skipped == skipped
 
     @rule(who=node)
@@ -283,7 +285,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert bool(change.rows) == (seq not in self.positions)
         self.positions.setdefault(seq, Position(state="returned", begun=self.now, given=self.now))
         self.logged(change)
-        assert self.group.calls.find(self.calls) == change
+        assert self.group.recent_calls.find(self.calls) == change
 
     @rule(back=st.integers(-5, 40))
     def seek(self, back):
@@ -296,14 +298,14 @@ class GroupMachine(RuleBasedStateMachine):
         there = sorted(self.all - self.dead)
         gone = {there[at % len(there)] for at in picks} if there else set()
         self.dead |= gone
-        self.group.removed(0, BitMap64(gone))
+        self.group.apply_removal(0, BitMap64(gone))
         self.positions = {seq: each for seq, each in self.positions.items() if seq not in gone}
 
     @rule(count=st.integers(1, 10))
     def evict(self, count):
         self.front = min(self.front + count, self.head + 1)
         self.dead |= {seq for seq in self.all if seq < self.front}
-        self.group.removed(self.front)
+        self.group.apply_removal(self.front)
         self.positions = {seq: each for seq, each in self.positions.items() if seq >= self.front}
 
     @rule(ms=st.integers(1, 150))
@@ -312,24 +314,24 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule()
     def snapshot(self):
-        self.saved.append((len(self.log), save(self.group)))
+        self.saved.append((len(self.log), encode_group(self.group)))
 
     @rule(at=st.integers(0, 20), again=st.integers(0, 3))
     def restart(self, at, again):
         """From any snapshot there was, or from none, and with some of the log replayed twice."""
-        begun, group = 1, begin(_decode(self.log[0]))
+        begun, group = 1, create_group(_decode(self.log[0]))
         if self.saved:
             begun, data = self.saved[at % len(self.saved)]
-            group = load(data)
+            group = decode_group(data)
         for data in [*self.log[max(begun - again, 1) : begun], *self.log[begun:]]:
             group.replay(_decode(data))
         self.incarnation += 1
-        self.tokens = Tokens(self.incarnation)
-        group.recovered(self.live(), self.tokens)
-        group.settle(self.now)
-        self.group.settle(self.now)
+        self.tokens = LeaseTokens(self.incarnation)
+        group.finish_recovery(self.live(), self.tokens)
+        group.apply_expirations(self.now)
+        self.group.apply_expirations(self.now)
         assert self.facts(group) == self.facts(self.group)
-        assert list(group.calls) == list(self.group.calls)
+        assert list(group.recent_calls) == list(self.group.recent_calls)
         known, kept = dict(self.group.failures), dict(group.failures)
         assert kept.items() <= known.items()
         assert len(kept) >= min(len(known), GROUP_REASONS_SAVED_MAX)
@@ -356,7 +358,7 @@ class GroupMachine(RuleBasedStateMachine):
     def the_model_says_the_same(self):
         self.group.check()
         self.expire()
-        self.group.settle(self.now)
+        self.group.apply_expirations(self.now)
         wanted = {}
         for seq, each in self.pending().items():
             is_leased = each.state == "leased"
@@ -370,9 +372,9 @@ class GroupMachine(RuleBasedStateMachine):
     @invariant()
     def the_floor_has_everything_below_it_done_and_no_more_than_that(self):
         first = min(self.positions, default=self.head + 1)
-        assert self.group.floor < first
-        between = {seq for seq in self.all - self.dead if self.group.floor < seq < first}
-        assert not between or min(between) >= self.group.lowest_fresh
+        assert self.group.ack_floor < first
+        between = {seq for seq in self.all - self.dead if self.group.ack_floor < seq < first}
+        assert not between or min(between) >= self.group.lowest_undelivered
 
     @invariant()
     def why_they_failed_is_known_as_long_as_they_are_pending(self):
@@ -385,20 +387,20 @@ class GroupMachine(RuleBasedStateMachine):
         self.expire()
         untouched = {seq for seq, each in self.positions.items() if each.state in {"fresh", "waiting"}}
         alive = {seq for seq in self.all - self.dead if seq >= self.front}
-        low = self.group.lowest_fresh
-        assert {seq for seq in alive if self.group.was_given(seq)} == alive - untouched
-        assert sum(seq >= low for seq in alive) - self.group.given_ahead == len(untouched)
-        self.group.settle(self.now)
+        low = self.group.lowest_undelivered
+        assert {seq for seq in alive if self.group.was_delivered(seq)} == alive - untouched
+        assert sum(seq >= low for seq in alive) - self.group.delivered_ahead_count == len(untouched)
+        self.group.apply_expirations(self.now)
         waiting = sum(each.state == "waiting" for each in self.positions.values())
-        if self.group.marked_to == self.head and self.group.levels == self.levels:
+        if self.group.attributes_loaded_to == self.head and self.group.levels == self.levels:
             delayed = sum(each.state == "delayed" for each in self.positions.values())
-            assert self.group.resting == waiting + delayed
+            assert self.group.total_delayed == waiting + delayed
 
     @invariant()
     def looking_by_member_and_age_finds_the_right_ones(self):
         self.expire()
         for who in NODES:
-            found: list[Entry] = self.group.list_pending(self.now, node=who, limit=1_000)[0]
+            found: list[PendingRange] = self.group.list_pending(self.now, node=who, limit=1_000)[0]
             held = [seq for each in found for seq in range(each.first, each.stop)]
             assert held == [s for s, p in self.pending().items() if p.state == "leased" and p.node == who]
         old = self.group.list_pending(self.now, idle_ms=120, min_deliveries=2, limit=1_000)[0]

@@ -5,26 +5,26 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.leases.runs import BLOCK, LEASED, Runs
+from ringlog.leases.runs import BLOCK, LEASED, LeaseRuns
 
 
 def test_a_run_is_found_by_each_of_its_numbers_and_by_no_other():
-    runs = Runs()
+    runs = LeaseRuns()
     row = runs.add(10, 20, LEASED, token=100)
     assert [runs.find(seq) for seq in (9, 10, 19, 20, 10 + BLOCK)] == [-1, row, row, -1, -1]
 
 
 def test_a_split_run_keeps_its_facts_and_its_tokens():
-    runs = Runs()
+    runs = LeaseRuns()
     row = runs.add(10, 20, LEASED, at=5, token=100, holder=3, deliveries=2)
-    new = runs.cut(row, 14)
+    new = runs.split_row(row, 14)
     assert (runs.first[row], runs.stop[row], runs.first[new], runs.stop[new]) == (10, 14, 14, 20)
     assert (runs.token[new], runs.at[new], runs.holder[new], runs.deliveries[new]) == (104, 5, 3, 2)
     assert (runs.find(13), runs.find(14)) == (row, new)
 
 
 def test_rows_are_used_again():
-    runs = Runs()
+    runs = LeaseRuns()
     for turn in range(10_000):
         runs.drop(runs.add(turn * 7, turn * 7 + 3, LEASED))
     assert (len(runs), len(runs.state), len(runs.blocks)) == (0, 1, 0)
@@ -36,7 +36,7 @@ SPANS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), max_size=40)
 
 @given(SPANS, st.integers(0, 400), st.integers(0, 400), st.integers(1, 300))
 def test_what_lies_within_and_below_is_what_a_search_of_all_finds(spans, low, floor, length):
-    runs, at, made = Runs(), BLOCK - 100, []
+    runs, at, made = LeaseRuns(), BLOCK - 100, []
     for gap, size in spans:
         at += gap
         stop = min(at + size, (at & -BLOCK) + BLOCK)

@@ -8,24 +8,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.wal_shard.records import decode_body, frame_of
+from actors.wal_shard.commit.control_records import decode_body, frame_of
 from ringlog import limits
 from ringlog.errors import CorruptData
 from ringlog.frame import open_frame
 from ringlog.frame.layout import FrameType
-from ringlog.leases.change import Change, Op
+from ringlog.leases.change import LeaseChange, Op
 from ringlog.leases.group import ConsumerGroup
-from ringlog.leases.live_seqs import Live
-from ringlog.leases.snapshot import load_own, replayed_own, save_own
-from ringlog.leases.tokens import Tokens
-from ringlog.leases.types import Matched
+from ringlog.leases.live_seqs import LiveSeqs
+from ringlog.leases.snapshot import decode_queue_leases, encode_queue_leases, new_durable_group
+from ringlog.leases.tokens import LeaseTokens
+from ringlog.leases.types import LeaseMatch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "frames"
 SEED = 0x0123456789ABCDEF
 NOW = 1_700_000_000_500
-CLAIMED = Change(
+CLAIMED = LeaseChange(
     0, 2, Op.CLAIMED, NOW, 0, "ann", NOW + 30_000, [8, 2, 1, 0x30000000006, 11, 1, 3, 0x30000000008], 77,
-    life=(4_711, 815), aside=[5, 2],
+    process_id=(4_711, 815), exhausted=[5, 2],
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def test_what_queues_wrote_before_they_had_the_changes_of_groups_is_read() -> No
     moved = [0, 3, 12, NOW, 0, "", 0, [7], 0, [], None]
     for tail in ([], [[0, 0], "", [], None]):
         found = decode_body(FrameType.LEASE, msgspec.msgpack.encode(moved + tail))
-        assert (found.op, found.rows) == (Op.MOVED, [7])
+        assert (found.op, found.rows) == (Op.DEAD_LETTERED, [7])
 
 
 def test_what_a_later_version_appends_is_passed_over() -> None:
@@ -53,16 +53,16 @@ def test_what_a_later_version_appends_is_passed_over() -> None:
         decode_body(FrameType.LEASE, msgspec.msgpack.encode([0, 2, 99, NOW]))
 
 
-def held(*seqs: int) -> Matched:
+def held(*seqs: int) -> LeaseMatch:
     none = np.zeros(0, np.int64)
-    return Matched(np.array(seqs, np.int64), none, none)
+    return LeaseMatch(np.array(seqs, np.int64), none, none)
 
 
 def told() -> ConsumerGroup:
-    durable = replayed_own()
+    durable = new_durable_group()
     durable.replay(CLAIMED)
-    durable.replay(Change(0, 3, Op.RELEASED, NOW, until_ms=NOW + 9, rows=[9, 1]))
-    durable.replay(Change(0, 4, Op.REJECTED, NOW, rows=[11, 1], reason="why"))
+    durable.replay(LeaseChange(0, 3, Op.RELEASED, NOW, until_ms=NOW + 9, rows=[9, 1]))
+    durable.replay(LeaseChange(0, 4, Op.REJECTED, NOW, rows=[11, 1], reason="why"))
     return durable
 
 
@@ -71,9 +71,9 @@ def test_an_event_of_a_job_that_is_not_leased_is_stale() -> None:
     durable = told()
     counts = durable.counts(20)
     for n, op in enumerate((Op.RELEASED, Op.EXTENDED, Op.REJECTED)):
-        durable.replay(Change(0, 5 + n, op, NOW, until_ms=NOW + 9_000, rows=[9, 3, 40, 2]))
+        durable.replay(LeaseChange(0, 5 + n, op, NOW, until_ms=NOW + 9_000, rows=[9, 3, 40, 2]))
     assert durable.counts(20) == counts
-    durable.replay(Change(0, 7, Op.RELEASED, NOW, rows=[8, 1]))
+    durable.replay(LeaseChange(0, 7, Op.RELEASED, NOW, rows=[8, 1]))
     assert durable.counts(20) == counts, "its number is not above the last one's"
     durable.check()
 
@@ -81,33 +81,33 @@ def test_an_event_of_a_job_that_is_not_leased_is_stale() -> None:
 def test_answers_that_are_kept_are_bounded() -> None:
     durable = told()
     for n in range(limits.LEASE_CALLS_KEPT_MAX):
-        assert durable.calls.find(77)
+        assert durable.recent_calls.find(77)
         durable.extend(held(8), f"w{n}", 9_000, NOW, call=1_000 + n)
-    assert not durable.calls.find(77)
-    assert len(durable.calls) == limits.LEASE_CALLS_KEPT_MAX
+    assert not durable.recent_calls.find(77)
+    assert len(durable.recent_calls) == limits.LEASE_CALLS_KEPT_MAX
     durable.extend(held(*range(0, 20_000, 2)), "w", 9_000, NOW, call=5)
-    assert not durable.calls, "the numbers in them are bounded, too"
+    assert not durable.recent_calls, "the numbers in them are bounded, too"
 
 
 def test_the_largest_row_fits_its_bound() -> None:
     """DURABLE_LEASE_BYTES, and what nodes and processes take beside."""
-    queue, count = ConsumerGroup(tokens=Tokens(9)), 3_000
+    queue, count = ConsumerGroup(tokens=LeaseTokens(9)), 3_000
     queue.begin_log()
     for n in range(count):
         node = f"{n % 500:0128}"
-        queue.claim(Live(1, 9_000), node, 1, 60_000, NOW, life=(1 << 32, (1 << 48) + n % 500))
+        queue.claim(LiveSeqs(1, 9_000), node, 1, 60_000, NOW, life=(1 << 32, (1 << 48) + n % 500))
     most = count * limits.DURABLE_LEASE_BYTES + 500 * (limits.NODE_BYTES_MAX + 32)
-    assert len(save_own(queue)) < most + 200
-    assert load_own(save_own(queue)).leased == count
+    assert len(encode_queue_leases(queue)) < most + 200
+    assert decode_queue_leases(encode_queue_leases(queue)).leased == count
 
 
 @pytest.mark.parametrize("at", range(0, 300, 3))
 def test_damaged_state_is_found_or_makes_sense(at: int) -> None:
     """SN-10: no exception but CorruptData comes out, whatever the bytes."""
-    data = bytearray(save_own(told()))
+    data = bytearray(encode_queue_leases(told()))
     data[at % len(data)] ^= 0x41
     try:
-        load_own(bytes(data)).check()
+        decode_queue_leases(bytes(data)).check()
     except CorruptData:
         return
 
@@ -115,9 +115,9 @@ def test_damaged_state_is_found_or_makes_sense(at: int) -> None:
 @pytest.mark.parametrize("rows", [[5], [5, 3, 1], [5, 0, 1, 9], [(1 << 64) - 3, 9, 1, 5], [1, 1 << 62, 1, 5]])
 def test_rows_that_no_version_wrote_are_damage(rows: list[int]) -> None:
     with pytest.raises(CorruptData):
-        replayed_own().replay(Change(0, 1, Op.CLAIMED, NOW, node="w", until_ms=NOW, rows=rows))
+        new_durable_group().replay(LeaseChange(0, 1, Op.CLAIMED, NOW, node="w", until_ms=NOW, rows=rows))
     for op in (Op.RELEASED, Op.EXTENDED, Op.REJECTED) if len(rows) % 2 else ():
         with pytest.raises(CorruptData):
-            told().replay(Change(0, 9, op, NOW, rows=rows))
+            told().replay(LeaseChange(0, 9, op, NOW, rows=rows))
     with pytest.raises(CorruptData):
-        told().replay(Change(0, 9, Op.WRITTEN, NOW, saved=b"\xc0"))
+        told().replay(LeaseChange(0, 9, Op.SNAPSHOT, NOW, run_columns=b"\xc0"))

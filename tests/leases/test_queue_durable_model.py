@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from test_queue_model import LIVES, NODES, Job, QueueMachine
 
-from ringlog.leases.change import Change
+from ringlog.leases.change import LeaseChange
 from ringlog.leases.group import ConsumerGroup
 from ringlog.leases.runs import DELAYED, EXHAUSTED, GONE, LEASED, RETURNED
-from ringlog.leases.snapshot import load_own, replayed_own, save_own
-from ringlog.leases.tokens import Tokens
+from ringlog.leases.snapshot import decode_queue_leases, encode_queue_leases, new_durable_group
+from ringlog.leases.tokens import LeaseTokens
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Change).decode
+_decode = msgspec.msgpack.Decoder(LeaseChange).decode
 STATE = {"leased": LEASED, "delayed": DELAYED, "returned": RETURNED, "spent": EXHAUSTED}
 KNOWN_MAX = 10_000
 CALLS = {"claim", "nack", "nack_resting", "undo", "extend", "reject", "release"}
@@ -50,11 +50,11 @@ class DurableMachine(QueueMachine):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[bytes] = []
-        self.snapshots: list[tuple[int, bytes]] = [(0, save_own(replayed_own()))]
+        self.snapshots: list[tuple[int, bytes]] = [(0, encode_queue_leases(new_durable_group()))]
         """States, each with how long the log was then."""
-        durable = self.durable = ConsumerGroup(tokens=Tokens(1))
+        durable = self.durable = ConsumerGroup(tokens=LeaseTokens(1))
         durable.begin_log()
-        durable.ages.note(self.head + 1, self.now)
+        durable.enqueue_times.record_enqueue(self.head + 1, self.now)
         self.queue = Logged(durable, self.log)
 
     def rests(self, queue):
@@ -65,18 +65,18 @@ class DurableMachine(QueueMachine):
 
     @rule()
     def snapshot(self):
-        self.snapshots.append((len(self.log), save_own(self.durable)))
+        self.snapshots.append((len(self.log), encode_queue_leases(self.durable)))
 
     def replayed(self, which: int, again: int = 0) -> ConsumerGroup:
         """The log behind a snapshot, perhaps with some of what the snapshot has already (QL-17)."""
         length, data = self.snapshots[which % len(self.snapshots)]
-        durable = load_own(data)
+        durable = decode_queue_leases(data)
         self.rests(durable)
         for each in self.log[max(length - again, 0) :]:
             durable.replay(_decode(each))
         self.incarnation += 1
-        durable.recovered(self.live(), Tokens(self.incarnation))
-        durable.settle(self.now)
+        durable.finish_recovery(self.live(), LeaseTokens(self.incarnation))
+        durable.apply_expirations(self.now)
         return durable
 
     @rule(which=st.integers(0, 60), again=st.sampled_from([0, 0, 3, 50]))
@@ -84,8 +84,8 @@ class DurableMachine(QueueMachine):
         self.expire()
         self.durable = self.replayed(which, again)
         queue = self.durable
-        queue.ages.note(self.head + 1, self.now)
-        queue.unmark(self.levels)
+        queue.enqueue_times.record_enqueue(self.head + 1, self.now)
+        queue.invalidate_priorities(self.levels)
         self.promoted = 0
         self.gone = {}
         for seq, job in self.jobs.items():
@@ -100,9 +100,9 @@ class DurableMachine(QueueMachine):
         self.expire()
         durable = self.replayed(which, again)
         self.compare(durable)
-        loaded = load_own(save_own(durable))
+        loaded = decode_queue_leases(encode_queue_leases(durable))
         self.rests(loaded)
-        loaded.recovered(self.live(), Tokens(self.incarnation))
+        loaded.finish_recovery(self.live(), LeaseTokens(self.incarnation))
         self.compare(loaded)
 
     def compare(self, durable: ConsumerGroup) -> None:
@@ -131,11 +131,11 @@ class DurableMachine(QueueMachine):
         }  # fmt: skip
         assert found == wanted
         assert dict(queue.failures) == {seq: job.failure for seq, job in self.jobs.items() if job.failure}
-        assert len(queue.runs.leased_through(0)) == 0, "who claimed is known"
-        links = {life: link for link, life in queue.lives.items()}
+        assert len(queue.runs.rows_leased_by(0)) == 0, "who claimed is known"
+        links = {life: link for link, life in queue.process_by_link.items()}
         for node in NODES:
             mine = [seq for seq, job in self.jobs.items() if job.state == "leased" and job.node == node]
-            rows = runs.leased_through(links.get(LIVES[node], 1 << 31))
+            rows = runs.rows_leased_by(links.get(LIVES[node], 1 << 31))
             assert sum(runs.stop[row] - runs.first[row] for row in rows) == len(mine)
 
     @invariant()

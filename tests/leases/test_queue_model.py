@@ -13,11 +13,11 @@ from pyroaring import BitMap64
 
 from ringlog.leases.failures import Failure
 from ringlog.leases.group import ConsumerGroup
-from ringlog.leases.live_seqs import Live
-from ringlog.leases.ready_index import Marks
+from ringlog.leases.live_seqs import LiveSeqs
+from ringlog.leases.ready_index import DeliveryAttributes
 from ringlog.leases.runs import BLOCK
-from ringlog.leases.tokens import Tokens
-from ringlog.leases.types import NO_BACKOFF, Backoff, Counts, Order
+from ringlog.leases.tokens import LeaseTokens
+from ringlog.leases.types import NO_BACKOFF, DispatchOrder, QueueCounts, RedeliveryBackoff
 
 NODES = ("a", "b", "c")
 LIVES = {"a": (101, 7), "b": (102, 7), "c": (103, 7)}
@@ -52,8 +52,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.now = 1_000
         self.incarnation = 1
         self.levels = 0
-        self.queue = ConsumerGroup(tokens=Tokens(1))
-        self.queue.ages.note(BEGIN, self.now)
+        self.queue = ConsumerGroup(tokens=LeaseTokens(1))
+        self.queue.enqueue_times.record_enqueue(BEGIN, self.now)
         self.promoted = 0
         self.jobs: dict[int, Job] = {}
         self.gone: dict[int, Job] = {}
@@ -64,7 +64,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.tokens: set[int] = set()
         self.backoff = NO_BACKOFF
 
-    @initialize(backoff=st.sampled_from([NO_BACKOFF, NO_BACKOFF, Backoff(40, 100)]))
+    @initialize(backoff=st.sampled_from([NO_BACKOFF, NO_BACKOFF, RedeliveryBackoff(40, 100)]))
     def choose_backoff(self, backoff):
         self.backoff = backoff
         self.rests(self.queue)
@@ -74,9 +74,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- the model ------------------------------------------------------------------------------------
 
-    def live(self) -> Live:
+    def live(self) -> LiveSeqs:
         dead = {seq for seq in self.dead if seq >= self.front}
-        return Live(self.front, self.head, BitMap64(dead) if dead else None)
+        return LiveSeqs(self.front, self.head, BitMap64(dead) if dead else None)
 
     def rest_of(self, job: Job) -> int:
         base, most = self.backoff
@@ -105,8 +105,10 @@ class QueueMachine(RuleBasedStateMachine):
         found = [row for row in found if row[1] or row[2]]
         columns = zip(*found, strict=True) if found else ((), (), ())
         seqs_of, at_ms, levels = (list(column) for column in columns)
-        marks = Marks(np.array(seqs_of, np.int64), np.array(at_ms, np.int64), np.array(levels, np.uint8))
-        self.queue.feed(marks, self.live(), self.head, self.now)
+        marks = DeliveryAttributes(
+            np.array(seqs_of, np.int64), np.array(at_ms, np.int64), np.array(levels, np.uint8)
+        )
+        self.queue.add_delivery_attributes(marks, self.live(), self.head, self.now)
 
     def fresh_in_order(self, starvation: int) -> tuple[list[int], set[int]]:
         """L11, L12: jobs nobody had, in the order in which they are handed out; and which are promoted."""
@@ -142,7 +144,7 @@ class QueueMachine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 1, 2, 7]),
     )  # fmt: skip
     def append(self, count, delay, priority):
-        self.queue.ages.note(self.head + 1, self.now)
+        self.queue.enqueue_times.record_enqueue(self.head + 1, self.now)
         first = self.head + 1
         for _ in range(count):
             self.head += 1
@@ -156,9 +158,9 @@ class QueueMachine(RuleBasedStateMachine):
         if levels == self.levels:
             return
         self.expire()
-        self.queue.settle(self.now)
+        self.queue.apply_expirations(self.now)
         self.levels = levels
-        self.queue.unmark(levels)
+        self.queue.invalidate_priorities(levels)
         for job in self.jobs.values():
             job.ripe = 0
         self.feed(sorted(self.jobs))
@@ -170,7 +172,7 @@ class QueueMachine(RuleBasedStateMachine):
     )  # fmt: skip
     def claim(self, who, most, lease, limit, starvation, by_number=False):
         self.expire()
-        order = Order(self.levels, starvation, by_number)
+        order = DispatchOrder(self.levels, starvation, by_number)
         if not starvation:
             # Nobody counts from when they became ready; but what does so right now, the queue still knows.
             for job in self.jobs.values():
@@ -247,13 +249,13 @@ class QueueMachine(RuleBasedStateMachine):
     def ack_these(self, who, entries, seqs, tokens):
         matched = self.queue.match(seqs, tokens, who, self.now)
         leased, gone = self.outcome(entries, matched, who)
-        self.queue.end(matched)
+        self.queue.finish_jobs(matched)
         for seq in leased:
             del self.jobs[seq]
             self.dead.add(seq)
         for seq in gone:
             del self.gone[seq]
-        self.queue.removed(0, BitMap64(leased), on_request=True)
+        self.queue.apply_removal(0, BitMap64(leased), on_request=True)
 
     def outcome(self, entries, matched, who):
         """QA-3, QA-4, QA-9, QA-10: entry by entry; a number listed twice counts once."""
@@ -346,17 +348,17 @@ class QueueMachine(RuleBasedStateMachine):
     def remove(self, picks, on_request):
         seqs = {BEGIN + at for at in picks} & set(self.jobs)
         self.expire()
-        self.queue.settle(self.now)
+        self.queue.apply_expirations(self.now)
         self.forget(seqs, on_request)
-        self.queue.removed(0, BitMap64(seqs), on_request=on_request)
+        self.queue.apply_removal(0, BitMap64(seqs), on_request=on_request)
 
     @rule(by=st.integers(1, 15), on_request=st.booleans())
     def raise_floor(self, by, on_request):
         self.front = min(self.front + by, self.head + 1)
         self.expire()
-        self.queue.settle(self.now)
+        self.queue.apply_expirations(self.now)
         self.forget({seq for seq in self.jobs if seq < self.front}, on_request)
-        self.queue.removed(self.front, None, on_request=on_request)
+        self.queue.apply_removal(self.front, None, on_request=on_request)
 
     def forget(self, seqs, on_request):
         for seq in seqs:
@@ -369,10 +371,10 @@ class QueueMachine(RuleBasedStateMachine):
     def restart(self):
         """QL-14: every live job is ready, deliveries from 0; no token comes again (QL-7)."""
         self.incarnation += 1
-        self.queue = ConsumerGroup(tokens=Tokens(self.incarnation))
+        self.queue = ConsumerGroup(tokens=LeaseTokens(self.incarnation))
         self.rests(self.queue)
-        self.queue.ages.note(self.head + 1, self.now)
-        self.queue.unmark(self.levels)
+        self.queue.enqueue_times.record_enqueue(self.head + 1, self.now)
+        self.queue.invalidate_priorities(self.levels)
         self.promoted = 0
         for seq, job in self.jobs.items():
             state = "waiting" if job.not_before > self.now else "fresh"
@@ -382,7 +384,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def restore(self):
-        self.queue.restore()
+        self.queue.restore_exhausted()
         for job in self.jobs.values():
             if job.state == "spent":
                 job.state = "returned"
@@ -393,11 +395,11 @@ class QueueMachine(RuleBasedStateMachine):
     def counts_are_what_a_recount_finds(self):
         """QS-1, QS-2, QS-3."""
         self.expire()
-        self.queue.settle(self.now)
+        self.queue.apply_expirations(self.now)
         states = [job.state for job in self.jobs.values()]
         counts = self.queue.counts(len(self.jobs))
         leased, delayed = states.count("leased"), states.count("delayed") + states.count("waiting")
-        assert counts == Counts(len(states) - leased - delayed, leased, delayed)
+        assert counts == QueueCounts(len(states) - leased - delayed, leased, delayed)
         self.queue.check()
 
     @invariant()

@@ -10,14 +10,14 @@ from lease_runs import lease_runs
 from pyroaring import BitMap64
 from test_queue_model import QueueMachine
 
-from ringlog.leases.ages import Ages, Waits
 from ringlog.leases.group import ConsumerGroup
-from ringlog.leases.live_seqs import Live
-from ringlog.leases.ready_index import Marks, ReadyIndex
-from ringlog.leases.schedule import Schedule
-from ringlog.leases.tokens import Tokens
-from ringlog.leases.types import ClaimRequest, Order
-from ringlog.limits import QUEUE_AGES_MAX, QUEUE_UNRIPE_MAX
+from ringlog.leases.live_seqs import LiveSeqs
+from ringlog.leases.ready_index import DeliveryAttributes, ReadyIndex
+from ringlog.leases.schedule import DelaySchedule
+from ringlog.leases.tokens import LeaseTokens
+from ringlog.leases.types import ClaimRequest, DispatchOrder
+from ringlog.leases.wait_times import EnqueueTimes, WaitHistogram
+from ringlog.limits import QUEUE_AGES_MAX, QUEUE_READY_INSTANTS_MAX
 
 puts = st.tuples(
     st.just("append"), st.integers(1, 6), st.sampled_from([None, None, 1, 100, 250]), st.integers(0, 3)
@@ -56,28 +56,28 @@ def test_a_short_life_is_what_the_model_says(levels, life):
 
 
 def queue_of(count: int, at_ms: dict[int, int], levels: dict[int, int], now: int = 1_000) -> ConsumerGroup:
-    queue = ConsumerGroup(tokens=Tokens(1))
-    queue.unmark(max(levels.values(), default=0) + 1 if levels else 0)
+    queue = ConsumerGroup(tokens=LeaseTokens(1))
+    queue.invalidate_priorities(max(levels.values(), default=0) + 1 if levels else 0)
     seqs = sorted({*at_ms, *levels})
-    queue.ages.note(1, now)
-    queue.feed(
-        Marks(
+    queue.enqueue_times.record_enqueue(1, now)
+    queue.add_delivery_attributes(
+        DeliveryAttributes(
             np.array(seqs, np.int64), np.array([at_ms.get(seq, 0) for seq in seqs], np.int64),
             np.array([levels.get(seq, 0) for seq in seqs], np.uint8),
         ),
-        Live(1, count), count, now,
+        LiveSeqs(1, count), count, now,
     )  # fmt: skip
     return queue
 
 
-def claimed(queue: ConsumerGroup, live: Live, most: int, now: int, starvation: int = 0) -> list[int]:
-    found = queue.claim(live, "w", most, 100_000, now, order=Order(queue.levels, starvation))
+def claimed(queue: ConsumerGroup, live: LiveSeqs, most: int, now: int, starvation: int = 0) -> list[int]:
+    found = queue.claim(live, "w", most, 100_000, now, order=DispatchOrder(queue.levels, starvation))
     queue.check()
     return [seq for run in lease_runs(found) for seq in range(run.first, run.stop)]
 
 
 def test_a_delayed_job_is_handed_out_at_its_instant_and_not_before():
-    queue, live = queue_of(3, {2: 1_500}, {}), Live(1, 3)
+    queue, live = queue_of(3, {2: 1_500}, {}), LiveSeqs(1, 3)
     assert claimed(queue, live, 9, 1_499) == [1, 3]
     assert (queue.counts(3).delayed, queue.next_due_ms()) == (1, 1_500)
     assert claimed(queue, live, 9, 1_500) == [2], "at equality it is ready"
@@ -85,27 +85,27 @@ def test_a_delayed_job_is_handed_out_at_its_instant_and_not_before():
 
 def test_what_became_ready_behind_the_cursor_comes_before_what_lies_ahead():
     queue = queue_of(9, {2: 1_500, 8: 1_600}, {})
-    assert claimed(queue, Live(1, 9), 4, 1_000) == [1, 3, 4, 5]
-    assert claimed(queue, Live(1, 9), 3, 1_600) == [2, 6, 7]
-    assert claimed(queue, Live(1, 9), 3, 1_600) == [8, 9]
+    assert claimed(queue, LiveSeqs(1, 9), 4, 1_000) == [1, 3, 4, 5]
+    assert claimed(queue, LiveSeqs(1, 9), 3, 1_600) == [2, 6, 7]
+    assert claimed(queue, LiveSeqs(1, 9), 3, 1_600) == [8, 9]
 
 
 def test_what_was_deleted_while_delayed_is_never_ready():
     queue = queue_of(3, {1: 1_500, 2: 1_500}, {})
-    queue.removed(0, BitMap64([2]), on_request=True)
-    live = Live(1, 3, BitMap64([2]))
+    queue.apply_removal(0, BitMap64([2]), on_request=True)
+    live = LiveSeqs(1, 3, BitMap64([2]))
     assert queue.counts(2).delayed == 1
     assert claimed(queue, live, 9, 2_000) == [1, 3]
     queue.check()
 
 
 def test_the_highest_level_goes_first_and_an_answer_ascends():
-    queue, live = queue_of(6, {}, {2: 1, 4: 2, 5: 1}), Live(1, 6)
+    queue, live = queue_of(6, {}, {2: 1, 4: 2, 5: 1}), LiveSeqs(1, 6)
     assert claimed(queue, live, 2, 1_000) == [2, 4]
     assert claimed(queue, live, 2, 1_000) == [1, 5]
     assert claimed(queue, live, 9, 1_000) == [3, 6]
     queue = queue_of(3, {}, {3: 1})
-    assert claimed(queue, Live(1, 3), 9, 1_000) == [1, 2, 3]
+    assert claimed(queue, LiveSeqs(1, 3), 9, 1_000) == [1, 2, 3]
 
 
 def test_no_job_waits_longer_than_the_bound_under_a_stream_of_urgent_ones():
@@ -114,10 +114,10 @@ def test_no_job_waits_longer_than_the_bound_under_a_stream_of_urgent_ones():
     head, now = 1, 1_000
     while 1 in (live := [1]) and now < 40_000:
         head += 2
-        queue.ages.note(head - 1, now)
-        marks = Marks(np.array([head - 1, head]), np.zeros(2, np.int64), np.full(2, 2, np.uint8))
-        queue.feed(marks, Live(1, head), head, now)
-        if 1 in claimed(queue, Live(1, head), 1, now, 30_000):
+        queue.enqueue_times.record_enqueue(head - 1, now)
+        marks = DeliveryAttributes(np.array([head - 1, head]), np.zeros(2, np.int64), np.full(2, 2, np.uint8))
+        queue.add_delivery_attributes(marks, LiveSeqs(1, head), head, now)
+        if 1 in claimed(queue, LiveSeqs(1, head), 1, now, 30_000):
             live.clear()
             break
         now += 1_000
@@ -128,10 +128,10 @@ def test_no_job_waits_longer_than_the_bound_under_a_stream_of_urgent_ones():
 
 def test_a_restart_knows_delays_from_the_records_alone():
     first = queue_of(2, {1: 5_000}, {})
-    assert claimed(first, Live(1, 2), 9, 1_000) == [2]
+    assert claimed(first, LiveSeqs(1, 2), 9, 1_000) == [2]
     again = queue_of(2, {1: 5_000}, {}, now=2_000)
-    assert claimed(again, Live(1, 2), 9, 4_999) == [2]
-    assert claimed(again, Live(1, 2), 9, 5_000) == [1]
+    assert claimed(again, LiveSeqs(1, 2), 9, 4_999) == [2]
+    assert claimed(again, LiveSeqs(1, 2), 9, 5_000) == [1]
 
 
 def test_a_million_delayed_jobs_take_fifty_bytes_each_and_a_claim_no_time():
@@ -141,16 +141,18 @@ def test_a_million_delayed_jobs_take_fifty_bytes_each_and_a_claim_no_time():
     rng = np.random.default_rng(1)
     seqs = np.arange(10, 10 * count + 10, 10, dtype=np.int64)
     at_ms = rng.integers(2_000, 2_000_000, count)
-    live = Live(1, 10 * count + 9)
+    live = LiveSeqs(1, 10 * count + 9)
     tracemalloc.start()
-    queue = ConsumerGroup(tokens=Tokens(1))
+    queue = ConsumerGroup(tokens=LeaseTokens(1))
     for part in np.array_split(np.arange(count), 100):
-        marks = Marks(seqs[part], at_ms[part], np.zeros(len(part), np.uint8))
-        queue.feed(marks, live, int(seqs[part[-1]]), 1_000)
+        marks = DeliveryAttributes(seqs[part], at_ms[part], np.zeros(len(part), np.uint8))
+        queue.add_delivery_attributes(marks, live, int(seqs[part[-1]]), 1_000)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # The bitmaps are not Python's: at most two bytes a number and a few thousand containers of them.
-    bitmaps = sum(len(each.serialize()) for each in (queue.ready_index.delayed, queue.ready_index.passed))
+    bitmaps = sum(
+        len(each.serialize()) for each in (queue.ready_index.delayed, queue.ready_index.skipped_by_cursor)
+    )
     assert held + bitmaps <= 50 * count
     assert queue.counts(live.head).delayed == count
     assert claimed(queue, live, 12, 1_000) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13]
@@ -162,11 +164,11 @@ def test_a_million_delayed_jobs_take_fifty_bytes_each_and_a_claim_no_time():
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 60)), max_size=20))
 def test_a_schedule_is_a_sorted_list(steps):
-    schedule, model, number = Schedule(), [], 0
+    schedule, model, number = DelaySchedule(), [], 0
     for step in steps:
         if isinstance(step, int):
             due = sorted(seq for at, seq in model if at <= step)
-            assert sorted(schedule.take(step).tolist()) == due
+            assert sorted(schedule.pop_due(step).tolist()) == due
             model = [row for row in model if row[0] > step]
         else:
             seqs = list(range(number, number + len(step)))
@@ -177,14 +179,14 @@ def test_a_schedule_is_a_sorted_list(steps):
         assert schedule.next_ms() == min((at for at, _ in model), default=None)
     kept = BitMap64([seq for _, seq in model if seq % 2])
     schedule.keep_only(kept)
-    assert sorted(schedule.take(100).tolist()) == list(kept)
+    assert sorted(schedule.pop_due(100).tolist()) == list(kept)
 
 
 @pytest.mark.parametrize("count", [10, QUEUE_AGES_MAX, 3 * QUEUE_AGES_MAX])
 def test_ages_are_exact_until_there_are_too_many_and_never_too_young(count):
-    ages = Ages()
+    ages = EnqueueTimes()
     for n in range(count):
-        ages.note(1 + 3 * n, 1_000 + 7 * n)
+        ages.record_enqueue(1 + 3 * n, 1_000 + 7 * n)
     grain = 1
     while 7 * count / max(grain, 7) > QUEUE_AGES_MAX:
         grain *= 2
@@ -195,7 +197,7 @@ def test_ages_are_exact_until_there_are_too_many_and_never_too_young(count):
         assert grain > 1 or found == put_ms
         assert bound > 1 + 3 * n
         assert bound <= 1 + 3 * (n + 2 + grain // 7) or bound == 1 << 63
-    assert sum(each for each, _ in ages.stretches(1, 1 + 3 * count)) == 3 * count
+    assert sum(each for each, _ in ages.counts_by_put_time(1, 1 + 3 * count)) == 3 * count
     assert ages.put_ms(0) is None
     assert ages.first_after(999) == 0
     last = ages.put_ms(3 * count)
@@ -206,38 +208,40 @@ def test_ages_are_exact_until_there_are_too_many_and_never_too_young(count):
 
 def test_waits_are_known_to_an_eighth_and_forgotten_after_two_windows():
     for waited in (0, 1, 15, 16, 17, 31, 1_000, 123_456, 10**9):
-        waits = Waits()
-        waits.note(1, waited, 0)
+        waits = WaitHistogram()
+        waits.record_waits(1, waited, 0)
         assert waited <= waits.p99_ms(59_999) <= waited * 9 / 8
         assert waits.p99_ms(60_000) >= waited
         assert waits.p99_ms(120_000) == 0
-    waits = Waits()
-    waits.note(990, 10, 0)
-    waits.note(10, 5_000, 0)
+    waits = WaitHistogram()
+    waits.record_waits(990, 10, 0)
+    waits.record_waits(10, 5_000, 0)
     assert waits.p99_ms(0) == 10
-    waits.note(1, 5_000, 0)
+    waits.record_waits(1, 5_000, 0)
     assert waits.p99_ms(0) >= 5_000
 
 
 def test_instants_at_which_jobs_became_ready_are_bounded():
     index = ReadyIndex()
-    count = 2 * QUEUE_UNRIPE_MAX
+    count = 2 * QUEUE_READY_INSTANTS_MAX
     seqs = np.arange(1, count + 1, dtype=np.int64)
-    index.feed(Marks(seqs, seqs + 10, np.ones(count, np.uint8)), Live(1, count), 1, 0)
+    index.add_delivery_attributes(
+        DeliveryAttributes(seqs, seqs + 10, np.ones(count, np.uint8)), LiveSeqs(1, count), 1, 0
+    )
     for now in range(11, count + 11):
-        assert index.settle(1, now)
-    assert len(index._unripe) == QUEUE_UNRIPE_MAX
+        assert index.release_due(1, now)
+    assert len(index._recently_due) == QUEUE_READY_INSTANTS_MAX
     assert not list(index.overdue(2, 1 << 40))
-    index.ripen(count + 11)
+    index.forget_due_before(count + 11)
     assert list(index.overdue(2, 1 << 40)) == [(1, (1, count + 1))]
 
 
 def test_by_number_levels_mean_nothing_and_what_came_back_is_first():
     """L14: delayed jobs wait all the same."""
-    queue, live = queue_of(12, {3: 1_500, 9: 1_500}, {2: 2, 5: 1, 9: 2}), Live(1, 12)
-    by_number = Order(queue.levels, 0, by_number=True)
+    queue, live = queue_of(12, {3: 1_500, 9: 1_500}, {2: 2, 5: 1, 9: 2}), LiveSeqs(1, 12)
+    by_number = DispatchOrder(queue.levels, 0, by_number=True)
 
-    def taken(most: int, now: int, order: Order = by_number) -> list[int]:
+    def taken(most: int, now: int, order: DispatchOrder = by_number) -> list[int]:
         found = queue.claim(live, "w", most, 100_000, now, order=order)
         queue.check()
         return [seq for run in lease_runs(found) for seq in range(run.first, run.stop)]
@@ -245,7 +249,7 @@ def test_by_number_levels_mean_nothing_and_what_came_back_is_first():
     assert taken(3, 1_000) == [1, 2, 4]
     queue.nack(queue.match(np.array([2, 4]), None, "w", 1_000), "w", 0, 1_000)
     assert taken(4, 1_000) == [2, 4, 5, 6]
-    assert taken(1, 1_600, Order(queue.levels)) == [9], "the highest level"
+    assert taken(1, 1_600, DispatchOrder(queue.levels)) == [9], "the highest level"
     assert taken(4, 1_600) == [3, 7, 8, 10]
     assert queue.promoted == 0
 
@@ -253,13 +257,13 @@ def test_by_number_levels_mean_nothing_and_what_came_back_is_first():
 @pytest.mark.parametrize(("jobs", "shares"), [(12, ([1, 3], [2, 4], [5])), (4, ([1, 2], [4], [3]))])
 def test_a_cohort_may_ask_in_both_ways(jobs, shares):
     """QC-13, QC-15, L14: each is given by its own order while there is enough; else all there is, fairly."""
-    queue, live = queue_of(jobs, {}, dict.fromkeys((2, 4), 1)), Live(1, jobs)
+    queue, live = queue_of(jobs, {}, dict.fromkeys((2, 4), 1)), LiveSeqs(1, jobs)
     requests = [
         ClaimRequest("a", 2, 500, by_number=True),
         ClaimRequest("b", 2, 500),
         ClaimRequest("c", 1, 500, by_number=True),
     ]
-    answers = queue.deal(live, requests, 100, 1_000, order=Order(queue.levels))
+    answers = queue.claim_fair_shares(live, requests, 100, 1_000, order=DispatchOrder(queue.levels))
     queue.check()
     given = tuple([seq for run in lease_runs(each) for seq in range(run.first, run.stop)] for each in answers)
     assert given == shares

@@ -12,35 +12,35 @@ from pyroaring import BitMap64
 
 from ringlog.errors import InvariantViolation
 from ringlog.leases.group import ConsumerGroup
-from ringlog.leases.live_seqs import Live
+from ringlog.leases.live_seqs import LiveSeqs
 from ringlog.leases.runs import BLOCK
 from ringlog.leases.spans import spans_of
-from ringlog.leases.tokens import NUMBER_MAX, Tokens, incarnation_of
-from ringlog.leases.types import Counts
+from ringlog.leases.tokens import NUMBER_MAX, LeaseTokens, incarnation_of
+from ringlog.leases.types import QueueCounts
 
 A, B = "a", "b"
 LEASE = 1_000
 
 
 def queue(incarnation: int = 1) -> ConsumerGroup:
-    return ConsumerGroup(tokens=Tokens(incarnation))
+    return ConsumerGroup(tokens=LeaseTokens(incarnation))
 
 
-def live(head: int, dead: set[int] = frozenset(), front: int = 1) -> Live:
-    return Live(front, head, BitMap64(dead) if dead else None)
+def live(head: int, dead: set[int] = frozenset(), front: int = 1) -> LiveSeqs:
+    return LiveSeqs(front, head, BitMap64(dead) if dead else None)
 
 
 def seqs_of(claimed) -> list[int]:
     return [seq for run in lease_runs(claimed) for seq in range(run.first, run.stop)]
 
 
-def claim(of: ConsumerGroup, live_: Live, most: int, now: int, node: str = A, **options) -> list[int]:
+def claim(of: ConsumerGroup, live_: LiveSeqs, most: int, now: int, node: str = A, **options) -> list[int]:
     return seqs_of(of.claim(live_, node, most, LEASE, now, **options))
 
 
 def ack(of: ConsumerGroup, seqs: list[int], now: int, node: str = A, tokens: list[int] | None = None):
     matched = match(of, seqs, now, node, tokens)
-    of.end(matched)
+    of.finish_jobs(matched)
     return matched
 
 
@@ -63,16 +63,16 @@ def test_fresh_jobs_come_lowest_first_and_each_once():
 def test_dead_and_lost_jobs_are_passed_over():
     """QC-5."""
     q = queue()
-    assert claim(q, Live(2, 12, BitMap64({4, 5, 9}), ((6, 7),)), 9, 0) == [2, 3, 8, 10, 11, 12]
-    assert claim(q, Live(2, 14, BitMap64({4, 5, 9, 13, 14}), ((6, 7),)), 9, 0) == []
-    assert claim(q, Live(2, 15, BitMap64({4, 5, 9, 13, 14}), ((6, 7),)), 9, 0) == [15]
+    assert claim(q, LiveSeqs(2, 12, BitMap64({4, 5, 9}), ((6, 7),)), 9, 0) == [2, 3, 8, 10, 11, 12]
+    assert claim(q, LiveSeqs(2, 14, BitMap64({4, 5, 9, 13, 14}), ((6, 7),)), 9, 0) == []
+    assert claim(q, LiveSeqs(2, 15, BitMap64({4, 5, 9, 13, 14}), ((6, 7),)), 9, 0) == [15]
 
 
 def test_a_lease_is_held_at_its_deadline_and_not_after_it():
     """QL-8, QC-7, QL-12."""
     q = queue()
     claim(q, live(1), 1, 0)
-    q.settle(LEASE)
+    q.apply_expirations(LEASE)
     assert q.leased == 1
     assert list(match(q, [1], LEASE).leased) == [1]
     assert list(match(q, [1], LEASE + 1).skipped) == [1]
@@ -84,7 +84,7 @@ def test_a_delay_is_over_at_its_end():
     q = queue()
     claim(q, live(2), 2, 0)
     q.nack(match(q, [1], 5), A, 100, 5)
-    assert q.counts(2) == Counts(ready=0, in_flight=1, delayed=1)
+    assert q.counts(2) == QueueCounts(ready=0, in_flight=1, delayed=1)
     assert claim(q, live(2), 1, 104) == []
     assert claim(q, live(2), 1, 105) == [1]
 
@@ -112,7 +112,7 @@ def test_extending_sets_the_deadline_anew_also_to_an_earlier_one():
     given = lease_runs(q.claim(live(2), A, 2, LEASE, 0))[0]
     assert q.extend(match(q, [1], 10), A, 5_000, 10).until_ms == 5_010
     assert q.extend(match(q, [2], 10), A, 20, 10).until_ms == 30
-    q.settle(31)
+    q.apply_expirations(31)
     assert q.leased == 1
     assert list(match(q, [1, 2], 4_000, tokens=[given.token, given.token + 1]).leased) == [1]
     assert list(match(q, [1], 5_011).skipped) == [1], "an expired lease cannot be extended"
@@ -122,7 +122,7 @@ def test_a_clock_that_steps_back_revives_nothing_that_came_back():
     """CK-4."""
     q = queue()
     claim(q, live(1), 1, 0)
-    q.settle(LEASE + 1)
+    q.apply_expirations(LEASE + 1)
     assert list(match(q, [1], 0).skipped) == [1]
 
 
@@ -164,9 +164,9 @@ def test_a_job_deleted_while_it_is_held_counts_as_acked_and_one_evicted_does_not
     """QA-9, QL-11."""
     q = queue()
     claim(q, live(4), 4, 0)
-    q.removed(3, None, on_request=False)
-    q.removed(0, BitMap64([4]), on_request=True)
-    assert q.counts(1) == Counts(ready=0, in_flight=1, delayed=0)
+    q.apply_removal(3, None, on_request=False)
+    q.apply_removal(0, BitMap64([4]), on_request=True)
+    assert q.counts(1) == QueueCounts(ready=0, in_flight=1, delayed=0)
     matched = ack(q, [1, 2, 3, 4], 0)
     assert (matched.leased.tolist(), matched.gone.tolist(), matched.skipped.tolist()) == ([3], [4], [1, 2])
     assert len(q.runs) == 0
@@ -175,8 +175,8 @@ def test_a_job_deleted_while_it_is_held_counts_as_acked_and_one_evicted_does_not
 def test_a_deleted_jobs_lease_is_forgotten_when_it_expires():
     q = queue()
     claim(q, live(1), 1, 0)
-    q.removed(2, None, on_request=True)
-    q.settle(LEASE + 1)
+    q.apply_removal(2, None, on_request=True)
+    q.apply_expirations(LEASE + 1)
     assert (len(q.runs), q.next_due_ms(), len(q.holders)) == (0, None, 0)
 
 
@@ -190,8 +190,8 @@ def test_a_job_that_had_its_deliveries_is_set_aside_and_stays_ready_until_it_is_
         assert claim(q, live(2), 1, now, deliveries_max=2) == [1]
     assert claim(q, live(2), 9, 4_000, deliveries_max=2) == [2]
     assert q.exhausted_runs(10) == [(1, 2, 2)]
-    assert q.counts(2) == Counts(ready=1, in_flight=1, delayed=0)
-    q.restore()
+    assert q.counts(2) == QueueCounts(ready=1, in_flight=1, delayed=0)
+    q.restore_exhausted()
     assert q.exhausted_runs(10) == []
     assert claim(q, live(2), 9, 4_000) == [1], "without a limit it comes back for ever (QD-5)"
 
@@ -202,7 +202,7 @@ def test_a_job_that_was_moved_is_forgotten():
     q.nack(match(q, [1, 2, 3], 0), A, 0, 0)
     assert claim(q, live(3), 9, 0, deliveries_max=1) == []
     assert q.exhausted_runs(2) == [(1, 3, 1)]
-    q.removed(0, BitMap64([1, 2]), on_request=True)
+    q.apply_removal(0, BitMap64([1, 2]), on_request=True)
     assert q.exhausted_runs(9) == [(3, 4, 1)]
 
 
@@ -260,14 +260,14 @@ def test_heaps_stay_as_small_as_what_they_speak_of():
 
 def test_tokens_of_two_incarnations_never_meet():
     """QL-7."""
-    first, second = Tokens(1), Tokens(2)
-    assert first.take(3) + 3 == first.take(1)
-    assert (incarnation_of(first.take(1)), incarnation_of(second.take(1))) == (1, 2)
+    first, second = LeaseTokens(1), LeaseTokens(2)
+    assert first.allocate(3) + 3 == first.allocate(1)
+    assert (incarnation_of(first.allocate(1)), incarnation_of(second.allocate(1))) == (1, 2)
     first._next = NUMBER_MAX
     with pytest.raises(InvariantViolation):
-        first.take(1)
+        first.allocate(1)
     with pytest.raises(InvariantViolation):
-        Tokens(1 << 24)
+        LeaseTokens(1 << 24)
 
 
 def test_spans_are_the_stretches_without_a_gap():
@@ -315,7 +315,7 @@ def test_of_a_stretch_that_was_claimed_together_some_may_have_ended():
     q = queue()
     (run,) = lease_runs(q.claim(live(10), A, 10, LEASE, 0))
     tokens = [run.token + n for n in range(10)]
-    q.removed(0, BitMap64([4]), on_request=True)
+    q.apply_removal(0, BitMap64([4]), on_request=True)
     matched = match(q, list(range(1, 11)), 0, A, tokens)
     assert (matched.gone.tolist(), len(matched.leased)) == ([4], 9)
     assert match(q, list(range(1, 11)), LEASE + 1, A, tokens).skipped.tolist() == list(range(1, 11))

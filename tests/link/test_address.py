@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.wire import PROTOCOL
 from ringlog.errors import UsageError
-from ringlog.link.address import parse_url, read_engine
+from ringlog.link.address import parse_url, read_engine_file
 from ringlog.link.engine_watch import EngineWatch
 from ringlog.link.timers import Timers
 from ringlog.testing.clock import ManualClock
@@ -73,15 +73,15 @@ def test_the_engine_is_found_from_its_run_or_its_data_directory(tmp_path):
     info = EngineInfo("e", "s", "/dev/shm/x", "/data", 2)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "engine.json").write_bytes(msgspec.json.encode(info))
-    assert read_engine(str(tmp_path / "run")) == info
-    assert read_engine(str(tmp_path)) == info
-    assert read_engine(str(tmp_path / "elsewhere")) is None
+    assert read_engine_file(str(tmp_path / "run")) == info
+    assert read_engine_file(str(tmp_path)) == info
+    assert read_engine_file(str(tmp_path / "elsewhere")) is None
 
 
 def test_an_unreadable_engine_file_is_named(tmp_path):
     (tmp_path / "engine.json").write_text("{")
     with pytest.raises(UsageError, match="not readable"):
-        read_engine(str(tmp_path))
+        read_engine_file(str(tmp_path))
 
 
 def test_a_run_directory_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_path):
@@ -93,7 +93,7 @@ def test_a_run_directory_that_cannot_be_read_for_a_while_is_looked_at_again(tmp_
     in_the_way = tmp_path / "engine.json"
     in_the_way.mkdir()  # Any failure of the system that is no absence.
     with pytest.raises(UsageError, match="cannot be read"):
-        read_engine(str(tmp_path))
+        read_engine_file(str(tmp_path))
     watch.start()
     in_the_way.rmdir()
     info = EngineInfo("e", "s", "/dev/shm/x", "/data", 2, PROTOCOL)
@@ -108,4 +108,4 @@ def test_an_engine_file_that_is_none_is_a_typed_error(tmp_path: Path, content: b
     """CL-1: whatever lies there; text that is not UTF-8 was found by fuzzing."""
     (tmp_path / "engine.json").write_bytes(content)
     with pytest.raises(UsageError, match=r"engine\.json is not readable"):
-        read_engine(str(tmp_path))
+        read_engine_file(str(tmp_path))

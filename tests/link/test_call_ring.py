@@ -15,7 +15,7 @@ from ringlog.board.layout import BoardError
 from ringlog.board.mapping import BoardFile
 from ringlog.errors import RingError
 from ringlog.limits import CALL_BYTES_MAX, CALL_RING_BYTES
-from ringlog.link.call_ring import CallCaller, CallServer, remove_leftovers
+from ringlog.link.channel.call_ring import CallClient, CallServer, remove_stale_call_rings
 
 NAME = "calls-00-1-1"
 
@@ -29,7 +29,7 @@ def server(shm_dir):
 
 @pytest.fixture
 def caller(server, shm_dir):
-    opened = CallCaller(str(shm_dir), NAME)
+    opened = CallClient(str(shm_dir), NAME)
     yield opened
     opened.close()
 
@@ -43,25 +43,25 @@ def words_of(shm_dir):
 
 
 def test_requests_and_answers_come_whole_and_in_order(server, caller):
-    assert not server.has_some
+    assert not server.has_requests
     assert caller.send(b"one")
     assert caller.send(b"two, which is longer")
-    assert server.has_some
-    assert server.take(10) == [b"one", b"two, which is longer"]
-    assert not server.has_some
-    assert not caller.has_some
-    assert server.answer(b"12345678")
-    assert caller.has_some
-    assert caller.take() == [b"12345678"]
-    assert not caller.has_some
+    assert server.has_requests
+    assert server.take_requests(10) == [b"one", b"two, which is longer"]
+    assert not server.has_requests
+    assert not caller.has_replies
+    assert server.send_reply(b"12345678")
+    assert caller.has_replies
+    assert caller.take_replies() == [b"12345678"]
+    assert not caller.has_replies
 
 
 def test_only_as_many_are_taken_as_were_asked_for(server, caller):
     for n in range(5):
         caller.send(b"%d" % n)
-    assert server.take(2) == [b"0", b"1"]
-    assert server.has_some
-    assert server.take(10) == [b"2", b"3", b"4"]
+    assert server.take_requests(2) == [b"0", b"1"]
+    assert server.has_requests
+    assert server.take_requests(10) == [b"2", b"3", b"4"]
 
 
 def test_a_full_ring_takes_nothing_more_until_something_was_taken(server, caller):
@@ -72,18 +72,18 @@ def test_a_full_ring_takes_nothing_more_until_something_was_taken(server, caller
         sent += 1
     assert sent == CALL_RING_BYTES // 1_008
     assert not caller.send(message)
-    assert server.take(1) == [message]
+    assert server.take_requests(1) == [message]
     assert caller.send(b"y" * 1_000)
-    taken = server.take(1_000)
+    taken = server.take_requests(1_000)
     assert taken == [message] * (sent - 1) + [b"y" * 1_000]
 
 
 def test_what_is_longer_than_the_longest_message_does_not_go_through(server, caller):
     assert caller.send(b"x" * CALL_BYTES_MAX)
-    assert server.take(1) == [b"x" * CALL_BYTES_MAX]
+    assert server.take_requests(1) == [b"x" * CALL_BYTES_MAX]
     assert not caller.send(b"x" * (CALL_BYTES_MAX + 1))
-    assert not server.answer(b"x" * (CALL_BYTES_MAX + 1))
-    assert not server.has_some
+    assert not server.send_reply(b"x" * (CALL_BYTES_MAX + 1))
+    assert not server.has_requests
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -91,7 +91,7 @@ def test_what_is_longer_than_the_longest_message_does_not_go_through(server, cal
 def test_any_mixture_of_lengths_goes_round_and_round(shm_dir, seed):
     rng = random.Random(seed)
     server = CallServer(str(shm_dir), NAME, 0)
-    caller = CallCaller(str(shm_dir), NAME)
+    caller = CallClient(str(shm_dir), NAME)
     try:
         waiting: list[bytes] = []
         for _ in range(300):
@@ -103,29 +103,29 @@ def test_any_mixture_of_lengths_goes_round_and_round(shm_dir, seed):
                     assert sum(8 + -(-len(each) // 8) * 8 for each in [*waiting, message]) > CALL_RING_BYTES
             else:
                 most = rng.randint(1, 8)
-                assert server.take(most) == waiting[:most]
+                assert server.take_requests(most) == waiting[:most]
                 del waiting[:most]
-        assert server.take(1_000) == waiting
+        assert server.take_requests(1_000) == waiting
     finally:
         caller.close()
         server.close()
 
 
 def test_the_bell_rings_only_for_who_wants_it(server, caller):
-    server.answer(b"a")
+    server.send_reply(b"a")
     server.ring()
     assert not rang(caller)
-    caller.want(is_wanted=True)
-    server.answer(b"b")
+    caller.set_wakeup(is_wanted=True)
+    server.send_reply(b"b")
     assert not rang(caller)
     server.ring()
     assert rang(caller)
     caller.drain_bell()
-    caller.want(is_wanted=False)
-    server.answer(b"c")
+    caller.set_wakeup(is_wanted=False)
+    server.send_reply(b"c")
     server.ring()
     assert not rang(caller)
-    assert caller.take() == [b"a", b"b", b"c"]
+    assert caller.take_replies() == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_words_that_cannot_be_are_an_error_and_nothing_is_taken(server, caller, 
     file.words[word] = value
     file.close()
     with pytest.raises(RingError):
-        server.take(10)
+        server.take_requests(10)
 
 
 def test_a_reader_that_says_it_took_more_than_there_was_is_not_believed(server, caller, shm_dir):
@@ -153,17 +153,17 @@ def test_a_reader_that_says_it_took_more_than_there_was_is_not_believed(server, 
 
 
 def test_a_ring_has_one_client_and_the_shard_sees_whether_it_lives(server, shm_dir):
-    assert not server.is_used()
-    first = CallCaller(str(shm_dir), NAME)
-    assert server.is_used()
+    assert not server.has_client()
+    first = CallClient(str(shm_dir), NAME)
+    assert server.has_client()
     with pytest.raises(RingError, match="lock"):
-        CallCaller(str(shm_dir), NAME)
+        CallClient(str(shm_dir), NAME)
     first.close()
-    assert not server.is_used()
+    assert not server.has_client()
 
 
 def test_a_closed_ring_is_gone_and_its_client_sees_it(server, caller, shm_dir):
-    caller.want(is_wanted=True)
+    caller.set_wakeup(is_wanted=True)
     assert not caller.is_closed
     server.close()
     assert caller.is_closed
@@ -178,8 +178,8 @@ def test_no_ring_where_there_is_no_bell(shm_dir):
     made = CallServer(str(shm_dir), NAME, 0)
     os.unlink(shm_dir / (NAME + ".bell"))
     with pytest.raises(RingError):
-        CallCaller(str(shm_dir), NAME)
-    assert not made.is_used()
+        CallClient(str(shm_dir), NAME)
+    assert not made.has_client()
     made.close()
 
 
@@ -188,10 +188,10 @@ def test_another_file_is_no_call_ring(shm_dir):
     (shm_dir / NAME).chmod(0o600)
     os.mkfifo(shm_dir / (NAME + ".bell"), 0o600)
     with pytest.raises(BoardError):
-        CallCaller(str(shm_dir), NAME)
+        CallClient(str(shm_dir), NAME)
 
 
 def test_a_successor_removes_what_was_left(server, shm_dir):
     CallServer(str(shm_dir), "calls-01-1-1", 1)
-    remove_leftovers(str(shm_dir), 0)
+    remove_stale_call_rings(str(shm_dir), 0)
     assert sorted(os.listdir(shm_dir)) == ["calls-01-1-1", "calls-01-1-1.bell"]

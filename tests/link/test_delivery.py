@@ -15,381 +15,401 @@ from ringlog.errors import (
     UsageError,
 )
 from ringlog.limits import CREDIT_MAX, FEEDS_PER_MESSAGE_MAX
-from ringlog.link.delivery import OPEN_END, SEEK_AT_ONCE, TAKEN_ROWS_MAX
-from ringlog.link.peer import Reply
+from ringlog.link.delivery import RELOCATIONS_AT_ONCE, RETURNS_PER_MESSAGE_MAX, UNBOUNDED
+from ringlog.link.peer import PeerReply
 from ringlog.placement import scheduler_of
-from ringlog.testing.played_scheduler import PlayedHost, topic
+from ringlog.testing.fake_scheduler import FakeDeliveryHost, topic
 
 pytestmark = pytest.mark.timeout(30)
 
 
 def opened(host, *wanted, **options):
     """A subscription with feeds (topic, position), known to the schedulers."""
-    subscription = host.delivery.open(**({"credit": 4, "strong": False, "names": False} | options))
-    adding = host.delivery.add(subscription, wanted)
-    for played in host.played:
-        played.answer()
-    return subscription, adding.take()
+    subscription = host.delivery.open_subscription(
+        **({"credit": 4, "strong": False, "names": False} | options)
+    )
+    adding = host.delivery.add_feeds(subscription, wanted)
+    for played in host.fake_schedulers:
+        played.answer_all()
+    return subscription, adding.result()
 
 
 def test_a_turn_is_given_once_and_given_back_with_the_position():
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 5))
-    assert host.delivery.take(subscription) is None
-    host.turns((subscription.number, feed, 9, 6, 9, 1, 4096, 8192))
-    turn = host.delivery.take(subscription)
+    assert host.delivery.take_grant(subscription) is None
+    host.give_grants((subscription.number, feed, 9, 6, 9, 1, 4096, 8192))
+    turn = host.delivery.take_grant(subscription)
     assert (turn.feed, turn.until, turn.hint) == (feed, 9, (6, 9, 1, 4096, 8192))
-    assert host.delivery.take(subscription) is None
-    host.delivery.finished(subscription, turn, 9, is_consumed=True)
-    assert host.played[0].taken() == []
-    host.delivery.waits(subscription)
-    assert host.played[0].taken() == [[subscription.number, feed, 9, 1]]
+    assert host.delivery.take_grant(subscription) is None
+    host.delivery.return_grant(subscription, turn, 9, is_consumed=True)
+    assert host.fake_schedulers[0].returned_grants() == []
+    host.delivery.wait_for_work(subscription)
+    assert host.fake_schedulers[0].returned_grants() == [[subscription.number, feed, 9, 1]]
 
 
 def test_turns_are_expected_of_a_scheduler_from_the_first_topic_on():
     """A client has a ring for them only while something is told of."""
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, _ = opened(host, (topic(7), 0), (topic(8), 0))
     assert host.expected == [0]
-    adding = host.delivery.add(subscription, [(topic(9), 0)])
+    adding = host.delivery.add_feeds(subscription, [(topic(9), 0)])
     opened(host, (topic(7), 0))
     assert adding.is_done
     assert host.expected == [0]
     for each in list(host.delivery._subscriptions.values()):
-        host.delivery.close(each)
+        host.delivery.close_subscription(each)
     opened(host, (topic(7), 0))
     assert host.expected == [0, 0]
 
 
 def test_turns_that_are_over_are_said_together_and_soon():
     """One message for many; who does not wait for more has them given back within a moment."""
-    host = PlayedHost()
-    subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, TAKEN_ROWS_MAX + 37)), credit=400)
-    host.turns(*((subscription.number, feed, 5) for feed in feeds))
+    host = FakeDeliveryHost()
+    subscription, feeds = opened(
+        host, *((topic(n), 0) for n in range(1, RETURNS_PER_MESSAGE_MAX + 37)), credit=400
+    )
+    host.give_grants(*((subscription.number, feed, 5) for feed in feeds))
     for _ in feeds:
-        host.delivery.finished(subscription, host.delivery.take(subscription), 5, is_consumed=False)
-    assert len(host.played[0].taken()) == TAKEN_ROWS_MAX
+        host.delivery.return_grant(subscription, host.delivery.take_grant(subscription), 5, is_consumed=False)
+    assert len(host.fake_schedulers[0].returned_grants()) == RETURNS_PER_MESSAGE_MAX
     host.advance(0.005)
-    assert len(host.played[0].taken()) == 36
+    assert len(host.fake_schedulers[0].returned_grants()) == 36
 
 
 def test_turns_that_end_without_the_lock_are_said_with_the_next_that_are():
     """The first has somebody arrange it; those beside it are looked at then, and none is forgotten."""
-    host = PlayedHost()
-    subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, TAKEN_ROWS_MAX + 37)), credit=400)
+    host = FakeDeliveryHost()
+    subscription, feeds = opened(
+        host, *((topic(n), 0) for n in range(1, RETURNS_PER_MESSAGE_MAX + 37)), credit=400
+    )
     delivery = host.delivery
-    host.turns(*((subscription.number, feed, 5) for feed in feeds))
+    host.give_grants(*((subscription.number, feed, 5) for feed in feeds))
 
     def finish():
-        return delivery.finish_later(subscription, delivery.take(subscription), 5, is_consumed=True)
+        return delivery.return_grant_unlocked(
+            subscription, delivery.take_grant(subscription), 5, is_consumed=True
+        )
 
     assert not finish(), "nobody has arranged anything yet"
-    delivery.collect()
+    delivery.collect_returns()
     assert finish()
-    assert host.played[0].taken() == []
+    assert host.fake_schedulers[0].returned_grants() == []
     host.advance(0.005)
-    assert len(host.played[0].taken()) == 2
+    assert len(host.fake_schedulers[0].returned_grants()) == 2
     assert not finish(), "what was arranged is over"
-    delivery.collect()
-    assert [finish() for _ in range(TAKEN_ROWS_MAX)] == [True] * (TAKEN_ROWS_MAX - 1) + [False]
-    delivery.collect()
-    assert len(host.played[0].taken()) == TAKEN_ROWS_MAX + 1
+    delivery.collect_returns()
+    assert [finish() for _ in range(RETURNS_PER_MESSAGE_MAX)] == [True] * (RETURNS_PER_MESSAGE_MAX - 1) + [
+        False
+    ]
+    delivery.collect_returns()
+    assert len(host.fake_schedulers[0].returned_grants()) == RETURNS_PER_MESSAGE_MAX + 1
     assert finish() is False
-    delivery.waits(subscription)
-    assert len(host.played[0].taken()) == 1
+    delivery.wait_for_work(subscription)
+    assert len(host.fake_schedulers[0].returned_grants()) == 1
 
 
 def test_a_reader_that_looks_without_waiting_says_himself_what_is_over():
     """Nobody else does soon: a thread of the client that sees to it would disturb the reader's."""
-    host = PlayedHost(give_back_ns=50_000_000)
+    host = FakeDeliveryHost(give_back_ns=50_000_000)
     subscription, feeds = opened(host, *((topic(n), 0) for n in range(1, 4)))
     delivery = host.delivery
-    host.turns(*((subscription.number, feed, 5) for feed in feeds))
-    assert not delivery.is_late
+    host.give_grants(*((subscription.number, feed, 5) for feed in feeds))
+    assert not delivery.is_return_overdue
     for _ in feeds:
-        delivery.finished(subscription, delivery.take(subscription), 5, is_consumed=False)
+        delivery.return_grant(subscription, delivery.take_grant(subscription), 5, is_consumed=False)
     host.advance(0.004)
-    assert not delivery.is_late
+    assert not delivery.is_return_overdue
     host.advance(0.001)
-    assert delivery.is_late
-    assert host.played[0].taken() == []
-    delivery.give_back()
-    assert len(host.played[0].taken()) == 3
-    assert not delivery.is_late
+    assert delivery.is_return_overdue
+    assert host.fake_schedulers[0].returned_grants() == []
+    delivery.send_returns()
+    assert len(host.fake_schedulers[0].returned_grants()) == 3
+    assert not delivery.is_return_overdue
 
 
 def sought(host, subscription, *feeds):
     """The scheduler finds nothing where these feeds were said to be; returns what shards are asked."""
-    host.turns(*((subscription.number, feed, OPEN_END) for feed in feeds))
-    asked, host.asked = host.asked, []
+    host.give_grants(*((subscription.number, feed, UNBOUNDED) for feed in feeds))
+    asked, host.shard_requests = host.shard_requests, []
     return asked
 
 
 def test_a_topic_that_its_shard_shows_elsewhere_is_followed_there():
     """Slots are a shard's to give: a successor may have given others."""
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (feed, other) = opened(host, (topic(7, slot=3), 5), (topic(9, slot=4), 1))
     ((shard, message, answer),) = sought(host, subscription, feed)
     assert (shard, message) == (0, m.TopicResolve("t7"))
     assert sought(host, subscription, feed) == [], "once"
-    answer.resolve(Reply(topic(7, slot=8)))
-    (told,) = host.played[0].answer()
+    answer.resolve(PeerReply(topic(7, slot=8)))
+    (told,) = host.fake_schedulers[0].answer_all()
     assert told.feeds == [m.Feed(feed, "t7", 7, 0, 8, 5)]
-    host.delivery.scheduler_up(0)
-    (told,) = host.played[0].answer()
+    host.delivery.scheduler_connected(0)
+    (told,) = host.fake_schedulers[0].answer_all()
     assert [each.slot for each in told.feeds] == [8, 4]
     assert len(sought(host, subscription, feed, other)) == 1, "it may move again; the other is next"
 
 
 def test_a_name_whose_home_points_elsewhere_is_asked_for_there():
     """SH-6."""
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7, shard=2, slot=3), 5))
     ((_, _, answer),) = sought(host, subscription, feed)
-    answer.resolve(Reply(m.TopicInfo("t7", 0, 0, 2, -1, False, {})))
-    ((shard, message, answer),) = host.asked
+    answer.resolve(PeerReply(m.TopicInfo("t7", 0, 0, 2, -1, False, {})))
+    ((shard, message, answer),) = host.shard_requests
     assert (shard, message) == (2, m.TopicResolve("t7"))
-    answer.resolve(Reply(topic(7, shard=2, slot=5)))
-    assert [each.slot for told in host.played[0].answer() for each in told.feeds] == [5]
+    answer.resolve(PeerReply(topic(7, shard=2, slot=5)))
+    assert [each.slot for told in host.fake_schedulers[0].answer_all() for each in told.feeds] == [5]
 
 
 @pytest.mark.parametrize("found", [topic(7, slot=3), topic(8, slot=5), TopicNotFound("no such topic")])
 def test_a_topic_that_is_where_it_was_or_no_more_is_left_to_its_reader(found):
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7, slot=3), 5))
     ((_, _, answer),) = sought(host, subscription, feed)
-    answer.fail(found) if isinstance(found, Exception) else answer.resolve(Reply(found))
-    assert host.played[0].answer() == []
-    assert host.delivery.take(subscription).feed == feed
+    answer.fail(found) if isinstance(found, Exception) else answer.resolve(PeerReply(found))
+    assert host.fake_schedulers[0].answer_all() == []
+    assert host.delivery.take_grant(subscription).feed == feed
 
 
 @pytest.mark.parametrize("error", [NotReady("restarts"), NotConnected("away"), RequestTimeout("no answer")])
 def test_a_shard_that_does_not_answer_is_asked_again_where_topics_are(error):
     """The scheduler tells its reader to find out once; a reader that gave up would wait for ever."""
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (feed, gone) = opened(host, (topic(7, slot=3), 5), (topic(9, slot=4), 1))
     for _, _, answer in sought(host, subscription, feed, gone):
         answer.fail(error)
-    assert host.asked == []
-    host.delivery.drop(subscription, gone)
-    host.played[0].answer()
+    assert host.shard_requests == []
+    host.delivery.drop_feed(subscription, gone)
+    host.fake_schedulers[0].answer_all()
     host.advance(0.2)
-    ((_, message, answer),) = host.asked
+    ((_, message, answer),) = host.shard_requests
     assert message == m.TopicResolve("t7")
-    answer.resolve(Reply(topic(7, slot=6)))
-    assert [each.slot for told in host.played[0].answer() for each in told.feeds] == [6]
+    answer.resolve(PeerReply(topic(7, slot=6)))
+    assert [each.slot for told in host.fake_schedulers[0].answer_all() for each in told.feeds] == [6]
 
 
 def test_many_topics_are_sought_some_at_a_time_and_subscribed_to_together():
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, feeds = opened(host, *((topic(n, slot=n), 0) for n in range(1, 101)), credit=200)
     asked = sought(host, subscription, *feeds)
     assert len(asked) == 1, "the first; the others are asked for together"
-    asked[0][2].resolve(Reply(topic(1, slot=201)))
-    assert len(host.played[0].answer()) == 1
-    assert len(host.asked) == SEEK_AT_ONCE
-    asked, host.asked = host.asked, []
+    asked[0][2].resolve(PeerReply(topic(1, slot=201)))
+    assert len(host.fake_schedulers[0].answer_all()) == 1
+    assert len(host.shard_requests) == RELOCATIONS_AT_ONCE
+    asked, host.shard_requests = host.shard_requests, []
     for _, message, answer in asked:
         number = int(message.topic[1:])
-        answer.resolve(Reply(topic(number, slot=200 + number)))
-    (told,) = host.played[0].answer()
-    assert [each.slot for each in told.feeds] == [200 + n for n in range(2, 2 + SEEK_AT_ONCE)]
-    assert len(host.asked) == 100 - 1 - SEEK_AT_ONCE
+        answer.resolve(PeerReply(topic(number, slot=200 + number)))
+    (told,) = host.fake_schedulers[0].answer_all()
+    assert [each.slot for each in told.feeds] == [200 + n for n in range(2, 2 + RELOCATIONS_AT_ONCE)]
+    assert len(host.shard_requests) == 100 - 1 - RELOCATIONS_AT_ONCE
 
 
 def test_who_waits_is_woken_by_the_turn():
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 0))
-    waiting = host.delivery.waits(subscription)
+    waiting = host.delivery.wait_for_work(subscription)
     assert not waiting.is_done
-    host.turns((subscription.number, feed, 1))
+    host.give_grants((subscription.number, feed, 1))
     assert waiting.is_done
-    assert host.delivery.waits(subscription).is_done, "it was not taken yet"
+    assert host.delivery.wait_for_work(subscription).is_done, "it was not taken yet"
 
 
 def test_a_turn_told_twice_is_one():
     """SCH-9: a scheduler that has forgotten tells again; the feed is read once for both."""
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 0))
-    host.turns((subscription.number, feed, 1))
-    host.turns((subscription.number, feed, 3))
-    assert host.delivery.take(subscription).until == 3
-    assert host.delivery.take(subscription) is None
+    host.give_grants((subscription.number, feed, 1))
+    host.give_grants((subscription.number, feed, 3))
+    assert host.delivery.take_grant(subscription).until == 3
+    assert host.delivery.take_grant(subscription) is None
 
 
 def test_after_a_new_connection_everything_is_said_again_with_todays_positions():
     """SCH-9, ZC-3."""
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 3))
-    host.turns((subscription.number, first, 5))
-    turn = host.delivery.take(subscription)
-    host.delivery.finished(subscription, turn, 5, is_consumed=True)
-    host.delivery.scheduler_up(0)
-    (asked,) = host.played[0].answer()
+    host.give_grants((subscription.number, first, 5))
+    turn = host.delivery.take_grant(subscription)
+    host.delivery.return_grant(subscription, turn, 5, is_consumed=True)
+    host.delivery.scheduler_connected(0)
+    (asked,) = host.fake_schedulers[0].answer_all()
     assert [(feed.feed, feed.after) for feed in asked.feeds] == [(first, 5), (second, 3)]
 
 
 def test_a_scheduler_that_knows_nothing_of_us_is_told_again():
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, _ = opened(host, (topic(7), 0))
     host.expected.clear()
-    host.delivery.scheduler_said(0, Reply(m.SubscriptionsLost()))
-    (asked,) = host.played[0].answer()
+    host.delivery.scheduler_message(0, PeerReply(m.SubscriptionsLost()))
+    (asked,) = host.fake_schedulers[0].answer_all()
     assert asked.subscription == subscription.number
     assert host.expected == [0], "its ring went with them"
 
 
 def test_feeds_go_to_the_scheduler_of_their_topic():
-    host = PlayedHost(schedulers=3)
-    subscription = host.delivery.open(credit=1, strong=True, names=True)
-    host.delivery.add(subscription, [(topic(n), 0) for n in range(1, 40)])
+    host = FakeDeliveryHost(schedulers=3)
+    subscription = host.delivery.open_subscription(credit=1, strong=True, names=True)
+    host.delivery.add_feeds(subscription, [(topic(n), 0) for n in range(1, 40)])
     for _ in range(3):
-        for number, played in enumerate(host.played):
-            for asked in played.answer():
+        for number, played in enumerate(host.fake_schedulers):
+            for asked in played.answer_all():
                 assert (asked.credit, asked.strong, asked.names) == (1, True, number == 0)
                 assert {scheduler_of(feed.topic_id, 3) for feed in asked.feeds} == {number}
     assert len(subscription.feeds) == 39
 
 
 def test_many_feeds_are_said_in_pieces():
-    host = PlayedHost()
-    subscription = host.delivery.open(credit=1, strong=False, names=False)
-    adding = host.delivery.add(subscription, [(topic(n), 0) for n in range(1, FEEDS_PER_MESSAGE_MAX + 11)])
+    host = FakeDeliveryHost()
+    subscription = host.delivery.open_subscription(credit=1, strong=False, names=False)
+    adding = host.delivery.add_feeds(
+        subscription, [(topic(n), 0) for n in range(1, FEEDS_PER_MESSAGE_MAX + 11)]
+    )
     sizes = []
     while not adding.is_done:
-        sizes += [len(asked.feeds) for asked in host.played[0].answer()]
+        sizes += [len(asked.feeds) for asked in host.fake_schedulers[0].answer_all()]
     assert sizes == [FEEDS_PER_MESSAGE_MAX, 10]
-    assert len(set(adding.take())) == FEEDS_PER_MESSAGE_MAX + 10
+    assert len(set(adding.result())) == FEEDS_PER_MESSAGE_MAX + 10
 
 
 def test_a_refusal_that_passes_is_tried_again_and_another_ends_it():
     """LIM-2."""
-    host = PlayedHost()
-    subscription = host.delivery.open(credit=1, strong=False, names=False)
-    adding = host.delivery.add(subscription, [(topic(7), 0)])
-    host.played[0].asked.pop()[1].fail(NotReady("starting"))
+    host = FakeDeliveryHost()
+    subscription = host.delivery.open_subscription(credit=1, strong=False, names=False)
+    adding = host.delivery.add_feeds(subscription, [(topic(7), 0)])
+    host.fake_schedulers[0].requests.pop()[1].fail(NotReady("starting"))
     assert not adding.is_done
     host.advance(1)
-    host.played[0].asked.pop()[1].fail(Throttled("too many", limit="links", max=1))
+    host.fake_schedulers[0].requests.pop()[1].fail(Throttled("too many", limit="links", max=1))
     with pytest.raises(Throttled, match="too many"):
-        adding.take()
-    assert subscription.has_news, "who waits for it has to hear of it"
+        adding.result()
+    assert subscription.has_work, "who waits for it has to hear of it"
 
 
 def test_what_was_dropped_or_closed_gives_nothing_any_more():
     """WSK-9."""
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 0))
-    host.turns((subscription.number, first, 1), (subscription.number, second, 1))
-    host.delivery.drop(subscription, first)
-    assert host.delivery.take(subscription).feed == second
-    assert host.delivery.take(subscription) is None
-    host.delivery.close(subscription)
-    host.turns((subscription.number, second, 9))
-    assert [type(asked) for asked in host.played[0].answer()] == [m.Unsubscribe, m.Unsubscribe]
-    host.delivery.close(subscription)
+    host.give_grants((subscription.number, first, 1), (subscription.number, second, 1))
+    host.delivery.drop_feed(subscription, first)
+    assert host.delivery.take_grant(subscription).feed == second
+    assert host.delivery.take_grant(subscription) is None
+    host.delivery.close_subscription(subscription)
+    host.give_grants((subscription.number, second, 9))
+    assert [type(asked) for asked in host.fake_schedulers[0].answer_all()] == [m.Unsubscribe, m.Unsubscribe]
+    host.delivery.close_subscription(subscription)
     assert host.timers.next_ns() is None, "an idle client has nothing to wake up for"
 
 
 def test_it_says_a_word_of_life_while_there_is_a_subscription():
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     opened(host, (topic(7), 0))
     host.advance(10)
-    assert [(message, bytes(data)) for message, data in host.played[0].told] == [(m.Taken(0), b"")]
+    assert [(message, bytes(data)) for message, data in host.fake_schedulers[0].sent_messages] == [
+        (m.Taken(0), b"")
+    ]
     host.advance(10)
-    assert len(host.played[0].told) == 2
+    assert len(host.fake_schedulers[0].sent_messages) == 2
 
 
 def test_ones_own_turn_needs_nobody_and_gives_way_to_a_real_one():
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 0))
-    host.delivery.look(subscription, feed)
-    host.delivery.look(subscription, feed)
-    host.turns((subscription.number, feed, 4))
-    turn = host.delivery.take(subscription)
-    assert (turn.is_own, host.delivery.take(subscription)) == (False, None)
-    host.delivery.finished(subscription, turn, 0, is_consumed=False)
-    host.delivery.look(subscription, feed, after_ns=10**9)
-    assert host.delivery.take(subscription) is None
+    host.delivery.self_grant(subscription, feed)
+    host.delivery.self_grant(subscription, feed)
+    host.give_grants((subscription.number, feed, 4))
+    turn = host.delivery.take_grant(subscription)
+    assert (turn.is_self_granted, host.delivery.take_grant(subscription)) == (False, None)
+    host.delivery.return_grant(subscription, turn, 0, is_consumed=False)
+    host.delivery.self_grant(subscription, feed, after_ns=10**9)
+    assert host.delivery.take_grant(subscription) is None
     host.advance(1)
-    assert host.delivery.take(subscription).is_own
+    assert host.delivery.take_grant(subscription).is_self_granted
 
 
 @pytest.mark.parametrize("credit", [0, -1, CREDIT_MAX + 1])
 def test_a_credit_out_of_range_is_refused(credit):
     with pytest.raises(UsageError, match="credit"):
-        PlayedHost().delivery.open(credit=credit, strong=False, names=False)
+        FakeDeliveryHost().delivery.open_subscription(credit=credit, strong=False, names=False)
 
 
 def test_without_schedulers_a_watch_is_an_error_that_says_what_to_do():
-    host = PlayedHost(schedulers=0)
-    subscription = host.delivery.open(credit=1, strong=False, names=False)
+    host = FakeDeliveryHost(schedulers=0)
+    subscription = host.delivery.open_subscription(credit=1, strong=False, names=False)
     with pytest.raises(InvalidRequest, match=r"delivery\.schedulers"):
-        host.delivery.add(subscription, [(topic(7), 0)]).take()
+        host.delivery.add_feeds(subscription, [(topic(7), 0)]).result()
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 63, None])
 def test_rows_that_are_none_are_passed_over(data):
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, _ = opened(host, (topic(7), 0))
-    host.delivery.scheduler_said(0, Reply(m.Turns(1), data))
-    assert not subscription.has_news
+    host.delivery.scheduler_message(0, PeerReply(m.Turns(1), data))
+    assert not subscription.has_work
 
 
 def test_turns_through_shared_memory_are_turns_like_others():
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (feed,) = opened(host, (topic(7), 5))
     row = [subscription.number, feed, 9, 6, 9, 1, 4096, 8192]
-    host.delivery.scheduler_turned(0, [row], is_complete=True)
-    assert host.delivery.take(subscription).hint == (6, 9, 1, 4096, 8192)
+    host.delivery.scheduler_grants(0, [row], is_complete=True)
+    assert host.delivery.take_grant(subscription).hint == (6, 9, 1, 4096, 8192)
 
 
 def test_who_may_have_missed_turns_looks_at_everything_and_says_how_far_he_is():
     """SC-1: a reader that was overrun loses time. A feed that has its turn gets no second one."""
-    host = PlayedHost()
+    host = FakeDeliveryHost()
     subscription, (first, second) = opened(host, (topic(7), 0), (topic(8), 3))
-    host.turns((subscription.number, first, 5))
-    host.delivery.scheduler_turned(0, [], is_complete=False)
-    taken = [host.delivery.take(subscription) for _ in range(3)]
-    assert [turn and (turn.feed, turn.is_own) for turn in taken] == [(first, False), (second, True), None]
-    host.delivery.finished(subscription, taken[1], 4, is_consumed=True)
-    host.delivery.waits(subscription)
-    assert host.played[0].taken() == [[subscription.number, second, 4, 1]]
+    host.give_grants((subscription.number, first, 5))
+    host.delivery.scheduler_grants(0, [], is_complete=False)
+    taken = [host.delivery.take_grant(subscription) for _ in range(3)]
+    assert [turn and (turn.feed, turn.is_self_granted) for turn in taken] == [
+        (first, False),
+        (second, True),
+        None,
+    ]
+    host.delivery.return_grant(subscription, taken[1], 4, is_consumed=True)
+    host.delivery.wait_for_work(subscription)
+    assert host.fake_schedulers[0].returned_grants() == [[subscription.number, second, 4, 1]]
 
 
 def test_names_are_asked_of_one_scheduler_also_when_nothing_matches_yet():
     """A pattern without a topic: a subscription without feeds; and again when that scheduler is new."""
-    host = PlayedHost(schedulers=2)
-    subscription = host.delivery.open(credit=4, strong=False, names=True)
-    adding = host.delivery.add(subscription, [])
+    host = FakeDeliveryHost(schedulers=2)
+    subscription = host.delivery.open_subscription(credit=4, strong=False, names=True)
+    adding = host.delivery.add_feeds(subscription, [])
     assert not adding.is_done
-    (asked,) = host.played[0].answer()
+    (asked,) = host.fake_schedulers[0].answer_all()
     assert (asked.names, asked.feeds) == (True, [])
-    assert adding.take() == []
+    assert adding.result() == []
     assert host.expected == [], "there is no feed to be given a turn yet"
-    assert host.played[1].answer() == []
-    host.delivery.scheduler_said(0, Reply(m.TopicsChanged()))
-    assert subscription.has_news
+    assert host.fake_schedulers[1].answer_all() == []
+    host.delivery.scheduler_message(0, PeerReply(m.TopicsChanged()))
+    assert subscription.has_work
     subscription.names_changed = False
-    host.delivery.scheduler_up(1)
+    host.delivery.scheduler_connected(1)
     assert not subscription.names_changed
-    host.delivery.scheduler_up(0)
+    host.delivery.scheduler_connected(0)
     assert not subscription.names_changed, "before the scheduler knows, a later change could be missed"
-    (asked,) = host.played[0].answer()
+    (asked,) = host.fake_schedulers[0].answer_all()
     assert asked.names
     assert subscription.names_changed, "names may have changed while nobody reported it"
     host.advance(10)
-    assert (m.Taken(0), b"") in host.played[0].told, "a word of life, although there is no feed"
-    host.delivery.close(subscription)
-    assert host.played[0].answer() == [m.Unsubscribe(subscription.number)]
+    assert (m.Taken(0), b"") in host.fake_schedulers[0].sent_messages, (
+        "a word of life, although there is no feed"
+    )
+    host.delivery.close_subscription(subscription)
+    assert host.fake_schedulers[0].answer_all() == [m.Unsubscribe(subscription.number)]
 
 
 def test_a_subscription_is_ended_with_schedulers_whose_feeds_have_all_ended():
     """Else each watch of a deleted topic would count against the client's bound for good."""
-    host = PlayedHost(schedulers=2)
+    host = FakeDeliveryHost(schedulers=2)
     number = scheduler_of(7, 2)
     subscription, (feed,) = opened(host, (topic(7), 0))
-    host.delivery.drop(subscription, feed)
-    host.played[number].answer()
-    host.delivery.close(subscription)
-    assert host.played[number].answer() == [m.Unsubscribe(subscription.number)]
+    host.delivery.drop_feed(subscription, feed)
+    host.fake_schedulers[number].answer_all()
+    host.delivery.close_subscription(subscription)
+    assert host.fake_schedulers[number].answer_all() == [m.Unsubscribe(subscription.number)]

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from chaos.network.proxy import Proxy
-from ringlog.client.shell import Descriptors
+from ringlog.client.connection.shell import Descriptors
 from ringlog.clock import SystemClock
 from ringlog.envelope.messages import Ping, Pong
 from ringlog.envelope.wire import decode, encode
@@ -65,7 +65,7 @@ class Far:
         self.peer = Peer(
             "far", context=self.context, timers=self.timers, clock=self.clock, fds=self.fds, curve=keys
         )
-        self.peer.point_at(f"tcp://127.0.0.1:{port}")
+        self.peer.set_endpoint(f"tcp://127.0.0.1:{port}")
 
     def until(self, condition) -> None:
         end = time.monotonic() + LONG_S
@@ -92,7 +92,7 @@ def test_a_handshake_that_takes_longer_than_a_try_is_waited_for(echo):
         try:
             pending = far.ask()
             far.until(lambda: pending.is_done)
-            assert pending.take().message == Pong(1, 1)
+            assert pending.result().message == Pong(1, 1)
             assert far.peer.connections == 1
         finally:
             far.close()
@@ -108,7 +108,7 @@ def test_a_connection_that_is_refused_is_tried_again_at_once(echo):
             far.until(lambda: proxy.refused >= 5)
             proxy.weather.refuses = False
             far.until(lambda: pending.is_done)
-            assert pending.take().message == Pong(1, 1)
+            assert pending.result().message == Pong(1, 1)
         finally:
             far.close()
 
@@ -124,7 +124,7 @@ def test_a_large_request_has_the_time_that_a_narrow_line_takes(echo, monkeypatch
             proxy.weather.bytes_per_s = 200_000.0
             large = far.ask(bytes(300_000))
             far.until(lambda: large.is_done)
-            assert large.take().message == Pong(1, 1)
+            assert large.result().message == Pong(1, 1)
             assert far.peer.connections == 1
         finally:
             far.close()

@@ -7,7 +7,7 @@ import time
 import pytest
 import zmq
 
-from ringlog.client.shell import Descriptors
+from ringlog.client.connection.shell import Descriptors
 from ringlog.clock import SystemClock
 from ringlog.envelope.messages import Append, ErrorReply, Ping, Pong
 from ringlog.envelope.wire import PROTOCOL, decode, encode
@@ -57,7 +57,7 @@ class Client:
         self.context = zmq.Context()
         self.timers, self.clock, self.fds = Timers(), SystemClock(), Descriptors()
         self.peer = Peer("the peer", context=self.context, timers=self.timers, clock=self.clock, fds=self.fds)
-        self.peer.point_at(endpoint)
+        self.peer.set_endpoint(endpoint)
 
     def deadline(self, seconds=LONG_S):
         return self.clock.monotonic_ns() + int(seconds * 1e9)
@@ -109,7 +109,7 @@ def test_replies_are_matched_by_number_whatever_their_order(server, client):
     for turns, (who, envelope, _) in reversed(list(enumerate(requests))):
         server.answer(who, envelope.corr, Pong(1, turns))
     client.until(lambda: all(p.is_done for p in pendings))
-    assert [p.take().message.turns for p in pendings] == [0, 1, 2]
+    assert [p.result().message.turns for p in pendings] == [0, 1, 2]
 
 
 def test_a_reply_nobody_waits_for_and_bytes_that_are_no_reply_are_dropped(server, client):
@@ -120,7 +120,7 @@ def test_a_reply_nobody_waits_for_and_bytes_that_are_no_reply_are_dropped(server
     server.answer(who, envelope.corr, Pong(1, 1))
     server.answer(who, envelope.corr, Pong(2, 2))
     client.until(lambda: pending.is_done)
-    assert pending.take().message == Pong(1, 1)
+    assert pending.result().message == Pong(1, 1)
 
 
 def test_what_waits_fails_at_once_when_the_other_side_answers_in_another_version(server, client):
@@ -132,7 +132,7 @@ def test_what_waits_fails_at_once_when_the_other_side_answers_in_another_version
     client.until(lambda: all(pending.is_done for pending in pendings))
     for pending in pendings:
         with pytest.raises(VersionMismatch, match=f"{PROTOCOL - 1} and {PROTOCOL}: install the same release"):
-            pending.take()
+            pending.result()
 
 
 def test_after_a_death_open_requests_are_sent_again_in_order_under_their_numbers(server, client):
@@ -208,7 +208,7 @@ def test_a_refusal_is_the_typed_error_with_its_facts(server, client):
     server.answer(who, envelope.corr, ErrorReply(Status.TOPIC_NOT_FOUND, "no such topic", {"topic": "x"}))
     client.until(lambda: pending.is_done)
     with pytest.raises(TopicNotFound, match="topic='x'"):
-        pending.take()
+        pending.result()
 
 
 def test_silence_is_a_timeout_of_unknown_outcome(server, client):
@@ -256,7 +256,7 @@ def test_who_only_tells_sees_that_the_connection_has_ended(server, client):
     client.until_quiet()
     server.die()
     assert client.fds.sleep(LONG_S) == [client.peer.fd]
-    assert not client.peer.tell(Ping())
+    assert not client.peer.send_oneway(Ping())
     assert not client.peer.is_up
     server.open()
     client.until(lambda: client.peer.is_up)
@@ -311,7 +311,7 @@ class Lane:
 @pytest.fixture
 def lane(server, client):
     client.until(lambda: client.peer.is_up)
-    client.peer.lane = found = Lane()
+    client.peer.fast_path = found = Lane()
     return found
 
 
@@ -322,16 +322,16 @@ def awaited(client, seconds=LONG_S):
 def test_an_answer_that_is_looked_on_for_needs_no_time_to_wake_up_at(client, lane):
     asked = awaited(client)
     assert client.timers.next_ns() is None
-    client.peer.take(encode(Pong(1, 1), lane.sent[0]), None)
-    assert asked.take().message == Pong(1, 1)
-    asked.doze()
+    client.peer.on_message(encode(Pong(1, 1), lane.sent[0]), None)
+    assert asked.result().message == Pong(1, 1)
+    asked.start_timer()
     assert client.timers.next_ns() is None
 
 
 def test_the_time_of_a_request_counts_from_when_its_owner_sleeps(client, lane):
     """CL-5."""
     asked = awaited(client, 0.05)
-    asked.doze()
+    asked.start_timer()
     client.until(lambda: asked.is_done)
     assert isinstance(asked.error, RequestTimeout)
     assert asked.error.outcome == "unknown"
@@ -342,11 +342,13 @@ def test_a_refusal_may_be_taken_over_and_settled_later(client, lane):
     asked, again = awaited(client), awaited(client)
     seen = []
     asked.on_refused = lambda error: bool(seen.append(error)) or True
-    client.peer.take(encode(ErrorReply(int(Status.TOPIC_NOT_FOUND), "no such topic"), lane.sent[0]), None)
+    client.peer.on_message(
+        encode(ErrorReply(int(Status.TOPIC_NOT_FOUND), "no such topic"), lane.sent[0]), None
+    )
     assert not asked.is_done
     assert [type(error).__name__ for error in seen] == ["TopicNotFound"]
-    asked.doze()
+    asked.start_timer()
     assert client.timers.next_ns() is None
-    again.when_done(lambda done: done.pass_on(asked))
-    client.peer.take(encode(Pong(1, 2), lane.sent[1]), None)
-    assert asked.take().message == Pong(1, 2)
+    again.when_done(lambda done: done.forward_to(asked))
+    client.peer.on_message(encode(Pong(1, 2), lane.sent[1]), None)
+    assert asked.result().message == Pong(1, 2)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from ringlog.errors import NotReady, TopicNotFound
-from ringlog.link.pending import Pending, gather, resolved, start
+from ringlog.link.futures import Pending, gather, resolved, run_steps
 from ringlog.link.timers import Timers
 
 
 def test_a_result_is_given_once_and_later_ones_are_ignored():
     pending: Pending[int] = Pending()
     seen = []
-    pending.when_done(lambda p: seen.append(p.take()))
+    pending.when_done(lambda p: seen.append(p.result()))
     pending.resolve(1)
     pending.resolve(2)
     pending.fail(NotReady("late"))
-    assert (pending.take(), seen, pending.error) == (1, [1], None)
+    assert (pending.result(), seen, pending.error) == (1, [1], None)
 
 
 def test_steps_go_on_when_what_they_wait_for_is_done():
@@ -28,11 +28,11 @@ def test_steps_go_on_when_what_they_wait_for_is_done():
         b = yield second
         return a + b
 
-    result = start(steps())
+    result = run_steps(steps())
     second.resolve(2)
     assert not result.is_done
     first.resolve(40)
-    assert result.take() == 42
+    assert result.result() == 42
 
 
 def test_a_failure_is_raised_inside_the_steps_where_it_can_be_handled():
@@ -44,9 +44,9 @@ def test_a_failure_is_raised_inside_the_steps_where_it_can_be_handled():
         except TopicNotFound:
             return (yield resolved("made"))
 
-    result = start(steps())
+    result = run_steps(steps())
     failing.fail(TopicNotFound("no such topic"))
-    assert result.take() == "made"
+    assert result.result() == "made"
 
 
 def test_a_thousand_finished_steps_do_not_grow_the_stack():
@@ -56,7 +56,7 @@ def test_a_thousand_finished_steps_do_not_grow_the_stack():
             total += yield resolved(1)
         return total
 
-    assert start(steps()).take() == 100_000
+    assert run_steps(steps()).result() == 100_000
 
 
 def test_gather_keeps_order_and_fails_with_the_first_failure():
@@ -64,17 +64,17 @@ def test_gather_keeps_order_and_fails_with_the_first_failure():
     everything = gather(pendings)
     for value, pending in reversed(list(enumerate(pendings))):
         pending.resolve(value)
-    assert everything.take() == [0, 1, 2]
+    assert everything.result() == [0, 1, 2]
     bad: Pending[int] = Pending()
     bad.fail(NotReady("no"))
     with pytest.raises(NotReady):
-        gather([resolved(1), bad]).take()
+        gather([resolved(1), bad]).result()
 
 
 def test_timers_fire_in_order_of_time_and_only_when_due():
     timers, seen = Timers(), []
     for when in (30, 10, 20):
-        timers.at(when, lambda when=when: seen.append(when))
+        timers.call_at(when, lambda when=when: seen.append(when))
     assert timers.next_ns() == 10
     assert timers.fire(20) == 2
     assert (seen, timers.next_ns()) == ([10, 20], 30)
@@ -87,8 +87,8 @@ def test_a_timer_cancelled_by_one_that_fires_with_it_does_not_fire():
     def first():
         second.cancel()
 
-    timers.at(1, first)
-    second = timers.at(2, lambda: seen.append("second"))
+    timers.call_at(1, first)
+    second = timers.call_at(2, lambda: seen.append("second"))
     timers.fire(5)
     assert seen == []
     assert timers.next_ns() is None
@@ -97,6 +97,6 @@ def test_a_timer_cancelled_by_one_that_fires_with_it_does_not_fire():
 def test_cancelled_timers_do_not_pile_up():
     timers = Timers()
     for _ in range(50_000):
-        timers.at(10**15, lambda: None).cancel()
+        timers.call_at(10**15, lambda: None).cancel()
     assert len(timers._heap) < 5_000
     assert timers.next_ns() is None

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from ringlog.errors import RingError
 from ringlog.frame import batch as frames
 from ringlog.frame import layout
-from ringlog.frame.codec import frames_of
-from ringlog.frame.settle import S_POSITION, WORDS
-from ringlog.link.runs import InFlight, Run
+from ringlog.frame.codec import encode_frames
+from ringlog.frame.settle_entry import S_POSITION, WORDS
+from ringlog.link.channel.outbound_frames import InFlight, OutboundFrames
 
 # Its runs are subclasses, which compiled ones have none of that are not compiled.
 pytestmark = pytest.mark.interpreted
 
 
-class Kept(Run):
+class Kept(OutboundFrames):
     """A run that remembers its fate."""
 
     __slots__ = ("got", "lost")
 
     def __init__(self, count, payload=b"x" * 24):
-        buffer, offsets = frames_of([payload] * count, 1, topic_id=0)
+        buffer, offsets = encode_frames([payload] * count, 1, topic_id=0)
         super().__init__("t", buffer, offsets, 0)
         self.got, self.lost = [], []
 
@@ -102,7 +102,7 @@ def test_stamping_numbers_frames_upwards_and_leaves_bodies_intact(count):
 def test_copied_frames_are_whole_and_in_the_order_asked_for():
     run = Kept(4)
     run.stamp(topic_id=1, epoch=1, producer_id=7, first_producer_seq=1)
-    buffer, offsets = run.copied(np.array([1, 3]))
+    buffer, offsets = run.copy_frames(np.array([1, 3]))
     found = frames.scan(buffer)
     assert found.words[:, layout.W_PRODUCER_SEQ].tolist() == [2, 4]
     assert offsets.tolist() == [*found.offsets.tolist(), len(buffer)]
@@ -120,7 +120,7 @@ def test_the_first_frame_too_large_for_a_ring_is_found():
 def test_frames_taken_back_from_a_ring_were_sent_all_the_same():
     """What they became is unknown, however often they are pushed again."""
     run = Kept(3)
-    assert (run.was_sent, run.take_back(), run.was_sent) == (False, 0, False)
+    assert (run.was_sent, run.rewind(), run.was_sent) == (False, 0, False)
     run.pushed = 2
     run.settled = 1
-    assert (run.take_back(), run.pushed, run.was_sent) == (1, 1, True)
+    assert (run.rewind(), run.pushed, run.was_sent) == (1, 1, True)

@@ -10,8 +10,8 @@ import pytest
 
 from ringlog.board.layout import BoardError
 from ringlog.errors import RingError
-from ringlog.limits import TURN_RING_ROWS
-from ringlog.link.turn_ring import TurnReader, TurnWriter, remove_leftovers
+from ringlog.limits import GRANT_RING_ROWS
+from ringlog.link.channel.grant_ring import GrantReader, GrantWriter, remove_stale_grant_rings
 
 
 def rows(start, stop):
@@ -24,14 +24,14 @@ def told(taken):
 
 @pytest.fixture
 def writer(shm_dir):
-    made = TurnWriter(str(shm_dir), "turns-00-1-1", 0)
+    made = GrantWriter(str(shm_dir), "turns-00-1-1", 0)
     yield made
     made.close()
 
 
 @pytest.fixture
 def reader(writer, shm_dir):
-    opened = TurnReader(str(shm_dir), "turns-00-1-1")
+    opened = GrantReader(str(shm_dir), "turns-00-1-1")
     yield opened
     opened.close()
 
@@ -41,53 +41,53 @@ def rang(reader):
 
 
 def test_what_was_told_before_the_client_opened_the_ring_is_not_missed(writer, shm_dir):
-    writer.tell(rows(0, 3))
-    reader = TurnReader(str(shm_dir), "turns-00-1-1")
-    taken = reader.take()
+    writer.write_grants(rows(0, 3))
+    reader = GrantReader(str(shm_dir), "turns-00-1-1")
+    taken = reader.take_grants()
     assert (told(taken), taken.is_complete) == ([0, 1, 2], True)
     reader.close()
 
 
 def test_each_turn_is_taken_once_and_the_bell_rings_for_it(writer, reader):
-    assert not reader.has_news
+    assert not reader.has_grants
     assert not rang(reader)
-    writer.tell(rows(0, 1))
-    writer.tell(rows(1, 5))
-    assert reader.has_news
+    writer.write_grants(rows(0, 1))
+    writer.write_grants(rows(1, 5))
+    assert reader.has_grants
     assert rang(reader)
     reader.drain_bell()
     assert not rang(reader)
-    assert told(reader.take()) == [0, 1, 2, 3, 4]
-    assert not reader.has_news
-    taken = reader.take()
+    assert told(reader.take_grants()) == [0, 1, 2, 3, 4]
+    assert not reader.has_grants
+    taken = reader.take_grants()
     assert (told(taken), taken.is_complete) == ([], True)
 
 
 def test_a_client_that_was_overrun_learns_it_and_nobody_waited(writer, reader):
     """BP-2: the scheduler goes on."""
-    for first in range(0, TURN_RING_ROWS + 10, 10):
-        writer.tell(rows(first, first + 10))
-    taken = reader.take()
+    for first in range(0, GRANT_RING_ROWS + 10, 10):
+        writer.write_grants(rows(first, first + 10))
+    taken = reader.take_grants()
     assert not taken.is_complete
-    assert set(told(taken)) <= set(range(10, TURN_RING_ROWS + 10))
-    writer.tell(rows(7, 8))
-    taken = reader.take()
+    assert set(told(taken)) <= set(range(10, GRANT_RING_ROWS + 10))
+    writer.write_grants(rows(7, 8))
+    taken = reader.take_grants()
     assert (told(taken), taken.is_complete) == ([7], True)
 
 
 def test_a_ring_that_ended_is_gone_and_who_has_it_keeps_it(writer, reader, shm_dir):
-    writer.tell(rows(0, 2))
+    writer.write_grants(rows(0, 2))
     writer.close()
     assert os.listdir(shm_dir) == []
-    assert told(reader.take()) == [0, 1]
+    assert told(reader.take_grants()) == [0, 1]
     with pytest.raises((BoardError, RingError)):
-        TurnReader(str(shm_dir), "turns-00-1-1")
+        GrantReader(str(shm_dir), "turns-00-1-1")
 
 
 def test_a_successor_removes_what_its_predecessor_left_and_nothing_else(shm_dir):
-    left = TurnWriter(str(shm_dir), "turns-00-1-1", 0)
-    others = TurnWriter(str(shm_dir), "turns-01-1-1", 1)
-    remove_leftovers(str(shm_dir), 0)
+    left = GrantWriter(str(shm_dir), "turns-00-1-1", 0)
+    others = GrantWriter(str(shm_dir), "turns-01-1-1", 1)
+    remove_stale_grant_rings(str(shm_dir), 0)
     assert sorted(os.listdir(shm_dir)) == ["turns-01-1-1", "turns-01-1-1.bell"]
     left.close()
     others.close()
@@ -96,5 +96,5 @@ def test_a_successor_removes_what_its_predecessor_left_and_nothing_else(shm_dir)
 def test_without_a_bell_there_is_no_ring(shm_dir):
     os.mkfifo(shm_dir / "turns-00-1-1.bell")
     with pytest.raises(RingError):
-        TurnWriter(str(shm_dir), "turns-00-1-1", 0)
+        GrantWriter(str(shm_dir), "turns-00-1-1", 0)
     assert not (shm_dir / "turns-00-1-1").exists()

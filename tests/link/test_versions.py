@@ -13,7 +13,7 @@ from ringlog.board.processes import socket_of
 from ringlog.envelope.engine_file import ENGINE_FILE, EngineInfo
 from ringlog.envelope.wire import PROTOCOL, EnvelopeInvalid, decode
 from ringlog.errors import Status, VersionMismatch
-from ringlog.link.address import read_engine
+from ringlog.link.address import read_engine_file
 from ringlog.testing.real_engine import engine
 
 _pack = msgspec.msgpack.encode
@@ -44,7 +44,7 @@ def test_a_local_client_reads_the_version_before_it_connects(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_an_older_client_reads_why_under_its_own_version() -> None:
     with engine(gateway={"enabled": True}) as running:
-        found = read_engine(running.run_dir)
+        found = read_engine_file(running.run_dir)
         assert found is not None
         assert found.protocol == PROTOCOL
         supervisor, shard = (socket_of(found.shm_dir, name) for name in ("supervisor", "wal_shard-00"))

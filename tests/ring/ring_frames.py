@@ -46,7 +46,7 @@ def split(position: int, data: bytes | bytearray) -> tuple[list[tuple[int, bytes
 
 def take(consumer: RingConsumer, limit: int = 1 << 20, frames_max: int = 1 << 20) -> list[tuple[int, bytes]]:
     """Copy and advance over what is there, up to the lap's end; does not settle."""
-    got = consumer.copy(limit)
+    got = consumer.copy_pending(limit)
     if got is None:
         return []
     frames, is_padded = split(*got)

@@ -16,7 +16,7 @@ from ring_children import Child, until
 from ring_frames import frame_of, number_of, push_all, settle, take
 
 from ringlog.errors import RingError
-from ringlog.ring import layout, position
+from ringlog.ring import atomic_words, layout
 from ringlog.ring.region import create_ring, producer_alive, producer_closed, remove_ring
 from ringlog.ring.ring import RingConsumer, RingProducer
 
@@ -197,7 +197,7 @@ def test_a_restarted_consumer_reads_again_what_was_not_settled(make_ring: MakeRi
     again = take(consumer)
     assert again == frames[2:]
     settle(consumer, again)
-    assert producer.settled()[:, 0].tolist() == [position for position, _ in frames]
+    assert producer.take_settlements()[:, 0].tolist() == [position for position, _ in frames]
     producer.close()
     consumer.detach()
 
@@ -208,11 +208,11 @@ def test_what_a_restarted_consumer_settles_again_is_recognised_by_position(make_
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
     push_all(producer, [frame_of(i) for i in range(3)])
     settle(consumer, take(consumer)[:2])
-    consumer._memory.store(layout.Word.TAIL, 0)
+    consumer._memory.store(layout.RingWord.TAIL, 0)
     consumer.detach()
     consumer = RingConsumer.attach(path)
     settle(consumer, take(consumer))
-    assert producer.settled()[:, 0].tolist() == [0, 64, 128]
+    assert producer.take_settlements()[:, 0].tolist() == [0, 64, 128]
     assert producer.in_flight == 0
     producer.close()
     consumer.detach()
@@ -268,14 +268,14 @@ def test_a_next_producer_goes_on_and_knows_what_is_in_flight(make_ring: MakeRing
         push_all(producer, [frame_of(i) for i in range(10)])
         frames = take(consumer)
         settle(consumer, frames[:4])
-        assert len(producer.settled()) == 4
+        assert len(producer.take_settlements()) == 4
         settle(consumer, frames[4:6])
         os._exit(0)
 
     assert Child(produce).wait() == 0
     producer = RingProducer.attach(path)
     assert (producer.head, producer.in_flight) == (640, 6)
-    assert producer.settled()[:, 0].tolist() == [256, 320]
+    assert producer.take_settlements()[:, 0].tolist() == [256, 320]
     assert producer.in_flight == 4
     assert producer.push_one(frame_of(10)) == 640
     producer.close()
@@ -317,7 +317,7 @@ def test_a_forked_child_can_neither_use_the_producer_nor_keep_its_lock(make_ring
 
 def test_another_machine_needs_a_package_or_sockets(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never hope that stores stay in order."""
-    monkeypatch.setattr(position.stores_are_ordered.__globals__["platform"], "machine", lambda: "riscv64")
+    monkeypatch.setattr(atomic_words.stores_are_ordered.__globals__["platform"], "machine", lambda: "riscv64")
     monkeypatch.setitem(__import__("sys").modules, "atomicshm", None)
     with pytest.raises(RingError, match=r"use sockets.*riscv64"):
         create_ring(
@@ -330,12 +330,12 @@ def test_on_another_machine_the_package_carries_a_ring(
 ) -> None:
     """Acquire loads and release stores instead of plain ones; the same protocol."""
     pytest.importorskip("atomicshm", reason="only needed on machines that reorder stores")
-    monkeypatch.setattr(position.stores_are_ordered.__globals__["platform"], "machine", lambda: "aarch64")
+    monkeypatch.setattr(atomic_words.stores_are_ordered.__globals__["platform"], "machine", lambda: "aarch64")
     path = make_ring()
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
     push_all(producer, [frame_of(i) for i in range(3)])
     settle(consumer, take(consumer))
-    assert len(producer.settled()) == 3
+    assert len(producer.take_settlements()) == 3
     producer.close()
     consumer.detach()
 
@@ -351,8 +351,8 @@ def test_what_a_dead_consumer_settled_is_not_read_again(make_ring: MakeRing) -> 
     taken = take(first)
     tail = first.tail
     settle(first, taken[:2])
-    assert len(producer.settled()) == 2
-    first._memory.store(layout.Word.TAIL, tail)
+    assert len(producer.take_settlements()) == 2
+    first._memory.store(layout.RingWord.TAIL, tail)
     first.detach()
     second = RingConsumer.attach(path)
     assert second.tail == positions[2]

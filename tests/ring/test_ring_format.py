@@ -1,4 +1,4 @@
-"""docs/format.md and the code say the same about rings."""
+"""docs/reference/format.md and the code say the same about rings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from ringlog.ring import layout
-from ringlog.ring.layout import RingIdentity, Word, hash_id
+from ringlog.ring.layout import RingIdentity, RingWord, hash_id
 
-PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()
 RINGS = PAGE.split("\n## Rings\n")[1].split("\n## ")[0]
 
 
@@ -25,4 +25,4 @@ def test_the_worked_identity_is_what_the_code_writes() -> None:
 
 def test_the_live_words_lie_where_the_page_says() -> None:
     rows = re.findall(r"^\| (\d+) \| ([a-z_]+) \| (?:producer|consumer) \|", RINGS, re.M)
-    assert {name.upper(): int(byte) for byte, name in rows} == {word.name: word * 8 for word in Word}
+    assert {name.upper(): int(byte) for byte, name in rows} == {word.name: word * 8 for word in RingWord}

@@ -14,7 +14,7 @@ import pytest
 from ring_children import Child, until
 from ring_frames import frame_of, number_of, push_all, take
 
-from ringlog.ring.position import Words
+from ringlog.ring.atomic_words import AtomicWords
 from ringlog.ring.ring import RingConsumer, RingProducer
 
 READS = 2_000_000
@@ -25,7 +25,7 @@ def torn_reads(store: Callable[[mmap.mmap], None], enough: Callable[[int, int], 
     """(reads, torn) of a word that another process keeps storing with all its bytes alike."""
     page = mmap.mmap(-1, 4096)
     child = Child(lambda: store(page))
-    words = Words(memoryview(page))
+    words = AtomicWords(memoryview(page))
     until(lambda: words.load(16), "the other process stores")
     reads = torn = 0
     while not enough(reads, torn):
@@ -43,7 +43,7 @@ def torn_reads(store: Callable[[mmap.mmap], None], enough: Callable[[int, int], 
 
 
 def store_through_words(page: mmap.mmap) -> None:
-    words = Words(memoryview(page))
+    words = AtomicWords(memoryview(page))
     while True:
         for byte in range(1, 256):
             words.store(16, byte * BYTES_ALIKE)
@@ -93,7 +93,7 @@ def produce(path: str) -> None:
             number += len(push_all(producer, frames))
         else:
             number += producer.push_run(b"".join(frames), FRAME_BYTES)[0]
-        for position in producer.settled()[:, 0].tolist():
+        for position in producer.take_settlements()[:, 0].tolist():
             assert position > last, f"settled {position} after {last}"
             last = position
 

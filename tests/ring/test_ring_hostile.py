@@ -19,17 +19,20 @@ from ring_children import Child, until
 from ring_frames import frame_of, number_of, push_all, settle, take
 
 from ringlog.errors import RingError
-from ringlog.ring.layout import RingIdentity, Word
+from ringlog.ring.layout import RingIdentity, RingWord
 from ringlog.ring.region import RingMemory, create_ring
 from ringlog.ring.ring import RingConsumer, RingProducer
 
 NEAR = st.integers(-80, 80).map(lambda n: 4096 + n)
 any_word = st.one_of(st.integers(0, (1 << 64) - 1), st.integers(0, 300), NEAR)
 producer_lies = st.lists(
-    st.tuples(st.sampled_from([Word.HEAD, Word.SETTLE_TAIL, Word.PRODUCER_STATE, Word.WANTS]), any_word),
+    st.tuples(
+        st.sampled_from([RingWord.HEAD, RingWord.SETTLE_TAIL, RingWord.PRODUCER_STATE, RingWord.WANTS]),
+        any_word,
+    ),
     min_size=1,
 )
-all_lies = st.lists(st.tuples(st.sampled_from(list(Word)), any_word), min_size=1)
+all_lies = st.lists(st.tuples(st.sampled_from(list(RingWord)), any_word), min_size=1)
 
 
 def ends() -> tuple[RingMemory, RingProducer, RingConsumer]:
@@ -52,7 +55,7 @@ def answers(call: Callable[[], object]) -> bool:
 
 
 @given(producer_lies)
-def test_a_consumer_survives_any_words_of_its_producer(lies: list[tuple[Word, int]]) -> None:
+def test_a_consumer_survives_any_words_of_its_producer(lies: list[tuple[RingWord, int]]) -> None:
     """RF-25, RF-32: each call answers or raises RingError, and never reads what it settled or beyond."""
     memory, _, consumer = ends()
     for word, value in lies:
@@ -60,9 +63,9 @@ def test_a_consumer_survives_any_words_of_its_producer(lies: list[tuple[Word, in
     tail, read = consumer.tail, consumer.read_position
     answers(lambda: consumer.settle_free)
     if answers(lambda: consumer.pending):
-        head = memory.load(Word.HEAD)
+        head = memory.load(RingWord.HEAD)
         assert read <= head <= tail + 4096
-        got = consumer.copy(1 << 20)
+        got = consumer.copy_pending(1 << 20)
         assert (0 if got is None else len(got[1])) == min(head - read, 4096 - read % 4096)
     answers(lambda: take(consumer))
     answers(lambda: consumer.settle(np.zeros((1, 8), dtype=np.uint64), consumer.read_position))
@@ -71,12 +74,12 @@ def test_a_consumer_survives_any_words_of_its_producer(lies: list[tuple[Word, in
 
 
 @given(all_lies)
-def test_a_producer_survives_any_words(lies: list[tuple[Word, int]]) -> None:
+def test_a_producer_survives_any_words(lies: list[tuple[RingWord, int]]) -> None:
     """RF-25: also when it attaches to them."""
     memory, producer, _ = ends()
     for word, value in lies:
         memory.store(word, value)
-    answers(producer.settled)
+    answers(producer.take_settlements)
     answers(lambda: producer.push_one(frame_of(4)))
     answers(lambda: producer.push_run(frame_of(4) * 30, 64))
     answers(lambda: producer.is_consumer_closed)
@@ -86,10 +89,16 @@ def test_a_producer_survives_any_words(lies: list[tuple[Word, int]]) -> None:
 
 @pytest.mark.parametrize(
     ("word", "value"),
-    [(Word.HEAD, 0), (Word.HEAD, 128), (Word.HEAD, 4096 + 136), (Word.HEAD, 196), (Word.HEAD, 1 << 63)],
+    [
+        (RingWord.HEAD, 0),
+        (RingWord.HEAD, 128),
+        (RingWord.HEAD, 4096 + 136),
+        (RingWord.HEAD, 196),
+        (RingWord.HEAD, 1 << 63),
+    ],
     ids=["zero", "backwards", "beyond capacity", "odd", "huge"],
 )
-def test_a_head_that_makes_no_sense_is_named(word: Word, value: int) -> None:
+def test_a_head_that_makes_no_sense_is_named(word: RingWord, value: int) -> None:
     """RF-32: backwards, beyond capacity, no multiple of 8."""
     memory, _, consumer = ends()
     assert consumer.pending == 64
@@ -100,23 +109,23 @@ def test_a_head_that_makes_no_sense_is_named(word: Word, value: int) -> None:
 
 def test_settlements_for_frames_never_pushed_are_named() -> None:
     memory, producer, _ = ends()
-    assert len(producer.settled()) == 2
+    assert len(producer.take_settlements()) == 2
     entry = np.zeros((1, 8), dtype=np.uint64)
     entry[0, 0] = 4000
     memory.write_entries(2, entry.data.cast("B"))
-    memory.store(Word.SETTLE_HEAD, 3)
+    memory.store(RingWord.SETTLE_HEAD, 3)
     with pytest.raises(RingError, match=r"make no sense.*settled_position=4000"):
-        producer.settled()
+        producer.take_settlements()
 
 
 def test_a_consumer_never_reads_back_its_own_words() -> None:
     """A hostile producer that moves the tail or the settle head moves nothing."""
     memory, _, consumer = ends()
-    memory.store(Word.TAIL, 0)
-    memory.store(Word.SETTLE_HEAD, 77)
+    memory.store(RingWord.TAIL, 0)
+    memory.store(RingWord.SETTLE_HEAD, 77)
     assert (consumer.tail, consumer.settle_free, consumer.pending) == (128, 6, 64)
     settle(consumer, take(consumer))
-    assert (memory.load(Word.TAIL), memory.load(Word.SETTLE_HEAD)) == (192, 3)
+    assert (memory.load(RingWord.TAIL), memory.load(RingWord.SETTLE_HEAD)) == (192, 3)
 
 
 @given(st.binary(min_size=8, max_size=400))
@@ -132,7 +141,7 @@ def test_a_change_after_the_copy_does_not_reach_the_copy(make_ring: Callable[...
     path = make_ring()
     producer, consumer = RingProducer.attach(path), RingConsumer.attach(path)
     producer.push_one(frame_of(1))
-    _, private = consumer.copy(4096) or (0, bytearray())
+    _, private = consumer.copy_pending(4096) or (0, bytearray())
     producer._memory.write(16, b"scribble")
     assert number_of(private) == 1
     assert number_of(consumer._memory.read(0, 64)) is None
@@ -164,7 +173,7 @@ def test_a_scribbling_producer_never_gets_a_bad_frame_accepted(make_ring: Callab
 
     def raced() -> bool:
         nonlocal accepted, refused, fooled
-        _, data = consumer.copy(8_192 * 7) or (0, bytearray())
+        _, data = consumer.copy_pending(8_192 * 7) or (0, bytearray())
         frames = [memoryview(data)[at : at + 8_192] for at in range(0, len(data), 8_192)]
         good = [frame for frame in frames if number_of(frame) is not None]
         accepted, refused = accepted + len(good), refused + len(frames) - len(good)

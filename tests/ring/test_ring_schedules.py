@@ -11,7 +11,7 @@ import pytest
 from chaos.order import Broken
 from chaos.schedules.ring import FRAME_BYTES, Plan, explore
 from ringlog.ring.consumer import RingConsumer
-from ringlog.ring.layout import Word
+from ringlog.ring.layout import RingWord
 from ringlog.ring.producer import RingProducer
 
 TWO_FRAMES = 2 * FRAME_BYTES
@@ -60,18 +60,18 @@ class TailBeforeSettlement(RingConsumer):
 
     def settle(self, entries, new_tail):
         self._tail = new_tail
-        self._memory.store(Word.TAIL, new_tail)
+        self._memory.store(RingWord.TAIL, new_tail)
         super().settle(entries, new_tail)
 
 
 class TailMovedOnRead(RingConsumer):
     """What lost 14 records within a minute: the room is given back before the work is done."""
 
-    def copy(self, limit):
-        got = super().copy(limit)
+    def copy_pending(self, limit):
+        got = super().copy_pending(limit)
         if got is not None:
             self._tail = got[0] + len(got[1])
-            self._memory.store(Word.TAIL, self._tail)
+            self._memory.store(RingWord.TAIL, self._tail)
         return got
 
     def settle(self, entries, new_tail):
@@ -82,7 +82,7 @@ class SettleHeadBeforeEntries(RingConsumer):
     """The producer reads an entry that is not there yet."""
 
     def settle(self, entries, new_tail):
-        self._memory.store(Word.SETTLE_HEAD, self._settle_head + len(entries))
+        self._memory.store(RingWord.SETTLE_HEAD, self._settle_head + len(entries))
         super().settle(entries, new_tail)
 
 
@@ -91,7 +91,7 @@ class HeadBeforeBody(RingProducer):
 
     def _write_laps(self, source, split, total, lap_left):
         stop = total if total == split else lap_left + total - split
-        self._memory.store(Word.HEAD, self._head + stop)
+        self._memory.store(RingWord.HEAD, self._head + stop)
         return super()._write_laps(source, split, total, lap_left)
 
 
@@ -99,17 +99,17 @@ class SettleTailBeforeEntries(RingProducer):
     """The consumer overwrites entries that were not read yet."""
 
     def _unread_entries(self):
-        head = self._memory.load(Word.SETTLE_HEAD)
-        self._memory.store(Word.SETTLE_TAIL, head)
+        head = self._memory.load(RingWord.SETTLE_HEAD)
+        self._memory.store(RingWord.SETTLE_TAIL, head)
         return super()._unread_entries()
 
 
 class BelievesRepeats(RingProducer):
     """A frame that a restarted consumer settles again is taken for news."""
 
-    def settled(self):
+    def take_settlements(self):
         entries, self._settle_tail = self._unread_entries()
-        self._memory.store(Word.SETTLE_TAIL, self._settle_tail)
+        self._memory.store(RingWord.SETTLE_TAIL, self._settle_tail)
         self._in_flight -= len(entries)
         return entries
 

@@ -13,11 +13,11 @@ from ring_frames import frame_of, number_of, push_all, settle, take
 
 from ringlog.errors import RingError
 from ringlog.frame import layout as frame_layout
-from ringlog.frame import settle as frame_settle
+from ringlog.frame import settle_entry as frame_settle
 from ringlog.ring import layout
 from ringlog.ring.layout import RingIdentity
 from ringlog.ring.region import RingMemory
-from ringlog.ring.ring import RingConsumer, RingProducer, Wants
+from ringlog.ring.ring import RingConsumer, RingProducer, WakeupFlags
 
 Ends = tuple[RingProducer, RingConsumer]
 
@@ -34,7 +34,7 @@ def ends(make_ring: Callable[..., str]) -> Iterator[Ends]:
 def test_a_frame_is_seen_whole_and_settled_once(ends: Ends) -> None:
     producer, consumer = ends
     assert consumer.pending == 0
-    assert consumer.copy(4096) is None
+    assert consumer.copy_pending(4096) is None
     assert producer.push_one(frame_of(7)) == 0
     assert (consumer.pending, producer.in_flight, producer.free_frames) == (64, 1, 63)
     frames = take(consumer)
@@ -42,8 +42,8 @@ def test_a_frame_is_seen_whole_and_settled_once(ends: Ends) -> None:
     assert consumer.tail == 0, "reading does not give room back"
     settle(consumer, frames)
     assert consumer.tail == consumer.read_position == 64
-    assert producer.settled()[:, 0].tolist() == [0]
-    assert producer.settled().shape == (0, 8)
+    assert producer.take_settlements()[:, 0].tolist() == [0]
+    assert producer.take_settlements().shape == (0, 8)
     assert (producer.in_flight, producer.head - consumer.tail) == (0, 0)
 
 
@@ -58,7 +58,7 @@ def test_frames_never_straddle_the_end_and_padding_is_skipped(ends: Ends) -> Non
         frames = take(consumer) or take(consumer)
         assert [number_of(frame) for _, frame in frames] == [number]
         settle(consumer, frames)
-        assert len(producer.settled()) == 1
+        assert len(producer.take_settlements()) == 1
     assert producer.head > 2 * producer.capacity
 
 
@@ -66,7 +66,7 @@ def test_a_push_that_crosses_the_lap_is_published_by_one_store(ends: Ends) -> No
     producer, consumer = ends
     push_all(producer, [frame_of(i, 16_000) for i in range(4)])
     settle(consumer, take(consumer))
-    producer.settled()
+    producer.take_settlements()
     positions = push_all(producer, [frame_of(4, 1_000), frame_of(5, 1_000), frame_of(6, 1_000)])
     assert positions == [64_000, 65_536, 66_536]
     assert [number_of(f) for _, f in take(consumer) + take(consumer)] == [4, 5, 6]
@@ -92,7 +92,7 @@ def test_frames_in_flight_are_bounded_by_the_settle_area(ends: Ends) -> None:
     assert producer.push_one(frame_of(1)) is None
     settle(consumer, take(consumer))
     assert producer.push_one(frame_of(1)) is None, "settlements were not taken yet"
-    assert len(producer.settled()) == 64
+    assert len(producer.take_settlements()) == 64
     assert producer.push_one(frame_of(1)) == 64 * 64
 
 
@@ -106,7 +106,7 @@ def test_settlements_wait_for_the_producer_and_are_refused_beyond_the_room(ends:
         consumer.settle(np.zeros((25, 8), dtype=np.uint64), 64 * 64)
     settle(consumer, frames[40:])
     assert consumer.settle_free == 0
-    assert len(producer.settled()) == 64
+    assert len(producer.take_settlements()) == 64
 
 
 def test_settle_refuses_a_tail_outside_what_was_read(ends: Ends) -> None:
@@ -168,7 +168,7 @@ def test_nothing_to_push_is_nothing(ends: Ends) -> None:
 def test_advance_and_skip_stay_within_what_is_published(ends: Ends) -> None:
     producer, consumer = ends
     producer.push_one(frame_of(1))
-    consumer.copy(4096)
+    consumer.copy_pending(4096)
     for nbytes in (72, 4, -8):
         with pytest.raises(RingError, match="advance beyond"):
             consumer.advance(nbytes)
@@ -182,7 +182,7 @@ def test_advance_and_skip_stay_within_what_is_published(ends: Ends) -> None:
 def test_copy_respects_its_limit_and_is_private(ends: Ends) -> None:
     producer, consumer = ends
     push_all(producer, [frame_of(1), frame_of(2)])
-    position, data = consumer.copy(100) or (-1, bytearray())
+    position, data = consumer.copy_pending(100) or (-1, bytearray())
     assert (position, len(data)) == (0, 96)
     data[:] = bytes(96)
     assert [number_of(f) for _, f in take(consumer)] == [1, 2]
@@ -190,8 +190,8 @@ def test_copy_respects_its_limit_and_is_private(ends: Ends) -> None:
 
 def test_wants_and_closing_words_reach_the_other_side(ends: Ends) -> None:
     producer, consumer = ends
-    producer.set_wants(Wants.SETTLEMENTS | Wants.PUBLICATION)
-    assert consumer.wants == 3
+    producer.set_wakeup_flags(WakeupFlags.SETTLEMENTS | WakeupFlags.PUBLICATION)
+    assert consumer.wakeup_flags == 3
     assert not producer.is_consumer_closed
     producer.push_one(frame_of(1))
     frames = take(consumer)
@@ -199,7 +199,7 @@ def test_wants_and_closing_words_reach_the_other_side(ends: Ends) -> None:
     consumer.close()
     assert producer.is_consumer_closed
     settle(consumer, frames)
-    assert len(producer.settled()) == 1, "what was read before is still settled"
+    assert len(producer.take_settlements()) == 1, "what was read before is still settled"
 
 
 def test_a_detached_consumer_refuses_by_type(ends: Ends) -> None:
@@ -208,8 +208,8 @@ def test_a_detached_consumer_refuses_by_type(ends: Ends) -> None:
     consumer.detach()
     for call in (
         lambda: consumer.pending,
-        lambda: consumer.wants,
-        lambda: consumer.copy(8),
+        lambda: consumer.wakeup_flags,
+        lambda: consumer.copy_pending(8),
         consumer.close,
     ):
         with pytest.raises(RingError, match="not mapped"):
@@ -285,7 +285,7 @@ class Pair:
             self.taken += frames
 
     def settled(self, _: None) -> None:
-        self.told += self.producer.settled()[:, 0].tolist()
+        self.told += self.producer.take_settlements()[:, 0].tolist()
 
     def restart_consumer(self, _: None) -> None:
         self.consumer = RingConsumer(RingMemory(self.buffer, self.identity))

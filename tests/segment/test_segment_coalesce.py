@@ -13,10 +13,10 @@ from ringlog.segment.layout import (
     MAKER_RECLAIMER,
     MAKER_SHIFT,
     NumberAllocator,
-    own_stem,
     pack_stem,
     parse_stem,
     split_part,
+    topic_stem,
 )
 from ringlog.segment.parts import part_names
 from ringlog.segment.segment import Segment
@@ -188,7 +188,7 @@ def test_a_body_that_does_not_fit_its_frame_is_named(disk) -> None:
 
 def test_stems_say_what_they_hold() -> None:
     number = MAKER_RECLAIMER << MAKER_SHIFT | 5
-    assert parse_stem(own_stem(0xAB, 12, number)) == (0xAB, 12, number)
+    assert parse_stem(topic_stem(0xAB, 12, number)) == (0xAB, 12, number)
     assert parse_stem(pack_stem(number)) == (0, 0, number)
     assert parse_stem("packs/pack-1") is None
     assert split_part(pack_stem(number) + ".idx") == (pack_stem(number), ".idx")
@@ -198,6 +198,6 @@ def test_stems_say_what_they_hold() -> None:
 
 def test_numbers_go_on_above_all_that_is_known_of_their_maker() -> None:
     first = MAKER_RECLAIMER << MAKER_SHIFT
-    assert NumberAllocator(MAKER_RECLAIMER).take() == first + 1
+    assert NumberAllocator(MAKER_RECLAIMER).allocate() == first + 1
     allocator = NumberAllocator(MAKER_RECLAIMER, [first + 9, NUMBER, first + 4])
-    assert [allocator.take(), allocator.take()] == [first + 10, first + 11]
+    assert [allocator.allocate(), allocator.allocate()] == [first + 10, first + 11]

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.segment.encode import _regular_runs, copied, value_list
-from ringlog.segment.records import Values
+from ringlog.segment.frame_encoder import _regular_runs, copy_values, value_list
+from ringlog.segment.records import BytesColumnValues
 
 BUFFER = os.urandom(1 << 16)
 
 
-def as_values(starts: list[int], lengths: list[int]) -> Values:
-    return Values(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64))
+def as_values(starts: list[int], lengths: list[int]) -> BytesColumnValues:
+    return BytesColumnValues(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64))
 
 
 @st.composite
@@ -38,7 +38,7 @@ def test_what_is_copied_is_every_value_in_order(found):
     starts, lengths = found
     expected = b"".join(BUFFER[a : a + n] for a, n in zip(starts, lengths, strict=True))
     values = as_values(starts, lengths)
-    assert b"".join(copied(memoryview(BUFFER), values)) == expected
+    assert b"".join(copy_values(memoryview(BUFFER), values)) == expected
     assert b"".join(value_list(memoryview(BUFFER), values)) == expected
 
 
@@ -46,7 +46,7 @@ def test_runs_of_one_step_are_copied_run_by_run():
     """As frames of one record lie between two marks: what this is for."""
     starts = [100 + i * 184 for i in range(250)] + [50_000 + i * 48 for i in range(250)]
     values = as_values(starts, [40] * 500)
-    assert len(copied(memoryview(BUFFER), values)) == 2
+    assert len(copy_values(memoryview(BUFFER), values)) == 2
 
 
 @pytest.mark.parametrize("count", [2, 3, 17])

@@ -11,8 +11,8 @@ from segment_samples import NUMBER, overwrite, read_file, simple_topic, write
 
 from ringlog.errors import CorruptData, DiskError
 from ringlog.segment import layout
+from ringlog.segment.index_rebuild import rebuild_index, verify_segment
 from ringlog.segment.layout import DATA, DEL, IDX, TAGS
-from ringlog.segment.rebuild import rebuild_index, verify_segment
 from ringlog.segment.segment import Segment, check_data, find_segments, read_data_header
 from ringlog.tags import TagMatch
 from ringlog.testing.disk import SimulatedDisk

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from segment_samples import STAMP, SampleTopic, read_file, write
 
+from ringlog.segment.index_rebuild import verify_segment
 from ringlog.segment.layout import DATA, SUFFIXES
-from ringlog.segment.rebuild import verify_segment
 from ringlog.segment.segment import Segment
 from ringlog.storage.disk import RealDisk
 from ringlog.tags import TagMatch
@@ -86,7 +86,7 @@ def test_the_second_decoder_reads_the_golden_segment(root: Path) -> None:
 
 
 def test_the_header_is_where_the_page_says() -> None:
-    """The first words of the data part, as docs/format.md draws them."""
+    """The first words of the data part, as docs/reference/format.md draws them."""
     head = PARTS[DATA]
     assert head[:16] == b"RLOGSEG1" + bytes.fromhex("01000000 02000000")
     assert int.from_bytes(head[64:72], "little") == 9

@@ -9,16 +9,16 @@ from pyroaring import BitMap64
 from segment_samples import NUMBER, simple_topic, stored_frames, write, writer
 
 from ringlog.errors import DiskError
+from ringlog.segment.index_rebuild import rebuild_index, verify_segment
 from ringlog.segment.layout import DATA, DEL, IDX, TAGS
 from ringlog.segment.parts import make_dirs, part_names
-from ringlog.segment.rebuild import rebuild_index, verify_segment
 from ringlog.segment.segment import Segment, find_segments
 from ringlog.storage.layout import TMP_SUFFIX
 from ringlog.testing.disk import (
-    Damage,
-    Fault,
+    DiskFault,
     FaultyDisk,
     Halted,
+    PowerLossDamage,
     RecordingDisk,
     Rename,
     SimulatedDisk,
@@ -59,14 +59,14 @@ def test_parts_are_synced_before_they_are_named_and_data_is_named_last() -> None
     """ST-3: bytes, then names; and the name that makes it a segment after the others are durable."""
     disk = RecordingDisk(SimulatedDisk(DATA_DIR))
     write(disk, DATA_DIR, topics())
-    names = [op.target.rpartition(".")[2] for op in disk.of(Rename)]
+    names = [op.target.rpartition(".")[2] for op in disk.operations_of(Rename)]
     assert names == ["idx", "tags", "del", "data"]
     operations = disk.operations
-    last = operations.index(disk.of(Rename)[-1])
+    last = operations.index(disk.operations_of(Rename)[-1])
     assert isinstance(operations[last - 1], SyncDir)
     assert isinstance(operations[last + 1], SyncDir)
     synced = {op.path for op in operations[:last] if isinstance(op, SyncFile)}
-    assert {op.source for op in disk.of(Rename)} <= synced
+    assert {op.source for op in disk.operations_of(Rename)} <= synced
 
 
 @pytest.mark.parametrize("kind", ["kill", "power"])
@@ -79,7 +79,7 @@ def test_a_cut_at_every_call_leaves_a_whole_segment_or_none(kind) -> None:
         for seed in range(3):
             after = disk.copy()
             with contextlib.suppress(Halted):
-                write(FaultyDisk(after, Fault("any", nth, "halt")), DATA_DIR, topics())
+                write(FaultyDisk(after, DiskFault("any", nth, "halt")), DATA_DIR, topics())
             after.process_kill() if kind == "kill" else after.power_loss(seed)
             found = believed(after)
             assert found.pop(before.stem) == 60
@@ -96,7 +96,7 @@ def test_a_cut_at_every_call_leaves_a_whole_segment_or_none(kind) -> None:
 def test_a_refusal_of_the_disk_is_raised_and_nothing_is_believed_half(op) -> None:
     for nth in range(1, 12):
         disk = SimulatedDisk(DATA_DIR)
-        faulty = FaultyDisk(disk, Fault(op, nth, "EIO"))
+        faulty = FaultyDisk(disk, DiskFault(op, nth, "EIO"))
         try:
             write(faulty, DATA_DIR, topics())
         except DiskError:
@@ -110,7 +110,7 @@ def test_a_refusal_of_the_disk_is_raised_and_nothing_is_believed_half(op) -> Non
 
 def test_an_abandoned_segment_leaves_nothing_even_after_a_failure() -> None:
     disk = SimulatedDisk(DATA_DIR)
-    faulty = FaultyDisk(disk, Fault("full_sync", 2, "EIO"))
+    faulty = FaultyDisk(disk, DiskFault("full_sync", 2, "EIO"))
     made = writer(faulty, DATA_DIR)
     made.add_topic(5, 1, topics()[0].runs())
     with pytest.raises(DiskError):
@@ -130,7 +130,7 @@ def test_a_cut_while_an_index_is_rebuilt_changes_nothing_that_counts() -> None:
     for nth in range(1, calls + 1):
         after = disk.copy()
         with contextlib.suppress(Halted):
-            rebuild_index(FaultyDisk(after, Fault("any", nth, "halt")), DATA_DIR, ref.stem)
+            rebuild_index(FaultyDisk(after, DiskFault("any", nth, "halt")), DATA_DIR, ref.stem)
         after.power_loss(nth)
         rebuild_index(after, DATA_DIR, ref.stem).close()
         assert believed(after) == {ref.stem: 60}
@@ -154,7 +154,7 @@ def test_a_cut_while_marks_are_made_leaves_marks_that_were_asked_for() -> None:
         for seed in range(4):
             after = disk.copy()
             with contextlib.suppress(Halted):
-                mark(FaultyDisk(after, Fault("any", nth, "halt")))
+                mark(FaultyDisk(after, DiskFault("any", nth, "halt")))
             after.power_loss(seed)
             segment = Segment.open(after, DATA_DIR, ref.stem)
             assert set(segment.deleted(0)) <= {2, 3, 7, 20}
@@ -174,8 +174,8 @@ def test_a_directory_that_a_dead_predecessor_made_is_durable_before_anything_is_
     for calls in range(1, 9):
         disk = SimulatedDisk(DATA_DIR)
         with contextlib.suppress(Halted):
-            make_dirs(FaultyDisk(disk, Fault("any", calls, "halt")), DATA_DIR, "topics", f"{5:016x}")
+            make_dirs(FaultyDisk(disk, DiskFault("any", calls, "halt")), DATA_DIR, "topics", f"{5:016x}")
         disk.process_kill()
         made = write(disk, DATA_DIR, topics())
-        disk.power_loss(1, Damage.LOST)
+        disk.power_loss(1, PowerLossDamage.LOST)
         assert believed(disk) == {made.stem: made.records}

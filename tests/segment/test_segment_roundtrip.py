@@ -20,15 +20,15 @@ from segment_samples import (
     write,
 )
 
+from ringlog.segment.index_rebuild import rebuild_index, verify_segment
 from ringlog.segment.layout import IDX, TAGS
-from ringlog.segment.rebuild import rebuild_index, verify_segment
 from ringlog.segment.segment import Segment, check_data, find_segments
 from ringlog.storage.disk import RealDisk
 from ringlog.tags import TagMatch, parse_match
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.verify import segment_decoder
 from ringlog.verify.frame_decoder import decode_frame
-from ringlog.verify.segment_columns import columns_of, read_columns
+from ringlog.verify.segment_columns import expected_columns, read_columns
 
 DATA_DIR = "/data"
 
@@ -178,7 +178,7 @@ def columns_agree(root: Path, stem: str) -> None:
         stamps: list[int] = []
         for entry in index.entries[facts.entry_start : facts.entry_stop]:
             columns = read_columns(data, entry)
-            assert columns == columns_of(decode_frame(frames, entry.offset))
+            assert columns == expected_columns(decode_frame(frames, entry.offset))
             sizes += columns.sizes
             stamps += columns.stamps
         _, found_sizes, found_stamps = segment.positions(row, 0, 1 << 62)

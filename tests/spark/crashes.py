@@ -27,9 +27,9 @@ from ringlog.errors import DiskError, InvariantViolation
 from ringlog.spark.clients import close_clients
 from ringlog.spark.commit import WriterKey
 from ringlog.spark.options import sink_options
-from ringlog.spark.staging import FRAMES_SUFFIX, PLAN_SUFFIX, Staging, id_of, read_plan
+from ringlog.spark.staging import FRAMES_SUFFIX, PLAN_SUFFIX, Staging, read_plan, writer_file_id
 from ringlog.storage.disk import RealDisk
-from ringlog.testing.faulty_disk import Fault, FaultyDisk, Halted
+from ringlog.testing.faulty_disk import DiskFault, FaultyDisk, Halted
 from ringlog.testing.simulated_disk import SimulatedDisk
 from tests.spark.sink_world import DEALS, WIDE, World, bury
 
@@ -82,7 +82,7 @@ def crash_at(world: World, disk: FaultyDisk, how: str, *, aborts: bool) -> bool:
 def power_cut_at(world: World, nth: int, how: str) -> bool:
     """Lose power at the nth change of the staging disk during batch 0; False when there were fewer."""
     inner = SimulatedDisk(world.directory)
-    world.disk = FaultyDisk(inner, Fault("any", nth, "halt"))
+    world.disk = FaultyDisk(inner, DiskFault("any", nth, "halt"))
     try:
         world.batch(0, IDS)
     except Halted:
@@ -153,7 +153,9 @@ def kill_one(world: World, place: str, how: str, rng: random.Random, life_s: flo
 def phase_of(world: World) -> str:
     """How far the batch has come, by what lies on the disk."""
     staging = Staging(world.directory)
-    plan = read_plan(staging.disk, os.path.join(world.directory, id_of(world.key.text) + PLAN_SUFFIX))
+    plan = read_plan(
+        staging.disk, os.path.join(world.directory, writer_file_id(world.key.text) + PLAN_SUFFIX)
+    )
     if plan is not None:
         return DONE if plan.done else APPENDING
     return STAGING if any(name.endswith(FRAMES_SUFFIX) for name in os.listdir(world.directory)) else EARLY
@@ -201,7 +203,7 @@ def main(times: int, places: Sequence[str]) -> int:
                     if kind == "power":
                         happened = power_cut_at(new_world("/staging", "20"), nth, how)
                     else:
-                        disk = FaultyDisk(RealDisk(), Fault("any", nth, kind))
+                        disk = FaultyDisk(RealDisk(), DiskFault("any", nth, kind))
                         happened = crash_at(new_world(directory, "20"), disk, how, aborts=kind == "EIO")
                 count += happened
             _say(f"disk: {kind:10} {how:8} at each of {count} changes: exact")

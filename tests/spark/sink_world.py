@@ -16,7 +16,7 @@ import pyarrow as pa
 from ringlog.client.client import Client
 from ringlog.errors import TopicNotFound
 from ringlog.spark import sink
-from ringlog.spark.commit import Committed, Committer, WriterKey, abort
+from ringlog.spark.commit import BatchCommitReport, Committer, WriterKey, abort
 from ringlog.spark.options import SinkOptions
 from ringlog.spark.staging import StagedFile, Staging
 from ringlog.storage.disk import Disk
@@ -71,7 +71,7 @@ class World:
         except Exception:
             writer.abandon()
             raise
-        message = pickle.loads(pickle.dumps(sink.Staged(self.key, file)))
+        message = pickle.loads(pickle.dumps(sink.StagedRows(self.key, file)))
         if message.file is not None:
             self.staged.append(message.file)
         return message.file
@@ -87,7 +87,7 @@ class World:
         """A fresh one, as the driver makes it for every call."""
         return Committer(self.client, Staging(self.directory, self.disk))
 
-    def batch(self, number: int, ids: Sequence[int], how: str = "same", seed: int = 0) -> Committed:
+    def batch(self, number: int, ids: Sequence[int], how: str = "same", seed: int = 0) -> BatchCommitReport:
         """Stage and commit a batch."""
         return self.committer().commit(self.key, number, self.stage(ids, how, seed))
 

@@ -12,33 +12,33 @@ import pyarrow.parquet as pq
 import pytest
 from piece_samples import FULL, run_of
 
-from ringlog.client.pieces import Piece, visible_pieces
+from ringlog.client.read.record_batches import RecordBatch, visible_record_batches
 from ringlog.errors import CorruptData, NotReady
 from ringlog.spark.errors import OptionError
 from ringlog.spark.jobs.archive_files import (
     Archive,
     ArchivedFile,
     ArchivedRange,
-    Manifest,
+    ArchiveManifest,
+    archived_positions,
     check_same_log,
     directory_of,
-    reached,
     topic_of,
 )
-from ringlog.spark.jobs.archive_tasks import Assignment, _Files
+from ringlog.spark.jobs.archive_tasks import Assignment, _ParquetFiles
 from ringlog.spark.options import source_options
 from ringlog.testing.disk import SimulatedDisk
-from ringlog.testing.faulty_disk import Fault, FaultyDisk, Halted
+from ringlog.testing.faulty_disk import DiskFault, FaultyDisk, Halted
 
 ROOT = "/arch"
 DATA = {"a": b"rows of a" * 50, "b:1": b"rows of b" * 50}
 STEPS_MAX = 200
 
 
-def one_run(disk, number: int) -> Manifest:
+def one_run(disk, number: int) -> ArchiveManifest:
     """What the job does: tasks write, the driver commits."""
     place = Archive(ROOT, disk).make()
-    with place.locked():
+    with place.lock():
         place.recover()
         place.sweep()
         files = []
@@ -51,7 +51,7 @@ def one_run(disk, number: int) -> Manifest:
                 ArchivedFile(stream.file, topic, 1, "2026-01-31", number, number, 1, size, 0, 0, digest)
             )
         bounds = tuple(ArchivedRange(topic, 1, number - 1, number) for topic in DATA)
-        manifest = Manifest(1, "log", number, 7, bounds, tuple(files))
+        manifest = ArchiveManifest(1, "log", number, 7, bounds, tuple(files))
         place.commit(manifest)
     return manifest
 
@@ -83,7 +83,7 @@ def hidden_names(disk) -> list[str]:
 def check(disk, least: int) -> int:
     """Recover, and hold what is there against the manifests; returns how many runs are committed."""
     place = Archive(ROOT, disk).make()
-    with place.locked():
+    with place.lock():
         place.recover()
         place.sweep()
     manifests = place.manifests()
@@ -103,7 +103,7 @@ def test_a_run_that_dies_at_any_change_of_the_disk_is_all_there_or_not_at_all(po
     for step in range(1, STEPS_MAX):
         inner = SimulatedDisk(ROOT.rpartition("/")[0] or "/")
         one_run(inner, 1)
-        disk = FaultyDisk(inner, Fault("any", step, "halt"))
+        disk = FaultyDisk(inner, DiskFault("any", step, "halt"))
         try:
             one_run(disk, 2)
             is_done = True
@@ -137,9 +137,9 @@ def test_before_a_commit_nothing_is_seen_and_the_next_run_sweeps_it():
 def test_only_one_run_at_a_time():
     disk = SimulatedDisk("/")
     place = Archive(ROOT, disk).make()
-    with place.locked(), pytest.raises(NotReady), Archive(ROOT, disk).locked():
+    with place.lock(), pytest.raises(NotReady), Archive(ROOT, disk).lock():
         pytest.fail("two runs at once")
-    with place.locked():
+    with place.lock():
         assert place.manifests() == []
 
 
@@ -167,10 +167,10 @@ def test_an_archive_of_another_log_and_damaged_manifests_are_refused():
 def test_what_is_reached_is_the_youngest_lifes():
     """A topic made anew begins anew."""
     runs = [
-        Manifest(1, "log", 1, 0, (ArchivedRange("t", 1, 0, 10), ArchivedRange("u", 1, 0, 5)), ()),
-        Manifest(1, "log", 2, 0, (ArchivedRange("t", 4, 0, 3),), ()),
+        ArchiveManifest(1, "log", 1, 0, (ArchivedRange("t", 1, 0, 10), ArchivedRange("u", 1, 0, 5)), ()),
+        ArchiveManifest(1, "log", 2, 0, (ArchivedRange("t", 4, 0, 3),), ()),
     ]
-    assert reached(runs) == {"t": (4, 3), "u": (1, 5)}
+    assert archived_positions(runs) == {"t": (4, 3), "u": (1, 5)}
 
 
 DAY = 86_400_000_000
@@ -180,17 +180,17 @@ NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) * 1_000_000
 OPTIONS = source_options({"path": "/x", "subscribePattern": ".*", "includeHeaders": "true"}, streaming=False)
 
 
-def pieces(first: int, stamps: list[int], visible: list[int] | None = None) -> list[Piece]:
+def pieces(first: int, stamps: list[int], visible: list[int] | None = None) -> list[RecordBatch]:
     """Records from position `first` on, one a frame; of them only the `visible`."""
     run = run_of([([FULL], ())] * (first - 1 + len(stamps)), stamps=[0] * (first - 1) + stamps)
     hidden = [] if visible is None else sorted({*range(first, first + len(stamps))} - {*visible})
-    return list(visible_pieces(run, first - 1, 1 << 40, np.array(hidden, dtype=np.int64), "t"))
+    return list(visible_record_batches(run, first - 1, 1 << 40, np.array(hidden, dtype=np.int64), "t"))
 
 
 def test_rows_are_cut_where_topic_life_and_day_change(tmp_path):
     """One file for each; each readable, in order, and named by what it holds."""
     place = Archive(str(tmp_path / "arch")).make()
-    files = _Files(place, Assignment("/x", place.directory, "r1", (), True, 1, 1, "zstd"), OPTIONS)
+    files = _ParquetFiles(place, Assignment("/x", place.directory, "r1", (), True, 1, 1, "zstd"), OPTIONS)
     given = [
         ("t", 1, pieces(1, [NOON, NOON + 1, NOON + DAY])),
         ("t", 1, []),
@@ -205,7 +205,7 @@ def test_rows_are_cut_where_topic_life_and_day_change(tmp_path):
         ("t", 1, "2026-01-31", 1, 2, 2), ("t", 1, "2026-02-01", 3, 4, 2), ("t", 1, "2026-02-03", 10, 10, 1),
         ("t", 3, "2026-02-03", 1, 2, 2), ("u", 1, "2026-01-31", 7, 7, 1),
     ]  # fmt: skip
-    place.commit(Manifest(1, "log", 1, 0, (), tuple(done)))
+    place.commit(ArchiveManifest(1, "log", 1, 0, (), tuple(done)))
     for file in done:
         table = pq.read_table(f"{place.directory}/{file.file}", partitioning=None)
         assert table["seq"].to_pylist() == list(range(file.first_seq, file.last_seq + 1))

@@ -14,8 +14,8 @@ from ringlog.spark.jobs.audit_source import (
     SCHEMA,
     STORED,
     TOTAL,
-    merged,
-    summed_up,
+    merge_seq_ranges,
+    summarize_audit,
 )
 from ringlog.spark.schema import arrow_schema
 from ringlog.spark.views import view_schema
@@ -32,7 +32,7 @@ def frame(topic="t", epoch=1, first=1, count=1, *, kind="append", fault=None, fi
 
 
 def told(*batches):
-    found = summed_up(pa.RecordBatch.from_pylist(rows, schema=AUDIT) for rows in batches)
+    found = summarize_audit(pa.RecordBatch.from_pylist(rows, schema=AUDIT) for rows in batches)
     assert found.schema.names == SCHEMA.fieldNames()
     return found.to_pylist()
 
@@ -52,7 +52,7 @@ ranges = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 8)), max_size=30)
 def test_ranges_are_put_together_and_no_position_is_won_or_lost(pairs):
     firsts = np.array([first for first, _ in pairs], dtype=np.int64)
     lasts = np.array([first + count - 1 for first, count in pairs], dtype=np.int64)
-    both = merged(firsts, lasts)
+    both = merge_seq_ranges(firsts, lasts)
     assert {n for a, b in zip(*both, strict=True) for n in range(a, b + 1)} == {
         n for a, b in zip(firsts, lasts, strict=True) for n in range(a, b + 1)
     }

@@ -13,7 +13,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 import ringlog
 import ringlog.spark.arrow
-from ringlog.client.fields import NewRecord
+from ringlog.client.write.fields import NewRecord
 from ringlog.errors import TopicNotFound
 from ringlog.frame.layout import Column
 from ringlog.spark.batch import BatchReader
@@ -22,8 +22,8 @@ from ringlog.spark.catalog import Catalog
 from ringlog.spark.errors import DataLoss, EngineNotRunning, OptionError, SchemaError
 from ringlog.spark.options import source_options
 from ringlog.spark.plan import HOT, WAL
-from ringlog.spark.reading import read_slices
 from ringlog.spark.schema import arrow_schema, check_schema, record_schema
+from ringlog.spark.slice_reader import read_slices
 from tests.spark.world import (
     batches_by_partition,
     checkpoint,
@@ -82,7 +82,7 @@ def test_partitions_begin_and_end_with_frames_and_say_all_bounds(sealing_engine,
     reader, _ = reader_of(sealing_engine, filled, maxPartitionBytes="100k")
     parts = reader.partitions()
     with Catalog.open(sealing_engine.data_dir) as catalog:
-        edges = {each.last_seq for each in catalog.stretches(filled, 0, N)}
+        edges = {each.last_seq for each in catalog.stored_ranges(filled, 0, N)}
     slices = [each for part in parts for each in part.slices]
     sealed = [each for each in slices if each.tier == HOT]
     assert len(sealed) > 5

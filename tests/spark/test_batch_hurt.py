@@ -14,7 +14,7 @@ from ringlog.spark.catalog import Catalog
 from ringlog.spark.clients import close_clients
 from ringlog.spark.errors import DataLoss
 from ringlog.spark.plan import COLD
-from ringlog.spark.reading import read_slices
+from ringlog.spark.slice_reader import read_slices
 from ringlog.testing.real_engine import engine, wait_until
 from tests.spark.world import checkpoint, copied, reader_of, seqs, write
 
@@ -80,7 +80,7 @@ def data_files(running):
 def damage(running, seq):
     """Flip a byte in the body of the frame that holds `seq`; returns the frame's first and last number."""
     with Catalog.open(running.data_dir) as catalog:
-        (stretch,) = [s for s in catalog.stretches("t", 0, N) if s.first_seq <= seq <= s.last_seq]
+        (stretch,) = [s for s in catalog.stored_ranges("t", 0, N) if s.first_seq <= seq <= s.last_seq]
         (extent,) = catalog.segments("t")
         place = catalog._ledger(0).segment(extent.path)
         row = place.row(catalog.topic("t").topic_id)

@@ -19,7 +19,7 @@ from ringlog.spark.options import (
     as_text,
     bound_of,
     cursor_of,
-    shape_of,
+    schema_options,
     sink_options,
     source_options,
 )
@@ -92,7 +92,7 @@ def test_other_byte_counts_are_refused(text):
         values.byte_count("maxPartitionBytes", text, 1, 1 << 40)
 
 
-@pytest.mark.parametrize("call", [values.boolean, values.words])
+@pytest.mark.parametrize("call", [values.boolean, values.comma_list])
 def test_empty_values_are_refused(call):
     with pytest.raises(OptionError):
         call("option", "")
@@ -222,7 +222,9 @@ def test_a_pattern_that_is_none_is_refused():
 
 
 def test_the_shape_is_read_from_among_options_of_any_kind():
-    shape = shape_of({"path": "/d", "maxoffsetspertrigger": "5", "txnappid": "a", "includeheaders": "true"})
+    shape = schema_options(
+        {"path": "/d", "maxoffsetspertrigger": "5", "txnappid": "a", "includeheaders": "true"}
+    )
     assert (shape.include_headers, shape.layout) == (True, "ringlog")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.spark.plan import COLD, HOT, WAL, Bounds, Stretch, plan
+from ringlog.spark.plan import COLD, HOT, WAL, Bounds, StoredRange, plan_slices
 
 
 def bounds(topic, after, until):
@@ -17,7 +17,7 @@ def bounds(topic, after, until):
 
 def stretches(sizes, tier=HOT, first=1, records=10):
     return [
-        Stretch(first + records * i, first + records * (i + 1) - 1, size, records, tier)
+        StoredRange(first + records * i, first + records * (i + 1) - 1, size, records, tier)
         for i, size in enumerate(sizes)
     ]
 
@@ -34,36 +34,36 @@ def ranges(partitions):
 
 
 def test_nothing_is_no_partition():
-    assert plan([], max_bytes=100) == []
-    assert plan([(bounds("t", 5, 5), [])], max_bytes=100) == []
+    assert plan_slices([], max_bytes=100) == []
+    assert plan_slices([(bounds("t", 5, 5), [])], max_bytes=100) == []
 
 
 def test_neighbouring_frames_are_packed_and_never_split():
     """SK-13."""
-    found = plan([sealed([40, 40, 40, 200, 10])], max_bytes=100)
+    found = plan_slices([sealed([40, 40, 40, 200, 10])], max_bytes=100)
     assert ranges(found) == [[("t", 0, 20)], [("t", 20, 30)], [("t", 30, 40)], [("t", 40, 50)]]
     assert [sum(each.bytes for each in part) for part in found] == [80, 40, 200, 10]
 
 
 def test_min_partitions_makes_them_smaller():
-    found = plan([sealed([10] * 8)], max_bytes=1000, min_partitions=4)
+    found = plan_slices([sealed([10] * 8)], max_bytes=1000, min_partitions=4)
     assert [part[0].bytes for part in found] == [20, 20, 20, 20]
 
 
 def test_small_topics_share_a_partition():
-    found = plan(
+    found = plan_slices(
         [sealed([10], topic="t"), sealed([10], topic="uu"), sealed([90], topic="vvv")], max_bytes=100
     )
     assert ranges(found) == [[("t", 0, 10), ("uu", 0, 10)], [("vvv", 0, 10)]]
 
 
 def test_what_lies_in_the_log_alone_is_split_by_positions():
-    found = plan([(bounds("t", 0, 100), [Stretch(1, 100, 400, 100, WAL)])], max_bytes=100)
+    found = plan_slices([(bounds("t", 0, 100), [StoredRange(1, 100, 400, 100, WAL)])], max_bytes=100)
     assert ranges(found) == [[("t", 0, 25)], [("t", 25, 50)], [("t", 50, 75)], [("t", 75, 100)]]
 
 
 def test_one_position_is_not_split():
-    found = plan([(bounds("t", 0, 1), [Stretch(1, 1, 400, 1, WAL)])], max_bytes=100)
+    found = plan_slices([(bounds("t", 0, 1), [StoredRange(1, 1, 400, 1, WAL)])], max_bytes=100)
     assert ranges(found) == [[("t", 0, 1)]]
 
 
@@ -80,12 +80,12 @@ def test_cold_and_hot_share_a_partition_only_when_both_are_small(cold, hot, expe
     """SK-13: neither part would reach the target alone."""
     first = stretches(cold, COLD)
     second = stretches(hot, HOT, first=first[-1].last_seq + 1)
-    found = plan([(bounds("t", 0, second[-1].last_seq), first + second)], max_bytes=100)
+    found = plan_slices([(bounds("t", 0, second[-1].last_seq), first + second)], max_bytes=100)
     assert [{each.tier for each in part} for part in found] == expected
 
 
 def test_neighbours_of_one_place_become_one_slice_and_slices_pickle_small():
-    (part,) = plan([sealed([1] * 1000)], max_bytes=10_000)
+    (part,) = plan_slices([sealed([1] * 1000)], max_bytes=10_000)
     assert len(part) == 1
     assert len(pickle.dumps(part)) < 300
     assert pickle.loads(pickle.dumps(part)) == part
@@ -93,7 +93,9 @@ def test_neighbours_of_one_place_become_one_slice_and_slices_pickle_small():
 
 def test_frames_apart_stay_apart():
     """With tags, frames between are passed over: a slice must not cover them."""
-    found = plan([(bounds("t", 0, 30), [stretches([1, 1, 1])[0], stretches([1, 1, 1])[2]])], max_bytes=100)
+    found = plan_slices(
+        [(bounds("t", 0, 30), [stretches([1, 1, 1])[0], stretches([1, 1, 1])[2]])], max_bytes=100
+    )
     assert ranges(found) == [[("t", 0, 10), ("t", 20, 30)]]
 
 
@@ -105,12 +107,12 @@ def test_every_position_is_in_exactly_one_slice(topics, max_bytes, min_partition
     """SP-2, SK-13: whatever the sizes, and no partition above the target unless it is one frame."""
     listed = []
     for number, parts in enumerate(topics):
-        found = [Stretch(10 * i + 1, 10 * i + 10, size, 10, tier) for i, (size, tier) in enumerate(parts)]
+        found = [StoredRange(10 * i + 1, 10 * i + 10, size, 10, tier) for i, (size, tier) in enumerate(parts)]
         if with_log:
             last = found[-1].last_seq
-            found.append(Stretch(last + 1, last + 57, 57 * 7, 57, WAL))
+            found.append(StoredRange(last + 1, last + 57, 57 * 7, 57, WAL))
         listed.append((bounds("t" * (number + 1), 0, found[-1].last_seq), found))
-    found = plan(listed, max_bytes=max_bytes, min_partitions=min_partitions)
+    found = plan_slices(listed, max_bytes=max_bytes, min_partitions=min_partitions)
     total = sum(each.bytes for _, parts in listed for each in parts)
     target = max(min(max_bytes, -(-total // min_partitions)), 1)
     edges = {own.topic: 0 for own, _ in listed}

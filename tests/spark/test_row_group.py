@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from piece_samples import CHOICES, FULL, OPTIONAL, RECORD, run_of
 
-from ringlog.client.pieces import FramePiece, Piece, open_run_frame
-from ringlog.client.tail_batch import TailBatch
-from ringlog.spark.arrow import Batches
+from ringlog.client.read.record_batches import FrameRecordBatch, RecordBatch, open_run_frame
+from ringlog.client.read.tail_batch import TailBatch
+from ringlog.spark.arrow import ArrowBatchBuilder
 from ringlog.spark.jobs import row_group
 from ringlog.spark.jobs.row_group import RowGroup
 from ringlog.spark.options import source_options
@@ -22,7 +22,7 @@ SCHEMA = arrow_schema(record_schema(OPTIONS))
 SPECS = columns_of(OPTIONS)
 
 
-def group_of(pieces: list[Piece]) -> RowGroup:
+def group_of(pieces: list[RecordBatch]) -> RowGroup:
     """A group of them, of life 3, without the topic."""
     group = RowGroup(SPECS[1:], SCHEMA.remove(0), 3)
     for piece in pieces:
@@ -41,9 +41,9 @@ def test_a_group_holds_what_batches_of_the_same_frames_hold(stretches, codec, hi
     run = run_of(sorted(stretches, key=lambda each: len(each[1])), codec=codec)
     gone = np.array(sorted(seq for seq in hidden if seq < run.last_seq), dtype=np.int64)
     item = TailBatch("t", 3, run, 0, run.last_seq, gone)
-    batches = Batches(record_schema(OPTIONS), OPTIONS)
-    expected = pa.Table.from_batches([*batches.add(item), *batches.rest()], SCHEMA).remove_column(0)
-    found = group_of([piece for piece in item.pieces if len(piece)])
+    batches = ArrowBatchBuilder(record_schema(OPTIONS), OPTIONS)
+    expected = pa.Table.from_batches([*batches.add(item), *batches.flush()], SCHEMA).remove_column(0)
+    found = group_of([piece for piece in item.batches if len(piece)])
     assert found.rows == expected.num_rows
     assert found.table().equals(expected)
     assert found.table().schema == expected.schema
@@ -52,7 +52,7 @@ def test_a_group_holds_what_batches_of_the_same_frames_hold(stretches, codec, hi
 def test_large_frames_are_not_copied() -> None:
     """Their payloads are chunks that lie where the log is mapped."""
     run = run_of([([FULL] * 100, OPTIONAL), ([FULL] * 50, ())])
-    pieces = [FramePiece(open_run_frame(run, row, "t")) for row in range(2)]
+    pieces = [FrameRecordBatch(open_run_frame(run, row, "t")) for row in range(2)]
     payload = group_of(pieces).table().column("payload")
     start = np.frombuffer(run.buffer, np.uint8).__array_interface__["data"][0]
     assert [len(chunk) for chunk in payload.chunks] == [100, 50]
@@ -63,10 +63,10 @@ def test_large_frames_are_not_copied() -> None:
 def test_a_group_is_full_by_rows_or_by_bytes(monkeypatch) -> None:
     """Whichever comes first."""
     run = run_of([([FULL] * 100, ())] * 2)
-    pieces = [FramePiece(open_run_frame(run, row, "t")) for row in range(2)]
+    pieces = [FrameRecordBatch(open_run_frame(run, row, "t")) for row in range(2)]
     monkeypatch.setattr(row_group, "ROWS_MAX", 101)
     assert [group_of(pieces[:count]).is_full for count in (1, 2)] == [False, True]
     monkeypatch.setattr(row_group, "ROWS_MAX", 1_000)
     monkeypatch.setattr(row_group, "BYTES_MAX", len(pieces[0].buffer) + 1)
     assert [group_of(pieces[:count]).is_full for count in (1, 2)] == [False, True]
-    assert group_of([pieces[0].part(0, 50)]).is_full is False
+    assert group_of([pieces[0].slice_rows(0, 50)]).is_full is False

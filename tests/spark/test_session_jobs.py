@@ -11,14 +11,14 @@ from pyspark.sql import functions as F  # noqa: N812  Spark's own usage
 
 import ringlog
 from ringlog.cli.app import run as run_command
-from ringlog.cli.outcome import Exit
-from ringlog.client.fields import NewRecord
+from ringlog.cli.outcome import CliExit
+from ringlog.client.write.fields import NewRecord
 from ringlog.spark import read, read_all
 from ringlog.spark.errors import DataLoss, OptionError
 from ringlog.spark.jobs import archive, backfill, compact, mirror, recover, replay, stats, verify
 from ringlog.spark.jobs.archive_files import Archive
-from ringlog.spark.jobs.chunks import steps
-from ringlog.spark.jobs.report import Silence
+from ringlog.spark.jobs.job_steps import steps
+from ringlog.spark.jobs.report import SilentProgress
 from ringlog.spark.views import view_reader
 from ringlog.testing.clock import ManualClock
 from ringlog.testing.real_engine import engine
@@ -103,7 +103,7 @@ def test_verify_finds_nothing_in_what_is_whole(spark, data, capsys):
     report = verify.run(spark, data, TOPICS)
     assert (report.is_whole, report.damaged, report.missing) == (True, 0, ())
     assert report.records >= 2 * (N + TAIL)
-    assert run_command(["--output", "json", "spark", "verify", data, "--topic", TOPICS[0]]) == Exit.DONE
+    assert run_command(["--output", "json", "spark", "verify", data, "--topic", TOPICS[0]]) == CliExit.DONE
     told = json.loads(capsys.readouterr().out)
     assert told["is_whole"]
     assert told["bounds"][0]["topic"] == TOPICS[0]
@@ -150,7 +150,7 @@ def test_stats_tell_what_the_topics_say(spark, data, sealing_client, capsys):
     """Sizes from indexes agree with the shards, tags with what was written."""
     assert (
         run_command(["--output", "json", "spark", "stats", data, "--topic", TOPICS[0], "--tags", "3"])
-        == Exit.DONE
+        == CliExit.DONE
     )
     (told,) = json.loads(capsys.readouterr().out)["topics"]
     state = sealing_client.topics.state(TOPICS[0])
@@ -254,7 +254,7 @@ def test_steps_keep_to_the_rate():
     clock = ManualClock()
     slept = []
     clock.sleep = lambda s: (slept.append(s), clock.advance(s))  # type: ignore[method-assign]
-    assert list(steps(1, 5, lambda step: 100, 50.0, Silence(), "t", clock)) == [1, 2, 3, 4]
+    assert list(steps(1, 5, lambda step: 100, 50.0, SilentProgress(), "t", clock)) == [1, 2, 3, 4]
     assert slept == [2.0, 2.0, 2.0], "none behind the last"
 
 
@@ -276,5 +276,5 @@ def test_without_pyspark_the_command_names_the_extra(monkeypatch, capsys):
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert run_command(["spark", "stats", "/nowhere"]) == Exit.USAGE
+    assert run_command(["spark", "stats", "/nowhere"]) == CliExit.USAGE
     assert "ringlog[spark]" in capsys.readouterr().err

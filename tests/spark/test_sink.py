@@ -49,7 +49,7 @@ from ringlog.spark.errors import OptionError, SchemaError, StagingLost
 from ringlog.spark.options import sink_options
 from ringlog.spark.rows import FrameMaker, check_columns, frame_cuts
 from ringlog.storage.disk import RealDisk
-from ringlog.testing.faulty_disk import Fault, FaultyDisk
+from ringlog.testing.faulty_disk import DiskFault, FaultyDisk
 from tests.spark.crashes import CHANGES, IDS, NEXT_IDS, crash_at, power_cut_at
 from tests.spark.sink_world import DEALS, WIDE, World, deal, rows
 
@@ -170,10 +170,10 @@ def test_rows_are_cut_by_records_and_by_bytes(sizes, records, most, cuts):
 def test_frames_gather_rows_over_batches_and_keep_their_order():
     maker = FrameMaker(options(topic="t", maxFrameRecords="100"))
     one = pa.RecordBatch.from_arrays([pa.array([b"%d" % i for i in range(30)], pa.binary())], names=["value"])
-    found = [encoded for _ in range(10) for encoded in maker.add(one)] + list(maker.rest())
+    found = [encoded for _ in range(10) for encoded in maker.add(one)] + list(maker.flush())
     assert [each.rows for each in found] == [100, 100, 100]
     many = FrameMaker(options(maxFrameRecords="1000", maxFrameBytes="2k"))
-    assert all(each.size < 2_500 for each in [*many.add(one), *many.add(one), *many.rest()])
+    assert all(each.size < 2_500 for each in [*many.add(one), *many.add(one), *many.flush()])
 
 
 def test_many_rows_are_cut_evenly_and_no_value_is_copied():
@@ -187,7 +187,7 @@ def test_many_rows_are_cut_evenly_and_no_value_is_copied():
         for ids in (range(10), range(10, 2_510))
     )
     assert not list(maker.add(few))
-    found = [*maker.add(many), *maker.rest()]
+    found = [*maker.add(many), *maker.flush()]
     assert [each.rows for each in found] == [10, 834, 834, 832]
     views = [open_frame(b"".join(each.pieces), seed=None) for each in found]
     assert [int(value) for view in views for value in view.to_list()] == list(range(2_510))
@@ -199,12 +199,12 @@ def test_rows_that_are_a_little_too_many_bytes_are_halved():
     batch = pa.RecordBatch.from_arrays([pa.array([b"x" * 80] * 100, pa.binary())], names=["value"])
     maker = FrameMaker(options(maxFrameBytes="10k"))
     assert [each.rows for each in maker.add(batch)] == [50, 50]
-    assert not list(maker.rest())
+    assert not list(maker.flush())
 
 
 def test_rows_of_many_topics_keep_their_order_in_each():
     maker = FrameMaker(sink_options({"path": "/d", "maxFrameRecords": "1000"}))
-    found = {each.topic: each for each in [*maker.add(rows(range(100), "abc")), *maker.rest()]}
+    found = {each.topic: each for each in [*maker.add(rows(range(100), "abc")), *maker.flush()]}
     assert {topic: each.rows for topic, each in found.items()} == {"a": 34, "b": 33, "c": 33}
 
 
@@ -217,7 +217,7 @@ def test_a_row_without_topic_is_refused_and_one_without_payload_is_a_null():
         list(maker.add(batch))
     empty = pa.RecordBatch.from_arrays([pa.array([b"x", None], pa.binary())], names=["value"])
     maker = FrameMaker(options())
-    (frame,) = [*maker.add(empty), *maker.rest()]
+    (frame,) = [*maker.add(empty), *maker.flush()]
     assert open_frame(b"".join(frame.pieces), seed=None).records().payloads == [b"x", None]
 
 
@@ -263,11 +263,11 @@ def test_every_column_arrives(client, ringlog_engine, ringlog_topic):
     assert two.not_before == one.event_ts
     assert two.expires_at == datetime(2099, 1, 1, tzinfo=UTC).timestamp() * 1_000_000
     left = os.listdir(os.path.join(ringlog_engine.data_dir, sink.STAGING_NAME))
-    assert not [name for name in left if name.startswith(staging.id_of(writer.key.text))]
+    assert not [name for name in left if name.startswith(staging.writer_file_id(writer.key.text))]
 
 
-def place() -> sink.TaskPlace:
-    return sink.TaskPlace("a-query", 0)
+def place() -> sink.SparkTaskIdentity:
+    return sink.SparkTaskIdentity("a-query", 0)
 
 
 # -- who writes -------------------------------------------------------------------------------------------
@@ -280,9 +280,9 @@ def test_a_stream_writer_is_known_by_its_query_and_only_by_it():
     assert here._key(place()) == WriterKey("query/a-query")
     assert producer_of("query/a-query", False) < 1 << 63 <= producer_of("query/a-query", True)
     with pytest.raises(OptionError):
-        here._key(sink.TaskPlace(None, 0))
+        here._key(sink.SparkTaskIdentity(None, 0))
     with pytest.raises(OptionError, match="Spark task"):
-        sink.task_place()
+        sink.task_identity()
 
 
 def test_an_unknown_topic_fails_the_query_and_leaves_nothing(new_world):
@@ -440,8 +440,8 @@ def test_a_plan_that_does_not_verify_is_refused(new_world):
 def test_one_commits_at_a_time(new_world):
     world = new_world()
     held = staging.Staging(world.directory)
-    with held.locked(world.key.text), pytest.raises(NotReady, match="another process"):
-        staging.Staging(world.directory).locked(world.key.text, wait_s=0.01).__enter__()
+    with held.lock_writer(world.key.text), pytest.raises(NotReady, match="another process"):
+        staging.Staging(world.directory).lock_writer(world.key.text, wait_s=0.01).__enter__()
     world.batch(0, IDS)
 
 
@@ -458,7 +458,7 @@ def test_the_janitor_takes_only_what_nobody_comes_back_for(new_world, tmp_path):
     assert late.clean() == []
     made = int(orphans[0].name.split("-")[1])
     late.clock = _At(made + staging.ORPHAN_AGE_US + 60_000_000)
-    with late.locked(world.key.text):
+    with late.lock_writer(world.key.text):
         assert late.clean() == []
     assert sorted(late.clean()) == sorted(file.name for file in orphans[1:])
     assert len(late.open_plans()) == 1
@@ -505,7 +505,9 @@ def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(
     """Every call that changes the disk, from a task's first to the driver's last; a slice of them here."""
     for nth in range(1 + DEALS.index(how) * 2, CHANGES, STEP):
         world = new_world(maxFrameRecords="20", width=WIDE if nth // STEP % 2 else 1)
-        if not crash_at(world, FaultyDisk(RealDisk(), Fault("any", nth, kind)), how, aborts=kind == "EIO"):
+        if not crash_at(
+            world, FaultyDisk(RealDisk(), DiskFault("any", nth, kind)), how, aborts=kind == "EIO"
+        ):
             assert nth > 20, "a batch makes more than 20 changes"
             break
     else:
@@ -515,7 +517,7 @@ def test_a_crash_or_failure_at_any_change_of_the_disk_loses_and_doubles_nothing(
 @pytest.mark.parametrize("kind", ["short", "stuck"])
 def test_a_write_of_many_pieces_that_stops_half_way_is_continued_or_fails(new_world, kind):
     world = new_world(width=WIDE)
-    world.disk = FaultyDisk(RealDisk(), Fault("write", 1, kind))
+    world.disk = FaultyDisk(RealDisk(), DiskFault("write", 1, kind))
     if kind == "stuck":
         with pytest.raises(DiskError):
             world.stage(IDS)
@@ -591,7 +593,7 @@ def test_a_numbered_producer_tells_repeats_from_numbers_that_never_were(client, 
     client.topics.create(topic)
     maker = FrameMaker(options(maxFrameRecords="3"))
     batch = rows(range(9), ["t"]).select(["value"])
-    first, second, third = [bytearray().join(each.pieces) for each in [*maker.add(batch), *maker.rest()]]
+    first, second, third = [bytearray().join(each.pieces) for each in [*maker.add(batch), *maker.flush()]]
     producer = client.numbered_producer(topic, 77)
     assert producer.settled().producer_seq == 0
     assert producer.send(bytearray(first), 10).result(10).first_seq == 1
@@ -611,11 +613,11 @@ def test_a_numbered_producer_tells_repeats_from_numbers_that_never_were(client, 
 
 def append_by_task(world: World, how: str, tasks: int | None = None) -> None:
     """The first strategy: tasks append by themselves, as producer (query, partition), frames numbered."""
-    base = staging.id_of(world.key.text)[:12]
+    base = staging.writer_file_id(world.key.text)[:12]
     for partition, part in enumerate(deal(IDS, how, seed=3)[:tasks]):
         maker = FrameMaker(world.options)
         numbers = {topic: itertools.count(1) for topic in world.topics}
-        for each in [*maker.add(rows(part, world.topics)), *maker.rest()]:
+        for each in [*maker.add(rows(part, world.topics)), *maker.flush()]:
             producer = world.client.numbered_producer(each.topic, int(base, 16) + partition + 1)
             producer.send(bytearray().join(each.pieces), next(numbers[each.topic])).result(10)
             producer.close()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ringlog.spark.spark_home import LINKED, cache_of, installed, light_home, made
+from ringlog.spark.spark_home import LINKED, cache_of, ensure_home, find_pyspark, light_home
 
 pytestmark = [pytest.mark.timeout(180)]
 
@@ -22,34 +22,34 @@ def package(tmp_path):
 
 
 def test_it_has_all_of_spark_but_its_python(package, tmp_path):
-    home = made(package, tmp_path / "cache")
+    home = ensure_home(package, tmp_path / "cache")
     assert sorted(os.listdir(home)) == sorted(LINKED)
     for each in ("bin", "jars", "sbin"):
         assert (home / each).resolve() == package / each
     before = (home / "jars").lstat().st_ino
-    assert made(package, tmp_path / "cache") == home
+    assert ensure_home(package, tmp_path / "cache") == home
     assert (home / "jars").lstat().st_ino == before, "what is there is not made again"
     assert os.listdir(tmp_path / "cache") == [home.name]
 
 
 def test_one_that_is_spoilt_is_mended_and_another_pyspark_has_its_own(package, tmp_path):
-    home = made(package, tmp_path / "cache")
+    home = ensure_home(package, tmp_path / "cache")
     (home / "jars").unlink()
     (home / "bin").unlink()
     (home / "bin").symlink_to("/nowhere")
-    assert made(package, tmp_path / "cache") == home
+    assert ensure_home(package, tmp_path / "cache") == home
     assert (home / "bin").resolve() == package / "bin"
-    assert made(tmp_path / "other", tmp_path / "cache") != home
+    assert ensure_home(tmp_path / "other", tmp_path / "cache") != home
 
 
 def test_where_it_cannot_be_made_there_is_none(package, tmp_path):
     (tmp_path / "file").touch()
-    assert made(package, tmp_path / "file" / "cache") is None
-    assert made(package, None) is None
-    home = made(package, tmp_path / "cache")
+    assert ensure_home(package, tmp_path / "file" / "cache") is None
+    assert ensure_home(package, None) is None
+    home = ensure_home(package, tmp_path / "cache")
     (home / "jars").unlink()
     (home / "jars").mkdir()
-    assert made(package, tmp_path / "cache") is None, "what is not ours stays"
+    assert ensure_home(package, tmp_path / "cache") is None, "what is not ours stays"
 
 
 def test_it_lies_in_the_users_cache():
@@ -60,11 +60,11 @@ def test_it_lies_in_the_users_cache():
 
 
 def test_only_a_pyspark_that_every_process_finds_is_used():
-    found = installed({})
+    found = find_pyspark({})
     assert found is not None
     assert (found / "jars").is_dir()
-    assert installed({}, places=[]) is None
-    assert installed({"PYTHONPATH": f"/elsewhere{os.pathsep}{found.parent}"}, places=[]) == found
+    assert find_pyspark({}, places=[]) is None
+    assert find_pyspark({"PYTHONPATH": f"/elsewhere{os.pathsep}{found.parent}"}, places=[]) == found
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
@@ -110,4 +110,4 @@ def test_sparks_python_processes_import_what_is_compiled(tmp_path):
         capture_output=True, text=True, check=True, timeout=150,
     )  # fmt: skip
     where = next(line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("found "))
-    assert where == str(installed({}) / "__init__.py")
+    assert where == str(find_pyspark({}) / "__init__.py")

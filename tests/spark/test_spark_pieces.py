@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from ringlog.frame import layout
-from ringlog.spark.pieces import HELD, SCHEMA, HeldFiles
+from ringlog.spark.jvm_frames import PINNED_FILES, SCHEMA, PinnedFiles
 from ringlog.spark.schema import arrow_schema
 from ringlog.spark.source import PIECES_OF, RinglogDataSource
 from ringlog.storage.disk import RealDisk
@@ -78,26 +78,26 @@ def test_bounds_and_deleted_records_are_named(sealing_engine, sealing_client, ri
 def test_a_file_that_is_held_is_read_though_its_name_has_gone(tmp_path):
     path = tmp_path / "seg.data"
     path.write_bytes(b"sealed")
-    held = HeldFiles(RealDisk(), most=2)
+    held = PinnedFiles(RealDisk(), most=2)
     try:
-        place = held.hold(str(path))
-        assert held.hold(str(path)) == place, "one descriptor a file"
+        place = held.pin(str(path))
+        assert held.pin(str(path)) == place, "one descriptor a file"
         path.unlink()
         with open(place, "rb") as file:
             assert file.read() == b"sealed"
-        assert held.hold(str(tmp_path / "other")) is None
+        assert held.pin(str(tmp_path / "other")) is None
     finally:
         held.close()
     assert not os.path.exists(place)
 
 
 def test_no_more_files_are_held_than_the_bound(tmp_path):
-    held = HeldFiles(RealDisk(), most=2)
+    held = PinnedFiles(RealDisk(), most=2)
     try:
         places = []
         for name in "abc":
             (tmp_path / name).write_bytes(name.encode())
-            places.append(held.hold(str(tmp_path / name)))
+            places.append(held.pin(str(tmp_path / name)))
         links = {os.path.basename(os.readlink(each)) for each in places if os.path.exists(each)}
         assert links == {"b", "c"}
     finally:
@@ -110,17 +110,17 @@ def test_the_next_task_lets_go_of_what_the_last_one_held(sealing_engine, sealing
     write(sealing_client, topic, 1, 1_000)
     checkpoint(sealing_engine)
     (row,) = pieces(sealing_engine, topic)
-    assert row["file"] in HELD
+    assert row["file"] in PINNED_FILES
     other = ringlog_topic("other")
     write(sealing_client, other, 1, 10)
     pieces(sealing_engine, other)
-    assert row["file"] not in HELD
+    assert row["file"] not in PINNED_FILES
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open():
     yield
-    HELD.close()
+    PINNED_FILES.close()
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlog.client.pages import Cursor
+from ringlog.client.read.pages import Cursor
 from ringlog.limits import SEQ_MAX
-from ringlog.spark.admission import Step, admit_bytes, in_turn, share
+from ringlog.spark.admission import StreamAdmissionStep, admit_bytes, admit_offsets, rotate_topics
 from ringlog.spark.offsets import BEGINNING, CheckpointRefused, decode, encode
 
 LOG = "0123456789abcdef"
@@ -90,7 +90,7 @@ lags = st.dictionaries(names, st.one_of(st.just(0), st.integers(1, 20), st.integ
 
 @given(lags, st.integers(1, 1 << 41), st.integers(0, 1 << 33))
 def test_shares_use_the_limit_up_and_exceed_neither_it_nor_what_waits(waiting, most, turn):
-    shares = share(waiting, most, turn)
+    shares = admit_offsets(waiting, most, turn)
     assert sum(shares.values()) == min(most, sum(waiting.values()))
     assert all(0 <= count <= waiting[topic] for topic, count in shares.items())
 
@@ -99,7 +99,7 @@ def test_shares_use_the_limit_up_and_exceed_neither_it_nor_what_waits(waiting, m
 def test_shares_follow_what_waits(waiting, most, turn):
     """No further than two positions from the exact part: one for rounding, one for the turn."""
     total = sum(waiting.values())
-    for topic, count in share(waiting, most, turn).items():
+    for topic, count in admit_offsets(waiting, most, turn).items():
         exact = min(most, total) * waiting[topic] / total
         assert abs(count - exact) <= 2 + exact * 1e-9
 
@@ -107,7 +107,10 @@ def test_shares_follow_what_waits(waiting, most, turn):
 @given(lags, st.integers(1, 50), st.integers(0, 1 << 33))
 def test_no_topic_starves_however_much_waits_in_the_others(waiting, most, turn):
     served = {
-        topic for step in range(len(waiting)) for topic, n in share(waiting, most, turn + step).items() if n
+        topic
+        for step in range(len(waiting))
+        for topic, n in admit_offsets(waiting, most, turn + step).items()
+        if n
     }
     assert served == {topic for topic, lag in waiting.items() if lag}
 
@@ -117,19 +120,20 @@ def test_beside_a_topic_that_never_empties_a_small_one_is_served_in_time():
     waiting = {"flood": 10**9, "drop": 1}
     exact = 100 * waiting["drop"] // sum(waiting.values())
     assert exact == 0
-    assert [share(waiting, 100, turn).get("drop", 0) for turn in range(4)].count(1) >= 2
+    assert [admit_offsets(waiting, 100, turn).get("drop", 0) for turn in range(4)].count(1) >= 2
 
 
 def test_turns_go_round_by_name():
-    assert [in_turn(["b", "c", "a"], turn)[0] for turn in range(4)] == ["a", "b", "c", "a"]
-    assert in_turn([], 3) == []
+    assert [rotate_topics(["b", "c", "a"], turn)[0] for turn in range(4)] == ["a", "b", "c", "a"]
+    assert rotate_topics([], 3) == []
 
 
 @st.composite
 def frames(draw):
     sizes = draw(st.dictionaries(names, st.lists(st.integers(1, 5_000), max_size=12), max_size=5))
     return {
-        topic: [Step(10 * (i + 1), size) for i, size in enumerate(found)] for topic, found in sizes.items()
+        topic: [StreamAdmissionStep(10 * (i + 1), size) for i, size in enumerate(found)]
+        for topic, found in sizes.items()
     }
 
 

@@ -130,7 +130,7 @@ def test_a_stream_may_start_at_a_time(sealing_engine, sealing_client, prefix):
     moment = sealing_client.read(topic, 20).cursor.seq
     assert moment == 20
     write(sealing_client, topic, 21, 40)
-    first = next(iter(sealing_client.reader(topic, 20))).time.isoformat()
+    first = next(iter(sealing_client.reader(topic, 21))).time.isoformat()
     late = "2999-01-01T00:00:00Z"
     query = Query(sealing_engine, topic, startingTimestamp=first)
     query.drain()
@@ -182,7 +182,7 @@ def test_the_limit_is_split_by_what_waits_and_a_small_topic_is_not_starved(
 def frame_ends(running, topic, last):
     """Where the frames of its segments end."""
     with Catalog.open(running.data_dir) as catalog:
-        ends = [each.last_seq for each in catalog.stretches(topic, 0, last)]
+        ends = [each.last_seq for each in catalog.stored_ranges(topic, 0, last)]
     assert len(ends) > 1
     return ends
 

@@ -18,8 +18,16 @@ from ringlog.limits import WAL_HEADER_BYTES
 from ringlog.spark import view_rows
 from ringlog.spark.clients import client_of
 from ringlog.spark.errors import SchemaError
+from ringlog.spark.file_locations import (
+    Roots,
+    TopicLocations,
+    _published,
+    locate_topic,
+    log_of,
+    ranges_of,
+    segments_of,
+)
 from ringlog.spark.options import source_options
-from ringlog.spark.places import Roots, TopicPlaces, _published, log_of, places_of, ranges_of, segments_of
 from ringlog.spark.schema import arrow_schema
 from ringlog.spark.views import ViewReader, view_reader, view_schema
 from tests.spark.world import checkpoint, copied, write
@@ -154,7 +162,7 @@ def test_a_segment_that_was_merged_meanwhile_is_found_again(sealing_engine, seal
 def damaged_place(sealing_engine, topics, tmp_path_factory):
     """A copy of the segment of the topics that a test may hurt: (roots, place)."""
     client = client_of(sealing_engine.data_dir)
-    place = segments_of([places_of(client, topic) for topic in topics])[0]
+    place = segments_of([locate_topic(client, topic) for topic in topics])[0]
     root = tmp_path_factory.mktemp("damage")
     source = Path(sealing_engine.data_dir, place.stem)
     (root / place.stem).parent.mkdir(parents=True)
@@ -230,7 +238,7 @@ def test_a_damaged_log_is_named_from_the_damage_on(sealing_engine, sealing_clien
     """What lies behind a frame of impossible length cannot be looked at: one fault up to the end says so."""
     client = client_of(sealing_engine.data_dir)
     write(sealing_client, "views.log", 1, 60, frame=10)
-    place = log_of([places_of(client, "views.log")])[-1]
+    place = log_of([locate_topic(client, "views.log")])[-1]
     path = tmp_path / place.path
     path.parent.mkdir(parents=True)
     whole = Path(sealing_engine.data_dir, place.path).read_bytes()
@@ -282,12 +290,12 @@ def test_runs_of_numbers(numbers, expected):
 
 def test_a_hole_is_explained_by_floors_deletes_and_losses_only():
     deleted = BitMap64([30, 31, 32, 40]).serialize()
-    places = TopicPlaces("t", 1, 1, 10, 60, ((50, 52),), deleted, ())
-    assert places.unexplained(1, 9) == []
-    assert places.unexplained(1, 12) == [(10, 12)]
-    assert places.unexplained(29, 41) == [(29, 29), (33, 39), (41, 41)]
-    assert places.unexplained(49, 53) == [(49, 49), (53, 53)]
-    assert places.unexplained(60, 70) == [(60, 60)], "beyond the head there is nothing yet"
+    places = TopicLocations("t", 1, 1, 10, 60, ((50, 52),), deleted, ())
+    assert places.unaccounted_ranges(1, 9) == []
+    assert places.unaccounted_ranges(1, 12) == [(10, 12)]
+    assert places.unaccounted_ranges(29, 41) == [(29, 29), (33, 39), (41, 41)]
+    assert places.unaccounted_ranges(49, 53) == [(49, 49), (53, 53)]
+    assert places.unaccounted_ranges(60, 70) == [(60, 60)], "beyond the head there is nothing yet"
 
 
 def test_an_open_end_of_the_log_stops_at_what_is_published():

@@ -6,12 +6,12 @@ import gc
 
 import pytest
 
-from ringlog.spark.workers import settle_worker
+from ringlog.spark.workers import freeze_imports
 
 
 def test_the_collector_of_a_process_without_tasks_is_left_alone():
     before = gc.get_freeze_count()
-    settle_worker("read")
+    freeze_imports("read")
     assert gc.get_freeze_count() == before
 
 
@@ -20,10 +20,10 @@ def test_the_collector_of_a_process_without_tasks_is_left_alone():
 @pytest.mark.timeout(300)
 def test_a_worker_keeps_its_imports_out_of_the_collections_behind_its_tasks(spark):
     def frozen_objects(_):  # Inside, so that it travels by value: workers cannot import this module.
-        settle_worker("read")
+        freeze_imports("read")
         once = gc.get_freeze_count()
         kept = [[] for _ in range(100)]
-        settle_worker("read")
+        freeze_imports("read")
         return once, gc.get_freeze_count() - once, len(kept)
 
     for frozen, later, _ in spark.sparkContext.parallelize(range(2), 2).map(frozen_objects).collect():

@@ -6,10 +6,10 @@ import pickle
 
 import pyarrow as pa
 
-from ringlog.client.fields import NewRecord
+from ringlog.client.write.fields import NewRecord
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 from ringlog.errors import NotReady
-from ringlog.link.address import read_engine
+from ringlog.link.address import read_engine_file
 from ringlog.link.shard_requests import Requester
 from ringlog.spark.batch import BatchReader
 from ringlog.spark.options import source_options
@@ -19,7 +19,7 @@ from ringlog.testing.real_engine import wait_until
 
 def checkpoint(running):
     """Have everything written so far turned into segments now."""
-    requester = Requester("compactor", f"ipc://{read_engine(running.run_dir).shm_dir}/compactor.sock")
+    requester = Requester("compactor", f"ipc://{read_engine_file(running.run_dir).shm_dir}/compactor.sock")
     made = []
 
     def is_made():

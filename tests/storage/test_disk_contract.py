@@ -11,7 +11,7 @@ import pytest
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES
 from ringlog.storage.disk import Disk, RealDisk, replace_file
-from ringlog.storage.gather import IOV_MAX
+from ringlog.storage.vectored_write import IOV_MAX
 from ringlog.testing.disk import FaultyDisk, Monitor, RecordingDisk, SimulatedDisk
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.storage import disk as storage_disk
-from ringlog.storage import gather
-from ringlog.storage.disk import Outstanding, RealDisk
-from ringlog.storage.gather import TRANSIENT_RETRIES_MAX, write_fully
+from ringlog.storage import vectored_write
+from ringlog.storage.disk import RealDisk, UnsyncedState
+from ringlog.storage.vectored_write import TRANSIENT_RETRIES_MAX, write_fully
 
 
 @pytest.fixture
@@ -135,23 +135,23 @@ def test_the_holder_of_a_lock_is_named(disk, root):
 def test_a_file_knows_what_no_sync_covers(disk, root):
     """RD-9."""
     fd = disk.create(f"{root}/a")
-    assert disk.outstanding(fd) == Outstanding(bytes=0, length=False, name=True)
+    assert disk.unsynced(fd) == UnsyncedState(bytes=0, length=False, name=True)
     disk.write_at(fd, [b"abc", b"de"], 0)
-    assert disk.outstanding(fd) == Outstanding(bytes=5, length=True, name=True)
+    assert disk.unsynced(fd) == UnsyncedState(bytes=5, length=True, name=True)
     disk.sync_data(fd)
-    assert disk.outstanding(fd) == Outstanding(bytes=0, length=False, name=True)
+    assert disk.unsynced(fd) == UnsyncedState(bytes=0, length=False, name=True)
     disk.sync_dir(f"{root}/")
-    assert disk.outstanding(fd) == Outstanding(bytes=0, length=False, name=False)
+    assert disk.unsynced(fd) == UnsyncedState(bytes=0, length=False, name=False)
     disk.write_at(fd, [b"x"], 1)
-    assert disk.outstanding(fd) == Outstanding(bytes=1, length=False, name=False)
+    assert disk.unsynced(fd) == UnsyncedState(bytes=1, length=False, name=False)
     disk.sync_file(fd)
     disk.allocate(fd, 0, 100)
-    assert disk.outstanding(fd) == Outstanding(bytes=0, length=True, name=False)
+    assert disk.unsynced(fd) == UnsyncedState(bytes=0, length=True, name=False)
     disk.truncate(fd, 5)
-    assert disk.outstanding(fd).bytes > 0
+    assert disk.unsynced(fd).bytes > 0
     disk.sync_file(fd)
     disk.zero_fill(fd, 0, 5)
-    assert disk.outstanding(fd) == Outstanding(bytes=5, length=False, name=False)
+    assert disk.unsynced(fd) == UnsyncedState(bytes=5, length=False, name=False)
     disk.close(fd)
 
 
@@ -159,14 +159,14 @@ def test_a_sync_of_another_directory_covers_no_name(disk, root):
     disk.make_dir(f"{root}/d")
     fd = disk.create(f"{root}/a")
     disk.sync_dir(f"{root}/d")
-    assert disk.outstanding(fd).name
+    assert disk.unsynced(fd).name
     disk.sync_dir(root)
     disk.rename(f"{root}/a", f"{root}/d/b")
-    assert disk.outstanding(fd).name
+    assert disk.unsynced(fd).name
     disk.sync_dir(root)
-    assert disk.outstanding(fd).name
+    assert disk.unsynced(fd).name
     disk.sync_dir(f"{root}/d")
-    assert not disk.outstanding(fd).name
+    assert not disk.unsynced(fd).name
     disk.close(fd)
 
 
@@ -181,10 +181,10 @@ def test_what_is_written_while_a_sync_runs_is_not_covered_by_it(disk, root, monk
 
     monkeypatch.setattr(os, "fdatasync", sync_with_company)
     disk.sync_data(fd)
-    assert disk.outstanding(fd)[:2] == (6, True)
+    assert disk.unsynced(fd)[:2] == (6, True)
     monkeypatch.undo()
     disk.sync_data(fd)
-    assert disk.outstanding(fd)[:2] == (0, False)
+    assert disk.unsynced(fd)[:2] == (0, False)
     disk.close(fd)
 
 
@@ -317,8 +317,8 @@ def test_names_stay_in_doubt_after_their_directorys_sync_failed(disk, root, monk
     monkeypatch.undo()
     later = disk.create(f"{root}/b")
     disk.sync_dir(root)
-    assert disk.outstanding(fd).name
-    assert not disk.outstanding(later).name
+    assert disk.unsynced(fd).name
+    assert not disk.unsynced(later).name
     disk.close(fd)
     disk.close(later)
 
@@ -347,7 +347,7 @@ def test_without_allocation_zeros_are_written_beyond_the_end(disk, root, monkeyp
     disk.write_at(fd, [b"abc"], 0)
     disk.allocate(fd, 0, 5000)
     assert disk.read_at(fd, 6000, 0) == b"abc" + bytes(4997)
-    assert disk.outstanding(fd).bytes == 5000
+    assert disk.unsynced(fd).bytes == 5000
     disk.allocate(fd, 0, 100)
     assert disk.size(fd) == 5000
     disk.close(fd)
@@ -366,7 +366,7 @@ try:
 except DiskError as e:
     failure = e.errno
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(failure, disk.size(fd), disk.outstanding(fd).length)
+print(failure, disk.size(fd), disk.unsynced(fd).length)
 whole = b"a" * 4000 + b"b" * 4000
 print(disk.write_at(fd, [whole[:4000], whole[4000:]], 0), disk.read_at(fd, 9000, 0) == whole)
 """
@@ -441,7 +441,7 @@ def test_a_short_write_is_continued_from_where_it_stopped(step):
 
 
 def test_no_call_gets_more_buffers_than_it_takes(monkeypatch):
-    monkeypatch.setattr(gather, "IOV_MAX", 4)
+    monkeypatch.setattr(vectored_write, "IOV_MAX", 4)
     kernel = Kernel(5)
     buffers = [bytes([i]) * (i % 4) for i in range(40)]
     write_fully(kernel, buffers, 0)

@@ -12,14 +12,13 @@ from ringlog.storage.disk import replace_file
 from ringlog.testing.disk import (
     Allocate,
     Create,
-    Damage,
-    Fault,
+    DiskFault,
+    DiskNote,
     FaultyDisk,
     Halted,
     MakeDir,
     Monitor,
-    Note,
-    OrderBroken,
+    PowerLossDamage,
     RecordingDisk,
     RemoveDir,
     Rename,
@@ -28,6 +27,7 @@ from ringlog.testing.disk import (
     SyncData,
     SyncDir,
     SyncFile,
+    SyncOrderViolation,
     Unlink,
     Write,
 )
@@ -70,14 +70,14 @@ def outcomes(disk, damage):
 # -- what survives -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", [None, *Damage])
+@pytest.mark.parametrize("damage", [None, *PowerLossDamage])
 def test_what_was_synced_survives_every_power_cut(disk, damage):
     """FH-2."""
     synced_file(disk, b"synced")
     assert outcomes(disk, damage) == {b"synced"}
 
 
-@pytest.mark.parametrize("damage", [None, *Damage])
+@pytest.mark.parametrize("damage", [None, *PowerLossDamage])
 def test_synced_bytes_survive_whatever_happens_to_later_ones(disk, damage):
     fd = synced_file(disk, b"s" * 1000)
     disk.write_at(fd, [b"n" * 3000], 1000)
@@ -111,7 +111,7 @@ def test_directory_changes_are_lost_from_a_point_on(disk):
 def test_a_removal_that_no_directory_sync_covers_may_come_back(disk):
     synced_file(disk, b"abc")
     disk.unlink(A)
-    disk.power_loss(0, Damage.LOST)
+    disk.power_loss(0, PowerLossDamage.LOST)
     assert contents(disk) == b"abc"
 
 
@@ -127,7 +127,7 @@ def test_a_replacement_shows_the_old_file_or_the_new_one_never_a_mixture(disk):
         for seed in range(30):
             after = disk.copy()
             try:
-                replace_file(FaultyDisk(after, Fault("any", nth, "halt")), "/data", "a", b"new" * 600)
+                replace_file(FaultyDisk(after, DiskFault("any", nth, "halt")), "/data", "a", b"new" * 600)
             except Halted:
                 assert nth <= total
             after.power_loss(seed)
@@ -138,11 +138,11 @@ def test_a_replacement_shows_the_old_file_or_the_new_one_never_a_mixture(disk):
 def test_without_the_sync_a_replacement_can_lose_both(disk):
     """Mutant 4: the simulation is unkind enough to see it."""
     replace_file(disk, "/data", "a", b"old")
-    disk.lie = True
+    disk.ignore_syncs = True
     replace_file(disk, "/data", "a", b"new")
-    disk.lie = False
+    disk.ignore_syncs = False
     disk.sync_dir("/data")
-    disk.power_loss(0, Damage.LENGTH_ONLY)
+    disk.power_loss(0, PowerLossDamage.LENGTH_ONLY)
     assert contents(disk) == b"\0\0\0"
 
 
@@ -150,15 +150,15 @@ def test_each_damage_does_what_it_says(disk):
     fd = synced_file(disk, b"s" * 512)
     disk.write_at(fd, [b"n" * 1024], 512)
     old, new = b"s" * 512, b"n" * 512
-    assert outcomes(disk, Damage.LOST) == {old}
-    assert outcomes(disk, Damage.KEPT) == {old + new + new}
-    assert outcomes(disk, Damage.SUBSET) == {old, old + new + new}
-    assert outcomes(disk, Damage.CUT) == {old, old + new}
-    assert outcomes(disk, Damage.HEAD_LOST) == {old, old + bytes(512) + new, old + bytes(1024)}
-    assert outcomes(disk, Damage.ZEROED) == {old, old + bytes(512) + new, old + new + bytes(512)}
-    assert outcomes(disk, Damage.LENGTH_ONLY) == {old + bytes(1024)}
-    assert outcomes(disk, Damage.CONTENT_ONLY) == {old}
-    garbled = outcomes(disk, Damage.GARBLED) - {old}
+    assert outcomes(disk, PowerLossDamage.LOST) == {old}
+    assert outcomes(disk, PowerLossDamage.KEPT) == {old + new + new}
+    assert outcomes(disk, PowerLossDamage.SUBSET) == {old, old + new + new}
+    assert outcomes(disk, PowerLossDamage.CUT) == {old, old + new}
+    assert outcomes(disk, PowerLossDamage.HEAD_LOST) == {old, old + bytes(512) + new, old + bytes(1024)}
+    assert outcomes(disk, PowerLossDamage.ZEROED) == {old, old + bytes(512) + new, old + new + bytes(512)}
+    assert outcomes(disk, PowerLossDamage.LENGTH_ONLY) == {old + bytes(1024)}
+    assert outcomes(disk, PowerLossDamage.CONTENT_ONLY) == {old}
+    garbled = outcomes(disk, PowerLossDamage.GARBLED) - {old}
     assert len(garbled) > 10
     for data in garbled:
         assert len(data) == 1536
@@ -168,7 +168,7 @@ def test_each_damage_does_what_it_says(disk):
 def test_content_without_length_keeps_what_lies_inside(disk):
     fd = synced_file(disk, bytes(1024))
     disk.write_at(fd, [b"x" * 1024], 512)
-    assert outcomes(disk, Damage.CONTENT_ONLY) == {bytes(512) + b"x" * 512}
+    assert outcomes(disk, PowerLossDamage.CONTENT_ONLY) == {bytes(512) + b"x" * 512}
 
 
 def test_unsynced_writes_reach_the_device_in_any_order_and_choice(disk):
@@ -177,11 +177,18 @@ def test_unsynced_writes_reach_the_device_in_any_order_and_choice(disk):
     for at, byte in enumerate(b"abc"):
         disk.write_at(fd, [bytes([byte])], at)
     expected = {bytes([a, b, c]) for a in (0, 97) for b in (0, 98) for c in (0, 99)}
-    assert outcomes(disk, Damage.SUBSET) == expected
+    assert outcomes(disk, PowerLossDamage.SUBSET) == expected
 
 
 @pytest.mark.parametrize(
-    "damage", [Damage.SUBSET, Damage.CUT, Damage.HEAD_LOST, Damage.ZEROED, Damage.GARBLED]
+    "damage",
+    [
+        PowerLossDamage.SUBSET,
+        PowerLossDamage.CUT,
+        PowerLossDamage.HEAD_LOST,
+        PowerLossDamage.ZEROED,
+        PowerLossDamage.GARBLED,
+    ],
 )
 def test_a_byte_changed_where_it_lies_is_the_old_or_the_new_one(disk, damage):
     """DL-17: also when several deletion marks go in one call, and beside one that stays."""
@@ -203,7 +210,7 @@ def test_allocation_keeps_later_writes_whatever_the_order(disk):
     fd = synced_file(disk, b"")
     disk.allocate(fd, 0, 4)
     disk.write_at(fd, [b"wxyz"], 4)
-    assert outcomes(disk, Damage.SUBSET) == {b"", bytes(4), bytes(4) + b"wxyz"}
+    assert outcomes(disk, PowerLossDamage.SUBSET) == {b"", bytes(4), bytes(4) + b"wxyz"}
 
 
 def test_one_seed_is_one_outcome(disk):
@@ -246,7 +253,7 @@ def test_a_failed_sync_leaves_the_trap_that_linux_leaves(disk):
     disk.sync_data(successor)
     dropped, cut = disk.copy(), disk.copy()
     dropped.drop_caches()
-    cut.power_loss(0, Damage.KEPT)
+    cut.power_loss(0, PowerLossDamage.KEPT)
     assert contents(dropped) == contents(cut) == b"old"
 
 
@@ -260,7 +267,7 @@ def test_writing_the_bytes_again_into_a_new_file_escapes_the_trap(disk):
     disk.process_kill()
     data = contents(disk)
     synced_file(disk, data, "/data/b")
-    disk.power_loss(0, Damage.LOST)
+    disk.power_loss(0, PowerLossDamage.LOST)
     assert contents(disk, "/data/b") == b"new"
 
 
@@ -274,10 +281,10 @@ def test_dropping_caches_keeps_what_is_merely_unsynced(disk):
 def test_a_sync_that_lies_saves_nothing(disk):
     """RF-44, D-16."""
     fd = synced_file(disk, b"old")
-    disk.lie = True
+    disk.ignore_syncs = True
     disk.write_at(fd, [b"new"], 0)
     disk.sync_data(fd)
-    disk.power_loss(0, Damage.LOST)
+    disk.power_loss(0, PowerLossDamage.LOST)
     assert contents(disk) == b"old"
 
 
@@ -291,7 +298,7 @@ def test_a_late_sync_takes_effect_some_changes_later(disk, changes_after, expect
     disk.write_at(fd, [b"???"], 0)  # the first change after it, and not covered by it
     for _ in range(changes_after - 1):
         disk.write_at(other, [b"x"], 0)
-    disk.power_loss(0, Damage.LOST)
+    disk.power_loss(0, PowerLossDamage.LOST)
     assert contents(disk) == expected
 
 
@@ -301,7 +308,7 @@ def test_a_late_directory_sync_covers_only_the_names_of_its_time(disk):
     disk.sync_dir("/data")
     disk.close(disk.create("/data/b"))
     disk.close(disk.create("/data/c"))
-    disk.power_loss(0, Damage.LOST)
+    disk.power_loss(0, PowerLossDamage.LOST)
     assert disk.list_dir("/data") == ["a"]
 
 
@@ -318,7 +325,7 @@ def test_operations_and_notes_are_kept_in_order(disk):
     recording.zero_fill(fd, 8, 2)
     recording.truncate(fd, 9)
     recording.sync_data(fd)
-    recording.note("ack", 7)
+    recording.add_note("ack", 7)
     recording.sync_file(fd)
     recording.rename("/data/d/a.tmp", "/data/d/a")
     recording.write_at(fd, [b"x"], 0)
@@ -329,15 +336,15 @@ def test_operations_and_notes_are_kept_in_order(disk):
     tmp = "/data/d/a.tmp"
     assert recording.operations == [
         MakeDir("/data/d"), Create(tmp), Allocate(tmp, 0, 10), Write(tmp, 2, b"abc"), Write(tmp, 8, b"\0\0"),
-        SetLength(tmp, 9), SyncData(tmp), Note("ack", 7), SyncFile(tmp), Rename(tmp, "/data/d/a"),
+        SetLength(tmp, 9), SyncData(tmp), DiskNote("ack", 7), SyncFile(tmp), Rename(tmp, "/data/d/a"),
         Write("/data/d/a", 0, b"x"), SyncDir("/data/d"), Unlink("/data/d/a"),
         RemoveDir("/data/d"),
     ]  # fmt: skip
-    assert recording.of(Note) == [Note("ack", 7)]
+    assert recording.operations_of(DiskNote) == [DiskNote("ack", 7)]
 
 
 def test_what_failed_is_not_in_the_record(disk):
-    recording = RecordingDisk(FaultyDisk(disk, Fault("data_sync", 1, "EIO")))
+    recording = RecordingDisk(FaultyDisk(disk, DiskFault("data_sync", 1, "EIO")))
     fd = recording.create(A)
     with pytest.raises(DiskError):
         recording.sync_data(fd)
@@ -350,7 +357,7 @@ def test_a_record_keeps_the_bytes_as_they_were_written(disk):
     fd = recording.create(A)
     recording.write_at(fd, [buffer], 0)
     buffer[:] = b"xyz"
-    assert recording.of(Write) == [Write(A, 0, b"abc")]
+    assert recording.operations_of(Write) == [Write(A, 0, b"abc")]
 
 
 # -- faults ----------------------------------------------------------------------------------------------
@@ -373,7 +380,7 @@ CALLS = {
 @pytest.mark.parametrize("op", CALLS)
 def test_every_class_of_call_can_fail_with_every_error(disk, op, kind):
     """FH-3."""
-    faulty = FaultyDisk(disk, Fault(op, 1, kind))
+    faulty = FaultyDisk(disk, DiskFault(op, 1, kind))
     synced_file(disk, b"abc")
     fd = faulty._opened(disk.create("/data/w"), "/data/w")
     with pytest.raises(DiskError) as caught:
@@ -384,9 +391,9 @@ def test_every_class_of_call_can_fail_with_every_error(disk, op, kind):
 
 
 def test_a_fault_strikes_once_or_from_then_on(disk):
-    once = FaultyDisk(disk, Fault("make_dir", 2, "EIO"))
+    once = FaultyDisk(disk, DiskFault("make_dir", 2, "EIO"))
     struck = [strikes(once, f"/data/once{i}") for i in range(4)]
-    for_ever = FaultyDisk(disk, Fault("make_dir", 2, "EIO", always=True))
+    for_ever = FaultyDisk(disk, DiskFault("make_dir", 2, "EIO", always=True))
     struck_for_ever = [strikes(for_ever, f"/data/ever{i}") for i in range(4)]
     assert struck == [False, True, False, False]
     assert struck_for_ever == [False, True, True, True]
@@ -403,15 +410,15 @@ def strikes(disk, path):
 def test_a_short_write_is_continued_in_two_steps(disk):
     """ST-11: the test sees two writes, the caller one."""
     recording = RecordingDisk(disk)
-    faulty = FaultyDisk(recording, Fault("write", 1, "short"))
+    faulty = FaultyDisk(recording, DiskFault("write", 1, "short"))
     fd = faulty.create(A)
     assert faulty.write_at(fd, [b"abc", b"def"], 0) == 6
-    assert recording.of(Write) == [Write(A, 0, b"abc"), Write(A, 3, b"def")]
+    assert recording.operations_of(Write) == [Write(A, 0, b"abc"), Write(A, 3, b"def")]
 
 
 def test_one_refusal_to_write_is_survived_and_endless_ones_are_not(disk):
     """ST-12."""
-    faulty = FaultyDisk(disk, Fault("write", 1, "EAGAIN"), Fault("write", 2, "EAGAIN", always=True))
+    faulty = FaultyDisk(disk, DiskFault("write", 1, "EAGAIN"), DiskFault("write", 2, "EAGAIN", always=True))
     fd = faulty.create(A)
     assert faulty.write_at(fd, [b"abc"], 0) == 3
     with pytest.raises(DiskError) as caught:
@@ -422,7 +429,7 @@ def test_one_refusal_to_write_is_survived_and_endless_ones_are_not(disk):
 
 def test_a_full_disk_takes_half_of_the_write_that_meets_it(disk):
     """RF-39: what is there of a failed write is not nothing."""
-    faulty = FaultyDisk(disk, Fault("write", 1, "ENOSPC"))
+    faulty = FaultyDisk(disk, DiskFault("write", 1, "ENOSPC"))
     fd = faulty.create(A)
     with pytest.raises(DiskError) as caught:
         faulty.write_at(fd, [b"abcdef"], 0)
@@ -433,7 +440,7 @@ def test_a_full_disk_takes_half_of_the_write_that_meets_it(disk):
 
 def test_a_write_that_makes_no_progress_fails(disk):
     """ST-11."""
-    faulty = FaultyDisk(disk, Fault("write", 1, "stuck"))
+    faulty = FaultyDisk(disk, DiskFault("write", 1, "stuck"))
     fd = faulty.create(A)
     with pytest.raises(DiskError) as caught:
         faulty.write_at(fd, [b"abc"], 0)
@@ -443,7 +450,7 @@ def test_a_write_that_makes_no_progress_fails(disk):
 @pytest.mark.parametrize("sync", ["sync_data", "sync_file"])
 def test_an_injected_sync_failure_poisons_and_sets_the_trap(disk, sync):
     """D-17, RD-2; through a recording disk between the two."""
-    fault = Fault("data_sync" if sync == "sync_data" else "full_sync", 1, "EIO")
+    fault = DiskFault("data_sync" if sync == "sync_data" else "full_sync", 1, "EIO")
     faulty = FaultyDisk(RecordingDisk(disk), fault)
     fd = faulty.create(A)
     faulty.write_at(fd, [b"abc"], 0)
@@ -458,7 +465,7 @@ def test_an_injected_sync_failure_poisons_and_sets_the_trap(disk, sync):
 
 
 def test_a_halted_process_does_nothing_more(disk):
-    faulty = FaultyDisk(disk, Fault("any", 3, "halt"))
+    faulty = FaultyDisk(disk, DiskFault("any", 3, "halt"))
     fd = faulty.create(A)
     faulty.write_at(fd, [b"abc"], 0)
     with pytest.raises(Halted):
@@ -473,7 +480,7 @@ def test_a_halted_process_does_nothing_more(disk):
 
 def test_only_writes_can_be_short(disk):
     with pytest.raises(UsageError):
-        FaultyDisk(disk, Fault("data_sync", 1, "short"))
+        FaultyDisk(disk, DiskFault("data_sync", 1, "short"))
 
 
 # -- the monitor (FH-4) -----------------------------------------------------------------------------------
@@ -483,23 +490,23 @@ def test_relying_on_a_file_needs_its_bytes_and_its_name_synced(disk):
     """RD-1."""
     monitor = Monitor()
     watched = monitor.watch(disk, incarnation=1)
-    with pytest.raises(OrderBroken, match="never made"):
+    with pytest.raises(SyncOrderViolation, match="never made"):
         monitor.require_durable(A, 1)
     fd = watched.create(A)
     watched.write_at(fd, [b"abc"], 0)
     monitor.require_written(A, 3)
-    with pytest.raises(OrderBroken, match="written up to 3"):
+    with pytest.raises(SyncOrderViolation, match="written up to 3"):
         monitor.require_written(A, 4)
-    with pytest.raises(OrderBroken, match="synced up to 0"):
+    with pytest.raises(SyncOrderViolation, match="synced up to 0"):
         monitor.require_durable(A, 3)
     watched.sync_data(fd)
-    with pytest.raises(OrderBroken, match="name"):
+    with pytest.raises(SyncOrderViolation, match="name"):
         monitor.require_durable(A, 3)
     watched.sync_dir("/data")
     monitor.require_durable(A, 3)
     watched.write_at(fd, [b"d"], 3)
     monitor.require_durable(A, 3)
-    with pytest.raises(OrderBroken, match="synced up to 3"):
+    with pytest.raises(SyncOrderViolation, match="synced up to 3"):
         monitor.require_durable(A, 4)
 
 
@@ -509,19 +516,19 @@ def test_rewritten_bytes_need_their_own_sync(disk):
     fd = synced_file(watched, b"abcdef")
     watched.write_at(fd, [b"x"], 2)
     monitor.require_durable(A, 2)
-    with pytest.raises(OrderBroken):
+    with pytest.raises(SyncOrderViolation):
         monitor.require_durable(A, 3)
 
 
 def test_nothing_may_rely_on_a_file_whose_sync_failed(disk):
     monitor = Monitor()
-    watched = monitor.watch(FaultyDisk(disk, Fault("data_sync", 1, "EIO")), 1)
+    watched = monitor.watch(FaultyDisk(disk, DiskFault("data_sync", 1, "EIO")), 1)
     fd = synced_file(watched, b"abc")
     with pytest.raises(DiskError):
         watched.sync_data(fd)
-    with pytest.raises(OrderBroken, match="sync failed"):
+    with pytest.raises(SyncOrderViolation, match="sync failed"):
         monitor.require_durable(A, 3)
-    with pytest.raises(OrderBroken, match="again"):
+    with pytest.raises(SyncOrderViolation, match="again"):
         watched.sync_data(fd)
 
 
@@ -532,7 +539,7 @@ def test_a_file_belongs_to_one_incarnation(disk):
     fd = synced_file(first, b"abc")
     first.close(fd)
     first.unlink(A)
-    with pytest.raises(OrderBroken, match="second time"):
+    with pytest.raises(SyncOrderViolation, match="second time"):
         second.create(A)
 
 
@@ -541,14 +548,14 @@ def test_another_incarnation_may_not_write_a_file_it_did_not_make(disk):
     fd = monitor.watch(disk, 1).create(A)
     second = monitor.watch(disk, 2)
     second.paths[fd] = A  # as if it had inherited the handle
-    with pytest.raises(OrderBroken, match="did not make it"):
+    with pytest.raises(SyncOrderViolation, match="did not make it"):
         second.write_at(fd, [b"x"], 0)
 
 
 def test_a_successor_may_cut_the_end_of_a_predecessors_file_even_after_a_failed_sync(disk):
     """RD-2, RD-3: it adds nothing, and nothing of it counts as synced."""
     monitor = Monitor()
-    first = monitor.watch(FaultyDisk(disk, Fault("data_sync", 1, "EIO")), 1)
+    first = monitor.watch(FaultyDisk(disk, DiskFault("data_sync", 1, "EIO")), 1)
     fd = synced_file(first, b"abcdef")
     with pytest.raises(DiskError):
         first.sync_data(fd)
@@ -559,7 +566,7 @@ def test_a_successor_may_cut_the_end_of_a_predecessors_file_even_after_a_failed_
     second.sync_file(cut)
     second.close(cut)
     assert contents(disk) == b"abc"
-    with pytest.raises(OrderBroken):
+    with pytest.raises(SyncOrderViolation):
         monitor.require_durable(A, 3)
 
 
@@ -567,7 +574,7 @@ def test_a_file_is_not_renamed_before_it_is_synced(disk):
     """FH-4."""
     watched = Monitor().watch(disk, 1)
     fd = watched.create("/data/a.tmp")
-    with pytest.raises(OrderBroken, match="before it is synced"):
+    with pytest.raises(SyncOrderViolation, match="before it is synced"):
         watched.rename("/data/a.tmp", A)
     watched.sync_file(fd)
     watched.rename("/data/a.tmp", A)
@@ -579,7 +586,7 @@ def test_what_a_file_replaces_is_not_removed_before_the_directory_sync(disk):
     synced_file(watched, b"old")
     fd = watched.create("/data/b")
     watched.sync_file(fd)
-    with pytest.raises(OrderBroken, match="before a directory sync"):
+    with pytest.raises(SyncOrderViolation, match="before a directory sync"):
         watched.unlink(A)
     watched.sync_dir("/data")
     watched.unlink(A)

@@ -12,10 +12,10 @@ import pytest
 from ringlog.errors import CorruptData, DiskError
 from ringlog.frame.facts import RecordFacts
 from ringlog.frame.layout import Column
-from ringlog.storage import ledger as ledgers
+from ringlog.storage import record_index as ledgers
 from ringlog.storage import tail as tails
-from ringlog.storage.ledger import Ledger, bitmap_of, seqs_of
-from ringlog.storage.reader import Mark
+from ringlog.storage.reader import LogHighWatermark
+from ringlog.storage.record_index import StoredRecordIndex, bitmap_of, seqs_of
 from ringlog.storage.tail import WINDOW_BYTES
 from ringlog.tags import TagMatch, parse_match
 from ringlog.testing.log_file import TS_US
@@ -38,14 +38,16 @@ class Library:
 
     def __init__(self, root: Path) -> None:
         self.world = LogWorld(str(root))
-        self.ledger = Ledger(self.world.disk, str(root), str(root), lambda _: Mark(*self.world._mark))
+        self.ledger = StoredRecordIndex(
+            self.world.disk, str(root), str(root), lambda _: LogHighWatermark(*self.world._mark)
+        )
         self.rows: list[Row] = []
 
     def located(self):
-        return self.world.locate("t", 0).take()
+        return self.world.locate("t", 0).result()
 
     def of(self):
-        return self.ledger.of(self.located())
+        return self.ledger.for_topic(self.located())
 
     def write(self, rng: random.Random, frames: int) -> None:
         """Frames of several shapes, with frames of another topic between them."""
@@ -178,7 +180,7 @@ def test_records_in_memory_follow_those_in_files(tmp_path):
         None,
         None,
     )
-    asked = library.ledger.of(library.located(), [staged])
+    asked = library.ledger.for_topic(library.located(), [staged])
     assert asked.totals(2, 4) == (3, 9)
     library.world.append([b"333", b"4444"])
     assert library.of().totals(1, 9) == (4, 10), "and not twice afterwards"
@@ -215,11 +217,11 @@ def test_tags_of_what_was_forgotten_are_forgotten_too(tmp_path, monkeypatch):
     tail = library.ledger._tails[5, 1]
     assert len(tail) == 5
     assert len(tail.tags) <= 5 * 4
-    assert tail.weight < 5 + 8 * 21
+    assert tail.memory_cost < 5 + 8 * 21
 
 
 def test_room_that_is_not_used_any_more_is_given_back():
-    held = tails.Growing(np.int64)
+    held = tails.GrowableArray(np.int64)
     held.append(np.arange(100_000))
     held.drop(99_990)
     assert held.values.tolist() == list(range(99_990, 100_000))

@@ -7,14 +7,14 @@ from ringlog.errors import CorruptData
 from ringlog.frame import batch as frames
 from ringlog.frame import encode_records, frame
 from ringlog.frame.batch import scan
-from ringlog.frame.routed import CopyRow, carried_by, routed_frame
+from ringlog.frame.routed_frame import CopyRow, routed_content_of, routed_frame
 from ringlog.limits import KIB, MIB
 from ringlog.storage.disk import RealDisk
-from ringlog.storage.log_map import GAP_BYTES_MAX, PIECE_BYTES, FileLife, LogMap, Stretch
-from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
+from ringlog.storage.log_map import GAP_BYTES_MAX, SECTION_BYTES, LogFileKey, LogMap, LogMapRange
+from ringlog.storage.reader import FrameRun, LogHighWatermark, Pause, TopicReader
 from ringlog.testing.log_file import LogFile, sealed_frame
 
-FILE = FileLife("shard-00/wal/1.wal", 7)
+FILE = LogFileKey("shard-00/wal/1.wal", 7)
 
 
 def log_of(topics, size=100):
@@ -27,26 +27,26 @@ def log_of(topics, size=100):
 def learned(topics, size=100, log_map=None, file=FILE, origin=4096):
     data, starts = log_of(topics, size)
     log_map = log_map or LogMap()
-    log_map.learn(file, data, scan(data), 0, origin)
+    log_map.add_scan(file, data, scan(data), 0, origin)
     return log_map, [origin + start for start in starts]
 
 
 def test_a_reader_goes_straight_to_its_topics_next_frame():
     log_map, at = learned([1, 2, 3, 1, 2, 9, 1])
-    assert log_map.find(FILE, 9, at[0], MIB) == Stretch(at[5], at[6] - at[5], is_known=True)
-    assert log_map.find(FILE, 2, at[2], MIB) == Stretch(at[4], at[5] - at[4], is_known=True)
+    assert log_map.find(FILE, 9, at[0], MIB) == LogMapRange(at[5], at[6] - at[5], is_known=True)
+    assert log_map.find(FILE, 2, at[2], MIB) == LogMapRange(at[4], at[5] - at[4], is_known=True)
 
 
 def test_frames_that_lie_close_are_one_stretch_and_as_large_as_is_asked_for():
     log_map, at = learned([1, 2, 1, 2, 1])
-    assert log_map.find(FILE, 1, at[0], MIB) == Stretch(at[0], at[5] - at[0], is_known=True)
-    assert log_map.find(FILE, 1, at[0], at[3] - at[0]) == Stretch(at[0], at[3] - at[0], is_known=True)
-    assert log_map.find(FILE, 1, at[0], 8) == Stretch(at[0], at[1] - at[0], is_known=True)  # one at least
+    assert log_map.find(FILE, 1, at[0], MIB) == LogMapRange(at[0], at[5] - at[0], is_known=True)
+    assert log_map.find(FILE, 1, at[0], at[3] - at[0]) == LogMapRange(at[0], at[3] - at[0], is_known=True)
+    assert log_map.find(FILE, 1, at[0], 8) == LogMapRange(at[0], at[1] - at[0], is_known=True)  # one at least
 
 
 def test_what_lies_far_apart_is_two_stretches():
     log_map, at = learned([1, 2, 1], size=GAP_BYTES_MAX)
-    assert log_map.find(FILE, 1, at[0], MIB) == Stretch(at[0], at[1] - at[0], is_known=True)
+    assert log_map.find(FILE, 1, at[0], MIB) == LogMapRange(at[0], at[1] - at[0], is_known=True)
 
 
 def test_a_topic_without_a_frame_is_sent_behind_what_is_known():
@@ -58,7 +58,7 @@ def test_a_topic_without_a_frame_is_sent_behind_what_is_known():
 def test_nothing_is_known_of_other_lives_of_a_file_or_before_and_behind_what_was_seen():
     log_map, at = learned([1, 2, 3])
     assert not log_map.find(FILE._replace(salt=8), 1, at[0], MIB).is_known
-    assert log_map.find(FILE, 2, 64, MIB) == Stretch(64, at[0] - 64, is_known=False)
+    assert log_map.find(FILE, 2, 64, MIB) == LogMapRange(64, at[0] - 64, is_known=False)
     assert log_map.find(FILE, 2, at[3], MIB).offset == at[3]
     assert not log_map.find(FILE, 2, at[3], MIB).is_known
 
@@ -69,35 +69,35 @@ def test_pieces_that_adjoin_become_one_whatever_their_order():
     pieces = list(range(0, 1_000, step))
     for first in [*pieces[1::2], *pieces[0::2]]:
         stop = starts[min(first + step, 1_000)]
-        log_map.learn(FILE, data, scan(data, starts[first], stop), starts[first], 0)
+        log_map.add_scan(FILE, data, scan(data, starts[first], stop), starts[first], 0)
     for n in range(1_000):
         found = log_map.find(FILE, n % 10, starts[n], 8)
-        assert found == Stretch(starts[n], starts[n + 1] - starts[n], is_known=True)
+        assert found == LogMapRange(starts[n], starts[n + 1] - starts[n], is_known=True)
     one = LogMap()
     for first in pieces:
         stop = starts[min(first + step, 1_000)]
-        one.learn(FILE, data, scan(data, starts[first], stop), starts[first], 0)
-    assert one.bytes < 1_000 * 24 + 20 * PIECE_BYTES, "not a piece for each time it was told"
+        one.add_scan(FILE, data, scan(data, starts[first], stop), starts[first], 0)
+    assert one.bytes < 1_000 * 24 + 20 * SECTION_BYTES, "not a piece for each time it was told"
 
 
 def test_what_overlaps_is_taken_once():
     data, starts = log_of([1, 2, 3, 4, 5])
     log_map = LogMap()
-    log_map.learn(FILE, data, scan(data, starts[2], starts[4]), starts[2], 0)
+    log_map.add_scan(FILE, data, scan(data, starts[2], starts[4]), starts[2], 0)
     before = log_map.bytes
-    log_map.learn(FILE, data, scan(data, starts[2], starts[4]), starts[2], 0)
+    log_map.add_scan(FILE, data, scan(data, starts[2], starts[4]), starts[2], 0)
     assert log_map.bytes == before
-    log_map.learn(FILE, data, scan(data), 0, 0)
+    log_map.add_scan(FILE, data, scan(data), 0, 0)
     assert log_map.find(FILE, 1, 0, 8).offset == starts[0]
     assert log_map.find(FILE, 2, 0, 8).offset == starts[1]
     assert log_map.find(FILE, 4, 0, 8).offset == starts[3]
-    assert log_map.find(FILE, 5, 0, 8) == Stretch(starts[4], 1 << 62, is_known=False)
+    assert log_map.find(FILE, 5, 0, 8) == LogMapRange(starts[4], 1 << 62, is_known=False)
 
 
 def test_memory_is_bounded_and_what_was_asked_least_goes_first():
-    bytes_max = 40 * 24 + 3 * PIECE_BYTES
+    bytes_max = 40 * 24 + 3 * SECTION_BYTES
     log_map = LogMap(bytes_max)
-    files = [FileLife(f"{n}.wal", n) for n in range(10)]
+    files = [LogFileKey(f"{n}.wal", n) for n in range(10)]
     for file in files:
         learned([1] * 10, log_map=log_map, file=file)
         log_map.find(files[0], 1, 4096, MIB)
@@ -109,10 +109,10 @@ def test_memory_is_bounded_and_what_was_asked_least_goes_first():
 
 
 def test_of_one_file_that_is_too_much_the_front_goes():
-    log_map = LogMap(30 * 24 + 2 * PIECE_BYTES)
+    log_map = LogMap(30 * 24 + 2 * SECTION_BYTES)
     data, starts = log_of([1] * 100)
     for first in (0, 40, 80):  # with holes between: pieces that stay apart
-        log_map.learn(FILE, data, scan(data, starts[first], starts[first + 10]), starts[first], 0)
+        log_map.add_scan(FILE, data, scan(data, starts[first], starts[first + 10]), starts[first], 0)
     assert not log_map.find(FILE, 1, starts[0], 8).is_known
     assert log_map.find(FILE, 1, starts[80], 8).is_known
 
@@ -120,19 +120,19 @@ def test_of_one_file_that_is_too_much_the_front_goes():
 def test_copies_of_a_router_are_found_by_their_topics():
     appended = frame(encode_records([b"copied"]), topic_id=1)
     rows = [CopyRow(topic, 5, 6, 1, 9, 1, 2) for topic in (30, 31)]
-    data = bytes(routed_frame(carried_by(appended, scan(appended), 0, hops=1), rows))
+    data = bytes(routed_frame(routed_content_of(appended, scan(appended), 0, hops=1), rows))
     before, _ = log_of([1, 2])
     after, _ = log_of([2])
     log_map = LogMap()
-    log_map.learn(FILE, before + data + after, scan(before + data + after), 0, 0)
+    log_map.add_scan(FILE, before + data + after, scan(before + data + after), 0, 0)
     for topic in (30, 31):
         found = log_map.find(FILE, topic, 0, MIB)
-        assert found == Stretch(len(before), len(data), is_known=True)
+        assert found == LogMapRange(len(before), len(data), is_known=True)
     assert log_map.find(FILE, 2, len(before), MIB).offset == len(before) + len(data)
     broken = bytearray(data)
     broken[frames.layout.HEADER_BYTES] = 0  # It says that it holds no copies.
     spoilt = LogMap()
-    spoilt.learn(FILE, before + broken + after, scan(before + broken + after), 0, 0)
+    spoilt.add_scan(FILE, before + broken + after, scan(before + broken + after), 0, 0)
     assert not spoilt.find(FILE, 30, 0, MIB).is_known
 
 
@@ -160,7 +160,7 @@ class Log:
             for n in range(rounds)
             for topic in range(1, topics + 1)
         ]
-        self.mark = Mark(self.file.file_id, self.file.stop)
+        self.mark = LogHighWatermark(self.file.file_id, self.file.stop)
 
     def reader(self, topic, *, log_map, mark=None):
         located = Located("t", topic, 1, 0, 0, self.rounds, 1, 1, 1, 1, False, [self.file.extent()])
@@ -201,7 +201,7 @@ def test_what_others_saw_further_on_is_not_read_before_it_is_published(tmp_path)
     """S-9: another reader's later mark is nothing to go by."""
     log = Log(tmp_path, topics=200, rounds=3)
     assert log.read(200, log_map=log.log_map)[0] == [1, 2, 3]
-    early = Mark(log.file.file_id, log.starts[400])
+    early = LogHighWatermark(log.file.file_id, log.starts[400])
     assert log.read(200, log_map=log.log_map, mark=early) == ([1, 2], Pause.AT_MARK)
     assert log.read(199, log_map=log.log_map, mark=early) == ([1, 2], Pause.AT_MARK)
     log.file.close()
@@ -240,5 +240,5 @@ def test_damage_found_where_the_map_leads_is_named(tmp_path):
 def test_a_control_frame_is_nobodys_next_frame():
     control = sealed_frame({}, topic_id=5, base_seq=0, kind=2, control=b"\xc0")
     log_map = LogMap()
-    log_map.learn(FILE, control, scan(control), 0, 0)
+    log_map.add_scan(FILE, control, scan(control), 0, 0)
     assert not log_map.find(FILE, 5, 0, MIB).is_known

@@ -1,4 +1,4 @@
-"""The register of a log: its bytes as docs/format.md has them, and what damage leaves of it."""
+"""The register of a log: its bytes as docs/reference/format.md has them, and what damage leaves of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import xxhash
 
 from ringlog.errors import CorruptData
-from ringlog.storage.layout import beyond
+from ringlog.storage.layout import ids_upper_bound
 from ringlog.storage.log_register import (
     ENTRY_BYTES,
-    Entry,
     LogRegister,
+    RegisterEntry,
     decode_register,
     encode_register,
     parse_register_name,
@@ -23,7 +23,7 @@ from ringlog.testing.disk import SimulatedDisk
 from ringlog.verify.register_decoder import verify_register
 
 ENGINE = bytes(range(16))
-ENTRY = Entry(3, 7, ENGINE, 40, 5, 1 << 20, 4, 9 << 24 | 2, ((1, 2 << 24), (8, 5 << 24 | 1)))
+ENTRY = RegisterEntry(3, 7, ENGINE, 40, 5, 1 << 20, 4, 9 << 24 | 2, ((1, 2 << 24), (8, 5 << 24 | 1)))
 GOLDEN = (
     b"RLOGREG1" + struct.pack("<IIQ", 1, 3, 7) + ENGINE
     + struct.pack("<6Q", 40, 5, 1 << 20, 4, 9 << 24 | 2, 2)
@@ -51,7 +51,7 @@ def noted(times: int) -> SimulatedDisk:
     disk = SimulatedDisk("/data")
     register = LogRegister(disk, "/data", 0)
     for n in range(times):
-        register.note(ENGINE, 1 + n // 3, 1 << 24 | n, 1 << 20, (n, n))
+        register.record_newest_file(ENGINE, 1 + n // 3, 1 << 24 | n, 1 << 20, (n, n))
     return disk
 
 
@@ -59,9 +59,9 @@ def test_the_newest_file_under_every_number_of_shards_is_kept():
     found = read_register(noted(8), "/data", 0)
     assert found is not None
     assert found.number == 8
-    assert dict(found.newest) == {1: 1 << 24 | 2, 2: 1 << 24 | 5, 3: 1 << 24 | 7}
+    assert dict(found.newest_files) == {1: 1 << 24 | 2, 2: 1 << 24 | 5, 3: 1 << 24 | 7}
     again = LogRegister(noted(8), "/data", 0)
-    again.note(ENGINE, 1, 2 << 24, 1 << 20, (9, 9))
+    again.record_newest_file(ENGINE, 1, 2 << 24, 1 << 20, (9, 9))
 
 
 def test_a_flipped_bit_anywhere_leaves_the_other_entry_or_is_refused_and_both_readers_agree():
@@ -98,7 +98,7 @@ def test_a_register_of_another_stream_or_version_is_refused():
 
 
 def test_ids_beyond_what_a_lost_file_may_have_held():
-    ids, epochs = beyond((100, 7), 88_000, 4)
+    ids, epochs = ids_upper_bound((100, 7), 88_000, 4)
     assert (ids, epochs) == (100 + 16 * 1001, 7 + 1001)
 
 
@@ -114,12 +114,12 @@ def test_a_register_opens_its_file_once_and_a_predecessor_does_not_reach_its_suc
     """No descriptor is needed to begin the next log file, and a process that was replaced writes nowhere."""
     disk = CountingDisk("/data")
     before, after = LogRegister(disk, "/data", 0), LogRegister(disk, "/data", 0)
-    before.note(ENGINE, 1, 1 << 24, 1 << 20, (0, 0))
-    after.note(ENGINE, 1, 2 << 24, 1 << 20, (0, 0))
+    before.record_newest_file(ENGINE, 1, 1 << 24, 1 << 20, (0, 0))
+    after.record_newest_file(ENGINE, 1, 2 << 24, 1 << 20, (0, 0))
     assert disk.opened == 2
-    before.note(ENGINE, 1, 1 << 24 | 1, 1 << 20, (0, 0))
-    after.note(ENGINE, 1, 2 << 24 | 1, 1 << 20, (0, 0))
+    before.record_newest_file(ENGINE, 1, 1 << 24 | 1, 1 << 20, (0, 0))
+    after.record_newest_file(ENGINE, 1, 2 << 24 | 1, 1 << 20, (0, 0))
     assert disk.opened == 2
     found = read_register(disk, "/data", 0)
     assert found is not None
-    assert dict(found.newest) == {1: 2 << 24 | 1}
+    assert dict(found.newest_files) == {1: 2 << 24 | 1}

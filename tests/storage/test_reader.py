@@ -12,7 +12,7 @@ from ringlog.errors import CorruptData
 from ringlog.frame import layout
 from ringlog.storage.disk import RealDisk
 from ringlog.storage.log_map import LogMap
-from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
+from ringlog.storage.reader import FrameRun, LogHighWatermark, Pause, TopicReader
 from ringlog.testing.log_file import LogFile, sealed_frame
 
 
@@ -23,7 +23,7 @@ class World:
         self.disk = RealDisk()
         self.root = str(root)
         self.files = []
-        self.mark = Mark(0, 0)
+        self.mark = LogHighWatermark(0, 0)
         self.options = options
 
     def file(self, **facts):
@@ -32,7 +32,7 @@ class World:
         return file
 
     def publish(self, file):
-        self.mark = Mark(file.file_id, file.stop)
+        self.mark = LogHighWatermark(file.file_id, file.stop)
 
     def located(self, extents, *, topic_id=5, epoch=1, head=1000, earliest=1, lost=()):
         return Located(
@@ -241,7 +241,7 @@ def test_removed_and_lost_positions_are_no_damage(world):
 def test_zeros_below_the_mark_are_damage(world):
     file = world.file()
     file.append(5, 1, [b"a"])
-    world.mark = Mark(file.file_id, file.stop + 64)
+    world.mark = LogHighWatermark(file.file_id, file.stop + 64)
     reader = world.reader([file.extent()])
     assert reader.next_run(1000).last_seq == 1
     with pytest.raises(CorruptData, match="zeros"):
@@ -252,7 +252,7 @@ def test_zeros_below_the_mark_are_damage(world):
 def test_a_file_shorter_than_its_mark_is_damage(world):
     file = world.file(file_bytes=8192)
     file.append(5, 1, [b"a"])
-    world.mark = Mark(file.file_id, 1 << 20)
+    world.mark = LogHighWatermark(file.file_id, 1 << 20)
     reader = world.reader([file.extent(start=8192)])
     with pytest.raises(CorruptData, match="the file ends"):
         reader.next_run(1000)
@@ -291,7 +291,8 @@ def test_volatile_files_lie_in_shared_memory_and_follow_their_own_mark(tmp_path)
     reader = TopicReader(
         Located("t", 5, 1, 0, 0, 1, 1, 1, 1, 1, False, [file.extent()]), 0,
         data_dir=str(tmp_path), shm_dir=str(tmp_path / "shm"), disk=disk,
-        marks=lambda volatile: Mark(file.file_id, file.stop) if volatile else Mark(0, 0),
+        marks=lambda volatile: LogHighWatermark(file.file_id,
+        file.stop) if volatile else LogHighWatermark(0, 0),
     )  # fmt: skip
     assert spans(reader) == ([(1, 1)], Pause.AT_MARK)
     file.close()

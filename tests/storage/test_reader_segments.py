@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from actors.gateway.events import ReadFiles
-from actors.gateway.files import read_files
-from ringlog.client.local_source import LocalSource
-from ringlog.client.pages import Cursor
-from ringlog.client.paging import read, read_page
-from ringlog.client.pieces import visible_pieces
-from ringlog.client.tail_batch import batches_of
+from actors.gateway.frame_reader import read_files
+from ringlog.client.read.local_source import LocalSource
+from ringlog.client.read.pages import Cursor
+from ringlog.client.read.paging import read, read_page
+from ringlog.client.read.record_batches import visible_record_batches
+from ringlog.client.read.tail_batch import tail_batches_of
 from ringlog.errors import CorruptData, NotReady
 from ringlog.frame import batch as frames
 from ringlog.frame.layout import Column
-from ringlog.storage.reader import FrameRun, Mark, Pause, TopicReader
-from ringlog.storage.shelf import SegmentShelf
+from ringlog.storage.reader import FrameRun, LogHighWatermark, Pause, TopicReader
+from ringlog.storage.segment_cache import SegmentCache
 from ringlog.testing.log_file import TS_US
 from ringlog.testing.log_world import LogWorld
 
@@ -67,7 +67,7 @@ def tailed(world, after=0):
     try:
         while True:
             portion = world.run(source.fetch(cursor, limit=1 << 62, bytes_max=1 << 16, wait_s=0.0))
-            for batch in batches_of(portion, "t"):
+            for batch in tail_batches_of(portion, "t"):
                 data, offsets = batch.numpy()
                 payloads = [data[a:b].tobytes() for a, b in pairwise(offsets.tolist())]
                 table = batch.arrow()
@@ -88,19 +88,19 @@ def tailed(world, after=0):
 def sent(world, after=0, *, limit=50, max_bytes=1 << 20):
     """The same by what a gateway sends: frames, and the numbers in them that are hidden."""
     found, cold, data = [], None, None
-    shelf = SegmentShelf(world.disk, world.data_dir)
+    shelf = SegmentCache(world.disk, world.data_dir)
     for _ in range(10_000):
         located = world.run(_located(world, after))
         start = max(after, located.earliest_seq - 1)
         wanted = ReadFiles(1, located, start, located.head_seq, limit, max_bytes, _now_us(), cold, data)
         got = read_files(
             wanted, data_dir=world.data_dir, shm_dir=world.shm_dir, disk=world.disk, shelf=shelf,
-            marks=lambda _: Mark(*world.marks(0).wal),
+            marks=lambda _: LogHighWatermark(*world.marks(0).wal),
         )  # fmt: skip
         if got.error is not None:
             raise got.error
         if got.cold is not None:
-            cold, data = got.cold, world.cold_read(got.cold).take()
+            cold, data = got.cold, world.cold_read(got.cold).result()
             continue
         if got.frames:
             hidden = np.array(BitMap64.deserialize(got.hidden).to_array(), np.int64) if got.hidden else []
@@ -109,7 +109,9 @@ def sent(world, after=0, *, limit=50, max_bytes=1 << 20):
             for row in range(len(batch)):
                 run = FrameRun(memoryview(got.data), batch.take(slice(row, row + 1)), 0, "", 0)
                 seen = max(start, found[-1][0] if found else 0)
-                for piece in visible_pieces(run, seen, got.examined, np.asarray(hidden, np.int64), "t"):
+                for piece in visible_record_batches(
+                    run, seen, got.examined, np.asarray(hidden, np.int64), "t"
+                ):
                     found += [(record.seq, record.data, record.ts) for record in piece.records()]
         assert got.examined > after or got.examined == located.head_seq
         after, cold, data = got.examined, None, None
@@ -156,7 +158,8 @@ def test_reading_begins_at_the_frame_that_holds_the_next_record(world):
     extent = world.sealed[0]
     reader = TopicReader(
         world.run(_located(world, 0)), 12_345, data_dir=world.data_dir, shm_dir=world.shm_dir,
-        marks=lambda _: Mark(0, 0), disk=world.disk, shelf=SegmentShelf(world.disk, world.data_dir),
+        marks=lambda _: LogHighWatermark(0, 0), disk=world.disk, shelf=SegmentCache(world.disk,
+        world.data_dir),
     )  # fmt: skip
     run = reader.next_run(world.head_seq)
     reader.close()
@@ -194,7 +197,7 @@ def test_a_segment_needs_no_mark(world):
     world.seal()
     reader = TopicReader(
         world.run(_located(world, 0)), 0, data_dir=world.data_dir, shm_dir=world.shm_dir,
-        marks=lambda _: Mark(0, 0), disk=world.disk,
+        marks=lambda _: LogHighWatermark(0, 0), disk=world.disk,
     )  # fmt: skip
     assert reader.next_run(10).last_seq == 10
     assert reader.next_run(10) in {Pause.AT_MARK, Pause.MOVED}
@@ -232,7 +235,7 @@ def test_damage_in_a_segment_names_the_records_and_what_lies_before_comes_first(
     world.seal()
     extent = world.sealed[0]
     located = world.run(_located(world, 0))
-    place = SegmentShelf(world.disk, world.data_dir).frame_at(extent.path, world.topic_id, 9000)
+    place = SegmentCache(world.disk, world.data_dir).frame_at(extent.path, world.topic_id, 9000)
     with open(f"{world.data_dir}/{extent.path}", "r+b") as file:
         file.seek(place.offset + 300)
         byte = file.read(1)
@@ -413,7 +416,7 @@ def test_cold_records_are_the_same_opened_or_asked_for(world, way, has_dir):
     world.seal()
     expected = way(world)
     world.cold_dir = f"{world.data_dir}/cold" if has_dir else ""
-    world.chill()
+    world.move_to_cold()
     fill(world, 5)
     assert way(world)[:-5] == expected
     assert bool(world.cold_reads) == (not has_dir or way is sent)
@@ -425,7 +428,7 @@ def test_cold_frames_of_which_nothing_is_left_are_passed_over(world, way):
     for _ in range(5):
         fill(world, 4000)
     world.seal()
-    world.chill()
+    world.move_to_cold()
     world.remove(range(2, 12_300))
     assert [record[0] for record in way(world)] == [1, *range(12_300, 20_001)]
 
@@ -436,7 +439,7 @@ def test_a_cold_store_that_is_gone_is_not_ready_and_never_a_loss(world, has_dir)
     fill(world, 100)
     world.seal()
     world.cold_dir = f"{world.data_dir}/cold" if has_dir else ""
-    world.chill()
+    world.move_to_cold()
     os.rename(f"{world.data_dir}/cold", f"{world.data_dir}/elsewhere")
     with pytest.raises(NotReady) as e:
         pages(world)
@@ -501,7 +504,7 @@ def test_every_reading_path_agrees_with_a_list_whatever_happened(tmp_path_factor
         elif step == "rewrite":
             world.rewrite(value)
         else:
-            world.chill()
+            world.move_to_cold()
     expected = [(seq, data) for seq, data in sorted(model.items()) if seq > after]
     if after <= world.head_seq:
         assert [found[:2] for found in pages(world, after, limit=limit)] == expected

@@ -9,7 +9,7 @@ import pytest
 
 from ringlog.errors import CorruptData, DiskError
 from ringlog.storage import snapshot as snap
-from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 
 DATA = "/data"
 
@@ -133,22 +133,22 @@ def test_a_directory_without_snapshots_has_none(tmp_path):
 def test_a_number_is_never_used_again_be_its_file_valid_or_not(disk):
     """SN-9."""
     snap.write_snapshot(disk, DATA, make(4))
-    assert snap.next_number(disk, DATA, 0, 2) == 5
+    assert snap.next_snapshot_number(disk, DATA, 0, 2) == 5
     fd = disk.create(f"{DATA}/meta/{snap.snapshot_name(0, 9)}.tmp")
     disk.close(fd)
-    assert snap.next_number(disk, DATA, 0, 2) == 10
-    assert snap.next_number(disk, DATA, 0, 2, 30) == 31
+    assert snap.next_snapshot_number(disk, DATA, 0, 2) == 10
+    assert snap.next_snapshot_number(disk, DATA, 0, 2, 30) == 31
 
 
 def test_numbers_of_a_shard_follow_one_another_and_a_new_layout_begins_above_all(disk):
     snap.write_snapshot(disk, DATA, make(4, shard=0))
     snap.write_snapshot(disk, DATA, make(20, shard=1))
-    assert snap.next_number(disk, DATA, 0, 2) == 5
-    assert snap.next_number(disk, DATA, 0, 3) == 21
+    assert snap.next_snapshot_number(disk, DATA, 0, 2) == 5
+    assert snap.next_snapshot_number(disk, DATA, 0, 3) == 21
     snap.write_snapshot(disk, DATA, make(21, shard=0, shards=3))
-    assert snap.next_number(disk, DATA, 0, 3) == 22
-    assert snap.next_number(disk, DATA, 2, 3) == 22
-    assert snap.next_number(disk, DATA, 1, 2) == 22, "back to an earlier layout"
+    assert snap.next_snapshot_number(disk, DATA, 0, 3) == 22
+    assert snap.next_snapshot_number(disk, DATA, 2, 3) == 22
+    assert snap.next_snapshot_number(disk, DATA, 1, 2) == 22, "back to an earlier layout"
 
 
 def test_a_crash_at_any_call_leaves_the_old_one_or_the_new_one_whole(disk):
@@ -158,7 +158,7 @@ def test_a_crash_at_any_call_leaves_the_old_one_or_the_new_one_whole(disk):
         world.make_dir(f"{DATA}/meta")
         world.sync_dir(DATA)
         snap.write_snapshot(world, DATA, make(1))
-        faulty = FaultyDisk(world, Fault("any", nth, "halt"))
+        faulty = FaultyDisk(world, DiskFault("any", nth, "halt"))
         try:
             snap.write_snapshot(faulty, DATA, make(2))
         except Halted:
@@ -177,7 +177,7 @@ def test_a_crash_at_any_call_leaves_the_old_one_or_the_new_one_whole(disk):
 @pytest.mark.parametrize("op", ["open", "write", "full_sync", "rename"])
 def test_a_call_that_fails_leaves_nothing_under_the_name(disk, op):
     with pytest.raises(DiskError):
-        snap.write_snapshot(FaultyDisk(disk, Fault(op, 1, "EIO")), DATA, make(2))
+        snap.write_snapshot(FaultyDisk(disk, DiskFault(op, 1, "EIO")), DATA, make(2))
     assert snap.snapshot_numbers(disk, DATA) == []
 
 

@@ -9,10 +9,10 @@ import pytest
 from ringlog.errors import DiskError, InvariantViolation
 from ringlog.limits import FILL_CHUNK_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.layout import decode_wal_header
-from ringlog.storage.log_register import Entry, read_register
-from ringlog.storage.wal import PIECE_BYTES, StreamIdentity, WalWriter
+from ringlog.storage.log_register import RegisterEntry, read_register
+from ringlog.storage.wal import SYNC_CHUNK_BYTES, StreamIdentity, WalWriter
 from ringlog.testing import disk as d
-from ringlog.testing.disk import Fault, FaultyDisk, RecordingDisk, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, RecordingDisk, SimulatedDisk
 
 DIRECTORY = "/data/wal/shard-00"
 MAKES_REGISTER = ["MakeDir", "SyncDir", "Create", "Write", "SyncFile", "Rename", "SyncDir"]
@@ -42,12 +42,14 @@ def test_a_file_is_whole_and_named_before_its_header_its_header_before_the_regis
     header = writer.open(prepared, salt=7, created_us=1, prev=(3, 4, 5), flags=1, last_identity=(8, 9))
     assert kinds(disk) == ["Write", "SyncData", *MAKES_REGISTER]
     register = read_register(disk, "/data", 0)
-    assert register == Entry(0, 1, b"e" * 16, 8, 9, prepared.capacity, 1, header.file_id)
+    assert register == RegisterEntry(0, 1, b"e" * 16, 8, 9, prepared.capacity, 1, header.file_id)
     second = writer.prepare(0)
     disk.operations.clear()
     later = writer.open(second, salt=7, created_us=1, prev=(3, 4, 5), flags=1, last_identity=(9, 9))
     assert kinds(disk)[:4] == ["Write", "SyncData", "Write", "SyncData"], "one sync where it lies"
-    assert read_register(disk, "/data", 0) == Entry(0, 2, b"e" * 16, 9, 9, second.capacity, 1, later.file_id)
+    assert read_register(disk, "/data", 0) == RegisterEntry(
+        0, 2, b"e" * 16, 9, 9, second.capacity, 1, later.file_id
+    )
     fd = disk.open_read(prepared.path)
     assert decode_wal_header(disk.read_at(fd, WAL_HEADER_BYTES, 0), "") == header
     assert (header.prev_file, header.prev_stop, header.prev_seal, header.flags) == (3, 4, 5, 3)
@@ -70,9 +72,9 @@ def test_sizes_follow_the_request_only_when_it_is_larger():
 @pytest.mark.parametrize("also", [None, "unlink"])
 def test_a_failed_try_stands_in_nobody_s_way(op, also):
     """FX-19, RF-46: whether or not what it left could be removed."""
-    disk = FaultyDisk(SimulatedDisk(DIRECTORY), Fault(op, 1, "ENOSPC"))
+    disk = FaultyDisk(SimulatedDisk(DIRECTORY), DiskFault(op, 1, "ENOSPC"))
     if also:
-        disk.plan.append(Fault("unlink", 1, "EIO"))
+        disk.plan.append(DiskFault("unlink", 1, "EIO"))
     writer = writer_on(disk)
     with pytest.raises(DiskError):
         writer.prepare(0)
@@ -152,7 +154,9 @@ def test_of_two_syncs_at_once_none_succeeds_when_the_other_fails():
     assert outcomes == ["DiskError", "InvariantViolation"]
 
 
-@pytest.mark.parametrize("sizes", [[10], [PIECE_BYTES], [100, 3 * PIECE_BYTES + 24], [PIECE_BYTES // 2] * 5])
+@pytest.mark.parametrize(
+    "sizes", [[10], [SYNC_CHUNK_BYTES], [100, 3 * SYNC_CHUNK_BYTES + 24], [SYNC_CHUNK_BYTES // 2] * 5]
+)
 @pytest.mark.parametrize("is_synced", [True, False])
 def test_a_group_that_is_synced_next_goes_to_the_device_piece_by_piece(sizes: list[int], is_synced: bool):
     """The same bytes either way; every piece is begun behind its own write and before the next one's."""
@@ -185,6 +189,6 @@ def test_a_group_that_is_synced_next_goes_to_the_device_piece_by_piece(sizes: li
     if is_synced:
         assert calls[::2] == written
         assert calls[1::2] == [("begin", offset, count) for _, offset, count in written]
-        assert max(count for _, _, count in written) < 2 * PIECE_BYTES
+        assert max(count for _, _, count in written) < 2 * SYNC_CHUNK_BYTES
     else:
         assert calls == [("write", start, length)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.wal_shard.group import Control, Group, LogPosition, lay_out
+from actors.wal_shard.commit.commit_batch import CommitBatch, ControlPart, LogPosition, lay_out
 from ringlog.frame import control_frame
 from ringlog.frame.layout import FrameType
 from ringlog.limits import WAL_HEADER_BYTES
@@ -16,12 +16,12 @@ from ringlog.storage import recovery
 from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, WalHeader
 from ringlog.storage.recovery import (
     FileScan,
-    Tail,
+    WalTailState,
+    classify_tail,
     copied_mark,
+    frames_after_damage,
     holds_marks,
-    judge,
-    look_behind,
-    sealed_behind,
+    scan_trailing_data,
 )
 
 SALT = 77
@@ -34,15 +34,15 @@ class Log:
 
     def __init__(self) -> None:
         self.at = LogPosition()
-        self.at.opened(HEADER.file_id, SALT, WAL_HEADER_BYTES, SIZE)
+        self.at.start_file(HEADER.file_id, SALT, WAL_HEADER_BYTES, SIZE)
         self.data = bytearray(SIZE)
         self.stops: list[int] = []
 
     def group(self, length: int = 40, *, synced: bool = True, flags: int = 0, word: object = ((), ())) -> Log:
-        group, start = Group(), self.at.offset
+        group, start = CommitBatch(), self.at.offset
         if length:
             body = b"\xc4" + bytes([length]) + b"x" * length
-            group.parts.append(Control(control_frame(FrameType.TOPIC_DELETE, 5, body)))
+            group.parts.append(ControlPart(control_frame(FrameType.TOPIC_DELETE, 5, body)))
             group.bytes = len(group.parts[0].frame)
         content = b"".join(bytes(each) for each in lay_out(group, self.at, flags, word))  # type: ignore[arg-type]
         self.data[start : start + len(content)] = content
@@ -54,7 +54,7 @@ class Log:
     def scanned(self, data: bytes | None = None, size: int = 0) -> FileScan:
         content = bytes(self.data if data is None else data)
         scan = FileScan(HEADER, size or len(content), lambda at, length: content[at : at + length])
-        self.frames = sum(len(piece.batch) for piece in scan.pieces())
+        self.frames = sum(len(piece.batch) for piece in scan.iter_chunks())
         return scan
 
 
@@ -63,7 +63,7 @@ def test_a_whole_log_is_clean_and_says_how_far_it_was_durable():
     scan = log.scanned()
     assert (scan.stop, scan.durable, scan.reason) == (log.stops[-1], log.stops[-2], "")
     assert log.frames == 6
-    assert judge(scan, 0) is Tail.CLEAN
+    assert classify_tail(scan, 0) is WalTailState.CLEAN
     assert scan.seal_at(scan.stop) == scan.last_seal != 0
     assert scan.seal_at(scan.durable) not in (0, scan.last_seal)
 
@@ -98,11 +98,11 @@ def test_a_scan_ends_whatever_the_length_of_the_file(size):
 def test_damage_below_a_later_mark_is_corruption_and_above_it_a_torn_tail():
     """RD-4, RE-6."""
     log = Log().group().group().group(synced=False)
-    for at, tail in ((log.stops[0] + 90, Tail.CORRUPT), (log.stops[1] + 90, Tail.TORN)):
+    for at, tail in ((log.stops[0] + 90, WalTailState.CORRUPT), (log.stops[1] + 90, WalTailState.TORN)):
         data = bytearray(log.data)
         data[at] ^= 1
         scan = log.scanned(bytes(data))
-        assert judge(scan, 0) is tail
+        assert classify_tail(scan, 0) is tail
         assert scan.reason
 
 
@@ -112,8 +112,8 @@ def test_evidence_from_elsewhere_makes_the_same_tail_corruption():
     data = bytearray(log.data)
     data[log.stops[0] + 90] ^= 1
     scan = log.scanned(bytes(data))
-    assert judge(scan, log.stops[0]) is Tail.TORN
-    assert judge(scan, log.stops[1]) is Tail.CORRUPT
+    assert classify_tail(scan, log.stops[0]) is WalTailState.TORN
+    assert classify_tail(scan, log.stops[1]) is WalTailState.CORRUPT
 
 
 def test_unsynced_groups_in_the_other_order_are_a_torn_tail():
@@ -123,7 +123,7 @@ def test_unsynced_groups_in_the_other_order_are_a_torn_tail():
     data[log.stops[0] : log.stops[1]] = bytes(log.stops[1] - log.stops[0])
     scan = log.scanned(bytes(data))
     assert scan.stop == log.stops[0]
-    assert judge(scan, 0) is Tail.TORN
+    assert classify_tail(scan, 0) is WalTailState.TORN
 
 
 def test_zeros_in_the_middle_of_what_was_durable_are_corruption():
@@ -131,7 +131,7 @@ def test_zeros_in_the_middle_of_what_was_durable_are_corruption():
     log = Log().group().group().group()
     data = bytearray(log.data)
     data[log.stops[0] : log.stops[1]] = bytes(log.stops[1] - log.stops[0])
-    assert judge(log.scanned(bytes(data)), 0) is Tail.CORRUPT
+    assert classify_tail(log.scanned(bytes(data)), 0) is WalTailState.CORRUPT
 
 
 def test_anything_but_zeros_behind_the_end_is_not_clean():
@@ -139,7 +139,7 @@ def test_anything_but_zeros_behind_the_end_is_not_clean():
     log = Log().group()
     data = bytearray(log.data)
     data[-1] = 1
-    assert judge(log.scanned(bytes(data)), 0) is Tail.TORN
+    assert classify_tail(log.scanned(bytes(data)), 0) is WalTailState.TORN
 
 
 def test_marks_are_found_behind_damage_wherever_they_lie(monkeypatch):
@@ -150,9 +150,9 @@ def test_marks_are_found_behind_damage_wherever_they_lie(monkeypatch):
         data = bytearray(log.data)
         data[WAL_HEADER_BYTES + 100] ^= 1
         scan = log.scanned(bytes(data))
-        assert look_behind(scan).durable == log.stops[1]
+        assert scan_trailing_data(scan).durable == log.stops[1]
         data[log.stops[1] + 100] ^= 1
-        assert look_behind(log.scanned(bytes(data))).durable == log.stops[0]
+        assert scan_trailing_data(log.scanned(bytes(data))).durable == log.stops[0]
 
 
 def test_groups_are_recognised_without_their_header_and_noise_is_not():
@@ -172,9 +172,9 @@ def test_what_lies_behind_damage_can_be_named():
     data = bytearray(log.data)
     data[log.stops[1] - 8] ^= 1
     scan = log.scanned(bytes(data))
-    assert sum(len(piece.batch) for piece in sealed_behind(scan)) == 7
+    assert sum(len(piece.batch) for piece in frames_after_damage(scan)) == 7
     data[log.stops[0] + 5] ^= 1
-    assert sum(len(piece.batch) for piece in sealed_behind(log.scanned(bytes(data)))) == 6
+    assert sum(len(piece.batch) for piece in frames_after_damage(log.scanned(bytes(data)))) == 6
 
 
 @given(st.binary(max_size=4_000), st.integers(0, 400))
@@ -183,6 +183,6 @@ def test_any_bytes_end_in_a_judgement(noise, keep):
     log = Log().group().group().group()
     data = bytes(log.data[: WAL_HEADER_BYTES + keep]) + noise
     scan = log.scanned(data)
-    assert judge(scan, 0) in set(Tail)
+    assert classify_tail(scan, 0) in set(WalTailState)
     assert scan.stop <= WAL_HEADER_BYTES + keep or data[: scan.stop] == bytes(log.data[: scan.stop])
-    assert all(len(piece.batch) for piece in sealed_behind(scan))
+    assert all(len(piece.batch) for piece in frames_after_damage(scan))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringlog.board.board import Board, ProcessSlot
-from ringlog.board.layout import P, ProcessState
+from ringlog.board.layout import ProcessField, ProcessState
 from ringlog.errors import ExitCode
 from ringlog.runtime.duty_cycle import run_duty_cycle
 
@@ -73,7 +73,7 @@ class Actor:
 @pytest.fixture
 def slot(tmp_path: Path) -> ProcessSlot:
     found = Board.create(tmp_path, 2).process(1)
-    found.set(P.STATE, ProcessState.STARTING)
+    found.set(ProcessField.STATE, ProcessState.STARTING)
     return found
 
 

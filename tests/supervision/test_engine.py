@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ringlog.config import Config, Run
+from ringlog.config import Config, RunConfig
 from ringlog.envelope.messages import (
     EngineStatusReply,
     ErrorReply,
@@ -33,8 +33,8 @@ from ringlog.envelope.messages import (
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import NotConnected, RinglogError, StartRefused, Status
 from ringlog.limits import SECOND_SIGNAL_S
-from ringlog.lives import born_of
-from ringlog.supervision import asking, ground
+from ringlog.process_id import process_started_ticks
+from ringlog.supervision import control_client, engine_resources
 from ringlog.supervision.run_dir import read_engine_json
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ class EngineProcess:
         return self
 
     def status(self) -> EngineStatusReply:
-        return asking.status(self.run_dir)
+        return control_client.fetch_status(self.run_dir)
 
     def shard(self, n: int = 0) -> ProcessStatus:
         return self.status().processes[n]
@@ -290,7 +290,7 @@ def test_a_shard_that_does_not_drain_in_time_is_killed(start: Start) -> None:
 
 def test_an_operator_stops_the_engine_by_message(start: Start) -> None:
     engine = start().ready()
-    asking.stop(engine.run_dir)
+    control_client.stop_engine(engine.run_dir)
     assert engine.wait() == 0
 
 
@@ -369,14 +369,14 @@ def test_root_is_refused_unless_told_or_in_a_container(
 ) -> None:
     """SEC-26."""
     mark = tmp_path / ".dockerenv"
-    monkeypatch.setattr(ground, "CONTAINER_FILES", (str(mark),))
-    monkeypatch.setattr(ground.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(engine_resources, "CONTAINER_FILES", (str(mark),))
+    monkeypatch.setattr(engine_resources.os, "geteuid", lambda: 0)
     with pytest.raises(StartRefused, match=r"run\.allow_root=true"):
-        ground.require_user(Config())
-    ground.require_user(Config(run=Run(allow_root=True)))
+        engine_resources.refuse_root(Config())
+    engine_resources.refuse_root(Config(run=RunConfig(allow_root=True)))
     assert not caplog.records
     mark.touch()
-    ground.require_user(Config())
+    engine_resources.refuse_root(Config())
     assert "running as root in a container" in caplog.text
 
 
@@ -416,7 +416,7 @@ def test_a_ring_lives_as_long_as_its_client(start: Start, tmp_path: Path) -> Non
     info = read_engine_json(engine.run_dir)
     client = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
-        opened = ask(info.shm_dir, RingOpen("test", client.pid, 0, born=born_of(client.pid)))
+        opened = ask(info.shm_dir, RingOpen("test", client.pid, 0, born=process_started_ticks(client.pid)))
         assert isinstance(opened, RingOpened)
         assert engine.status().rings == 1
         os.kill(engine.shard().pid, signal.SIGKILL)
@@ -483,4 +483,4 @@ def test_serve_works_where_another_package_is_called_supervisor(data_dir: Path, 
 
 def test_asking_where_no_engine_runs_is_not_connected(tmp_path: Path) -> None:
     with pytest.raises(RinglogError, match="no engine"):
-        asking.status(str(tmp_path))
+        control_client.fetch_status(str(tmp_path))

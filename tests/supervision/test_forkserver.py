@@ -14,7 +14,7 @@ import pytest
 
 from ringlog import testing
 from ringlog.errors import ExitCode
-from ringlog.supervision.spawn import child_environment
+from ringlog.supervision.child_process import child_environment
 from ringlog.testing.real_engine import TestEngine, wait_until
 
 pytestmark = pytest.mark.slow
@@ -165,7 +165,7 @@ NOBODY_ASKS = """
 import os, signal, socket, subprocess, sys
 from ringlog import hardening
 
-hardening.adopt_orphans()
+hardening.become_subreaper()
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server = subprocess.Popen(
     [sys.executable, "-P", "-m", "actors", str(theirs.fileno()), "scheduler"], pass_fds=[theirs.fileno()]
@@ -201,12 +201,12 @@ from ringlog.clock import SystemClock
 from ringlog.supervision.forkserver import ForkServer
 
 server = ForkServer(("wal_shard",), environ=dict(os.environ), clock=SystemClock())
-server._life_line = 0
+server._liveness_fd = 0
 for room in (0, 1, 2):
     used = len(os.listdir("/proc/self/fd")) - 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, 4096))
     server._start()
-    assert not server.is_coming and server.fileno() == -1, room
+    assert not server.is_starting and server.fileno() == -1, room
     assert server._start_at_ns is not None, "and it is tried again"
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64, 4096))
     assert len(os.listdir("/proc/self/fd")) - 1 == used, room

@@ -8,63 +8,63 @@ import pytest
 
 from ringlog.errors import DiskError, StartRefused
 from ringlog.storage.disk import RealDisk
-from ringlog.supervision.identity import Identity
+from ringlog.supervision.identity import EngineIdentity
 
 
 def test_an_empty_directory_founds_an_engine_with_a_random_id(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    first = Identity(RealDisk(), str(tmp_path / "a"))
+    first = EngineIdentity(RealDisk(), str(tmp_path / "a"))
     assert len(bytes.fromhex(first.engine_id)) == 16
-    assert first.engine_id != Identity(RealDisk(), str(tmp_path / "b")).engine_id
+    assert first.engine_id != EngineIdentity(RealDisk(), str(tmp_path / "b")).engine_id
 
 
 def test_the_id_stays_and_numbers_grow_over_starts(tmp_path: Path) -> None:
     taken, ids = [], set()
     for _ in range(4):
-        identity = Identity(RealDisk(), str(tmp_path))
+        identity = EngineIdentity(RealDisk(), str(tmp_path))
         ids.add(identity.engine_id)
-        assert identity.begin("/dev/shm/x", 3) > max(taken, default=0)
-        taken += [identity.take() for _ in range(40)]
+        assert identity.record_start("/dev/shm/x", 3) > max(taken, default=0)
+        taken += [identity.allocate_incarnation() for _ in range(40)]
     assert len(ids) == 1
     assert taken == sorted(set(taken))
 
 
 def test_a_number_is_durable_before_it_is_used(tmp_path: Path) -> None:
     """After any number was taken, a start from what the disk then holds hands out only higher ones."""
-    identity = Identity(RealDisk(), str(tmp_path))
-    identity.begin("/dev/shm/x", 2)
+    identity = EngineIdentity(RealDisk(), str(tmp_path))
+    identity.record_start("/dev/shm/x", 2)
     for _ in range(40):
-        taken = identity.take()
+        taken = identity.allocate_incarnation()
         stored = (tmp_path / "meta" / "engine").read_bytes()
         other = tmp_path / f"copy-{taken}"
         (other / "meta").mkdir(parents=True)
         (other / "meta" / "engine").write_bytes(stored)
-        assert Identity(RealDisk(), str(other)).take() > taken
+        assert EngineIdentity(RealDisk(), str(other)).allocate_incarnation() > taken
 
 
 def test_a_number_that_could_not_be_made_durable_is_not_handed_out(tmp_path: Path) -> None:
     """A full disk: the failed block stays unused, a later success goes on with it."""
     disk = RealDisk()
-    identity = Identity(disk, str(tmp_path))
-    identity.begin("/dev/shm/x", 1)
-    first = identity.take()
+    identity = EngineIdentity(disk, str(tmp_path))
+    identity.record_start("/dev/shm/x", 1)
+    first = identity.allocate_incarnation()
     stored = (tmp_path / "meta" / "engine").read_bytes()
     (tmp_path / "meta" / "engine.tmp").mkdir()
     for _ in range(3):
         with pytest.raises(DiskError):
-            identity.take()
+            identity.allocate_incarnation()
     assert (tmp_path / "meta" / "engine").read_bytes() == stored
     (tmp_path / "meta" / "engine.tmp").rmdir()
-    assert identity.take() == first + 1
+    assert identity.allocate_incarnation() == first + 1
 
 
 def test_the_shared_memory_of_the_last_start_is_remembered_until_it_is_gone(tmp_path: Path) -> None:
-    identity = Identity(RealDisk(), str(tmp_path))
-    identity.begin("/dev/shm/x", 1)
-    assert Identity(RealDisk(), str(tmp_path)).previous_shm_dir == "/dev/shm/x"
+    identity = EngineIdentity(RealDisk(), str(tmp_path))
+    identity.record_start("/dev/shm/x", 1)
+    assert EngineIdentity(RealDisk(), str(tmp_path)).previous_shm_dir == "/dev/shm/x"
     identity.forget_shm_dir()
-    assert Identity(RealDisk(), str(tmp_path)).previous_shm_dir == ""
+    assert EngineIdentity(RealDisk(), str(tmp_path)).previous_shm_dir == ""
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"engine_id":"x","next_incarnation":1}', b"\xff"])
@@ -75,11 +75,11 @@ def test_an_unreadable_identity_refuses_the_start_and_is_left_as_it_is(
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta" / "engine").write_bytes(content)
     with pytest.raises(StartRefused, match="does not decode"):
-        Identity(RealDisk(), str(tmp_path))
+        EngineIdentity(RealDisk(), str(tmp_path))
     assert (tmp_path / "meta" / "engine").read_bytes() == content
 
 
 def test_logs_without_an_identity_refuse_the_start(tmp_path: Path) -> None:
     (tmp_path / "wal" / "shard-00").mkdir(parents=True)
     with pytest.raises(StartRefused, match="missing though there are logs"):
-        Identity(RealDisk(), str(tmp_path))
+        EngineIdentity(RealDisk(), str(tmp_path))

@@ -11,7 +11,7 @@ from ringlog.errors import CorruptData, StartRefused
 from ringlog.storage.disk import RealDisk
 from ringlog.storage.identity_file import EngineFile
 from ringlog.storage.layout import wal_name
-from ringlog.supervision.identity import Identity
+from ringlog.supervision.identity import EngineIdentity
 from ringlog.testing.disk import SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 from ringlog.verify.identity_decoder import verify_identity
@@ -19,8 +19,8 @@ from ringlog.verify.identity_decoder import verify_identity
 
 def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
     """A digit of the counter that became another one would give numbers out twice."""
-    identity = Identity(RealDisk(), str(tmp_path))
-    identity.begin("/dev/shm/ringlog-0-0123abcd", 14)
+    identity = EngineIdentity(RealDisk(), str(tmp_path))
+    identity.record_start("/dev/shm/ringlog-0-0123abcd", 14)
     path = tmp_path / "meta" / "engine"
     sound = path.read_bytes()
     assert not verify_identity("meta/engine", sound).is_damaged
@@ -29,7 +29,7 @@ def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
             damaged = sound[:at] + bytes([sound[at] ^ 1 << bit]) + sound[at + 1 :]
             path.write_bytes(damaged)
             with pytest.raises(StartRefused):
-                Identity(RealDisk(), str(tmp_path))
+                EngineIdentity(RealDisk(), str(tmp_path))
             assert verify_identity("meta/engine", damaged).is_damaged, (at, bit)
 
 
@@ -37,27 +37,27 @@ def test_one_from_before_checksums_is_taken(tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
     old = {"engine_id": "0" * 32, "next_incarnation": 7, "shm_dir": ""}
     (tmp_path / "meta" / "engine").write_bytes(msgspec.json.encode(old))
-    assert Identity(RealDisk(), str(tmp_path)).begin("", 1) == 7
+    assert EngineIdentity(RealDisk(), str(tmp_path)).record_start("", 1) == 7
     assert msgspec.json.decode((tmp_path / "meta" / "engine").read_bytes(), type=EngineFile).check
 
 
 def test_one_that_is_older_than_the_log_is_refused(tmp_path: Path) -> None:
     """RF-76: whole and sound, but of last week."""
-    identity = Identity(RealDisk(), str(tmp_path))
-    first = identity.begin("", 4)
+    identity = EngineIdentity(RealDisk(), str(tmp_path))
+    first = identity.record_start("", 4)
     stream = tmp_path / "wal" / "shard-00"
     stream.mkdir(parents=True)
     (stream / wal_name(first + 3, 0)).touch()
-    Identity(RealDisk(), str(tmp_path))
+    EngineIdentity(RealDisk(), str(tmp_path))
     (stream / wal_name(first + 4, 0)).touch()
     with pytest.raises(StartRefused, match="older than the log"):
-        Identity(RealDisk(), str(tmp_path))
+        EngineIdentity(RealDisk(), str(tmp_path))
 
 
 def test_a_shard_with_a_number_that_is_not_new_refuses_and_loses_nothing() -> None:
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     for n in range(3):
         world.append("t", [b"%d" % n])
         world.stop()

@@ -9,7 +9,7 @@ import pytest
 
 import ringlog
 from ringlog import testing
-from ringlog.board.board import Board, Mark
+from ringlog.board.board import Board, WatermarkKind
 from ringlog.board.processes import shard_slot
 from ringlog.supervision.run_dir import read_engine_json
 from ringlog.testing.real_engine import TestEngine, wait_until
@@ -29,7 +29,7 @@ def tear(engine: TestEngine) -> None:
     engine.crash()
     board = Board.open(shm_dir, writable=False)
     try:
-        file_id, offset = board.process(shard_slot(0)).mark(Mark.PUBLISHED)
+        file_id, offset = board.process(shard_slot(0)).watermark(WatermarkKind.PUBLISHED)
     finally:
         board.close()
     incarnation, number = file_id >> 24, file_id & 0xFF_FFFF

@@ -18,11 +18,11 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.wire import encode
 from ringlog.limits import DESCRIPTORS_RESERVED
 from ringlog.logs import RepeatFilter
-from ringlog.runtime.listening import LOOK_MS_RARE, AcceptGuard, Listener, count_descriptors
+from ringlog.runtime.listener import CHECK_MS_RARE, AcceptGuard, Listener, count_descriptors
 from ringlog.testing.clock import ManualClock
 
 WAIT_MS = 10_000
-LATER_S = 2 * LOOK_MS_RARE / 1_000
+LATER_S = 2 * CHECK_MS_RARE / 1_000
 CROWD = 40
 
 _CROWD = f"""
@@ -33,7 +33,7 @@ from ringlog.envelope import messages as m
 from ringlog.envelope.wire import encode
 from ringlog.limits import DESCRIPTORS_RESERVED
 from ringlog.logs import RepeatFilter
-from ringlog.runtime.listening import count_descriptors
+from ringlog.runtime.listener import count_descriptors
 from ringlog.runtime.router_socket import RouterSocket
 endpoint, is_guarded = sys.argv[1], sys.argv[2] == "guarded"
 server, clock = RouterSocket(endpoint), SystemClock()
@@ -95,19 +95,19 @@ def test_it_stops_listening_and_listens_again(tmp_path: Path, descriptors: None)
         old.send(b"1")
         assert server.poll(WAIT_MS)
         address = server.recv_multipart()[0]
-        guard.look(clock.monotonic_ns())
+        guard.check_descriptors(clock.monotonic_ns())
         assert not listener.is_paused
         _leave(DESCRIPTORS_RESERVED - 1)
-        guard.look(clock.monotonic_ns() + 1)
+        guard.check_descriptors(clock.monotonic_ns() + 1)
         assert not listener.is_paused, "looked before it was time"
         clock.advance(LATER_S)
-        guard.look(clock.monotonic_ns())
+        guard.check_descriptors(clock.monotonic_ns())
         assert listener.is_paused
         server.send_multipart([address, b"2"])
         assert old.poll(WAIT_MS), "who is connected stays so"
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
         clock.advance(LATER_S)
-        guard.look(clock.monotonic_ns())
+        guard.check_descriptors(clock.monotonic_ns())
         assert not listener.is_paused
         with context.socket(zmq.DEALER) as new:
             new.connect(listener.endpoint)
@@ -127,10 +127,10 @@ def test_every_change_is_said_however_often_it_happens(
         for _ in range(3):
             _leave(DESCRIPTORS_RESERVED - 1)
             clock.advance(LATER_S)
-            guard.look(clock.monotonic_ns())
+            guard.check_descriptors(clock.monotonic_ns())
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
             clock.advance(LATER_S)
-            guard.look(clock.monotonic_ns())
+            guard.check_descriptors(clock.monotonic_ns())
     said = [record.getMessage() for record in caplog.records if shown.filter(record)]
     assert said == ["too few descriptors: no new connections", "new connections are taken again"] * 3
 

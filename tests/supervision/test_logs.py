@@ -38,7 +38,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 def test_a_line_carries_who_and_the_facts_by_name(root_logger: logging.Logger, tmp_path: Path) -> None:
     log = configured(root_logger, tmp_path / "log")
-    logs.say(log, logging.INFO, "ring attached", ring="%s {x} \n", seq=3)
+    logs.log_event(log, logging.INFO, "ring attached", ring="%s {x} \n", seq=3)
     [line] = lines(tmp_path / "log")
     assert (line["event"], line["ring"], line["seq"]) == ("ring attached", "%s {x} \n", 3)
     assert (line["actor"], line["incarnation"], line["level"]) == ("test", 4, "info")
@@ -47,14 +47,14 @@ def test_a_line_carries_who_and_the_facts_by_name(root_logger: logging.Logger, t
 
 def test_a_fact_cannot_pose_as_a_field_of_the_line(root_logger: logging.Logger, tmp_path: Path) -> None:
     log = configured(root_logger, tmp_path / "log")
-    logs.say(log, logging.INFO, "x", actor="intruder", ts=0)
+    logs.log_event(log, logging.INFO, "x", actor="intruder", ts=0)
     [line] = lines(tmp_path / "log")
     assert (line["actor"], line["fact_actor"], line["fact_ts"]) == ("test", "intruder", 0)
 
 
 def test_the_console_shows_control_characters_escaped(root_logger: logging.Logger, tmp_path: Path) -> None:
     log = configured(root_logger, tmp_path / "log", format="console")
-    logs.say(log, logging.ERROR, "x", topic="a\x1b[31m\n")
+    logs.log_event(log, logging.ERROR, "x", topic="a\x1b[31m\n")
     text = (tmp_path / "log").read_text()
     assert "\x1b" not in text
     assert text.count("\n") == 1
@@ -62,9 +62,9 @@ def test_the_console_shows_control_characters_escaped(root_logger: logging.Logge
 
 def test_levels_are_set_by_logger(root_logger: logging.Logger, tmp_path: Path) -> None:
     log = configured(root_logger, tmp_path / "log", level="error,ringlog.testlog.deep=debug")
-    logs.say(log, logging.INFO, "shallow")
+    logs.log_event(log, logging.INFO, "shallow")
     deep = logging.getLogger("ringlog.testlog.deep")
-    logs.say(deep, logging.DEBUG, "deep")
+    logs.log_event(deep, logging.DEBUG, "deep")
     deep.setLevel(logging.NOTSET)
     assert [line["event"] for line in lines(tmp_path / "log")] == ["deep"]
     with pytest.raises(ConfigError, match="no such level"):
@@ -99,10 +99,10 @@ def test_the_filter_remembers_a_bounded_number_of_warnings() -> None:
 
 def test_a_file_that_was_moved_away_is_opened_anew(root_logger: logging.Logger, tmp_path: Path) -> None:
     log = configured(root_logger, tmp_path / "log")
-    logs.say(log, logging.INFO, "before")
+    logs.log_event(log, logging.INFO, "before")
     (tmp_path / "log").rename(tmp_path / "log.1")
     logs.reopen()
-    logs.say(log, logging.INFO, "after")
+    logs.log_event(log, logging.INFO, "after")
     assert [line["event"] for line in lines(tmp_path / "log")] == ["after"]
     assert [line["event"] for line in lines(tmp_path / "log.1")] == ["before"]
 

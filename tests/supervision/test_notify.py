@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringlog.supervision.notify import Notifier
+from ringlog.supervision.systemd_notifier import SystemdNotifier
 
 
 @pytest.fixture
@@ -20,19 +20,19 @@ def ear(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_the_manager_is_told_of_progress_readiness_and_stop(ear: socket.socket) -> None:
-    notifier = Notifier({"NOTIFY_SOCKET": ear.getsockname(), "WATCHDOG_USEC": "30000000"})
-    notifier.status("recovering")
-    notifier.ready()
-    notifier.beat()
-    notifier.stopping()
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": ear.getsockname(), "WATCHDOG_USEC": "30000000"})
+    notifier.notify_status("recovering")
+    notifier.notify_ready()
+    notifier.ping_watchdog()
+    notifier.notify_stopping()
     said = [ear.recv(1024).decode() for _ in range(4)]
     assert said == ["STATUS=recovering", "READY=1\nSTATUS=ready", "WATCHDOG=1", "STOPPING=1\nSTATUS=draining"]
 
 
 def test_without_a_watchdog_no_beat_is_sent(ear: socket.socket) -> None:
-    notifier = Notifier({"NOTIFY_SOCKET": ear.getsockname()})
-    notifier.beat()
-    notifier.ready()
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": ear.getsockname()})
+    notifier.ping_watchdog()
+    notifier.notify_ready()
     assert ear.recv(1024).startswith(b"READY")
 
 
@@ -41,12 +41,12 @@ def test_an_abstract_socket_is_reached() -> None:
         ear.bind("")
         name = ear.getsockname()
         ear.settimeout(5)
-        Notifier({"NOTIFY_SOCKET": "@" + name[1:].decode()}).ready()
+        SystemdNotifier({"NOTIFY_SOCKET": "@" + name[1:].decode()}).notify_ready()
         assert ear.recv(1024).startswith(b"READY=1")
 
 
 def test_nobody_listening_is_no_trouble(tmp_path: Path) -> None:
     for environ in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone")}):
-        notifier = Notifier(environ)
-        notifier.ready()
-        notifier.stopping()
+        notifier = SystemdNotifier(environ)
+        notifier.notify_ready()
+        notifier.notify_stopping()

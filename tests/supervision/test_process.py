@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ringlog import config
-from ringlog.board.board import Board, P, ProcessState
+from ringlog.board.board import Board, ProcessField, ProcessState
 from ringlog.envelope.boot import ActorBoot, dump_boot
 from ringlog.errors import (
     ConfigError,
@@ -25,7 +25,7 @@ from ringlog.errors import (
     StartRefused,
 )
 from ringlog.runtime.process import exit_code_for
-from ringlog.supervision.run_dir import open_life_line, orphans_alive
+from ringlog.supervision.run_dir import open_liveness_lock, orphans_alive
 
 SLOT = 3
 PROGRAM = """
@@ -145,7 +145,7 @@ def page(shm: Path) -> tuple[ProcessState, int, int]:
     board = Board.open(shm, writable=False)
     try:
         slot = board.process(SLOT)
-        return slot.state, slot.get(P.PID), slot.get(P.INCARNATION)
+        return slot.state, slot.get(ProcessField.PID), slot.get(ProcessField.INCARNATION)
     finally:
         board.close()
 
@@ -210,7 +210,7 @@ def test_hangup_and_quit_do_not_end_an_actor(shm: Path) -> None:
 
 def test_an_actor_is_seen_by_the_next_supervisor_until_it_is_gone(shm: Path) -> None:
     """PR-10: it does not let go of its line while it ends, either."""
-    line = open_life_line(str(shm))
+    line = open_liveness_lock(str(shm))
     process = start(shm, "linger", pass_fds=(line,))
     os.close(line)
     assert process.stdout is not None

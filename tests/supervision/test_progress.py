@@ -8,59 +8,59 @@ from hypothesis import strategies as st
 
 from ringlog.board.layout import ProcessState
 from ringlog.limits import STUCK_AFTER_S_MIN
-from ringlog.supervision.progress import COMING, LOOK_MAX_NS, START_STILL_S_MIN, Progress
+from ringlog.supervision.progress import OBSERVE_GAP_NS_MAX, START_STALL_S_MIN, STARTING_STATES, ChildProgress
 from ringlog.supervision.restart import NS_PER_S
 
 HALF_S = NS_PER_S // 2
 
 
 def test_facts_that_stand_still_for_the_limit_mean_stuck() -> None:
-    progress, now = Progress(0), 0
-    progress.look((1, 1), now)
+    progress, now = ChildProgress(0), 0
+    progress.observe((1, 1), now)
     for _ in range(3):
         now += HALF_S
-        progress.look((1, 1), now)
+        progress.observe((1, 1), now)
         assert not progress.is_stuck(ProcessState.READY, 2.0)
-    progress.look((1, 1), now + HALF_S)
+    progress.observe((1, 1), now + HALF_S)
     assert progress.is_stuck(ProcessState.READY, 2.0)
 
 
 def test_any_fact_that_moves_is_progress() -> None:
-    progress = Progress(0)
+    progress = ChildProgress(0)
     for n in range(100):
-        progress.look((1, n), n * NS_PER_S)
+        progress.observe((1, n), n * NS_PER_S)
         assert not progress.is_stuck(ProcessState.READY, 1.0)
 
 
 def test_a_recovering_child_is_given_more_time() -> None:
-    progress = Progress(0)
+    progress = ChildProgress(0)
     for n in range(8):
-        progress.look((2,), n * HALF_S)
+        progress.observe((2,), n * HALF_S)
     assert progress.is_stuck(ProcessState.READY, 1.0)
     assert not progress.is_stuck(ProcessState.RECOVERING, 1.0)
 
 
-@pytest.mark.parametrize("state", COMING)
+@pytest.mark.parametrize("state", STARTING_STATES)
 def test_a_child_that_comes_up_is_not_stuck_by_the_limit_of_those_who_serve(state: ProcessState) -> None:
     """On a loaded host an interpreter takes longer to come up than the shortest limit there is."""
-    progress, now = Progress(0), 0
-    while progress.still_ns < (START_STILL_S_MIN - 1) * NS_PER_S:
-        progress.look((2,), now)
+    progress, now = ChildProgress(0), 0
+    while progress.stalled_ns < (START_STALL_S_MIN - 1) * NS_PER_S:
+        progress.observe((2,), now)
         assert not progress.is_stuck(state, STUCK_AFTER_S_MIN)
         now += HALF_S
     assert progress.is_stuck(ProcessState.READY, STUCK_AFTER_S_MIN)
     for _ in range(4):
-        progress.look((2,), now)
+        progress.observe((2,), now)
         now += HALF_S
     assert progress.is_stuck(state, STUCK_AFTER_S_MIN), "for ever is too long"
     assert not progress.is_stuck(state, 60.0), "patience grows with the limit"
 
 
 def test_time_in_which_the_supervisor_did_not_run_accuses_nobody() -> None:
-    progress = Progress(0)
-    progress.look((1,), 0)
-    progress.look((1,), 3600 * NS_PER_S)
-    assert progress.still_ns == LOOK_MAX_NS
+    progress = ChildProgress(0)
+    progress.observe((1,), 0)
+    progress.observe((1,), 3600 * NS_PER_S)
+    assert progress.stalled_ns == OBSERVE_GAP_NS_MAX
     assert not progress.is_stuck(ProcessState.READY, 60.0)
 
 
@@ -68,9 +68,9 @@ def test_time_in_which_the_supervisor_did_not_run_accuses_nobody() -> None:
 def test_standing_still_is_never_longer_than_the_time_since_the_last_change(
     steps: list[tuple[int, int]],
 ) -> None:
-    progress, now, changed, last = Progress(0), 0, 0, None
+    progress, now, changed, last = ChildProgress(0), 0, 0, None
     for fact, later in steps:
         now += later
-        progress.look((fact,), now)
+        progress.observe((fact,), now)
         changed, last = (now, fact) if fact != last else (changed, last)
-        assert 0 <= progress.still_ns <= now - changed
+        assert 0 <= progress.stalled_ns <= now - changed

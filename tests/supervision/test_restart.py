@@ -13,30 +13,30 @@ from ringlog.limits import RESTART_BACKOFF_MS_MAX, RESTART_BACKOFF_MS_MIN
 from ringlog.supervision.restart import (
     NS_PER_MS,
     NS_PER_S,
-    Exit,
+    ChildExit,
+    DeathHistory,
     GiveUp,
-    History,
-    Restart,
-    Wait,
+    RestartAt,
+    RestartNow,
     backoff_ms,
     decide,
     describe_exit,
 )
 from ringlog.supervision.tree import ChildSpec
 
-SIGKILLED = Exit(-signal.SIGKILL, was_ready=True)
-NEVER_READY = Exit(ExitCode.CANNOT_BOOT, was_ready=False)
+SIGKILLED = ChildExit(-signal.SIGKILL, was_ready=True)
+NEVER_READY = ChildExit(ExitCode.CANNOT_BOOT, was_ready=False)
 
 
 def spec(restart_max: int = 5, window_s: float = 60.0) -> ChildSpec:
     return ChildSpec("wal_shard", "wal_shard-00", 1, 1, restart_max, window_s, 60.0, 0)
 
 
-def die(child: ChildSpec, *deaths: tuple[Exit, int]) -> list[object]:
+def die(child: ChildSpec, *deaths: tuple[ChildExit, int]) -> list[object]:
     """Decisions for a sequence of (exit, monotonic ns)."""
-    history, decisions = History(), []
+    history, decisions = DeathHistory(), []
     for exit, now in deaths:
-        history = history.after(child, exit, now)
+        history = history.with_death(child, exit, now)
         decisions.append(decide(child, history, exit, now))
     return decisions
 
@@ -49,28 +49,28 @@ def die(child: ChildSpec, *deaths: tuple[Exit, int]) -> list[object]:
     ],
 )  # fmt: skip
 def test_the_first_death_is_followed_by_a_start_at_once(status: int) -> None:
-    assert die(spec(), (Exit(status, was_ready=True), 7)) == [Restart()]
+    assert die(spec(), (ChildExit(status, was_ready=True), 7)) == [RestartNow()]
 
 
 @pytest.mark.parametrize(("status", "word"), [(ExitCode.FENCED, "fenced"), (ExitCode.CORRUPT, "damaged")])
 def test_fenced_and_corrupt_are_given_up_at_once_and_the_reason_is_said(status: int, word: str) -> None:
-    [decision] = die(spec(), (Exit(status, was_ready=True), 7))
+    [decision] = die(spec(), (ChildExit(status, was_ready=True), 7))
     assert isinstance(decision, GiveUp)
     assert word in decision.reason
 
 
 def test_two_failed_boots_in_a_row_are_poison() -> None:
     first, second = die(spec(), (NEVER_READY, 0), (NEVER_READY, 1))
-    assert first == Restart()
+    assert first == RestartNow()
     assert isinstance(second, GiveUp)
     assert "cannot boot" in second.reason
 
 
 def test_a_process_that_ends_before_it_reached_the_board_is_a_failed_boot() -> None:
     """An interpreter that cannot import the actor exits with 1, as any crash does."""
-    early, late = (Exit(ExitCode.CRASH, False, "", has_booted) for has_booted in (False, True))
+    early, late = (ChildExit(ExitCode.CRASH, False, "", has_booted) for has_booted in (False, True))
     assert isinstance(die(spec(), (early, 0), (early, 1))[1], GiveUp)
-    assert isinstance(die(spec(), (late, 0), (late, 1))[1], Wait)
+    assert isinstance(die(spec(), (late, 0), (late, 1))[1], RestartAt)
 
 
 def test_a_boot_that_worked_in_between_forgets_the_failed_one() -> None:
@@ -81,7 +81,8 @@ def test_a_boot_that_worked_in_between_forgets_the_failed_one() -> None:
 def test_the_delay_doubles_with_every_death_in_the_window() -> None:
     decisions = die(spec(restart_max=4), *((SIGKILLED, n) for n in range(4)))
     waits = [
-        decision.until_ns - n if isinstance(decision, Wait) else 0 for n, decision in enumerate(decisions)
+        decision.until_ns - n if isinstance(decision, RestartAt) else 0
+        for n, decision in enumerate(decisions)
     ]
     assert waits == [0, *(RESTART_BACKOFF_MS_MIN * NS_PER_MS << n for n in range(3))]
 
@@ -95,7 +96,7 @@ def test_more_deaths_than_allowed_in_the_window_are_given_up() -> None:
 
 def test_deaths_older_than_the_window_are_forgotten() -> None:
     apart = 61 * NS_PER_S
-    assert die(spec(restart_max=1), *((SIGKILLED, n * apart) for n in range(50))) == [Restart()] * 50
+    assert die(spec(restart_max=1), *((SIGKILLED, n * apart) for n in range(50))) == [RestartNow()] * 50
 
 
 def test_a_child_that_may_not_restart_is_given_up_at_its_first_death() -> None:
@@ -103,7 +104,7 @@ def test_a_child_that_may_not_restart_is_given_up_at_its_first_death() -> None:
 
 
 exits = st.builds(
-    Exit,
+    ChildExit,
     st.sampled_from([*ExitCode, -signal.SIGKILL, -signal.SIGTERM, 3]),
     st.booleans(),
 )
@@ -112,13 +113,13 @@ deaths = st.lists(st.tuples(exits, st.integers(0, 120 * NS_PER_S)), min_size=1, 
 
 @given(deaths, st.integers(0, 8), st.sampled_from([1.0, 10.0, 60.0]))
 def test_no_sequence_of_deaths_restarts_more_often_than_the_intensity_allows(
-    steps: list[tuple[Exit, int]], restart_max: int, window_s: float
+    steps: list[tuple[ChildExit, int]], restart_max: int, window_s: float
 ) -> None:
     """At no time were there more than restart_max restarts for deaths within one window; no spin."""
-    child, now, history, restarted = spec(restart_max, window_s), 0, History(), []
+    child, now, history, restarted = spec(restart_max, window_s), 0, DeathHistory(), []
     for exit, later in steps:
         now += later
-        history = history.after(child, exit, now)
+        history = history.with_death(child, exit, now)
         assert len(history.deaths_ns) <= restart_max + 1
         decision = decide(child, history, exit, now)
         if isinstance(decision, GiveUp):
@@ -126,7 +127,7 @@ def test_no_sequence_of_deaths_restarts_more_often_than_the_intensity_allows(
         restarted.append(now)
         recent = [at for at in restarted if now - at < window_s * NS_PER_S]
         assert len(recent) <= restart_max
-        if isinstance(decision, Wait):
+        if isinstance(decision, RestartAt):
             assert decision.until_ns - now >= NS_PER_MS * RESTART_BACKOFF_MS_MIN
             assert decision.until_ns - now <= NS_PER_MS * RESTART_BACKOFF_MS_MAX
 
@@ -137,15 +138,15 @@ def test_the_delay_grows_and_is_bounded(deaths: int) -> None:
 
 
 def test_an_exit_is_shown_in_words_and_as_one_number() -> None:
-    assert (SIGKILLED.word, str(SIGKILLED)) == (256 + 9, "SIGKILL")
-    assert str(Exit(ExitCode.INVARIANT, True, "no progress")) == "invariant (no progress)"
+    assert (SIGKILLED.board_code, str(SIGKILLED)) == (256 + 9, "SIGKILL")
+    assert str(ChildExit(ExitCode.INVARIANT, True, "no progress")) == "invariant (no progress)"
     assert describe_exit(3) == "exit 3"
     assert describe_exit(256 + 200) == "signal 200"
-    assert Exit(ExitCode.OK, True).is_orderly
+    assert ChildExit(ExitCode.OK, True).is_orderly
     assert not SIGKILLED.is_orderly
 
 
 def test_deaths_that_are_seconds_apart_are_accidents_and_cost_no_delay() -> None:
     """PR-15: the pause for clients is the recovery, not a punishment."""
     apart = 6 * NS_PER_S
-    assert die(spec(restart_max=50), *((SIGKILLED, n * apart) for n in range(8))) == [Restart()] * 8
+    assert die(spec(restart_max=50), *((SIGKILLED, n * apart) for n in range(8))) == [RestartNow()] * 8

@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ringlog.config import Run
+from ringlog.config import RunConfig
 from ringlog.envelope import messages as m
 from ringlog.envelope.wire import decode, encode
 from ringlog.errors import InvalidRequest, NotReady, Throttled
 from ringlog.limits import MIB, PID_MAX, RING_BYTES_FIRST, RING_BYTES_MIN
-from ringlog.lives import born_of
+from ringlog.process_id import process_started_ticks
 from ringlog.ring.doorbell import BellListener
 from ringlog.ring.ring import RingProducer
 from ringlog.supervision import rings as r
-from ringlog.supervision.sockets import ShardLink
+from ringlog.supervision.sockets import ShardControlLink
 from ringlog.testing.clock import ManualClock
 
 WAIT_MS = 10_000
 
 
 class Shard:
-    """The far end of a ShardLink: a ROUTER on the shard's endpoint, answered by hand."""
+    """The far end of a ShardControlLink: a ROUTER on the shard's endpoint, answered by hand."""
 
     def __init__(self, shm_dir: Path) -> None:
         self.context = zmq.Context()
@@ -35,7 +35,7 @@ class Shard:
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(self.endpoint)
-        self.link = ShardLink(self.context, self.endpoint)
+        self.link = ShardControlLink(self.context, self.endpoint)
 
     def hear(self) -> tuple[m.Message, Callable[[m.Message], None]]:
         """The next message from the supervisor and a way to answer it."""
@@ -49,11 +49,11 @@ class Shard:
     def is_silent(self) -> bool:
         return not self.socket.poll(50)
 
-    def deliver(self, keeper: r.RingKeeper) -> None:
+    def deliver(self, keeper: r.RingManager) -> None:
         """Let the keeper take one reply."""
         assert self.link.socket.poll(WAIT_MS)
         for envelope in self.link.receive():
-            keeper.take_reply(0, envelope.corr, envelope.message)
+            keeper.handle_reply(0, envelope.corr, envelope.message)
 
     def close(self) -> None:
         self.link.close()
@@ -62,9 +62,9 @@ class Shard:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path, clock: ManualClock) -> Iterator[r.RingKeeper]:
-    settings = Run(ring_bytes=RING_BYTES_MIN, settle_entries=64)
-    keeper = r.RingKeeper(str(tmp_path), engine_id="0" * 32, shards=2, settings=settings, clock=clock)
+def keeper(tmp_path: Path, clock: ManualClock) -> Iterator[r.RingManager]:
+    settings = RunConfig(ring_bytes=RING_BYTES_MIN, settle_entries=64)
+    keeper = r.RingManager(str(tmp_path), engine_id="0" * 32, shards=2, settings=settings, clock=clock)
     yield keeper
     keeper.close_all()
 
@@ -87,10 +87,10 @@ def client() -> Iterator[subprocess.Popen[bytes]]:
 
 def request(pid: int = 0, shard: int = 0, ring_bytes: int = 0, client: str = "c") -> m.RingOpen:
     pid = pid or os.getpid()
-    return m.RingOpen(client, pid, shard, ring_bytes, born_of(pid))
+    return m.RingOpen(client, pid, shard, ring_bytes, process_started_ticks(pid))
 
 
-def open_live(keeper: r.RingKeeper, shard: Shard, pid: int = 0) -> m.RingOpened:
+def open_live(keeper: r.RingManager, shard: Shard, pid: int = 0) -> m.RingOpened:
     answers: list[m.Message] = []
     keeper.open(request(pid), answers.append)
     message, answer = shard.hear()
@@ -107,7 +107,7 @@ def files(path: Path) -> set[str]:
 
 
 def test_a_ring_is_announced_only_when_its_shard_drains_it(
-    keeper: r.RingKeeper, shard: Shard, tmp_path: Path
+    keeper: r.RingManager, shard: Shard, tmp_path: Path
 ) -> None:
     answers: list[m.Message] = []
     keeper.open(request(), answers.append)
@@ -124,7 +124,7 @@ def test_a_ring_is_announced_only_when_its_shard_drains_it(
 
 
 def test_a_closed_ring_is_drained_by_its_shard_and_then_removed(
-    keeper: r.RingKeeper, shard: Shard, tmp_path: Path
+    keeper: r.RingManager, shard: Shard, tmp_path: Path
 ) -> None:
     keeper.shard_ready(0, shard.link)
     opened = open_live(keeper, shard)
@@ -142,7 +142,7 @@ def test_a_closed_ring_is_drained_by_its_shard_and_then_removed(
 
 
 def test_the_rings_of_a_killed_client_are_drained_and_removed(
-    keeper: r.RingKeeper, shard: Shard, tmp_path: Path, client: subprocess.Popen[bytes]
+    keeper: r.RingManager, shard: Shard, tmp_path: Path, client: subprocess.Popen[bytes]
 ) -> None:
     """PR-6."""
     keeper.shard_ready(0, shard.link)
@@ -167,25 +167,25 @@ def test_the_rings_of_a_killed_client_are_drained_and_removed(
 
 
 def test_a_client_without_a_pidfd_is_watched_by_its_lock(
-    keeper: r.RingKeeper, shard: Shard, tmp_path: Path, clock: ManualClock
+    keeper: r.RingManager, shard: Shard, tmp_path: Path, clock: ManualClock
 ) -> None:
     keeper.shard_ready(0, shard.link)
     opened = open_live(keeper, shard, pid=PID_MAX)
     assert keeper.pidfds() == {}
     producer = RingProducer.attach(str(tmp_path / opened.ring))
     clock.advance(60)
-    keeper.look()
+    keeper.poll_producer_locks()
     assert shard.is_silent(), "it holds its lock"
     producer.close()
-    keeper.look()
+    keeper.poll_producer_locks()
     assert shard.is_silent(), "one look a second"
     clock.advance(1.5)
-    keeper.look()
+    keeper.poll_producer_locks()
     assert shard.hear()[0] == m.RingDetach(opened.ring, dead=True)
 
 
 def test_the_rings_of_a_closed_client_go_although_its_process_lives(
-    keeper: r.RingKeeper, shard: Shard, tmp_path: Path, clock: ManualClock
+    keeper: r.RingManager, shard: Shard, tmp_path: Path, clock: ManualClock
 ) -> None:
     """PR-6, RF-14: a pidfd tells of the process alone; a program may open and close clients for years."""
     keeper.shard_ready(0, shard.link)
@@ -193,30 +193,30 @@ def test_the_rings_of_a_closed_client_go_although_its_process_lives(
     assert len(keeper.pidfds()) == 1
     RingProducer.attach(str(tmp_path / quick.ring)).close()
     producer = RingProducer.attach(str(tmp_path / slow.ring))
-    keeper.look()
+    keeper.poll_producer_locks()
     assert shard.hear()[0] == m.RingDetach(quick.ring, dead=True), "never seen held, and closed"
     assert shard.is_silent(), "the other one's lock is held"
     producer.close()
     clock.advance(1.5)
-    keeper.look()
+    keeper.poll_producer_locks()
     assert shard.hear()[0] == m.RingDetach(slow.ring, dead=True)
 
 
 def test_a_client_that_never_attaches_is_given_up_after_a_grace(
-    keeper: r.RingKeeper, shard: Shard, clock: ManualClock
+    keeper: r.RingManager, shard: Shard, clock: ManualClock
 ) -> None:
     keeper.shard_ready(0, shard.link)
     opened = open_live(keeper, shard, pid=PID_MAX)
     clock.advance(29)
-    keeper.look()
+    keeper.poll_producer_locks()
     assert shard.is_silent()
     clock.advance(2)
-    keeper.look()
+    keeper.poll_producer_locks()
     assert shard.hear()[0] == m.RingDetach(opened.ring, dead=True)
 
 
 def test_a_new_incarnation_is_told_of_every_ring_and_of_those_whose_client_left_meanwhile(
-    keeper: r.RingKeeper, shard: Shard, tmp_path: Path
+    keeper: r.RingManager, shard: Shard, tmp_path: Path
 ) -> None:
     """PR-2: nothing a client published is lost because its shard died before or after it."""
     keeper.shard_ready(0, shard.link)
@@ -224,7 +224,7 @@ def test_a_new_incarnation_is_told_of_every_ring_and_of_those_whose_client_left_
     keeper.shard_down(0)
     keeper.close(leaves.ring)
     assert files(tmp_path) >= {leaves.ring}
-    successor = ShardLink(shard.context, shard.endpoint)
+    successor = ShardControlLink(shard.context, shard.endpoint)
     shard.link = successor
     keeper.shard_ready(0, successor)
     heard = [shard.hear()[0] for _ in range(3)]
@@ -236,7 +236,7 @@ def test_a_new_incarnation_is_told_of_every_ring_and_of_those_whose_client_left_
 
 
 def test_a_ring_its_shard_cannot_use_is_refused_and_removed(
-    keeper: r.RingKeeper, shard: Shard, tmp_path: Path
+    keeper: r.RingManager, shard: Shard, tmp_path: Path
 ) -> None:
     keeper.shard_ready(0, shard.link)
     answers: list[m.Message] = []
@@ -250,7 +250,7 @@ def test_a_ring_its_shard_cannot_use_is_refused_and_removed(
 
 
 def test_the_producer_of_a_ring_that_a_successor_refuses_is_told(
-    keeper: r.RingKeeper, shard: Shard, tmp_path: Path
+    keeper: r.RingManager, shard: Shard, tmp_path: Path
 ) -> None:
     """RF-25, RF-30: nobody reads that file any more; a client that does not know pushes into it for ever."""
     keeper.shard_ready(0, shard.link)
@@ -258,7 +258,7 @@ def test_the_producer_of_a_ring_that_a_successor_refuses_is_told(
     producer = RingProducer.attach(str(tmp_path / opened.ring))
     bell = BellListener(str(tmp_path / opened.bell))
     keeper.shard_down(0)
-    keeper.shard_ready(0, ShardLink(shard.context, shard.endpoint))
+    keeper.shard_ready(0, ShardControlLink(shard.context, shard.endpoint))
     shard.link = keeper.links()[0]
     _, answer = shard.hear()
     answer(m.ErrorReply(14, "ring cannot be attached", {"reason": "words"}))
@@ -271,7 +271,7 @@ def test_the_producer_of_a_ring_that_a_successor_refuses_is_told(
 
 
 def test_a_failed_shard_answers_those_who_wait_and_refuses_the_next(
-    keeper: r.RingKeeper, tmp_path: Path
+    keeper: r.RingManager, tmp_path: Path
 ) -> None:
     """PR-12."""
     answers: list[m.Message] = []
@@ -296,7 +296,7 @@ def test_a_failed_shard_answers_those_who_wait_and_refuses_the_next(
     ],
 )  # fmt: skip
 def test_an_impossible_request_is_refused_and_leaves_nothing(
-    keeper: r.RingKeeper, tmp_path: Path, bad: m.RingOpen
+    keeper: r.RingManager, tmp_path: Path, bad: m.RingOpen
 ) -> None:
     with pytest.raises(InvalidRequest):
         keeper.open(bad, lambda message: None)
@@ -304,7 +304,7 @@ def test_an_impossible_request_is_refused_and_leaves_nothing(
     assert len(keeper) == 0
 
 
-def size_of_ring(keeper: r.RingKeeper, where: Path, asked: int) -> int:
+def size_of_ring(keeper: r.RingManager, where: Path, asked: int) -> int:
     keeper.open(request(ring_bytes=asked), lambda message: None)
     ring = list(keeper)[-1]
     return (where / ring.name).stat().st_size
@@ -317,8 +317,8 @@ def size_of_ring(keeper: r.RingKeeper, where: Path, asked: int) -> int:
 def test_a_ring_begins_small_and_grows_up_to_the_configured_size(
     tmp_path: Path, clock: ManualClock, asked: int, given: int
 ) -> None:
-    settings = Run(ring_bytes=8 * MIB)
-    keeper = r.RingKeeper(str(tmp_path), engine_id="0" * 32, shards=1, settings=settings, clock=clock)
+    settings = RunConfig(ring_bytes=8 * MIB)
+    keeper = r.RingManager(str(tmp_path), engine_id="0" * 32, shards=1, settings=settings, clock=clock)
     size = size_of_ring(keeper, tmp_path, asked)
     assert given <= size <= given + settings.settle_entries * 64 + 8_192
     keeper.close_all()
@@ -333,7 +333,7 @@ def test_a_larger_ring_leaves_most_of_the_shared_memory_to_others(
     class Room:
         f_bavail, f_frsize = free, real.f_frsize
 
-    keeper = r.RingKeeper(str(tmp_path), engine_id="0" * 32, shards=1, settings=Run(), clock=clock)
+    keeper = r.RingManager(str(tmp_path), engine_id="0" * 32, shards=1, settings=RunConfig(), clock=clock)
     with monkeypatch.context() as patch:
         patch.setattr(r.os, "statvfs", lambda path: Room)
         assert 4 * MIB <= size_of_ring(keeper, tmp_path, 32 * MIB) < 6 * MIB
@@ -343,17 +343,19 @@ def test_a_larger_ring_leaves_most_of_the_shared_memory_to_others(
 
 
 def test_a_client_of_another_pid_namespace_is_not_taken_for_a_process_of_this_one(
-    keeper: r.RingKeeper, shard: Shard, client: subprocess.Popen[bytes]
+    keeper: r.RingManager, shard: Shard, client: subprocess.Popen[bytes]
 ) -> None:
     """Its pid may be the number of another process here, whose death must not take its ring."""
     keeper.shard_ready(0, shard.link)
-    keeper.open(m.RingOpen("c", client.pid, 0, 0, born_of(client.pid) + 1), lambda message: None)
+    keeper.open(
+        m.RingOpen("c", client.pid, 0, 0, process_started_ticks(client.pid) + 1), lambda message: None
+    )
     assert keeper.pidfds() == {}
     keeper.client_died(client.pid)
-    assert [ring.life for ring in keeper] == [r.Life.OPENING]
+    assert [ring.phase for ring in keeper] == [r.RingPhase.OPENING]
 
 
-def test_the_number_of_rings_is_bounded(keeper: r.RingKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_rings_is_bounded(keeper: r.RingManager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(r, "RINGS_PER_SHARD_MAX", 3)
     for _ in range(3):
         keeper.open(request(), lambda message: None)
@@ -364,7 +366,7 @@ def test_the_number_of_rings_is_bounded(keeper: r.RingKeeper, monkeypatch: pytes
 
 
 def test_no_room_in_shared_memory_is_throttled_and_leaves_no_half_made_ring(
-    keeper: r.RingKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keeper: r.RingManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full /dev/shm; the disk says no as a tmpfs does (RD-11)."""
 
@@ -377,7 +379,7 @@ def test_no_room_in_shared_memory_is_throttled_and_leaves_no_half_made_ring(
     assert files(tmp_path) == set()
 
 
-def test_no_string_of_a_client_becomes_part_of_a_path(keeper: r.RingKeeper, tmp_path: Path) -> None:
+def test_no_string_of_a_client_becomes_part_of_a_path(keeper: r.RingManager, tmp_path: Path) -> None:
     """SEC-25."""
     keeper.open(request(client="../../etc/x\0"), lambda message: None)
     assert all(set(name) <= set("ring-.bel0123456789abcdef") for name in files(tmp_path))

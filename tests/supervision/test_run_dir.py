@@ -62,13 +62,13 @@ def test_a_shared_memory_directory_is_private_and_random_and_removable() -> None
     try:
         assert one != two
         assert os.stat(one).st_mode & 0o777 == 0o700
-        assert r.is_leftover(one)
+        assert r.is_stale_shm_dir(one)
     finally:
         for path in (one, two):
             (Path(path) / "ring").write_text("x")
             r.remove_shm_dir(path)
     assert not os.path.exists(one)
-    assert not r.is_leftover(one)
+    assert not r.is_stale_shm_dir(one)
 
 
 def test_a_shared_memory_directory_is_on_record_before_it_exists() -> None:
@@ -92,7 +92,7 @@ def test_only_directories_named_like_ours_are_ever_removed(tmp_path: Path) -> No
     link = Path(f"/dev/shm/ringlog-{os.geteuid()}-{os.getpid():08x}")
     link.symlink_to(tmp_path)
     try:
-        assert not r.is_leftover(str(link))
+        assert not r.is_stale_shm_dir(str(link))
         r.remove_shm_dir(str(link))
         assert tmp_path.is_dir()
     finally:
@@ -116,13 +116,13 @@ def test_shared_memory_too_small_is_refused_naming_the_options() -> None:
 
 
 def test_the_announcement_is_read_back_and_withdrawn(tmp_path: Path, info: r.EngineInfo) -> None:
-    r.announce(RealDisk(), str(tmp_path), info)
+    r.write_engine_json(RealDisk(), str(tmp_path), info)
     assert r.read_engine_json(str(tmp_path)) == info
     assert os.stat(tmp_path / "engine.json").st_mode & 0o077 == 0
-    r.withdraw(RealDisk(), str(tmp_path))
+    r.remove_announcements(RealDisk(), str(tmp_path))
     with pytest.raises(NotConnected, match="no engine"):
         r.read_engine_json(str(tmp_path))
-    r.withdraw(RealDisk(), str(tmp_path))
+    r.remove_announcements(RealDisk(), str(tmp_path))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"engine_id":1}'])

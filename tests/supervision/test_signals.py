@@ -20,14 +20,14 @@ def readable(fd: int) -> bool:
 def test_what_came_is_taken_once_and_in_order() -> None:
     inbox = SignalInbox((signal.SIGUSR1, signal.SIGUSR2))
     try:
-        assert not inbox.has_any()
+        assert not inbox.has_signals()
         send(signal.SIGUSR1)
         send(signal.SIGUSR2)
-        assert inbox.has_any()
+        assert inbox.has_signals()
         assert readable(inbox.fileno())
-        assert inbox.take() == [signal.SIGUSR1, signal.SIGUSR2]
+        assert inbox.take_signals() == [signal.SIGUSR1, signal.SIGUSR2]
         assert not readable(inbox.fileno())
-        assert inbox.take() == []
+        assert inbox.take_signals() == []
     finally:
         inbox.close()
         inbox.close()
@@ -44,7 +44,7 @@ def test_a_storm_of_signals_is_bounded() -> None:
     try:
         for _ in range(10_000):
             send(signal.SIGUSR1)
-        assert 1 <= len(inbox.take()) <= 64
+        assert 1 <= len(inbox.take_signals()) <= 64
         assert not readable(inbox.fileno())
     finally:
         inbox.close()

@@ -10,18 +10,20 @@ import sys
 from pathlib import Path
 
 from ringlog.board.board import Board
-from ringlog.supervision import run_dir, spawn
-from ringlog.supervision.spawn import Child, actor_command, child_environment
+from ringlog.supervision import child_process, run_dir
+from ringlog.supervision.child_process import ChildProcess, actor_command, child_environment
 
 SLEEP = "import signal; print('up', flush=True); signal.pause()"
 
 
-def wait_dead(child: Child, seconds: float = 20.0) -> bool:
+def wait_dead(child: ChildProcess, seconds: float = 20.0) -> bool:
     return bool(select.select([child.pidfd], [], [], seconds)[0])
 
 
-def start(code: str, environ: dict[str, str] | None = None, life_line: int = 0) -> Child:
-    return spawn.spawn([sys.executable, "-c", code], environ or child_environment(os.environ), life_line)
+def start(code: str, environ: dict[str, str] | None = None, life_line: int = 0) -> ChildProcess:
+    return child_process.spawn_process(
+        [sys.executable, "-c", code], environ or child_environment(os.environ), life_line
+    )
 
 
 def run_to_end(code: str, environ: dict[str, str] | None = None) -> int:
@@ -33,18 +35,18 @@ def run_to_end(code: str, environ: dict[str, str] | None = None) -> int:
 def test_the_pidfd_of_a_live_child_is_quiet_and_readable_once_it_is_dead() -> None:
     child = start(SLEEP)
     assert not wait_dead(child, 0)
-    child.send(signal.SIGKILL)
+    child.send_signal(signal.SIGKILL)
     assert wait_dead(child)
     assert child.reap() == -signal.SIGKILL
-    child.send(signal.SIGTERM)
+    child.send_signal(signal.SIGTERM)
     child.close()
 
 
 def test_a_stopped_child_dies_from_sigkill() -> None:
     """RD-6: the fence works for a process that does not run."""
     child = start(SLEEP)
-    child.send(signal.SIGSTOP)
-    child.send(signal.SIGKILL)
+    child.send_signal(signal.SIGSTOP)
+    child.send_signal(signal.SIGKILL)
     assert wait_dead(child)
     assert child.reap() == -signal.SIGKILL
 
@@ -71,15 +73,15 @@ def test_no_descriptor_of_ours_lives_on_in_a_child(tmp_path: Path) -> None:
 def test_a_child_is_seen_to_live_from_its_birth_to_its_death(tmp_path: Path) -> None:
     """PR-10: also before it has run anything, and when it does nothing any more but end."""
     Board.create(tmp_path).close()
-    line = run_dir.open_life_line(str(tmp_path))
+    line = run_dir.open_liveness_lock(str(tmp_path))
     child = start("import os, signal; os.closerange(0, 3); signal.pause()", life_line=line)
-    child.send(signal.SIGSTOP)
+    child.send_signal(signal.SIGSTOP)
     os.close(line)
-    is_seen = run_dir.orphans_alive(str(tmp_path))
-    child.send(signal.SIGKILL)
+    has_waited_for_cpu = run_dir.orphans_alive(str(tmp_path))
+    child.send_signal(signal.SIGKILL)
     assert wait_dead(child)
     child.reap()
-    assert is_seen
+    assert has_waited_for_cpu
     assert not run_dir.orphans_alive(str(tmp_path))
 
 
@@ -121,8 +123,12 @@ def test_a_child_is_taken_for_its_memory_before_who_replaces_it():
     child = start("import signal; signal.pause()", dict(os.environ))
     try:
         with open(f"/proc/{child.pid}/oom_score_adj") as theirs, open("/proc/self/oom_score_adj") as ours:
-            assert int(theirs.read()) >= spawn.CHILD_OOM_SCORE > max(0, spawn.SUPERVISOR_OOM_SCORE)
-            assert int(ours.read()) < spawn.CHILD_OOM_SCORE
+            assert (
+                int(theirs.read())
+                >= child_process.CHILD_OOM_SCORE
+                > max(0, child_process.SUPERVISOR_OOM_SCORE)
+            )
+            assert int(ours.read()) < child_process.CHILD_OOM_SCORE
     finally:
-        child.send(signal.SIGKILL)
+        child.send_signal(signal.SIGKILL)
         child.reap()

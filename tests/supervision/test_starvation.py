@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from ringlog.supervision.restart import NS_PER_S
-from ringlog.supervision.starvation import SHARE_MIN, Hunger, Sight, sight_of
+from ringlog.supervision.starvation import SHARE_MIN, CpuSample, CpuStarvation, sample_cpu
 from ringlog.testing.real_engine import wait_until
 
 SPINS = "print('up', flush=True)\nwhile True: pass"
@@ -31,49 +31,51 @@ def child(code: str) -> Iterator[int]:
 
 def test_who_wants_no_processor_is_not_starved() -> None:
     """It sleeps, hangs in a device, was stopped, or is gone."""
-    assert not Hunger().is_starved(Sight(wants_cpu=False, used_ns=5), 0)
-    assert not Hunger().is_starved(None, 0)
+    assert not CpuStarvation().is_starved(CpuSample(wants_cpu=False, used_ns=5), 0)
+    assert not CpuStarvation().is_starved(None, 0)
 
 
 def test_who_wants_one_is_starved_until_a_window_shows_what_it_got() -> None:
-    hunger = Hunger()
-    assert hunger.is_starved(Sight(wants_cpu=True, used_ns=0), 0)
-    assert hunger.is_starved(Sight(wants_cpu=True, used_ns=NS_PER_S // 2), NS_PER_S // 2), "too early to say"
-    assert not hunger.is_starved(Sight(wants_cpu=True, used_ns=NS_PER_S), NS_PER_S), "it spins"
+    hunger = CpuStarvation()
+    assert hunger.is_starved(CpuSample(wants_cpu=True, used_ns=0), 0)
+    assert hunger.is_starved(CpuSample(wants_cpu=True, used_ns=NS_PER_S // 2), NS_PER_S // 2), (
+        "too early to say"
+    )
+    assert not hunger.is_starved(CpuSample(wants_cpu=True, used_ns=NS_PER_S), NS_PER_S), "it spins"
 
 
 @pytest.mark.parametrize(("share", "is_starved"), [(SHARE_MIN - 0.01, True), (SHARE_MIN, False)])
 def test_what_it_got_decides_in_each_window(share: float, is_starved: bool) -> None:
-    hunger = Hunger()
+    hunger = CpuStarvation()
     for n in range(5):
-        found = hunger.is_starved(Sight(wants_cpu=True, used_ns=int(n * share * NS_PER_S)), n * NS_PER_S)
+        found = hunger.is_starved(CpuSample(wants_cpu=True, used_ns=int(n * share * NS_PER_S)), n * NS_PER_S)
         assert found == (is_starved or n == 0)
         if not found:
             return
 
 
 def test_progress_begins_it_anew() -> None:
-    hunger = Hunger()
-    hunger.is_starved(Sight(wants_cpu=True, used_ns=0), 0)
-    assert hunger.is_seen
-    hunger.fed()
-    assert not hunger.is_seen
-    assert hunger.is_starved(Sight(wants_cpu=True, used_ns=90 * NS_PER_S), 100 * NS_PER_S), "of before"
+    hunger = CpuStarvation()
+    hunger.is_starved(CpuSample(wants_cpu=True, used_ns=0), 0)
+    assert hunger.has_waited_for_cpu
+    hunger.reset()
+    assert not hunger.has_waited_for_cpu
+    assert hunger.is_starved(CpuSample(wants_cpu=True, used_ns=90 * NS_PER_S), 100 * NS_PER_S), "of before"
 
 
 def test_the_kernel_tells_who_spins_and_who_sleeps() -> None:
     with child(SPINS) as spinning, child(SLEEPS) as sleeping:
-        first = sight_of(spinning)
+        first = sample_cpu(spinning)
         assert first is not None
         assert first.wants_cpu
 
         def has_used_more() -> bool:
-            now = sight_of(spinning)
+            now = sample_cpu(spinning)
             assert now is not None
             return now.wants_cpu and now.used_ns > first.used_ns
 
         wait_until(has_used_more, 20, "processor time")
-        found = sight_of(sleeping)
+        found = sample_cpu(sleeping)
         assert found is not None
-        wait_until(lambda: sight_of(sleeping) == found._replace(wants_cpu=False), 20, "sleep")
-    assert sight_of(spinning) is None
+        wait_until(lambda: sample_cpu(sleeping) == found._replace(wants_cpu=False), 20, "sleep")
+    assert sample_cpu(spinning) is None

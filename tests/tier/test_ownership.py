@@ -9,54 +9,54 @@ import pytest
 from ringlog.errors import ColdUnavailable, DiskError
 from ringlog.storage.disk import replace_file
 from ringlog.storage.layout import COLD_OWNER
-from ringlog.testing.disk import Fault, FaultyDisk, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, SimulatedDisk
 from ringlog.tier.local import LocalStore
-from ringlog.tier.ownership import claim
+from ringlog.tier.ownership import claim_store
 
 
 def test_the_first_engine_claims_it_and_another_is_told_whose_it_is():
     disk = SimulatedDisk("/data/meta", "/other/meta", "/cold")
     store = LocalStore(disk, "/cold")
-    assert claim(store, disk, "/data", "aa" * 16) == "aa" * 16
-    assert claim(store, disk, "/data", "aa" * 16) == "aa" * 16
-    assert claim(store, disk, "/other", "bb" * 16) == "aa" * 16
+    assert claim_store(store, disk, "/data", "aa" * 16) == "aa" * 16
+    assert claim_store(store, disk, "/data", "aa" * 16) == "aa" * 16
+    assert claim_store(store, disk, "/other", "bb" * 16) == "aa" * 16
     disk.power_loss(1)
-    assert claim(store, disk, "/other", "bb" * 16) == "aa" * 16
+    assert claim_store(store, disk, "/other", "bb" * 16) == "aa" * 16
 
 
 def test_a_store_that_cannot_say_is_nobodys_to_use():
     disk = SimulatedDisk("/data/meta", "/cold")
-    faulty = FaultyDisk(disk, Fault("write", 1, "ENOSPC"))
+    faulty = FaultyDisk(disk, DiskFault("write", 1, "ENOSPC"))
     with pytest.raises(ColdUnavailable):
-        claim(LocalStore(faulty, "/cold"), disk, "/data", "aa" * 16)
-    assert claim(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
+        claim_store(LocalStore(faulty, "/cold"), disk, "/data", "aa" * 16)
+    assert claim_store(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
 
 
 def test_an_empty_place_is_not_the_store_that_was_claimed():
     """A mount point without its volume: nothing is written there, and the store is back with it."""
     disk = SimulatedDisk("/data/meta", "/cold", "/bare")
-    assert claim(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
+    assert claim_store(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
     with pytest.raises(ColdUnavailable, match="Mount its volume"):
-        claim(LocalStore(disk, "/bare"), disk, "/data", "aa" * 16)
+        claim_store(LocalStore(disk, "/bare"), disk, "/data", "aa" * 16)
     assert disk.list_dir("/bare") == []
-    assert claim(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
+    assert claim_store(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
 @pytest.mark.parametrize("op", ["write", "full_sync", "rename", "dir_sync"])
 def test_a_first_claim_that_fails_anywhere_is_done_again(op, call):
     disk = SimulatedDisk("/data/meta", "/cold")
-    faulty = FaultyDisk(disk, Fault(op, call, "EIO"))
+    faulty = FaultyDisk(disk, DiskFault(op, call, "EIO"))
     with suppress(ColdUnavailable, DiskError):
-        claim(LocalStore(faulty, "/cold"), faulty, "/data", "aa" * 16)
+        claim_store(LocalStore(faulty, "/cold"), faulty, "/data", "aa" * 16)
     disk.power_loss(call)
-    assert claim(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
+    assert claim_store(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
 
 
 def test_a_claim_of_an_earlier_version_is_confirmed_when_the_store_says_so():
     disk = SimulatedDisk("/data/meta", "/cold", "/bare")
     replace_file(disk, "/data/meta", COLD_OWNER, b"aa" * 16)
     LocalStore(disk, "/cold").put("engine", f"/data/meta/{COLD_OWNER}")
-    assert claim(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
+    assert claim_store(LocalStore(disk, "/cold"), disk, "/data", "aa" * 16) == "aa" * 16
     with pytest.raises(ColdUnavailable):
-        claim(LocalStore(disk, "/bare"), disk, "/data", "aa" * 16)
+        claim_store(LocalStore(disk, "/bare"), disk, "/data", "aa" * 16)

@@ -9,15 +9,15 @@ import threading
 
 import pytest
 
-from ringlog.config import Cold
+from ringlog.config import ColdConfig
 from ringlog.errors import ColdUnavailable, ConfigError, CorruptData, DiskError, NotReady
 from ringlog.segment.parts import make_dirs
 from ringlog.storage.disk import RealDisk
-from ringlog.testing.disk import Damage, Fault, FaultyDisk, Halted, SimulatedDisk
-from ringlog.tier.copies import Copies
+from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, PowerLossDamage, SimulatedDisk
+from ringlog.tier.copies import SegmentCopies
 from ringlog.tier.local import LocalStore
 from ringlog.tier.objects import SINGLE_PUT_BYTES_MAX, ObjectStore
-from ringlog.tier.opening import open_store
+from ringlog.tier.open_store import open_store
 from ringlog.tier.store import ColdMissing, SegmentStore, digest_of, object_pieces, verify_object
 
 PACK = "packs/pack-0001000000000001"
@@ -147,7 +147,7 @@ def test_a_put_that_dies_or_loses_power_anywhere_leaves_all_or_nothing():
     for nth in range(1, counting.calls["any"] + 1):
         base = prepared()
         with pytest.raises(Halted):
-            local(FaultyDisk(base, Fault("any", nth, "halt"))).put(f"{PACK}.data", "/data/source")
+            local(FaultyDisk(base, DiskFault("any", nth, "halt"))).put(f"{PACK}.data", "/data/source")
         for seed in range(3):
             after = base.copy()
             after.power_loss(seed)
@@ -162,7 +162,7 @@ def test_a_put_that_dies_or_loses_power_anywhere_leaves_all_or_nothing():
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
 def test_a_cold_disk_that_fails_is_unavailable_and_a_second_try_succeeds(op, kind):
     """FX-78, FX-79: nothing partial has authority."""
-    disk = FaultyDisk(prepared(), Fault(op, 1, kind))
+    disk = FaultyDisk(prepared(), DiskFault(op, 1, kind))
     with pytest.raises(ColdUnavailable) as caught:
         local(disk).put(f"{PACK}.data", "/data/source")
     assert caught.value.detail["reason"] == "cold_unavailable"
@@ -173,9 +173,9 @@ def test_a_stale_handle_is_opened_anew():
     """FX-84: retried by path."""
     disk = FaultyDisk(prepared())
     local(disk).put(f"{PACK}.data", "/data/source")
-    disk.plan = [Fault("read", disk.calls["read"] + 1, "ESTALE")]
+    disk.plan = [DiskFault("read", disk.calls["read"] + 1, "ESTALE")]
     assert local(disk).get_range(f"{PACK}.data", 0, 3) == b"ddd"
-    disk.plan = [Fault("read", disk.calls["read"] + 1, "ESTALE", always=True)]
+    disk.plan = [DiskFault("read", disk.calls["read"] + 1, "ESTALE", always=True)]
     with pytest.raises(ColdUnavailable):
         local(disk).get_range(f"{PACK}.data", 0, 3)
 
@@ -253,17 +253,17 @@ def test_an_object_store_that_says_nothing_is_given_up(s3, source):
 
 def test_the_settings_name_one_store_or_none(tmp_path):
     """TI-1."""
-    assert open_store(Cold(), RealDisk()) is None
-    assert isinstance(open_store(Cold(dir=str(tmp_path)), RealDisk()), LocalStore)
+    assert open_store(ColdConfig(), RealDisk()) is None
+    assert isinstance(open_store(ColdConfig(dir=str(tmp_path)), RealDisk()), LocalStore)
     with pytest.raises(ConfigError, match="one of them"):
-        open_store(Cold(dir=str(tmp_path), url="s3://a/b"), RealDisk())
+        open_store(ColdConfig(dir=str(tmp_path), url="s3://a/b"), RealDisk())
 
 
 def test_a_url_that_is_none_says_so():
     pytest.importorskip("obstore")
     for url in ("nonsense", "ftp://host/x"):
         with pytest.raises(ConfigError, match=r"cold\.url"):
-            open_store(Cold(url=url), RealDisk())
+            open_store(ColdConfig(url=url), RealDisk())
 
 
 def test_a_copy_that_a_dead_predecessor_put_is_durable_before_it_counts():
@@ -276,10 +276,10 @@ def test_a_copy_that_a_dead_predecessor_put_is_durable_before_it_counts():
         disk.sync_file(fd)
         disk.close(fd)
         disk.sync_dir("/data/packs")
-        dying = FaultyDisk(disk, Fault("any", calls, "halt"))
+        dying = FaultyDisk(disk, DiskFault("any", calls, "halt"))
         with contextlib.suppress(Halted):
-            Copies(dying, "/data", LocalStore(dying, "/cold")).send(f"{PACK}.data")
+            SegmentCopies(dying, "/data", LocalStore(dying, "/cold")).upload_part(f"{PACK}.data")
         disk.process_kill()
-        Copies(disk, "/data", LocalStore(disk, "/cold")).send(f"{PACK}.data")
-        disk.power_loss(1, Damage.LOST)
+        SegmentCopies(disk, "/data", LocalStore(disk, "/cold")).upload_part(f"{PACK}.data")
+        disk.power_loss(1, PowerLossDamage.LOST)
         assert LocalStore(disk, "/cold").get_range(f"{PACK}.data", 0, 100) == b"cold bytes"

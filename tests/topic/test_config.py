@@ -52,7 +52,7 @@ def test_queue_fields_of_a_log_are_kept():
     assert TopicConfig.parse(echo).to_dict() == echo
 
 
-@pytest.mark.parametrize("field", [name for name, row in TOPIC_SETTINGS.items() if row.only])
+@pytest.mark.parametrize("field", [name for name, row in TOPIC_SETTINGS.items() if row.topic_type_only])
 def test_a_setting_that_does_nothing_on_this_type_is_refused(field):
     """A program that sets it expects something; its default says nothing and is accepted."""
     row = TOPIC_SETTINGS[field]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ringlog.limits import DEDUP_FRAMES_PER_PRODUCER
-from ringlog.topic.dedup import Producer, Producers
+from ringlog.topic.dedup import ProducerHistory, ProducerTable
 from ringlog.types import SESSION_BIT
 
 
@@ -20,7 +20,7 @@ def arrays(*columns: list[int]) -> list[np.ndarray]:
 def test_any_mix_of_runs_gaps_and_counts_is_found_again(seed):
     """I-13."""
     rng = random.Random(seed)
-    producers, model, base, number = Producers(), {}, 1, 0
+    producers, model, base, number = ProducerTable(), {}, 1, 0
     producers.admit(3)
     for _ in range(60):
         seqs, bases, counts = [], [], []
@@ -37,26 +37,26 @@ def test_any_mix_of_runs_gaps_and_counts_is_found_again(seed):
     past = producers.get(3)
     assert past is not None
     assert past.highest == number
-    assert past.forgotten == 0
+    assert past.forgotten_to == 0
     for probe in range(number + 3):
         assert past.find(probe) == model.get(probe), probe
 
 
 def test_memory_is_bounded_and_never_less_than_a_ring_s_worth():
-    past = Producer()
+    past = ProducerHistory()
     count = 3 * DEDUP_FRAMES_PER_PRODUCER
     for number in range(1, count + 1):
         past.extend(number, 1, number * 10, 1)
     assert len(past._runs) <= 2 * DEDUP_FRAMES_PER_PRODUCER + 2
     oldest = count - DEDUP_FRAMES_PER_PRODUCER + 1
     assert past.find(oldest) == (oldest * 10, 1)
-    assert past.find(past.forgotten) is None
-    assert past.find(past.forgotten + 1) is not None
-    assert past.forgotten >= count - DEDUP_FRAMES_PER_PRODUCER - 1
+    assert past.find(past.forgotten_to) is None
+    assert past.find(past.forgotten_to + 1) is not None
+    assert past.forgotten_to >= count - DEDUP_FRAMES_PER_PRODUCER - 1
 
 
 def test_a_busy_producer_is_one_run():
-    past = Producer()
+    past = ProducerHistory()
     past.extend(1, 1_000_000, 1, 3)
     past.extend(1_000_001, 5, 3_000_001, 3)
     assert len(past._runs) == 1
@@ -64,7 +64,7 @@ def test_a_busy_producer_is_one_run():
 
 
 def test_the_longest_silent_session_is_forgotten_first_and_named_producers_never():
-    producers = Producers(most=3)
+    producers = ProducerTable(most=3)
     for each in (SESSION_BIT | 1, SESSION_BIT | 2, 7):
         assert producers.admit(each)
     producers.admit(SESSION_BIT | 1)

@@ -6,14 +6,14 @@ import pytest
 
 from ringlog.placement import shard_of
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.directory import Directory
-from ringlog.topic.state import Topic
+from ringlog.topic.directory import TopicDirectory
+from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
 
-def add(directory: Directory, name: str, **config: object) -> Topic:
+def add(directory: TopicDirectory, name: str, **config: object) -> ShardTopic:
     topic_id, epoch = directory.next_identity()
-    topic = Topic(topic_id, epoch, name, TopicConfig(**config))  # type: ignore[arg-type]
+    topic = ShardTopic(topic_id, epoch, name, TopicConfig(**config))  # type: ignore[arg-type]
     directory.add(topic)
     return topic
 
@@ -23,7 +23,7 @@ def test_ids_map_to_their_shard_and_are_never_used_twice(shards):
     """SH-1, ST-15."""
     seen: set[int] = set()
     for shard in range(shards):
-        directory = Directory(shard, shards)
+        directory = TopicDirectory(shard, shards)
         for i in range(20):
             topic = add(directory, f"t{i % 5}")
             assert shard_of(topic.topic_id, shards) == shard
@@ -34,19 +34,19 @@ def test_ids_map_to_their_shard_and_are_never_used_twice(shards):
 
 def test_epochs_grow_whatever_was_seen():
     """E-6."""
-    directory = Directory(0, 1)
-    directory.seen(70, 900)
+    directory = TopicDirectory(0, 1)
+    directory.advance_identity(70, 900)
     topic = add(directory, "a")
     assert topic.epoch == 901
     assert topic.topic_id == 71
 
 
 def test_removal_forgets_name_id_and_class():
-    directory = Directory(0, 1)
+    directory = TopicDirectory(0, 1)
     topic = add(directory, "e", durability=Durability.EPHEMERAL)
     assert directory.ephemeral == {topic.topic_id}
     topic.config = TopicConfig(durability=Durability.FSYNC)
-    directory.note_class(topic)
+    directory.register_config(topic)
     assert directory.ephemeral == set()
     directory.remove(topic)
     assert directory.find("e") is None
@@ -55,7 +55,7 @@ def test_removal_forgets_name_id_and_class():
 
 def test_a_topic_may_turn_out_to_have_another_name():
     """RE-12: a placeholder whose creation is found after all."""
-    directory = Directory(0, 1)
+    directory = TopicDirectory(0, 1)
     topic = add(directory, "topic-1")
     directory.rename(topic, "orders")
     assert directory.find("orders") is topic
@@ -65,7 +65,7 @@ def test_a_topic_may_turn_out_to_have_another_name():
 
 def test_pages_cover_every_name_once_in_byte_order():
     """T-11, T-13."""
-    directory = Directory(0, 1)
+    directory = TopicDirectory(0, 1)
     names = [f"{a}{b}" for a in "aAzZ09" for b in ("", ".", "-", "x")]
     for name in names:
         add(directory, name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ringlog.digests import DIGEST_BYTES, digest_of_id, digest_of_key
-from ringlog.topic.idempotency import IdempotencyKeys, Remembered
+from ringlog.topic.idempotency import IdempotencyEntry, IdempotencyKeys
 
 
-def used(first_seq: int, created_us: int, window_ms: int = 0) -> Remembered:
-    return Remembered(first_seq, 1, created_us, created_us, window_ms)
+def used(first_seq: int, created_us: int, window_ms: int = 0) -> IdempotencyEntry:
+    return IdempotencyEntry(first_seq, 1, created_us, created_us, window_ms)
 
 
 def test_a_key_is_valid_through_the_last_millisecond_of_its_window():

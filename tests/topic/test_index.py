@@ -28,7 +28,7 @@ def test_no_record_above_the_cursor_lies_before_the_place_to_begin(seed):
             file_id, offset = file_id + 1, 4_096
     files = list(dict.fromkeys(each[2] for each in frames))
     for after in [0, 1, seq // 2, seq - 2, *rng.sample(range(seq), 20)]:
-        places = dict(index.places(after))
+        places = dict(index.positions_after(after))
         for first, last, in_file, at in frames:
             if last > after:
                 assert in_file in places, f"{first}..{last} lies in a file that is not read"
@@ -47,12 +47,12 @@ def test_a_cut_forgets_what_lies_elsewhere_now():
     index = SparseIndex()
     for i in range(6):
         index.add(i + 1, 1, 4_096 + i * SPARSE_BYTES)
-    index.cut(1, 4_096 + 3 * SPARSE_BYTES)
+    index.truncate_file(1, 4_096 + 3 * SPARSE_BYTES)
     assert len(index) == 3
-    index.cut(2, 0)
+    index.truncate_file(2, 0)
     assert len(index) == 3
     index.add(4, 2, 4_096)
-    assert index.places(0) == [(1, 4_096), (2, 4_096)]
+    assert index.positions_after(0) == [(1, 4_096), (2, 4_096)]
     index.drop_file(1)
-    assert index.places(0) == [(2, 4_096)]
-    assert SparseIndex().places(0) == []
+    assert index.positions_after(0) == [(2, 4_096)]
+    assert SparseIndex().positions_after(0) == []

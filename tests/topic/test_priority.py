@@ -72,11 +72,11 @@ def test_bands_begin_where_the_table_says(priority: int, band: int) -> None:
 
 def test_a_manual_priority_leaves_nothing_to_recency() -> None:
     """P-1, P-6."""
-    manual = p.Standing(-300, is_auto=False)
+    manual = p.TopicPriority(-300, is_auto=False)
     manual.consumed_ms = 0
     assert manual.priority(0) == -300
     assert manual.effective(5_000, 0) == 200
-    recent, plain = p.Standing(), p.Standing(is_auto=False)
+    recent, plain = p.TopicPriority(), p.TopicPriority(is_auto=False)
     assert recent.priority(0) == 0, "never consumed"
     recent.consumed_ms = 1_000
     assert (recent.priority(2_000), plain.priority(2_000)) == (489, 0)
@@ -90,13 +90,13 @@ def test_nobody_rises_before_the_instant_that_was_named(
     base: int, is_auto: bool, idle_ms: int, waited_ms: int, step: int
 ) -> None:
     """SCH-4: who looks again at that instant misses nothing; without recency it is the very instant."""
-    standing = p.Standing(0 if is_auto else base, is_auto=is_auto)
+    standing = p.TopicPriority(0 if is_auto else base, is_auto=is_auto)
     standing.consumed_ms = 10**6 - idle_ms
     now, dirty = 10**6, 10**6 - waited_ms
     band = p.band_of(standing.effective(now, dirty))
-    due = standing.rises_ms(now, dirty)
+    due = standing.next_rise_ms(now, dirty)
     if due is None:
-        assert p.band_of(standing.effective(now + 20_000, dirty)) <= band or band == p.TOP
+        assert p.band_of(standing.effective(now + 20_000, dirty)) <= band or band == p.TOP_BAND
         return
     assert due > now
     assert p.band_of(standing.effective(max(due - 1 - step, now), dirty)) <= band

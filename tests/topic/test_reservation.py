@@ -31,8 +31,8 @@ def test_the_step_is_bounded_and_numbers_end_at_the_bound():
 
 def test_what_was_found_only_grows_and_settling_shrinks_to_the_head():
     reservation = Reservation()
-    reservation.recovered(500)
-    reservation.recovered(300)
+    reservation.restore(500)
+    reservation.restore(300)
     assert reservation.reserved == 500
     reservation.settle(42)
     assert reservation.needed(42)

@@ -11,17 +11,17 @@ from ringlog.tags import TagMatch
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.retention import (
     Removal,
-    Standing,
-    apply,
-    front_of,
-    is_over,
+    RetentionState,
+    advance_delete_floor,
+    apply_removal,
+    attribute_to_files,
+    decide_delete,
+    exceeds_cap,
+    first_live_seq,
     retain,
-    select,
-    settle_front,
-    share,
-    standing,
+    retention_state,
 )
-from ringlog.topic.state import Topic
+from ringlog.topic.state import ShardTopic
 
 
 class Plain:
@@ -59,12 +59,14 @@ class Plain:
         return min(self.own[self.own > now_us].tolist(), default=0)
 
 
-def standing_of(stored: Plain, dead: set[int] = frozenset(), front: int = 1, **config: int) -> Standing:
+def standing_of(stored: Plain, dead: set[int] = frozenset(), front: int = 1, **config: int) -> RetentionState:
     live = [seq for seq in range(front, len(stored.seqs) + 1) if seq not in dead]
     own = [int(each) for each in stored.own if each]
     caps = [config.get(name, 0) for name in ("cap_records", "cap_bytes", "ttl_us")]
     size = sum(int(stored.sizes[seq - 1]) for seq in live)
-    return Standing(front, len(stored.seqs) + 1, len(live), size, BitMap64(dead), *caps, min(own, default=0))
+    return RetentionState(
+        front, len(stored.seqs) + 1, len(live), size, BitMap64(dead), *caps, min(own, default=0)
+    )
 
 
 @given(
@@ -136,7 +138,7 @@ def test_it_depends_on_the_clock_and_not_on_how_often_somebody_looked():
 def test_a_delete_of_everything_needs_no_look_at_records():
     """DL-16."""
     stored = Plain([7] * 100)
-    found = select(standing_of(stored), stored, 1 << 60, None, None)
+    found = decide_delete(standing_of(stored), stored, 1 << 60, None, None)
     assert (found.delete_floor, found.records, found.bytes, stored.looked_at) == (101, 100, 700, 0)
 
 
@@ -144,12 +146,12 @@ def test_a_delete_selects_live_records_below_its_bound():
     """DL-5, DL-6, DL-24."""
     stored = Plain([1, 2, 4, 8, 16, 32])
     held = standing_of(stored, dead={3}, front=2)
-    assert select(held, stored, 5, None, None).records == 2
-    found = select(held, stored, 6, TagMatch(b"odd", False), None)
+    assert decide_delete(held, stored, 5, None, None).records == 2
+    found = decide_delete(held, stored, 6, TagMatch(b"odd", False), None)
     assert (found.seqs.to_array().tolist(), found.records, found.bytes) == ([5], 1, 16)
-    found = select(held, stored, 0, None, BitMap64([1, 2, 3, 6, 7, 99]))
+    found = decide_delete(held, stored, 0, None, BitMap64([1, 2, 3, 6, 7, 99]))
     assert (found.seqs.to_array().tolist(), found.bytes) == ([2, 6], 34)
-    found = select(held, stored, 2, None, None)
+    found = decide_delete(held, stored, 2, None, None)
     assert found.is_empty
     assert not found.seqs
 
@@ -159,12 +161,12 @@ def test_what_leaves_is_shared_out_to_volatile_files():
     stored = Plain([1, 2, 4, 8, 16, 32])
     held = standing_of(stored, dead={2})
     removal = Removal(cap_floor=4, seqs=BitMap64([6]), records=3, bytes=37)
-    share(held, stored, removal, [(70, 3), (71, 5), (72, 7)])
+    attribute_to_files(held, stored, removal, [(70, 3), (71, 5), (72, 7)])
     assert removal.shares == [(70, 1, 1), (71, 1, 4), (72, 1, 32)]
 
 
-def topic_of(**facts: object) -> Topic:
-    topic = Topic(1, 1, "t", TopicConfig(cap_records=3))
+def topic_of(**facts: object) -> ShardTopic:
+    topic = ShardTopic(1, 1, "t", TopicConfig(cap_records=3))
     topic.next_seq, topic.head_seq = 11, 10
     for name, value in facts.items():
         setattr(topic, name, value)
@@ -174,24 +176,24 @@ def topic_of(**facts: object) -> Topic:
 def test_the_silent_floor_passes_dead_numbers_at_the_front_and_lost_ranges():
     """DL-10, TB-17 C."""
     topic = topic_of(dead=BitMap64([1, 2, 5, 6, 9]), lost=[(3, 4)])
-    settle_front(topic)
-    assert (topic.delete_floor, topic.dead.to_array().tolist(), front_of(topic)) == (7, [9], 7)
+    advance_delete_floor(topic)
+    assert (topic.delete_floor, topic.dead.to_array().tolist(), first_live_seq(topic)) == (7, [9], 7)
     assert topic.evict_floor == 1
 
 
 def test_dead_numbers_below_a_floor_are_forgotten():
     topic = topic_of(dead=BitMap64([2, 3]), staged_count=8, staged_bytes=80)
-    apply(topic, Removal(cap_floor=6, records=3, bytes=30))
+    apply_removal(topic, Removal(cap_floor=6, records=3, bytes=30))
     assert (topic.dead, topic.cap_floor, topic.staged_count, topic.staged_bytes) == (None, 6, 5, 50)
-    apply(topic, Removal(cap_floor=2))
+    apply_removal(topic, Removal(cap_floor=2))
     assert topic.cap_floor == 6, "floors only rise"
 
 
 def test_only_a_topic_that_evicts_is_over_its_cap():
     """W-12."""
     topic = topic_of(staged_count=4)
-    assert is_over(topic, topic.config)
-    assert not is_over(topic, TopicConfig(cap_records=3, discard="reject"))
-    assert not is_over(topic, TopicConfig(cap_records=4))
-    assert is_over(topic_of(staged_bytes=4), TopicConfig(cap_bytes=3))
-    assert standing(topic).cap_records == 3
+    assert exceeds_cap(topic, topic.config)
+    assert not exceeds_cap(topic, TopicConfig(cap_records=3, discard="reject"))
+    assert not exceeds_cap(topic, TopicConfig(cap_records=4))
+    assert exceeds_cap(topic_of(staged_bytes=4), TopicConfig(cap_bytes=3))
+    assert retention_state(topic).cap_records == 3

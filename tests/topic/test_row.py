@@ -11,10 +11,10 @@ from pyroaring import BitMap64
 from ringlog.digests import digest_of_id, digest_of_key
 from ringlog.errors import CorruptData
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.dedup import Run
-from ringlog.topic.idempotency import Remembered
+from ringlog.topic.dedup import ProducerSeqRun
+from ringlog.topic.idempotency import IdempotencyEntry
 from ringlog.topic.row import decode_row, encode_row
-from ringlog.topic.state import Topic
+from ringlog.topic.state import ShardTopic
 from ringlog.types import SESSION_BIT
 
 STAMP = 1_790_000_000_000_000
@@ -22,9 +22,9 @@ KEYS_AT = 20
 """Where a row has what older engines wrote of keys."""
 
 
-def plain(topic_id: int = 7, records: int = 1) -> Topic:
+def plain(topic_id: int = 7, records: int = 1) -> ShardTopic:
     """A topic like most: one producer, a few records."""
-    topic = Topic(topic_id, 3, "sensors.room-17.temperature", TopicConfig())
+    topic = ShardTopic(topic_id, 3, "sensors.room-17.temperature", TopicConfig())
     producer = topic.producers.admit(SESSION_BIT | 0x1234_5678_9ABC)
     assert producer is not None
     producer.extend(1, records, 1, 1)
@@ -34,14 +34,14 @@ def plain(topic_id: int = 7, records: int = 1) -> Topic:
     return topic
 
 
-def facts(topic: Topic) -> tuple[object, ...]:
+def facts(topic: ShardTopic) -> tuple[object, ...]:
     """Everything a topic is, but for where its records lie."""
     return (
         topic.topic_id, topic.epoch, topic.name, topic.config, topic.next_seq, topic.head_seq, topic.last_ts,
         topic.last_read_us, topic.cap_floor, topic.ttl_floor, topic.trim_floor, topic.delete_floor,
         topic.dead, topic.version, topic.due_us, topic.staged_count, topic.staged_bytes, topic.count,
         topic.bytes, topic.is_reserving, topic.reservation.reserved, topic.lost,
-        [(each, past.past()) for each, past in topic.producers.items()],
+        [(each, past.to_numbers()) for each, past in topic.producers.items()],
         topic.keys.items(0, topic.config.idempotency_window_ms),
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def test_a_plain_topic_takes_less_than_two_hundred_bytes_and_comes_back_whole():
     """SN-2."""
     topic = plain()
     topic.is_reserving = True
-    topic.reservation.recovered(257)
+    topic.reservation.restore(257)
     row = encode_row(topic)
     assert len(row) < 200
     assert facts(decode_row(7, row)) == facts(topic)
@@ -59,7 +59,7 @@ def test_a_plain_topic_takes_less_than_two_hundred_bytes_and_comes_back_whole():
 def test_everything_a_topic_may_have_comes_back():
     """SN-2, DL-8: floors, deleted numbers, lost ranges, dedup, keys."""
     config = TopicConfig.parse({"ttl_ms": 60_000, "cap_records": 9, "durability": "fsync", "priority": -3})
-    topic = Topic(1 << 40, 9, "a", config)
+    topic = ShardTopic(1 << 40, 9, "a", config)
     topic.head_seq, topic.next_seq = 5_000, 5_001
     topic.cap_floor, topic.ttl_floor, topic.trim_floor, topic.delete_floor = 10, 20, 3, 40
     topic.dead = BitMap64([100, 101, 4_000])
@@ -71,10 +71,12 @@ def test_everything_a_topic_may_have_comes_back():
         producer = topic.producers.admit(producer_id)
         assert producer is not None
         producer.extend(4, 3, 1, 2)
-        producer.add_runs([Run(10, 2, 50, 1), Run(20, 1, 60, 7)])
-    topic.keys.remember(digest_of_key("first"), Remembered(1, 2, STAMP, STAMP), config.idempotency_window_ms)
+        producer.add_runs([ProducerSeqRun(10, 2, 50, 1), ProducerSeqRun(20, 1, 60, 7)])
     topic.keys.remember(
-        digest_of_id("second"), Remembered(3, 1, STAMP, STAMP + 1, 500), config.idempotency_window_ms
+        digest_of_key("first"), IdempotencyEntry(1, 2, STAMP, STAMP), config.idempotency_window_ms
+    )
+    topic.keys.remember(
+        digest_of_id("second"), IdempotencyEntry(3, 1, STAMP, STAMP + 1, 500), config.idempotency_window_ms
     )
     again = decode_row(1 << 40, encode_row(topic))
     assert facts(again) == facts(topic)
@@ -85,8 +87,8 @@ def test_everything_a_topic_may_have_comes_back():
 def test_keys_out_of_their_window_stay_behind():
     """I-10, SN-3."""
     topic = plain()
-    topic.keys.remember(digest_of_key("old"), Remembered(1, 1, 0, STAMP), 120_000)
-    topic.keys.remember(digest_of_key("new"), Remembered(1, 1, 0, STAMP + 100_000_000), 120_000)
+    topic.keys.remember(digest_of_key("old"), IdempotencyEntry(1, 1, 0, STAMP), 120_000)
+    topic.keys.remember(digest_of_key("new"), IdempotencyEntry(1, 1, 0, STAMP + 100_000_000), 120_000)
     again = decode_row(7, encode_row(topic, STAMP + 121_000_000))
     assert [key for key, _ in again.keys.items(0, 120_000)] == [digest_of_key("new")]
 
@@ -97,7 +99,7 @@ def test_keys_that_an_older_engine_wrote_in_clear_are_known():
     row = msgspec.msgpack.decode(encode_row(topic))
     row[KEYS_AT] = [["k", 4, 2, STAMP, STAMP]]
     again = decode_row(7, msgspec.msgpack.encode(row))
-    assert again.keys.find(digest_of_key("k"), STAMP, 120_000) == Remembered(4, 2, STAMP, STAMP)
+    assert again.keys.find(digest_of_key("k"), STAMP, 120_000) == IdempotencyEntry(4, 2, STAMP, STAMP)
 
 
 def test_ephemeral_records_are_numbers_that_were_used():

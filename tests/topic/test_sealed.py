@@ -11,7 +11,7 @@ import pytest
 
 from ringlog.envelope.messages import SegmentRef
 from ringlog.errors import InvariantViolation
-from ringlog.topic.sealed import Sealed, owned_by
+from ringlog.topic.segment_catalog import SegmentCatalog, owned_by
 
 COLUMNS = (
     "topic_id", "epoch", "first_seq", "last_seq", "records", "bytes", "entry_start", "entry_stop",
@@ -43,13 +43,13 @@ def ref(number: int, topics: int = 1, tier: int = 0) -> SegmentRef:
     return SegmentRef(number, f"packs/pack-{number:016x}", number * 11, 1_000, 1, 1, topics, tier)
 
 
-def shape(sealed: Sealed, topic_id: int, after: int = 0) -> list[tuple[int, int, int]]:
+def shape(sealed: SegmentCatalog, topic_id: int, after: int = 0) -> list[tuple[int, int, int]]:
     return [(e.segment, e.first_seq, e.last_seq) for e in sealed.ranges(topic_id, after)]
 
 
 def test_an_extent_leads_to_the_topics_own_bytes():
     """The data part, its salt, the bytes and the index rows of this topic."""
-    sealed = Sealed()
+    sealed = SegmentCatalog()
     sealed.add(ref(5, topics=2), table((1, 1, 10), (2, 7, 9)))
     (extent,) = sealed.ranges(2, 0)
     assert (extent.path, extent.salt, extent.start, extent.stop) == (
@@ -63,7 +63,7 @@ def test_an_extent_leads_to_the_topics_own_bytes():
 def test_of_two_segments_with_the_same_positions_the_greater_number_is_in_force():
     """SG-2, for segments of one topic and shared ones alike."""
     for topics in (1, 2):
-        sealed = Sealed()
+        sealed = SegmentCatalog()
         sealed.add(ref(9, topics), table((4, 21, 30)))
         sealed.add(ref(3, topics), table((4, 1, 100)))
         assert shape(sealed, 4) == [(3, 1, 20), (9, 21, 30), (3, 31, 100)]
@@ -79,7 +79,7 @@ def test_of_two_segments_with_the_same_positions_the_greater_number_is_in_force(
 def test_random_segments_agree_with_a_plain_model():
     """Every position is answered by the greatest number that holds it; removal undoes exactly one."""
     rng = random.Random(30)
-    sealed, model = Sealed(), {}
+    sealed, model = SegmentCatalog(), {}
     for number in range(1, 400):
         if model and rng.random() < 0.4:
             gone = rng.choice(list(model))
@@ -112,7 +112,7 @@ def test_random_segments_agree_with_a_plain_model():
 
 def test_a_tier_is_told_and_a_segment_is_registered_once():
     """TI-2."""
-    sealed = Sealed()
+    sealed = SegmentCatalog()
     sealed.add(ref(5), table((1, 1, 10)))
     sealed.set_tier(5, 2)
     assert sealed.ranges(1, 0)[0].tier == sealed.refs[5].tier == 2
@@ -127,7 +127,7 @@ def test_a_tier_is_told_and_a_segment_is_registered_once():
 def test_only_owned_rows_of_a_segment_of_another_layout_count():
     """SH-4."""
     rows = table(*((topic_id, 1, 5) for topic_id in range(1, 101)))
-    shards = [Sealed() for _ in range(4)]
+    shards = [SegmentCatalog() for _ in range(4)]
     for shard, sealed in enumerate(shards):
         sealed.add(ref(1, 100), rows, owned_by(rows, shard, 4))
     holders = [[shard for shard in range(4) if shards[shard].sealed_to(each)] for each in range(1, 101)]
@@ -136,7 +136,7 @@ def test_only_owned_rows_of_a_segment_of_another_layout_count():
 
 
 def test_covered_stretches_join_what_touches():
-    sealed = Sealed()
+    sealed = SegmentCatalog()
     for number, first, last in ((1, 1, 10), (2, 11, 20), (3, 30, 40), (4, 35, 36)):
         sealed.add(ref(number), table((1, first, last)))
     assert sealed.covered(1) == [(1, 20), (30, 40)]
@@ -146,7 +146,7 @@ def test_covered_stretches_join_what_touches():
 def test_a_hundred_thousand_topics_in_packs_take_few_bytes_and_are_found_in_few_steps():
     """Well under 100 bytes a topic and pack; a look-up among 25 packs."""
     tracemalloc.start()
-    sealed = Sealed()
+    sealed = SegmentCatalog()
     ids = np.arange(1, 100_001, dtype=np.uint64)
     before = tracemalloc.get_traced_memory()[0]
     for part in range(25):
@@ -186,10 +186,10 @@ def test_a_segment_does_not_stand_for_positions_it_leaves_out(stretches, is_gap_
     span = (4, 1, 40 * stretches - 20)
     with_gaps = table(span)
     with_gaps["records"], with_gaps["entry_stop"] = 20 * stretches, stretches
-    sealed = Sealed()
+    sealed = SegmentCatalog()
 
     def add_gaps() -> None:
-        sealed.add(ref(9), sealed.exact(with_gaps, entries))
+        sealed.add(ref(9), sealed.split_rows(with_gaps, entries))
 
     if is_gap_first:
         add_gaps()

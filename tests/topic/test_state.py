@@ -7,12 +7,12 @@ import pytest
 from ringlog.errors import InvariantViolation
 from ringlog.topic import retention
 from ringlog.topic.config import TopicConfig
-from ringlog.topic.state import Topic
+from ringlog.topic.state import ShardTopic
 
 
 @pytest.fixture
-def topic() -> Topic:
-    return Topic(1, 1, "t", TopicConfig())
+def topic() -> ShardTopic:
+    return ShardTopic(1, 1, "t", TopicConfig())
 
 
 def test_staged_records_are_counted_apart_from_published_ones(topic):
@@ -28,21 +28,21 @@ def test_a_jump_leaves_a_range_and_only_goes_forward(topic):
     """D-12."""
     topic.next_seq = 4
     topic.publish()
-    assert topic.jump(3) is None
-    assert topic.jump(9) == (4, 9)
-    assert topic.jump(9) is None
+    assert topic.skip_to(3) is None
+    assert topic.skip_to(9) == (4, 9)
+    assert topic.skip_to(9) is None
     assert (topic.next_seq, topic.head_seq, topic.lost) == (10, 9, [(4, 9)])
     topic.check()
 
 
 def test_a_lost_range_at_the_beginning_moves_the_earliest_and_falls_with_the_floor(topic):
     """D-12, TB-12: kept until it lies below the eviction floor."""
-    topic.jump(5)
+    topic.skip_to(5)
     assert topic.earliest_seq == 6
     topic.next_seq = 11
     topic.publish()
     assert topic.earliest_seq == 6
-    retention.apply(topic, retention.Removal(cap_floor=8))
+    retention.apply_removal(topic, retention.Removal(cap_floor=8))
     assert topic.lost == []
     assert topic.earliest_seq == 8
 
@@ -51,8 +51,8 @@ def test_floors_only_rise(topic):
     """RE-14, FX-93."""
     topic.next_seq = 20
     topic.publish()
-    retention.apply(topic, retention.Removal(cap_floor=9))
-    retention.apply(topic, retention.Removal(cap_floor=5))
+    retention.apply_removal(topic, retention.Removal(cap_floor=9))
+    retention.apply_removal(topic, retention.Removal(cap_floor=5))
     assert topic.evict_floor == 9
 
 

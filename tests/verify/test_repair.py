@@ -16,11 +16,11 @@ import pytest
 
 from chaos.rot.answers import Answers, ask
 from chaos.rot.specimen import TOPICS, Specimen, make_specimen
-from ringlog.cli.repair import Plan, build, plan_repair
+from ringlog.cli.repair import RepairPlan, build_copy, plan_repair
 from ringlog.storage.layout import QUARANTINE_DIR
 from ringlog.testing.shard_world import DATA
 from ringlog.verify.directory import Verification, verify_directory
-from ringlog.verify.findings import DAMAGE, join, size_of, without
+from ringlog.verify.findings import DAMAGE, count_seqs, merge_ranges, subtract_ranges
 
 CHOSEN = (
     "/meta/", "/shard-00/", "/packs/", "topics/0000000000000002/seg-00000000000000000015",
@@ -121,26 +121,31 @@ def files_of(root: Path, cold: dict[str, bytes]) -> dict[str, bytes]:
     return found | cold
 
 
-def repaired(specimen: Specimen, files: dict[str, bytes], root: Path) -> tuple[Plan, Verification, Answers]:
+def repaired(
+    specimen: Specimen, files: dict[str, bytes], root: Path
+) -> tuple[RepairPlan, Verification, Answers]:
     lay(root, files)
     cold_dir = root / "cold"
     cold_dir.mkdir(exist_ok=True)
     plan = plan_repair(str(root / "data"), str(cold_dir), jobs=1)
     target = root / "repaired"
-    build(plan, target)
+    build_copy(plan, target)
     found = verify_directory(str(target), jobs=1, cold_dir=str(cold_dir))
     cold = {path: data for path, data in files.items() if path.startswith("/cold/")}
     return plan, found, ask(specimen, files_of(target, cold))
 
 
-def judge(truth: Answers, before: Answers, plan: Plan, found: Verification, after: Answers) -> list[str]:
+def judge(
+    truth: Answers, before: Answers, plan: RepairPlan, found: Verification, after: Answers
+) -> list[str]:
     """What is wrong with a repair; empty = nothing."""
     wrong = [f"{each.path}: {each.what}" for each in found.findings if each.severity == DAMAGE]
     if after.refused is not None:
         return [*wrong, f"the engine refuses: {after.refused} {after.refused.detail}"]
     verified = {each.topic: each for each in found.topics}
     lost_now = {
-        topic.name: plan.lost.get((topic.topic_id, topic.epoch), []) for topic in plan.found.stories.alive()
+        topic.name: plan.lost.get((topic.topic_id, topic.epoch), [])
+        for topic in plan.found.histories.live_topics()
     }
     for name in TOPICS:
         sound, got = truth.topics[name], after.topics[name]
@@ -149,9 +154,9 @@ def judge(truth: Answers, before: Answers, plan: Plan, found: Verification, afte
             continue
         if not set(got.records) <= set(sound.records):
             wrong.append(f"{name}: records that nobody wrote")
-        seqs = join((record[0], record[0]) for record in got.records)
-        missing = without(join((record[0], record[0]) for record in sound.records), seqs)
-        if missing != join(lost_now.get(name, [])):
+        seqs = merge_ranges((record[0], record[0]) for record in got.records)
+        missing = subtract_ranges(merge_ranges((record[0], record[0]) for record in sound.records), seqs)
+        if missing != merge_ranges(lost_now.get(name, [])):
             wrong.append(f"{name}: missing are {missing}, the dry run says {lost_now.get(name)}")
         if got.state[2] < sound.state[2] and not missing:
             wrong.append(f"{name}: the head is {got.state[2]}, was {sound.state[2]}")
@@ -159,8 +164,8 @@ def judge(truth: Answers, before: Answers, plan: Plan, found: Verification, afte
             wrong.append(f"{name}: counts {got.state[4]} records, has {len(got.records)}")
         if name not in verified or verified[name].ranges != seqs:
             wrong.append(f"{name}: verify says {verified[name].ranges}, the engine {seqs}")
-        announced = join(tuple(each) for each in got.state[8])
-        if without(missing, announced):
+        announced = merge_ranges(tuple(each) for each in got.state[8])
+        if subtract_ranges(missing, announced):
             wrong.append(f"{name}: {missing} are missing, announced are {announced}")
         was = [] if before.refused is not None else before.topics[name].records
         if not set(was) <= set(got.records):
@@ -182,7 +187,7 @@ def test_a_repair_keeps_all_that_is_anywhere_and_engine_verify_and_dry_run_agree
             said.append(f"nothing need be lost, the dry run says {plan.lost}")
         if said:
             wrong[case] = said
-        lost[case] = size_of(span for ranges in plan.lost.values() for span in ranges)
+        lost[case] = count_seqs(span for ranges in plan.lost.values() for span in ranges)
         for name in ("data", "cold", "repaired"):
             shutil.rmtree(tmp_path / name)
     assert lost
@@ -207,10 +212,10 @@ def test_behind_a_newest_log_file_that_is_gone_no_number_is_given_out_twice(
     verified = {topic.topic: topic for topic in found.topics}
     for name in TOPICS:
         sound, got = truth.topics[name], after.topics[name]
-        seqs = join((record[0], record[0]) for record in got.records)
+        seqs = merge_ranges((record[0], record[0]) for record in got.records)
         assert verified[name].ranges == seqs
         assert got.state[2] >= sound.state[2], "the head lies behind every number that was given out"
         gone = {record[0] for record in sound.records} - {record[0] for record in got.records}
-        announced = join(tuple(each) for each in got.state[8])
-        assert not without(join((seq, seq) for seq in gone), announced)
+        announced = merge_ranges(tuple(each) for each in got.state[8])
+        assert not subtract_ranges(merge_ranges((seq, seq) for seq in gone), announced)
     assert plan.lost

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ringlog.cli.app import run
-from ringlog.cli.outcome import Exit
-from ringlog.verify.directory import paths_in, verify_path
+from ringlog.cli.outcome import CliExit
+from ringlog.verify.directory import data_paths, verify_path
 
 pytestmark = pytest.mark.slow
 ROUNDS = 12
@@ -40,7 +40,7 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
 
 def test_no_file_however_mangled_ends_a_verification(sealed: Path, tmp_path: Path, capsys) -> None:
     dice = random.Random(20_260_101)
-    for unit in paths_in(sealed):
+    for unit in data_paths(sealed):
         parts = [part for part in sealed.glob(f"{unit}*") if part.is_file()]
         for part in parts:
             data = part.read_bytes()
@@ -52,5 +52,9 @@ def test_no_file_however_mangled_ends_a_verification(sealed: Path, tmp_path: Pat
                 mangled = tmp_path / part.relative_to(sealed)
                 mangled.write_bytes(mutated(data, dice))
                 verify_path(str(tmp_path), unit, is_deep=True)
-                assert run(["inspect", str(mangled), "--limit", "1"]) in {Exit.DONE, Exit.USAGE, Exit.DAMAGE}
+                assert run(["inspect", str(mangled), "--limit", "1"]) in {
+                    CliExit.DONE,
+                    CliExit.USAGE,
+                    CliExit.DAMAGE,
+                }
                 capsys.readouterr()

@@ -17,13 +17,13 @@ from ringlog.testing.shard_world import DATA, World
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import FileReport
 from ringlog.verify.log_order import is_covered
-from ringlog.verify.snapshot_decoder import Facts
+from ringlog.verify.snapshot_decoder import SnapshotFacts
 
 
 def snapshot(shard: int, shards: int, floor: int) -> FileReport:
     report = FileReport(f"meta/snapshot-{shard:02d}.1", "snapshot")
     report.header = {"shard": shard, "shards": shards, "number": 1}
-    report.more = {"facts": Facts(0, floor, [], [])}
+    report.more = {"facts": SnapshotFacts(0, floor, [], [])}
     return report
 
 
@@ -69,10 +69,10 @@ def world() -> World:
     made.start()
     for _ in range(3):
         for name in NAMES:
-            made.put(name, durability="fsync")
+            made.put_topic(name, durability="fsync")
             made.append(name, [b"1", b"2"])
         checkpoint(made)
-    made.put("late", durability="fsync")
+    made.put_topic("late", durability="fsync")
     made.append("late", [b"in a log that every shard has to absorb"])
     made.kill()
     made.start(3)
@@ -118,7 +118,7 @@ def test_what_is_left_of_a_removed_topics_segment_is_no_damage_whatever_an_earli
     world = World(SimulatedDisk(DATA))
     world.start()
     for name in ("large", "other"):
-        world.put(name, durability="fsync")
+        world.put_topic(name, durability="fsync")
         for _ in range(40):
             world.append(name, [b"x" * 30_000])
     checkpoint(world)

@@ -11,11 +11,11 @@ import pytest
 
 import ringlog
 from ringlog.cli.app import run
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.testing.real_engine import engine
 from ringlog.verify.directory import verify_directory
-from ringlog.verify.findings import join, size_of, without
-from ringlog.verify.wal_decoder import Walk, read_header
+from ringlog.verify.findings import count_seqs, merge_ranges, subtract_ranges
+from ringlog.verify.wal_decoder import WalFrameWalk, read_header
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def log_with_records(root: Path) -> Path:
 def appends(path: Path) -> list[tuple[int, int, int]]:
     """(offset, size, first seq) of every append of `a`."""
     data = path.read_bytes()
-    seen = Walk(data, read_header(data).salt).frames()
+    seen = WalFrameWalk(data, read_header(data).salt).frames()
     return [
         (s.offset, s.frame.total, s.frame.base_seq) for s in seen if s.frame.type == 1 and s.frame.count == 10
     ]
@@ -49,7 +49,7 @@ def verdict(root: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple
 @pytest.mark.parametrize("more", [[], ["--deep"], ["--jobs", "1"]])
 def test_what_an_engine_left_behind_is_whole(left_behind: Path, capsys, more: list[str]) -> None:
     code, found = verdict(left_behind, capsys, *more)
-    assert (code, found["damaged"], found["findings"]) == (Exit.DONE, False, [])
+    assert (code, found["damaged"], found["findings"]) == (CliExit.DONE, False, [])
     a, c = found["topics"]
     assert (a["topic"], a["earliest"], a["head"], a["ranges"]) == ("a", 1, 3001, [[1, 3001]])
     assert (c["topic"], c["head"], c["records"]) == ("c", 0, 0)
@@ -60,7 +60,7 @@ def test_a_flipped_bit_below_the_durable_mark_is_damage_and_the_records_are_name
     offset, _, seq = appends(path)[100]
     flip(path, offset + 100)
     code, found = verdict(copy, capsys)
-    assert code == Exit.DAMAGE
+    assert code == CliExit.DAMAGE
     assert any(each["offset"] == offset and each["what"].startswith("body") for each in found["findings"])
     assert found["topics"][0]["gaps"] == [[seq, 3000]]
 
@@ -71,7 +71,7 @@ def test_a_torn_end_is_a_remark(copy: Path, capsys) -> None:
     with path.open("ab") as file:
         file.write(b"\x60\0\0\0\x01\x01\x01\0torn")
     code, found = verdict(copy, capsys)
-    assert code == Exit.DONE
+    assert code == CliExit.DONE
     assert [each["severity"] for each in found["findings"]] == ["remark"]
 
 
@@ -88,7 +88,7 @@ def test_a_log_file_that_is_not_what_the_others_say_is_damage(copy: Path, capsys
         other = next(each for each in copy.glob("wal/shard-*/wal-*.log") if each.parent != path.parent)
         shutil.copy(other, path)
     code, found = verdict(copy, capsys)
-    assert code == Exit.DAMAGE, found
+    assert code == CliExit.DAMAGE, found
 
 
 @pytest.mark.parametrize("harm", ["newest", "stream", "everything"])
@@ -101,7 +101,7 @@ def test_a_log_that_is_away_is_damage_also_where_nothing_of_the_log_speaks_of_it
     else:
         shutil.rmtree(copy / ("wal" if harm == "everything" else "wal/shard-00"))
     code, found = verdict(copy, capsys)
-    assert code == Exit.DAMAGE
+    assert code == CliExit.DAMAGE
     said = [each["what"] for each in found["findings"] if each["path"] == "meta/log-00"]
     assert said == [f"the newest WAL file of shard 0 is missing: {newest.name}"]
 
@@ -109,21 +109,24 @@ def test_a_log_that_is_away_is_damage_also_where_nothing_of_the_log_speaks_of_it
 def test_a_register_that_is_gone_is_made_anew_by_a_repair(copy: Path, tmp_path: Path, capsys) -> None:
     (copy / "meta/log-00").unlink()
     code, found = verdict(copy, capsys)
-    assert code == Exit.DAMAGE
+    assert code == CliExit.DAMAGE
     assert any("meta/log-00" in each["what"] for each in found["findings"])
     target = tmp_path / "repaired"
-    assert run(["repair", str(copy), "--to", str(target), "--write", "--output", "json"]) == Exit.DONE
+    assert (
+        run(["repair", str(copy), "--to", str(target), "--write", "--yes", "--output", "json"])
+        == CliExit.DONE
+    )
     capsys.readouterr()
-    assert verdict(target, capsys)[0] == Exit.DONE
+    assert verdict(target, capsys)[0] == CliExit.DONE
 
 
 def test_a_directory_that_holds_no_data_is_wrong_usage(tmp_path: Path) -> None:
-    assert run(["verify", str(tmp_path)]) == Exit.USAGE
+    assert run(["verify", str(tmp_path)]) == CliExit.USAGE
 
 
 def test_a_running_engine_is_not_verified() -> None:
     with engine(wal={"shards": 1}) as running:
-        assert run(["verify", running.data_dir]) == Exit.USAGE
+        assert run(["verify", running.data_dir]) == CliExit.USAGE
 
 
 # -- repair -------------------------------------------------------------------------------------------
@@ -136,7 +139,7 @@ def test_a_repair_shows_what_is_lost_and_writes_nothing_unless_told(
     offset, _, seq = appends(path)[100]
     flip(path, offset + 100)
     target = tmp_path / "repaired"
-    assert run(["repair", str(copy), "--to", str(target), "--output", "json"]) == Exit.DONE
+    assert run(["repair", str(copy), "--to", str(target), "--output", "json"]) == CliExit.DONE
     found = json.loads(capsys.readouterr().out)
     assert found["lost"] == [{"topic": "a", "first": seq, "last": seq + 9, "records": 10}]
     assert not target.exists()
@@ -157,12 +160,15 @@ def test_a_repaired_copy_starts_and_readers_meet_a_tombstone_for_what_was_lost(
         running.stop()
         target = Path(running.data_dir)
         shutil.rmtree(target)
-        assert run(["repair", str(copy), "--to", str(target), "--write", "--output", "json"]) == Exit.DONE
+        assert (
+            run(["repair", str(copy), "--to", str(target), "--write", "--yes", "--output", "json"])
+            == CliExit.DONE
+        )
         found = json.loads(capsys.readouterr().out)
         assert (found["repaired"], found["left"]) == (True, [])
         lost = [(each["first"], each["last"]) for each in found["lost"]]
         expected = [(seq, seq + 9) for _, _, seq in [*gone, frames[200]]]
-        assert join(lost) == join(expected)
+        assert merge_ranges(lost) == merge_ranges(expected)
         running.start()
         with ringlog.connect(running.url, wait=10) as client:
             read, told = [], []
@@ -170,9 +176,9 @@ def test_a_repaired_copy_starts_and_readers_meet_a_tombstone_for_what_was_lost(
                 read += [record.seq for record in page.records]
                 told += [(page.tombstone.gap_from, page.tombstone.gap_to)] if page.tombstone else []
     everything = [(1, 3001)]
-    assert join((seq, seq) for seq in read) == without(everything, join(expected))
-    assert join(told) == join(expected)
-    assert size_of(join(expected)) == 40
+    assert merge_ranges((seq, seq) for seq in read) == subtract_ranges(everything, merge_ranges(expected))
+    assert merge_ranges(told) == merge_ranges(expected)
+    assert count_seqs(merge_ranges(expected)) == 40
     assert verify_directory(str(copy)).findings == before
     assert filecmp.cmp(left_behind / "meta/engine", copy / "meta/engine", shallow=False)
 
@@ -184,38 +190,38 @@ def test_an_offline_backup_is_restored_byte_for_byte_and_a_damaged_one_is_refuse
     left_behind: Path, tmp_path: Path, capsys
 ) -> None:
     backup, restored = tmp_path / "backup", tmp_path / "restored"
-    assert run(["backup", str(left_behind), "--to", str(backup)]) == Exit.DONE
-    assert run(["backup", str(left_behind), "--to", str(backup)]) == Exit.USAGE, "the target is not empty"
-    assert run(["restore", str(backup), "--to", str(restored)]) == Exit.DONE
+    assert run(["backup", str(left_behind), "--to", str(backup)]) == CliExit.DONE
+    assert run(["backup", str(left_behind), "--to", str(backup)]) == CliExit.USAGE, "the target is not empty"
+    assert run(["restore", str(backup), "--to", str(restored)]) == CliExit.DONE
     for path in left_behind.glob("wal/shard-*/wal-*.log"):
         assert filecmp.cmp(path, restored / path.relative_to(left_behind), shallow=False)
     assert len(list(left_behind.glob("meta/log-*"))) == len(list(restored.glob("meta/log-*"))) == 2
     assert not verify_directory(str(restored)).is_damaged
     flip(next(backup.glob("wal/shard-*/wal-*.log")), 5_000)
     capsys.readouterr()
-    assert run(["restore", str(backup), "--to", str(tmp_path / "again")]) == Exit.DAMAGE
+    assert run(["restore", str(backup), "--to", str(tmp_path / "again")]) == CliExit.DAMAGE
     assert "checksum differs" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
 
 
 def test_a_manifest_that_names_a_path_outside_is_refused(left_behind: Path, tmp_path: Path, capsys) -> None:
     backup = tmp_path / "backup"
-    assert run(["backup", str(left_behind), "--to", str(backup)]) == Exit.DONE
+    assert run(["backup", str(left_behind), "--to", str(backup)]) == CliExit.DONE
     manifest = backup / "manifest.json"
     manifest.write_text(manifest.read_text().replace("meta/engine", "../engine"))
-    assert run(["restore", str(backup), "--to", str(tmp_path / "again")]) == Exit.DAMAGE
+    assert run(["restore", str(backup), "--to", str(tmp_path / "again")]) == CliExit.DAMAGE
 
 
 def test_inspect_shows_header_and_every_frame(left_behind: Path, capsys) -> None:
     path = log_with_records(left_behind)
-    assert run(["inspect", str(path), "--json"]) == Exit.DONE
+    assert run(["inspect", str(path), "--json"]) == CliExit.DONE
     found = json.loads(capsys.readouterr().out)
     assert found["header"]["kind"] == "wal"
     rows = [row for row in found["rows"] if row["type"] == "append"]
     assert sum(row["records"] for row in rows) >= 3_000
     assert {"mark", "topic create"} <= {row["type"] for row in found["rows"]}
-    assert run(["inspect", str(left_behind / "meta/engine")]) == Exit.USAGE
-    assert run(["inspect", str(left_behind / "meta/log-00"), "--json"]) == Exit.DONE
+    assert run(["inspect", str(left_behind / "meta/engine")]) == CliExit.USAGE
+    assert run(["inspect", str(left_behind / "meta/log-00"), "--json"]) == CliExit.DONE
     found = json.loads(capsys.readouterr().out)
     assert (found["header"]["kind"], found["header"]["shard"]) == ("register", 0)
     assert found["header"]["file"] > 0

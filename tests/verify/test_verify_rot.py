@@ -43,7 +43,7 @@ def test_frames_that_lie_where_the_header_should_be_are_damage_and_no_unused_fil
     """RF-73: a header page and its neighbour changed places; the file was removed as never used."""
     world = World(SimulatedDisk(DATA))
     world.start()
-    world.put("t", durability="fsync")
+    world.put_topic("t", durability="fsync")
     world.append("t", [b"x"])
     world.tick(0.2)
     world.kill()

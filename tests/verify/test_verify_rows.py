@@ -10,13 +10,13 @@ from ringlog.errors import CorruptData
 from ringlog.topic.config import TopicConfig
 from ringlog.topic.routers import Router
 from ringlog.topic.row import decode_row, encode_row
-from ringlog.topic.state import Topic
+from ringlog.topic.state import ShardTopic
 from ringlog.verify.frame_decoder import VerifyError
-from ringlog.verify.snapshot_decoder import row_of
+from ringlog.verify.snapshot_decoder import decode_topic_row
 
 
-def topic(router: dict[str, Any]) -> Topic:
-    made = Topic(1, 1, "t", TopicConfig.parse({"priority": -5}))
+def topic(router: dict[str, Any]) -> ShardTopic:
+    made = ShardTopic(1, 1, "t", TopicConfig.parse({"priority": -5}))
     facts: dict[str, Any] = {
         "number": 7, "name": "r", "source": "s", "source_id": 2, "source_epoch": 1, "flags": 3, "filter": "",
         "cursor": 0,
@@ -28,7 +28,7 @@ def topic(router: dict[str, Any]) -> Topic:
 def test_a_sound_row_is_read_by_both() -> None:
     data = encode_row(topic({}))
     assert decode_row(1, data).routers[7].name == "r"
-    assert row_of(1, data).name == "t"
+    assert decode_topic_row(1, data).name == "t"
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_a_row_with_a_router_that_none_can_be_is_found(router: dict[str, Any]) -
     with pytest.raises(CorruptData):
         decode_row(1, data)
     with pytest.raises(VerifyError):
-        row_of(1, data)
+        decode_topic_row(1, data)

@@ -11,10 +11,10 @@ from verify_samples import SEALED, SEALED_RECORDS
 
 import ringlog
 from ringlog.cli.app import run
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.limits import SEALED_FRAME_RECORDS
 from ringlog.testing.real_engine import engine
-from ringlog.verify.findings import join, size_of, without
+from ringlog.verify.findings import count_seqs, merge_ranges, subtract_ranges
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -44,7 +44,7 @@ def flip(path: Path, offset: int) -> None:
 @pytest.mark.parametrize("more", [[], ["--deep"]])
 def test_sealed_records_are_whole_and_all_accounted_for(sealed: Path, capsys, more: list[str]) -> None:
     code, found = verdict(sealed, capsys, *more)
-    assert (code, found["findings"]) == (Exit.DONE, [])
+    assert (code, found["findings"]) == (CliExit.DONE, [])
     a, b, c = found["topics"]
     deleted = sum(i % 7 == 3 for i in range(SEALED_RECORDS))
     assert (a["records"], a["deleted"], a["head"]) == (
@@ -72,7 +72,7 @@ def test_a_flipped_bit_in_any_part_is_found(copied: Path, capsys, what: str) -> 
     suffix, offset = DAMAGE[what]
     flip(own(copied, suffix), offset)
     code, found = verdict(copied, capsys)
-    assert code == Exit.DAMAGE
+    assert code == CliExit.DAMAGE
     assert any(each["path"].startswith("topics/") for each in found["findings"])
 
 
@@ -80,16 +80,16 @@ def test_a_flipped_bit_in_any_part_is_found(copied: Path, capsys, what: str) -> 
 def test_a_part_cut_short_is_found(copied: Path, capsys, suffix: str) -> None:
     path = own(copied, suffix)
     path.write_bytes(path.read_bytes()[:-9])
-    assert verdict(copied, capsys)[0] == Exit.DAMAGE
+    assert verdict(copied, capsys)[0] == CliExit.DAMAGE
 
 
 def test_a_missing_index_is_a_remark_and_a_missing_segment_is_damage(copied: Path, capsys) -> None:
     own(copied, ".idx").unlink()
     code, found = verdict(copied, capsys)
-    assert (code, [each["severity"] for each in found["findings"]]) == (Exit.DONE, ["remark"])
+    assert (code, [each["severity"] for each in found["findings"]]) == (CliExit.DONE, ["remark"])
     shutil.rmtree(own(copied, ".data").parent)
     code, found = verdict(copied, capsys)
-    assert code == Exit.DAMAGE
+    assert code == CliExit.DAMAGE
     assert any("nowhere" in each["what"] for each in found["findings"])
 
 
@@ -97,19 +97,19 @@ def test_an_index_whose_data_part_is_gone_is_damage(copied: Path, capsys) -> Non
     """By its snapshot it was not moved: it was taken for one in a cold tier that was not named."""
     own(copied, ".data").unlink()
     code, found = verdict(copied, capsys)
-    assert code == Exit.DAMAGE
+    assert code == CliExit.DAMAGE
     assert any(each["what"].startswith("the data part is missing") for each in found["findings"])
 
 
 def test_a_segment_under_another_name_is_found(copied: Path, capsys) -> None:
     for path in list(own(copied, ".data").parent.iterdir()):
         path.rename(path.with_name(path.name.replace("-0001", "-0002")))
-    assert verdict(copied, capsys)[0] == Exit.DAMAGE
+    assert verdict(copied, capsys)[0] == CliExit.DAMAGE
 
 
 def test_a_damaged_snapshot_is_found(copied: Path, capsys) -> None:
     flip(max(copied.glob("meta/snapshot-*")), 120)
-    assert verdict(copied, capsys)[0] == Exit.DAMAGE
+    assert verdict(copied, capsys)[0] == CliExit.DAMAGE
 
 
 def test_inspect_shows_every_part(sealed: Path, capsys) -> None:
@@ -117,7 +117,7 @@ def test_inspect_shows_every_part(sealed: Path, capsys) -> None:
     for path in [own(sealed, suffix) for suffix in (".data", ".idx", ".tags", ".del")] + [
         max(sealed.glob("meta/snapshot-*"))
     ]:
-        assert run(["inspect", str(path), "--json"]) == Exit.DONE
+        assert run(["inspect", str(path), "--json"]) == CliExit.DONE
         found = json.loads(capsys.readouterr().out)
         kinds[found["header"]["kind"]] = found
     assert sum(row["records"] for row in kinds["segment data"]["rows"]) == SEALED_RECORDS
@@ -131,7 +131,10 @@ def test_inspect_shows_every_part(sealed: Path, capsys) -> None:
 
 
 def repaired(copied: Path, target: Path, capsys) -> dict:
-    assert run(["repair", str(copied), "--to", str(target), "--write", "--output", "json"]) == Exit.DONE
+    assert (
+        run(["repair", str(copied), "--to", str(target), "--write", "--yes", "--output", "json"])
+        == CliExit.DONE
+    )
     found = json.loads(capsys.readouterr().out)
     assert (found["repaired"], found["left"]) == (True, [])
     return found
@@ -168,7 +171,7 @@ def test_a_damaged_frame_costs_its_own_records_alone(copied: Path, capsys) -> No
     with engine(wal={"shards": 1}, storage=SEALED) as running:
         running.stop()
         shutil.rmtree(running.data_dir)
-        assert run(["repair", str(copied), "--to", running.data_dir, "--output", "json"]) == Exit.DONE
+        assert run(["repair", str(copied), "--to", running.data_dir, "--output", "json"]) == CliExit.DONE
         told = json.loads(capsys.readouterr().out)
         found = repaired(copied, Path(running.data_dir), capsys)
         assert {key: found[key] for key in told if key != "repaired"} == {
@@ -179,14 +182,14 @@ def test_a_damaged_frame_costs_its_own_records_alone(copied: Path, capsys) -> No
         ]
         aside = Path(running.data_dir) / "quarantine" / path.relative_to(copied)
         assert aside.read_bytes() == path.read_bytes()
-        lost = join((each["first"], each["last"]) for each in found["lost"])
+        lost = merge_ranges((each["first"], each["last"]) for each in found["lost"])
         assert {each["topic"] for each in found["lost"]} == {"a"}
-        assert 0 < size_of(lost) <= SEALED_FRAME_RECORDS
+        assert 0 < count_seqs(lost) <= SEALED_FRAME_RECORDS
         verified = verdict(Path(running.data_dir), capsys)[1]["topics"][0]
         running.start()
         read, gaps = read_all(running.url, "a")
         assert len(read_all(running.url, "c")[0]) == 150
     alive = [seq for seq in range(1, SEALED_RECORDS + 11) if seq > SEALED_RECORDS or (seq - 1) % 7 != 3]
     assert read == [seq for seq in alive if not any(first <= seq <= last for first, last in lost)]
-    assert join((seq, seq) for seq in read) == [tuple(each) for each in verified["ranges"]]
-    assert not without(lost, join(gaps))
+    assert merge_ranges((seq, seq) for seq in read) == [tuple(each) for each in verified["ranges"]]
+    assert not subtract_ranges(lost, merge_ranges(gaps))

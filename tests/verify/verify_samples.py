@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ringlog.cli.passes import COMPACTOR, ask_actor
+from ringlog.cli.maintenance import COMPACTOR, request_actor
 from ringlog.client import Client
-from ringlog.client.fields import NewRecord
+from ringlog.client.write.fields import NewRecord
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
 
 SEALED_RECORDS = 20_000
@@ -20,4 +20,4 @@ def fill(client: Client, topic: str, count: int) -> None:
 
 
 def checkpoint(shm_dir: str) -> None:
-    ask_actor(shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)
+    request_actor(shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 import ringlog
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.client.queue import Queue
 from ringlog.testing.real_engine import engine
 from tests.worker.conftest import Workers, soon, wait_until_empty
@@ -44,7 +44,7 @@ def test_a_job_that_fails_once_is_done_the_second_time(
     wait_until_empty(queue)
     code, counts, log = workers.stop(started)
     assert (code, counts) == (
-        Exit.DONE,
+        CliExit.DONE,
         {"queue": queue.topic, "target": "program:do", "job_done": 11, "job_failed": 1},
     )
     (failed,) = [line for line in log if line["event"] == "job failed"]
@@ -102,7 +102,7 @@ def test_what_a_job_started_ends_with_its_process(workers: Workers, queue: Queue
     soon(lambda: queue.stats().delayed == 1)
     pid = int((tmp_path / "child").read_text())
     soon(lambda: not is_running(pid))
-    assert workers.stop(started)[0] == Exit.DONE
+    assert workers.stop(started)[0] == CliExit.DONE
 
 
 @pytest.mark.timeout(120)
@@ -120,7 +120,7 @@ def test_a_worker_goes_on_after_its_engine_was_killed(tmp_path: Path) -> None:
                 (tmp_path / "go").touch()
                 wait_until_empty(queue)
                 code, counts, _ = workers.stop(started)
-            assert code == Exit.DONE
+            assert code == CliExit.DONE
             assert counts["job_done"] + counts.get("lease_lost", 0) >= 2
             assert workers.noted("note")
         finally:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import ringlog
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.client.queue import Queue
 from ringlog.testing.real_engine import TestEngine
 from tests.worker.conftest import Workers, events, soon, wait_until_empty
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 def test_every_job_is_done_once_and_is_a_line_of_the_log(workers: Workers, queue: Queue) -> None:
     queue.put_many([b"note %d" % n for n in range(200)])
     code, counts, log = workers.run("program:do", queue.topic, "-c", "3", "--payload", "text")
-    assert (code, counts["job_done"]) == (Exit.DONE, 200)
+    assert (code, counts["job_done"]) == (CliExit.DONE, 200)
     done = [line for line in log if line["event"] == "job done"]
     assert sorted(line["seq"] for line in done) == list(range(1, 201))
     assert {line["level"] for line in done} == {"info"}
@@ -41,16 +41,16 @@ def test_a_function_has_its_payload_and_what_else_is_known_of_the_job(workers: W
 
 def test_payloads_are_decoded_by_the_codec_that_is_named(workers: Workers, queue: Queue) -> None:
     queue.put(b'{"to": "ann"}')
-    assert workers.run("program:deliver", queue.topic, "--payload", "program:EMAIL")[0] == Exit.DONE
+    assert workers.run("program:deliver", queue.topic, "--payload", "program:EMAIL")[0] == CliExit.DONE
     queue.put(b"bob")
-    assert workers.run("program:later", queue.topic, "--payload", "text")[0] == Exit.DONE
+    assert workers.run("program:later", queue.topic, "--payload", "text")[0] == CliExit.DONE
     assert workers.notes() == ["ann", "awaited bob"]
 
 
 def test_a_job_that_forks_ends_with_the_parent(workers: Workers, queue: Queue) -> None:
     queue.put_many([b"%d" % n for n in range(5)])
     code, counts, log = workers.run("program:forks", queue.topic, "--payload", "text", "-c", "1")
-    assert (code, counts["job_done"]) == (Exit.DONE, 5)
+    assert (code, counts["job_done"]) == (CliExit.DONE, 5)
     assert workers.notes() == [f"parent of {n}" for n in range(5)]
     assert len({line["process"] for line in log if line["event"] == "job done"}) == 1
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_decoded_is_rejected_with_the_reason(
     queue.put(b'{"from": "ann"}')
     queue.put(b'{"to": "bob"}')
     code, counts, _ = workers.run("program:deliver", queue.topic, "--payload", "program:EMAIL", "-c", "1")
-    assert (code, counts["job_done"], counts["job_rejected"]) == (Exit.DONE, 1, 1)
+    assert (code, counts["job_done"], counts["job_rejected"]) == (CliExit.DONE, 1, 1)
     with ringlog.connect(ringlog_engine.url, wait=10) as client:
         dead = f"{queue.topic}.dead"
         soon(lambda: any(each.topic == dead for each in client.topics.list(dead)))
@@ -78,7 +78,7 @@ def test_without_dead_letters_what_is_rejected_rests_and_stays(
         plain = client.queue(name)
         plain.put(b"reject for ever")
         code, counts, log = workers.run("program:do", name, "--payload", "text")
-        assert (code, counts["job_failed"]) == (Exit.DONE, 1)
+        assert (code, counts["job_failed"]) == (CliExit.DONE, 1)
         assert events(log)["queue has no dead letters"] == 1
         assert (plain.stats().ready, plain.stats().delayed) == (0, 1)
 
@@ -102,19 +102,19 @@ def test_processes_are_replaced_after_so_many_jobs(workers: Workers, queue: Queu
     code, counts, _ = workers.run(
         "program:do", queue.topic, "--payload", "text", "-c", "1", "--max-jobs-per-process", "4"
     )
-    assert (code, counts["job_done"]) == (Exit.DONE, 10)
+    assert (code, counts["job_done"]) == (CliExit.DONE, 10)
     assert sorted(Counter(workers.noted("note")).values()) == [2, 4, 4]
 
 
 def test_a_process_may_have_a_limit_of_memory(workers: Workers, queue: Queue) -> None:
     queue.put(b"note")
     code, _, log = workers.run("program:do", queue.topic, "--payload", "text", "--memory-limit", "4GiB")
-    assert (code, events(log)["job done"]) == (Exit.DONE, 1)
+    assert (code, events(log)["job done"]) == (CliExit.DONE, 1)
 
 
 def test_a_worker_needs_no_checkout_around_it(workers: Workers, queue: Queue) -> None:
     """The program is found where the worker was started, whatever the path says."""
     workers.environ.pop("PYTHONSAFEPATH", None)
     queue.put(b"note")
-    assert workers.run("program:do", queue.topic, "--payload", "text")[0] == Exit.DONE
+    assert workers.run("program:do", queue.topic, "--payload", "text")[0] == CliExit.DONE
     assert os.path.exists(workers.directory / "notes")

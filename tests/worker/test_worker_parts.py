@@ -11,24 +11,36 @@ from ringlog.errors import FrameInvalid, UsageError
 from ringlog.limits import NACK_DELAY_MS_MAX, WORKER_REASON_CHARS_MAX
 from ringlog.testing.clock import ManualClock
 from ringlog.worker import CurrentJob, Reject, Retry, current_job, wire
-from ringlog.worker.child import Runner
-from ringlog.worker.death import Cause, Died
-from ringlog.worker.fate import CUT_OFF, FAILED, REJECTED, Backoff, fate_of, fate_of_death
+from ringlog.worker.child import JobRunner
 from ringlog.worker.options import WorkerOptions
+from ringlog.worker.process_exit import KillReason, ProcessExited
+from ringlog.worker.settlement import (
+    CUT_OFF,
+    FAILED,
+    REJECTED,
+    WorkerBackoff,
+    settlement_of_exit,
+    settlement_of_outcome,
+)
 from ringlog.worker.target import CODECS, check_name, load_codec, load_function
 
-BACKOFF = Backoff(100, 1_000)
+BACKOFF = WorkerBackoff(100, 1_000)
 JOB = CurrentJob(queue="q", seq=7, deliveries=1, data=b'{"n": 1}', headers={"h": b"v"}, meta={"m": [1]})
 
 
 def test_fates() -> None:
-    assert fate_of(wire.Done(1.5), 1, BACKOFF).is_done
-    rejected = fate_of(wire.Refused(1.0, "no"), 1, BACKOFF)
+    assert settlement_of_outcome(wire.JobDone(1.5), 1, BACKOFF).is_done
+    rejected = settlement_of_outcome(wire.JobRejected(1.0, "no"), 1, BACKOFF)
     assert (rejected.event, rejected.is_rejected, rejected.reason) == (REJECTED, True, "no")
-    delays = [fate_of(wire.Failed(1.0, "e"), n, BACKOFF).delay_ms for n in (1, 2, 3, 4, 5, 99)]
+    delays = [
+        settlement_of_outcome(wire.JobFailed(1.0, "e"), n, BACKOFF).delay_ms for n in (1, 2, 3, 4, 5, 99)
+    ]
     assert delays == [100, 200, 400, 800, 1_000, 1_000]
-    assert fate_of(wire.Failed(1.0, "e", delay_ms=0), 5, BACKOFF).delay_ms == 0
-    assert fate_of(wire.Failed(1.0, "e", delay_ms=1 << 60), 5, BACKOFF).delay_ms == NACK_DELAY_MS_MAX
+    assert settlement_of_outcome(wire.JobFailed(1.0, "e", delay_ms=0), 5, BACKOFF).delay_ms == 0
+    assert (
+        settlement_of_outcome(wire.JobFailed(1.0, "e", delay_ms=1 << 60), 5, BACKOFF).delay_ms
+        == NACK_DELAY_MS_MAX
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,21 +49,21 @@ def test_fates() -> None:
         (3, None, FAILED, 200, "its process exited with status 3"),
         (-11, None, FAILED, 200, "its process was killed by SIGSEGV"),
         (-200, None, FAILED, 200, "its process exited with status -200"),
-        (-9, Cause.TIME_LIMIT, FAILED, 200, "it ran longer than its time limit"),
-        (-9, Cause.STOPPED, CUT_OFF, 0, "it was at work when the worker had to stop"),
+        (-9, KillReason.TIME_LIMIT, FAILED, 200, "it ran longer than its time limit"),
+        (-9, KillReason.STOPPED, CUT_OFF, 0, "it was at work when the worker had to stop"),
     ],
 )
 def test_fates_of_jobs_whose_process_ended(
-    status: int, cause: Cause | None, event: str, delay_ms: int, words: str
+    status: int, cause: KillReason | None, event: str, delay_ms: int, words: str
 ) -> None:
-    fate = fate_of_death(Died(status, cause), 2, 3.0, BACKOFF)
+    fate = settlement_of_exit(ProcessExited(status, cause), 2, 3.0, BACKOFF)
     assert (fate.event, fate.delay_ms, fate.reason, fate.is_done, fate.is_rejected) == (
         event, delay_ms, words, False, False,
     )  # fmt: skip
 
 
 def run(function, payload: str = "json") -> wire.Outcome:
-    return Runner(function, load_codec(payload), ManualClock()).run(JOB)
+    return JobRunner(function, load_codec(payload), ManualClock()).run(JOB)
 
 
 def test_whatever_comes_out_of_a_function_has_words() -> None:
@@ -65,12 +77,12 @@ def test_whatever_comes_out_of_a_function_has_words() -> None:
         raise KeyError("k")
 
     seen = []
-    assert isinstance(run(lambda value: seen.append((value, current_job()))), wire.Done)
+    assert isinstance(run(lambda value: seen.append((value, current_job()))), wire.JobDone)
     assert seen == [({"n": 1}, JOB)]
-    assert run(rejects) == wire.Refused(0.0, "bad")
-    assert run(retries) == wire.Failed(0.0, "busy", delay_ms=5)
+    assert run(rejects) == wire.JobRejected(0.0, "bad")
+    assert run(retries) == wire.JobFailed(0.0, "busy", delay_ms=5)
     failed = run(fails)
-    assert isinstance(failed, wire.Failed)
+    assert isinstance(failed, wire.JobFailed)
     assert (failed.reason, failed.is_last) == ("KeyError: 'k'", False)
     assert "in fails" in failed.trace
     with pytest.raises(UsageError):
@@ -83,15 +95,15 @@ def test_what_leaves_a_process_in_doubt_ends_it(error: BaseException) -> None:
         raise error
 
     outcome = run(fails)
-    assert isinstance(outcome, wire.Failed)
+    assert isinstance(outcome, wire.JobFailed)
     assert outcome.is_last
 
 
 def test_a_payload_that_cannot_be_decoded_is_refused_before_the_function_is_called() -> None:
     called = []
-    runner = Runner(called.append, CODECS["json"], ManualClock())
+    runner = JobRunner(called.append, CODECS["json"], ManualClock())
     outcome = runner.run(msgspec.structs.replace(JOB, data=b"{"))
-    assert isinstance(outcome, wire.Refused)
+    assert isinstance(outcome, wire.JobRejected)
     assert outcome.reason.startswith("the payload cannot be decoded: DecodeError")
     assert not called
 
@@ -106,20 +118,20 @@ def test_reasons_are_bounded_and_their_end_is_kept(text: str) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [wire.Ready(), wire.CannotStart("r", "t"), wire.Done(1.0), wire.Failed(1.0, "r", "t", 5, True)],
+    [wire.Ready(), wire.CannotStart("r", "t"), wire.JobDone(1.0), wire.JobFailed(1.0, "r", "t", 5, True)],
 )
-def test_messages_travel(said: wire.FromProcess) -> None:
-    packed = wire.packed(said)
+def test_messages_travel(said: wire.ProcessMessage) -> None:
+    packed = wire.encode_message(said)
     assert wire.length_of(packed[: wire.HEAD_BYTES]) == len(packed) - wire.HEAD_BYTES
-    assert wire.from_process(packed[wire.HEAD_BYTES :]) == said
-    work = wire.packed(wire.Work(JOB))
-    assert wire.work(work[wire.HEAD_BYTES :]).job == JOB
+    assert wire.decode_process_message(packed[wire.HEAD_BYTES :]) == said
+    work = wire.encode_message(wire.RunJob(JOB))
+    assert wire.decode_run_job(work[wire.HEAD_BYTES :]).job == JOB
 
 
 @given(st.binary(max_size=64))
 def test_anything_else_a_process_writes_is_refused(noise: bytes) -> None:
     try:
-        wire.from_process(noise)
+        wire.decode_process_message(noise)
     except FrameInvalid:
         return
     assert noise[:1] >= b"\x80", "a map with a type we know"
@@ -147,7 +159,8 @@ def test_names_that_do() -> None:
     "wrong",
     [
         {"concurrency": 0}, {"concurrency": 1 << 20}, {"max_jobs_per_process": -1}, {"lease_ms": 1},
-        {"backoff": Backoff(5, 4)}, {"backoff": Backoff(-1, 4)}, {"payload": "pickle"}, {"target": "x"},
+        {"backoff": WorkerBackoff(5, 4)}, {"backoff": WorkerBackoff(-1, 4)}, {"payload": "pickle"},
+        {"target": "x"},
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense(wrong: dict) -> None:
@@ -173,8 +186,8 @@ def test_an_error_of_any_text_is_told_in_words_that_travel(error: Exception) -> 
         raise error
 
     outcome = run(fails)
-    assert isinstance(outcome, wire.Failed)
-    assert len(wire.packed(outcome)) < 20 * WORKER_REASON_CHARS_MAX
+    assert isinstance(outcome, wire.JobFailed)
+    assert len(wire.encode_message(outcome)) < 20 * WORKER_REASON_CHARS_MAX
     assert type(error).__name__ in outcome.reason or len(str(error)) > WORKER_REASON_CHARS_MAX
 
 
@@ -197,7 +210,7 @@ class _Later:
 def test_a_generator_is_no_job_that_was_done(function) -> None:
     """Calling it runs none of it."""
     outcome = run(function)
-    assert isinstance(outcome, wire.Failed)
+    assert isinstance(outcome, wire.JobFailed)
     assert "calling a generator runs none of it" in outcome.reason
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ringlog
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.client.queue import Queue
 from tests.worker.conftest import Workers
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
         ("program:do", ("-c", "0"), "concurrency out of range"),
         ("program:do", ("-c", "2000"), "concurrency out of range"),
         ("program:do", ("--backoff", "2s", "--backoff-max", "1s"), "back-off"),
-        ("program:do", ("--memory-limit", "much"), "is not a size"),
+        ("program:do", ("--memory-limit", "much"), "must be a size"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_any_job_is_taken(
@@ -41,7 +41,7 @@ def test_what_cannot_be_run_is_said_before_any_job_is_taken(
     queue.put(b"job")
     started = workers.start(target, queue.topic, *more)
     out, err = started.communicate(timeout=40)
-    assert (started.returncode, out) == (Exit.USAGE, "")
+    assert (started.returncode, out) == (CliExit.USAGE, "")
     assert words in err.splitlines()[-1]
     assert (queue.stats().ready, queue.peek()[0].data) == (1, b"job")
 
@@ -49,9 +49,9 @@ def test_what_cannot_be_run_is_said_before_any_job_is_taken(
 def test_queues_and_engines_that_are_not_there_have_their_exit_codes(
     workers: Workers, queue: Queue, tmp_path: Path
 ) -> None:
-    assert workers.run("program:do", f"{queue.topic}.absent")[0] == Exit.NOT_FOUND
+    assert workers.run("program:do", f"{queue.topic}.absent")[0] == CliExit.NOT_FOUND
     with ringlog.connect(workers.environ["RINGLOG_URL"], wait=10) as client:
         client.topics.create(f"{queue.topic}.log")
-    assert workers.run("program:do", f"{queue.topic}.log")[0] == Exit.FAILED
+    assert workers.run("program:do", f"{queue.topic}.log")[0] == CliExit.FAILED
     workers.environ["RINGLOG_URL"] = f"ringlog://{tmp_path}/nowhere"
-    assert workers.run("program:do", queue.topic)[0] == Exit.NO_CONNECTION
+    assert workers.run("program:do", queue.topic)[0] == CliExit.NO_CONNECTION

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.client.queue import Queue
 from ringlog.limits import SECOND_SIGNAL_S
 from tests.worker.conftest import Workers, events, soon
@@ -27,7 +27,7 @@ def test_told_to_stop_it_ends_what_it_began_and_nothing_else(workers: Workers, q
         child.send_signal(signal.SIGTERM)
     (workers.directory / "go").touch()
     code, counts, log = workers.ended(started)
-    assert (code, counts["job_done"]) == (Exit.DONE, 2)
+    assert (code, counts["job_done"]) == (CliExit.DONE, 2)
     assert events(log)["job cut off"] == 0
     assert (queue.stats().ready, queue.stats().in_flight) == (2, 0)
     assert not workers.noted("note")
@@ -40,7 +40,7 @@ def test_what_takes_too_long_to_stop_is_given_back_at_once(workers: Workers, que
     )
     soon(lambda: workers.noted("wait"))
     code, counts, log = workers.stop(started)
-    assert (code, counts["job_cut_off"]) == (Exit.FAILED, 1)
+    assert (code, counts["job_cut_off"]) == (CliExit.FAILED, 1)
     assert (queue.stats().ready, queue.stats().in_flight) == (1, 0)
     (pid,) = workers.noted("wait")
     assert not psutil.pid_exists(pid)
@@ -59,7 +59,7 @@ def test_a_second_signal_does_not_wait(workers: Workers, queue: Queue, second: s
     soon(lambda: time.monotonic() > second_from)
     started.send_signal(second)
     code, counts, _ = workers.ended(started)
-    assert (code, counts["job_cut_off"]) == (Exit.INTERRUPTED, 1)
+    assert (code, counts["job_cut_off"]) == (CliExit.INTERRUPTED, 1)
     assert (queue.stats().ready, queue.stats().in_flight) == (1, 0)
 
 
@@ -72,7 +72,7 @@ def test_a_terminal_that_closes_stops_it_in_order(workers: Workers, queue: Queue
     soon(lambda: not _is_pending(started.pid, signal.SIGHUP))
     (workers.directory / "go").touch()
     code, counts, _ = workers.ended(started)
-    assert (code, counts["job_done"]) == (Exit.DONE, 1)
+    assert (code, counts["job_done"]) == (CliExit.DONE, 1)
 
 
 def test_two_signals_at_once_are_one_request(workers: Workers, queue: Queue) -> None:
@@ -86,7 +86,7 @@ def test_two_signals_at_once_are_one_request(workers: Workers, queue: Queue) -> 
     soon(lambda: not _is_pending(started.pid, signal.SIGINT))
     (workers.directory / "go").touch()
     code, counts, _ = workers.ended(started)
-    assert (code, counts["job_done"]) == (Exit.DONE, 1)
+    assert (code, counts["job_done"]) == (CliExit.DONE, 1)
 
 
 def _is_pending(pid: int, number: signal.Signals) -> bool:

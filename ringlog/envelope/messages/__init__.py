@@ -1,8 +1,8 @@
 """Every message actors and clients say to one another: each request beside its reply.
 
 Each is a msgspec Struct that travels as a MessagePack array of its fields in this order (fields may
-be appended, never moved). `KINDS` maps the wire name to the type. docs/protocol.md says who may send
-what and which errors come back. An ErrorReply may answer any request.
+be appended, never moved). `KINDS` maps the wire name to the type. docs/reference/protocol.md
+says who may send what and which errors come back. An ErrorReply may answer any request.
 """
 
 from __future__ import annotations
@@ -23,6 +23,22 @@ from ringlog.envelope.messages.delivery import (
     TurnsOpened,
     Unsubscribe,
     Unsubscribed,
+)
+from ringlog.envelope.messages.handshake import (
+    CallsOpened,
+    Hello,
+    OpenCalls,
+    Ping,
+    Pong,
+    RingAttach,
+    RingAttached,
+    RingClose,
+    RingClosed,
+    RingDetach,
+    RingDetached,
+    RingOpen,
+    RingOpened,
+    Welcome,
 )
 from ringlog.envelope.messages.leases import (
     Ack,
@@ -64,37 +80,6 @@ from ringlog.envelope.messages.leases import (
     RejectReply,
     Steal,
 )
-from ringlog.envelope.messages.meeting import (
-    CallsOpened,
-    Hello,
-    OpenCalls,
-    Ping,
-    Pong,
-    RingAttach,
-    RingAttached,
-    RingClose,
-    RingClosed,
-    RingDetach,
-    RingDetached,
-    RingOpen,
-    RingOpened,
-    Welcome,
-)
-from ringlog.envelope.messages.operating import (
-    Consumer,
-    ConsumersAsk,
-    ConsumersReply,
-    DeliveryStatus,
-    Drain,
-    EngineStatus,
-    EngineStatusReply,
-    EngineStop,
-    EngineStopping,
-    GroupsStatus,
-    PressureStatus,
-    ProcessStatus,
-    QueuesStatus,
-)
 from ringlog.envelope.messages.records import (
     Append,
     Appended,
@@ -132,6 +117,21 @@ from ringlog.envelope.messages.routers import (
     RouterTold,
     RoutesSettle,
     RoutesSettled,
+)
+from ringlog.envelope.messages.status import (
+    Consumer,
+    ConsumersAsk,
+    ConsumersReply,
+    DeliveryStatus,
+    Drain,
+    EngineStatus,
+    EngineStatusReply,
+    EngineStop,
+    EngineStopping,
+    GroupsStatus,
+    PressureStatus,
+    ProcessStatus,
+    QueuesStatus,
 )
 from ringlog.envelope.messages.storage import (
     TIER_BOTH,

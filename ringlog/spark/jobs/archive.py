@@ -26,15 +26,15 @@ from ringlog.spark.jobs.archive_files import (
     ArchivedFile,
     ArchivedGap,
     ArchivedRange,
-    Manifest,
+    ArchiveManifest,
+    archived_positions,
     check_same_log,
-    reached,
 )
-from ringlog.spark.jobs.report import Progress, Silence, tasks_shown
+from ringlog.spark.jobs.report import SilentProgress, SparkJobProgress, show_task_progress
 from ringlog.spark.options import SourceOptions, source_options
 from ringlog.spark.plan import Bounds
-from ringlog.spark.reading import data_loss
 from ringlog.spark.sessions import read
+from ringlog.spark.slice_reader import data_loss
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,7 +72,7 @@ def run(
     fail_on_data_loss: bool = True,
     codec: str = "zstd",
     max_partition_bytes: int = PARTITION_BYTES,
-    progress: Progress | None = None,
+    progress: SparkJobProgress | None = None,
 ) -> ArchiveReport:
     """Archive what is new in these topics (default: all). Run again, it adds what came since, or nothing.
 
@@ -86,7 +86,7 @@ def run(
     started = clock.monotonic_ns()
     options = subscription(path, topics, pattern)
     place = Archive(archive).make()
-    with place.locked():
+    with place.lock():
         recovered, swept = place.recover(), place.sweep()
         manifests = place.manifests()
         client_of(path)
@@ -107,7 +107,7 @@ def run(
                 max_partition_bytes, _parallelism(session), codec,
             )  # fmt: skip
             frame = session.read.format(FORMAT).option("assignment", msgspec.json.encode(assignment).decode())
-            with tasks_shown(session, progress or Silence(), "archive"):
+            with show_task_progress(session, progress or SilentProgress(), "archive"):
                 files = [ArchivedFile(**row.asDict()) for row in frame.load().collect()]
             files.sort(key=lambda file: (file.topic, file.epoch, file.first_seq))
             _check_disjoint(files)
@@ -115,7 +115,7 @@ def run(
                 with Catalog.open(path) as catalog:  # What went while the tasks read.
                     gaps = [gap for each in bounds for gap in gaps_of(catalog, each)]
             number = (manifests[-1].number if manifests else 0) + 1
-            manifest = Manifest(
+            manifest = ArchiveManifest(
                 VERSION, log_id, number, clock.now_us(),
                 tuple(ArchivedRange(b.topic, b.epoch, b.after, b.until) for b in bounds), tuple(files),
                 tuple(map(_gap, gaps)),
@@ -151,7 +151,7 @@ def read_all(
     with Catalog.open(path) as catalog:
         check_same_log(manifests, catalog.log_id, place.directory)
         present = catalog.topics(wanted, missing_ok=True)
-    done = reached(manifests)
+    done = archived_positions(manifests)
     starts = {
         each.topic: done[each.topic][1] + 1
         for each in present
@@ -195,9 +195,9 @@ def subscription(path: str, topics: Iterable[str] | str | None, pattern: str | N
     return source_options(raw, streaming=False)
 
 
-def _new_bounds(catalog: Catalog, options: SourceOptions, manifests: list[Manifest]) -> list[Bounds]:
+def _new_bounds(catalog: Catalog, options: SourceOptions, manifests: list[ArchiveManifest]) -> list[Bounds]:
     """What is not archived yet, topic by topic; a topic made anew begins at its earliest record."""
-    done = reached(manifests)
+    done = archived_positions(manifests)
     found = []
     for at in catalog.topics(options):
         epoch, seq = done.get(at.topic, (0, 0))

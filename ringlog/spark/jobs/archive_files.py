@@ -76,7 +76,7 @@ class ArchivedGap(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ArchiveManifest(msgspec.Struct, frozen=True):
     """One run."""
 
     v: int
@@ -103,7 +103,7 @@ def _escaped(name: str) -> str:
     return "".join(c if c in _PLAIN else "".join(f"%{byte:02X}" for byte in c.encode()) for c in name)
 
 
-def hidden(file: str) -> str:
+def hidden_name(file: str) -> str:
     """Name of a file before it is committed."""
     directory, _, name = file.rpartition("/")
     return f"{directory}/{HIDDEN}{name}"
@@ -126,7 +126,7 @@ class Archive:
         return self
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Be the only run; raises NotReady when there is another."""
         try:
             fd = self.disk.lock(os.path.join(self._state, LOCK))
@@ -141,14 +141,14 @@ class Archive:
 
     # -- reading ------------------------------------------------------------------------------------
 
-    def manifests(self) -> list[Manifest]:
+    def manifests(self) -> list[ArchiveManifest]:
         """All committed runs, oldest first; raises CorruptData for one that cannot be read."""
         if not self.disk.exists(self._state):
             return []
         names = [name for name in self.disk.list_dir(self._state) if name.startswith(MANIFEST_PREFIX)]
         return [self._read(name) for name in sorted(names) if name.endswith(JSON_SUFFIX)]
 
-    def _read(self, name: str) -> Manifest:
+    def _read(self, name: str) -> ArchiveManifest:
         path = os.path.join(self._state, name)
         fd = self.disk.open_read(path)
         try:
@@ -156,7 +156,7 @@ class Archive:
         finally:
             self.disk.close(fd)
         try:
-            found = msgspec.json.decode(data, type=Manifest)
+            found = msgspec.json.decode(data, type=ArchiveManifest)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
             raise CorruptData("a manifest of the archive is damaged", file=path, reason=str(e)) from None
         if found.v != VERSION:
@@ -165,7 +165,7 @@ class Archive:
 
     # -- committing ---------------------------------------------------------------------------------
 
-    def commit(self, manifest: Manifest) -> None:
+    def commit(self, manifest: ArchiveManifest) -> None:
         """Make this run part of the archive, whatever happens after the first step."""
         replace_file(self.disk, self._state, OPEN, msgspec.json.encode(manifest))
         self._finish(manifest)
@@ -177,10 +177,10 @@ class Archive:
         self._finish(self._read(OPEN))
         return True
 
-    def _finish(self, manifest: Manifest) -> None:
+    def _finish(self, manifest: ArchiveManifest) -> None:
         directories = set()
         for each in manifest.files:
-            source = os.path.join(self.directory, hidden(each.file))
+            source = os.path.join(self.directory, hidden_name(each.file))
             if self.disk.exists(source):
                 self.disk.rename(source, os.path.join(self.directory, each.file))
             directories.add(os.path.dirname(os.path.join(self.directory, each.file)))
@@ -235,7 +235,7 @@ class ArchiveStream(io.RawIOBase):
         """The name it will have."""
         self._disk = disk
         self._directory = os.path.dirname(os.path.join(root, file))
-        self._fd = disk.create(os.path.join(root, hidden(file)))
+        self._fd = disk.create(os.path.join(root, hidden_name(file)))
         self._at = 0
         self._hash = xxhash.xxh3_64()
 
@@ -270,7 +270,7 @@ class ArchiveStream(io.RawIOBase):
         super().close()
 
 
-def check_same_log(manifests: list[Manifest], log_id: str, directory: str) -> None:
+def check_same_log(manifests: list[ArchiveManifest], log_id: str, directory: str) -> None:
     """Raises OptionError when an archive is of another data directory."""
     for each in manifests[-1:]:
         if each.log != log_id:
@@ -280,7 +280,7 @@ def check_same_log(manifests: list[Manifest], log_id: str, directory: str) -> No
             )  # fmt: skip
 
 
-def reached(manifests: list[Manifest]) -> dict[str, tuple[int, int]]:
+def archived_positions(manifests: list[ArchiveManifest]) -> dict[str, tuple[int, int]]:
     """topic -> (epoch, position up to which it is archived), of the youngest life."""
     found: dict[str, tuple[int, int]] = {}
     for manifest in manifests:

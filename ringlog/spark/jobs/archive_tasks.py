@@ -19,16 +19,16 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from ringlog.client.pieces import Piece
+from ringlog.client.read.record_batches import RecordBatch
 from ringlog.spark.batch import SlicePartition, plan_partitions
 from ringlog.spark.catalog import Catalog
 from ringlog.spark.jobs.archive_files import Archive, ArchivedFile, ArchiveStream
 from ringlog.spark.jobs.row_group import RowGroup
 from ringlog.spark.options import SourceOptions, source_options
 from ringlog.spark.plan import Bounds
-from ringlog.spark.reading import read_items
 from ringlog.spark.schema import arrow_schema, columns_of, record_schema
-from ringlog.spark.workers import settle_worker
+from ringlog.spark.slice_reader import read_batches
+from ringlog.spark.workers import freeze_imports
 
 if TYPE_CHECKING:
     from ringlog.spark.schema import ColumnSpec
@@ -108,7 +108,7 @@ class ArchiveReader(DataSourceReader):
             stored = [
                 stretch
                 for each in bounds
-                for stretch in catalog.stretches(each.topic, each.after, each.until)
+                for stretch in catalog.stored_ranges(each.topic, each.after, each.until)
             ]
             worth = sum(stretch.bytes for stretch in stored) // FILE_BYTES_MIN
             options = replace(
@@ -122,18 +122,18 @@ class ArchiveReader(DataSourceReader):
             return
         assignment = self._assignment
         options = assignment.options()
-        files = _Files(Archive(assignment.archive), assignment, options)
+        files = _ParquetFiles(Archive(assignment.archive), assignment, options)
         found: list[ArchivedFile] = []
-        for item in read_items(partition.slices, options):
-            found += files.add(item.topic, item.epoch, item.pieces)
+        for item in read_batches(partition.slices, options):
+            found += files.add(item.topic, item.epoch, item.batches)
         found += files.finish()
-        settle_worker("archive")
+        freeze_imports("archive")
         if found:
             rows = [msgspec.to_builtins(each) for each in found]
             yield pa.RecordBatch.from_pylist(rows, schema=arrow_schema(ROW))
 
 
-class _Files:
+class _ParquetFiles:
     """Cuts records where topic, life or day change, and writes a file for each stretch between."""
 
     def __init__(self, archive: Archive, assignment: Assignment, options: SourceOptions) -> None:
@@ -142,9 +142,9 @@ class _Files:
         self._specs = [spec for spec in columns_of(options) if spec.source != "topic"]
         schema = arrow_schema(record_schema(options))
         self._schema = schema.remove(schema.get_field_index("topic"))
-        self._open: _File | None = None
+        self._open: _ParquetFile | None = None
 
-    def add(self, topic: str, epoch: int, pieces: Sequence[Piece]) -> list[ArchivedFile]:
+    def add(self, topic: str, epoch: int, pieces: Sequence[RecordBatch]) -> list[ArchivedFile]:
         """Take records of one life of a topic, ascending; returns files that are finished."""
         done: list[ArchivedFile] = []
         for day, stretch in _by_day([piece for piece in pieces if len(piece)]):
@@ -152,7 +152,7 @@ class _Files:
             if self._open is None or self._open.key != key:
                 done += self.finish()
                 stream = self._archive.create(topic, day, epoch, stretch[0].seq_at(0), self._assignment.run)
-                self._open = _File(key, stream, self._specs, self._schema, self._assignment.codec)
+                self._open = _ParquetFile(key, stream, self._specs, self._schema, self._assignment.codec)
             self._open.add(stretch)
         return done
 
@@ -162,7 +162,7 @@ class _Files:
         return [] if file is None else [file.finish()]
 
 
-class _File:
+class _ParquetFile:
     """One Parquet file being written."""
 
     def __init__(
@@ -184,7 +184,7 @@ class _File:
         self._group = self._new_group()
         self._rows = self._first = self._last = self._ts_min = self._ts_max = 0
 
-    def add(self, pieces: Sequence[Piece]) -> None:
+    def add(self, pieces: Sequence[RecordBatch]) -> None:
         """Append records, ascending."""
         if not self._rows:
             self._first, self._ts_min = pieces[0].seq_at(0), pieces[0].commit_ts
@@ -216,7 +216,7 @@ class _File:
         return RowGroup(self._specs, self._schema, self.key[1])
 
 
-def _by_day(pieces: Sequence[Piece]) -> Iterator[tuple[str, Sequence[Piece]]]:
+def _by_day(pieces: Sequence[RecordBatch]) -> Iterator[tuple[str, Sequence[RecordBatch]]]:
     """(date in UTC, records), ascending. Commit stamps of a topic never fall, so a day is one stretch."""
     if not pieces:
         return
@@ -228,10 +228,10 @@ def _by_day(pieces: Sequence[Piece]) -> Iterator[tuple[str, Sequence[Piece]]]:
         days = piece.commit_stamps // DAY_US
         bounds = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), len(piece)]
         for start, stop in pairwise(bounds):
-            yield _date(int(days[start])), [piece.part(start, stop)]
+            yield _date(int(days[start])), [piece.slice_rows(start, stop)]
 
 
-def _last_stamp(piece: Piece) -> int:
+def _last_stamp(piece: RecordBatch) -> int:
     return int(piece.commit_stamps[-1])
 
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from ringlog.spark.options import source_options
 from ringlog.spark.schema import arrow_schema
 from ringlog.spark.views import ViewReader, view_schema
-from ringlog.spark.workers import settle_worker
+from ringlog.spark.workers import freeze_imports
 
 FAULTS_PER_TASK_MAX = 1_000
 """Faults that a task names, first by file and place; it counts all."""
@@ -37,21 +37,21 @@ SCHEMA = StructType([StructField(name, kind) for name, kind in _COLUMNS.items()]
 `audit`; STORED topic, epoch, first_seq, last_seq."""
 
 
-class Stretches(NamedTuple):
+class SeqRangeArrays(NamedTuple):
     """Positions, as ascending ranges that neither touch nor overlap: (n,) first and last of each."""
 
     firsts: I64
     lasts: I64
 
 
-def merged(firsts: I64, lasts: I64) -> Stretches:
+def merge_seq_ranges(firsts: I64, lasts: I64) -> SeqRangeArrays:
     """The positions of these ranges, which come in any order."""
     if not len(firsts):
-        return Stretches(firsts, lasts)
+        return SeqRangeArrays(firsts, lasts)
     order = np.argsort(firsts, kind="stable")
     firsts, reached = firsts[order], np.maximum.accumulate(lasts[order])
     starts = np.append(0, np.flatnonzero(firsts[1:] > reached[:-1] + 1) + 1)
-    return Stretches(firsts[starts], reached[np.append(starts[1:], len(firsts)) - 1])
+    return SeqRangeArrays(firsts[starts], reached[np.append(starts[1:], len(firsts)) - 1])
 
 
 class AuditSource(DataSource):
@@ -84,15 +84,15 @@ class AuditReader(DataSourceReader):
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """One batch: what the frames of this partition come to."""
-        yield summed_up(self._view.read(partition))
-        settle_worker("audit")
+        yield summarize_audit(self._view.read(partition))
+        freeze_imports("audit")
 
 
-def summed_up(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+def summarize_audit(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
     """Rows of SCHEMA for batches of the view `audit`."""
     frames = records = size = damaged = 0
     faults: list[dict[str, Any]] = []
-    stored: dict[tuple[str, int], Stretches] = {}
+    stored: dict[tuple[str, int], SeqRangeArrays] = {}
     for batch in batches:
         kinds = batch.column("kind")
         frames += len(batch) - _count(pc.equal(kinds, "part"))
@@ -123,11 +123,13 @@ def _count(mask: Any) -> int:
     return int(pc.sum(mask).as_py() or 0)
 
 
-def _together(one: Stretches, other: Stretches) -> Stretches:
-    return merged(np.concatenate((one.firsts, other.firsts)), np.concatenate((one.lasts, other.lasts)))
+def _together(one: SeqRangeArrays, other: SeqRangeArrays) -> SeqRangeArrays:
+    return merge_seq_ranges(
+        np.concatenate((one.firsts, other.firsts)), np.concatenate((one.lasts, other.lasts))
+    )
 
 
-def _by_owner(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], Stretches]]:
+def _by_owner(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], SeqRangeArrays]]:
     """The positions of each life of each topic in a batch of frames."""
     if not len(batch):
         return
@@ -139,4 +141,4 @@ def _by_owner(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], Stretche
     order = np.argsort(owners, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
         topic, epoch = divmod(int(owners[rows[0]]), len(epochs))
-        yield (names[topic], int(epochs[epoch])), merged(firsts[rows], lasts[rows])
+        yield (names[topic], int(epochs[epoch])), merge_seq_ranges(firsts[rows], lasts[rows])

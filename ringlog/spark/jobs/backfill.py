@@ -22,10 +22,10 @@ from ringlog.clock import SystemClock
 from ringlog.spark.clients import client_of
 from ringlog.spark.errors import OptionError
 from ringlog.spark.jobs.archive_files import STATE_DIR, Archive, topic_of
-from ringlog.spark.jobs.chunks import Kept, check_same, step_rows, steps
-from ringlog.spark.jobs.report import Progress, Silence
+from ringlog.spark.jobs.job_steps import JobStateFile, check_same_options, step_rows, steps
+from ringlog.spark.jobs.report import SilentProgress, SparkJobProgress
 from ringlog.spark.options import as_text
-from ringlog.spark.rows import ASSIGNED, TAKEN
+from ringlog.spark.rows import ENGINE_COLUMNS, ROW_COLUMN_TYPES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,7 +67,7 @@ def run(
     name: str | None = None,
     rate: float | None = None,
     sink: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: SparkJobProgress | None = None,
 ) -> BackfillReport:
     """Write the rows of Parquet files at `source` (a file, a directory or an archive) into `topic`.
 
@@ -81,18 +81,18 @@ def run(
     started = clock.monotonic_ns()
     path, source = os.path.abspath(path), os.path.abspath(source)
     client_of(path)
-    kept = Kept(path, "backfill", name)
+    kept = JobStateFile(path, "backfill", name)
     state = kept.load(BackfillState)
     if state is None:
         files = tuple((each, pq.read_metadata(each).num_rows) for each in _files(source))
         total = sum(rows for _, rows in files)
         state = BackfillState(source, path, files, -(-total // step_rows(rate)))
         kept.save(state)
-    check_same(state, {"source": source, "to_path": path})
+    check_same_options(state, {"source": source, "to_path": path})
     work = _Work(state, source)
     skipped = state.done
     written = as_text({"createTopics": True, **({"topic": topic} if topic else {}), **(sink or {})})
-    for step in steps(state.done, state.steps, work.size, rate, progress or Silence(), "backfill"):
+    for step in steps(state.done, state.steps, work.size, rate, progress or SilentProgress(), "backfill"):
         rows = _records(work.step(session, step), topic, columns)
         rows.write.format("ringlog").mode("append").options(
             **written, path=path, txnAppId=kept.app_id, txnVersion=str(step)
@@ -175,10 +175,12 @@ def _records(rows: DataFrame, topic: str | None, columns: Mapping[str, str] | No
     """The columns a sink takes."""
     if columns:
         return rows.select(*[F.expr(text).alias(name) for name, text in columns.items()])
-    names: Iterable[str] = [name for name in rows.columns if name in TAKEN and (name != "topic" or not topic)]
+    names: Iterable[str] = [
+        name for name in rows.columns if name in ROW_COLUMN_TYPES and (name != "topic" or not topic)
+    ]
     if not {"payload", "value"} & set(names):
         raise OptionError(
             "the files have no column payload: say how to make one, such as columns={'payload': "
-            "'to_json(struct(*))'}", columns=rows.columns, assigned=list(ASSIGNED),
+            "'to_json(struct(*))'}", columns=rows.columns, assigned=list(ENGINE_COLUMNS),
         )  # fmt: skip
     return rows.select(*names)

@@ -21,7 +21,7 @@ from ringlog.spark.catalog import Catalog, TopicAt
 from ringlog.spark.clients import client_of
 from ringlog.spark.errors import OptionError
 from ringlog.spark.jobs.archive import subscription
-from ringlog.spark.jobs.report import Progress, Silence, tasks_shown
+from ringlog.spark.jobs.report import SilentProgress, SparkJobProgress, show_task_progress
 from ringlog.spark.sessions import read
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run(
     older_than_us: int | None = None,
     apply: bool = False,
     out: str | None = None,
-    progress: Progress | None = None,
+    progress: SparkJobProgress | None = None,
 ) -> CompactReport:
     """Find what has one of these tags (or `prefix*`), was committed before a time, or both.
 
@@ -90,7 +90,7 @@ def run(
     if wanted:
         ranges = _ranges(session, path, wanted, tags).cache()
         try:
-            with tasks_shown(session, progress or Silence(), "compact"):
+            with show_task_progress(session, progress or SilentProgress(), "compact"):
                 proposals = _proposals(ranges, wanted, tuple(tags))
                 if out is not None:
                     ranges.write.mode("overwrite").json(out)

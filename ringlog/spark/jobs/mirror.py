@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  Spark's own usage
 
 from ringlog.clock import SystemClock
 from ringlog.spark.errors import OptionError
-from ringlog.spark.jobs.report import Progress, Silence
+from ringlog.spark.jobs.report import SilentProgress, SparkJobProgress
 from ringlog.spark.options import as_text
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 KAFKA = "kafka"
-LOOK_S = 1
+POLL_INTERVAL_S = 1
 TABLES = frozenset({"iceberg"})
 """Formats whose target is the name of a table."""
 
@@ -55,7 +55,7 @@ def run(
     topic_prefix: str = "",
     interval: str | None = None,
     for_s: float | None = None,
-    progress: Progress | None = None,
+    progress: SparkJobProgress | None = None,
     **source: Any,
 ) -> MirrorReport:
     """Mirror until what there is now has arrived; with `interval` ("10 seconds") go on, for `for_s` seconds
@@ -86,7 +86,7 @@ def run(
         raise OptionError("say where to: a directory, or the name of a table", option="target", format=format)
     else:
         query = writer.toTable(target) if format in TABLES else writer.start(target)
-    batches, rows, offset = _watch(query, for_s if interval else None, progress or Silence())
+    batches, rows, offset = _watch(query, for_s if interval else None, progress or SilentProgress())
     return MirrorReport(format, checkpoint, batches, rows, offset, (clock.monotonic_ns() - started) / 1e9)
 
 
@@ -116,7 +116,9 @@ def stream(
     return frame.select("key", "value", "headers", name.alias("topic"))
 
 
-def _watch(query: StreamingQuery, for_s: float | None, shown: Progress) -> tuple[int, int, str | None]:
+def _watch(
+    query: StreamingQuery, for_s: float | None, shown: SparkJobProgress
+) -> tuple[int, int, str | None]:
     """Wait for the end; (batches with rows, rows, last end offset). A query that goes on is stopped after
     `for_s`.
     """
@@ -127,7 +129,7 @@ def _watch(query: StreamingQuery, for_s: float | None, shown: Progress) -> tuple
     is_ended = False
     try:
         while not is_ended:
-            is_ended = bool(query.awaitTermination(LOOK_S))
+            is_ended = bool(query.awaitTermination(POLL_INTERVAL_S))
             # Spark keeps the last hundred; a look a second misses none that took longer than 10 ms.
             for each in query.recentProgress:
                 if each["numInputRows"]:

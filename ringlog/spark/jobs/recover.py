@@ -12,7 +12,7 @@ from ringlog.spark.options import as_text, sink_options
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredPlan:
     """One open plan that was finished: batch or version, and what it held."""
 
     batch: int
@@ -27,7 +27,7 @@ class Recovered:
 class RecoverReport:
     """All open plans of a staging directory; none is what one finds when nothing died."""
 
-    plans: tuple[Recovered, ...]
+    plans: tuple[RecoveredPlan, ...]
     rows: int
     seconds: float
 
@@ -45,5 +45,7 @@ def run(
     if staging_dir is not None:
         given["stagingDir"] = staging_dir
     done = sink.recover(sink_options(as_text(given)))
-    plans = tuple(Recovered(each.batch, each.outcome, each.rows, each.frames, each.repeats) for each in done)
+    plans = tuple(
+        RecoveredPlan(each.batch, each.outcome, each.rows, each.frames, each.repeats) for each in done
+    )
     return RecoverReport(plans, sum(each.rows for each in plans), (clock.monotonic_ns() - started) / 1e9)

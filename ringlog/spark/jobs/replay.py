@@ -16,8 +16,8 @@ from ringlog.spark.bounds import check_gaps, resolve_bounds
 from ringlog.spark.catalog import Catalog
 from ringlog.spark.clients import client_of
 from ringlog.spark.errors import OptionError
-from ringlog.spark.jobs.chunks import Kept, check_same, step_rows, steps
-from ringlog.spark.jobs.report import Bound, Progress, Silence
+from ringlog.spark.jobs.job_steps import JobStateFile, check_same_options, step_rows, steps
+from ringlog.spark.jobs.report import Bound, SilentProgress, SparkJobProgress
 from ringlog.spark.options import as_text, source_options
 from ringlog.spark.sessions import read
 
@@ -68,7 +68,7 @@ def run(
     rate: float | None = None,
     keep_times: bool = True,
     sink: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: SparkJobProgress | None = None,
     **source: Any,
 ) -> ReplayReport:
     """Write what these topics hold now into topic `to`, or into `<prefix><topic><suffix>`.
@@ -84,7 +84,7 @@ def run(
     started = clock.monotonic_ns()
     path, target = os.path.abspath(path), os.path.abspath(to_path or path)
     client_of(target)  # Before anything is kept below a directory that is none.
-    kept = Kept(target, "replay", name)
+    kept = JobStateFile(target, "replay", name)
     state = kept.load(ReplayState)
     with Catalog.open(path) as catalog:
         log_id = catalog.log_id
@@ -106,7 +106,7 @@ def run(
             )  # fmt: skip
             kept.save(state)
         names = {topic: to or f"{prefix}{topic}{suffix}" for topic in state.names}
-        check_same(state, {"path": path, "to_path": target, "log": log_id, "names": names})
+        check_same_options(state, {"path": path, "to_path": target, "log": log_id, "names": names})
         _check_epochs(catalog, state)
     skipped = state.done
     extra = {
@@ -114,7 +114,9 @@ def run(
         for name, value in source.items()
         if "start" not in name.lower() and "end" not in name.lower()
     }
-    for step in steps(state.done, state.steps, partial(_size, state), rate, progress or Silence(), "replay"):
+    for step in steps(
+        state.done, state.steps, partial(_size, state), rate, progress or SilentProgress(), "replay"
+    ):
         frame = _step(session, state, step, extra, keep_times)
         if frame is not None:
             written = as_text({"createTopics": True, **(sink or {})})

@@ -14,7 +14,7 @@ import msgspec
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """Between two looks at what Spark is doing."""
 LINE_EVERY = 10
 """Looks for one plain line: five seconds."""
@@ -36,7 +36,7 @@ def facts_of(report: Any) -> dict[str, Any]:
     return facts
 
 
-class Progress(Protocol):
+class SparkJobProgress(Protocol):
     """Told how far a job is."""
 
     def show(self, what: str, done: int, total: int) -> None:
@@ -44,14 +44,14 @@ class Progress(Protocol):
         ...
 
 
-class Silence:
+class SilentProgress:
     """Shows nothing."""
 
     def show(self, what: str, done: int, total: int) -> None:
         """See Progress."""
 
 
-class Lines:
+class LineProgress:
     """A line now and then."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Lines:
         self._looks += 1
 
 
-class Bar:
+class BarProgress:
     """A bar of the package rich."""
 
     def __init__(self, bars: Any) -> None:
@@ -80,27 +80,27 @@ class Bar:
 
 
 @contextmanager
-def progress(is_shown: bool) -> Iterator[Progress]:
+def progress(is_shown: bool) -> Iterator[SparkJobProgress]:
     """Bars on a terminal where rich is installed, else lines; nothing when not `is_shown`. To stderr."""
     if not is_shown:
-        yield Silence()
+        yield SilentProgress()
         return
     try:
         from rich.console import Console
         from rich.progress import Progress as Bars
     except ImportError:
-        yield Lines()
+        yield LineProgress()
         return
     with Bars(console=Console(stderr=True), transient=True) as bars:
-        yield Bar(bars)
+        yield BarProgress(bars)
 
 
 @contextmanager
-def tasks_shown(session: SparkSession, shown: Progress, what: str) -> Iterator[None]:
+def show_task_progress(session: SparkSession, shown: SparkJobProgress, what: str) -> Iterator[None]:
     """While the block runs, tell how many tasks of Spark's are done. Connect cannot say, and nothing is
     shown.
     """
-    if isinstance(shown, Silence) or not hasattr(session, "_jsc"):
+    if isinstance(shown, SilentProgress) or not hasattr(session, "_jsc"):
         yield
         return
     end = threading.Event()
@@ -110,12 +110,12 @@ def tasks_shown(session: SparkSession, shown: Progress, what: str) -> Iterator[N
         yield
     finally:
         end.set()
-        watcher.join(10 * LOOK_S)
+        watcher.join(10 * POLL_INTERVAL_S)
 
 
-def _watch(session: SparkSession, shown: Progress, what: str, end: threading.Event) -> None:
+def _watch(session: SparkSession, shown: SparkJobProgress, what: str, end: threading.Event) -> None:
     tracker = session.sparkContext.statusTracker()
-    while not end.wait(LOOK_S):
+    while not end.wait(POLL_INTERVAL_S):
         stages = [tracker.getStageInfo(one) for one in tracker.getActiveStageIds()]
         found = [stage for stage in stages if stage is not None]
         if found:

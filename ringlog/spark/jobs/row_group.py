@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ringlog.client.pieces import FramePiece, Piece
+from ringlog.client.read.record_batches import FrameRecordBatch, RecordBatch
 from ringlog.frame.arrow import NAMES, producer_arrays
 from ringlog.spark.arrow import as_type
 from ringlog.spark.schema import bitmap_of
@@ -45,16 +45,16 @@ class RowGroup:
         """Whether it is to be written before more is added."""
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: RecordBatch) -> None:
         """Append the records of `piece`, of which there are some."""
         self._seqs.append(piece.seqs)
         self._stamps.append(piece.commit_stamps)
         self.rows += len(piece)
-        if isinstance(piece, FramePiece) and piece.is_whole:
+        if isinstance(piece, FrameRecordBatch) and piece.is_whole:
             self._chunks.append(producer_arrays(piece.view, self._bitmap))
             self._bytes += len(piece.buffer)
         else:
-            (batch,) = piece.record_batches(nulls=True, columns=self._bitmap)
+            (batch,) = piece.arrow_batches(nulls=True, columns=self._bitmap)
             self._chunks.append(
                 {
                     spec.column: batch.column(NAMES[spec.column])

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  Spark's own usage
 
 from ringlog.clock import SystemClock
 from ringlog.spark.jobs.archive import subscription
-from ringlog.spark.jobs.report import Progress, Silence, tasks_shown
+from ringlog.spark.jobs.report import SilentProgress, SparkJobProgress, show_task_progress
 from ringlog.spark.jobs.tag_source import TagSource
 from ringlog.spark.jobs.verify import raw_options
 
@@ -76,7 +76,7 @@ def run(
     *,
     pattern: str | None = None,
     tags: int = TAGS_SHOWN,
-    progress: Progress | None = None,
+    progress: SparkJobProgress | None = None,
 ) -> StatsReport:
     """Look at these topics (default: all). Changes nothing. Raises EngineNotRunning, TopicNotFound."""
     clock = SystemClock()
@@ -86,7 +86,7 @@ def run(
     def view(name: str) -> DataFrame:
         return session.read.format("ringlog").options(**raw, view=name).load()
 
-    with tasks_shown(session, progress or Silence(), "stats"):
+    with show_task_progress(session, progress or SilentProgress(), "stats"):
         states = view("topics").collect()
         sizes = {row["topic"]: row for row in _sizes(view("frames"), now_us).collect()}
         segments = {

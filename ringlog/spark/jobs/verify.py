@@ -19,13 +19,20 @@ from ringlog.clock import SystemClock
 from ringlog.errors import CorruptData, NotReady, TopicNotFound
 from ringlog.spark.catalog import Catalog
 from ringlog.spark.clients import client_of
+from ringlog.spark.file_locations import TopicLocations, locate_topic, locate_topics
 from ringlog.spark.jobs.archive import subscription
-from ringlog.spark.jobs.audit_source import FAULT, FAULTS_PER_TASK_MAX, STORED, TOTAL, AuditSource, merged
-from ringlog.spark.jobs.report import Bound, Progress, Silence, tasks_shown
+from ringlog.spark.jobs.audit_source import (
+    FAULT,
+    FAULTS_PER_TASK_MAX,
+    STORED,
+    TOTAL,
+    AuditSource,
+    merge_seq_ranges,
+)
+from ringlog.spark.jobs.report import Bound, SilentProgress, SparkJobProgress, show_task_progress
 from ringlog.spark.options import SourceOptions
-from ringlog.spark.places import TopicPlaces, places_of, places_of_all
 from ringlog.spark.plan import HOT, Bounds, Slice
-from ringlog.spark.reading import read_items
+from ringlog.spark.slice_reader import read_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -35,7 +42,7 @@ FINDINGS_MAX = FAULTS_PER_TASK_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class DamagedFrame:
     """A frame or a part of a segment that does not verify. `topic` None: it cannot be told whose it is."""
 
     topic: str | None
@@ -66,7 +73,7 @@ class VerifyReport:
     records: int
     bytes: int
     damaged: int
-    damage: tuple[Damage, ...]
+    damage: tuple[DamagedFrame, ...]
     """The first FINDINGS_MAX."""
     missing: tuple[Missing, ...]
     """The first FINDINGS_MAX."""
@@ -82,7 +89,7 @@ def run(
     topics: Iterable[str] | str | None = None,
     *,
     pattern: str | None = None,
-    progress: Progress | None = None,
+    progress: SparkJobProgress | None = None,
 ) -> VerifyReport:
     """Check these topics (default: all) up to their heads as of now. Changes nothing.
 
@@ -93,10 +100,10 @@ def run(
     options = subscription(path, topics, pattern)
     client = client_of(path)
     with Catalog.open(path) as catalog:
-        before = list(places_of_all(client, [each.topic for each in catalog.topics(options)]))
+        before = list(locate_topics(client, [each.topic for each in catalog.topics(options)]))
     session.dataSource.register(AuditSource)
     audit = session.read.format(AuditSource.name()).options(**raw_options(options)).load()
-    with tasks_shown(session, progress or Silence(), "verify"):
+    with show_task_progress(session, progress or SilentProgress(), "verify"):
         rows = audit.collect()
     totals = [row for row in rows if row["what"] == TOTAL]
     frames, records, size, damaged = (
@@ -114,7 +121,7 @@ def run(
     )  # fmt: skip
 
 
-def _breaks(rows: list[Row], places: list[TopicPlaces]) -> Iterator[Missing]:
+def _breaks(rows: list[Row], places: list[TopicLocations]) -> Iterator[Missing]:
     """Positions up to each topic's head that no frame has, whether or not something accounts for them."""
     stored: dict[tuple[str, int], list[tuple[int, int]]] = {(each.topic, each.epoch): [] for each in places}
     for row in rows:
@@ -124,28 +131,28 @@ def _breaks(rows: list[Row], places: list[TopicPlaces]) -> Iterator[Missing]:
     for each in places:
         # Nothing is stored before the first position, and what comes behind the head came later.
         found = [(0, 0), *stored[each.topic, each.epoch], (each.head_seq + 1, each.head_seq + 1)]
-        both = merged(*np.array(found, dtype=np.int64).T)
+        both = merge_seq_ranges(*np.array(found, dtype=np.int64).T)
         for last, first in zip(both.lasts[:-1].tolist(), both.firsts[1:].tolist(), strict=True):
             if last < each.head_seq:
                 yield Missing(each.topic, each.epoch, last + 1, min(first - 1, each.head_seq))
 
 
-def _damage(row: Row) -> Damage:
+def _damage(row: Row) -> DamagedFrame:
     fields: dict[str, Any] = row.asDict()
-    return Damage(**{name: fields[name] for name in Damage.__slots__})
+    return DamagedFrame(**{name: fields[name] for name in DamagedFrame.__slots__})
 
 
-def _missing(breaks: list[Missing], before: list[TopicPlaces], options: SourceOptions) -> list[Missing]:
+def _missing(breaks: list[Missing], before: list[TopicLocations], options: SourceOptions) -> list[Missing]:
     """Those holes that neither what was known before nor what is known now explains, and reading confirms."""
     client = client_of(options.path)
     known = {(each.topic, each.epoch): each for each in before}
-    now: dict[str, TopicPlaces | None] = {}
+    now: dict[str, TopicLocations | None] = {}
     found: list[Missing] = []
     for topic, epoch, first, last in map(astuple, breaks):
         then = known[topic, epoch]
         if topic not in now:
             try:
-                now[topic] = places_of(client, topic)
+                now[topic] = locate_topic(client, topic)
             except TopicNotFound:
                 now[topic] = None
         after = now[topic]
@@ -153,8 +160,8 @@ def _missing(breaks: list[Missing], before: list[TopicPlaces], options: SourceOp
             continue  # Deleted or made anew meanwhile: nothing is missing of it.
         holes = [
             Missing(topic, epoch, *both)
-            for start, stop in then.unexplained(first, last)
-            for both in after.unexplained(start, stop)
+            for start, stop in then.unaccounted_ranges(first, last)
+            for both in after.unaccounted_ranges(start, stop)
         ]
         whole = Bounds(topic, then.topic_id, epoch, first - 1, last)
         if holes and not _is_stored(whole, options):
@@ -165,7 +172,7 @@ def _missing(breaks: list[Missing], before: list[TopicPlaces], options: SourceOp
 def _is_stored(bounds: Bounds, options: SourceOptions) -> bool:
     """Can the range be read? Then its frames only moved while we looked."""
     try:
-        for _ in read_items([Slice(bounds, 0, HOT)], options):
+        for _ in read_batches([Slice(bounds, 0, HOT)], options):
             continue
     except CorruptData:
         return False

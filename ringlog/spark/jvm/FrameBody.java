@@ -8,7 +8,7 @@ import net.jpountz.lz4.LZ4Factory;
 import org.apache.spark.unsafe.Platform;
 
 /**
- * The columns of one frame, in memory (docs/format.md, "Body of an append").
+ * The columns of one frame, in memory (docs/reference/format.md, "Body of an append").
  *
  * <p>Nothing is believed before its checksum was compared, and no offset before it was seen to stay inside.
  */
@@ -34,7 +34,7 @@ final class FrameBody {
   private static final int NULLABLE = 4;
   private static final int VERSION_FIRST = 1;
 
-  /** Header words (docs/format.md, "Header"): of 8 bytes each, by their place divided by 8. */
+  /** Header words (docs/reference/format.md, "Header"): of 8 bytes each, by their place divided by 8. */
   private static final int W_HEAD = 0;
 
   private static final int W_BASE_SEQ = 2;

@@ -7,7 +7,7 @@ import org.apache.spark.unsafe.Platform;
 
 /**
  * One piece, as Python describes it: frames of one topic, ascending, and what is to be seen of them. The
- * columns are those of ringlog/spark/pieces.py.
+ * columns are those of ringlog/spark/jvm_frames.py.
  */
 final class Pieces {
   /** The option that asks Python for pieces; its value is the schema that the user gave, or nothing. */

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ringlog.envelope import messages as m
 from ringlog.errors import DiskError, Refused
-from ringlog.frame.settle import (
+from ringlog.frame.settle_entry import (
     FLAGS_SHIFT,
     S_COUNT_STATUS,
     S_EPOCH,
@@ -21,7 +21,7 @@ from ringlog.frame.settle import (
     entry_error,
 )
 from ringlog.placement import home_shard
-from ringlog.testing.disk import Fault, FaultyDisk, Halted, SimulatedDisk
+from ringlog.testing.disk import DiskFault, FaultyDisk, Halted, SimulatedDisk
 from ringlog.testing.shard_world import DATA, World
 from ringlog.types import Durability
 
@@ -185,7 +185,7 @@ class Story:
         name = self.rng.choice(absent)
         self._note(f"make {name}")
         self.unsure[name] = {False, True}
-        info = self.world.put(name, durability=CLASSES[name].label)
+        info = self.world.put_topic(name, durability=CLASSES[name].label)
         self.unsure.pop(name)
         self._born(name, info.topic_id, info.epoch)
 
@@ -209,7 +209,7 @@ class Story:
         instance = self._pick()
         if instance is not None:
             self._note(f"configure {instance.name}")
-            self.world.put(instance.name, "merge", ttl_ms=self.rng.randint(1, 1 << 40))
+            self.world.put_topic(instance.name, "merge", ttl_ms=self.rng.randint(1, 1 << 40))
 
     def _idle(self) -> None:
         self._note("idle")
@@ -223,7 +223,7 @@ class Story:
     def _crash(self) -> None:
         """Die at one of the next disk calls, whatever they are for."""
         at = self.disk.calls["any"] + self.rng.randint(1, 12)
-        self.disk.plan = [Fault("any", at, "halt")]
+        self.disk.plan = [DiskFault("any", at, "halt")]
         self._note("crash soon")
         try:
             for _ in range(6):
@@ -235,7 +235,7 @@ class Story:
 
     def _fail_sync(self) -> None:
         """A sync fails; the process ends; the successor reads the cache (RF-42)."""
-        self.disk.plan = [Fault("data_sync", self.disk.calls["data_sync"] + 1, "EIO")]
+        self.disk.plan = [DiskFault("data_sync", self.disk.calls["data_sync"] + 1, "EIO")]
         self._note("sync fails")
         try:
             for _ in range(4):
@@ -282,7 +282,7 @@ class Story:
             self.world.shards = self.rng.choice([1, 2, 3, 4])
             self._note(f"{self.world.shards} shards")
         for _ in range(self.rng.choice([0, 0, 0, 1, 3])):
-            self.disk.plan = [Fault("any", self.disk.calls["any"] + self.rng.randint(1, 25), "halt")]
+            self.disk.plan = [DiskFault("any", self.disk.calls["any"] + self.rng.randint(1, 25), "halt")]
             try:
                 self.world.start()
             except Halted:

@@ -1,0 +1,57 @@
+"""Deletion marks of sealed records: what the log says was deleted has to outlive the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pyroaring import BitMap64
+
+from actors.compactor.segment_plan import LiveTopics
+from actors.compactor.shard_client import CompactorShardClient
+from ringlog.envelope import messages as m
+from ringlog.segment.layout import parse_stem
+from ringlog.segment.segment import Segment
+
+if TYPE_CHECKING:
+    from actors.compactor.checkpoint import CheckpointContext
+
+
+def mark_deleted_records(
+    place: CheckpointContext, shard: CompactorShardClient, topics: set[int], refs: list[m.SegmentRef]
+) -> int:
+    """Mark in `refs` what is deleted of `topics`, durably; returns how many marks were made.
+
+    The numbers are the shard's of this moment, which include all that the absorbed log says. A mark comes
+    behind its log record (DL-20), and marking twice changes nothing. Raises DiskError, CorruptData.
+    """
+    if not topics:
+        return 0
+    live = shard.fetch_live_topics(np.array(sorted(topics), dtype=np.uint64))
+    made = 0
+    for ref in refs if live.deleted else ():
+        parsed = parse_stem(ref.stem)
+        if parsed is not None and (not parsed[0] or parsed[0] in live.deleted):
+            made += _mark_segment(place, ref, live)
+            place.heartbeat()
+    return made
+
+
+def _mark_segment(place: CheckpointContext, ref: m.SegmentRef, live: LiveTopics) -> int:
+    segment = Segment.open(place.disk, place.data_dir, ref.stem)
+    made = 0
+    try:
+        for topic_id, deleted in live.deleted.items():
+            row = segment.row(topic_id)
+            if row is not None and _is_same_epoch(segment, row, live, topic_id):
+                made += segment.mark_deleted(place.disk, row, BitMap64(deleted))
+        if made:
+            segment.sync_marks(place.disk)
+    finally:
+        segment.close()
+    return made
+
+
+def _is_same_epoch(segment: Segment, row: int, live: LiveTopics, topic_id: int) -> bool:
+    at = int(np.searchsorted(live.ids, np.uint64(topic_id)))
+    return int(live.epochs[at]) == int(segment.topics["epoch"][row])

@@ -1,0 +1,75 @@
+"""Is what a remote client attached a run of appends of one topic? Pure.
+
+The shard checks checksums, limits and epochs of every frame. What is decided here is what only the
+gateway can: that the attachment holds exactly the frames announced, that they are appends (a topic's
+deletion is a frame as well), and that all name one topic, which the caller compares with the one asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringlog.envelope.messages import Append
+from ringlog.errors import CorruptFrame, InvalidRequest, PayloadTooLarge, Status
+from ringlog.frame import batch, layout
+from ringlog.frame.batch import I64, ScanEnd
+from ringlog.frame.settle_entry import S_COUNT_STATUS, STATUS_SHIFT, WORDS
+from ringlog.limits import COMMIT_BATCH_FRAMES_MAX
+
+_STALE_STATUSES = (Status.STALE_EPOCH, Status.TOPIC_NOT_FOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class SentFrames:
+    """What is known of the frames of one Append."""
+
+    topic_id: int
+    """The topic all of them name; 0 = the one the message names."""
+    largest_bytes: int
+    offsets: I64
+    """(n + 1,) where each frame begins, and where the last one ends."""
+
+    @staticmethod
+    def has_stale_topic(entries: bytes) -> bool:
+        """True when some frame was refused because the topic is gone or has another life."""
+        words = np.frombuffer(entries, dtype="<u8").reshape(-1, WORDS)
+        statuses = (words[:, S_COUNT_STATUS] >> np.uint64(STATUS_SHIFT)) & np.uint64(0xFFFF)
+        return bool(np.isin(statuses, _STALE_STATUSES).any())
+
+
+def check_frames(message: Append, data: Any, bytes_max: int) -> SentFrames:
+    """Check the attachment of an Append; raises InvalidRequest, CorruptFrame or PayloadTooLarge."""
+    if data is None or not message.frames:
+        raise InvalidRequest("an append needs frames", topic=message.topic)
+    if (message.idempotency_key or message.ids) and message.frames != 1:
+        raise InvalidRequest(
+            "an idempotency key goes with one frame", topic=message.topic, frames=message.frames
+        )
+    if len(data) > bytes_max:
+        raise PayloadTooLarge("the frames are too large", bytes=len(data), max=bytes_max)
+    if not 0 < message.frames <= COMMIT_BATCH_FRAMES_MAX:
+        raise InvalidRequest(
+            "too many frames in one message", frames=message.frames, max=COMMIT_BATCH_FRAMES_MAX
+        )
+    if len(data) % 8:
+        raise CorruptFrame("the frames' length is not a multiple of 8", bytes=len(data))
+    found = batch.scan(data)
+    if found.end is not ScanEnd.CLEAN or found.stop != len(data):
+        raise CorruptFrame("not a run of frames", offset=found.stop, reason=found.reason or found.end.value)
+    if len(found) != message.frames:
+        raise InvalidRequest(
+            "frames announced and frames sent differ", announced=message.frames, sent=len(found)
+        )
+    bad = batch.first_true(batch.malformed(batch.as_stored(found.words)))
+    if bad is not None:
+        raise CorruptFrame("header is malformed", offset=int(found.offsets[bad]))
+    if (batch.types_of(found.words) != layout.FrameType.APPEND).any():
+        raise InvalidRequest("only appends may be sent", topic=message.topic)
+    topics = found.words[:, layout.W_TOPIC]
+    if (topics != topics[0]).any():
+        raise InvalidRequest("the frames name more than one topic", topic=message.topic)
+    offsets = np.append(found.offsets, found.stop)
+    return SentFrames(int(topics[0]), int(found.total_bytes.max()), offsets)

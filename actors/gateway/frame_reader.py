@@ -1,0 +1,212 @@
+"""Reading the log for remote clients: whole frames, verified, copied out and sealed again under seed 0.
+
+The salts of the files stay here: a client that cannot read them needs no way to make frames that would
+verify in them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pyroaring import BitMap64
+
+from actors.gateway.events import FramesRead, ReadFiles
+from ringlog.envelope.messages import ColdRead
+from ringlog.errors import CorruptData, DiskError
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.batch import FrameBatch
+from ringlog.storage.disk import Disk
+from ringlog.storage.log_map import LogMap
+from ringlog.storage.reader import (
+    FIRST_WINDOW_BYTES,
+    TIER_COLD,
+    WINDOW_BYTES,
+    FrameRun,
+    HighWatermarkReader,
+    Pause,
+    TopicReader,
+)
+from ringlog.storage.segment_cache import SegmentCache
+from ringlog.storage.visibility import I64, VisibilityFilter
+
+SCAN_POSITIONS_MAX = 100_000
+_LOOKS_MAX = 8
+"""Looks at a mark that has not yet reached the head; the client asks again if that was too few."""
+
+
+def read_files(
+    wanted: ReadFiles,
+    *,
+    data_dir: str,
+    shm_dir: str,
+    marks: HighWatermarkReader,
+    disk: Disk,
+    shelf: SegmentCache | None = None,
+    log_map: LogMap | None = None,
+) -> FramesRead:
+    """Perform ReadFiles. Damage and disk trouble come back as `error`, after what lies before it."""
+    # Without the cold directory: a store that is stuck must stop only those who read from it (TI-9).
+    reader = TopicReader(
+        wanted.located, wanted.after, data_dir=data_dir, shm_dir=shm_dir, marks=marks, disk=disk, shelf=shelf,
+        log_map=log_map,
+    )  # fmt: skip
+    try:
+        return _read(reader, wanted)
+    except (CorruptData, DiskError) as e:
+        return FramesRead(wanted.ticket, 0, 0, 0, wanted.after, None, e)
+    finally:
+        reader.close()
+
+
+def _read(reader: TopicReader, wanted: ReadFiles) -> FramesRead:
+    tray = _ReadReplyBuilder(wanted, VisibilityFilter(reader.deleted, wanted.located.ttl_us, wanted.now_us))
+    stop = tray.stop
+    looks = 0
+    extents = wanted.located.extents
+    window = WINDOW_BYTES if extents and extents[0].tier == TIER_COLD else FIRST_WINDOW_BYTES
+    while not tray.is_full and tray.examined < stop:
+        try:
+            run = reader.next_run(stop, window)
+        except (CorruptData, DiskError):
+            if tray.runs:
+                break
+            raise
+        if isinstance(run, FrameRun):
+            tray.add_run(run)
+            window = min(2 * window, WINDOW_BYTES)
+            continue
+        looks += 1
+        if run is Pause.COLD:
+            if tray.runs or not _supply_cold(reader, wanted):
+                break
+        elif run is Pause.BEYOND_HEAD or _is_end(reader, run, tray.examined, stop):
+            tray.examined = stop
+        elif run is Pause.MOVED and looks < _LOOKS_MAX:
+            # Located a moment ago: a second look makes the reader sure, and a hole an error.
+            reader.relocate(wanted.located)
+        elif run is not Pause.UNFINISHED and (tray.runs or looks >= _LOOKS_MAX):
+            break
+    want = reader.cold_range_needed
+    # With all hidden so far the reply is empty and moves on: what comes next has to be asked for from there.
+    if want is not None and not tray.runs and tray.examined == wanted.after < stop:
+        return FramesRead(wanted.ticket, 0, 0, 0, tray.examined, cold=ColdRead(*want))
+    return tray.build()
+
+
+def _is_end(reader: TopicReader, pause: Pause, examined: int, stop: int) -> bool:
+    """True when nothing that is alive can follow: what is missing up to `stop` was removed."""
+    return pause in {Pause.MOVED, Pause.AT_MARK} and reader.accounts_for(examined + 1, stop)
+
+
+def _supply_cold(reader: TopicReader, wanted: ReadFiles) -> bool:
+    """Hand over the bytes that were fetched, if what the reader wants is among them."""
+    want, cold = reader.cold_range_needed, wanted.cold
+    if want is None or cold is None or want.path != cold.path:
+        return False
+    if not cold.start <= want.start < want.stop <= cold.stop:
+        return False
+    reader.supply_cold_bytes(
+        want, memoryview(wanted.cold_data)[want.start - cold.start : want.stop - cold.start]
+    )
+    return True
+
+
+class _ReadReplyBuilder:
+    """Runs for one reply, and how much more fits. Hidden records cost nothing (DR-13)."""
+
+    def __init__(self, wanted: ReadFiles, mask: VisibilityFilter) -> None:
+        self.runs: list[FrameRun] = []
+        self.examined = wanted.after
+        self.stop = min(wanted.stop, wanted.located.deleted_to or wanted.stop)
+        self._wanted = wanted
+        self._mask = mask
+        self._records_left, self._bytes_left = wanted.limit, wanted.max_bytes
+        self._passed = 0
+        self._hidden: list[I64] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Enough for one reply, or enough passed over for one turn (DR-14)."""
+        return self._records_left <= 0 or self._bytes_left <= 0 or self._passed >= SCAN_POSITIONS_MAX
+
+    def add_run(self, run: FrameRun) -> None:
+        """Add the frames of a run that show anything, as far as they fit.
+
+        When not all fit the tray is full: the reader has moved past what was cut off.
+        """
+        last = min(run.last_seq, self.stop)
+        hidden = self._mask.hidden_seqs([run])
+        hidden = hidden[(hidden > self.examined) & (hidden <= last)]
+        shown = _shown(run, self.examined, self.stop, hidden)
+        if not shown.all():
+            kept = np.flatnonzero(shown)
+            run, shown = _rows_of(run, kept), shown[kept]
+        if len(shown):
+            rows = _fitting(run, shown, self._records_left, self._bytes_left)
+            if rows < len(shown):
+                run = _rows_of(run, slice(0, rows))
+                last = min(run.last_seq, self.stop)
+            self._records_left -= int(shown[:rows].sum())
+            self._bytes_left -= int(run.batch.total_bytes.sum())
+            self.runs.append(run)
+        # Also of frames that show nothing and are left out: a later frame may reach back over them, and who
+        # takes the reply apart knows nothing of them but this.
+        self._hidden.append(hidden[hidden <= last])
+        self._passed += last - self.examined
+        self.examined = last
+
+    def build(self) -> FramesRead:
+        """Copy the frames together and seal them for the wire."""
+        wanted = self._wanted
+        if not self.runs:
+            return FramesRead(wanted.ticket, 0, 0, 0, self.examined)
+        packed = _packed(wanted.ticket, self.runs, self.examined)
+        hidden = np.concatenate(self._hidden)
+        if not len(hidden):
+            return packed
+        return replace(packed, hidden=BitMap64(array("Q", hidden.tobytes())).serialize())
+
+
+def _shown(run: FrameRun, after: int, stop: int, hidden: I64) -> I64:
+    """Records of each frame behind `after` and up to `stop` that are not hidden."""
+    first = run.batch.words[:, layout.W_BASE_SEQ].astype(np.int64)
+    last = first + frames.counts_of(run.batch.words).astype(np.int64) - 1
+    first, last = np.maximum(first, after + 1), np.minimum(last, stop)
+    gone = np.searchsorted(hidden, last, side="right") - np.searchsorted(hidden, first)
+    found: I64 = last + 1 - first - gone
+    return found
+
+
+def _rows_of(run: FrameRun, rows: slice | I64) -> FrameRun:
+    return FrameRun(run.buffer, run.batch.take(rows), run.salt, run.path, run.origin)
+
+
+def _fitting(run: FrameRun, shown: I64, records: int, size: int) -> int:
+    """How many of the first frames hold `records` records that show, or `size` bytes; at least one."""
+    counts, sizes = np.cumsum(shown), np.cumsum(run.batch.total_bytes)
+    rows = 1 + min(int(np.searchsorted(counts, records)), int(np.searchsorted(sizes, size)))
+    return min(rows, len(run.batch))
+
+
+def _packed(ticket: int, runs: list[FrameRun], examined: int) -> FramesRead:
+    """Copy the frames together and seal them for the wire."""
+    if not runs:
+        return FramesRead(ticket, 0, 0, 0, examined)
+    parts: list[Any] = []
+    for run in runs:
+        view = memoryview(run.buffer)
+        stops = run.batch.offsets + run.batch.total_bytes
+        parts += [view[a:b] for a, b in zip(run.batch.offsets.tolist(), stops.tolist(), strict=True)]
+    data = bytearray().join(parts)
+    sizes = np.concatenate([run.batch.total_bytes for run in runs])
+    stops = np.cumsum(sizes)
+    words = np.concatenate([run.batch.words for run in runs])
+    words[:, layout.W_SEAL_XXH3] = frames.seals(words, layout.WIRE_SEED)
+    batch = FrameBatch(stops - sizes, words, len(data), frames.ScanEnd.CLEAN)
+    frames.put_headers(frames.words_of(data), batch)
+    records = int(frames.counts_of(words).sum())
+    return FramesRead(ticket, len(batch), records, runs[-1].last_seq, examined, data)

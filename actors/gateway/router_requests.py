@@ -1,0 +1,85 @@
+"""What clients ask about routers, for a key that reaches both their ends (A-9, A-11). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from actors.gateway.append_admission import Flow
+from actors.gateway.auth import Principal, router_names
+from actors.gateway.flows import ResolveTopic
+from ringlog.envelope import messages as m
+from ringlog.errors import Forbidden, RouterNotFound
+from ringlog.limits import LIST_PAGE_MAX
+
+
+class RouterRequestFlows:
+    """Requests that a scheduler answers, as flows."""
+
+    def __init__(
+        self, ask: Callable[[m.Message], Any], forget: Callable[[str], object],
+        at_home: Callable[[Any], Flow], at_shard: Callable[[Any], Flow],
+    ) -> None:  # fmt: skip
+        """`ask` a scheduler; raises ShuttingDown. `forget` what is known of a topic's name. `at_home` asks
+        the shard itself about a name, `at_shard` the shard that holds the topic."""
+        self._ask, self._forget = ask, forget
+        self._at_home, self._at_shard = at_home, at_shard
+
+    def handle_one(
+        self, message: m.RouterCreate | m.RouterGet | m.RouterDelete, principal: Principal
+    ) -> Flow:
+        """One router: made, shown or removed. Raises Forbidden, RouterNotFound."""
+        if isinstance(message, m.RouterCreate):
+            answer = yield self._ask(message)
+            # Either topic may have been made with it.
+            for topic in (message.source, message.dest):
+                self._forget(topic)
+            return answer, None
+        try:
+            found: m.RouterInfo = yield self._ask(m.RouterGet(message.router))
+        except RouterNotFound:
+            if isinstance(message, m.RouterDelete):
+                return m.RouterDeleted(message.router, False), None
+            raise
+        if not all(map(principal.covers, router_names(found))):
+            raise Forbidden("the key does not reach this router", router=message.router)
+        if isinstance(message, m.RouterGet) and not message.settle_ms:
+            return found, None
+        return (yield self._ask(message)), None
+
+    def settle_routes(self, message: m.RoutesSettle) -> Flow:
+        """Routers that lead to a topic catch up: to the one of this name, which the key reaches."""
+        info: m.TopicInfo = yield ResolveTopic(message.topic)
+        return (yield self._ask(m.RoutesSettle(info.topic, info.topic_id, message.within_ms))), None
+
+    def redrive(self, message: m.LettersRedrive, principal: Principal) -> Flow:
+        """Dead letters that go back where they came from, and are deleted where they are: the key must reach
+        that topic, too. Raises Forbidden."""
+        if principal.prefixes:
+            letters = yield from self._dead_letter_topic(message)
+            if letters:
+                principal.require_reach(letters)
+        return (yield self._ask(message)), None
+
+    def _dead_letter_topic(self, message: m.LettersRedrive) -> Generator[Any, Any, str]:
+        """The topic of a queue's dead letters, or of a group's; "" if it has none."""
+        if message.group:
+            state, _ = yield from self._at_shard(m.LeaseStats(message.topic, group=message.group))
+            assert isinstance(state, m.LeaseStatsReply)
+            return state.info.dead_letter
+        info, _ = yield from self._at_home(m.TopicResolve(message.topic))
+        assert isinstance(info, m.TopicInfo)
+        return str(info.config.get("dead_letter") or "")
+
+    def list_page(self, message: m.RouterList, principal: Principal) -> Flow:
+        """A page of the routers of which both ends may be seen."""
+        size = max(1, min(message.page_size, LIST_PAGE_MAX))
+        found: list[m.RouterInfo] = []
+        after, has_more = message.after, True
+        while has_more and len(found) <= size:
+            asked = m.RouterList(message.prefix, message.source, message.dest, after, LIST_PAGE_MAX)
+            page: m.RouterListReply = yield self._ask(asked)
+            found += [each for each in page.routers if all(map(principal.covers, router_names(each)))]
+            has_more = page.more and bool(page.routers)
+            after = page.routers[-1].router if page.routers else after
+        return m.RouterListReply(found[:size], len(found) > size), None

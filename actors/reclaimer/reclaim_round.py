@@ -1,0 +1,481 @@
+"""A round of the reclaimer: ask the shards, drop what is dead, make anew what is sparse or small, sweep.
+
+Order, for everything that goes (RC-3, RC-4): the shard's word that it is dead, durable on its side; the
+shard's forgetting of the segment; the snapshots that named it gone; then the files in both tiers, the index
+on the host last, because it says what there is still to remove. Any prefix of this may be repeated after a
+crash: what is on disk and unknown to all shards is found again by the sweep, and what a shard knows is
+judged again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from pyroaring import BitMap64
+
+from actors.reclaimer.orphan_files import OrphanFiles, group_parts
+from actors.reclaimer.plan import (
+    Ranges,
+    RegisteredSegment,
+    SegmentLiveness,
+    SegmentRewrite,
+    SegmentSpans,
+    TopicLiveness,
+    assess_segment,
+    plan_rewrites,
+    superseded_ranges,
+)
+from actors.reclaimer.rewriter import Rewriter, SegmentOrigin
+from ringlog import stop_points
+from ringlog.clock import Clock
+from ringlog.config import StorageConfig
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    ColdUnavailable,
+    CorruptData,
+    DiskError,
+    FrameInvalid,
+    Refused,
+    RequestTimeout,
+    ShuttingDown,
+)
+from ringlog.logs import log_event
+from ringlog.placement import shards_of
+from ringlog.segment.layout import DATA, DEL, IDX, TAGS
+from ringlog.segment.parts import part_names, remove_topic_dir, topic_dirs, topic_of_dir
+from ringlog.segment.segment import Segment
+from ringlog.storage.disk import Disk
+from ringlog.storage.layout import TMP_SUFFIX
+from ringlog.tier.copies import SegmentCopies
+from ringlog.types import Codec
+
+log = logging.getLogger("ringlog.reclaimer")
+LIVE_TOPICS_PER_ASK = 1_024
+"""A shard answers in about a millisecond, and bitmaps of so many topics fit into one envelope."""
+FULL_ROUND_NS = 60 * 1_000_000_000
+"""Without a new snapshot or segment, what is alive is asked for no more often than this (RC-10)."""
+SWEEP_NS = 60 * 1_000_000_000
+ORPHANS_PER_ROUND = 64
+
+
+class ReclaimRequester(Protocol):
+    """A request to a shard: (reply, attached bytes); see link.shard_requests for what it raises."""
+
+    def __call__(self, shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any]: ...
+
+
+@dataclass(slots=True)
+class ReclaimCounters:
+    """For the board."""
+
+    dropped: int = 0
+    rewritten: int = 0
+    reclaimed_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _RegisteredState:
+    """What the shards said in this round."""
+
+    snapshots: dict[int, int]
+    segments: dict[int, RegisteredSegment]
+    is_complete: bool
+    """Every shard answered."""
+    unreadable: set[str] = field(default_factory=set)
+    """Stems that are registered and whose index we could not read, or of which parts are missing."""
+    liveness: dict[int, TopicLiveness] = field(default_factory=dict)
+
+
+class Reclaimer:
+    """Rounds, one after the other. For one thread; cold removals are handed to `later`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data_dir: str,
+        settings: StorageConfig,
+        *,
+        copies: SegmentCopies,
+        rewriter: Rewriter,
+        shards: int,
+        engine_id: bytes,
+        ask: ReclaimRequester,
+        clock: Clock,
+        quarantined: Callable[[], set[int]],
+        want_checkpoint: Callable[[], None],
+        later: Callable[[Callable[[], None]], bool],
+    ) -> None:
+        """`later(job)` runs a job that may block on the cold store elsewhere; False when it has no room.
+        `want_checkpoint` asks for snapshots that no longer name what was dropped."""
+        self._disk, self._data_dir, self._settings = disk, data_dir, settings
+        self._copies, self._rewriter = copies, rewriter
+        self._shards, self._engine_id = shards, engine_id
+        self._ask, self._clock = ask, clock
+        self._quarantined, self._want_checkpoint, self._later = quarantined, want_checkpoint, later
+        self.counts = ReclaimCounters()
+        self._tables: dict[int, Any] = {}
+        self._measured: dict[tuple[int, int], tuple[tuple[Any, ...], tuple[int, int]]] = {}
+        self._leftovers = OrphanFiles()
+        self._judged_state: tuple[dict[int, int], set[tuple[int, int]]] | None = None
+        self._judged_ns = 0
+        self._swept_ns = -(1 << 62)
+        self._removing: set[str] = set()
+        self._cold_done: deque[str] = deque()
+        self._reported_orphans: set[str] = set()
+
+    def run_round(self) -> None:
+        """One look at everything. Raises ShuttingDown; what else goes wrong is logged and left for later."""
+        view = self._query_shards()
+        self._leftovers.discard([held.ref.stem for held in view.segments.values()] + list(view.unreadable))
+        if self._is_full_round_due(view):
+            self._drop_and_rewrite(view)
+        if view.is_complete:
+            self._sweep(view)
+
+    def _is_full_round_due(self, view: _RegisteredState) -> bool:
+        facts = (view.snapshots, {(held.ref.number, held.ref.tier) for held in view.segments.values()})
+        now_ns = self._clock.monotonic_ns()
+        if facts == self._judged_state and now_ns - self._judged_ns < FULL_ROUND_NS:
+            return False
+        self._judged_state, self._judged_ns = facts, now_ns
+        return True
+
+    def _drop_and_rewrite(self, view: _RegisteredState) -> None:
+        """Drop and make anew."""
+        view.liveness = self._query_liveness([each.table["topic_id"] for each in view.segments.values()])
+        elsewhere, shared = superseded_ranges(
+            self._undamaged_segments(view), self._stored_ranges, self._shards
+        )
+        alive = {
+            number: assess_segment(held, view.liveness, elsewhere.get(number, {}), self._measure)
+            for number, held in view.segments.items()
+        }
+        for number, counted in alive.items():
+            if not counted.records:
+                self._drop(view, view.segments[number])
+        self._rewrite(view, alive, shared)
+
+    # -- asking ---------------------------------------------------------------------------------------
+
+    def _query_shards(self) -> _RegisteredState:
+        by_number: dict[int, tuple[m.SegmentRef, list[int]]] = {}
+        snapshots: dict[int, int] = {}
+        missing: set[str] = set()
+        for shard in range(self._shards):
+            plan = self._try(shard, m.CheckpointOpen())
+            if plan is None:
+                continue
+            snapshots[shard] = plan[0].number
+            missing |= {ref.stem for ref in plan[0].missing}
+            for ref in plan[0].segments:
+                by_number.setdefault(ref.number, (ref, []))[1].append(shard)
+        held, unreadable = {}, missing
+        for number, (ref, shards) in by_number.items():
+            table = self._table(ref)
+            if table is None:
+                unreadable.add(ref.stem)
+            else:
+                held[number] = RegisteredSegment(ref, tuple(shards), table)
+        self._tables = {number: self._tables[number] for number in held}
+        self._measured = {key: kept for key, kept in self._measured.items() if key[0] in held}
+        return _RegisteredState(snapshots, held, len(snapshots) == self._shards, unreadable)
+
+    def _try(self, shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any] | None:
+        """Ask; None when the shard did not answer."""
+        try:
+            return self._ask(shard, message, attachment)
+        except ShuttingDown:
+            raise
+        except (Refused, RequestTimeout) as e:
+            log_event(log, logging.DEBUG, "shard did not answer", shard=shard, reason=str(e))
+            return None
+
+    def _table(self, ref: m.SegmentRef) -> Any:
+        if ref.number not in self._tables:
+            try:
+                segment = Segment.open(self._disk, self._data_dir, ref.stem)
+            except (CorruptData, DiskError) as e:
+                # The scrub finds it too, and says so aloud; here it is only left alone.
+                log_event(log, logging.WARNING, "index not readable", segment=ref.stem, reason=str(e))
+                return None
+            self._tables[ref.number] = np.array(segment.topics)
+            segment.close()
+        return self._tables[ref.number]
+
+    def _query_liveness(self, topics: list[Any]) -> dict[int, TopicLiveness]:
+        """What their shards say of all these topics; those of a shard that does not answer are absent."""
+        if not topics:
+            return {}
+        ids = np.unique(np.concatenate(topics)).astype("<u8")
+        owners = shards_of(ids, self._shards)
+        found: dict[int, TopicLiveness] = {}
+        for shard in range(self._shards):
+            own = ids[owners == shard]
+            for start in range(0, len(own), LIVE_TOPICS_PER_ASK):
+                part = own[start : start + LIVE_TOPICS_PER_ASK]
+                answer = self._try(shard, m.LiveAsk(len(part)), part.tobytes())
+                if answer is not None:
+                    found.update(_decode_liveness(*answer))
+        return found
+
+    def _measure(
+        self, held: RegisteredSegment, at: int, live: TopicLiveness, elsewhere: Ranges
+    ) -> tuple[int, int]:
+        """_count, remembered as long as nothing more of the topic is dead."""
+        key, facts = (held.ref.number, at), (live.earliest_seq, len(live.deleted), tuple(elsewhere))
+        kept = self._measured.get(key)
+        if kept is None or kept[0] != facts:
+            kept = self._measured[key] = (facts, self._count(held, at, live, elsewhere))
+        return kept[1]
+
+    def _count(
+        self, held: RegisteredSegment, at: int, live: TopicLiveness, elsewhere: Ranges
+    ) -> tuple[int, int]:
+        """Records and accounted bytes alive of one topic of a segment, by its index alone; all of them when
+        the index cannot be read."""
+        row = held.table[at]
+        try:
+            segment = Segment.open(self._disk, self._data_dir, held.ref.stem)
+            try:
+                seqs, sizes, _ = segment.positions(at, live.earliest_seq, int(row["last_seq"]))
+            finally:
+                segment.close()
+        except (CorruptData, DiskError) as e:
+            log_event(log, logging.WARNING, "index not readable", segment=held.ref.stem, reason=str(e))
+            return int(row["records"]), int(row["bytes"])
+        is_alive = ~np.isin(seqs, np.array(live.deleted.to_array(), dtype=np.uint64), assume_unique=True)
+        for first, last in elsewhere:
+            is_alive &= (seqs < first) | (seqs > last)
+        return int(is_alive.sum()), int(sizes[is_alive].sum())
+
+    def _undamaged_segments(self, view: _RegisteredState) -> list[RegisteredSegment]:
+        """Segments that may stand for what others hold as well: none that is known to be damaged."""
+        quarantined = self._quarantined()
+        return [held for number, held in view.segments.items() if number not in quarantined]
+
+    def _stored_ranges(self, held: RegisteredSegment, at: int) -> Ranges:
+        """Stretches of positions that are in a segment, by its index; none when that cannot be read."""
+        try:
+            segment = Segment.open(self._disk, self._data_dir, held.ref.stem)
+        except (CorruptData, DiskError) as e:
+            log_event(log, logging.WARNING, "index not readable", segment=held.ref.stem, reason=str(e))
+            return []
+        row = segment.topics[at]
+        entries = segment.entries[int(row["entry_start"]) : int(row["entry_stop"])]
+        segment.close()
+        first, after = entries["base_seq"], entries["base_seq"] + entries["count"]
+        is_cut = np.append(True, first[1:] != after[:-1])
+        starts = np.flatnonzero(is_cut)
+        stops = np.append(starts[1:], len(entries)) - 1
+        return list(zip(first[starts].tolist(), (after[stops] - 1).tolist(), strict=True))
+
+    # -- dropping -------------------------------------------------------------------------------------
+
+    def _change(
+        self, shards: Collection[int], added: Mapping[int, list[m.SegmentRef]], removed: list[int]
+    ) -> str:
+        """Tell shards, each what is added of its own; `` when all took it, `refused` when none did, else
+        `unknown`."""
+        took = refused = 0
+        for shard in sorted({*shards, *added}):
+            known = removed if shard in shards else []
+            answer = self._try(shard, m.SegmentsChange(added.get(shard, []), known))
+            if answer is not None and answer[0].accepted:
+                took += 1
+            elif answer is not None:
+                refused += 1
+                log_event(
+                    log, logging.WARNING, "shard keeps its segments", shard=shard, reason=answer[0].reason
+                )
+            else:
+                return "unknown"
+        return "" if not refused else "unknown" if took else "refused"
+
+    def _drop(self, view: _RegisteredState, held: RegisteredSegment) -> None:
+        """Have the shards forget a segment whose positions are all dead (RC-2); its files go later."""
+        if self._change(held.shards, {}, [held.ref.number]):
+            return
+        self._forget_segments(view, [held])
+        self.counts.dropped += 1
+        self.counts.reclaimed_bytes += held.ref.data_bytes
+        log_event(log, logging.INFO, "segment dropped", segment=held.ref.stem, bytes=held.ref.data_bytes)
+
+    def _forget_segments(self, view: _RegisteredState, sources: Iterable[RegisteredSegment]) -> None:
+        for held in sources:
+            view.segments.pop(held.ref.number, None)
+            self._leftovers.add([held.ref.stem], view.snapshots)
+
+    # -- making anew ----------------------------------------------------------------------------------
+
+    def _rewrite(
+        self, view: _RegisteredState, alive: Mapping[int, SegmentLiveness], shared: set[int]
+    ) -> None:
+        settings, segments = self._settings, list(view.segments.values())
+        wanted = plan_rewrites(
+            segments, alive, shared | self._quarantined(), segment_bytes=settings.segment_bytes,
+            segment_records=settings.segment_records,
+        )  # fmt: skip
+        spans = SegmentSpans(segments)
+        for each in wanted:
+            try:
+                self._remake_one(view, each, spans)
+            except (CorruptData, FrameInvalid, DiskError) as e:
+                log_event(log, logging.ERROR, "segments not rewritten", reason=str(e),
+                    sources=[held.ref.stem for held in each.sources])  # fmt: skip
+
+    def _remake_one(self, view: _RegisteredState, each: SegmentRewrite, spans: SegmentSpans) -> None:
+        ids = np.unique(np.concatenate([held.table["topic_id"] for held in each.sources]))
+        if not all(int(topic_id) in view.liveness for topic_id in ids):
+            return  # a shard did not say what is alive
+        lives = self._query_liveness([ids])
+        if len(lives) < len(ids):
+            return
+        shards = each.sources[0].shards
+        origin = SegmentOrigin(self._engine_id, self._shards, self._clock.now_us())
+        by_shard = self._rewriter.rewrite(each.sources, lives, spans, origin)
+        made = [ref for refs in by_shard.values() for ref in refs]
+        stop_points.hit("reclaim_after_write")
+        # Deleted while we wrote: the compactor marks what the shards know, so from here on it marks these.
+        self._rewriter.mark_deleted(made, self._query_liveness([ids]))
+        outcome = self._change(shards, by_shard, [held.ref.number for held in each.sources])
+        if outcome == "refused":
+            self._rewriter.remove_segments(made)
+        if outcome:
+            return
+        stop_points.hit("reclaim_after_change")
+        self._rewriter.mark_deleted(made, self._query_liveness([ids]))
+        self._forget_segments(view, each.sources)
+        before, after = (sum(ref.data_bytes for ref in refs) for refs in (_refs(each.sources), made))
+        self.counts.rewritten += len(each.sources)
+        self.counts.reclaimed_bytes += max(before - after, 0)
+        log_event(log, logging.INFO, "segments rewritten", reason=each.reason, segments=len(each.sources),
+            into=len(made), bytes_before=before, bytes_after=after)  # fmt: skip
+
+    # -- sweeping -------------------------------------------------------------------------------------
+
+    def _sweep(self, view: _RegisteredState) -> None:
+        """Find what no shard knows, and remove what may go. Every shard answered in this round."""
+        while self._cold_done:
+            self._remove_index(self._cold_done.popleft())
+        now_ns = self._clock.monotonic_ns()
+        try:
+            if now_ns - self._swept_ns >= SWEEP_NS:
+                self._swept_ns = now_ns
+                names = part_names(self._disk, self._data_dir)
+                stems, temporaries = group_parts(names)
+                registered = {held.ref.stem for held in view.segments.values()} | view.unreadable
+                self._leftovers.add((stems.keys() - registered) | set(temporaries), view.snapshots)
+                self._leftovers.add(self._orphan_dirs({*names, *registered}), view.snapshots)
+            due = [name for name in self._leftovers.removable(view.snapshots) if name not in self._removing]
+            for name in due[:ORPHANS_PER_ROUND]:
+                self._remove(name, view)
+        except DiskError as e:
+            log_event(log, logging.WARNING, "leftovers not removed", reason=str(e))
+        if len(self._leftovers):
+            self._want_checkpoint()
+
+    def _orphan_dirs(self, names: Collection[str]) -> set[str]:
+        """Empty directories of topics that are gone. `names` are all that is, or should be, in one: what is
+        only missing now has its place when it is put back."""
+        empty = set(topic_dirs(self._disk, self._data_dir)) - {name.rpartition("/")[0] for name in names}
+        topics = {topic_of_dir(name): name for name in empty}
+        lives = self._query_liveness([np.array(sorted(topics), dtype=np.uint64)])
+        # A shard that does not answer says nothing; a topic that is halted is there.
+        return {name for topic_id, name in topics.items() if topic_id in lives and not lives[topic_id].epoch}
+
+    def _remove(self, name: str, view: _RegisteredState) -> None:
+        """Remove a temporary, an empty directory, or a segment's parts in both tiers: the index last, which
+        says what is left to do (RC-5). Raises DiskError; tried again then."""
+        if name.endswith(TMP_SUFFIX):
+            if self._disk.exists(path := f"{self._data_dir}/{name}"):
+                self._disk.unlink(path)
+            self._leftovers.discard([name])
+        elif topic_of_dir(name):
+            # A topic that is gone never comes back: ids are given once. If its directory is not empty any
+            # more the next sweep checks it again.
+            remove_topic_dir(self._disk, self._data_dir, name)
+            self._leftovers.discard([name])
+        elif self._is_dead(name, view):
+            self._copies.drop_local(name, (DATA, TAGS, DEL))
+            stop_points.hit("reclaim_mid_unlink")
+            if self._copies.store is None:
+                self._remove_index(name)
+            elif self._later(lambda: self._remove_cold(name)):
+                self._removing.add(name)
+        else:
+            self._report_kept(name)
+
+    def _is_dead(self, stem: str, view: _RegisteredState) -> bool:
+        """Is nothing alive in a segment that no shard knows, but what they hold elsewhere? Damage that nobody
+        can read is not dead: it is left for people to judge (SG-10)."""
+        try:
+            segment = Segment.open(self._disk, self._data_dir, stem)
+        except CorruptData:
+            return False
+        except DiskError as e:
+            if e.errno != errno.ENOENT:
+                raise
+            return not self._copies.has_local(stem + DATA)
+        try:
+            # Number 0: whatever the shards know is in force before it.
+            held = RegisteredSegment(
+                msgspec.structs.replace(segment.ref, number=0), (), np.array(segment.topics)
+            )
+        finally:
+            segment.close()
+        lives = self._query_liveness([held.table["topic_id"]])
+        elsewhere, _ = superseded_ranges(
+            [held, *self._undamaged_segments(view)], self._stored_ranges, self._shards
+        )
+        return not assess_segment(held, lives, elsewhere.get(0, {}), self._count).records
+
+    def _report_kept(self, stem: str) -> None:
+        """Look at it again with the next snapshots; say so once."""
+        if stem not in self._reported_orphans:
+            self._reported_orphans.add(stem)
+            log_event(log, logging.WARNING, "segment that no shard knows is left where it is", segment=stem)
+
+    def _remove_cold(self, stem: str) -> None:
+        """In a thread that may wait for the store."""
+        try:
+            self._copies.drop_cold(stem)
+        except ColdUnavailable as e:
+            log_event(log, logging.WARNING, "cold segment not removed", segment=stem, reason=str(e))
+            self._removing.discard(stem)
+        else:
+            self._cold_done.append(stem)
+
+    def _remove_index(self, stem: str) -> None:
+        self._removing.discard(stem)
+        try:
+            self._copies.drop_local(stem, (IDX,))
+        except DiskError as e:
+            log_event(log, logging.WARNING, "index not removed", segment=stem, reason=str(e))
+        else:
+            self._leftovers.discard([stem])
+
+
+def _refs(sources: Iterable[RegisteredSegment]) -> list[m.SegmentRef]:
+    return [held.ref for held in sources]
+
+
+def _decode_liveness(reply: m.LiveReply, attachment: Any) -> dict[int, TopicLiveness]:
+    """Topic -> what is alive of it."""
+    rows = np.frombuffer(attachment, dtype="<u8").reshape(-1, 5)
+    codecs = reply.codecs or bytes(len(rows))
+    return {
+        topic_id: TopicLiveness(
+            epoch,
+            earliest,
+            BitMap64.deserialize(reply.deleted[start:stop]) if stop > start else BitMap64(),
+            Codec(codec),
+        )
+        for (topic_id, epoch, earliest, start, stop), codec in zip(rows.tolist(), codecs, strict=True)
+    }

@@ -1,0 +1,1 @@
+"""Subscriptions, and who is granted what to read."""

@@ -1,0 +1,156 @@
+"""The governor of the instance, in the first scheduler, and each scheduler's part in it.
+
+Part of the shell. Every scheduler measures itself and says so on its page. The first one puts these together
+with what the shards say and publishes the pressure of the instance. Each takes from the pages what it is to
+do: gather wake-ups of a shard's topics, as delivery or that shard is under pressure (G-10), and shed, as the
+instance is. What it holds back itself is in none of the figures, nor is what waits for a slow consumer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from actors.scheduler import events as ev
+from actors.scheduler.core import Scheduler
+from actors.scheduler.delivery.lag import Lag
+from ringlog.board import pressure
+from ringlog.board.board import Board, ProcessSlot
+from ringlog.board.histogram import HistogramSnapshot
+from ringlog.board.layout import GovernorField, HistogramKind, ProcessField, SchedulerField
+from ringlog.board.processes import scheduler_slot, shard_slot
+from ringlog.governor import Governor, PressureSample, PressureStep, coalesce_ns, pressure_of_averages
+from ringlog.limits import BANDS, GOVERNOR_SAMPLE_MS, LAG_ANNOUNCED_MS
+from ringlog.logs import log_event
+
+log = logging.getLogger("ringlog.scheduler")
+
+_SAMPLE_NS = GOVERNOR_SAMPLE_MS * 1_000_000
+_LAG_LOOK_NS = 1_000_000_000
+
+
+class SchedulerLoadMonitor:
+    """One scheduler's part. `schedulers` are the pages of all, in order; `shards` those of the shards."""
+
+    def __init__(
+        self, number: int, page: ProcessSlot, shards: Sequence[ProcessSlot],
+        schedulers: Sequence[ProcessSlot], now_ns: int, *, is_reacting: bool = True,
+    ) -> None:  # fmt: skip
+        self._page, self._shards, self._schedulers = page, shards, schedulers
+        self._is_first, self._is_reacting = number == 0, is_reacting
+        self._own = Governor()
+        self._instance = Governor()
+        self.idle_ns = 0
+        """Time since the last sample in which there was nothing to do, for whoever rests to add to."""
+        self._sampled_ns, self._due_ns = now_ns, now_ns + _SAMPLE_NS
+        self._lag_ns = 0
+        self._is_lag_announced = False
+        self._standing: int | None = None
+        self._told: HistogramSnapshot = page.histogram(HistogramKind.COMMIT).snapshot()
+        self._groups = 0
+        self._is_quiet = True
+        self._waited_before_ns = page.get(GovernorField.WAITED_NS)
+        self._last = ev.DeliveryPressureChanged((0,) * len(shards), False)
+        pressure.begin(page)
+
+    @classmethod
+    def from_board(cls, board: Board, number: int, shards: int, schedulers: int, now_ns: int, *,
+           is_reacting: bool) -> SchedulerLoadMonitor:  # fmt: skip
+        """Find the pages."""
+        pages = [board.process(scheduler_slot(shards, n)) for n in range(schedulers)]
+        of_shards = [board.process(shard_slot(shard)) for shard in range(shards)]
+        return cls(number, pages[number], of_shards, pages, now_ns, is_reacting=is_reacting)
+
+    def observe_turn(
+        self, now_ns: int, events: Sequence[object], core: Scheduler
+    ) -> ev.DeliveryPressureChanged | None:
+        """Look at what a turn begins with; what delivery is to do from now on, if that is another thing."""
+        waiting = 0
+        for event in events:
+            if type(event) is ev.NewsRows:
+                rows = event.rows
+                waiting += len(rows) if len(rows) < 2 else len(np.unique(rows[:, 0]))
+        self._standing = waiting if self._standing is None else min(self._standing, waiting)
+        if now_ns < self._due_ns:
+            return None
+        self._sample(now_ns, core)
+        pressed = self._read_pressure(now_ns)
+        if pressed == self._last:
+            return None
+        self._last = pressed
+        return pressed
+
+    def wait_ms(self, most: int) -> int:
+        """How long to sleep at most: while anything goes on, until the next sample."""
+        return most if self._is_quiet else min(most, GOVERNOR_SAMPLE_MS)
+
+    def _sample(self, now_ns: int, core: Scheduler) -> None:
+        page, took_ns = self._page, max(now_ns - self._sampled_ns, 1)
+        worked_ns = max(took_ns - self.idle_ns, 0)
+        self.idle_ns, self._sampled_ns, self._due_ns = 0, now_ns, now_ns + _SAMPLE_NS
+        # What was there in every turn of a whole interval stands; what one turn dealt with does not.
+        standing = (self._standing or 0) if took_ns < 2 * _SAMPLE_NS else 0
+        self._standing = None
+        told = page.histogram(HistogramKind.COMMIT).snapshot()
+        latency_ns, self._told = told.since(self._told).mean, told
+        self._own.observe(PressureSample(busy=worked_ns / took_ns, latency_ns=latency_ns))
+        page.add(ProcessField.BUSY_NS, worked_ns)
+        page.set(SchedulerField.STANDING, standing)
+        for band in range(BANDS):
+            page.set(SchedulerField.BAND_LOWEST + band, core.grants.ready_by_band[band])
+        if now_ns - self._lag_ns >= _LAG_LOOK_NS:
+            self._lag_ns = now_ns
+            furthest = core.furthest_behind()
+            page.set(SchedulerField.LAG_MS, furthest.lag_ms if furthest is not None else 0)
+            self._log_lag(furthest)
+        if self._is_first:
+            self._sample_instance(now_ns)
+            pressure.publish(page, self._instance, self._instance.own, now_ns)
+        page.set(GovernorField.BUSY, round(self._own.busy * pressure.MILLION))
+        page.set(GovernorField.DELAY_NS, round(self._own.latency_ns))
+        page.set(GovernorField.WAITED_NS, self._waited_before_ns + core.grants.coalesced_ns)
+        page.set(GovernorField.SAMPLED_NS, now_ns)
+
+    def _log_lag(self, furthest: Lag | None) -> None:
+        """Say that somebody is behind, and that nobody is any more, whether he reads or not."""
+        is_late = furthest is not None and furthest.lag_ms >= LAG_ANNOUNCED_MS
+        if is_late == self._is_lag_announced:
+            return
+        self._is_lag_announced = is_late
+        if furthest is not None and is_late:
+            log_event(
+                log, logging.WARNING, "a consumer is behind", lag_s=round(furthest.lag_ms / 1_000, 1),
+                consumer=f"{furthest.link.hex()}/{furthest.number}", turns_out=furthest.granted,
+                waiting=furthest.waiting,
+            )  # fmt: skip
+        else:
+            log_event(log, logging.INFO, "no consumer is behind any more")
+
+    def _sample_instance(self, now_ns: int) -> None:
+        others = [page for page in self._schedulers[1:] if pressure.is_heartbeat_fresh(page, now_ns)]
+        busy = max((page.get(GovernorField.BUSY) / pressure.MILLION for page in others), default=0.0)
+        delay_ns = max((page.get(GovernorField.DELAY_NS) for page in others), default=0)
+        ready = self._page.get(SchedulerField.STANDING) + sum(
+            page.get(SchedulerField.STANDING) for page in others
+        )
+        averages = pressure_of_averages(max(self._own.busy, busy), max(self._own.latency_ns, delay_ns))
+        self._instance.observe(
+            PressureSample(
+                ready=ready, workers=len(self._schedulers), fill=averages,
+                shards_pressure=max(pressure.read(page, now_ns).pressure for page in self._shards),
+            )
+        )  # fmt: skip
+
+    def _read_pressure(self, now_ns: int) -> ev.DeliveryPressureChanged:
+        """From the pages, so that all schedulers go by the same figures."""
+        instance = pressure.read(self._schedulers[0], now_ns)
+        shards = [pressure.read(page, now_ns).pressure for page in self._shards]
+        groups = sum(page.get(ProcessField.GROUPS) for page in self._shards)
+        self._is_quiet = groups == self._groups and not (instance.pressure or any(shards) or self._own.busy)
+        self._groups = groups
+        if not self._is_reacting:
+            return self._last
+        gaps_ns = tuple(coalesce_ns(max(instance.fill, each)) for each in shards)
+        return ev.DeliveryPressureChanged(gaps_ns, instance.step >= PressureStep.SHED)

@@ -1,0 +1,1 @@
+"""Routers and dead letters: records copied from topic to topic."""

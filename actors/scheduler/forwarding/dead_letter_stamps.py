@@ -1,0 +1,102 @@
+"""What is noted in a dead letter, and where there is room for it.
+
+In the metadata, if the copy is then no larger than a record may be; else in the headers, which do not count
+towards that. Where a job fills both, its last headers go, and the letter says how many. So every job can
+become a dead letter, whatever it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from actors.scheduler.forwarding.redrive import record_columns
+from ringlog.client.read.pages import Record
+from ringlog.envelope import messages as m
+from ringlog.frame.columns import (
+    DEAD_LETTER_DELIVERIES,
+    DEAD_LETTER_FROM,
+    DEAD_LETTER_GROUP,
+    DEAD_LETTER_HEADERS_LEFT_OUT,
+    DEAD_LETTER_LAST_FAILURE,
+    DEAD_LETTER_META,
+    DEAD_LETTER_META_KEYS,
+    DEAD_LETTER_NACKS,
+    DEAD_LETTER_REASON,
+    DEAD_LETTER_SRC_ID,
+    DEAD_LETTER_SRC_SEQ,
+)
+from ringlog.limits import HEADERS_BYTES_MAX, HEADERS_PER_RECORD_MAX, META_BYTES_MAX, META_KEYS_MAX
+
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.encode
+
+
+def dead_letter_columns(record: Record, spent: m.ExhaustedReply, deliveries: int, record_bytes: int) -> Any:
+    """A job as its copy is stored: everything, but its own expiry only if that is wanted, and where it comes
+    from. `record_bytes`: most bytes of payload and metadata."""
+    stamps = _stamps(record.seq, spent, deliveries)
+    fields = _fields(record.meta_json or b"")
+    headers = {name: value for name, value in record.headers.items() if name not in DEAD_LETTER_META_KEYS}
+    stamped = _encode(fields | stamps)
+    if _fits(record, stamped, len(fields), record_bytes):
+        return record_columns(record, stamped, headers, keeps_expiry=spent.keeps_expiry)
+    meta = _encode(fields) if fields else b""
+    if DEAD_LETTER_META in fields and not _fits(record, meta, len(fields), record_bytes):
+        meta = b""  # It was no object, and has no room as a part of one.
+    return record_columns(record, meta, stamped_headers(headers, stamps), keeps_expiry=spent.keeps_expiry)
+
+
+def _stamps(seq: int, spent: m.ExhaustedReply, deliveries: int) -> dict[str, str]:
+    stamps = {
+        DEAD_LETTER_FROM: spent.topic, DEAD_LETTER_DELIVERIES: str(deliveries), DEAD_LETTER_SRC_SEQ: str(seq),
+    }  # fmt: skip
+    if spent.group:
+        stamps |= {DEAD_LETTER_GROUP: spent.group, DEAD_LETTER_SRC_ID: str(spent.topic_id)}
+    if seq in spent.reasons:
+        stamps[DEAD_LETTER_REASON] = spent.reasons[seq]
+        at_ms, nacks = spent.failed.get(seq, (0, 0))
+        stamps |= {DEAD_LETTER_LAST_FAILURE: str(at_ms)} if at_ms else {}
+        stamps |= {DEAD_LETTER_NACKS: str(nacks)} if nacks else {}
+    return stamps
+
+
+def _fields(meta: bytes) -> dict[str, Any]:
+    """A job's own metadata. What an earlier move stamped says nothing of this one, and what a writer did is
+    forged. Metadata that is no object, as a foreign client may write it, becomes a field of one."""
+    if not meta:
+        return {}
+    try:
+        found: Mapping[str, Any] = _decode(meta)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {DEAD_LETTER_META: meta.decode(errors="replace")}
+    return {name: value for name, value in found.items() if name not in DEAD_LETTER_META_KEYS}
+
+
+def _fits(record: Record, meta: bytes, keys: int, record_bytes: int) -> bool:
+    is_legal = len(meta) <= META_BYTES_MAX and keys <= META_KEYS_MAX
+    return is_legal and len(record.data or b"") + len(meta) <= record_bytes
+
+
+def stamped_headers(own: Mapping[str, bytes], stamps: Mapping[str, str]) -> dict[str, bytes]:
+    """The headers of a letter: what is noted, and of the job's own as many as there is room for."""
+    noted = {name: value.encode() for name, value in stamps.items()}
+    size = _bytes_of(own) + _bytes_of(noted)
+    if len(own) + len(noted) <= HEADERS_PER_RECORD_MAX and size <= HEADERS_BYTES_MAX:
+        return {**own, **noted}
+    noted[DEAD_LETTER_HEADERS_LEFT_OUT] = b"%d" % len(own)
+    room = HEADERS_BYTES_MAX - _bytes_of(noted)
+    kept: dict[str, bytes] = {}
+    for name, value in own.items():
+        room -= len(name.encode()) + len(value)
+        if room < 0 or len(kept) + len(noted) == HEADERS_PER_RECORD_MAX:
+            break
+        kept[name] = value
+    noted[DEAD_LETTER_HEADERS_LEFT_OUT] = b"%d" % (len(own) - len(kept))
+    return {**kept, **noted}
+
+
+def _bytes_of(headers: Mapping[str, bytes]) -> int:
+    return sum(len(name.encode()) + len(value) for name, value in headers.items())

@@ -1,0 +1,231 @@
+"""Dead letters: jobs that had all their deliveries are moved to another topic (semantics 21.7).
+
+A queue's shard sets them aside; scheduler 0 copies them and has them deleted, in this order: first the copies
+are durable where they go, then the jobs leave. Whoever dies in between, nothing is lost. What was copied is
+copied again, and suppressed there: each copy is a frame of its own, of a producer that stands for this one
+job of this life of this queue, so that its shard knows it (W4) as long as it remembers the producer.
+
+A target that refuses holds up nothing but its own: the jobs stay set aside, and it is tried again later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+
+from actors.scheduler.forwarding.dead_letter_stamps import dead_letter_columns
+from actors.scheduler.forwarding.sources import EngineConnection
+from ringlog import stop_points
+from ringlog.board.board import BoardError, BoardUnstable
+from ringlog.board.layout import QueueField
+from ringlog.board.processes import shard_slot
+from ringlog.client.leases.dead_letters import (
+    dead_letter_targets_of,
+    split_for_move,
+    walk_dead_letter_targets,
+)
+from ringlog.client.read.local_source import LocalSource
+from ringlog.client.read.pages import Record
+from ringlog.client.read.record_batches import RecordBatch
+from ringlog.clock import Clock
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest, NotConnected, NotReady, RinglogError, TopicNotFound
+from ringlog.frame.codec import frame
+from ringlog.frame.settle_entry import WORDS, entry_error
+from ringlog.limits import (
+    DEAD_LETTERS_PAUSE_S_MAX,
+    DEAD_LETTERS_POLL_MS,
+    DEAD_LETTERS_READ_BYTES,
+    DEAD_LETTERS_RESCAN_S,
+)
+from ringlog.link.futures import Steps, run_steps
+from ringlog.link.local_links import LocalLinks
+from ringlog.logs import log_event
+from ringlog.placement import home_shard
+from ringlog.types import SESSION_BIT, Durability
+
+log = logging.getLogger("ringlog.scheduler")
+
+PAUSE_S_MIN = 0.25
+
+
+class DeadLetters:
+    """What scheduler 0 does for the queues of all shards."""
+
+    def __init__(
+        self, links: LocalLinks, connection: EngineConnection, clock: Clock, record_bytes: int
+    ) -> None:
+        """`record_bytes`: most bytes of a record that shards take."""
+        self._record_bytes = record_bytes
+        self._links, self._connection, self._clock = links, connection, clock
+        self._is_closed = False
+        self.moved = 0
+
+    def begin(self, shards: int) -> None:
+        """Look after these shards from now on."""
+        for shard in range(shards):
+            run_steps(self._watch_shard(shard))
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._is_closed = True
+
+    def _watch_shard(self, shard: int) -> Steps[None]:
+        """Move what this shard sets aside, for ever; look again when its word on the board has changed."""
+        seen, asked_ns, pause_s = -1, 0, PAUSE_S_MIN
+        while not self._is_closed:
+            word = self._word(shard)
+            now_ns = self._clock.monotonic_ns()
+            if word == seen and now_ns - asked_ns < DEAD_LETTERS_RESCAN_S * 1e9:
+                yield self._connection.pause(DEAD_LETTERS_POLL_MS / 1_000)
+                continue
+            is_done = yield from self._move_all(shard)
+            if is_done:
+                # What came meanwhile changed the word again.
+                seen, asked_ns, pause_s = word, now_ns, PAUSE_S_MIN
+            else:
+                yield self._connection.pause(pause_s)
+                pause_s = min(2 * pause_s, DEAD_LETTERS_PAUSE_S_MAX)
+
+    def _word(self, shard: int) -> int:
+        try:
+            return self._links.board.process(shard_slot(shard)).get(QueueField.EXHAUSTED)
+        except (BoardError, BoardUnstable, NotConnected):
+            return -1
+
+    def _move_all(self, shard: int) -> Steps[bool]:
+        """One pass over all queues and all groups of a shard; False when something is left."""
+        after, is_done = 0, True
+        while True:
+            try:
+                spent: m.ExhaustedReply = yield from self._connection.ask(shard, m.ListExhausted(after))
+            except RinglogError:
+                return False
+            if not spent.topic:
+                return is_done
+            try:
+                yield from self._move(shard, spent)
+            except RinglogError as e:
+                # Also an answer that did not come: asked again, all of it is found as it is.
+                log_event(log, logging.WARNING, "dead letters cannot be moved", topic=spent.topic,
+                    group=spent.group, target=spent.dead_letter, reason=str(e))  # fmt: skip
+                after, is_done = spent.number or spent.topic_id, False
+
+    def _move(self, shard: int, spent: m.ExhaustedReply) -> Steps[None]:
+        """Copy these jobs, and have those deleted whose copies are durable; a group's records stay, and are
+        done for it. Raises when some are left."""
+        before, error = self.moved, None
+        times = {first + n: often for first, count, often in spent.runs for n in range(count)}
+        rows = zip(spent.runs, spent.tokens, strict=True) if spent.group else ()
+        tokens = {first + n: token + n for (first, count, _), token in rows for n in range(count)}
+        target = yield from self._target(spent.dead_letter)
+        if target.topic_id == spent.topic_id:
+            raise InvalidRequest("a queue cannot be its own dead letter", topic=spent.topic)
+        yield from self._require_no_cycle(spent.topic, spent.dead_letter)
+        step = max(DEAD_LETTERS_READ_BYTES // self._record_bytes, 1)
+        stretches = [
+            (at, min(step, first + count - at))
+            for first, count, _ in spent.runs
+            for at in range(first, first + count, step)
+        ]
+        for first, count in stretches:
+            try:
+                # What is not there any more was deleted meanwhile, and its shard knows.
+                for part in split_for_move((yield from self._read(spent, first, count))):
+                    done = yield from self._append(spent, target, part, times, tokens)
+                    stop_points.hit("dead_letter_after_append")
+                    reply: m.ConfirmReply = yield from self._connection.ask(
+                        shard, _confirmation(spent, done, tokens)
+                    )
+                    self.moved += reply.moved
+            except RinglogError as e:
+                error = e  # Other jobs go on (QD-3).
+        if error is not None or self.moved == before:
+            raise error or NotReady("the jobs are not to be found", topic=spent.topic)
+
+    def _read(self, spent: m.ExhaustedReply, first: int, count: int) -> Steps[list[Record]]:
+        pieces: list[RecordBatch] = []
+        source = LocalSource(self._connection.for_topic(spent.topic_id), spent.topic, clock=self._clock)
+        try:
+            yield from source.read_leased(first, first + count - 1, spent.epoch, pieces)
+        finally:
+            source.close()
+        return [record for piece in pieces for record in piece.records()]
+
+    def _target(self, name: str) -> Steps[m.TopicInfo]:
+        """The topic where they go, made with defaults if it is absent (QD-7)."""
+        message: m.Message = m.TopicResolve(name)
+        try:
+            return (yield from self._ask_home_shard(name, message))
+        except TopicNotFound:
+            return (yield from self._ask_home_shard(name, m.TopicPut(name, {}, "create")))
+
+    def _require_no_cycle(self, topic: str, target: str) -> Steps[None]:
+        """Who makes a topic looks before, but two may do so at the same time: no job goes in a circle."""
+        walk = walk_dead_letter_targets(topic, target)
+        try:
+            name = next(walk)
+            while True:
+                name = walk.send((yield from self._targets_of(name)))
+        except StopIteration:
+            return
+
+    def _targets_of(self, name: str) -> Steps[tuple[str, ...]]:
+        try:
+            info = yield from self._ask_home_shard(name, m.TopicResolve(name))
+            listed: m.GroupListReply = yield from self._connection.ask(info.shard, m.GroupList(name))
+        except TopicNotFound:
+            return ()
+        return dead_letter_targets_of(info.config, listed.groups)
+
+    def _ask_home_shard(self, name: str, message: m.Message) -> Steps[m.TopicInfo]:
+        info: m.TopicInfo = yield from self._connection.ask(home_shard(name, self._links.shards), message)
+        if not info.topic_id:
+            info = yield from self._connection.ask(info.shard, message)
+        if not info.topic_id:
+            raise NotReady("the shards do not agree on who looks after this name", topic=name)
+        return info
+
+    def _append(
+        self, spent: m.ExhaustedReply, target: m.TopicInfo, records: Sequence[Record], times: dict[int, int],
+        tokens: dict[int, int],
+    ) -> Steps[list[int]]:  # fmt: skip
+        """Append a copy of each; returns those whose copies are durable. Raises when none is."""
+        frames = [
+            frame(
+                dead_letter_columns(record, spent, times[record.seq], self._record_bytes),
+                topic_id=target.topic_id,
+                producer_id=copy_producer_id(
+                    spent.topic_id, spent.epoch, record.seq, spent.number, tokens.get(record.seq, 0)
+                ),
+                producer_seq=1, durability=Durability.EPHEMERAL,
+            )
+            for record in records
+        ]  # fmt: skip
+        message = m.Append(target.topic, len(frames), disable_backpressure=True)
+        sent = bytearray().join(frames)
+        reply: m.Appended = yield from self._connection.ask(target.shard, message, sent)
+        entries = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)
+        errors = [entry_error(entry, target.topic) for entry in entries]
+        done = [record.seq for record, error in zip(records, errors, strict=True) if error is None]
+        refused = [error for error in errors if error is not None]
+        if refused and not done:
+            raise refused[0]
+        return done
+
+
+def copy_producer_id(topic_id: int, epoch: int, seq: int, group: int = 0, token: int = 0) -> int:
+    """The producer that a job's copy is of: always the same for one job of one life of its queue, and for one
+    record that one group gave out under one lease."""
+    of_group = f" {group} {token}" if group else ""
+    return SESSION_BIT | xxhash.xxh3_64_intdigest(f"dead letter {topic_id} {epoch} {seq}{of_group}".encode())
+
+
+def _confirmation(spent: m.ExhaustedReply, done: Sequence[int], tokens: dict[int, int]) -> m.Message:
+    """To who set them aside: their copies are durable."""
+    seqs = np.array(done, dtype="<u8").tobytes()
+    given = np.array([tokens[seq] for seq in done], dtype="<u8").tobytes() if spent.group else b""
+    return m.ConfirmDeadLettered(spent.topic, spent.topic_id, seqs, spent.number, given)

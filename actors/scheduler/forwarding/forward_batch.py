@@ -1,0 +1,195 @@
+"""The frames of a pass: what routers copy of a stretch of their source.
+
+Records are taken out of the source's frames column by column, for each change once, and put together in one
+frame; nothing is done record by record but to look at tags, where a router has a filter, and to stamp,
+where it wants its copies to say where they came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.scheduler.forwarding.forwarding_core import CopyTransform, ForwardBatch, ReadForwardBatch
+from ringlog.client.read.fetch_result import FetchResult
+from ringlog.frame.batch import codecs_of
+from ringlog.frame.layout import PAYLOAD_KIND_MASK, Column
+from ringlog.limits import META_KEYS_MAX, ROUTER_HOPS_MAX
+from ringlog.segment.frame_encoder import BlockSlice as Rows
+from ringlog.segment.frame_encoder import CompressionPolicy, seal_frame, value_list
+from ringlog.segment.records import Block, BytesColumnValues, HeaderRows, blocks_of
+from ringlog.storage.reader import FrameRun
+from ringlog.tags import parse_stored_match
+from ringlog.topic.routers import RouterFlag
+from ringlog.topic.tombstone import TTL
+from ringlog.types import Codec
+
+I64 = NDArray[np.int64]
+STAMP = "_ringlog_router"
+ORIGINAL = "_ringlog_original_meta"
+_FLAGS_BITS = 8
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.encode
+
+
+def build_forward_batch(asked: ReadForwardBatch, portion: FetchResult) -> ForwardBatch:
+    """What becomes of the source behind `asked.start`, as far as this portion of it goes.
+
+    It ends where what follows would not fit, or differs in what copies share: kind of payload, or hops.
+    """
+    if portion.gap is not None:
+        stop = min(portion.gap.gap_to, asked.until)
+        # What expired is passed over; what went in any other way is announced (RT-21, RT-23).
+        return ForwardBatch(stop, 0 if portion.gap.reason == TTL else max(stop - asked.start, 0))
+    until = min(portion.examined, asked.until)
+    blocks, stop = _taken(portion, asked, until)
+    if not blocks:
+        return ForwardBatch(stop)
+    hops = int(blocks[0].flags[0]) >> _FLAGS_BITS
+    if hops >= ROUTER_HOPS_MAX:
+        return ForwardBatch(stop)  # It came a long way, perhaps in a circle (RT-10).
+    packing = CompressionPolicy(_codec_of(portion.runs))
+    frames: list[bytes] = []
+    frame_of: dict[CopyTransform, int] = {}
+    for change in asked.transforms:
+        made = _frame(blocks, change, asked, packing)
+        if made is not None:
+            frame_of[change] = len(frames)
+            frames.append(made)
+    return ForwardBatch(stop, 0, hops + 1, tuple(frames), frame_of)
+
+
+def _taken(portion: FetchResult, asked: ReadForwardBatch, until: int) -> tuple[list[Block], int]:
+    """The records that go into one pass, and the position that it reaches."""
+    blocks: list[Block] = []
+    records = size = 0
+    after = portion.after
+    for run in portion.runs:
+        if run.last_seq <= after or after >= until:
+            continue
+        run = run.after(after)
+        for block in blocks_of(run.buffer, run.batch):
+            shown = np.flatnonzero((block.seqs > after) & (block.seqs <= until))
+            if len(portion.hidden):
+                shown = shown[~np.isin(block.seqs[shown], portion.hidden, assume_unique=True)]
+            if not len(shown):
+                continue
+            weights = np.cumsum(_sizes(block)[shown])
+            room = min(asked.records - records, int(np.searchsorted(weights, asked.bytes - size, "right")))
+            room = max(room, 0 if blocks else 1)
+            kinds = _shared_flags(block)[shown]
+            first = kinds[0] if not blocks else _shared_flags(blocks[0])[0]
+            differs = np.flatnonzero(kinds != first)
+            room = min(room, int(differs[0]) if len(differs) else len(shown))
+            if room:
+                blocks.append(_rows(block, shown[:room]))
+                records, size = records + room, size + int(weights[room - 1])
+            if room < len(shown):
+                return blocks, int(block.seqs[shown[room]]) - 1
+        after = max(after, run.last_seq)
+    return blocks, until
+
+
+def _sizes(block: Block) -> I64:
+    """(n,) accounted bytes."""
+    sizes: I64 = block.spans[Column.PAYLOAD].lengths
+    return sizes + block.spans[Column.META].lengths if Column.META in block.spans else sizes
+
+
+def _shared_flags(block: Block) -> NDArray[np.uint16]:
+    """(n,) what records of one frame of copies share: kind of payload, and hops."""
+    found: NDArray[np.uint16] = block.flags & np.uint16(0xFF00 | PAYLOAD_KIND_MASK)
+    return found
+
+
+def _rows(block: Block, rows: I64) -> Block:
+    """Some records of a block. They have no time of their own: copies are committed where they go (RT-16)."""
+    headers = block.headers
+    if headers is not None:
+        headers = HeaderRows(headers.firsts[rows], headers.counts[rows], headers.keys, headers.values)
+    return Block(
+        block.buffer, block.seqs[rows], np.zeros(len(rows), dtype=np.int64), block.flags[rows],
+        {column: values.at(rows) for column, values in block.spans.items()},
+        {column: values[rows] for column, values in block.fixed.items()}, headers,
+        {column: valid[rows] for column, valid in block.valid.items()},
+    )  # fmt: skip
+
+
+def _frame(
+    blocks: Sequence[Block], change: CopyTransform, asked: ReadForwardBatch, packing: CompressionPolicy
+) -> bytes | None:
+    """One frame of what a change leaves; None when that is nothing."""
+    made = [found for block in blocks if (found := _changed(block, change, asked)) is not None]
+    if not made:
+        return None
+    for block in made:
+        block.flags &= np.uint16(PAYLOAD_KIND_MASK)
+    rows = [Rows(block, 0, len(block)) for block in made]
+    return b"".join(seal_frame(rows, topic_id=0, epoch=0, salt=0, packing=packing).pieces)
+
+
+def _changed(block: Block, change: CopyTransform, asked: ReadForwardBatch) -> Block | None:
+    if change.filter:
+        if Column.TAG not in block.spans:
+            return None
+        is_wanted = parse_stored_match(change.filter).test
+        tags = value_list(block.buffer, block.spans[Column.TAG])
+        chosen = [row for row, tag in enumerate(tags) if is_wanted(tag)]
+        if not chosen:
+            return None
+        block = _rows(block, np.array(chosen, dtype=np.int64))
+    dropped = set()
+    if not change.preserve_flags & RouterFlag.PRESERVE_NODE:
+        dropped.add(Column.NODE)
+    if not change.preserve_flags & RouterFlag.PRESERVE_TAG:
+        dropped.add(Column.TAG)
+    spans = {column: values for column, values in block.spans.items() if column not in dropped}
+    block = replace(block, spans=spans, flags=block.flags.copy())
+    return _stamped(block, change.stamp, asked) if change.stamp else block
+
+
+def _stamped(block: Block, router: str, asked: ReadForwardBatch) -> Block:
+    """The records with metadata that says where they came from (RT-27 to RT-29)."""
+    old = (
+        value_list(block.buffer, block.spans[Column.META])
+        if Column.META in block.spans
+        else [b""] * len(block)
+    )
+    metas = [
+        stamped_meta(meta, router, asked.source, asked.key.source_id, asked.epoch, seq)
+        for meta, seq in zip(old, block.seqs.tolist(), strict=True)
+    ]
+    lengths = np.fromiter(map(len, metas), dtype=np.int64, count=len(metas))
+    starts = np.cumsum(lengths) - lengths + len(block.buffer)
+    buffer = memoryview(bytes(block.buffer) + b"".join(metas))
+    return replace(
+        block, buffer=buffer, spans={**block.spans, Column.META: BytesColumnValues(starts, lengths)}
+    )
+
+
+def stamped_meta(meta: bytes, router: str, source: str, source_id: int, epoch: int, seq: int) -> bytes:
+    """A record's metadata with the stamp of this router; what an earlier hop stamped is replaced."""
+    fields: dict[str, Any] = {}
+    if meta:
+        try:
+            fields = dict(_decode(meta))
+        except msgspec.MsgspecError:
+            fields = {ORIGINAL: msgspec.Raw(meta)}
+    fields.pop(STAMP, None)
+    if len(fields) >= META_KEYS_MAX and ORIGINAL not in fields:
+        fields = {ORIGINAL: msgspec.Raw(meta)}
+    fields[STAMP] = {
+        "idempotency_key": f"router:{router}:{source_id}:{epoch}:{seq}", "router": router,
+        "source_topic": source, "source_topic_id": source_id, "source_epoch": epoch, "source_seq": seq,
+    }  # fmt: skip
+    return _encode(fields)
+
+
+def _codec_of(runs: Sequence[FrameRun]) -> Codec:
+    """As the source is compressed, so are its copies."""
+    return Codec(int(codecs_of(runs[0].batch.words)[0])) if runs else Codec.NONE

@@ -1,0 +1,431 @@
+"""Routers at work, performed: follows sources as a watcher within the process, reads them, asks shards.
+
+Nothing here waits. What takes time is a Pending of ringlog.link, whose end is looked at in a later turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zmq
+
+from actors.scheduler import events as ev
+from actors.scheduler.delivery.feeds import ROUTERS
+from actors.scheduler.delivery.grants import UNTIL_RECHECK
+from actors.scheduler.forwarding import forwarding_core
+from actors.scheduler.forwarding.dead_letters import DeadLetters
+from actors.scheduler.forwarding.forward_batch import build_forward_batch
+from actors.scheduler.forwarding.forwarding_core import ForwardingCore, SourceFlowKey
+from actors.scheduler.forwarding.redrive import DeadLetterRedriver
+from actors.scheduler.forwarding.router_admin import RouterAdmin
+from actors.scheduler.forwarding.router_catch_up import RouterCatchUp
+from actors.scheduler.forwarding.source_keep_alive import SourceKeepAlive
+from actors.scheduler.forwarding.sources import ASK_NS, EngineConnection, SourceReaders
+from ringlog import stop_points
+from ringlog.board.processes import scheduler_socket
+from ringlog.clock import Clock
+from ringlog.envelope import messages as m
+from ringlog.envelope.boot import ActorBoot
+from ringlog.envelope.engine_file import EngineInfo
+from ringlog.envelope.messages.delivery import TAKEN_WORDS, TURN_WORDS
+from ringlog.errors import (
+    CorruptData,
+    DiskError,
+    InvalidRequest,
+    NotReady,
+    RinglogError,
+    StaleEpoch,
+    TopicNotFound,
+)
+from ringlog.limits import (
+    CREDIT_DEFAULT,
+    LINK_SILENCE_MS,
+    LIST_PAGE_MAX,
+    RECORD_BYTES_DEFAULT,
+    ROUTERS_POLL_S,
+)
+from ringlog.link.futures import Pending, Steps, run_steps
+from ringlog.link.local_links import LocalLinks
+from ringlog.link.peer import FdSet, Peer
+from ringlog.link.timers import Timers
+from ringlog.logs import log_event
+from ringlog.placement import scheduler_of, shard_of
+from ringlog.topic.routers import check_router_facts
+from ringlog.topic.tombstone import RECREATED
+
+log = logging.getLogger("ringlog.scheduler")
+
+ROUTER_REQUESTS = (
+    m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RouterTell, m.LettersRedrive, m.RoutesSettle,
+)  # fmt: skip
+LOAD_RETRY_S = 0.25
+_SILENCE_NS = LINK_SILENCE_MS * 1_000_000 // 3
+_NS_PER_MS = 1_000_000
+
+
+class Forwarder:
+    """The routers of one scheduler."""
+
+    def __init__(
+        self, boot: ActorBoot, number: int, *, schedulers: int, routers_max: int, clock: Clock, fds: FdSet,
+        reply: Callable[[bytes, m.Message, int], object], record_bytes: int = RECORD_BYTES_DEFAULT,
+    ) -> None:  # fmt: skip
+        self._boot, self._number, self._schedulers = boot, number, schedulers
+        self.clock, self._reply, self._fds = clock, reply, fds
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._peers: dict[int, Peer] = {}
+        self.timers = Timers()
+        self.links = LocalLinks(boot.shm_dir, client_id=boot.name, clock=clock, timers=self.timers, fds=fds)
+        self.connection = EngineConnection(self.links, clock, self.timers)
+        self.forwarding = ForwardingCore(boot.shards)
+        self._sources = SourceReaders(self.connection, clock)
+        self._dead_letters = DeadLetters(self.links, self.connection, clock, record_bytes)
+        self._redriver = DeadLetterRedriver(self.links, self.connection, clock, record_bytes)
+        self.router_admin = RouterAdmin(self, boot.incarnation, routers_max)
+        self._catch_up = RouterCatchUp(self)
+        self._places: dict[SourceFlowKey, m.TopicInfo] = {}
+        self._source_keep_alive = SourceKeepAlive(self.connection, self.forwarding.flows.__contains__)
+        self.is_loaded = False
+        self._events: list[Any] = []
+        self._feeds: dict[int, SourceFlowKey] = {}
+        self._feed_of: dict[SourceFlowKey, int] = {}
+        self._feeds_made = 0
+        self._locating: set[SourceFlowKey] = set()
+        self._last_sent_ns = 0
+        self._perform: dict[type, Callable[[Any], None]] = {
+            forwarding_core.FollowSource: self._follow,
+            forwarding_core.UnfollowSource: self._unfollow,
+            forwarding_core.ReturnSourceGrant: self._return_grant,
+            forwarding_core.ReadForwardBatch: self._read,
+            forwarding_core.SendRoute: self._send,
+        }
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Ask all shards for their routers, and go on where they are."""
+        boot = self._boot
+        self.links.join_engine(
+            EngineInfo(
+                boot.engine_id, f"{boot.boot_incarnation}", boot.shm_dir, boot.data_dir, boot.shards,
+                schedulers=self._schedulers,
+            )
+        )  # fmt: skip
+        run_steps(self._load())
+        if not self._number:
+            self._dead_letters.begin(boot.shards)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._sources.close()
+        self._dead_letters.close()
+        for peer in self._peers.values():
+            peer.close()
+        self._context.term()
+        self.links.close()
+
+    def run_turn(self, now_ns: int) -> list[Any]:
+        """What time and answers brought about; returns events for the scheduler's core."""
+        self.timers.fire(now_ns)
+        self.links.pump()
+        self._pump_others()
+        self.forwarding.tick(now_ns)
+        self.perform_effects()
+        self._catch_up.resolve_waiters()
+        if self._feeds and now_ns - self._last_sent_ns >= _SILENCE_NS:
+            self._return_grants([])
+        events, self._events = self._events, []
+        return events
+
+    def perform_effects(self) -> None:
+        """Do what is wanted until nothing is."""
+        while self.forwarding.effects:
+            effects, self.forwarding.effects = self.forwarding.effects, []
+            for effect in effects:
+                self._perform[type(effect)](effect)
+
+    def wait_ms(self, now_ns: int, most_ms: int) -> int:
+        """How long the process may sleep as far as we are concerned; 0 = not at all."""
+        # Sending to another scheduler may swallow the wake-up of what it sent: nobody sleeps without a look.
+        if not self.links.arm() or self._pump_others() or self._events or self.forwarding.effects:
+            return 0
+        for due_ns in (self.timers.next_ns(), self.forwarding.next_deadline_ns()):
+            if due_ns is not None:
+                most_ms = min(most_ms, max(-(-(due_ns - now_ns) // _NS_PER_MS), 0))
+        return most_ms
+
+    def on_wakeup(self, ready: list[int]) -> None:
+        """These descriptors are readable."""
+        self.links.disarm()
+        for fd in ready:
+            self.links.on_readable(fd)
+        self._pump_others()
+
+    def _pump_others(self) -> bool:
+        """Take what other schedulers have answered; True if there was something."""
+        has_signals = False
+        # As a list: what was answered may lead to the first word to another one.
+        for peer in list(self._peers.values()):
+            has_signals |= peer.pump()
+        return has_signals
+
+    # -- what is asked of us ----------------------------------------------------------------------------
+
+    def handle_request(self, link: bytes, corr: int, message: m.Message) -> None:
+        """A request about routers or dead letters; it is answered later."""
+        if isinstance(message, m.RouterTell):
+            facts = message.facts
+            try:
+                check_router_facts(facts.name, facts.source, facts.dest, facts.flags, facts.filter)
+            except InvalidRequest as e:
+                self._reply(link, _refusal(e), corr)
+                return
+            self.apply_router_change(message)
+            self._reply(link, m.RouterTold(message.facts.router), corr)
+            return
+
+        def done(pending: Pending[m.Message]) -> None:
+            error = pending.error
+            if error is None:
+                self._reply(link, pending.result(), corr)
+            else:
+                self._reply(link, _refusal(error), corr)
+
+        if isinstance(message, m.RoutesSettle):
+            self._catch_up.submit(message).when_done(done)
+        elif self._number:
+            refused = InvalidRequest("scheduler 0 does this", kind=type(message).__name__)
+            self._reply(link, _refusal(refused), corr)
+        elif isinstance(message, m.LettersRedrive):
+            run_steps(self._redriver.redrive(message)).when_done(done)
+        else:
+            self.router_admin.submit(message).when_done(done)
+
+    def apply_router_change(self, told: m.RouterTell) -> None:
+        """A router was made, changed or dropped."""
+        if scheduler_of(told.facts.source_id, self._schedulers) != self._number:
+            return
+        if told.is_gone:
+            self.forwarding.drop_router(told.facts.router)
+        else:
+            self.forwarding.put_router(told.facts)
+
+    def announce_router(self, facts: m.RouterFacts, *, is_gone: bool = False) -> Steps[None]:
+        """Tell the scheduler of its source, and wait until it heard: who made the router counts on it. One
+        that starts meanwhile asks the shards. Raises NotReady when nobody is there who hears."""
+        number, told = scheduler_of(facts.source_id, self._schedulers), m.RouterTell(facts, is_gone)
+        if number == self._number:
+            self.apply_router_change(told)
+            return
+        try:
+            yield self.scheduler_peer(number).request(told, self.clock.monotonic_ns() + ASK_NS)
+        except RinglogError as e:
+            raise NotReady("a router's scheduler does not answer", scheduler=number, cause=str(e)) from None
+
+    @property
+    def other_schedulers(self) -> list[int]:
+        """Numbers of the other schedulers."""
+        return [number for number in range(self._schedulers) if number != self._number]
+
+    def source_location(self, key: SourceFlowKey) -> m.TopicInfo | None:
+        """Where a source's slot was when it was last looked for."""
+        return self._places.get(key)
+
+    def scheduler_peer(self, number: int) -> Peer:
+        """The way to another scheduler."""
+        peer = self._peers.get(number)
+        if peer is None:
+            peer = self._peers[number] = Peer(
+                f"scheduler {number}", context=self._context, timers=self.timers, clock=self.clock,
+                fds=self._fds,
+            )  # fmt: skip
+            peer.set_endpoint(scheduler_socket(self._boot.shm_dir, number))
+        return peer
+
+    def load_routers(self) -> Steps[list[m.RouterFacts]]:
+        """The routers of all shards, as they are there."""
+        found: list[m.RouterFacts] = []
+        for shard in range(self._boot.shards):
+            after, has_more = 0, True
+            while has_more:
+                page: m.RoutersReply = yield from self.connection.ask(
+                    shard, m.RoutersAsk(after, LIST_PAGE_MAX)
+                )
+                found += page.routers
+                has_more = page.more and bool(page.routers)
+                after = page.routers[-1].router if page.routers else 0
+        return found
+
+    def _load(self) -> Steps[None]:
+        """Ask which routers there are: at the start, and then and when, should a word have been lost."""
+        while True:
+            try:
+                found = yield from self.load_routers()
+            except RinglogError as e:
+                log_event(log, logging.WARNING, "shards do not say which routers there are", reason=str(e))
+                yield self.connection.pause(LOAD_RETRY_S)
+                continue
+            for facts in found:
+                # Of one that is known we may have heard since what its shard said.
+                if not self.forwarding.has_router(facts.router):
+                    self.apply_router_change(m.RouterTell(facts))
+            if not self.is_loaded:
+                self.is_loaded = True
+                log_event(
+                    log, logging.INFO, "routers", routers=self.forwarding.routers, scheduler=self._number
+                )
+            yield self.connection.pause(ROUTERS_POLL_S)
+
+    # -- following sources ------------------------------------------------------------------------------
+
+    def handle_core_message(self, effect: ev.SendToLink) -> None:
+        """What the scheduler's core says to us."""
+        if isinstance(effect.message, m.Turns):
+            for _, feed, until, *_ in (
+                np.frombuffer(effect.rows, dtype=np.uint64).reshape(-1, TURN_WORDS).tolist()
+            ):
+                key = self._feeds.get(feed)
+                if key is None:
+                    continue
+                if until == UNTIL_RECHECK:
+                    run_steps(self._locate_source(key))
+                else:
+                    self.forwarding.grant_received(key, until)
+        elif isinstance(effect.message, m.ErrorReply | m.SubscriptionsLost):
+            log_event(log, logging.WARNING, "a source cannot be followed", answer=repr(effect.message))
+            self.timers.call_at(self.clock.monotonic_ns() + 1_000 * _NS_PER_MS, self._follow_all)
+
+    def _follow_all(self) -> None:
+        for key, flow in self.forwarding.flows.items():
+            self._follow(forwarding_core.FollowSource(key, flow.source, flow.until))
+
+    def _follow(self, effect: forwarding_core.FollowSource) -> None:
+        self._last_sent_ns = self._last_sent_ns or self.clock.monotonic_ns()
+        if effect.key not in self._feed_of:
+            self._feeds_made += 1
+            self._feeds[self._feeds_made] = effect.key
+            self._feed_of[effect.key] = self._feeds_made
+        run_steps(self._locate_source(effect.key, effect.after))
+
+    def _unfollow(self, effect: forwarding_core.UnfollowSource) -> None:
+        feed = self._feed_of.pop(effect.key, None)
+        self._sources.close_reader(effect.key)
+        self._places.pop(effect.key, None)
+        if feed is not None:
+            del self._feeds[feed]
+            self._send_to_core(m.Unsubscribe(int(effect.key.is_strong), [feed]))
+
+    def _return_grant(self, effect: forwarding_core.ReturnSourceGrant) -> None:
+        feed = self._feed_of.get(effect.key)
+        if feed is not None:
+            self._return_grants([(int(effect.key.is_strong), feed, effect.after, 0)])
+
+    def _return_grants(self, rows: list[tuple[int, int, int, int]]) -> None:
+        data = bytearray(np.array(rows, dtype=np.uint64).reshape(-1, TAKEN_WORDS).tobytes())
+        self._last_sent_ns = self.clock.monotonic_ns()
+        self._send_to_core(m.Taken(len(rows)), data)
+
+    def _send_to_core(self, message: m.Message, data: bytearray | None = None) -> None:
+        self._events.append(ev.LinkRequestReceived(ROUTERS, 0, message, data))
+
+    def _locate_source(self, key: SourceFlowKey, after: int | None = None) -> Steps[None]:
+        """Where is this source's slot? Follow it there; if it is no more, neither are its routers (RT-33)."""
+        if key in self._locating:
+            return
+        self._locating.add(key)
+        try:
+            while (flow := self.forwarding.flows.get(key)) is not None:
+                try:
+                    info = yield self.connection.for_topic(key.source_id).resolve(flow.source)
+                except TopicNotFound:
+                    self._source_is_gone(key)
+                    return
+                except RinglogError as e:
+                    log_event(
+                        log, logging.WARNING, "a source cannot be found", source=flow.source, reason=str(e)
+                    )
+                    yield self.connection.pause(LOAD_RETRY_S)
+                    continue
+                feed = self._feed_of.get(key)
+                if feed is None:
+                    return
+                self._places[key] = info
+                self._source_keep_alive.keep_alive(key, info)
+                at = flow.until if after is None else after
+                place = m.Feed(feed, flow.source, info.topic_id, info.shard, info.slot, at)
+                self._send_to_core(
+                    m.Subscribe(int(key.is_strong), [place], CREDIT_DEFAULT, strong=key.is_strong)
+                )
+                if after is None:
+                    self._return_grants([(int(key.is_strong), feed, at, 0)])
+                return
+        finally:
+            self._locating.discard(key)
+
+    def _source_is_gone(self, key: SourceFlowKey) -> None:
+        flow = self.forwarding.flows.get(key)
+        for runner in list(flow.routers.values()) if flow is not None else ():
+            log_event(log, logging.INFO, "a router goes with its source", router=runner.facts.name)
+            self.forwarding.drop_router(runner.number)
+            run_steps(self.drop_router(runner.facts))
+
+    def drop_router(self, facts: m.RouterFacts) -> Steps[bool]:
+        """Have a router's shard forget it; False when it had none. Tried again while the shard is not
+        there."""
+        shard = shard_of(facts.dest_id, self._boot.shards)
+        reply: m.RouterDropped = yield from self.connection.ask(
+            shard, m.RouterDrop(facts.dest_id, facts.router)
+        )
+        return reply.dropped
+
+    # -- passes -----------------------------------------------------------------------------------------
+
+    def _read(self, asked: forwarding_core.ReadForwardBatch) -> None:
+        def done(pending: Pending[forwarding_core.ForwardBatch]) -> None:
+            error = pending.error
+            if isinstance(error, TopicNotFound | StaleEpoch):
+                run_steps(self._locate_source(asked.key))
+            elif error is not None:
+                level = logging.ERROR if isinstance(error, CorruptData | DiskError) else logging.WARNING
+                log_event(log, level, "a source cannot be read", source=asked.source, reason=str(error))
+            self.forwarding.batch_read(asked, None if error is not None else pending.result())
+
+        run_steps(self._read_batch(asked)).when_done(done)
+
+    def _read_batch(self, asked: forwarding_core.ReadForwardBatch) -> Steps[forwarding_core.ForwardBatch]:
+        portion = yield from self._sources.read(asked)
+        stop_points.hit("route_after_read")
+        if portion.gap is not None and portion.gap.reason == RECREATED:
+            raise TopicNotFound("no such topic", topic=asked.source)
+        return build_forward_batch(asked, portion)
+
+    def _send(self, effect: forwarding_core.SendRoute) -> None:
+        attached = bytearray().join(effect.frames) if effect.frames else None
+        deadline_ns = self.clock.monotonic_ns() + ASK_NS
+
+        def done(pending: Pending[Any]) -> None:
+            rows = None if pending.error is not None else pending.result().message.rows
+            stop_points.hit("route_after_answer")
+            if pending.error is not None:
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "a pass has no answer",
+                    shard=effect.shard,
+                    reason=str(pending.error),
+                )
+            self.forwarding.route_answered(effect.message, rows)
+
+        asked = self.links.request(effect.shard, effect.message, deadline_ns, attached)
+        stop_points.hit("route_after_send")
+        asked.when_done(done)
+
+
+def _refusal(error: BaseException) -> m.ErrorReply:
+    if not isinstance(error, RinglogError):
+        return m.ErrorReply(13, "a router could not be looked after", {"reason": repr(error)})
+    status = int(getattr(error, "status", 14))
+    return m.ErrorReply(status, error.message, error.detail, error.outcome)

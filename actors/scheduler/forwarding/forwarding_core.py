@@ -1,0 +1,436 @@
+"""Routers at work, decided: which stretch of which source is forwarded next, and to whom. Pure.
+
+Routers of one source that wait for the same are a *flow*: those into `fsync` destinations for what a device
+sync covers, the others for what is published (RT-26). A flow is told how far its source reaches, as a
+watcher is. A *pass* reads one stretch of the source, once for all routers of the flow that are at its
+start, and sends their shards what they copy. A router is in one pass at a time. One whose destination
+refuses waits, a little longer each time, and holds up nobody else (RT-22).
+
+Nothing is kept here: cursors are the shards', and a successor asks for them. What must hold:
+
+- Q1 a router is in at most one pass; a flow has at most one read; passes on their way are bounded;
+- Q2 a router that is behind what its flow was told is in a pass, or waits for one, or for its time;
+- Q3 a flow keeps its turn exactly while some router that may go on is behind.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from msgspec import structs
+
+from ringlog.envelope import messages as m
+from ringlog.errors import InvariantViolation
+from ringlog.limits import (
+    ROUTE_BYTES_MAX,
+    ROUTE_PASSES_MAX,
+    ROUTE_PAUSE_MS_MAX,
+    ROUTE_PAUSE_MS_MIN,
+    ROUTE_RECORDS_MAX,
+    ROUTE_ROWS_MAX,
+)
+from ringlog.placement import shard_of
+from ringlog.topic.routers import RouterFlag, RouterPassOutcome
+from ringlog.types import Durability
+
+_MS = 1_000_000
+_KEEPS = RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG
+
+
+class SourceFlowKey(NamedTuple):
+    """Which flow: a source, and whether only what is durable counts."""
+
+    source_id: int
+    is_strong: bool
+
+
+class CopyTransform(NamedTuple):
+    """What a router makes of the records it copies. Those of equal changes share one frame."""
+
+    filter: str
+    preserve_flags: int
+    stamp: str
+    """Name of the router, where copies say where they came from (RT-27); else empty."""
+
+
+@dataclass(slots=True)
+class ActiveRouter:
+    """One router of a flow."""
+
+    number: int
+    dest_id: int
+    shard: int
+    transform: CopyTransform
+    cursor: int
+    facts: m.RouterFacts
+    is_in_pass: bool = False
+    due_ns: int = 0
+    """Not before this time again; 0 = any time."""
+    pause_ms: int = 0
+    batch_limits: tuple[int, int] = (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
+    """Records and bytes that its destination takes at present."""
+    is_dest_full: bool = False
+    """Its destination was full when it was last asked."""
+
+
+@dataclass(slots=True)
+class SourceFlow:
+    """Routers of one source that wait for the same."""
+
+    key: SourceFlowKey
+    source: str
+    epoch: int
+    routers: dict[int, ActiveRouter] = field(default_factory=dict)
+    until: int = 0
+    """How far the source reaches, as far as it was told."""
+    has_grant: bool = False
+    is_reading: bool = False
+    is_waiting: bool = False
+    """It is in the queue of those that may go on when a pass is over."""
+    due_ns: int = 0
+    pause_ms: int = 0
+
+
+# -- effects ----------------------------------------------------------------------------------------------
+
+
+class FollowSource(NamedTuple):
+    """Tell this flow how far its source reaches."""
+
+    key: SourceFlowKey
+    source: str
+    after: int
+
+
+class UnfollowSource(NamedTuple):
+    """Nobody wants to know any more."""
+
+    key: SourceFlowKey
+
+
+class ReturnSourceGrant(NamedTuple):
+    """The turn is over: everything up to `after` is dealt with, or waits for its destination."""
+
+    key: SourceFlowKey
+    after: int
+
+
+class ReadForwardBatch(NamedTuple):
+    """Read the source behind `start` up to `until`, and make the frames of these changes of it."""
+
+    key: SourceFlowKey
+    source: str
+    epoch: int
+    start: int
+    until: int
+    records: int
+    bytes: int
+    transforms: tuple[CopyTransform, ...]
+    routers: tuple[int, ...]
+
+
+class SendRoute(NamedTuple):
+    """Send a shard its part of a pass."""
+
+    shard: int
+    message: m.Route
+    frames: tuple[bytes, ...]
+
+
+Effect = FollowSource | UnfollowSource | ReturnSourceGrant | ReadForwardBatch | SendRoute
+
+
+class ForwardBatch(NamedTuple):
+    """What a ReadForwardBatch found: the source from its start up to `stop`."""
+
+    stop: int
+    lost: int = 0
+    """So many positions went before they were forwarded; then there is nothing else (RT-23)."""
+    hops: int = 1
+    frames: tuple[bytes, ...] = ()
+    frame_of: Mapping[CopyTransform, int] = MappingProxyType({})
+    """Changes that leave nothing are not in it."""
+
+
+class CatchUpState(Enum):
+    """How the routers into a topic stand to a position of their source."""
+
+    CAUGHT_UP = "there"
+    BEHIND = "behind"
+    BLOCKED = "held up"
+    """The topic is full: they get there when somebody makes room."""
+
+
+class ForwardingCore:
+    """All flows of one scheduler. Every method adds to `effects`, which the shell takes and performs."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self.flows: dict[SourceFlowKey, SourceFlow] = {}
+        self.effects: list[Effect] = []
+        self.parts_in_flight = 0
+        """Parts of passes on their way."""
+        self.passes = 0
+        self._flow_of: dict[int, SourceFlowKey] = {}
+        self._routers_by_dest: dict[int, set[int]] = {}
+        """Routers at work here by what they lead to; all of one destination have one source."""
+        self._queue: deque[SourceFlowKey] = deque()
+        self._dues: list[tuple[int, SourceFlowKey]] = []
+        self._now_ns = 0
+
+    @property
+    def routers(self) -> int:
+        """Routers at work here."""
+        return len(self._flow_of)
+
+    @property
+    def lag(self) -> int:
+        """Positions that are not forwarded yet, of all routers."""
+        flows = self.flows.values()
+        return sum(max(flow.until - each.cursor, 0) for flow in flows for each in flow.routers.values())
+
+    def next_deadline_ns(self) -> int | None:
+        """When `tick` is wanted though nothing else happens."""
+        return self._dues[0][0] if self._dues else None
+
+    # -- which there are --------------------------------------------------------------------------------
+
+    def has_router(self, number: int) -> bool:
+        """Is this router at work here?"""
+        return number in self._flow_of
+
+    def put_router(self, facts: m.RouterFacts) -> None:
+        """A router is there, or is another one from here on. What is on its way of it stays so."""
+        key = SourceFlowKey(facts.source_id, facts.durability == Durability.FSYNC)
+        old = self._runner(facts.router)
+        if old is not None and self._flow_of[facts.router] == key:
+            old.facts, old.transform = facts, _change_of(facts)
+            return
+        if old is not None:
+            self.drop_router(facts.router)
+        runner = ActiveRouter(
+            facts.router, facts.dest_id, shard_of(facts.dest_id, self._shards), _change_of(facts),
+            max(facts.cursor, old.cursor if old else 0), facts,
+        )  # fmt: skip
+        flow = self.flows.get(key)
+        if flow is None:
+            flow = self.flows[key] = SourceFlow(key, facts.source, facts.source_epoch)
+            self.effects.append(FollowSource(key, flow.source, runner.cursor))
+        flow.routers[runner.number] = runner
+        self._flow_of[runner.number] = key
+        self._routers_by_dest.setdefault(runner.dest_id, set()).add(runner.number)
+        self._advance_flow(flow)
+
+    def drop_router(self, number: int) -> None:
+        """A router is no more."""
+        key = self._flow_of.pop(number, None)
+        flow = self.flows.get(key) if key is not None else None
+        if flow is None:
+            return
+        dest_id = flow.routers.pop(number).dest_id
+        self._routers_by_dest[dest_id].discard(number)
+        if not self._routers_by_dest[dest_id]:
+            del self._routers_by_dest[dest_id]
+        if flow.routers:
+            self._advance_flow(flow)
+        else:
+            del self.flows[flow.key]
+            self.effects.append(UnfollowSource(flow.key))
+
+    def flows_to_dest(self, dest_id: int) -> list[SourceFlow]:
+        """The flows with routers that lead to this topic."""
+        return [
+            self.flows[key]
+            for key in {self._flow_of[number] for number in self._routers_by_dest.get(dest_id, ())}
+        ]
+
+    def catch_up_state(self, dest_id: int, until: int) -> CatchUpState:
+        """Have all routers into a topic dealt with their source up to `until`?"""
+        runners = [self._runner(number) for number in self._routers_by_dest.get(dest_id, ())]
+        behind = [each for each in runners if each is not None and each.cursor < until]
+        if not behind:
+            return CatchUpState.CAUGHT_UP
+        return CatchUpState.BLOCKED if any(each.is_dest_full for each in behind) else CatchUpState.BEHIND
+
+    def _runner(self, number: int) -> ActiveRouter | None:
+        key = self._flow_of.get(number)
+        return None if key is None else self.flows[key].routers[number]
+
+    # -- what happens -----------------------------------------------------------------------------------
+
+    def tick(self, now_ns: int) -> None:
+        """Time has come this far."""
+        self._now_ns = now_ns
+        while self._dues and self._dues[0][0] <= now_ns:
+            _, key = heapq.heappop(self._dues)
+            if (flow := self.flows.get(key)) is not None:
+                self._advance_flow(flow)
+
+    def grant_received(self, key: SourceFlowKey, until: int) -> None:
+        """A flow has the turn: its source reaches up to `until`."""
+        flow = self.flows.get(key)
+        if flow is None:
+            return
+        flow.until, flow.has_grant = max(flow.until, until), True
+        self._advance_flow(flow)
+
+    def batch_read(self, asked: ReadForwardBatch, found: ForwardBatch | None) -> None:
+        """A stretch was read; None = it cannot be read at present."""
+        flow = self.flows.get(asked.key)
+        if flow is None:
+            return
+        flow.is_reading = False
+        runners = [flow.routers[number] for number in asked.routers if number in flow.routers]
+        runners = [each for each in runners if each.cursor == asked.start and not each.is_in_pass]
+        if found is None or found.stop <= asked.start:
+            flow.pause_ms = _longer(flow.pause_ms)
+            flow.due_ns = self._wait(flow, flow.pause_ms)
+        else:
+            flow.pause_ms = flow.due_ns = 0
+            # Who was changed meanwhile has no frame here: the next pass begins where this one did.
+            runners = [each for each in runners if each.transform in asked.transforms]
+            self.passes += 1
+            for send in split_by_shard(runners, asked.start, found):
+                self.parts_in_flight += 1
+                self.effects.append(send)
+                for row in send.message.rows:
+                    flow.routers[row.router].is_in_pass = True
+        self._advance_flow(flow)
+
+    def route_answered(self, sent: m.Route, rows: Sequence[m.RoutedRow] | None) -> None:
+        """What became of a part of a pass; None = nobody knows, and it will be found out."""
+        self.parts_in_flight -= 1
+        flows: dict[SourceFlowKey, SourceFlow] = {}
+        for n, row in enumerate(sent.rows):
+            runner = self._runner(row.router)
+            if runner is None:
+                continue
+            flow = self.flows[self._flow_of[row.router]]
+            flows[flow.key] = flow
+            runner.is_in_pass = False
+            self._apply_result(
+                flow, runner, rows[n] if rows is not None else m.RoutedRow(RouterPassOutcome.CLOSED)
+            )
+        for flow in flows.values():
+            if flow.key in self.flows:
+                self._advance_flow(flow)
+        while self._queue and self.parts_in_flight < ROUTE_PASSES_MAX:
+            waiting = self.flows.get(self._queue.popleft())
+            if waiting is not None:
+                waiting.is_waiting = False
+                self._advance_flow(waiting)
+
+    def _apply_result(self, flow: SourceFlow, runner: ActiveRouter, row: m.RoutedRow) -> None:
+        if row.fate == RouterPassOutcome.GONE:
+            self.drop_router(runner.number)
+            return
+        runner.cursor = max(runner.cursor, row.cursor)
+        if row.durability not in {-1, runner.facts.durability}:
+            # Its destination is of another class by now: perhaps it waits for something else (RT-26).
+            self.put_router(structs.replace(runner.facts, durability=row.durability))
+        runner.is_dest_full = row.fate == RouterPassOutcome.FULL
+        if row.fate in {RouterPassOutcome.DONE, RouterPassOutcome.ELSEWHERE}:
+            runner.pause_ms, runner.batch_limits = 0, (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
+            return
+        is_smaller = 0 < row.records < runner.batch_limits[0] or 0 < row.bytes < runner.batch_limits[1]
+        if row.fate == RouterPassOutcome.FULL and row.records and row.bytes and is_smaller:
+            runner.batch_limits = (
+                min(row.records, runner.batch_limits[0]),
+                min(row.bytes, runner.batch_limits[1]),
+            )
+            runner.is_dest_full = False  # A part of it fits, and is tried at once.
+            return
+        runner.batch_limits = (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
+        runner.pause_ms = _longer(runner.pause_ms)
+        runner.due_ns = self._wait(flow, runner.pause_ms)
+
+    def _wait(self, flow: SourceFlow, pause_ms: int) -> int:
+        due_ns = self._now_ns + pause_ms * _MS
+        heapq.heappush(self._dues, (due_ns, flow.key))
+        return due_ns
+
+    # -- what is next -----------------------------------------------------------------------------------
+
+    def _advance_flow(self, flow: SourceFlow) -> None:
+        """Begin the next pass of a flow, if there is one to be begun."""
+        if flow.is_reading:
+            return
+        if flow.due_ns > self._now_ns:
+            return
+        ready = [
+            each for each in flow.routers.values()
+            if each.cursor < flow.until and not each.is_in_pass and each.due_ns <= self._now_ns
+        ]  # fmt: skip
+        if not ready:
+            is_over = not any(each.is_in_pass for each in flow.routers.values())
+            if flow.has_grant and is_over:
+                flow.has_grant = False
+                self.effects.append(ReturnSourceGrant(flow.key, flow.until))
+            return
+        if self.parts_in_flight >= ROUTE_PASSES_MAX:
+            if not flow.is_waiting:
+                flow.is_waiting = True
+                self._queue.append(flow.key)
+            return
+        first = min(ready, key=lambda each: each.cursor)
+        group = [
+            each for each in ready if (each.cursor, each.batch_limits) == (first.cursor, first.batch_limits)
+        ]
+        flow.is_reading = True
+        self.effects.append(
+            ReadForwardBatch(
+                flow.key, flow.source, flow.epoch, first.cursor, flow.until, *first.batch_limits,
+                tuple(dict.fromkeys(each.transform for each in group)), tuple(each.number for each in group),
+            )
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Assert Q1 to Q3; raises InvariantViolation."""
+        for flow in self.flows.values():
+            may_go = [
+                each for each in flow.routers.values()
+                if each.cursor < flow.until and not each.is_in_pass and each.due_ns <= self._now_ns
+            ]  # fmt: skip
+            is_held = flow.is_reading or flow.is_waiting or flow.due_ns > self._now_ns
+            if may_go and not is_held:
+                raise InvariantViolation("a router is behind and nobody goes on", routers=len(may_go))
+            if any(self._flow_of.get(number) != flow.key for number in flow.routers) or not flow.routers:
+                raise InvariantViolation("a router is not where it is thought to be", source=flow.source)
+        if sum(map(len, self._routers_by_dest.values())) != len(self._flow_of):
+            raise InvariantViolation("routers are not found by what they lead to", routers=self.routers)
+        if not 0 <= self.parts_in_flight <= ROUTE_PASSES_MAX + self._shards * len(self.flows):
+            raise InvariantViolation("passes on their way are not counted", out=self.parts_in_flight)
+
+
+def split_by_shard(runners: Iterable[ActiveRouter], start: int, found: ForwardBatch) -> list[SendRoute]:
+    """What each shard is sent of a pass: its routers, and the frames that they copy."""
+    of_shard: dict[int, list[ActiveRouter]] = {}
+    for runner in runners:
+        of_shard.setdefault(runner.shard, []).append(runner)
+    sends = []
+    for shard, there in sorted(of_shard.items()):
+        for first in range(0, len(there), ROUTE_ROWS_MAX):
+            used: dict[int, int] = {}
+            rows = []
+            for runner in there[first : first + ROUTE_ROWS_MAX]:
+                frame = found.frame_of.get(runner.transform, -1)
+                number = used.setdefault(frame, len(used)) if frame >= 0 else -1
+                rows.append(m.RouteRow(runner.number, runner.dest_id, start, found.stop, number, found.lost))
+            frames = tuple(found.frames[frame] for frame in used)
+            sends.append(SendRoute(shard, m.Route(rows, len(frames), found.hops), frames))
+    return sends
+
+
+def _change_of(facts: m.RouterFacts) -> CopyTransform:
+    is_stamped = facts.flags & RouterFlag.EXACTLY_ONCE
+    return CopyTransform(facts.filter, int(facts.flags & _KEEPS), facts.name if is_stamped else "")
+
+
+def _longer(pause_ms: int) -> int:
+    return min(max(2 * pause_ms, ROUTE_PAUSE_MS_MIN), ROUTE_PAUSE_MS_MAX)

@@ -1,0 +1,215 @@
+"""Letters: dead jobs go back to where they came from, as many at once as a client names.
+
+To a queue as copies: first these are durable there, then the letters are deleted among the dead. Who dies in
+between leaves letters whose copies are known: each is a frame of its own, of a producer that stands for this
+one letter of this life of its topic, so that the queue's shard recognises a repeat (W4) as long as it
+remembers who wrote.
+
+A group's records never left their topic, which others read, too: the group gives them out once more. The same
+number stands for the letter there, and the group remembers more of them than come back at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xxhash
+from pyroaring import BitMap64
+
+from actors.scheduler.forwarding.sources import EngineConnection
+from ringlog import stop_points
+from ringlog.client.leases.dead_letters import (
+    dead_letter_of,
+    dead_letter_of_group,
+    is_dead_letter_of,
+    split_for_move,
+    src_seq_of_dead_letter,
+)
+from ringlog.client.read.local_source import LocalSource
+from ringlog.client.read.pages import Cursor, Page, Record
+from ringlog.client.read.paging import read_page
+from ringlog.clock import Clock
+from ringlog.envelope import messages as m
+from ringlog.errors import BatchTooLarge, InvalidRequest, NotAQueue, NotReady, Refused, TopicNotFound
+from ringlog.frame.codec import frame
+from ringlog.frame.columns import encode_records
+from ringlog.frame.settle_entry import FLAG_DEDUPED, FLAGS_SHIFT, S_COUNT_STATUS, WORDS, entry_error
+from ringlog.leases.spans import spans_of
+from ringlog.limits import DEAD_LETTERS_PER_MOVE, DEAD_LETTERS_READ_BYTES, GROUP_DEAD_LETTERS_PER_MOVE
+from ringlog.link.futures import Steps
+from ringlog.link.local_links import LocalLinks
+from ringlog.placement import home_shard
+from ringlog.topic.config import QUEUE
+from ringlog.types import SESSION_BIT, Durability
+
+
+class DeadLetterRedriver:
+    """What scheduler 0 does for who wants dead letters back."""
+
+    def __init__(
+        self, links: LocalLinks, connection: EngineConnection, clock: Clock, record_bytes: int
+    ) -> None:
+        """`record_bytes`: most bytes of a record that shards take."""
+        self._links, self._connection, self._clock = links, connection, clock
+        self._read_at_once = max(DEAD_LETTERS_READ_BYTES // record_bytes, 1)
+
+    def redrive(self, asked: m.LettersRedrive) -> Steps[m.Message]:
+        """Move those of the named letters that are there, and of this queue or this group."""
+        seqs = _numbers(asked)
+        topic = yield from self._topic(asked.topic)
+        target = yield from self._dead_letter_topic(topic, asked.group)
+        try:
+            dead = yield from self._topic(target)
+        except TopicNotFound:
+            return m.LettersRedriven(topic.topic, 0, 0)
+        sums = np.zeros(3, np.int64)
+        for at in range(0, len(seqs), self._read_at_once):
+            letters = yield from self._read_letters(
+                topic, dead, seqs[at : at + self._read_at_once], asked.group
+            )
+            if asked.group:
+                sums += yield from self._redeliver(topic, asked.group, dead, letters)
+                continue
+            for part in split_for_move(letters):
+                done, again, refused = yield from self._move_to_queue(topic, dead, part)
+                sums += done, again, 0
+                if refused is None:
+                    continue
+                if not sums[0]:
+                    raise refused
+                return m.LettersRedriven(topic.topic, *sums.tolist())
+        return m.LettersRedriven(topic.topic, *sums.tolist())
+
+    def _read_letters(
+        self, topic: m.TopicInfo, dead: m.TopicInfo, seqs: Any, group: str
+    ) -> Steps[list[Record]]:
+        """Those of the named letters that are there, and of this queue or this group."""
+        source = LocalSource(self._connection.for_topic(dead.topic_id), dead.topic, clock=self._clock)
+        found: list[Record] = []
+        try:
+            for first, stop in spans_of(seqs):
+                yield from _read_range(source, dead, first, stop - 1, found)
+        finally:
+            source.close()
+        return [each for each in found if is_dead_letter_of(topic.topic, each, group)]
+
+    def _dead_letter_topic(self, topic: m.TopicInfo, group: str) -> Steps[str]:
+        """Where its dead letters go; raises InvalidRequest where they go nowhere."""
+        if not group:
+            if topic.config.get("type") != QUEUE:
+                raise NotAQueue("not a queue", topic=topic.topic)
+            return dead_letter_of(topic)
+        state: m.LeaseStatsReply = yield from self._connection.ask(
+            topic.shard, m.LeaseStats(topic.topic, group=group)
+        )
+        return dead_letter_of_group(state.info)
+
+    def _redeliver(
+        self, topic: m.TopicInfo, group: str, dead: m.TopicInfo, letters: list[Record]
+    ) -> Steps[tuple[int, int, int]]:
+        """Have the records of a group's letters given out once more, and delete the letters; returns how many
+        came back, how many of them had before, and how many are not there any more."""
+        moved = repeated = lost = 0
+        for at in range(0, len(letters), GROUP_DEAD_LETTERS_PER_MOVE):
+            part = letters[at : at + GROUP_DEAD_LETTERS_PER_MOVE]
+            places = [src_seq_of_dead_letter(letter, topic.topic_id) for letter in part]
+            calls = [redrive_producer_id(dead.topic_id, dead.epoch, letter.seq) for letter in part]
+            message = m.Redeliver(
+                topic.topic, topic.topic_id, group, np.array(places, dtype="<i8").tobytes(),
+                np.array(calls, dtype="<u8").tobytes(),
+            )  # fmt: skip
+            reply: m.Redelivered = yield from self._connection.ask(topic.shard, message)
+            stop_points.hit("redrive_after_append")
+            gone = set(np.frombuffer(reply.gone, dtype="<i8").tolist())
+            done = [letter.seq for letter, place in zip(part, places, strict=True) if place not in gone]
+            yield from self._delete_redriven(dead, done)
+            moved, repeated = moved + len(done), repeated + reply.repeated
+            lost += len(part) - len(done)
+        return moved, repeated, lost
+
+    def _move_to_queue(
+        self, queue: m.TopicInfo, dead: m.TopicInfo, letters: Any
+    ) -> Steps[tuple[int, int, Refused | None]]:
+        """(how many went, how many of them had been copied before, why another was refused)."""
+        # As durable as where it lies, at least: it is deleted there.
+        durability = Durability.parse(dead.config["durability"])
+        sent = bytearray().join(
+            frame(
+                record_columns(letter, letter.meta_json or b"", dict(letter.headers)),
+                topic_id=queue.topic_id,
+                epoch=queue.epoch, producer_id=redrive_producer_id(dead.topic_id, dead.epoch, letter.seq),
+                producer_seq=1, durability=durability,
+            )
+            for letter in letters
+        )  # fmt: skip
+        message = m.Append(queue.topic, len(letters), disable_backpressure=True)
+        reply: m.Appended = yield from self._connection.ask(queue.shard, message, sent)
+        entries = np.frombuffer(reply.entries, dtype=np.uint64).reshape(-1, WORDS)
+        errors = [entry_error(entry, queue.topic) for entry in entries]
+        done = [letter.seq for letter, error in zip(letters, errors, strict=True) if error is None]
+        stop_points.hit("redrive_after_append")
+        yield from self._delete_redriven(dead, done)
+        flags = entries[:, S_COUNT_STATUS] >> np.uint64(FLAGS_SHIFT)
+        again = int(((flags & np.uint64(FLAG_DEDUPED)) != 0).sum())
+        return len(done), again, next((error for error in errors if error is not None), None)
+
+    def _delete_redriven(self, dead: m.TopicInfo, done: list[int]) -> Steps[None]:
+        """Delete letters that have come back."""
+        if done:
+            message = m.RecordsDelete(dead.topic, 0, None, BitMap64(done).serialize(), dead.epoch)
+            yield from self._connection.ask(dead.shard, message)
+
+    def _topic(self, name: str) -> Steps[m.TopicInfo]:
+        message = m.TopicResolve(name)
+        info: m.TopicInfo = yield from self._connection.ask(home_shard(name, self._links.shards), message)
+        if not info.topic_id:
+            info = yield from self._connection.ask(info.shard, message)
+        if not info.topic_id:
+            raise NotReady("the shards do not agree on who looks after this name", topic=name)
+        return info
+
+
+def _read_range(
+    source: LocalSource, dead: m.TopicInfo, first: int, last: int, found: list[Record]
+) -> Steps[None]:
+    """Those of first..last that are there still."""
+    at = Cursor(dead.epoch, first - 1)
+    while at.seq < last:
+        page: Page = yield from read_page(source, dead.topic, at, limit=last - at.seq, until=last)
+        if page.cursor.epoch != dead.epoch or page.cursor.seq <= at.seq:
+            return
+        found += page.records
+        at = page.cursor
+
+
+def redrive_producer_id(topic_id: int, epoch: int, seq: int) -> int:
+    """The producer that a letter's copy is of: always the same for one letter of one life of its topic."""
+    return SESSION_BIT | xxhash.xxh3_64_intdigest(f"redriven {topic_id} {epoch} {seq}".encode())
+
+
+def record_columns(
+    record: Record, meta: bytes, headers: dict[str, bytes], *, keeps_expiry: bool = False
+) -> Any:
+    """A record with other metadata and headers, and its own expiry only if that is wanted."""
+    return encode_records(
+        [record.data],
+        keys=None if record.key is None else [record.key],
+        tags=None if record.tag is None else [record.tag],
+        nodes=None if record.node is None else [record.node],
+        headers=[headers] if headers else None,
+        metas=[meta] if meta else None,
+        event_ts=None if record.event_ts is None else [record.event_ts],
+        expires_at=[record.expires_at] if keeps_expiry and record.expires_at is not None else None,
+        not_before=None if record.not_before is None else [record.not_before],
+        priorities=[record.priority] if record.priority else None,
+    )
+
+
+def _numbers(asked: m.LettersRedrive) -> Any:
+    count, rest = divmod(len(asked.seqs), 8)
+    if rest:
+        raise InvalidRequest("numbers are 8 bytes each", topic=asked.topic)
+    if count > DEAD_LETTERS_PER_MOVE:
+        raise BatchTooLarge("too many letters at once", seqs=count, max=DEAD_LETTERS_PER_MOVE)
+    return np.unique(np.frombuffer(asked.seqs, dtype="<i8"))

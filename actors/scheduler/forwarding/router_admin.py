@@ -1,0 +1,246 @@
+"""Making, showing and removing routers: one after the other, so that what was judged is still so when it is
+done.
+
+Every step is harmless when it is done twice. Who asked and was not answered asks again, perhaps our
+successor, and what was half done is done to its end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Protocol
+
+from actors.scheduler.forwarding.router_catalog import RouterCatalog, check_request, router_info
+from actors.scheduler.forwarding.sources import EngineConnection
+from ringlog import stop_points
+from ringlog.clock import Clock
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest, NotReady, Refused, RouterNotFound, Throttled, TopicNotFound
+from ringlog.limits import INTAKE_REQUESTS_MAX, ROUTER_SETTLE_MS_MAX
+from ringlog.link.futures import Pending, Steps, run_steps
+from ringlog.link.local_links import LocalLinks
+from ringlog.placement import home_shard, shard_of
+
+_NUMBER_SHIFT = 24
+_SETTLE_LOOK_S = 0.005
+_MODE = "create"
+
+
+class RouterAdminHost(Protocol):
+    """The scheduler around."""
+
+    links: LocalLinks
+    connection: EngineConnection
+    clock: Clock
+    is_loaded: bool
+
+    def load_routers(self) -> Steps[list[m.RouterFacts]]: ...
+    def announce_router(self, facts: m.RouterFacts, *, is_gone: bool = False) -> Steps[None]: ...
+    def drop_router(self, facts: m.RouterFacts) -> Steps[bool]: ...
+
+
+class RouterAdmin:
+    """Requests about routers, at scheduler 0."""
+
+    def __init__(self, host: RouterAdminHost, incarnation: int, routers_max: int) -> None:
+        self._host = host
+        self.catalog = RouterCatalog(routers_max)
+        self._next_number = incarnation << _NUMBER_SHIFT
+        self._is_known = False
+        self._waiting: deque[tuple[m.Message, Pending[m.Message]]] = deque()
+        self._is_busy = False
+
+    def submit(self, message: m.Message) -> Pending[m.Message]:
+        """The answer to a request; fails with a Refused, or with what a shard could not be asked for."""
+        if isinstance(message, m.RouterGet) and message.settle_ms:
+            return run_steps(self._settle(message))
+        pending: Pending[m.Message] = Pending()
+        if len(self._waiting) >= INTAKE_REQUESTS_MAX:
+            pending.fail(Throttled("too many requests about routers", limit="requests", retry_after_ms=100))
+            return pending
+        self._waiting.append((message, pending))
+        if not self._is_busy:
+            self._serve_queue()
+        return pending
+
+    def _serve_queue(self) -> None:
+        """Answer one request after the other, until one has to wait for somebody."""
+        self._is_busy = True
+        while self._waiting:
+            message, pending = self._waiting.popleft()
+            answer = run_steps(self._answer(message))
+            answer.when_done(partial(_forward_result, pending))
+            if not answer.is_done:
+                answer.when_done(lambda _: self._serve_queue())
+                return
+        self._is_busy = False
+
+    def _answer(self, message: m.Message) -> Steps[m.Message]:
+        if not self._host.is_loaded:
+            raise NotReady("routers are being looked for", retry_after_ms=50)
+        match message:
+            case m.RouterCreate():
+                return (yield from self._create(message))
+            case m.RouterGet():
+                facts = yield from self._facts(message.router)
+                return router_info(facts, head=(yield from self._head(facts)))
+            case m.RouterList():
+                return (yield from self._list(message))
+            case m.RouterDelete():
+                return (yield from self._delete(message))
+        raise InvalidRequest("a scheduler does not take this request", kind=type(message).__name__)
+
+    # -- what there is ----------------------------------------------------------------------------------
+
+    def _refresh_catalog(self) -> Steps[None]:
+        """Ask the shards which routers there are: topics go, and routers with them, without a word to us."""
+        found = yield from self._host.load_routers()
+        for facts in self.catalog.replace_all(found):
+            yield from self._host.drop_router(facts)
+        self._is_known = True
+
+    def _facts(self, name: str) -> Steps[m.RouterFacts]:
+        """A router as its shard has it now; raises RouterNotFound."""
+        if not self._is_known or self.catalog.find(name) is None:
+            yield from self._refresh_catalog()
+        known = self.catalog.require(name)
+        shard = shard_of(known.dest_id, self._host.links.shards)
+        page: m.RoutersReply = yield from self._host.connection.ask(shard, m.RoutersAsk(known.router - 1, 1))
+        if not page.routers or page.routers[0].router != known.router:
+            self.catalog.drop(name)
+            raise RouterNotFound("no such router", router=name[:256])
+        return page.routers[0]
+
+    def _head(self, facts: m.RouterFacts) -> Steps[int]:
+        """The source's head; where it is gone, the cursor: nothing is left to be forwarded."""
+        shard = shard_of(facts.source_id, self._host.links.shards)
+        try:
+            state: m.TopicStateReply = yield from self._host.connection.ask(shard, m.TopicState(facts.source))
+        except TopicNotFound:
+            return facts.cursor
+        return state.head_seq if state.topic_id == facts.source_id else facts.cursor
+
+    def _list(self, message: m.RouterList) -> Steps[m.Message]:
+        if not message.after or not self._is_known:
+            yield from self._refresh_catalog()  # What follows a first page is of the same moment.
+        found, has_more = self.catalog.page(message)
+        heads: dict[int, int] = {}
+        for facts in found:
+            if facts.source_id not in heads:
+                heads[facts.source_id] = yield from self._head(facts)
+        return m.RouterListReply([router_info(each, head=heads[each.source_id]) for each in found], has_more)
+
+    def _settle(self, message: m.RouterGet) -> Steps[m.Message]:
+        """Everything that the source holds now has been forwarded, or there is no more time (RT-20)."""
+        plain, clock = m.RouterGet(message.router), self._host.clock
+        left_ms = min(max(message.settle_ms, 0), ROUTER_SETTLE_MS_MAX)
+        deadline_ns = clock.monotonic_ns() + left_ms * 1_000_000
+        answer = yield self.submit(plain)
+        assert isinstance(answer, m.RouterInfo)
+        wanted = message.until or answer.cursor + answer.lag
+        while answer.cursor < wanted and clock.monotonic_ns() < deadline_ns:
+            yield self._host.connection.pause(_SETTLE_LOOK_S)
+            answer = yield self.submit(plain)
+            assert isinstance(answer, m.RouterInfo)
+        return answer
+
+    # -- making and removing ----------------------------------------------------------------------------
+
+    def _create(self, message: m.RouterCreate) -> Steps[m.Message]:
+        flags, text = check_request(message)
+        if not self._is_known:
+            yield from self._refresh_catalog()
+        try:
+            known = self.catalog.check_create(message)
+        except Refused:
+            yield from self._refresh_catalog()
+            known = self.catalog.check_create(message)
+        if known is not None:
+            found = yield from self._change(message, known, flags, text)
+            if found is not None:
+                return found
+            self.catalog.check_create(message)
+        source = yield from self._topic(message.source)
+        dest = yield from self._topic(message.dest)
+        if dest is None and not message.create_dest:
+            raise TopicNotFound("no such topic", topic=message.dest)
+        # Everything was judged: from here on topics may be made (RT-6).
+        source = source or (yield from self._create_topic(message.source))
+        dest = dest or (yield from self._create_topic(message.dest))
+        state: m.TopicStateReply = yield from self._host.connection.ask(
+            source.shard, m.TopicState(source.topic)
+        )
+        self._next_number += 1
+        asked = m.RouterFacts(
+            self._next_number, message.router, source.topic, source.topic_id, source.epoch, dest.topic,
+            dest.topic_id, flags, text, state.head_seq,
+        )  # fmt: skip
+        stop_points.hit("route_before_put")
+        facts: m.RouterFacts = yield from self._host.connection.ask(dest.shard, m.RouterPut(asked))
+        stop_points.hit("route_after_put")
+        self.catalog.put(facts)
+        yield from self._host.announce_router(facts)
+        return router_info(facts, created=facts.router == asked.router, head=facts.cursor)
+
+    def _change(
+        self, message: m.RouterCreate, known: m.RouterFacts, flags: int, text: str
+    ) -> Steps[m.Message | None]:
+        """The same router again: its other fields are changed where it is. None when it is gone by now."""
+        source = yield from self._topic(message.source)
+        if source is None or source.topic_id != known.source_id:
+            yield from self._host.drop_router(known)
+            self.catalog.drop(known.name)
+            run_steps(self._host.announce_router(known, is_gone=True))
+            return None
+        try:
+            current = yield from self._facts(known.name)
+        except RouterNotFound:
+            return None
+        asked = m.RouterFacts(
+            known.router, known.name, known.source, known.source_id, known.source_epoch, known.dest,
+            known.dest_id, flags, text, current.cursor,
+        )  # fmt: skip
+        shard = shard_of(known.dest_id, self._host.links.shards)
+        facts: m.RouterFacts = yield from self._host.connection.ask(shard, m.RouterPut(asked))
+        self.catalog.put(facts)
+        yield from self._host.announce_router(facts)
+        return router_info(facts, head=(yield from self._head(facts)))
+
+    def _topic(self, name: str) -> Steps[m.TopicInfo | None]:
+        """Who is this topic? None = there is none."""
+        try:
+            return (yield from self._by_name(name, m.TopicResolve(name)))
+        except TopicNotFound:
+            return None
+
+    def _create_topic(self, name: str) -> Steps[m.TopicInfo]:
+        return (yield from self._by_name(name, m.TopicPut(name, {}, _MODE)))
+
+    def _by_name(self, name: str, message: m.Message) -> Steps[m.TopicInfo]:
+        """Ask the name's home, or the shard that it points to."""
+        connection = self._host.connection
+        info: m.TopicInfo = yield from connection.ask(home_shard(name, self._host.links.shards), message)
+        if not info.topic_id:
+            info = yield from connection.ask(info.shard, message)
+        if not info.topic_id:
+            raise NotReady("the shards do not agree on who looks after this name", topic=name)
+        return info
+
+    def _delete(self, message: m.RouterDelete) -> Steps[m.Message]:
+        if self.catalog.find(message.router) is None or not self._is_known:
+            yield from self._refresh_catalog()
+        known = self.catalog.find(message.router)
+        if known is None:
+            return m.RouterDeleted(message.router, False)
+        was_there = yield from self._host.drop_router(known)
+        self.catalog.drop(known.name)
+        run_steps(self._host.announce_router(known, is_gone=True))
+        return m.RouterDeleted(message.router, was_there)
+
+
+def _forward_result(pending: Pending[m.Message], answer: Pending[m.Message]) -> None:
+    if answer.error is None:
+        pending.resolve(answer.result())
+    else:
+        pending.fail(answer.error)

@@ -1,0 +1,148 @@
+"""Has routers catch up for somebody who reads where they lead to (RT-20).
+
+A reader that saw the ack of a source finds the copy: before it reads to the head of a topic that is fed, it
+has the topic's routers forward what their source holds at that moment, and the routers that feed the source
+before them. What nobody can bring about at present is not waited for: a destination that is full, a source
+that is gone. Who waits is looked at in each turn, since cursors move in turns; no shard is asked for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple, Protocol
+
+from actors.scheduler.forwarding.forwarding_core import (
+    CatchUpState,
+    ForwardingCore,
+    SourceFlow,
+    SourceFlowKey,
+)
+from actors.scheduler.forwarding.sources import EngineConnection
+from ringlog.clock import Clock
+from ringlog.envelope import messages as m
+from ringlog.errors import RinglogError, Throttled, TopicNotFound
+from ringlog.limits import INTAKE_REQUESTS_MAX, READ_SETTLE_MS, ROUTER_HOPS_MAX
+from ringlog.link.futures import Pending, Steps, run_steps
+from ringlog.link.local_links import LocalLinks
+from ringlog.link.peer import Peer
+from ringlog.link.timers import Timers
+
+_MS = 1_000_000
+_POLL_S = 0.005
+
+
+class CatchUpHost(Protocol):
+    """The scheduler around."""
+
+    links: LocalLinks
+    connection: EngineConnection
+    clock: Clock
+    timers: Timers
+    forwarding: ForwardingCore
+    is_loaded: bool
+
+    @property
+    def other_schedulers(self) -> list[int]:
+        """Numbers of the other schedulers."""
+        ...
+
+    def scheduler_peer(self, number: int) -> Peer:
+        """The way to one of them."""
+        ...
+
+    def source_location(self, key: SourceFlowKey) -> m.TopicInfo | None:
+        """Where a source's slot was when it was last looked for."""
+        ...
+
+
+class _CatchUpWaiter(NamedTuple):
+    dest_id: int
+    until: int
+    pending: Pending[None]
+
+
+class RouterCatchUp:
+    """Requests to have routers catch up, at one scheduler."""
+
+    def __init__(self, host: CatchUpHost) -> None:
+        self._host = host
+        self._open = 0
+        self._waiting: list[_CatchUpWaiter] = []
+
+    def submit(self, message: m.RoutesSettle) -> Pending[m.Message]:
+        """The answer; fails with Throttled."""
+        if self._open >= INTAKE_REQUESTS_MAX:
+            pending: Pending[m.Message] = Pending()
+            pending.fail(Throttled("too many readers wait for routers", limit="requests", retry_after_ms=100))
+            return pending
+        self._open += 1
+        answer = run_steps(self._catch_up_topic(message))
+        answer.when_done(self._answered)
+        return answer
+
+    def resolve_waiters(self) -> None:
+        """Cursors may have moved: whom does nothing keep any more?"""
+        if not self._waiting:
+            return
+        standing = self._host.forwarding.catch_up_state
+        done = [each for each in self._waiting if standing(each.dest_id, each.until) != CatchUpState.BEHIND]
+        if done:
+            self._waiting = [each for each in self._waiting if each not in done]
+            for each in done:
+                each.pending.resolve(None)
+
+    def _answered(self, _: Pending[m.Message]) -> None:
+        self._open -= 1
+
+    def _catch_up_topic(self, message: m.RoutesSettle) -> Steps[m.Message]:
+        host = self._host
+        within_ms = min(max(message.within_ms, 0), READ_SETTLE_MS)
+        deadline_ns = host.clock.monotonic_ns() + within_ms * _MS
+        while not host.is_loaded and host.clock.monotonic_ns() < deadline_ns:
+            yield host.connection.pause(_POLL_S)
+        for flow in host.forwarding.flows_to_dest(message.topic_id):
+            yield from self._catch_up_flow(flow, message, deadline_ns)
+        for number in () if message.is_own else host.other_schedulers:
+            asked = m.RoutesSettle(
+                message.topic, message.topic_id, self._left_ms(deadline_ns), message.hops, is_own=True
+            )
+            # One that is being replaced does not answer: the reader reads what there is.
+            with contextlib.suppress(RinglogError):
+                yield host.scheduler_peer(number).request(asked, deadline_ns)
+        return m.RoutesSettled(message.topic)
+
+    def _catch_up_flow(self, flow: SourceFlow, message: m.RoutesSettle, deadline_ns: int) -> Steps[None]:
+        """Have one flow into the topic catch up."""
+        hops = max(message.hops, 0) + 1
+        if hops <= ROUTER_HOPS_MAX:
+            left_ms = self._left_ms(deadline_ns)
+            yield from self._catch_up_topic(m.RoutesSettle(flow.source, flow.key.source_id, left_ms, hops))
+        head = yield from self._head(flow, deadline_ns)
+        if self._host.forwarding.catch_up_state(message.topic_id, head) != CatchUpState.BEHIND:
+            return
+        wait = _CatchUpWaiter(message.topic_id, head, Pending())
+        self._waiting.append(wait)
+        timer = self._host.timers.call_at(deadline_ns, lambda: wait.pending.resolve(None))
+        yield wait.pending
+        timer.cancel()
+        self._waiting = [each for each in self._waiting if each is not wait]
+
+    def _head(self, flow: SourceFlow, deadline_ns: int) -> Steps[int]:
+        """The source's head now; 0 when it is gone, or its shard for too long."""
+        host = self._host
+        place = host.source_location(flow.key)
+        while True:
+            facts = None if place is None else host.links.topic_facts(place)
+            if facts is not None:
+                return facts.head_seq
+            if host.clock.monotonic_ns() >= deadline_ns:
+                return 0
+            try:
+                place = yield host.connection.for_topic(flow.key.source_id).resolve(flow.source)
+            except TopicNotFound:
+                return 0
+            except RinglogError:
+                yield host.connection.pause(_POLL_S)
+
+    def _left_ms(self, deadline_ns: int) -> int:
+        return max(deadline_ns - self._host.clock.monotonic_ns(), 0) // _MS

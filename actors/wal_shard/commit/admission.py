@@ -1,0 +1,466 @@
+"""Admitting frames: from a buffer somebody sent to numbered rows that may be logged. Pure.
+
+The kernel has checked every frame by itself (frame/batch.py, `find`) and says which rows are runs: sound
+frames of one topic and one producer, numbered one after the other, which is how producers send. A run costs
+the same for one frame and for thousands. A row's fate is an entry (frame/settle_entry.py): admitted,
+repeated or
+refused; entries keep the order of the frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.errors import Status
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.batch import CheckedFrameRange, FrameBatch, ProducerFrameChecks
+from ringlog.frame.facts import record_facts
+from ringlog.frame.measure import FrameFault, measure_unchecked
+from ringlog.frame.settle_entry import (
+    CAP_BYTES,
+    CAP_RECORDS,
+    FLAG_DEDUPED,
+    FLAGS_SHIFT,
+    S_COMMIT_TS,
+    S_COUNT_STATUS,
+    S_EPOCH,
+    S_FIRST_SEQ,
+    S_HEAD_SEQ,
+    S_POSITION,
+    S_PRODUCER_SEQ,
+    S_TOPIC,
+    STATUS_SHIFT,
+    SettleEntries,
+    refused_entry,
+)
+from ringlog.limits import (
+    BATCH_RECORDS_MAX,
+    KEY_BYTES_MAX,
+    META_BYTES_MAX,
+    NODE_BYTES_MAX,
+    RECORD_BYTES_DEFAULT,
+    SEQ_MAX,
+    TAG_BYTES_MAX,
+)
+from ringlog.topic.config import DISCARD_REJECT
+from ringlog.topic.dedup import ProducerHistory
+from ringlog.topic.state import ShardTopic
+from ringlog.types import SESSION_BIT, Durability
+
+U64 = np.uint64
+_EPOCH_SHIFT = U64(layout.EPOCH_SHIFT)
+_LOW32 = U64(0xFFFFFFFF)
+_DURABILITY_CLEAR = U64(0xFFFFFFFFFFFFFFFF ^ (layout.DURABILITY_MASK << layout.FLAGS_SHIFT))
+_FLAGS_SHIFT = U64(layout.FLAGS_SHIFT)
+_DURABILITY_MASK = U64(layout.DURABILITY_MASK)
+
+
+class AdmittedRange:
+    """Admitted rows [start, stop) of one intake, all of one topic."""
+
+    __slots__ = ("is_volatile", "start", "stop", "topic")
+
+    def __init__(self, topic: ShardTopic, start: int, stop: int, is_volatile: bool) -> None:
+        self.topic, self.start, self.stop, self.is_volatile = topic, start, stop, is_volatile
+
+
+class FrameIntake:
+    """One buffer of frames on its way through the shard."""
+
+    __slots__ = (
+        "admitted_ranges",
+        "batch",
+        "buffer",
+        "checked",
+        "duplicates",
+        "entries",
+        "frames",
+        "needs_sync",
+        "records",
+        "refused",
+        "runs",
+    )  # fmt: skip
+
+    def __init__(
+        self, buffer: bytearray, batch: FrameBatch, entries: SettleEntries, stretches: list[AdmittedRange],
+        checked: ProducerFrameChecks | None = None,
+    ) -> None:  # fmt: skip
+        self.buffer, self.batch, self.entries = buffer, batch, entries
+        self.admitted_ranges, self.checked = stretches, checked
+        self.runs: list[CheckedFrameRange] = checked.runs if checked is not None else []
+        """All rows, in order. What is wrong with frames by themselves is known."""
+        self.records = self.frames = self.refused = self.duplicates = 0
+        self.needs_sync = False
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Limits that configuration may change; the rest are ringlog.limits."""
+
+    batch_records: int = BATCH_RECORDS_MAX
+    record_bytes: int = RECORD_BYTES_DEFAULT
+    flush_interval_us: int = 100_000
+
+
+_FAULT_DETAILS: dict[int, tuple[Status, tuple[int, int]]] = {
+    FrameFault.STRUCTURE: (Status.CORRUPT_FRAME, (0, 0)),
+    FrameFault.TEXT: (Status.INVALID_REQUEST, (0, 0)),
+    FrameFault.TAG_TOO_LONG: (Status.INVALID_REQUEST, (layout.Column.TAG, TAG_BYTES_MAX)),
+    FrameFault.NODE_TOO_LONG: (Status.INVALID_REQUEST, (layout.Column.NODE, NODE_BYTES_MAX)),
+    FrameFault.KEY_TOO_LONG: (Status.INVALID_REQUEST, (layout.Column.KEY, KEY_BYTES_MAX)),
+    FrameFault.META_TOO_LONG: (Status.INVALID_REQUEST, (layout.Column.META, META_BYTES_MAX)),
+    FrameFault.HEADERS_TOO_LARGE: (Status.INVALID_REQUEST, (layout.Column.HEADERS, 0)),
+}
+
+
+class Admission:
+    """Turns buffers into intakes, staging what it admits in the topics' state."""
+
+    def __init__(self, limits: AdmissionLimits) -> None:
+        self.limits = limits
+        self.is_volatile_closed = False
+        """No room for ephemeral frames: they are refused until there is."""
+        self.written: dict[int, ShardTopic] = {}
+        """Topics with caps that were written to; whoever applies retention takes them out."""
+        self.newly_due: list[ShardTopic] = []
+        """Topics whose next record expires earlier than was known."""
+
+    def open(
+        self, buffer: bytearray, batch: FrameBatch, positions: NDArray[np.int64] | None = None
+    ) -> FrameIntake:
+        """Begin an intake of a batch that `find` found; entries carry positions, topics and producer numbers.
+
+        `positions`: of each frame, where they are not those in a ring.
+        """
+        checked, batch.checked = batch.checked, None
+        assert checked is not None
+        if positions is not None:
+            checked.entries[:, S_POSITION] = positions
+        intake = FrameIntake(buffer, batch, checked.entries, [], checked)
+        if any(run.fault == FrameFault.UNCHECKED or self._is_over_limits(run) for run in checked.runs):
+            measure_unchecked(buffer, batch, checked.accounted, checked.largest, checked.faults)
+            intake.runs = [part for run in checked.runs for part in self._judged(intake, run)]
+        return intake
+
+    def admit(
+        self, intake: FrameIntake, topics: dict[int, ShardTopic], now_us: int, closed: Status | None
+    ) -> None:
+        """Give every frame of the intake its fate. `closed` refuses all that is new with that status."""
+        words = intake.batch.words
+        for run in intake.runs:
+            topic = topics.get(int(words[run.start, layout.W_TOPIC]))
+            if closed is not None:
+                self._refuse_new(intake, topic, run, closed)
+            elif run.fault:
+                self._refuse_fault(intake, run)
+                self._advance_past(intake, topic, run.start)
+            elif topic is None:
+                self._refuse_run(intake, run, Status.TOPIC_NOT_FOUND)
+            else:
+                self._admit_run(intake, topic, run, now_us)
+
+    def has_valid_frame(self, intake: FrameIntake) -> bool:
+        """Is there a frame that would not be refused whatever the topic?"""
+        return any(not run.fault for run in intake.runs)
+
+    def _is_over_limits(self, run: CheckedFrameRange) -> bool:
+        limits = self.limits
+        return run.records_max > limits.batch_records or run.record_bytes_max > limits.record_bytes
+
+    def _judged(self, intake: FrameIntake, run: CheckedFrameRange) -> list[CheckedFrameRange]:
+        """A run whose frames have to be looked at one by one, as such frames; others as they are."""
+        if run.fault != FrameFault.UNCHECKED and not self._is_over_limits(run):
+            return [run]
+        checked = intake.checked
+        assert checked is not None
+        found = []
+        for part in _each(intake, run):
+            fault = int(checked.faults[part.start])
+            if not fault and part.records_max > self.limits.batch_records:
+                fault = _TOO_MANY
+            elif not fault and part.record_bytes_max > self.limits.record_bytes:
+                fault = _RECORD_LARGE
+            found.append(part._replace(fault=fault))
+        return found
+
+    def _admit_run(self, intake: FrameIntake, topic: ShardTopic, run: CheckedFrameRange, now_us: int) -> None:
+        """Give sound frames of one producer, numbered one after the other, their fate. Their number costs
+        nothing here, unless some of them are repeats or the topic refuses what exceeds its caps."""
+        header: list[int] = intake.batch.words[run.start].tolist()
+        epoch = header[layout.W_COUNT_EPOCH] >> layout.EPOCH_SHIFT
+        if epoch not in (0, topic.epoch):
+            self._refuse_run(intake, run, Status.STALE_EPOCH, epoch, topic.epoch)
+            return
+        producer_id, number = header[layout.W_PRODUCER_ID], header[layout.W_PRODUCER_SEQ]
+        producer = topic.producers.get(producer_id)
+        if _is_fenced(header, producer):
+            for row in range(run.start, run.stop):
+                self._refuse_fenced(intake, producer, row)
+            return
+        if producer is None and not topic.producers.has_room:
+            self._refuse_run(intake, run, Status.THROTTLED, 1_000, len(topic.producers))
+            return
+        config = topic.config
+        is_capped = config.discard == DISCARD_REJECT and (config.cap_records or config.cap_bytes)
+        is_repeat = number <= (producer.highest if producer else 0)
+        if run.stop - run.start > 1 and (is_repeat or is_capped):
+            for part in _each(intake, run):
+                self._admit_run(intake, topic, part, now_us)
+            return
+        if is_repeat:
+            self._repeat(intake, topic, run.start)
+            return
+        # Only what is new is turned away: a repeat that is refused would come again under a new number.
+        if self.is_volatile_closed and config.durability == Durability.EPHEMERAL:
+            self._refuse_run(intake, run, Status.THROTTLED, 1_000)
+            return
+        if is_capped and self._over_cap(intake, topic, run):
+            self._advance_past(intake, topic, run.start)
+            return
+        follows = intake.checked.follows if intake.checked is not None else None
+        if follows is not None and follows[run.start] and (producer is None or number != producer.next_seq):
+            self._refuse_followers(intake, topic, run, follows, now_us)
+            return
+        self._stage(intake, topic, run, header, now_us)
+
+    def _refuse_followers(
+        self,
+        intake: FrameIntake,
+        topic: ShardTopic,
+        run: CheckedFrameRange,
+        follows: NDArray[np.bool_],
+        now_us: int,
+    ) -> None:
+        """What follows a frame that was refused for the moment is refused as well, or one producer's records
+        would change places (W9); the next frame of the run that follows none may come."""
+        leader = frames.first_true(~follows[run.start : run.stop])
+        until = run.stop if leader is None else run.start + leader
+        for row in range(run.start, until):
+            self._refuse(intake, row, Status.NOT_READY, 0)
+        if until < run.stop:
+            self._admit_run(intake, topic, _part(intake, run, until, run.stop), now_us)
+
+    def _refuse_fault(self, intake: FrameIntake, run: CheckedFrameRange) -> None:
+        row, words = run.start, intake.batch.words[run.start : run.stop]
+        if run.fault == FrameFault.CORRUPT:
+            self._refuse(intake, row, Status.CORRUPT_FRAME, int(intake.batch.offsets[row]))
+        elif run.fault == FrameFault.UNSOUND:
+            self._refuse(intake, row, Status.INVALID_REQUEST, 0, int(frames.types_of(words)[0]))
+        elif run.fault == _TOO_MANY:
+            self._refuse(intake, row, Status.BATCH_TOO_LARGE, run.records_max, self.limits.batch_records)
+        elif run.fault == _RECORD_LARGE:
+            most = self.limits.record_bytes
+            self._refuse(intake, row, Status.RECORD_TOO_LARGE, run.record_bytes_max, most)
+        else:
+            status, details = _FAULT_DETAILS[run.fault]
+            self._refuse(intake, row, status, *details)
+
+    def _refuse_run(self, intake: FrameIntake, run: CheckedFrameRange, status: Status, *details: int) -> None:
+        for row in range(run.start, run.stop):
+            self._refuse(intake, row, status, *details)
+
+    def _refuse(self, intake: FrameIntake, row: int, status: Status, *details: int) -> None:
+        entry = intake.entries[row]
+        intake.entries[row] = np.array(
+            refused_entry(
+                int(entry[S_POSITION]), status, int(entry[S_TOPIC]), int(entry[S_PRODUCER_SEQ]), *details
+            ),
+            dtype=U64,
+        )
+        intake.refused += 1
+
+    def _refuse_new(
+        self, intake: FrameIntake, topic: ShardTopic | None, run: CheckedFrameRange, closed: Status
+    ) -> None:
+        """Nothing can be written now. What is in the log already is a repeat all the same (W4): its producer,
+        told that it was refused, would send it again under a new number.
+        """
+        for row in range(run.start, run.stop):
+            words = intake.batch.words[row].tolist()
+            epoch = words[layout.W_COUNT_EPOCH] >> layout.EPOCH_SHIFT
+            if run.fault or topic is None or epoch not in {0, topic.epoch}:
+                self._refuse(intake, row, closed, 100)
+            elif _is_fenced(words, topic.producers.get(words[layout.W_PRODUCER_ID])):
+                self._refuse_fenced(intake, topic.producers.get(words[layout.W_PRODUCER_ID]), row)
+            elif _is_known(topic, words):
+                self._repeat(intake, topic, row)
+            else:
+                self._refuse(intake, row, closed, 100)
+
+    def _refuse_fenced(self, intake: FrameIntake, producer: ProducerHistory | None, row: int) -> None:
+        """The frame was sent under a claim that is not the latest one of its producer's name."""
+        number = int(intake.batch.words[row, layout.W_PRODUCER_SEQ])
+        in_doubt = producer is not None and producer.is_in_doubt(number)
+        self._refuse(intake, row, Status.PRODUCER_FENCED, int(in_doubt))
+
+    def _advance_past(self, intake: FrameIntake, topic: ShardTopic | None, row: int) -> None:
+        """A frame was refused for good, so nobody sends it again: what follows it may come (W9)."""
+        words = intake.batch.words[row].tolist()
+        producer = topic.producers.get(words[layout.W_PRODUCER_ID]) if topic is not None else None
+        number = words[layout.W_PRODUCER_SEQ]
+        if producer is None or number != producer.next_seq or _is_fenced(words, producer):
+            return
+        producer.refused_to = number
+
+    def _repeat(self, intake: FrameIntake, topic: ShardTopic, row: int) -> None:
+        """A frame this topic has already: answer with the numbers it got then."""
+        producer = topic.producers.get(int(intake.batch.words[row, layout.W_PRODUCER_ID]))
+        assert producer is not None
+        producer_seq = int(intake.entries[row, S_PRODUCER_SEQ])
+        found = producer.find(producer_seq)
+        if found is None and producer_seq > producer.forgotten_to:
+            # Surely never appended: it was refused, and the refusal got lost with the engine. To call it
+            # a repeat would acknowledge what is not there; under a new number it may be sent again.
+            self._refuse(intake, row, Status.NOT_READY, 0)
+            return
+        first_seq, count = found or (0, int(frames.counts_of(intake.batch.words[row : row + 1])[0]))
+        entry = intake.entries[row]
+        entry[S_FIRST_SEQ] = first_seq
+        entry[S_COMMIT_TS] = topic.last_ts
+        entry[S_COUNT_STATUS] = count | (FLAG_DEDUPED << FLAGS_SHIFT)
+        entry[S_HEAD_SEQ] = topic.next_seq - 1
+        entry[S_EPOCH] = topic.epoch
+        intake.duplicates += 1
+        # The first copy may be in this very group, so the answer waits for the group like any other.
+
+    def _over_cap(self, intake: FrameIntake, topic: ShardTopic, run: CheckedFrameRange) -> bool:
+        """Refuse a frame that would exceed the caps of a `discard: reject` topic (W-12 to W-14)."""
+        config, row = topic.config, run.start
+        count, size = run.records, run.bytes
+        if config.cap_records and count > config.cap_records:
+            self._refuse(intake, row, Status.RECORD_TOO_LARGE, count, config.cap_records, CAP_RECORDS)
+            return True
+        if config.cap_bytes and size > config.cap_bytes:
+            self._refuse(intake, row, Status.RECORD_TOO_LARGE, size, config.cap_bytes, CAP_BYTES)
+            return True
+        full = (config.cap_records and topic.staged_count + count > config.cap_records) or (
+            config.cap_bytes and topic.staged_bytes + size > config.cap_bytes
+        )
+        if full:
+            head, earliest = topic.next_seq - 1, topic.earliest_seq
+            self._refuse(intake, row, Status.TOPIC_FULL, config.cap_records, config.cap_bytes, head, earliest)
+        return bool(full)
+
+    def _stage(
+        self, intake: FrameIntake, topic: ShardTopic, run: CheckedFrameRange, header: list[int], now_us: int
+    ) -> None:
+        """Assign numbers and stamps to a run and count it in (W1, CK-3)."""
+        start, stop = run.start, run.stop
+        if topic.next_seq + run.records - 1 > SEQ_MAX:
+            self._refuse_run(intake, run, Status.INTERNAL)
+            return
+        config, base = topic.config, topic.next_seq
+        stamp = max(now_us, topic.last_ts)
+        durability = int(config.durability)
+        # Records of an ephemeral topic stay ephemeral: they have no place in the log.
+        if durability != Durability.EPHEMERAL:
+            durability = max(durability, header[layout.W_TAIL] >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK)
+        words, entries = intake.batch.words, intake.entries
+        following = frames.assign_seqs(words, entries, start, stop, base, stamp, topic.epoch, durability)
+        topic.is_reserving |= durability < Durability.FSYNC
+        producer_id, number = header[layout.W_PRODUCER_ID], header[layout.W_PRODUCER_SEQ]
+        producer = topic.producers.admit(producer_id)
+        assert producer is not None
+        if run.equal_counts:
+            producer.extend(number, stop - start, base, run.records_max)
+        else:
+            rows = words[start:stop]
+            topic.producers.record(
+                producer_id,
+                rows[:, layout.W_PRODUCER_SEQ],
+                rows[:, layout.W_BASE_SEQ],
+                frames.counts_of(rows),
+            )
+        topic.next_seq = following
+        topic.last_ts = stamp
+        topic.staged_count += run.records
+        topic.staged_bytes += run.bytes
+        if config.ttl_ms or config.cap_records or config.cap_bytes or run.columns & _HAVE_EXPIRES:
+            self._note_retention(intake, topic, start, stop, stamp)
+        if run.columns << layout.COLUMNS_SHIFT & HAVE_DELIVERY_ATTRIBUTES:
+            topic.marked_to = following - 1
+        last = intake.admitted_ranges[-1] if intake.admitted_ranges else None
+        if last is not None and last.topic is topic and last.stop == start:
+            last.stop = stop
+        else:
+            intake.admitted_ranges.append(
+                AdmittedRange(topic, start, stop, durability == Durability.EPHEMERAL)
+            )
+        intake.records += run.records
+        intake.frames += stop - start
+        intake.needs_sync |= durability == Durability.FSYNC
+
+    def _note_retention(
+        self, intake: FrameIntake, topic: ShardTopic, start: int, stop: int, stamp: int
+    ) -> None:
+        """Records of a topic with caps or TTL, or with an expiry of their own, were staged."""
+        self.written[topic.topic_id] = topic
+        if update_next_expiry(topic, intake.buffer, intake.batch.take(slice(start, stop)), stamp):
+            self.newly_due.append(topic)
+
+
+_HAVE_EXPIRES = 1 << layout.Column.EXPIRES_AT
+HAVE_DELIVERY_ATTRIBUTES = (
+    1 << layout.Column.NOT_BEFORE | 1 << layout.Column.PRIORITY
+) << layout.COLUMNS_SHIFT
+"""Frames with one of these columns in their head hold records that queues have to know more of."""
+_TOO_MANY, _RECORD_LARGE = 32, 33
+"""What is wrong with a frame beside a measure.Fault: more than this shard takes at once."""
+
+
+def _part(intake: FrameIntake, run: CheckedFrameRange, start: int, stop: int) -> CheckedFrameRange:
+    """Some rows of a run."""
+    checked = intake.checked
+    assert checked is not None
+    words = intake.batch.words[start:stop]
+    counts = frames.counts_of(words)
+    columns = int(np.bitwise_or.reduce(frames.columns_of(words)))
+    return CheckedFrameRange(
+        start, stop, run.fault, int(counts.sum()), int(checked.accounted[start:stop].sum()),
+        int(checked.largest[start:stop].max()), int(counts.max()), run.equal_counts, columns,
+    )  # fmt: skip
+
+
+def _each(intake: FrameIntake, run: CheckedFrameRange) -> list[CheckedFrameRange]:
+    """A run's frames, each as a run of its own."""
+    return [_part(intake, run, row, row + 1) for row in range(run.start, run.stop)]
+
+
+def update_next_expiry(topic: ShardTopic, buffer: Any, batch: FrameBatch, stamp: int) -> bool:
+    """Bring forward when the topic's next record expires; True when it is earlier than was known."""
+    known = topic.due_us
+    if topic.config.ttl_ms:
+        by_ttl = stamp + topic.config.ttl_ms * 1_000 + 1
+        topic.due_us = min(known or by_ttl, by_ttl)
+    having = frames.columns_of(batch.words) & U64(1 << layout.Column.EXPIRES_AT)
+    if having.any():
+        expires = record_facts(buffer, batch.take(np.flatnonzero(having))).expires
+        assert expires is not None
+        if expires.any():
+            earliest = max(int(expires[expires != 0].min()), 1)
+            topic.own_due_us = min(topic.own_due_us or earliest, earliest)
+            topic.due_us = min(topic.due_us or earliest, earliest)
+    return topic.due_us != known
+
+
+def _is_fenced(header: Sequence[int], producer: ProducerHistory | None) -> bool:
+    """Was this frame of a named producer sent under another claim than the latest?"""
+    latest = producer.claim if producer is not None else 0
+    return header[layout.W_PRODUCER_ID] < SESSION_BIT and header[layout.W_BASE_SEQ] != latest
+
+
+def _is_known(topic: ShardTopic, header: Sequence[int]) -> bool:
+    """Was the frame appended before?"""
+    producer = topic.producers.get(header[layout.W_PRODUCER_ID])
+    number = header[layout.W_PRODUCER_SEQ]
+    return producer is not None and (number <= producer.forgotten_to or producer.find(number) is not None)
+
+
+assert S_COUNT_STATUS == 3
+assert STATUS_SHIFT == 32

@@ -1,0 +1,126 @@
+"""Writes that a topic remembers by an idempotency key, or record by record by dedup ids (section 12).
+
+A write of which some records are known is not made at all: its sender is told which and what numbers they
+have, and sends the others again. So one frame stays one atomic write, and nobody has to cut frames up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringlog.digests import DIGEST_BYTES, digest_of_key
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.settle_entry import (
+    FLAG_DEDUPED,
+    FLAGS_SHIFT,
+    S_COMMIT_TS,
+    S_COUNT_STATUS,
+    S_EPOCH,
+    S_FIRST_SEQ,
+    S_HEAD_SEQ,
+    S_PRODUCER_SEQ,
+    S_TOPIC,
+    WORDS,
+)
+from ringlog.limits import DEDUP_IDS_PER_WRITE_MAX, IDEMPOTENCY_KEY_BYTES_MAX
+from ringlog.settings import CALL_SETTINGS
+from ringlog.topic.idempotency import IdempotencyEntry
+from ringlog.topic.state import ShardTopic
+
+NO_ID = bytes(DIGEST_BYTES)
+
+
+def check_idempotency(message: m.Append, batch: frames.FrameBatch) -> None:
+    """Raise InvalidRequest where key or ids and the frames do not go together."""
+    key, ids = message.idempotency_key, message.ids
+    if not key and not ids:
+        return
+    CALL_SETTINGS["window_ms"].check(message.window_ms)
+    if len(key.encode()) > IDEMPOTENCY_KEY_BYTES_MAX:
+        raise InvalidRequest("idempotency key too long", max=IDEMPOTENCY_KEY_BYTES_MAX)
+    if len(batch) != 1:
+        raise InvalidRequest("an idempotency key covers exactly one frame", found=len(batch))
+    if not ids:
+        return
+    if key:
+        raise InvalidRequest("a write has an idempotency key or dedup ids, not both", topic=message.topic)
+    records = int(batch.words[0, layout.W_COUNT_EPOCH]) & 0xFFFFFFFF
+    if len(ids) != records * DIGEST_BYTES or records > DEDUP_IDS_PER_WRITE_MAX:
+        raise InvalidRequest(
+            "as many dedup ids as records", records=records, bytes=len(ids), max=DEDUP_IDS_PER_WRITE_MAX
+        )
+    given = [each for each in digests(ids) if each != NO_ID]
+    if len(set(given)) != len(given):
+        raise InvalidRequest("a dedup id is there twice", topic=message.topic)
+
+
+def digests(ids: bytes) -> list[bytes]:
+    """One for each record."""
+    return [ids[at : at + DIGEST_BYTES] for at in range(0, len(ids), DIGEST_BYTES)]
+
+
+def find_duplicate(
+    topic: ShardTopic, message: m.Append, batch: frames.FrameBatch, now_us: int, *, is_whole: bool = False
+) -> tuple[Any, bytes] | None:
+    """The settle entry of a write that is known, by its key or by ids of its records, and what is known of
+    each record; None when nothing is. With `is_whole` only of one that needs not be sent again."""
+    window = topic.config.idempotency_window_ms
+    if message.idempotency_key:
+        seen = topic.keys.find(digest_of_key(message.idempotency_key), now_us, window)
+        return None if seen is None else (_entries(topic, batch, seen), b"")
+    if not message.ids:
+        return None
+    if (sent_before := _frame_again(topic, batch)) is not None:
+        return sent_before, b""
+    past = [topic.keys.find(each, now_us, window) if each != NO_ID else None for each in digests(message.ids)]
+    known = np.array([0 if each is None else each.first_seq for each in past], dtype=np.uint64)
+    if not known.any() or (is_whole and not known.all()):
+        return None
+    first = next(each for each in past if each is not None)
+    records = len(past) if known.all() else 0
+    return _entries(topic, batch, first._replace(records=records)), known.tobytes()
+
+
+def _frame_again(topic: ShardTopic, batch: frames.FrameBatch) -> Any:
+    """The settle entry of a frame that is there already, since its answer was lost; None for another one.
+
+    Looked at before the ids: of records that have none nothing else is known, and a sender who is told that
+    some of its records are there sends the others once more.
+    """
+    words = batch.words[0]
+    producer = topic.producers.get(int(words[layout.W_PRODUCER_ID]))
+    found = producer.find(int(words[layout.W_PRODUCER_SEQ])) if producer is not None else None
+    epoch = int(words[layout.W_COUNT_EPOCH] >> np.uint64(layout.EPOCH_SHIFT))
+    if found is None or epoch not in {0, topic.epoch}:
+        return None
+    return _entries(topic, batch, IdempotencyEntry(*found, topic.last_ts, 0))
+
+
+def remember_write(topic: ShardTopic, key: str, ids: bytes, entry: IdempotencyEntry) -> None:
+    """A first use: of the key for all records of `entry`, or of each id for its record."""
+    config = topic.config
+    window, most = config.idempotency_window_ms, config.idempotency_max
+    if key:
+        topic.keys.remember(digest_of_key(key), entry, window, most)
+    for row, digest in enumerate(digests(ids)):
+        if digest != NO_ID:
+            one = entry._replace(first_seq=entry.first_seq + row, records=1)
+            topic.keys.remember(digest, one, window, most)
+
+
+def _entries(topic: ShardTopic, batch: frames.FrameBatch, seen: IdempotencyEntry) -> Any:
+    entries = np.zeros((1, WORDS), dtype=np.uint64)
+    entries[0, S_FIRST_SEQ] = seen.first_seq
+    entries[0, S_COMMIT_TS] = seen.commit_ts
+    entries[0, S_COUNT_STATUS] = seen.records | (FLAG_DEDUPED << FLAGS_SHIFT)
+    # The answer waits for the group in hand, which may hold the first copy.
+    entries[0, S_HEAD_SEQ] = topic.next_seq - 1
+    entries[0, S_EPOCH] = topic.epoch
+    entries[0, S_TOPIC] = topic.topic_id
+    entries[0, S_PRODUCER_SEQ] = batch.words[0, layout.W_PRODUCER_SEQ]
+    return entries

@@ -1,0 +1,1 @@
+"""The shard's files, rings and threads."""

@@ -1,0 +1,160 @@
+"""The shard's hand on its log: writes, syncs, and the files that these go to. Part of the shell.
+
+What the core wants of the log's files, of the volatile ones and of the next one, which a thread prepares, is
+done here and nowhere else. After a sync that failed nothing is tried again: the error ends the incarnation.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from actors.wal_shard import events as ev
+from actors.wal_shard.io.flusher import Flusher
+from actors.wal_shard.io.preparer import Preparer
+from actors.wal_shard.io.volatile_log import VolatileLog
+from actors.wal_shard.recovery.log_file_table import LogFileTable
+from ringlog import stop_points
+from ringlog.board.board import ProcessSlot
+from ringlog.board.layout import HistogramKind, ProcessField
+from ringlog.clock import Clock
+from ringlog.envelope.boot import ActorBoot
+from ringlog.errors import DiskError, InvariantViolation
+from ringlog.limits import WAL_HEADER_BYTES
+from ringlog.logs import log_event
+from ringlog.storage.layout import WAL_FLAG_PREV_ORDERLY
+from ringlog.storage.wal import PreparedFile, WalWriter
+
+log = logging.getLogger("ringlog.shard")
+
+
+class LogIO:
+    """One incarnation's."""
+
+    def __init__(
+        self, boot: ActorBoot, writer: WalWriter, volatile: VolatileLog, places: LogFileTable,
+        slot: ProcessSlot,
+        clock: Clock,
+    ) -> None:  # fmt: skip
+        self._boot, self._places, self._slot, self._clock = boot, places, slot, clock
+        self._writer, self._volatile_log = writer, volatile
+        self._preparer = Preparer(writer)
+        self._flusher = Flusher(writer)
+        self._prepared: PreparedFile | None = None
+        self._syncs_ns: list[int] = []
+        self.bells = {bell.fileno(): bell for bell in (self._preparer.bell, self._flusher.bell)}
+        """What wakes the shard when a thread is done."""
+        self.effect_handlers: dict[type, Callable[[Any], Any]] = {
+            ev.WriteBatch: self._write_group,
+            ev.WriteVolatile: self._write_volatile,
+            ev.Sync: self._sync,
+            ev.Flush: self._flush,
+            ev.PrepareFile: self._prepare_file,
+            ev.OpenFile: self._open_file,
+            ev.OpenVolatile: self._open_volatile,
+        }
+
+    def take_completions(self) -> list[Any]:
+        """What the threads have done since."""
+        events: list[Any] = []
+        result = self._preparer.take()
+        if isinstance(result, PreparedFile):
+            self._prepared = result
+            events.append(ev.FileReady(result.capacity))
+        elif isinstance(result, DiskError):
+            log_event(log, logging.ERROR, "cannot make the next WAL file", reason=str(result))
+            events.append(ev.FileFailed(str(result)))
+        flushed = self._flusher.take()
+        if flushed is not None:
+            self._slot.add(ProcessField.SYNCS, 1)
+            events.append(flushed)
+        return events
+
+    def await_file(self) -> ev.FileReady | None:
+        """Wait for the file that is being prepared; raises DiskError when it could not be made."""
+        prepared = self._preparer.finish()
+        if prepared is None:
+            if self._preparer.failure is not None:
+                raise self._preparer.failure
+            return None
+        self._prepared = prepared
+        return ev.FileReady(prepared.capacity)
+
+    def publish_sync_times(self) -> None:
+        """Say on the board how long syncs took: at the end of a turn, when nobody waits any more."""
+        for took in self._syncs_ns:
+            self._slot.add(ProcessField.SYNCS, 1)
+            self._slot.add(ProcessField.SYNC_NS, took)
+            self._slot.histogram(HistogramKind.SYNC).record(took)
+        self._syncs_ns.clear()
+
+    def close_files(self, *, is_read_only: bool) -> None:
+        """Cut the log where it ends, and remove a file that was prepared for nothing."""
+        left = self._preparer.finish()
+        for prepared in (self._prepared, left):
+            if prepared is not None:
+                self._writer.discard(prepared)
+        if not is_read_only:
+            self._writer.close(truncate=True)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._preparer.close()
+        self._flusher.close()
+        self._volatile_log.close()
+
+    # -- effects --------------------------------------------------------------------------------------
+
+    def _write_group(self, effect: ev.WriteBatch) -> ev.BatchWritten:
+        if self._slot.get(ProcessField.INCARNATION) != self._boot.incarnation:
+            # Not the fence (that is death, RD-6), but a stopped process that wakes up sees it here.
+            raise DiskError("a newer incarnation is alive", holder=self._slot.get(ProcessField.INCARNATION))
+        self._writer.append(effect.buffers, effect.offset, effect.length, is_synced=effect.is_synced)
+        stop_points.hit("log_after_write")
+        return ev.BatchWritten()
+
+    def _write_volatile(self, effect: ev.WriteVolatile) -> None:
+        self._volatile_log.append(effect.buffers, effect.offset)
+
+    def _sync(self, effect: ev.Sync) -> ev.Synced:
+        started = self._clock.monotonic_ns()
+        self._writer.sync()
+        self._syncs_ns.append(self._clock.monotonic_ns() - started)
+        stop_points.hit("log_after_sync")
+        return ev.Synced()
+
+    def _flush(self, effect: ev.Flush) -> None:
+        self._flusher.request(effect)
+
+    def _prepare_file(self, effect: ev.PrepareFile) -> None:
+        if self._prepared is not None:
+            self._writer.discard(self._prepared)
+            self._prepared = None
+        self._preparer.request(effect.at_least, fill=effect.fill)
+
+    def _open_file(self, effect: ev.OpenFile) -> ev.FileOpened:
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            raise InvariantViolation("no file was prepared")
+        stop_points.hit("rotate_before_header")
+        header = self._writer.open(
+            prepared,
+            salt=int.from_bytes(os.urandom(8), "little") | 1,
+            created_us=self._clock.now_us(),
+            prev=(effect.prev_file, effect.prev_stop, effect.prev_seal),
+            flags=WAL_FLAG_PREV_ORDERLY if effect.orderly else 0,
+            last_identity=effect.last_identity,
+        )
+        stop_points.hit("rotate_after_sync")
+        self._places.paths[header.file_id] = self._writer.path[len(self._boot.data_dir) + 1 :]
+        self._slot.add(ProcessField.WAL_FILES, 1)
+        return ev.FileOpened(header.file_id, header.salt, WAL_HEADER_BYTES, prepared.capacity)
+
+    def _open_volatile(self, effect: ev.OpenVolatile) -> ev.VolatileOpened | ev.VolatileFailed:
+        opened = self._volatile_log.open(effect.at_least, self._clock.now_us())
+        if isinstance(opened, ev.VolatileFailed):
+            return opened
+        self._places.paths[opened.file_id] = self._volatile_log.path
+        return opened

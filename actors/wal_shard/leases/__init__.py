@@ -1,0 +1,1 @@
+"""Leases of queues and consumer groups."""

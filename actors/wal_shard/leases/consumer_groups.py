@@ -1,0 +1,263 @@
+"""Consumer groups of one shard's topics: made, moved, looked at, removed; dead letters that come back. Pure.
+
+Requests about their leases are those of queues (leases.py). Every change is one frame of the log, and
+answered when that is as durable as the topic's class asks; so groups and their leases outlive the shard.
+Groups lie with their topic: in its row of a snapshot, and with whichever shard looks after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from actors.wal_shard.commit.commit_batch import CommitBatch
+from actors.wal_shard.leases.lease_registry import find_group
+from actors.wal_shard.leases.lease_requests import checked_node, entries_in, live_of, seqs_to_bytes
+from ringlog.contract import ControlReceived
+from ringlog.envelope import messages as m
+from ringlog.errors import (
+    BatchTooLarge,
+    GroupIncompatible,
+    GroupNotFound,
+    InvalidRequest,
+    NotReady,
+    StaleEpoch,
+    Throttled,
+)
+from ringlog.leases.change import GroupConfig, LeaseChange, Mode
+from ringlog.leases.group import ConsumerGroup, create_group, created
+from ringlog.leases.live_seqs import is_alive
+from ringlog.limits import (
+    GROUP_DEAD_LETTERS_PER_MOVE,
+    GROUP_NAME_BYTES_MAX,
+    GROUPS_PER_TOPIC_MAX,
+    TAG_BYTES_MAX,
+)
+from ringlog.names import is_topic_name
+from ringlog.settings import GROUP_SETTINGS, check_settings
+from ringlog.tags import parse_stored_match
+from ringlog.topic.state import ShardTopic
+
+if TYPE_CHECKING:
+    from actors.wal_shard.leases.shard_leases import ShardLeases
+
+REDELIVER_RETRY_MS = 50
+"""Who sends letters back waits so long for those that are just being written."""
+
+
+class ConsumerGroups:
+    """The named groups of one shard; each lies with its topic."""
+
+    def __init__(self, leases: ShardLeases) -> None:
+        self._leases, self._registry = leases, leases.registry
+        self.handlers: dict[
+            type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], m.Message | None]
+        ] = {
+            m.GroupOpen: self._open,
+            m.Redeliver: self._redeliver,
+            m.GroupLeave: self._leave,
+            m.GroupList: self._list,
+            m.GroupSeek: self._seek,
+            m.GroupTake: self._take,
+            m.GroupCommit: self._commit,
+            m.GroupDelete: self._delete,
+        }
+
+    def _log(
+        self, topic: ShardTopic, group: ConsumerGroup, change: LeaseChange | None, into: CommitBatch
+    ) -> None:
+        self._registry.log(topic, group, change, into)
+
+    def _open(
+        self, message: m.GroupOpen, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic, made, now_ms = self._registry.topic_of(message), _group_config(message), now_us // 1_000
+        group = find_group(topic, made.key)
+        is_new = group is None
+        if group is None:
+            if not message.make:
+                raise GroupNotFound("no such group", topic=topic.name, group=made.key)
+            if len(topic.groups) >= GROUPS_PER_TOPIC_MAX:
+                raise Throttled(
+                    "too many groups", limit="groups", max=GROUPS_PER_TOPIC_MAX, retry_after_ms=1_000
+                )
+            change = created(self._registry.tokens.allocate(1), made, _clamped(topic, message.start), now_ms)
+            group = create_group(change, self._registry.tokens)
+            self._registry.add(topic, group)
+            self._log(topic, group, change, into)
+        elif group.config.mode != made.mode:
+            raise GroupIncompatible(
+                "the group is there in another mode", topic=topic.name, group=made.key,
+                mode=group.config.mode.name.lower(),
+            )  # fmt: skip
+        if message.node:
+            checked_node(message)
+            group.holders.require_room(message.node, now_ms)
+            group.holders.touch_member(message.node, now_ms)
+        return info_of(topic, group, created=is_new)
+
+    def _leave(
+        self, message: m.GroupLeave, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic, group = self._registry.find_named(message)
+        group.apply_expirations(now_us // 1_000)
+        released = group.holders.held_by(message.node)
+        self._log(topic, group, group.leave(message.node, now_us // 1_000), into)
+        self._leases.waiting_claims.wake(group.number)
+        return m.GroupLeft(topic.name, released)
+
+    # -- dead letters that come back ----------------------------------------------------------------
+
+    def _redeliver(
+        self, message: m.Redeliver, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        """Dead letters come back: their records are given out once more, as far as they are there."""
+        topic, group = self._registry.find_named(message, Mode.QUEUE)
+        if topic.topic_id != message.topic_id:
+            raise StaleEpoch("the topic was made anew", topic=topic.name)
+        seqs, calls = entries_in(message.seqs, message.calls)
+        if calls is None or len(calls) > GROUP_DEAD_LETTERS_PER_MOVE:
+            raise BatchTooLarge("too many letters at once", seqs=len(seqs), max=GROUP_DEAD_LETTERS_PER_MOVE)
+        repeated, gone = 0, []
+        is_there = is_alive(live_of(topic), seqs)
+        rows = list(zip(seqs.tolist(), calls.tolist(), is_there.tolist(), strict=True))
+        for seq, call, _ in rows:
+            if group.is_exhausted(seq) and group.recent_calls.find(call) is None:
+                # Its letter is there, and who wrote it has not said so yet. When he does the record is done
+                # for the group: taken for one that will be given out anyway, it would be lost.
+                raise NotReady(
+                    "a record is just being moved to the dead letters", topic=topic.name, seq=seq,
+                    retry_after_ms=REDELIVER_RETRY_MS,
+                )  # fmt: skip
+        for seq, call, is_here in rows:
+            if group.recent_calls.find(call) is not None:
+                repeated += 1
+            elif not is_here:
+                gone.append(seq)
+            else:
+                self._log(topic, group, group.redeliver(seq, now_us // 1_000, call=call), into)
+        self._leases.waiting_claims.wake(group.number)
+        return m.Redelivered(topic.name, repeated, seqs_to_bytes(gone))
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def _list(
+        self, message: m.GroupList, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic = self._registry.topic_of(message)
+        groups = sorted(topic.groups.values(), key=lambda each: each.config.key)
+        return m.GroupListReply(topic.name, [info_of(topic, group) for group in groups])
+
+    # -- where it is ----------------------------------------------------------------------------------
+
+    def _seek(
+        self, message: m.GroupSeek, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic, group = self._registry.find_named(message)
+        self._log(topic, group, group.seek(_clamped(topic, message.cursor), now_us // 1_000), into)
+        self._leases.on_capacity_freed(topic, group)
+        return info_of(topic, group)
+
+    def _take(
+        self, message: m.GroupTake, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic, group = self._registry.find_named(message, Mode.STREAM)
+        checked_node(message)
+        change = group.recent_calls.find(message.call)
+        if change is None:
+            change = group.take_over_stream(
+                message.node, self._registry.tokens.allocate(1), now_us // 1_000, call=message.call
+            )
+            self._log(topic, group, change, into)
+        return m.GroupTaken(topic.name, change.rows[0], group.committed, topic.epoch)
+
+    def _commit(
+        self, message: m.GroupCommit, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic, group = self._registry.find_named(message, Mode.STREAM)
+        if not -1 < message.committed < message.cursor <= topic.head_seq + 1:
+            raise InvalidRequest(
+                "a commit is not beyond what was delivered, nor that beyond the head",
+                committed=message.committed, cursor=message.cursor, head_seq=topic.head_seq,
+            )  # fmt: skip
+        is_holder = message.token != 0 and message.token == group.reader_token
+        if is_holder:
+            group.holders.touch_member(group.reader, now_us // 1_000)
+            self._log(topic, group, group.commit(message.committed, message.cursor, now_us // 1_000), into)
+        return m.GroupCommitted(topic.name, group.committed, group.cursor, is_holder)
+
+    def _delete(
+        self, message: m.GroupDelete, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic = self._registry.topic_of(message)
+        group = find_group(topic, message.group)
+        if group is not None:
+            self._log(topic, group, group.remove(now_us // 1_000), into)
+            self._registry.remove(topic, group)
+            self._leases.forget_group(topic, group)
+            self._leases.on_capacity_freed(topic, group)
+        return m.GroupDeleted(topic.name, message.group, group is not None)
+
+
+def info_of(topic: ShardTopic, group: ConsumerGroup, *, created: bool = False) -> m.GroupInfo:
+    """A group as messages tell it."""
+    made = group.config
+    return m.GroupInfo(
+        topic.name, made.key, made.name, int(made.mode), made.tags, created, group.lowest_undelivered,
+        group.ack_floor, group.pending, made.deliveries_max, made.dead_letter, made.pending_max,
+        made.member_max,
+        made.backoff_ms, made.backoff_max_ms,
+    )  # fmt: skip
+
+
+def _group_config(message: m.GroupOpen) -> GroupConfig:
+    """What a new group is to be; raises InvalidRequest."""
+    if not is_topic_name(message.group):
+        raise InvalidRequest(
+            "not a legal group name", field="group", found=message.group[:64], max=GROUP_NAME_BYTES_MAX,
+            rule="as a topic's name",
+        )  # fmt: skip
+    if message.mode not in list(Mode):
+        raise InvalidRequest("unknown mode", field="mode", found=message.mode)
+    if message.tags:
+        parse_stored_match(message.tags, "tags")
+    if len(message.tags.encode()) > TAG_BYTES_MAX + 1:
+        raise InvalidRequest("not a filter of tags", field="tags", found=message.tags[:64])
+    check_settings(
+        GROUP_SETTINGS,
+        {
+            "max_in_flight": message.pending_max, "member_max_in_flight": message.member_max,
+            "max_deliveries": message.max_deliveries, "backoff_ms": message.backoff_ms,
+            "backoff_max_ms": message.backoff_max_ms,
+        },
+        "group",
+    )  # fmt: skip
+    of_leases = {
+        "max_in_flight": message.pending_max, "member_max_in_flight": message.member_max,
+        "backoff_ms": message.backoff_ms,
+    }  # fmt: skip
+    for field, value in of_leases.items():
+        if value and message.mode != Mode.QUEUE:
+            raise InvalidRequest(f"{field} has no effect on a group in mode stream", field=field)
+    return GroupConfig(
+        message.group, Mode(message.mode), message.tags, message.pending_max, message.member_max,
+        *_dead_letters(message), message.backoff_ms, message.backoff_max_ms,
+    )  # fmt: skip
+
+
+def _dead_letters(message: m.GroupOpen) -> tuple[int, str]:
+    """How often a record of a new group is given out at most, and where it goes then."""
+    most, target = message.max_deliveries, message.dead_letter
+    if target and (not is_topic_name(target) or target == message.topic or message.mode != Mode.QUEUE):
+        raise InvalidRequest(
+            "not a topic for the dead letters of this group", field="dead_letter", found=target[:64],
+            rule="a topic's name, not the group's own topic; groups in mode queue alone",
+        )  # fmt: skip
+    if most and not target:
+        raise InvalidRequest("max_deliveries needs a dead_letter", field="dead_letter")
+    return most, target
+
+
+def _clamped(topic: ShardTopic, cursor: int) -> int:
+    """A place to go on from, moved to what there is (F42)."""
+    return min(max(cursor, topic.earliest_seq), topic.head_seq + 1)

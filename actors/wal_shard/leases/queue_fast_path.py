@@ -1,0 +1,239 @@
+"""Claims and acks of the usual kind, by a short way. Pure.
+
+A worker that does one small job after the other sends little else, and what a request may need to have looked
+at takes longer than what it asks for: retention, marks, jobs that came apart, leases in the log, storage.
+Where none of that can matter it is not looked at. What is not of the usual kind goes the long way, which
+decides the same of what is: tests/actors/test_wal_shard_queue_fast_path.py holds them against one another.
+
+A claim that is given jobs changes nothing in the log, so it is answered ahead of what the turn stages. Acks
+of a turn are gathered, and staged as one removal a topic before anything else is looked at. A claim that came
+with an ack is answered with it. That kind knows no other way: where it is not usual, nothing of it is done.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from pyroaring import BitMap64
+
+from actors.wal_shard.commit.commit_batch import CommitBatch
+from actors.wal_shard.leases.lease_requests import claim_reply, live_count, live_of
+from ringlog.contract import ControlReceived, Reply
+from ringlog.envelope import messages as m
+from ringlog.leases.change import LeaseChange
+from ringlog.leases.group import ConsumerGroup
+from ringlog.leases.spans import Span
+from ringlog.limits import (
+    CLAIM_JOBS_MAX,
+    DURATION_MS_MAX,
+    JOBS_PER_REQUEST_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NODE_BYTES_MAX,
+)
+from ringlog.topic.config import QUEUE, TopicConfig
+from ringlog.topic.retention import Removal, first_live_seq
+from ringlog.topic.state import ShardTopic
+from ringlog.types import Durability
+
+if TYPE_CHECKING:
+    from actors.wal_shard.leases.shard_leases import ShardLeases
+
+FastPathRequest = m.Claim | m.Ack | m.AckAndClaim
+_FRAME_BYTES, _JOB_BYTES = 512, 16
+"""Most bytes that a removal takes in the log, and each of its jobs."""
+
+
+class _AckBatch:
+    """Acks of one topic in this turn."""
+
+    __slots__ = ("answers", "bytes", "records", "spans", "topic")
+
+    def __init__(self, topic: ShardTopic) -> None:
+        self.topic = topic
+        self.spans: list[Span] = []
+        """Their jobs, first ones up to last ones, exclusive, in the order of the requests."""
+        self.records = self.bytes = 0
+        self.answers: list[tuple[ControlReceived, m.AckReply | m.ClaimReply]] = []
+
+    def removal(self) -> Removal:
+        """What leaves the topic. Jobs at its front take the floor along, which is cheaper than a set."""
+        spans = sorted(self.spans)
+        stop = first_live_seq(self.topic)
+        for low, high in spans:
+            if low != stop:
+                break
+            stop = high
+        else:
+            return Removal(delete_floor=stop, records=self.records, bytes=self.bytes)
+        jobs = BitMap64()
+        for low, high in spans:
+            jobs.add_range(low, high)
+        return Removal(seqs=jobs, records=self.records, bytes=self.bytes)
+
+
+class QueueFastPath:
+    """The fast path of one shard's queues."""
+
+    def __init__(self, leases: ShardLeases) -> None:
+        self._leases = leases
+        self._acked: dict[int, _AckBatch] = {}
+        self.bytes = 0
+        """Most that what is gathered adds to the log; a further request fits in what is kept beside it."""
+
+    def __bool__(self) -> bool:
+        return bool(self._acked)
+
+    @property
+    def last_request(self) -> ControlReceived | None:
+        """The request that was gathered last."""
+        last = None
+        for acked in self._acked.values():
+            last = acked.answers[-1][0]
+        return last
+
+    def _eligible_queue(self, message: FastPathRequest) -> tuple[ShardTopic, ConsumerGroup] | None:
+        """The queue, if it has nothing that has to be looked at first."""
+        leases = self._leases
+        topic = leases.registry.directory.find(message.topic)
+        queue = None if topic is None else leases.registry.find_default_group(topic.topic_id)
+        if topic is None or queue is None or not _is_plain(topic.config):
+            return None
+        is_marked = (
+            queue.levels
+            or topic.marked_to > queue.attributes_loaded_to
+            or queue.ready_index
+            or queue.exhausted
+        )
+        if is_marked or 0 < topic.due_us <= leases.wall_us or leases.delivery_attributes.is_damaged:
+            return None
+        return topic, queue
+
+    # -- claims ---------------------------------------------------------------------------------------
+
+    def claim(self, message: m.Claim, now_us: int) -> m.ClaimReply | None:
+        """What this claim is given; None when it has to go the long way, or there is nothing for it."""
+        found = self._eligible_queue(message)
+        if found is None or not 0 <= message.wait_ms <= DURATION_MS_MAX or not self._is_simple_claim(message):
+            return None
+        claimed = self._claim(found, message, now_us)
+        if claimed is None or not claimed.rows:
+            return None
+        topic = found[0]
+        gathered = self._acked.get(topic.topic_id)
+        acked = gathered.records if gathered is not None else 0
+        return self._leases.remember_reply(
+            found[1], message.call, claim_reply(topic, found[1], claimed, acked)
+        )
+
+    def _is_simple_claim(self, message: m.Claim | m.AckAndClaim) -> bool:
+        if message.call <= 0 or min(message.max, message.pid, message.born) < 0:
+            return False
+        if message.lease_ms and not LEASE_MS_MIN <= message.lease_ms <= LEASE_MS_MAX:
+            return False
+        return 1 <= len(message.node.encode()) <= NODE_BYTES_MAX and not self._leases.knows_call(message.call)
+
+    def _claim(
+        self, found: tuple[ShardTopic, ConsumerGroup], message: m.Claim | m.AckAndClaim, now_us: int
+    ) -> LeaseChange | None:
+        topic, queue = found
+        leases = self._leases
+        lease_ms = message.lease_ms or topic.config.lease_ms
+        claimed = queue.claim(
+            live_of(topic), message.node, min(max(message.max, 1), CLAIM_JOBS_MAX), lease_ms,
+            now_us // 1_000, deliveries_max=leases.registry.max_deliveries_of(topic), life=(message.pid,
+            message.born),
+        )  # fmt: skip
+        topic.last_read_us = leases.wall_us
+        leases.count_exhausted(claimed)
+        return claimed
+
+    # -- acks -----------------------------------------------------------------------------------------
+
+    def ack(self, message: m.Ack, event: ControlReceived, now_us: int) -> bool:
+        """Gather this ack; False when it has to go the long way."""
+        found = self._eligible_queue(message) if message.call > 0 else None
+        if found is None or self._leases.knows_call(message.call):
+            return False
+        acked = self._ack(found, message, now_us)
+        if acked is None:
+            return False
+        topic, queue = found
+        count = len(message.seqs) >> 3
+        counts = queue.counts(live_count(topic) - acked.records)
+        answer = m.AckReply(topic.name, count, b"", counts.ready, counts.in_flight)
+        acked.answers.append((event, self._leases.remember_reply(queue, message.call, answer)))
+        return True
+
+    def ack_and_claim(self, message: m.AckAndClaim, event: ControlReceived, now_us: int) -> bool:
+        """Gather the ack of what is done, and give what the claim that came with it is given: that answers
+        both, with the ack. False when nothing of it was done."""
+        found = self._eligible_queue(message)
+        if found is None or not self._is_simple_claim(message):
+            return False
+        acked = self._ack(found, message, now_us)
+        if acked is None:
+            return False
+        leases = self._leases
+        leases.registry.queue_metrics.count_acked(len(message.seqs) >> 3)
+        claimed = self._claim(found, message, now_us)
+        answer = claim_reply(*found, claimed, acked.records)
+        acked.answers.append((event, leases.remember_reply(found[1], message.call, answer)))
+        return True
+
+    def _ack(
+        self, found: tuple[ShardTopic, ConsumerGroup], message: m.Ack | m.AckAndClaim, now_us: int
+    ) -> _AckBatch | None:
+        """Gather these jobs, if one lease holds all of them; else nothing happens."""
+        seqs, tokens = message.seqs, message.tokens
+        count = len(seqs) >> 3
+        if not 1 <= count <= JOBS_PER_REQUEST_MAX or len(seqs) != len(tokens) or len(seqs) & 7:
+            return None
+        topic, queue = found
+        first, token = int.from_bytes(seqs[:8], "little"), int.from_bytes(tokens[:8], "little")
+        is_there = token and first_live_seq(topic) <= first <= topic.head_seq
+        if topic.config.durability == Durability.EPHEMERAL or not is_there:
+            return None
+        if count > 1 and not (_follow(seqs, first, count) and _follow(tokens, token, count)):
+            return None
+        accounted = self._leases.newest.total_of(topic, first, count)
+        if accounted is None:
+            accounted = self._leases.sizes.total_of(topic.topic_id, first, count)
+        if accounted is None or not queue.ack_lease(first, count, token, message.node, now_us // 1_000):
+            return None
+        acked = self._acked.get(topic.topic_id)
+        if acked is None:
+            acked = self._acked[topic.topic_id] = _AckBatch(topic)
+        acked.spans.append((first, first + count))
+        acked.records += count
+        acked.bytes += accounted
+        self.bytes += _FRAME_BYTES + count * _JOB_BYTES
+        return acked
+
+    def stage_acks(self, group: CommitBatch) -> list[Reply]:
+        """Have what was gathered logged with the group, one removal a topic; the answers due then."""
+        gathered, self._acked, self.bytes = self._acked, {}, 0
+        replies: list[Reply] = []
+        leases = self._leases
+        for acked in gathered.values():
+            topic = acked.topic
+            is_synced = topic.config.durability == Durability.FSYNC
+            removal = acked.removal()
+            leases.removals.stage_removal(
+                topic, removal, group, sync=is_synced, on_request=True, is_told=False
+            )
+            replies += [Reply(event.client, event.corr, answer) for event, answer in acked.answers]
+        return replies
+
+
+def _is_plain(config: TopicConfig) -> bool:
+    """Nothing is to be logged or gathered for its claims, and its jobs go out in the order they came in."""
+    return config.type == QUEUE and not (
+        config.record_priority or config.leases_durable or config.claim_jitter_ms
+    )
+
+
+def _follow(data: bytes, first: int, count: int) -> bool:
+    """Are these numbers, 8 bytes each, little-endian, those from `first` on?"""
+    return data == array("Q", range(first, first + count)).tobytes()

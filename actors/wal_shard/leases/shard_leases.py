@@ -1,0 +1,693 @@
+"""Leases of one shard: requests about records of queues and consumer groups, and the claims that wait. Pure.
+
+One set of handlers for both. A queue is its topic's own group, which has no name and whose ack deletes; what
+else differs is data of the group (ringlog/leases/group.py). What a request changes is decided there; where
+changes are logged, the reply waits for the log. Claims of a queue whose leases are memory show what is
+published, and are answered at once. A request that comes again, under its number, gets the reply it had.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from actors.wal_shard.commit.commit_batch import CommitBatch
+from actors.wal_shard.commit.hot_tail import HotTail
+from actors.wal_shard.leases.consumer_groups import ConsumerGroups, info_of
+from actors.wal_shard.leases.delivery_attributes import DeliveryAttributeLoader
+from actors.wal_shard.leases.job_deletes import JobDeletes
+from actors.wal_shard.leases.job_sizes import JobSizes
+from actors.wal_shard.leases.lease_registry import LeaseRegistry, key_of
+from actors.wal_shard.leases.lease_requests import (
+    checked_node,
+    claim_reply,
+    entries_in,
+    exhausted_reply,
+    live_of,
+    ready_of,
+    reason_of,
+    reply_of,
+    require_numbers,
+    revalidate_claim,
+    seqs_to_bytes,
+    skipped_of,
+    unclaimed_of,
+)
+from actors.wal_shard.leases.queue_fast_path import QueueFastPath
+from actors.wal_shard.leases.reply_cache import ReplyCache
+from actors.wal_shard.leases.waiting_claims import WaitingClaims
+from actors.wal_shard.retention.removal import Removals
+from ringlog.contract import ControlReceived, Reply
+from ringlog.envelope import messages as m
+from ringlog.errors import GroupNotFound, InvalidRequest, ShuttingDown, TopicNotFound
+from ringlog.leases.change import SPAN_ROW, LeaseChange
+from ringlog.leases.group import ConsumerGroup
+from ringlog.leases.holders import ProcessId
+from ringlog.leases.live_seqs import is_alive
+from ringlog.leases.retry_claim import entries_of
+from ringlog.leases.types import ClaimRequest, DispatchOrder, LeaseMatch
+from ringlog.limits import (
+    CLAIM_JOBS_MAX,
+    COHORT_JOBS_MAX,
+    COMMIT_BATCH_BYTES_MAX,
+    DURABLE_RETRY_MS,
+    GROUP_PENDING_PER_TOPIC_MAX,
+    JOBS_PER_REQUEST_MAX,
+    PENDING_ROWS_MAX,
+)
+from ringlog.topic.config import QUEUE
+from ringlog.topic.directory import TopicDirectory
+from ringlog.topic.retention import held_from
+from ringlog.topic.state import ShardTopic
+
+_Kept = TypeVar("_Kept", m.ClaimReply, m.AckReply, m.NackReply, m.ExtendReply, m.RejectReply)
+STEP_MS = 10
+"""From so much on the wall clock was set; what is less comes of reading two clocks one after the other."""
+_UNBOUNDED = 1 << 62
+
+
+class ShardLeases:
+    """The leases of one shard."""
+
+    def __init__(self, incarnation: int, directory: TopicDirectory, removals: Removals) -> None:
+        self.registry = LeaseRegistry(incarnation, directory)
+        self.removals = removals
+        self.replies = ReplyCache()
+        self.waiting_claims = WaitingClaims()
+        """Claims that wait, by `key_of` their group."""
+        self.newest, self.sizes = HotTail(), JobSizes()
+        self.delivery_attributes = DeliveryAttributeLoader(
+            self.registry, removals, self.waiting_claims, self.sizes
+        )
+        self.deletes = JobDeletes(incarnation, self)
+        self.fast_path = QueueFastPath(self)
+        self.exhausted_total = 0
+        """Records set aside in this incarnation: who moves them looks whether it has grown. Of groups beside
+        those that their samples find."""
+        removals.removed.subscribe(self.registry.apply_removal)
+        self._now_ms = 0
+        """Of leases and waits, as everywhere here: see Requests.steady_us."""
+        self.wall_us = 0
+        """What records are stamped with, and say of themselves."""
+        self._dead: deque[tuple[int, ProcessId]] = deque()
+        """(group, process that died and claimed in it): what it holds is to be released, and that logged."""
+        self.handlers: dict[
+            type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], m.Message | None]
+        ] = {
+            m.Claim: self._claim,
+            m.Steal: self._steal,
+            m.Ack: self._ack,
+            m.AckAndClaim: self._ack_and_claim,
+            m.Nack: self._nack,
+            m.Extend: self._extend,
+            m.Reject: self._reject,
+            m.ListPending: self._list_pending,
+            m.LeaseStats: self._stats,
+            m.ListExhausted: self._list_exhausted,
+            m.ConfirmDeadLettered: self._confirm,
+            **ConsumerGroups(self).handlers,
+        }
+
+    # -- which group, and what it replied -------------------------------------------------------------
+
+    def _find(self, message: Any) -> tuple[ShardTopic, ConsumerGroup]:
+        found = self.registry.find(message)
+        self.delivery_attributes.require_undamaged(*found)
+        return found
+
+    def _matched(self, message: Any, now_us: int) -> tuple[ShardTopic, ConsumerGroup, LeaseMatch]:
+        topic, group = self._find(message)
+        node = checked_node(message)
+        seqs, tokens = entries_in(message.seqs, message.tokens)
+        return topic, group, group.match(seqs, tokens, node, now_us // 1_000)
+
+    def _previous_reply(
+        self, topic: ShardTopic, group: ConsumerGroup, call: int, named: bytes = b""
+    ) -> m.Message | None:
+        """The reply that a request had under this number and naming these records; None if it did not come
+        before."""
+        reply = self.replies.get(call) if group.is_default_group else None
+        if reply is None and (change := group.recent_calls.find(call)) is not None:
+            reply = reply_of(topic, group, change, len(named) // 8)
+        return reply
+
+    def remember_reply(self, group: ConsumerGroup, call: int, reply: _Kept) -> _Kept:
+        """Remember a reply, for a request that comes again. A named group remembers its changes itself."""
+        if group.is_default_group:
+            self.registry.queue_metrics.count_reply(reply)
+            if call:
+                self.replies.remember_reply(call, reply)
+        return reply
+
+    def knows_call(self, call: int) -> bool:
+        """Did a request about a queue come before under this number?"""
+        return call in self.replies or self.waiting_claims.has(call)
+
+    # -- claims ---------------------------------------------------------------------------------------
+
+    def _claim(
+        self, message: m.Claim, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message | None:
+        topic, group = self._find(message)
+        _check_claim(topic, message)
+        if self.waiting_claims.reattach_claim(event, message.call):
+            return None
+        reply = self._previous_claim_reply(topic, group, message, now_us)
+        if reply is None:
+            if group.is_default_group and (jitter_ms := topic.config.claim_jitter_ms):
+                self.waiting_claims.park(key_of(topic, group), event, message, jitter_ms)
+                return None
+            reply = self._answer_claim(topic, group, message, now_us, into)
+        if reply is not None or not message.wait_ms:
+            return reply or claim_reply(topic, group, None)
+        self.waiting_claims.park(key_of(topic, group), event, message)
+        self._note_due(topic, group)
+        return None
+
+    def _previous_claim_reply(
+        self, topic: ShardTopic, group: ConsumerGroup, message: m.Claim | m.AckAndClaim | m.Steal, now_us: int
+    ) -> m.ClaimReply | None:
+        """The reply that this claim had before, as far as it is true still: what was given back or stolen
+        meanwhile may be another one's. None when there is none, or the gateway took it back."""
+        reply = self._previous_reply(topic, group, message.call)
+        if not isinstance(reply, m.ClaimReply):
+            return None
+        return revalidate_claim(group, reply, checked_node(message), now_us // 1_000)
+
+    def _answer_claim(
+        self, topic: ShardTopic, group: ConsumerGroup, message: m.Claim, now_us: int, into: CommitBatch | None
+    ) -> m.ClaimReply | None:
+        """What there is for this claim; None when there is nothing."""
+        if not all(self.registry.room_for(group, [message])):
+            return None
+        (change,) = self._lease_jobs(topic, group, [message], now_us, into)
+        if change is None or not change.rows:
+            return None
+        return self.remember_reply(group, message.call, claim_reply(topic, group, change))
+
+    def _lease_jobs(
+        self,
+        topic: ShardTopic,
+        group: ConsumerGroup,
+        messages: Sequence[m.Claim],
+        now_us: int,
+        into: CommitBatch | None,
+    ) -> list[LeaseChange | None]:
+        """What there is for these claims, shared out among them if they are several."""
+        config, live, now_ms = topic.config, live_of(topic), now_us // 1_000
+        topic.last_read_us = self.wall_us
+        if group.is_default_group:
+            if group.exhausted and not self.registry.dead_letters_of(topic, group):
+                group.restore_exhausted()
+            limit, fresh_max = self.registry.max_deliveries_of(topic), _UNBOUNDED
+        else:
+            limit = 0
+            fresh_max = GROUP_PENDING_PER_TOPIC_MAX - sum(each.pending for each in topic.groups.values())
+        order = DispatchOrder(group.levels, config.starvation_ms)
+        if len(messages) == 1:
+            one = messages[0]
+            changes = [
+                group.claim(
+                    live, one.node, _most_of(one), one.lease_ms or config.lease_ms, now_ms,
+                    deliveries_max=limit, order=order._replace(by_number=True) if one.by_number else order,
+                    fresh_max=fresh_max, min_idle_ms=one.min_idle_ms, call=one.call,
+                    life=(one.pid, one.born),
+                )
+            ]  # fmt: skip
+        else:
+            requests = [
+                ClaimRequest(
+                    each.node, _most_of(each), each.lease_ms or config.lease_ms, (each.pid, each.born),
+                    each.call, each.by_number,
+                )
+                for each in messages
+            ]  # fmt: skip
+            changes = group.claim_fair_shares(
+                live, requests, COHORT_JOBS_MAX, now_ms, deliveries_max=limit, order=order
+            )
+        for change in changes:
+            self.count_exhausted(change)
+            self.registry.log(topic, group, change, into)
+        return changes
+
+    def count_exhausted(self, change: LeaseChange | None) -> None:
+        """A claim may have exhausted jobs."""
+        if change is not None and change.exhausted:
+            self.exhausted_total += sum(change.exhausted[1::SPAN_ROW])
+
+    def _steal(self, message: m.Steal, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
+        topic, group = self._find(message)
+        seqs, _ = entries_in(message.seqs, b"")
+        _check_claim(topic, message)
+        again = self._previous_claim_reply(topic, group, message, now_us)
+        if again is not None:
+            return again
+        if not all(self.registry.room_for(group, [message])):
+            return claim_reply(topic, group, None)
+        change = group.steal(
+            np.unique(seqs), message.node, message.lease_ms or topic.config.lease_ms,
+            now_us // 1_000, min_idle_ms=message.min_idle_ms, call=message.call,
+            life=(message.pid, message.born),
+        )  # fmt: skip
+        self.registry.log(topic, group, change, into)
+        return self.remember_reply(group, message.call, claim_reply(topic, group, change))
+
+    # -- what becomes of records ----------------------------------------------------------------------
+
+    def _ack(self, message: m.Ack, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
+        topic, group = self._find(message)
+        reply = self._previous_reply(topic, group, message.call, message.seqs)
+        if reply is not None:
+            return reply
+        if group.is_default_group:
+            return self.remember_reply(group, message.call, self.deletes.ack(message, into, now_us // 1_000))
+        topic, group, found = self._matched(message, now_us)
+        # What is not there any more is as good as done (QA-9).
+        live = live_of(topic)
+        is_left = is_alive(live, found.skipped) | (found.skipped > live.head)
+        found = LeaseMatch(found.leased, found.gone, found.skipped[is_left])
+        self.registry.log(
+            topic, group, group.ack(found, message.node, now_us // 1_000, call=message.call), into
+        )
+        self.on_capacity_freed(topic, group)
+        acked = len(message.seqs) // 8 - len(found.skipped)
+        return m.AckReply(
+            topic.name, acked, seqs_to_bytes(found.skipped), ready_of(topic, group), group.leased
+        )
+
+    def _ack_and_claim(
+        self, message: m.AckAndClaim, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message | None:
+        """Of a queue, what did not go the fast path at once: it came before, goes it now that it is known how
+        large jobs are, or is to be sent as two requests. Of a group, two changes in one commit batch."""
+        topic, group, found = self._matched(message, now_us)
+        _check_claim(topic, message)
+        before = self._previous_reply(topic, group, message.call)
+        if isinstance(before, m.ClaimReply) or (before is not None and not group.is_default_group):
+            held = self._previous_claim_reply(topic, group, message, now_us)
+            return claim_reply(topic, group, None) if held is None else held
+        if group.is_default_group:
+            is_done = self.fast_path.ack_and_claim(message, event, now_us)
+            return None if is_done else m.NotCombinable(topic.name)
+        if not message.seqs or len(found.leased) != len(message.seqs) // 8:
+            return m.NotCombinable(topic.name)
+        acked = group.ack(found, message.node, now_us // 1_000, call=message.call)
+        self.registry.log(topic, group, acked, into)
+        self.on_capacity_freed(topic, group)
+        claim = m.Claim(
+            message.topic, message.node, message.max, message.lease_ms, 0, message.call, message.pid,
+            message.born, group=message.group,
+        )  # fmt: skip
+        return self._answer_claim(topic, group, claim, now_us, into) or claim_reply(topic, group, None)
+
+    def _undo(
+        self,
+        topic: ShardTopic,
+        group: ConsumerGroup,
+        found: LeaseMatch,
+        message: m.Nack,
+        into: CommitBatch,
+        now_us: int,
+    ) -> m.Message:
+        """Nobody has begun what this claim was given, or these records: it is as if it had never been
+        made."""
+        before, key = self._previous_reply(topic, group, message.call, message.seqs), key_of(topic, group)
+        if not message.seqs:
+            self.waiting_claims.cancel_claim(key, message.call, claim_reply(topic, group, None))
+            if isinstance(before, m.ClaimReply) and before.topic_id == topic.topic_id and before.runs:
+                found = group.match(*entries_of(before.runs), message.node, now_us // 1_000)
+        elif before is not None and not isinstance(before, m.ClaimReply):
+            return before
+        change = group.undo(found, message.node, now_us // 1_000, call=message.call)
+        self.registry.log(topic, group, change, into)
+        self.waiting_claims.wake(key)
+        reply = _nack_reply(topic, group, found)
+        if change is not None and message.call and group.is_default_group:
+            self.replies.remember_reply(message.call, reply)
+        return reply
+
+    def _nack(self, message: m.Nack, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
+        topic, group, found = self._matched(message, now_us)
+        if message.undo:
+            return self._undo(topic, group, found, message, into, now_us)
+        before = self._previous_reply(topic, group, message.call, message.seqs)
+        if before is not None and not isinstance(before, m.ClaimReply):
+            return before  # Else the claim is taken back: it is as if it had never been made.
+        require_numbers(message)
+        node, call, now_ms = message.node, message.call, now_us // 1_000
+        reason = reason_of(message.reason) if group.is_default_group or group.config.dead_letter else ""
+        if message.has_backoff and group.backoff.base_ms:
+            changes: list[LeaseChange | None] = [
+                *group.nack_resting(found, node, now_ms, call=call, reason=reason)
+            ]
+        else:
+            changes = [group.nack(found, node, message.delay_ms, now_ms, call=call, reason=reason)]
+        for change in changes:
+            self.registry.log(topic, group, change, into)
+        self.waiting_claims.wake(key_of(topic, group))
+        return self.remember_reply(group, call, _nack_reply(topic, group, found))
+
+    def _extend(self, message: m.Extend, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
+        topic, group, found = self._matched(message, now_us)
+        if (before := self._previous_reply(topic, group, message.call, message.seqs)) is not None:
+            return before
+        require_numbers(message)
+        lease_ms, now_ms = message.lease_ms or topic.config.lease_ms, now_us // 1_000
+        change = group.extend(found, message.node, lease_ms, now_ms, call=message.call)
+        self.registry.log(topic, group, change, into)
+        self.waiting_claims.wake(key_of(topic, group))
+        reply = m.ExtendReply(
+            topic.name, len(found.leased), seqs_to_bytes(skipped_of(found)), now_ms + lease_ms
+        )
+        return self.remember_reply(group, message.call, reply)
+
+    def _reject(self, message: m.Reject, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
+        topic, group, found = self._matched(message, now_us)
+        if (before := self._previous_reply(topic, group, message.call, message.seqs)) is not None:
+            return before
+        if not self.registry.dead_letters_of(topic, group):
+            which: dict[str, Any] = {"group": message.group} if message.group else {}
+            raise InvalidRequest(
+                f"this {'group' if which else 'queue'} has no dead letters", topic=topic.name, **which,
+                field="dead_letter",
+            )  # fmt: skip
+        reason = reason_of(message.reason)
+        change = group.reject(found, message.node, reason, now_us // 1_000, call=message.call)
+        self.registry.log(topic, group, change, into)
+        self.exhausted_total += len(found.leased)
+        reply = m.RejectReply(topic.name, len(found.leased), seqs_to_bytes(skipped_of(found)))
+        return self.remember_reply(group, message.call, reply)
+
+    def on_capacity_freed(self, topic: ShardTopic, group: ConsumerGroup) -> None:
+        """More is done than was: a full group gives out again, and what waited for this group may leave."""
+        self.waiting_claims.wake(key_of(topic, group))
+        if topic.held_at:
+            first, _ = held_from(topic)
+            if not first or first > topic.held_at:
+                self.removals.request_retention(topic)
+
+    # -- looking --------------------------------------------------------------------------------------
+
+    def _list_pending(
+        self, message: m.ListPending, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic, group = self._find(message)
+        if min(message.idle_ms, message.min_deliveries, message.after, message.limit - 1) < 0:
+            raise InvalidRequest("a number is negative, or limit is 0", topic=topic.name)
+        now_ms, wall_clock_offset_ms = now_us // 1_000, self.registry.wall_clock_offset_ms
+        entries, more = group.list_pending(
+            now_ms, node=message.node, idle_ms=message.idle_ms, min_deliveries=message.min_deliveries,
+            after=message.after, limit=min(message.limit, PENDING_ROWS_MAX),
+        )  # fmt: skip
+        failures: dict[int, tuple[str, int, int]] = {}
+        looked = 0
+        for at, each in enumerate(entries if group.failures else ()):
+            if looked >= JOBS_PER_REQUEST_MAX:
+                entries, more = entries[:at], True
+                break
+            looked += each.stop - each.first
+            for seq in range(each.first, each.stop):
+                if failure := group.failures.find(seq):
+                    failed_ms = failure.at_ms and failure.at_ms + wall_clock_offset_ms
+                    failures[seq] = failure.reason, failed_ms, failure.nacks
+        nodes = sorted({each.node for each in entries})
+        place = {node: at for at, node in enumerate(nodes)}
+        rows = [
+            (each.first, each.stop - each.first, each.state, each.deliveries,
+            each.begun_ms + wall_clock_offset_ms,
+             each.given_ms + wall_clock_offset_ms,
+             each.until_ms + wall_clock_offset_ms if each.until_ms else 0, place[each.node],
+             each.token)
+            for each in entries
+        ]  # fmt: skip
+        return m.PendingReply(topic.name, rows, nodes, more, now_ms + wall_clock_offset_ms, failures)
+
+    def _stats(
+        self, message: m.LeaseStats, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic, group = self.registry.find_named(message) if message.group else self._find(message)
+        now_ms, key = now_us // 1_000, key_of(topic, group)
+        group.apply_expirations(now_ms)
+        reply = m.LeaseStatsReply(
+            info_of(topic, group), topic.head_seq, ready_of(topic, group), group.leased, group.total_delayed,
+            group.returned, group.exhausted, unclaimed_of(topic, group), self.waiting_claims.of(key),
+        )  # fmt: skip
+        if group.is_queue_mode:
+            put_ms = self.delivery_attributes.take_put_ms(topic, group)
+            reply = msgspec.structs.replace(
+                reply, oldest_ready_ms=-1 if put_ms is None else max(now_ms - put_ms, 0),
+                wait_p99_ms=group.wait_histogram.p99_ms(now_ms) if group.wait_histogram else 0,
+                promoted=group.promoted,
+            )  # fmt: skip
+        if group.is_default_group:
+            return msgspec.structs.replace(reply, dead_lettered=group.dead_lettered)
+        group.holders.sweep(now_ms)
+        wall_clock_offset_ms = self.registry.wall_clock_offset_ms
+        return msgspec.structs.replace(
+            reply, members=sorted((each.name, each.seen_ms + wall_clock_offset_ms,
+            each.held) for each in group.holders),
+            holder=group.reader,
+            is_holding=bool(topic.held_at) and held_from(topic)[1] == group.config.key,
+        )  # fmt: skip
+
+    # -- dead letters ---------------------------------------------------------------------------------
+
+    def _list_exhausted(
+        self, message: m.ListExhausted, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        """What is to be moved of one queue or group, at most as many records as one request names."""
+        for key in self.registry.with_exhausted(message.after):
+            found = self.registry.find_by_key(key)
+            if found is None:
+                continue
+            topic, group = found
+            config = topic.config
+            dead_letter = (config.dead_letter or "") if group.is_default_group else group.config.dead_letter
+            if not dead_letter:
+                group.restore_exhausted()
+            group.apply_expirations(now_us // 1_000)
+            exhausted = exhausted_reply(
+                topic,
+                group,
+                dead_letter,
+                keeps_expiry=group.is_default_group and config.dead_letter_keep_expiry,
+            )
+            if exhausted is not None:
+                return exhausted
+        return m.ExhaustedReply()
+
+    def _confirm(
+        self, message: m.ConfirmDeadLettered, event: ControlReceived, into: CommitBatch, now_us: int
+    ) -> m.Message:
+        """Their copies are durable: jobs are deleted, records are done for their group (QD-2)."""
+        if not message.number:
+            topic = self.registry.queue_of(message)
+            self.delivery_attributes.require_undamaged(topic, self.registry.default_group(topic))
+            return self.deletes.confirm_dead_lettered(message, into, now_us // 1_000)
+        topic = self.registry.topic_of(message)
+        group = topic.groups.get(message.number)
+        if topic.topic_id != message.topic_id or group is None:
+            raise GroupNotFound("no such group", topic=topic.name, number=message.number)
+        seqs, tokens = entries_in(message.seqs, message.tokens)
+        if tokens is None and len(seqs):
+            raise InvalidRequest(
+                "each position needs the token of its lease", topic=topic.name, seqs=len(seqs)
+            )
+        before = group.exhausted
+        if tokens is not None:
+            unique, at = np.unique(seqs, return_index=True)
+            self.registry.log(
+                topic, group, group.confirm_dead_lettered(unique, tokens[at], now_us // 1_000), into
+            )
+        self.on_capacity_freed(topic, group)
+        return m.ConfirmReply(topic.name, before - group.exhausted)
+
+    # -- claims that wait -----------------------------------------------------------------------------
+
+    def _note_due(self, topic: ShardTopic, group: ConsumerGroup) -> None:
+        self.waiting_claims.schedule_wakeup(key_of(topic, group), group.next_due_ms())
+
+    @property
+    def has_work(self) -> bool:
+        """Is there anything to `serve`?"""
+        return bool(self.waiting_claims or self._dead)
+
+    def release_process(self, life: ProcessId) -> None:
+        """This process is no more: its claims are given nothing, and what it holds is ready, at once or once
+        that is logged; deliveries stay counted (CL-10)."""
+        self.waiting_claims.drop_process(life)
+        for topic, group in self.registry:
+            if life not in group.process_by_link.values():
+                continue
+            if group.is_logged:
+                self._dead.append((key_of(topic, group), life))
+            elif group.release(life, self._now_ms):
+                self.waiting_claims.wake(key_of(topic, group))
+
+    def _release(self, into: CommitBatch, now_us: int) -> None:
+        """What processes held that died is ready."""
+        while self._dead and into.bytes < COMMIT_BATCH_BYTES_MAX:
+            key, life = self._dead.popleft()
+            found = self.registry.find_by_key(key)
+            if found is not None:
+                for change in found[1].release(life, now_us // 1_000):
+                    self.registry.log(*found, change, into)
+                self.waiting_claims.wake(key)
+
+    def serve_claims(
+        self, now_us: int, into: CommitBatch | None = None, owed: list[Reply] | None = None, *,
+        is_stuck: bool = False,
+    ) -> list[Reply]:  # fmt: skip
+        """Replies to claims that waited: those that are given something, and those whose wait is over.
+
+        Where changes are logged, what they are given is logged with `into`, and the replies in `owed` are due
+        when that is durable. Without it they wait on: for the next turn, or for a while when nothing can be
+        logged at present.
+        """
+        waiting = self.waiting_claims
+        if into is not None:
+            self._release(into, now_us)
+        if not waiting:
+            return []
+        replies, waiting.final_replies = waiting.final_replies, []
+        held: set[int] = set()
+        for key in waiting.take_woken(now_us):
+            found = self.registry.find_by_key(key)
+            if found is None:
+                continue
+            topic, group = found
+            if self._has_to_wait(topic, group):
+                held.add(key)
+                waiting.wake(key)
+            elif not group.is_logged:
+                replies += self._serve(topic, group, now_us, None)
+            elif into is not None and owed is not None and into.bytes < COMMIT_BATCH_BYTES_MAX:
+                owed += self._serve(topic, group, now_us, into)
+            elif is_stuck:
+                waiting.schedule_wakeup(key, now_us // 1_000 + DURABLE_RETRY_MS)
+            else:
+                held.add(key)
+                waiting.wake(key)
+        for parked in waiting.take_expired(held):
+            found = self.registry.find_by_key(parked.key)
+            if found is not None:
+                replies.append(parked.answer(claim_reply(*found, None)))
+        return replies
+
+    def _has_to_wait(self, topic: ShardTopic, group: ConsumerGroup) -> bool:
+        """Has something to be applied or known before any claim of this group is given anything?"""
+        if 0 < topic.due_us <= self.wall_us:
+            self.removals.request_retention(topic)  # What has expired goes first (QS-1).
+            return True
+        return self.delivery_attributes.needs_loading(topic, group)
+
+    def _serve(
+        self, topic: ShardTopic, group: ConsumerGroup, now_us: int, into: CommitBatch | None
+    ) -> list[Reply]:
+        if group.is_default_group and topic.config.claim_jitter_ms:
+            return self._serve_together(topic, group, now_us, into)
+        replies, key = list[Reply](), key_of(topic, group)
+        while (parked := self.waiting_claims.first(key)) is not None:
+            if into is not None and into.bytes >= COMMIT_BATCH_BYTES_MAX:
+                self.waiting_claims.wake(key)  # With the next commit batch.
+                break
+            reply = self._answer_claim(topic, group, parked.message, now_us, into)
+            if reply is None:
+                self._note_due(topic, group)
+                break
+            self.waiting_claims.remove_claim(parked)
+            replies.append(parked.answer(reply))
+        return replies
+
+    def _serve_together(
+        self, topic: ShardTopic, group: ConsumerGroup, now_us: int, into: CommitBatch | None
+    ) -> list[Reply]:
+        """One pass for all who wait: equal shares as far as they want them (QC-12, QC-13)."""
+        waiting = self.waiting_claims.all_of(key_of(topic, group))
+        has_room = self.registry.room_for(group, [parked.message for parked in waiting])
+        waiting = [parked for parked, may in zip(waiting, has_room, strict=True) if may]
+        replies, changes = list[Reply](), list[LeaseChange | None]()
+        if waiting:
+            messages = [parked.message for parked in waiting]
+            changes = self._lease_jobs(topic, group, messages, now_us, into)
+        for parked, change in zip(waiting, changes, strict=True):
+            if change is not None and change.rows:
+                self.waiting_claims.remove_claim(parked)
+                reply = self.remember_reply(group, parked.message.call, claim_reply(topic, group, change))
+                replies.append(parked.answer(reply))
+        if len(replies) < len(has_room):
+            self._note_due(topic, group)
+        return replies
+
+    def fail_waiting_claims(self) -> None:
+        """No claim waits any longer: it is sent again, to whoever comes after us."""
+        self.waiting_claims.fail_claims(ShuttingDown("the shard is stopping"))
+
+    # -- topics and time ------------------------------------------------------------------------------
+
+    def tick(self, now_us: int, wall_us: int, monotonic_ns: int) -> None:
+        """Time has come this far; `now_us` is what leases and waits are counted in."""
+        registry, wall_clock_offset_ms = self.registry, (wall_us - now_us) // 1_000
+        if abs(wall_clock_offset_ms - registry.wall_clock_offset_ms) >= STEP_MS:
+            # The wall clock was set: what is delayed to a time of it may be ready, or is not yet.
+            registry.wall_clock_offset_ms = wall_clock_offset_ms
+            for topic, group in registry:
+                group.wall_clock_offset_ms = wall_clock_offset_ms
+                self.waiting_claims.wake(key_of(topic, group))
+        self._now_ms = registry.now_ms = now_us // 1_000
+        self.wall_us = self.delivery_attributes.wall_us = wall_us
+        self.waiting_claims.now_ns = monotonic_ns
+
+    def on_publish(self, topic: ShardTopic) -> None:
+        """What is staged of a topic is about to be published."""
+        is_more, first = topic.next_seq > topic.head_seq + 1, topic.head_seq + 1
+        if is_more and topic.config.type == QUEUE:
+            self.registry.default_group(topic).enqueue_times.record_enqueue(first, self._now_ms)
+        self.waiting_claims.wake(topic.topic_id)
+        for number, group in topic.groups.items():
+            if is_more and group.is_queue_mode:
+                group.enqueue_times.record_enqueue(first, self._now_ms)
+            self.waiting_claims.wake(number)
+
+    def apply_config(self, topic: ShardTopic, into: CommitBatch, now_us: int) -> None:
+        """The topic's config is another one, and logged."""
+        own = self.registry.apply_config(topic, into, now_us // 1_000)
+        if own is not None:
+            self._note_due(topic, own)
+            self.waiting_claims.wake(topic.topic_id)
+
+    def forget_topic(self, topic: ShardTopic) -> None:
+        """The topic is no more, and so are its groups."""
+        for group in self.registry.forget(topic):
+            self.forget_group(topic, group)
+        self.delivery_attributes.forget(topic.topic_id)
+        self.sizes.forget(topic.topic_id)
+        self.newest.forget(topic.topic_id)
+        self.waiting_claims.fail_claims(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
+
+    def forget_group(self, topic: ShardTopic, group: ConsumerGroup) -> None:
+        """A named group is no more: its claims wait in vain."""
+        gone = GroupNotFound("no such group", topic=topic.name, group=group.config.key)
+        self.waiting_claims.fail_claims(gone, group.number)
+        self.delivery_attributes.forget(group.number)
+
+
+def _check_claim(topic: ShardTopic, message: m.Claim | m.AckAndClaim | m.Steal) -> None:
+    checked_node(message)
+    require_numbers(message)
+    if min(getattr(message, "max", 0), message.pid, message.born) < 0:
+        raise InvalidRequest("a number is negative", topic=topic.name)
+
+
+def _most_of(message: m.Claim) -> int:
+    return min(max(message.max, 1), CLAIM_JOBS_MAX)
+
+
+def _nack_reply(topic: ShardTopic, group: ConsumerGroup, found: LeaseMatch) -> m.NackReply:
+    return m.NackReply(
+        topic.name, len(found.leased), seqs_to_bytes(skipped_of(found)), ready_of(topic, group), group.leased
+    )

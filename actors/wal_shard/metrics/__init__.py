@@ -1,0 +1,1 @@
+"""What a shard counts and publishes about its queues, groups and load."""

@@ -1,0 +1,88 @@
+"""What a shard's queues count: how many jobs are in which state, and what became of how many. Pure.
+
+States are sampled, so many queues at a time: their sums are as old as a round over all of them. A queue is
+known here from when somebody first asked it for something in this life of the shard.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from actors.wal_shard.leases.lease_requests import live_count
+from ringlog.envelope import messages as m
+from ringlog.leases.group import ConsumerGroup
+from ringlog.leases.types import QueueCounts
+from ringlog.limits import QUEUES_SAMPLED_MAX
+from ringlog.topic.state import ShardTopic
+
+CLAIMED: str = "claimed"
+ACKED: str = "acked"
+NACKED: str = "nacked"
+REJECTED: str = "rejected"
+DEAD_LETTERED: str = "dead_lettered"
+_NONE = QueueCounts(0, 0, 0)
+
+
+@dataclass(slots=True)
+class _QueueSample:
+    topic: ShardTopic
+    queue: ConsumerGroup
+    seen: QueueCounts = _NONE
+
+
+class QueueMetrics:
+    """The numbers of one shard's queues."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _QueueSample] = {}
+        self._round: deque[int] = deque()
+        """Topic ids, the one sampled longest ago first. May have such as are gone."""
+        self.ready = self.in_flight = self.delayed = 0
+        self.outcomes: Counter[str] = Counter()
+        """What became of how many jobs since it was last taken away."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add_queue(self, topic: ShardTopic, queue: ConsumerGroup) -> None:
+        """A queue is asked for something for the first time."""
+        self._known[topic.topic_id] = _QueueSample(topic, queue)
+        self._round.append(topic.topic_id)
+
+    def forget(self, topic_id: int) -> None:
+        """The topic is no more."""
+        known = self._known.pop(topic_id, None)
+        if known is not None:
+            self._seen(known, _NONE)
+
+    def count_reply(self, answer: m.Message) -> None:
+        """A request was answered, for the first time."""
+        match answer:
+            case m.ClaimReply():
+                self.outcomes[CLAIMED] += sum(count for _, count, _, _ in answer.runs)
+            case m.AckReply():
+                self.outcomes[ACKED] += answer.acked
+            case m.NackReply():
+                self.outcomes[NACKED] += answer.nacked
+            case m.RejectReply():
+                self.outcomes[REJECTED] += answer.rejected
+
+    def count_acked(self, count: int) -> None:
+        """So many jobs are done, by a request that is answered with something else."""
+        self.outcomes[ACKED] += count
+
+    def sample(self) -> None:
+        """Look at the next few queues, at most QUEUES_SAMPLED_MAX."""
+        for _ in range(min(len(self._round), QUEUES_SAMPLED_MAX)):
+            topic_id = self._round.popleft()
+            known = self._known.get(topic_id)
+            if known is not None:
+                self._seen(known, known.queue.counts(live_count(known.topic)))
+                self._round.append(topic_id)
+
+    def _seen(self, known: _QueueSample, now: QueueCounts) -> None:
+        before, known.seen = known.seen, now
+        self.ready += now.ready - before.ready
+        self.in_flight += now.in_flight - before.in_flight
+        self.delayed += now.delayed - before.delayed

@@ -1,0 +1,1 @@
+"""From the files of a data directory to a shard that serves."""

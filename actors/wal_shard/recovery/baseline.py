@@ -1,0 +1,396 @@
+"""Where replay starts: the snapshots that count for one shard, and the segments on disk.
+
+Of each shard, under each shard count, the newest valid snapshot counts. A topic is governed by the one
+with the greatest number among those whose shard owned it: numbers grow over all shards, so that this is the
+last word said about it, whatever the shard count was then. What that snapshot absorbed is not replayed
+for the topic; a topic that was known to it and has no row is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.wal_shard.recovery.replay import Orphan
+from actors.wal_shard.recovery.shard_facts import ShardFacts, decode_facts
+from ringlog.envelope.messages import SegmentRef
+from ringlog.errors import CorruptData, DiskError
+from ringlog.limits import SNAPSHOTS_KEPT
+from ringlog.logs import log_event
+from ringlog.placement import shard_of, shards_of
+from ringlog.segment.index_rebuild import rebuild_index
+from ringlog.segment.layout import DATA, IDX, parse_stem
+from ringlog.segment.segment import Segment, find_segments, read_data_header
+from ringlog.storage.disk import Disk
+from ringlog.storage.layout import META_DIR
+from ringlog.storage.snapshot import HEADER_BYTES as SNAPSHOT_HEADER_BYTES
+from ringlog.storage.snapshot import (
+    Snapshot,
+    decode_header,
+    decode_snapshot,
+    load_snapshots,
+    snapshot_name,
+    snapshot_numbers,
+)
+from ringlog.topic.row import decode_row
+from ringlog.topic.segment_catalog import MissingSegment, SegmentCatalog, owned_by
+from ringlog.topic.state import ShardTopic
+
+log = logging.getLogger("ringlog.shard")
+
+Mask = NDArray[np.bool_]
+Owner = tuple[int, int]
+"""(shards, shard): which shard, under which shard count."""
+BOTH, COLD = 1, 2
+"""SegmentRef.tier of a segment whose data part lies in the cold store too, or there alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotLayer:
+    """One snapshot that counts."""
+
+    snapshot: Snapshot
+    facts: ShardFacts
+
+    @property
+    def owner(self) -> Owner:
+        """Who made it."""
+        return self.snapshot.shards, self.snapshot.shard
+
+
+@dataclass(slots=True)
+class Baseline:
+    """What the snapshots say to one shard. `layers` have the greatest number first."""
+
+    shard: int
+    shards: int
+    layers: list[SnapshotLayer] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """Snapshots that are not valid: "path: reason"."""
+
+    @property
+    def own(self) -> SnapshotLayer | None:
+        """This shard's own snapshot, when it governs everything the shard owns."""
+        first = self.layers[0] if self.layers else None
+        return first if first is not None and first.owner == (self.shards, self.shard) else None
+
+    def absorbs(self, file_id: int) -> bool:
+        """Is nothing in this file for us to replay?"""
+        return self.own is not None and self.own.facts.absorbs(file_id)
+
+    def covers_missing_file(self, written_by: Owner | None, file_id: int) -> bool:
+        """Did a snapshot absorb the file, so that it may be gone? `written_by`: (shards, shard) of the file
+        behind it in its stream, if that is known."""
+        return any(
+            each.facts.absorbs(file_id) for each in self.layers if is_relevant_to(each.owner, written_by)
+        )
+
+    def absorbed(self, file_id: int, topic_ids: NDArray[np.uint64]) -> Mask | None:
+        """(n,) frames of that file which the snapshots governing their topics absorbed; None = none."""
+        word = [layer.facts.absorbs(file_id) for layer in self.layers]
+        if not any(word):
+            return None
+        return np.array([*word, False])[self._governing(topic_ids)]
+
+    def knows_topic(self, topic_id: int) -> bool:
+        """Was the topic made before the rows of its snapshot were captured? Without a row it is gone."""
+        for layer in self.layers:
+            shards, shard = layer.owner
+            if shard_of(topic_id, shards) == shard:
+                return topic_id <= layer.facts.last_id
+        return False
+
+    def topics(self) -> Iterator[tuple[ShardTopic, bool, int]]:
+        """(topic, is it ours, incarnation that handed it over) of every row in force; of another layout's
+        snapshot those of others, too."""
+        for at, layer in enumerate(self.layers):
+            snapshot = layer.snapshot
+            governed = self._governing(snapshot.ids) == at
+            ours = np.ones(len(governed), dtype=np.bool_)
+            if snapshot.shards != self.shards:
+                ours = shards_of(snapshot.ids, self.shards) == self.shard
+            ids, rows, starts = snapshot.ids.tolist(), memoryview(snapshot.rows), snapshot.starts.tolist()
+            for row in np.flatnonzero(governed).tolist():
+                topic = decode_row(ids[row], rows[starts[row] : starts[row + 1]])
+                yield topic, bool(ours[row]), snapshot.incarnation
+
+    def is_unknown(self, topic_id: int) -> bool:
+        """Does no snapshot say whether there is such a topic?"""
+        return bool(self._governing(np.array([topic_id], dtype=np.uint64))[0] < 0)
+
+    def listed_segments(self) -> dict[int, SegmentRef]:
+        """Segments in force by the word of snapshots that may govern something of ours."""
+        layers = self.layers[:1] if self.own is not None else self.layers
+        return {ref.number: ref for layer in layers for ref in layer.facts.refs()}
+
+    def _governing(self, topic_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """(n,) index of the governing layer; -1 = no snapshot knows of the topic."""
+        if self.own is not None:
+            return np.zeros(len(topic_ids), dtype=np.int64)
+        found = np.full(len(topic_ids), -1, dtype=np.int64)
+        for at, layer in enumerate(self.layers):
+            shards, shard = layer.owner
+            found[(found < 0) & (shards_of(topic_ids, shards) == shard)] = at
+        return found
+
+
+def load_baseline(disk: Disk, data_dir: str, shard: int, shards: int) -> Baseline:
+    """Read the snapshots that count for a shard; those that are not valid are passed over (SN-4)."""
+    found = Baseline(shard, shards)
+    seen: set[Owner] = set()
+    for each, number in sorted(snapshot_numbers(disk, data_dir), key=lambda one: -one[1]):
+        relative = f"{META_DIR}/{snapshot_name(each, number)}"
+        if not disk.exists(f"{data_dir}/{relative}"):
+            continue  # a temporary file
+        try:
+            layer = _load(disk, data_dir, relative, seen, found)
+        except DiskError as e:
+            if e.errno != errno.ENOENT:
+                raise
+            continue  # retired just now, so a newer one counts
+        except CorruptData as e:
+            found.skipped.append(f"{relative}: {e.message}")
+            log_event(log, logging.WARNING, "snapshot skipped", file=relative, reason=e.message)
+            continue
+        if layer is not None:
+            seen.add(layer.owner)
+            found.layers.append(layer)
+    return found
+
+
+def _load(disk: Disk, data_dir: str, relative: str, seen: set[Owner], base: Baseline) -> SnapshotLayer | None:
+    """One snapshot, or None when it does not count."""
+    path = f"{data_dir}/{relative}"
+    fd = disk.open_read(path)
+    try:
+        header = decode_header(disk.read_at(fd, SNAPSHOT_HEADER_BYTES, 0), relative)
+        if (header.shards, header.shard) in seen:
+            return None
+        if header.shards == base.shards and header.shard != base.shard:
+            return None
+        data = disk.read_at(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+    snapshot = decode_snapshot(data, relative)
+    if relative != f"{META_DIR}/{snapshot_name(snapshot.shard, snapshot.number)}":
+        raise CorruptData("snapshot under the name of another", file=relative, number=snapshot.number)
+    return SnapshotLayer(snapshot, decode_facts(snapshot.facts, relative))
+
+
+def adopt_segments(
+    disk: Disk, data_dir: str, base: Baseline, sealed: SegmentCatalog, *, has_cold: bool = False,
+    beat: Callable[[], None] = lambda: None,
+) -> list[MissingSegment]:  # fmt: skip
+    """Register every complete segment on disk that holds topics of ours; returns what is missing: listed
+    segments that are not there, and segments that cannot be read.
+
+    What the snapshot does not list was made after it: by the reclaimer, in place of others that may be gone
+    by now, or by a checkpoint that did not finish, and then says the same as the log.
+
+    Tiers are derived from what is there (TI-5): a listed segment whose index is here and whose data part is
+    not was moved since, if there is or was a cold store (`has_cold`).
+    """
+    listed = base.listed_segments()
+    found = [stem for stem in find_segments(disk, data_dir) if parse_stem(stem) is not None]
+    hot = {stem for stem in found if _may_be_ours(stem, base)}
+    cold = _without_data(disk, data_dir, base, sealed, hot, has_cold=has_cold)
+    missing: list[MissingSegment] = []
+    # In the order of their numbers, wherever they lie: what comes later may reach into what came before.
+    for stem in sorted((*hot, *cold), key=_number_of):
+        beat()
+        try:
+            _adopt_patiently(disk, data_dir, stem, base, sealed, listed, is_cold=stem in cold)
+        except (CorruptData, DiskError) as e:
+            if isinstance(e, DiskError) and e.errno == errno.ENOENT and stem not in cold:
+                continue  # The reclaimer was quicker; if it was not, it is missed below.
+            log_event(log, logging.ERROR, "segment cannot be used", segment=stem, reason=str(e))
+            missing.append(_missing(data_dir, stem, e, listed, is_cold=stem in cold))
+    known = {each.stem for each in missing} | cold
+    for ref in listed.values():
+        if ref.number in sealed.refs or not _may_be_ours(ref.stem, base) or ref.stem in known:
+            continue
+        if not disk.exists(f"{data_dir}/{ref.stem}{DATA}"):
+            part = ref.stem + (IDX if ref.tier else DATA)
+            missing.append(MissingSegment(ref.stem, part, "missing", ref, is_cold=bool(ref.tier)))
+    return missing
+
+
+def _missing(
+    data_dir: str, stem: str, error: CorruptData | DiskError, listed: dict[int, SegmentRef], *, is_cold: bool
+) -> MissingSegment:
+    path = str(error.detail.get("file") or error.detail.get("path") or stem).removeprefix(f"{data_dir}/")
+    return MissingSegment(stem, path, error.message, listed.get(_number_of(stem)), is_cold)
+
+
+def _without_data(
+    disk: Disk, data_dir: str, base: Baseline, sealed: SegmentCatalog, hot: set[str], *, has_cold: bool
+) -> set[str]:
+    """Stems of listed segments of ours of which only the index is here: they are in the cold tier."""
+    return {
+        ref.stem for ref in base.listed_segments().values()
+        if ref.stem not in hot and ref.number not in sealed.refs and _may_be_ours(ref.stem, base)
+        and (ref.tier or has_cold) and disk.exists(f"{data_dir}/{ref.stem}{IDX}")
+    }  # fmt: skip
+
+
+def _number_of(stem: str) -> int:
+    parsed = parse_stem(stem)
+    return parsed[2] if parsed else 0
+
+
+def _may_be_ours(stem: str, base: Baseline) -> bool:
+    parsed = parse_stem(stem)
+    return parsed is None or not parsed[0] or shard_of(parsed[0], base.shards) == base.shard
+
+
+def _adopt_patiently(
+    disk: Disk, data_dir: str, stem: str, base: Baseline, sealed: SegmentCatalog, listed: dict[int,
+    SegmentRef], *,
+    is_cold: bool,
+) -> None:  # fmt: skip
+    """As `_adopt`; what cannot be read is read a second time, since a device may fail once."""
+    try:
+        _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=is_cold)
+    except DiskError as e:
+        if e.errno == errno.ENOENT:
+            raise
+        _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=is_cold)
+
+
+def _adopt(
+    disk: Disk, data_dir: str, stem: str, base: Baseline, sealed: SegmentCatalog, listed: dict[int,
+    SegmentRef], *,
+    is_cold: bool,
+) -> None:  # fmt: skip
+    segment = open_segment(disk, data_dir, stem, base)
+    if segment is None:
+        return
+    try:
+        if not is_cold:
+            disk.close(disk.open_read(f"{data_dir}/{stem}{DATA}"))
+        header = segment.header
+        is_others = header.shards == base.shards and header.shard != base.shard
+        if is_others and segment.ref.number not in listed:
+            return
+        topics = sealed.split_rows(segment.topics, segment.entries)
+        owned = owned_by(topics, base.shard, base.shards)
+        if owned is None or owned.any():
+            # Tiers are told by the snapshot; a segment that it does not know is where it was made.
+            known = listed.get(segment.ref.number)
+            ref = segment.ref
+            sealed.add(ref, topics, owned)
+            if is_cold:
+                sealed.set_tier(ref.number, COLD)
+            elif known is not None and known.tier:
+                # A data part that is here is read here, also where a snapshot says that it was moved (TI-5).
+                sealed.set_tier(ref.number, BOTH)
+    finally:
+        segment.close()
+
+
+def orphans_in(disk: Disk, data_dir: str, base: Baseline, sealed: SegmentCatalog) -> dict[int, Orphan]:
+    """Topics of ours of which there are segments and no snapshot that governs them, by id."""
+    found: dict[int, Orphan] = {}
+    for ref in sealed.refs.values():
+        ids = [each for each in sealed.topics_of(ref.number) if base.is_unknown(each)]
+        segment = open_segment(disk, data_dir, ref.stem, base) if ids else None
+        if segment is None:
+            continue
+        try:
+            for topic_id in ids:
+                row = segment.row(topic_id)
+                if row is None:
+                    continue
+                facts, orphan = segment.topics[row], found.setdefault(topic_id, Orphan())
+                orphan.epoch = max(orphan.epoch, int(facts["epoch"]))
+                orphan.records += int(facts["records"])
+                orphan.bytes += int(facts["bytes"])
+                orphan.last_ts = max(orphan.last_ts, int(facts["ts_max"]))
+                due = [each for each in (orphan.due_us, int(facts["expires_min"])) if each]
+                orphan.due_us = min(due, default=0)
+                orphan.dead |= segment.deleted(row)
+        finally:
+            segment.close()
+    return found
+
+
+def is_relevant_to(owner: Owner, written_by: Owner | None) -> bool:
+    """Is a file that (shards, shard) wrote any business of this owner of a snapshot? Its own stream is, and
+    whatever was written under another shard count."""
+    return written_by is None or owner[1] == written_by[1] or owner[0] != written_by[0]
+
+
+def newest_facts(disk: Disk, data_dir: str) -> dict[Owner, ShardFacts]:
+    """Facts of the newest valid snapshot of every shard under every shard count."""
+    found: dict[Owner, ShardFacts] = {}
+    for each in load_snapshots(disk, data_dir)[0]:
+        found.setdefault((each.shards, each.shard), decode_facts(each.facts, f"shard {each.shard}"))
+    return found
+
+
+def absorbed_everywhere(disk: Disk, data_dir: str, shards: int, file_ids: Iterable[int]) -> set[int]:
+    """Those of the files, of another layout, that both snapshots kept of every shard absorb."""
+    left = set(file_ids)
+    for shard in range(shards):
+        found = [each for each in load_snapshots(disk, data_dir, shard)[0] if each.shards == shards]
+        kept = [decode_facts(each.facts, f"shard {shard}") for each in found[:SNAPSHOTS_KEPT]]
+        if len(kept) < SNAPSHOTS_KEPT:
+            return set()
+        left = {each for each in left if all(facts.absorbs(each) for facts in kept)}
+    return left
+
+
+def segment_tables(disk: Disk, data_dir: str, refs: Iterable[SegmentRef]) -> dict[int, Any] | str:
+    """Number -> (topic table, frames) of segments that are to be in force; a str says why one cannot be."""
+    tables: dict[int, Any] = {}
+    for ref in refs:
+        if parse_stem(ref.stem) is None:
+            return f"{ref.stem[:256]!r}: not the name of a segment"
+        try:
+            segment = Segment.open(disk, data_dir, ref.stem)
+        except (CorruptData, DiskError) as e:
+            return f"{ref.stem}: {e}"
+        segment.close()
+        if (segment.ref.number, segment.ref.salt) != (ref.number, ref.salt):
+            return f"{ref.stem}: is another segment, {segment.ref.number}"
+        tables[ref.number] = segment.topics, segment.entries
+    return tables
+
+
+def open_segment(disk: Disk, data_dir: str, stem: str, base: Baseline) -> Segment | None:
+    """Open a segment, making its index and its tags part anew when they are missing or damaged (SG-5), unless
+    that is the business of the shard that owns it; then None for one without an index.
+
+    Without its tags a segment still has its records: where they cannot be made anew it is opened without.
+    """
+    opened: Segment | None = None
+    try:
+        if disk.exists(f"{data_dir}/{stem}{IDX}"):
+            opened = Segment.open(disk, data_dir, stem)
+        reason = "index is missing" if opened is None else opened.tags_fault()
+    except CorruptData as e:
+        if not disk.exists(f"{data_dir}/{stem}{DATA}"):
+            raise
+        reason = e.message
+    if not reason:
+        return opened
+    try:
+        header = read_data_header(disk, data_dir, stem)
+        if header.shards == base.shards and header.shard != base.shard:
+            return opened
+        log_event(log, logging.WARNING, "index of a segment is made anew", segment=stem, reason=reason)
+        made = rebuild_index(disk, data_dir, stem)
+    except (CorruptData, DiskError) as e:
+        if opened is None:
+            raise
+        log_event(log, logging.ERROR, "tags of a segment cannot be made anew", segment=stem, reason=str(e))
+        return opened
+    if opened is not None:
+        opened.close()
+    return made

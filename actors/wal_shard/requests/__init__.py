@@ -1,0 +1,1 @@
+"""Requests that reach a shard by socket or call ring."""

@@ -1,0 +1,733 @@
+"""Requests that come by socket: topics, appends by message, places for readers. Pure.
+
+Mutations are staged into the group like frames are; their replies wait until the group is durable
+(T-5, T-18, C-9). Everything else is answered from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pyroaring import BitMap64
+
+from actors.wal_shard.commit import idempotency
+from actors.wal_shard.commit.admission import Admission, FrameIntake
+from actors.wal_shard.commit.commit_batch import CommitBatch
+from actors.wal_shard.commit.control_records import (
+    HeadReserved,
+    KeyUsed,
+    ProducerClaimed,
+    TopicRemoved,
+    config_frame,
+    create_frame,
+    frame_of,
+)
+from actors.wal_shard.leases.shard_leases import ShardLeases
+from actors.wal_shard.recovery.log_file_table import LogFileTable
+from actors.wal_shard.requests.read_only_mode import READ_ONLY_REQUESTS, ReadOnlyMode
+from actors.wal_shard.retention.checkpoint import HandlerReply, ShardCheckpoint
+from actors.wal_shard.retention.idle_topic_expiry import IdleTopicExpiry
+from actors.wal_shard.retention.removal import Removals
+from actors.wal_shard.retention.volatile_files import VolatileFileTable
+from actors.wal_shard.routing import ShardRouters
+from ringlog import __version__
+from ringlog.contract import ControlReceived, Reply
+from ringlog.envelope import messages as m
+from ringlog.envelope.refusal import error_reply
+from ringlog.envelope.wire import PROTOCOL
+from ringlog.errors import (
+    Internal,
+    InvalidRequest,
+    ProducerFenced,
+    Refused,
+    Status,
+    Throttled,
+    TopicNotEmpty,
+    TopicNotFound,
+)
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.settle_entry import (
+    DISK_FULL,
+    FENCED,
+    S_COMMIT_TS,
+    S_COUNT_STATUS,
+    S_FIRST_SEQ,
+    S_HEAD_SEQ,
+    S_TOPIC,
+    STATUS_SHIFT,
+)
+from ringlog.leases.holders import ProcessId
+from ringlog.limits import (
+    DELETED_PER_LOCATE_BYTES,
+    EXTENTS_PER_LOCATE_MAX,
+    FRAME_BYTES_MAX,
+    LIST_PAGE_MAX,
+    PRESSURE_RETRY_MS,
+    REQUEST_BYTES_MAX,
+)
+from ringlog.names import check_topic_name
+from ringlog.placement import home_shard
+from ringlog.segment.layout import parse_stem
+from ringlog.topic.config import TopicConfig
+from ringlog.topic.directory import Halt, TopicDirectory
+from ringlog.topic.idempotency import IdempotencyEntry
+from ringlog.topic.retention import held_from
+from ringlog.topic.state import ShardTopic
+from ringlog.types import SESSION_BIT, Durability
+
+MUTATING_REQUESTS = (
+    m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
+    m.RouterDrop, m.Route,
+)  # fmt: skip
+"""Requests that may add to the log."""
+
+Handler = Callable[[Any, ControlReceived, CommitBatch, int], HandlerReply | None]
+
+
+_MODES = ("upsert", "create", "merge", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIdentity:
+    """Who this shard is."""
+
+    engine_id: str
+    shard: int
+    shards: int
+    incarnation: int
+    topics_max: int
+    time_base_us: int = 0
+    """See envelope/boot.py."""
+
+
+class Requests:
+    """Answers requests against the directory, staging changes into the group."""
+
+    def __init__(
+        self, identity: ShardIdentity, directory: TopicDirectory, admission: Admission, places: LogFileTable,
+        checkpoint: ShardCheckpoint, ephemerals: VolatileFileTable, topics_elsewhere: Callable[[int], int],
+    ) -> None:  # fmt: skip
+        """`topics_elsewhere` publishes how many topics this shard has; returns how many the others have."""
+        self._me = identity
+        self._topics_elsewhere = topics_elsewhere
+        self._directory = directory
+        self._admission = admission
+        self._places = places
+        self._sealed = checkpoint.sealed
+        self.steady_us = 0
+        """The time in which leases and waits are counted: it runs with the monotonic clock, however the wall
+        clock is set."""
+        self.read_only: ReadOnlyMode | None = None
+        self.disk_missing_bytes = 0
+        """So much more must be free on the device before records are taken."""
+        self.is_overloaded = False
+        """The governor refuses new records, and more requests wait than are taken in one turn (G-3)."""
+        self.refused_for_pressure = 0
+        """Appends that were refused for that."""
+        self.free_slots = 1 << 32
+        """Slots for topics that shared memory has now, as the shell last counted them."""
+        self._without_slot: list[ShardTopic] = []
+        """Topics that were created and have no slot yet."""
+        self.retired: list[ShardTopic] = []
+        """Topics whose removal is staged; the core retires their slots when the group is durable."""
+        self.removals = Removals(identity.incarnation, directory, self._all_extents, ephemerals.files_of)
+        self.routing = ShardRouters(directory, admission, self._invalidate_readers)
+        self.leases = ShardLeases(identity.incarnation, directory, self.removals)
+        self.idle_topic_expiry = IdleTopicExpiry(directory, self.leases)
+        self._handlers: dict[type[m.Message], Handler] = {
+            m.Hello: self._hello,
+            m.TopicPut: self._put,
+            m.TopicResolve: self._resolve,
+            m.TopicState: self._state,
+            m.TopicList: self._list,
+            m.TopicDelete: self._delete,
+            m.Append: self._append,
+            m.RecordsDelete: self.removals.delete,
+            m.ProducerState: self._producer_state,
+            m.Locate: self._locate,
+            **checkpoint.handlers,
+            **self.routing.handlers,
+            **self.leases.handlers,
+        }
+
+        self._timed = self.leases.handlers.keys()
+        """Requests about leases and waits: what they are told for the time is `steady_us`."""
+
+    @property
+    def kinds(self) -> tuple[type[m.Message], ...]:
+        """Requests that a shard takes."""
+        return tuple(self._handlers)
+
+    def process_ids(self) -> set[ProcessId]:
+        """The processes that claimed what is leased, as far as that is known."""
+        return {*self.leases.registry.process_ids()}
+
+    def may_log(self, message: m.Message) -> bool:
+        """May this request add to the log? Who asks for a producer's state does when he claims it."""
+        if isinstance(message, m.ProducerState):
+            return message.owner != 0
+        return isinstance(message, MUTATING_REQUESTS) or self.leases.registry.may_log(message)
+
+    def handle(
+        self, event: ControlReceived, group: CommitBatch, now_us: int, *, can_log: bool = True
+    ) -> Reply | None:
+        """Answer one request; None when the answer comes later. What changes anything is refused when it
+        cannot be logged at present."""
+        handler = self._handlers.get(type(event.message))
+        try:
+            if handler is None:
+                raise InvalidRequest("a shard does not take this request", kind=type(event.message).__name__)
+            answer: HandlerReply | None
+            if self._directory.halted:
+                self._require_served(event)
+            is_answered = isinstance(event.message, (*READ_ONLY_REQUESTS, m.Append)) and not (
+                isinstance(event.message, m.ProducerState) and event.message.owner
+            )
+            if self.read_only is not None and not is_answered:
+                raise self.read_only.refusal()
+            if not can_log and self.may_log(event.message):
+                answer = self._answer_repeat(event, group, now_us)
+            elif self.is_overloaded and isinstance(event.message, m.Append):
+                answer = self._append_pressed(event.message, event, group, now_us)
+            else:
+                is_timed = type(event.message) in self._timed
+                answer = handler(event.message, event, group, self.steady_us if is_timed else now_us)
+        except Refused as e:
+            self.removals.cancel_delete()
+            self.leases.deletes.cancel_pending()
+            answer = error_reply(e)
+        else:
+            if self.idle_topic_expiry:
+                self.idle_topic_expiry.record_use(event.message, now_us)
+        if answer is None:
+            return None
+        message, attachment = answer if isinstance(answer, tuple) else (answer, None)
+        return Reply(event.client, event.corr, message, attachment)
+
+    def _require_served(self, event: ControlReceived) -> None:
+        """Raise TopicHalted for a request that names a halted topic, unless it asks where or what it is."""
+        message: Any = event.message
+        if isinstance(message, m.TopicState | m.TopicResolve):
+            return
+        halt = None
+        if isinstance(message, m.RouterPut):
+            halt = self._directory.halted.get(message.facts.dest_id)
+        elif isinstance(name := getattr(message, "topic", None), str):
+            halt = self._directory.halt_of(name)
+        if halt is None:
+            return
+        is_unknown = isinstance(message, m.Append) and any(
+            is_in_doubt(halt.topic, words) for words in self._frames_of(message, event).words
+        )
+        raise halt.error("unknown" if is_unknown else "not_applied")
+
+    def _invalidate_readers(self, topic: ShardTopic, group: CommitBatch) -> None:
+        """What readers know of the topic holds no longer once this group is published."""
+        self.removals.bump_version(topic)
+        group.dirty_topics[topic.topic_id] = topic
+        group.has_removals = True
+
+    # -- topics ---------------------------------------------------------------------------------------
+
+    def _hello(self, message: m.Hello, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
+        if message.protocol != PROTOCOL:
+            raise InvalidRequest("unknown protocol version", version=message.protocol, known=PROTOCOL)
+        me = self._me
+        limits = {
+            "record_bytes": self._admission.limits.record_bytes,
+            "request_bytes": REQUEST_BYTES_MAX,
+            "topics": me.topics_max,
+        }
+        return m.Welcome(PROTOCOL, __version__, me.engine_id, me.shards, me.shard, me.incarnation, limits)
+
+    def _put(self, message: m.TopicPut, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
+        if message.mode not in _MODES:
+            raise InvalidRequest("unknown mode", field="mode", found=message.mode, known=list(_MODES))
+        check_topic_name(message.topic)
+        topic = self._directory.find(message.topic)
+        if topic is None and (elsewhere := self._elsewhere(message.topic)):
+            return elsewhere
+        if topic is None:
+            if message.mode == "merge":
+                raise TopicNotFound("no such topic", topic=message.topic)
+            return self.topic_info(self._create(message.topic, message.config, group), created=True)
+        if message.mode in {"merge", "update"}:
+            config = topic.config.merged(message.config, topic.name)
+        else:
+            config = TopicConfig.parse(message.config, topic.name)
+        if message.mode != "create":
+            config.require_type_of(topic.config, topic.name)
+            if config != topic.config:
+                config.require_lifetime_of(topic.config, topic.name)
+                self.leases.registry.require_room(topic, config)
+                self._reconfigure(topic, config, group, now_us)
+        return self.topic_info(topic, created=False)
+
+    def _reconfigure(self, topic: ShardTopic, config: TopicConfig, group: CommitBatch, now_us: int) -> None:
+        old, topic.config = topic.config.durability, config
+        # A cap or a TTL that became tighter takes effect behind its own frame (C-8, C-9).
+        self.removals.request_retention(topic)
+        self._directory.register_config(topic)
+        group.add_control(config_frame(topic), topic)
+        self.idle_topic_expiry.start_period(topic)
+        self.leases.apply_config(topic, group, now_us)
+        was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
+        ends_reserving = topic.is_reserving and config.durability == Durability.FSYNC
+        if was_volatile or ends_reserving:
+            # What the log lacks of the records so far becomes a base for what follows (C-11); and whatever
+            # of class `disk` lies before this is synced with it, so that no reservation is needed.
+            group.add_control(head_base_frame(topic), topic)
+            topic.reservation.settle(topic.next_seq - 1)
+            topic.is_reserving = False
+
+    def _create(self, name: str, config: dict[str, Any] | None, group: CommitBatch) -> ShardTopic:
+        check_topic_name(name)
+        parsed = TopicConfig.parse(config or {}, name)
+        if (halt := self._directory.halt_of(name)) is not None:
+            raise halt.error()
+        self._require_slot()
+        self._require_room()
+        topic_id, epoch = self._directory.next_identity()
+        topic = ShardTopic(topic_id, epoch, name, parsed)
+        self._directory.add(topic)
+        self._without_slot.append(topic)
+        self.idle_topic_expiry.start_period(topic)
+        group.add_control(create_frame(topic), topic)
+        return topic
+
+    def _require_room(self) -> None:
+        """Raise Throttled where the engine has as many topics as it may. The place is claimed first and
+        counted then: of shards that claim the last one at the same time none or one gets it, never two."""
+        most, own = self._me.topics_max, len(self._directory)
+        if not most or own + 1 + self._topics_elsewhere(own + 1) <= most:
+            return
+        self._topics_elsewhere(own)
+        raise Throttled(
+            f"the engine has as many topics as limits.max_topics allows ({most})", limit="max_topics",
+            max=most, retry_after_ms=1_000,
+        )  # fmt: skip
+
+    def _require_slot(self) -> None:
+        """Raise Throttled where shared memory has no room to publish one more topic."""
+        if len(self._without_slot) < self.free_slots:
+            return
+        by_id = self._directory.by_id
+        self._without_slot = [t for t in self._without_slot if t.slot < 0 and t.topic_id in by_id]
+        if len(self._without_slot) >= self.free_slots:
+            raise Throttled(
+                "shared memory has no room for one more topic: enlarge /dev/shm or delete topics",
+                limit="shared_memory", topics=len(self._directory), retry_after_ms=1_000,
+            )  # fmt: skip
+
+    def _elsewhere(self, name: str) -> m.TopicInfo | None:
+        """A pointer for a name that another shard looks after; None when it is ours to decide."""
+        if name in self._directory.delegated_names:
+            shard = self._directory.delegated_names[name]
+        else:
+            shard = home_shard(name, self._me.shards)
+            if name in self._directory.adopted:
+                shard = self._me.shard
+        if shard == self._me.shard:
+            return None
+        return m.TopicInfo(name, 0, 0, shard, -1, False, {})
+
+    def _resolve(
+        self, message: m.TopicResolve, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
+        halt = self._directory.halt_of(message.topic)
+        topic = self._directory.find(message.topic) if halt is None else halt.topic
+        if topic is not None:
+            return self.topic_info(topic, created=False)
+        elsewhere = self._elsewhere(message.topic)
+        if elsewhere is not None:
+            return elsewhere
+        raise TopicNotFound("no such topic", topic=message.topic)
+
+    def topic_info(self, topic: ShardTopic, *, created: bool) -> m.TopicInfo:
+        """A topic's identity and place."""
+        return m.TopicInfo(
+            topic.name,
+            topic.topic_id,
+            topic.epoch,
+            self._me.shard,
+            topic.slot,
+            created,
+            topic.config.to_dict(),
+        )
+
+    def _find(self, name: str) -> ShardTopic:
+        topic = self._directory.find(name)
+        if topic is None:
+            raise TopicNotFound("no such topic", topic=name)
+        return topic
+
+    def _state(
+        self, message: m.TopicState, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
+        halt = self._directory.halt_of(message.topic)
+        topic = self._find(message.topic) if halt is None else halt.topic
+        if message.touch:
+            topic.last_read_us = now_us
+        return self._state_of(topic)
+
+    def _state_of(self, topic: ShardTopic) -> m.TopicStateReply:
+        keys, keys_forgotten = topic.keys_counted()
+        return m.TopicStateReply(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            epoch=topic.epoch,
+            shard=self._me.shard,
+            type=topic.config.type,
+            head_seq=topic.head_seq,
+            earliest_seq=topic.earliest_seq,
+            count=topic.count,
+            bytes=topic.bytes,
+            evict_floor=topic.evict_floor,
+            last_write_ts=topic.last_ts // 1000 or None,
+            last_read_ts=topic.last_read_us // 1000 or None,
+            config=topic.config.to_dict(),
+            held_by=held_from(topic)[1] if topic.held_at else "",
+            is_fed=bool(topic.routers),
+            keys=keys,
+            keys_forgotten=keys_forgotten,
+            missing_part=halt.part if (halt := self._directory.halted.get(topic.topic_id)) else "",
+        )
+
+    def _list(
+        self, message: m.TopicList, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
+        size = min(max(message.page_size, 1), LIST_PAGE_MAX)
+        topics, more = self._directory.page(message.prefix, message.after, size)
+        return m.TopicListReply([self._state_of(topic) for topic in topics], more)
+
+    def _delete(
+        self, message: m.TopicDelete, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic = self._directory.find(message.topic)
+        if topic is None:
+            return m.TopicDeleted(message.topic, False)
+        if message.if_empty and topic.staged_count > 0:
+            raise TopicNotEmpty("topic holds records", topic=topic.name, count=topic.staged_count)
+        self._remove(topic, group)
+        return m.TopicDeleted(topic.name, True, [each.name for each in topic.routers.values()])
+
+    def expire_idle_topics(self, group: CommitBatch, now_us: int) -> None:
+        """Remove topics that nobody has used for as long as they say."""
+        self.idle_topic_expiry.expire_idle(now_us, lambda topic: self._remove(topic, group))
+
+    def _remove(self, topic: ShardTopic, group: CommitBatch) -> None:
+        """Stage a topic's end."""
+        group.add_control(frame_of(TopicRemoved(topic.epoch), topic.topic_id, topic.epoch))
+        group.dirty_topics.pop(topic.topic_id, None)
+        self._directory.remove(topic)
+        self.routing.forget(topic)
+        self.leases.forget_topic(topic)
+        self.idle_topic_expiry.forget(topic)
+        self.retired.append(topic)
+        self._topics_elsewhere(len(self._directory))
+
+    # -- appends by message ---------------------------------------------------------------------------
+
+    def _append(
+        self, message: m.Append, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
+        batch = self._frames_of(message, event)
+        assert event.attachment is not None
+        intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
+        topic = self._directory.find(message.topic)
+        is_new = topic is None
+        if topic is None:
+            if not _may_create(message) or self._elsewhere(message.topic) is not None:
+                raise TopicNotFound("no such topic", topic=message.topic)
+            self._require_ids(batch, message.topic, 0)
+            if not self._admission.has_valid_frame(intake):
+                # Limits come before creation (W-2): what is refused by itself makes no topic.
+                self._admission.admit(intake, {}, now_us, None)
+                return m.Appended(message.topic, 0, 0, False, intake.entries.tobytes())
+            topic = self._create(message.topic, message.config, group)
+        elif message.config is not None:
+            TopicConfig.parse(message.config, topic.name)
+        if (past := idempotency.find_duplicate(topic, message, batch, now_us)) is not None:
+            return self._appended(topic, is_new, *past)
+        self._require_ids(batch, topic.name, topic.topic_id)
+        batch.words[:, layout.W_TOPIC] = topic.topic_id
+        self._admission.admit(intake, {topic.topic_id: topic}, now_us, None)
+        if (message.idempotency_key or message.ids) and intake.frames == 1:
+            self._remember_keys(topic, message, intake, group, now_us)
+        group.add_intake(intake)
+        return self._appended(topic, is_new, intake.entries)
+
+    def _append_pressed(
+        self, message: m.Append, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
+        """New records are refused (G-6); repeats are answered, and who asked for no backpressure (G-12)."""
+        if message.disable_backpressure:
+            return self._append(message, event, group, now_us)
+        batch = self._frames_of(message, event)
+        repeat = self._repeated(message, event, batch, group, now_us, Status.THROTTLED)
+        if repeat is not None:
+            return repeat
+        self.refused_for_pressure += 1
+        raise Throttled(
+            "the shard is under pressure", reason="pressure", topic=message.topic,
+            retry_after_ms=PRESSURE_RETRY_MS,
+        )  # fmt: skip
+
+    def _answer_repeat(self, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
+        """An append that is in the log already is a repeat, also while nothing can be written (W4); what else
+        would change something raises Internal."""
+        message, read_only, batch = event.message, self.read_only, None
+        if isinstance(message, m.Append):
+            batch = self._frames_of(message, event)
+            closed = Status.INTERNAL if read_only is None else Status.STORAGE_READ_ONLY
+            repeat = self._repeated(message, event, batch, group, now_us, closed)
+            if repeat is not None:
+                return repeat
+        if read_only is not None:
+            raise read_only.refusal(batch.words if batch is not None else None)
+        if self.disk_missing_bytes:
+            raise Internal(
+                DISK_FULL.format(missing=self.disk_missing_bytes), reason="disk_full",
+                missing_bytes=self.disk_missing_bytes,
+            )  # fmt: skip
+        raise Internal("the engine could not write", reason="no_log_space")
+
+    def _repeated(
+        self, message: m.Append, event: ControlReceived, batch: frames.FrameBatch, group: CommitBatch,
+        now_us: int,
+        closed: Status,
+    ) -> m.Message | None:  # fmt: skip
+        """The answer to an append of which something is in the log already; what of it is new is refused with
+        `closed`. None when nothing is."""
+        topic = self._directory.find(message.topic)
+        if topic is None:
+            return None
+        assert event.attachment is not None
+        self._require_ids(batch, topic.name, topic.topic_id)
+        if (past := idempotency.find_duplicate(topic, message, batch, now_us, is_whole=True)) is not None:
+            return self._appended(topic, False, *past)
+        intake = self._admission.open(event.attachment, batch, np.arange(len(batch), dtype=np.int64))
+        batch.words[:, layout.W_TOPIC] = topic.topic_id
+        self._admission.admit(intake, {topic.topic_id: topic}, now_us, closed)
+        if not intake.duplicates:
+            return None
+        group.add_intake(intake)
+        if self.read_only is not None:
+            self.read_only.explain(intake)
+        elif self.disk_missing_bytes:
+            explain_full(intake, self.disk_missing_bytes)
+        return self._appended(topic, False, intake.entries)
+
+    @staticmethod
+    def _require_ids(batch: frames.FrameBatch, name: str, topic_id: int) -> None:
+        ids = batch.words[:, layout.W_TOPIC]
+        if ((ids != 0) & (ids != topic_id)).any():
+            raise InvalidRequest("a frame belongs to another topic", topic=name, topic_id=topic_id)
+
+    def _frames_of(self, message: m.Append, event: ControlReceived) -> frames.FrameBatch:
+        data = event.attachment
+        if data is None or len(data) % 8 or not data:
+            raise InvalidRequest("frames are missing or not a multiple of 8 bytes", bytes=len(data or b""))
+        if len(data) > FRAME_BYTES_MAX:
+            raise InvalidRequest("message too large", bytes=len(data), max=FRAME_BYTES_MAX)
+        batch = frames.scan_checked(data)
+        if batch.stop != len(data) or len(batch) != message.frames or not len(batch):
+            raise InvalidRequest(
+                "attached bytes are not the frames announced", announced=message.frames, found=len(batch),
+                reason=batch.reason or batch.end.value,
+            )  # fmt: skip
+        idempotency.check_idempotency(message, batch)
+        return batch
+
+    def _appended(self, topic: ShardTopic, created: bool, entries: Any, known: bytes = b"") -> m.Appended:
+        return m.Appended(topic.name, topic.topic_id, topic.epoch, created, entries.tobytes(), known)
+
+    def _remember_keys(
+        self, topic: ShardTopic, message: m.Append, intake: FrameIntake, group: CommitBatch, now_us: int
+    ) -> None:
+        entry = intake.entries[0]
+        first, stamp = int(entry[S_FIRST_SEQ]), int(entry[S_COMMIT_TS])
+        window = topic.config.idempotency_window_ms
+        own = message.window_ms if 0 < message.window_ms < window else 0
+        seen = IdempotencyEntry(first, intake.records, stamp, now_us, own)
+        idempotency.remember_write(topic, message.idempotency_key, message.ids, seen)
+        # Ahead of its append: replay believes a key only when the append right behind it is there,
+        # so a torn tail takes both or neither.
+        body = KeyUsed(message.idempotency_key, first, intake.records, stamp, now_us, own, message.ids)
+        used = frame_of(body, topic.topic_id, topic.epoch)
+        if window and topic.config.durability != Durability.EPHEMERAL:
+            group.add_control(used, sync=False)
+
+    def _producer_state(
+        self, message: m.ProducerState, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic = self._find(message.topic)
+        if message.owner:
+            self._claim(topic, message, group)
+        producer = topic.producers.get(message.producer_id)
+        highest = producer.highest if producer else 0
+        first, count = (producer.find(highest) if producer and highest else None) or (0, 0)
+        claim = producer.claim if producer else 0
+        return m.ProducerStateReply(
+            topic.name, topic.epoch, message.producer_id, highest, first, count, claim
+        )
+
+    @staticmethod
+    def _claim(topic: ShardTopic, message: m.ProducerState, group: CommitBatch) -> None:
+        """A named producer is the asker's from here on, or still is; raises ProducerFenced when it is not."""
+        producer_id, owner = message.producer_id, message.owner
+        if not 0 < producer_id < SESSION_BIT:
+            raise InvalidRequest(
+                "only a producer that has a name is claimed",
+                producer_id=producer_id,
+                min=1,
+                max=SESSION_BIT - 1,
+            )
+        known = topic.producers.get(producer_id)
+        if message.claim:
+            if known is None or known.claim != message.claim:
+                raise ProducerFenced(FENCED, topic=topic.name)
+            return
+        producer = topic.producers.admit(producer_id)
+        if producer is None:
+            raise Throttled(
+                "too many named producers of one topic", topic=topic.name, limit="producers",
+                max=len(topic.producers), retry_after_ms=1_000,
+            )  # fmt: skip
+        if producer.claim_for(owner):
+            body = ProducerClaimed(producer_id, producer.claim, producer.claimed_at)
+            group.add_control(frame_of(body, topic.topic_id, topic.epoch), topic)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def _locate(
+        self, message: m.Locate, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> m.Message:
+        topic = self._find(message.topic)
+        topic.last_read_us = now_us
+        is_behind = self.read_only is not None
+        recreated = bool(message.epoch and message.epoch != topic.epoch) or (
+            message.after > topic.head_seq and not is_behind
+        )
+        after = 0 if recreated else message.after
+        return self.locate_records(topic, after, recreated=recreated)
+
+    def locate_records(self, topic: ShardTopic, after: int, *, recreated: bool = False) -> m.Located:
+        """Where records behind `after` lie, and what of them is gone."""
+        extents = self._extents(topic, max(after, topic.earliest_seq - 1), EXTENTS_PER_LOCATE_MAX)
+        return m.Located(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            epoch=topic.epoch,
+            shard=self._me.shard,
+            slot=topic.slot,
+            head_seq=topic.head_seq,
+            earliest_seq=topic.earliest_seq,
+            cap_floor=topic.cap_floor,
+            ttl_floor=topic.ttl_floor,
+            trim_floor=topic.trim_floor,
+            recreated=recreated,
+            extents=extents,
+            lost=[n for pair in topic.lost for n in pair],
+            delete_floor=topic.delete_floor,
+            ttl_us=topic.config.hidden_after_us,
+            version=topic.version,
+            is_behind=self.read_only is not None,
+            trimmed=[n for pair in topic.trimmed for n in pair],
+            is_fed=bool(topic.routers),
+            **self._deleted(topic, after),
+        )
+
+    @staticmethod
+    def _deleted(topic: ShardTopic, after: int) -> dict[str, Any]:
+        """Numbers deleted one by one after `after`, as many as go into one answer."""
+        if topic.dead is None:
+            return {}
+        dead = topic.dead - BitMap64(range(after + 1))
+        deleted_to = 0
+        while len(data := dead.serialize()) > DELETED_PER_LOCATE_BYTES:
+            deleted_to = int(dead[len(dead) // 2])
+            dead.remove_range(deleted_to + 1, (1 << 64) - 1)
+        return {"deleted": data, "deleted_to": deleted_to} if dead else {}
+
+    def _all_extents(self, topic: ShardTopic, after: int) -> list[m.Extent]:
+        return self._extents(topic, after, 1 << 62)
+
+    def _extents(self, topic: ShardTopic, after: int, most: int) -> list[m.Extent]:
+        """Segments first, then the files of the log for what lies behind them."""
+        sealed = self._sealed.ranges(topic.topic_id, after)
+        if len(sealed) >= most:
+            return sealed[:most]
+        after = max([after, *[each.last_seq for each in sealed[-1:]]])
+        return sealed + self._in_log(topic, after, most - len(sealed))
+
+    def _in_log(self, topic: ShardTopic, after: int, most: int) -> list[m.Extent]:
+        """Where in the log a topic's records above `after` lie."""
+        if topic.has_index:
+            topic.index.retain_files(self._places.paths.__contains__)
+        places = topic.index.positions_after(after)
+        is_whole = len(places) <= most
+        places = places[:most]
+        known = {file_id for file_id, _ in places}
+        # A reader who has read a list that was cut short asks again; an open end would make him skip.
+        current = [f for f in self._places.paths if f not in self._places.stops] if is_whole else []
+        wanted_volatile = topic.config.durability == Durability.EPHEMERAL
+        for file_id in current:
+            # The open end: what is appended from now on will lie there.
+            if file_id not in known and self._places.paths[file_id].startswith("@") == wanted_volatile:
+                places.append((file_id, self._places.starts[file_id]))
+        return [
+            m.Extent(
+                path=self._places.paths[file_id],
+                file_id=file_id,
+                salt=self._places.salts[file_id],
+                start=offset,
+                stop=self._places.stops.get(file_id, 0),
+            )
+            for file_id, offset in places
+        ]
+
+
+def explain_full(intake: FrameIntake, missing_bytes: int) -> None:
+    """Complete the entries of frames that were refused because the device is nearly full."""
+    entries = intake.entries
+    statuses = entries[:, S_COUNT_STATUS] >> np.uint64(STATUS_SHIFT) & np.uint64(0xFFFF)
+    for row in np.flatnonzero(statuses == int(Status.INTERNAL)).tolist():
+        entries[row][S_FIRST_SEQ] = missing_bytes
+
+
+def explain_halted(intake: FrameIntake, halted: dict[int, Halt]) -> None:
+    """Complete the entries of frames that were refused because their topic is not served."""
+    entries = intake.entries
+    for row in np.flatnonzero(np.isin(entries[:, S_TOPIC], list(halted))).tolist():
+        entry = entries[row]
+        status = int(entry[S_COUNT_STATUS]) >> STATUS_SHIFT & 0xFFFF
+        halt = halted[int(entry[S_TOPIC])]
+        if status != Status.TOPIC_NOT_FOUND:
+            continue
+        _, first, number = parse_stem(halt.part.partition(".")[0]) or (0, 0, 0)
+        entry[S_COUNT_STATUS] = int(Status.TOPIC_HALTED) << STATUS_SHIFT
+        entry[S_FIRST_SEQ] = is_in_doubt(halt.topic, intake.batch.words[row])
+        entry[S_COMMIT_TS], entry[S_HEAD_SEQ] = number, first
+
+
+def is_in_doubt(topic: ShardTopic, words: Any) -> bool:
+    """May the frame with this (10,) header have been stored before its topic was halted?"""
+    producer = topic.producers.get(int(words[layout.W_PRODUCER_ID]))
+    return producer is not None and int(words[layout.W_PRODUCER_SEQ]) <= producer.highest
+
+
+def _may_create(message: m.Append) -> bool:
+    """May this write make its topic, if it is absent? (W-5)"""
+    if message.create is not None:
+        return message.create
+    return TopicConfig.parse(message.config or {}, message.topic).auto_create
+
+
+def head_base_frame(topic: ShardTopic) -> bytearray:
+    """Makes the topic's head so far a durable base for the appends that follow (C-11)."""
+    return frame_of(HeadReserved(topic.next_seq - 1, settled=True), topic.topic_id, topic.epoch)

@@ -1,0 +1,1 @@
+"""Deletes, caps, expiry, and the shard's side of checkpoints."""

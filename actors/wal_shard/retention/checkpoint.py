@@ -1,0 +1,308 @@
+"""The shard's side of checkpoints: what is to be absorbed, what is alive, what changed. Pure.
+
+The compactor drives; here it is answered. A checkpoint takes five steps:
+
+1. CheckpointOpen: the log files that are closed, durable and not absorbed, in the order of replay.
+2. LiveAsk: which of their records need no place in a segment.
+3. SegmentsChange: segments are in force; readers are led to them first, to the log for the rest.
+4. CheckpointRows, in pages: the state of every topic that changed since the last finished checkpoint.
+   Pages are taken between groups, from published state (CKP-4); the last one waits until all that the
+   rows speak of is durable, so that no snapshot is ever ahead of its log.
+5. CheckpointDone: the snapshot is durable and was verified; nobody is led to the absorbed files any more.
+   Those that the snapshot before it absorbed may be unlinked: two are kept, each with its log (SN-5).
+
+A topic that changes after its row was captured is captured again next time; what happened in between is in
+files that are not absorbed yet, and replay takes it in once (RE-9).
+
+Where records lie may change without a new version of the topic. What a reader was led to stays true as
+long as he can open it: a segment and the log say the same. When a file is gone he asks again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition
+from actors.wal_shard.commit.control_records import CheckpointPassed, frame_of
+from actors.wal_shard.recovery.log_file_table import LogFileTable
+from actors.wal_shard.recovery.shard_facts import FACTS_VERSION, ShardFacts, encode_facts, ref_fields
+from ringlog.contract import ControlReceived
+from ringlog.envelope import messages as m
+from ringlog.errors import InvalidRequest
+from ringlog.limits import CHECKPOINT_ROW_BYTES, CHECKPOINT_ROWS_PER_REPLY, WAL_HEADER_BYTES
+from ringlog.topic.directory import TopicDirectory
+from ringlog.topic.row import encode_row
+from ringlog.topic.segment_catalog import SegmentCatalog, owned_by
+from ringlog.topic.state import ShardTopic
+from ringlog.types import Codec
+
+LIVE_TOPICS_MAX = 65_536
+PRUNED_PER_REQUEST = 4_096
+"""Topics whose index is freed of absorbed files in one turn."""
+
+HandlerReply = m.Message | tuple[m.Message, Any]
+VolatileContents = Mapping[int, Mapping[int, tuple[ShardTopic, int, int, int]]]
+"""Volatile file -> topic -> (topic, one past its last number, records, bytes)."""
+
+
+class ShardCheckpoint:
+    """What a shard knows of its snapshots and segments, and its answers to compactor and reclaimer."""
+
+    def __init__(
+        self, shard: int, shards: int, incarnation: int, directory: TopicDirectory, places: LogFileTable,
+        log: LogPosition, volatile: VolatileContents,
+    ) -> None:  # fmt: skip
+        self._shard, self._shards, self._incarnation = shard, shards, incarnation
+        self._directory = directory
+        self._places = places
+        self._log = log
+        self._volatile_files = volatile
+        self.sealed = SegmentCatalog()
+        self.changed: set[int] = set()
+        """Topics that changed since the rows of the last finished checkpoint were captured."""
+        self.number = 0
+        """The last snapshot that is known; 0 = none."""
+        self._has_base = False
+        """It is this shard's own: only what changed since is handed over."""
+        self._listed: set[int] = set()
+        """Segments that the last snapshot names: only these are found again without their data part here."""
+        self._listing: set[int] = set()
+        self._waiting: list[tuple[int, str]] = []
+        """What the last snapshot was the first to absorb: unlinked when the next one is finished."""
+        self._planned: list[int] = []
+        self._absorbing: list[int] = []
+        self._pending: deque[int] = deque()
+        self._handed: set[int] = set()
+        self._everything = False
+        self._known = (0, 0)
+        self._is_open = False
+        """Rows were captured for a checkpoint that is not finished."""
+        self._stale: deque[int] = deque()
+        self.handlers: dict[
+            type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], HandlerReply]
+        ] = {
+            m.CheckpointOpen: self._open,
+            m.LiveAsk: self._live,
+            m.SegmentsChange: self._segments,
+            m.SegmentTier: self._tier,
+            m.CheckpointRows: self._rows,
+            m.CheckpointDone: self._done,
+        }
+
+    # -- what the shard tells -------------------------------------------------------------------------
+
+    def restore(
+        self, number: int, waiting: Iterable[tuple[int, str]], changed: Iterable[int], listed: Iterable[int],
+        *, has_base: bool,
+    ) -> None:  # fmt: skip
+        """Go on from what recovery found: snapshot `number`, and what it does not say any more.
+
+        Without `has_base` it is no snapshot to build on, but the last of another layout: nothing that this
+        shard may have had under a lower number is valid any more.
+        """
+        self.number, self._has_base = number, has_base
+        self._waiting = list(waiting)
+        self.changed.update(changed)
+        self._listed = set(listed)
+
+    def track_changes(self, dirty: Iterable[int], retired: Iterable[ShardTopic]) -> None:
+        """A group is finished: these topics changed, those are gone."""
+        self.changed.update(dirty)
+        self.changed.update([topic.topic_id for topic in retired])
+
+    # -- what to absorb -------------------------------------------------------------------------------
+
+    def _open(
+        self, message: m.CheckpointOpen, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> HandlerReply:
+        self._prune()
+        files = [
+            m.Extent(self._places.paths[each], each, self._places.salts[each], *stretch)
+            for each, stop in sorted(self._places.closed_files().items())
+            for stretch in self._places.whole(each, WAL_HEADER_BYTES, stop) or [(stop, stop)]
+        ]
+        self._planned = list(dict.fromkeys([each.file_id for each in files]))
+        size = sum([each.stop - each.start for each in files]) + self._log.offset
+        segments = list(self.sealed.refs.values()) if message.segments else []
+        return m.CheckpointPlan(
+            self._shard, self._shards, self._incarnation, files, size, self.number, segments,
+            list(self.sealed.missing.values()),
+        )  # fmt: skip
+
+    def _live(
+        self, message: m.LiveAsk, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> HandlerReply:
+        data = event.attachment or b""
+        if not 0 <= message.topics <= LIVE_TOPICS_MAX or len(data) != 8 * message.topics:
+            raise InvalidRequest(
+                "topics are missing or too many", announced=message.topics, bytes=len(data),
+                max=LIVE_TOPICS_MAX,
+            )  # fmt: skip
+        rows: list[int] = []
+        deleted, codecs = bytearray(), bytearray()
+        for topic_id in np.frombuffer(data, dtype="<u8").tolist():
+            topic = self._directory.find_by_id(topic_id)
+            if topic is None:
+                rows += (topic_id, 0, 0, 0, 0)
+                codecs.append(0)
+                continue
+            start = len(deleted)
+            if topic.dead:
+                deleted += topic.dead.serialize()
+            rows += (topic_id, topic.epoch, topic.earliest_seq, start, len(deleted))
+            codecs.append(int(Codec[topic.config.compression.upper()]))
+        # What is called dead is left out for good: its deletion must be durable first (RC-3, DL-12).
+        self._await_durable(group)
+        wanted = bytes(codecs) if any(codecs) else b""
+        return m.LiveReply(message.topics, bytes(deleted), wanted), np.array(rows, dtype="<u8").tobytes()
+
+    def _await_durable(self, group: CommitBatch) -> None:
+        """Let the answer wait until everything so far is durable."""
+        if group.parts:
+            group.needs_sync = True
+        elif self._log.durable < self._log.offset:
+            group.add_control(frame_of(CheckpointPassed(self.number), 0), sync=True)
+
+    # -- segments -------------------------------------------------------------------------------------
+
+    def _segments(
+        self, message: m.SegmentsChange, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> HandlerReply:
+        """Put segments in force, all or nothing. Told twice, it is done once."""
+        sealed = self.sealed
+        added = [ref for ref in message.added if ref.number not in sealed.refs]
+        removed = [number for number in message.removed if number in sealed.refs]
+        if len(removed) != len(message.removed) and (added or not message.added):
+            unknown = sorted(set(message.removed) - set(removed))
+            return m.SegmentsChanged(False, f"unknown segments {unknown[:8]}")
+        if isinstance(event.opened, str):
+            return m.SegmentsChanged(False, event.opened)
+        tables = event.opened or {}
+        missing = [ref.number for ref in added if ref.number not in tables]
+        if missing:
+            return m.SegmentsChanged(False, f"segments {missing[:8]} were not opened")
+        for number in removed:
+            sealed.remove(number)
+        for ref in added:
+            table = sealed.split_rows(*tables[ref.number])
+            sealed.add(ref, table, owned_by(table, self._shard, self._shards))
+        return m.SegmentsChanged(True)
+
+    def _tier(
+        self, message: m.SegmentTier, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> HandlerReply:
+        if message.number not in self.sealed.refs:
+            return m.SegmentsChanged(False, f"unknown segment {message.number}")
+        if message.tier not in (m.TIER_HOT, m.TIER_BOTH, m.TIER_COLD):
+            return m.SegmentsChanged(False, f"unknown tier {message.tier}")
+        if message.tier == m.TIER_COLD and message.number not in self._listed:
+            return m.SegmentsChanged(False, f"no snapshot names segment {message.number} yet")
+        self.sealed.set_tier(message.number, message.tier)
+        return m.SegmentsChanged(True)
+
+    # -- rows -----------------------------------------------------------------------------------------
+
+    def _rows(
+        self, message: m.CheckpointRows, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> HandlerReply:
+        self._prune()
+        if message.begin:
+            self._begin(message)
+        elif not self._is_open:
+            raise InvalidRequest("no checkpoint was begun")
+        page: list[tuple[int, int]] = []
+        parts: list[bytes] = []
+        room = CHECKPOINT_ROW_BYTES
+        while self._pending and room > 0 and len(page) < CHECKPOINT_ROWS_PER_REPLY:
+            topic_id = self._pending.popleft()
+            topic = self._directory.find_by_id(topic_id)
+            row = b"" if topic is None else encode_row(topic, now_us, self._volatile_of(topic_id))
+            page.append((topic_id, len(row)))
+            parts.append(row)
+            room -= len(row)
+        is_done = not self._pending
+        if is_done:
+            self._await_durable(group)
+            self._listing = {*self.sealed.refs, *self.sealed.missing}
+        facts = encode_facts(self._facts()) if is_done else b""
+        reply = m.CheckpointRowsReply(len(page), is_done, facts, self._everything)
+        words = np.array(page, dtype="<u8").reshape(len(page), 2)
+        return reply, b"".join((words.tobytes(), *parts))
+
+    def _begin(self, message: m.CheckpointRows) -> None:
+        """Freeze what is to be handed over; what changes from now on is for the next checkpoint."""
+        self.changed |= self._handed
+        absorbing = self._planned if message.absorbed is None else message.absorbed
+        closed = self._places.closed_files()
+        unknown = [each for each in absorbing if each not in closed]
+        if unknown:
+            raise InvalidRequest("a log file that is not of the plan", file_id=unknown[0])
+        self._absorbing = list(absorbing)
+        self._everything = message.everything or not self._has_base
+        self._known = self._directory.last_identity
+        self._handed = (
+            {each.topic_id for each in self._directory.all_topics()} if self._everything else self.changed
+        )
+        self._pending = deque(sorted(self._handed))
+        self.changed = set()
+        self._is_open = True
+
+    def _volatile_of(self, topic_id: int) -> list[tuple[int, int, int]]:
+        found = [held[topic_id] for held in self._volatile_files.values() if topic_id in held]
+        return [(floor, records, size) for _, floor, records, size in found]
+
+    def _facts(self) -> ShardFacts:
+        closed = self._places.closed_files()
+        floor = min((each for each in closed if each not in self._absorbing), default=self._log.file_id)
+        directory = self._directory
+        return ShardFacts(
+            FACTS_VERSION, *self._known, floor, [each for each in self._absorbing if each >= floor],
+            self._newly_absorbed(),
+            [ref_fields(ref) for ref in (*self.sealed.refs.values(), *self.sealed.missing.values())],
+            directory.foreign,
+            sorted(directory.adopted),
+        )  # fmt: skip
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def _done(
+        self, message: m.CheckpointDone, event: ControlReceived, group: CommitBatch, now_us: int
+    ) -> HandlerReply:
+        if message.number == self.number and not self._is_open:
+            return m.CheckpointClosed([])
+        if not self._is_open or self._pending:
+            raise InvalidRequest("rows of this checkpoint were not all handed over", number=message.number)
+        if sorted(message.absorbed) != sorted(self._absorbing):
+            raise InvalidRequest(
+                "not the log files that the snapshot's facts name", absorbed=len(message.absorbed),
+                expected=len(self._absorbing),
+            )  # fmt: skip
+        unlink = [path for _, path in self._waiting]
+        self._waiting = self._newly_absorbed()
+        for each in self._absorbing:
+            self._places.forget(each)
+        self.number, self._has_base = message.number, True
+        self._listed = self._listing
+        self._stale.extend(self._handed)
+        self._planned, self._absorbing, self._handed = [], [], set()
+        self._is_open = False
+        return m.CheckpointClosed(unlink)
+
+    def _newly_absorbed(self) -> list[tuple[int, str]]:
+        """Files to unlink when the checkpoint after this one is finished.
+
+        What was written under another layout is every shard's: it goes at a start, when all have absorbed it.
+        """
+        places = self._places
+        return [(each, places.paths[each]) for each in self._absorbing if each not in places.foreign]
+
+    def _prune(self) -> None:
+        """Free the indexes of a few topics of what leads to absorbed files."""
+        for _ in range(min(len(self._stale), PRUNED_PER_REQUEST)):
+            topic = self._directory.find_by_id(self._stale.popleft())
+            if topic is not None and topic.has_index:
+                topic.index.retain_files(self._places.paths.__contains__)

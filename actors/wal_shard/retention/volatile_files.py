@@ -1,0 +1,144 @@
+"""What the core knows of the volatile log: where ephemeral records go, and whose they are file by file. Pure.
+
+The files themselves are the shell's (volatile.py). The oldest goes when a new one needs its room, and takes
+its records with it; their topics' floors say so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.wal_shard.commit.admission import FrameIntake
+from actors.wal_shard.commit.commit_batch import CommitBatch, LogPosition, RoutedPart, lay_out_volatile
+from actors.wal_shard.events import FramesArrived, VolatileFailed, VolatileOpened, WriteVolatile
+from actors.wal_shard.recovery.log_file_table import LogFileTable
+from actors.wal_shard.retention.removal import Removals
+from actors.wal_shard.routing import added_bytes
+from ringlog.contract import ControlReceived
+from ringlog.envelope.messages import Append, Route
+from ringlog.frame import layout
+from ringlog.frame.batch import counts_of
+from ringlog.topic.directory import TopicDirectory
+from ringlog.topic.state import ShardTopic
+from ringlog.types import Durability
+
+RETRY_NS = 1_000_000_000
+"""No second attempt at a file sooner: until then ephemeral records are refused."""
+
+TopicsInFile = dict[int, tuple[ShardTopic, int, int, int]]
+"""By topic id: the topic, one past its last seq in the file, its records and accounted bytes there."""
+
+
+class VolatileFileTable:
+    """Files of the volatile log as facts. `topics_of` (file id -> Held) is shared with checkpoints."""
+
+    def __init__(
+        self, directory: TopicDirectory, places: LogFileTable, topics_of: dict[int, TopicsInFile]
+    ) -> None:
+        self.log = LogPosition()
+        self._directory = directory
+        self._places = places
+        self._topics_of = topics_of
+        self._retry_ns: int | None = None
+
+    # -- room -----------------------------------------------------------------------------------------
+
+    def bytes_of(self, event: FramesArrived | ControlReceived, length: int) -> int:
+        """Most bytes that the event, with data of `length`, may add to the volatile log."""
+        if isinstance(event, FramesArrived):
+            ids = np.fromiter(self._directory.ephemeral, dtype=np.uint64)
+            is_volatile = np.isin(event.batch.words[:, layout.W_TOPIC], ids)
+            return int(event.batch.total_bytes[is_volatile].sum())
+        if isinstance(event.message, Route):
+            has_volatile = any(row.dest_id in self._directory.ephemeral for row in event.message.rows)
+            return length + added_bytes(event.message) if has_volatile else 0
+        if not isinstance(event.message, Append):
+            return 0
+        topic = self._directory.find(event.message.topic)
+        if topic is not None:
+            return length if topic.config.durability == Durability.EPHEMERAL else 0
+        return length if (event.message.config or {}).get("durability") == "ephemeral" else 0
+
+    def fits(self, needed: int) -> bool:
+        """Does the current file take so much more?"""
+        return self.log.is_open and self.log.fits(needed)
+
+    def may_try(self, now_ns: int) -> bool:
+        """May a new file be asked for? Not right after one could not be made."""
+        return self._retry_ns is None or now_ns >= self._retry_ns
+
+    # -- what becomes of files --------------------------------------------------------------------------
+
+    def write(self, group: CommitBatch) -> WriteVolatile:
+        """Write the ephemeral part of a group; room for it was made before it was numbered."""
+        start = self.log.offset
+        buffers = lay_out_volatile(group, self.log)
+        held = self._topics_of.setdefault(self.log.file_id, {})
+        for part in group.parts:
+            if isinstance(part, FrameIntake):
+                _count(part, held)
+            elif isinstance(part, RoutedPart) and part.is_volatile:
+                for copy in part.copies:
+                    records = copy.last_seq - copy.first_seq + 1
+                    _, _, had, had_bytes = held.get(copy.topic.topic_id, (copy.topic, 0, 0, 0))
+                    counts = (had + records, had_bytes + copy.bytes)
+                    held[copy.topic.topic_id] = (copy.topic, copy.last_seq + 1, *counts)
+        group.volatile_bytes = 0
+        return WriteVolatile(buffers, start, self.log.offset - start)
+
+    def start_file(self, event: VolatileOpened) -> None:
+        """Go on in a new file."""
+        self._retry_ns = None
+        places = self._places
+        if self.log.is_open:
+            places.stops[self.log.file_id] = self.log.offset
+        self.log.start_file(event.file_id, event.salt, event.start, event.capacity)
+        places.starts[event.file_id] = event.start
+        places.salts[event.file_id] = event.salt
+
+    def schedule_retry(self, now_ns: int) -> None:
+        """A new file could not be made."""
+        self._retry_ns = now_ns + RETRY_NS
+
+    def evict_files(
+        self, event: VolatileOpened | VolatileFailed, removals: Removals, group: CommitBatch
+    ) -> None:
+        """The oldest ephemeral records made room: their topics' floors say so (TB-2, reason cap)."""
+        for file_id in event.dropped:
+            for topic, floor, records, accounted in self._topics_of.pop(file_id, {}).values():
+                if self._directory.by_id.get(topic.topic_id) is topic:
+                    removals.evict_file(file_id, topic, floor, records, accounted)
+                    topic.index.drop_file(file_id)
+                    group.dirty_topics[topic.topic_id] = topic
+                    group.has_removals = True
+            places = self._places
+            for table in (places.paths, places.salts, places.stops, places.starts):
+                table.pop(file_id, None)
+
+    def files_of(self, topic: ShardTopic) -> list[tuple[int, int]]:
+        """Volatile files that hold the topic, and one past its last number in each; the last takes all."""
+        current = self.log.file_id
+        held = [
+            (file_id, topics[topic.topic_id][1])
+            for file_id, topics in sorted(self._topics_of.items())
+            if topic.topic_id in topics and file_id != current
+        ]
+        if topic.config.durability == Durability.EPHEMERAL:
+            return [*held, (current, topic.next_seq)]
+        of_current = self._topics_of.get(current, {}).get(topic.topic_id)
+        return held if of_current is None else [*held, (current, of_current[1])]
+
+
+def _count(intake: FrameIntake, held: TopicsInFile) -> None:
+    """Note what a volatile file holds of each topic of an intake."""
+    words = intake.batch.words
+    counts = counts_of(words)
+    for stretch in intake.admitted_ranges:
+        if not stretch.is_volatile:
+            continue
+        assert intake.checked is not None
+        rows = slice(stretch.start, stretch.stop)
+        records, accounted = int(counts[rows].sum()), int(intake.checked.accounted[rows].sum())
+        floor = int(words[stretch.stop - 1, layout.W_BASE_SEQ] + counts[stretch.stop - 1])
+        _, _, had, had_bytes = held.get(stretch.topic.topic_id, (stretch.topic, 0, 0, 0))
+        held[stretch.topic.topic_id] = (stretch.topic, floor, had + records, had_bytes + accounted)

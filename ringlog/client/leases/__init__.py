@@ -1,0 +1,1 @@
+"""Leases: what workers and group members do with jobs and records."""

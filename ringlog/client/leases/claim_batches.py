@@ -1,0 +1,64 @@
+"""One claim, handed to a program in batches. With the client's lock held, or in its loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+
+from ringlog.client.leases.ack_pipeline import AckPipeline
+from ringlog.client.leases.claim_result import ClaimResult, Leases, unsettled_requests
+from ringlog.client.leases.lease_extender import Lease, LeaseExtender
+from ringlog.link.timers import Timer
+
+
+class ClaimBatches:
+    """What an iteration has claimed and not finished, in batches of up to `size` jobs."""
+
+    def __init__(self, size: int, behind: AckPipeline) -> None:
+        self._size, self._behind = size, behind
+        self._left: deque[ClaimResult] = deque()
+        self._timer: Timer | None = None
+        """Keeps the leases of the claim alive."""
+
+    def add_claim(self, claimed: ClaimResult, keeper: LeaseExtender | None) -> None:
+        """Hand out a claim; with a keeper its leases last until each is settled."""
+        parts = claimed.parts(self._size)
+        self._left.extend(parts)
+        if keeper is not None and len(claimed):
+            self._timer = keeper.extend_later(claimed.until_ns, claimed.lease_ms, partial(_to_keep, parts))
+
+    def next_batch(self, now_ns: int) -> ClaimResult | None:
+        """The batch that is next; None when all are done. Those whose leases have all ended are somebody
+        else's by now."""
+        while self._left and self._left[0].is_lost_at(now_ns):
+            self._left.popleft()
+        if self._left:
+            return self._left[0]
+        self._end_keeping()
+        self._behind.flush()  # Before the next claim: the shard takes them in this order.
+        return None
+
+    def finish_batch(self) -> None:
+        """The program is done with the batch it was given; its ack is on its way before the next claim."""
+        part = self._left.popleft()
+        timer = None
+        if not self._left:
+            timer, self._timer = self._timer, None
+        self._behind.add_batch(part, timer, is_last=not self._left)
+
+    def take_unsettled(self) -> tuple[list[Leases], list[Leases]]:
+        """What is to be given back, since nobody works on it any more: of the batch that the program has,
+        and of those that it has not begun."""
+        left = list(self._left)
+        self._left.clear()
+        self._end_keeping()
+        return unsettled_requests(left[:1]), unsettled_requests(left[1:])
+
+    def _end_keeping(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _to_keep(parts: list[ClaimResult]) -> list[Lease]:
+    return [lease for part in parts for lease in part.leases_to_extend()]

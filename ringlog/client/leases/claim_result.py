@@ -1,0 +1,336 @@
+"""What one claim was given, in columns: jobs are made of it when somebody looks at them one by one.
+
+A worker that takes a hundred jobs, hands their payloads on and acks them all at once needs no object for
+each. So the numbers, tokens and payloads of a claim stay what they are, stretches, until then.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.client.leases.inline_jobs import ClaimedRecords, InlineJobs
+from ringlog.client.leases.lease_extender import Lease
+from ringlog.client.read.pages import Record
+
+J = TypeVar("J")
+GrantedRun = tuple[int, int, int, int]
+"""(first number, jobs, deliveries, token of the first) as in the message ClaimReply."""
+_NONE: NDArray[np.int64] = np.zeros(0, np.int64)
+_making = threading.Lock()
+"""Leases of a claim are made once: by its holder, or by who keeps them alive beside him."""
+
+
+class ClaimResult:
+    """Leases of one claim and the records they are for. Until `made` they are over or not all together."""
+
+    __slots__ = (
+        "_records",
+        "_runs",
+        "_skipped",
+        "_times",
+        "batches",
+        "deadline_ms",
+        "is_over",
+        "lease_ms",
+        "leases",
+        "until_ns",
+    )  # fmt: skip
+
+    def __init__(self, runs: Sequence[GrantedRun], deadline_ms: int, lease_ms: int, until_ns: int) -> None:
+        self._runs = runs
+        self.deadline_ms, self.lease_ms, self.until_ns = deadline_ms, lease_ms, until_ns
+        self.batches: list[ClaimedRecords] = []
+        """Where the records lie, until they are made."""
+        self._records: list[Record] = []
+        self._times: list[int] = []
+        self.is_over = False
+        self._skipped: frozenset[int] = frozenset()
+        self.leases: list[Lease] | None = None
+        """Made, one by one; they speak for themselves from then on."""
+
+    def __len__(self) -> int:
+        if self.leases is not None:
+            return len(self.leases)
+        return len(self.batches[0]) if len(self.batches) == 1 else sum(map(len, self.batches))
+
+    @property
+    def seqs(self) -> NDArray[np.int64]:
+        """(n,) numbers of the jobs, ascending. One without a record was deleted meanwhile: it is nobody's."""
+        if self.leases is not None:
+            return np.array([lease.seq for lease in self.leases], dtype=np.int64)
+        if len(self.batches) == 1:
+            return self.batches[0].seqs
+        return np.concatenate([_NONE, *(piece.seqs for piece in self.batches)])
+
+    def payloads(self) -> list[bytes | None]:
+        """Payloads of the jobs; None for a null."""
+        if self.leases is not None:
+            return [record.data for record in self._records]
+        return [payload for piece in self.batches for payload in piece.payloads()]
+
+    def _columns(self, seqs: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """(n,) tokens and (n,) deliveries of these jobs."""
+        if not self._runs:
+            return _NONE.astype(np.uint64), _NONE
+        if len(self._runs) == 1:
+            first, _, deliveries, token = self._runs[0]
+            return (seqs - first).astype(np.uint64) + np.uint64(token), np.full(len(seqs), deliveries)
+        firsts, _, times, tokens = (np.array(column) for column in zip(*self._runs, strict=True))
+        at = np.searchsorted(firsts, seqs, "right") - 1
+        return tokens[at].astype(np.uint64) + (seqs - firsts[at]).astype(np.uint64), times[at]
+
+    def entries(self) -> tuple[bytes, bytes]:
+        """Numbers and tokens as they travel."""
+        span = self._inline_span()
+        if span is not None:
+            first, _, _, token = self._runs[0]
+            start, stop = span
+            return _words(start, stop), _words(token + start - first, token + stop - first)
+        seqs = self.seqs
+        return seqs.astype("<i8").tobytes(), self._columns(seqs)[0].astype("<u8").tobytes()
+
+    def granted_leases(self) -> list[tuple[int, int]]:
+        """(number, token) of every lease, also where there is no record."""
+        return [(first + n, token + n) for first, count, _, token in self._runs for n in range(count)]
+
+    def mark_settled(self, skipped: Sequence[int]) -> None:
+        """They are settled, but for those `skipped`, whose leases had ended."""
+        if self.leases is None:
+            self.is_over, self._skipped = True, frozenset(skipped)
+            return
+        _end(self.leases, frozenset(skipped))
+
+    def mark_lost(self) -> None:
+        """Nobody knows what became of them, if they were not over."""
+        if self.leases is None:
+            if not self.is_over:
+                self.is_over, self._skipped = True, frozenset(self.seqs.tolist())
+        else:
+            for lease in self.leases:
+                lease.mark_lost()
+
+    def materialized(self) -> list[tuple[Record, Lease, int]]:
+        """Each record with its lease and the number of its delivery; always the same leases."""
+        with _making:
+            if self.leases is None:
+                self._make()
+        return list(zip(self._records, self.leases or (), self._times, strict=True))
+
+    def _make(self) -> None:
+        self._records = [record for piece in self.batches for record in piece.records()]
+        numbers, tokens, times = self._lists()
+        leases = list(
+            map(Lease, numbers, tokens, repeat(self.deadline_ms), repeat(self.lease_ms),
+                repeat(self.until_ns))
+        )  # fmt: skip
+        if self.is_over:
+            _end(leases, self._skipped)
+        # In this order: others look whether there are leases, and then at them.
+        self._times, self.leases = times, leases
+        self.batches = []  # What they lie in is much larger.
+
+    def _lists(self) -> tuple[Sequence[int], Sequence[int], list[int]]:
+        """Number, token and delivery of each job."""
+        span = self._inline_span()
+        if span is not None:
+            start, stop = span
+            first, _, deliveries, token = self._runs[0]
+            token += start - first
+            return range(start, stop), range(token, token + stop - start), [deliveries] * (stop - start)
+        seqs = self.seqs
+        tokens, times = self._columns(seqs)
+        return seqs.tolist(), tokens.tolist(), times.tolist()
+
+    def _inline_span(self) -> tuple[int, int] | None:
+        """First number and one past the last of jobs that came along as one stretch. Most claims of one job
+        are such; without NumPy they take a tenth of the time."""
+        stretch = self.batches[0] if len(self.batches) == 1 and len(self._runs) == 1 else None
+        return stretch.span if type(stretch) is InlineJobs else None
+
+    def unsettled(self) -> ClaimResult | list[Lease]:
+        """Those that are not over: all together, if nobody looked at single ones."""
+        if self.leases is None and not self.is_over:
+            return self
+        return [lease for lease in self.leases or () if not lease.is_over]
+
+    def leases_to_extend(self) -> list[Lease]:
+        """Leases that are not over, made now if they were not."""
+        if self.leases is None and self.is_over:
+            return []
+        return [lease for _, lease, _ in self.materialized() if not lease.is_over]
+
+    def parts(self, size: int) -> list[ClaimResult]:
+        """The same in batches of up to `size`, each to be settled by itself; this one is used no more."""
+        if self.leases is not None or len(self) <= size:
+            return [self]
+        parts: list[ClaimResult] = []
+        room = 0
+        for piece in self.batches:
+            start, count = 0, len(piece)
+            while start < count:
+                if not room:
+                    parts.append(ClaimResult(self._runs, self.deadline_ms, self.lease_ms, self.until_ns))
+                    room = size
+                stop = min(start + room, count)
+                parts[-1].batches.append(piece if stop - start == count else piece.slice_rows(start, stop))
+                room -= stop - start
+                start = stop
+        return parts
+
+    def is_lost_at(self, now_ns: int) -> bool:
+        """All of its leases have ended, and nobody has extended them."""
+        if self.leases is None:
+            return now_ns >= self.until_ns
+        return all(lease.is_lost for lease in self.leases)
+
+    def retain_wanted(self, is_wanted: Callable[[Record], bool]) -> list[Lease]:
+        """Keep those whose record is wanted; the leases of the others."""
+        made = self.materialized()
+        kept = [each for each in made if is_wanted(each[0])]
+        left = [lease for record, lease, _ in made if not is_wanted(record)]
+        self._records = [record for record, _, _ in kept]
+        self.leases = [lease for _, lease, _ in kept]
+        self._times = [times for _, _, times in kept]
+        return left
+
+
+class LeaseBundle:
+    """Batches of one claim that are settled in one request."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[ClaimResult]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    @property
+    def until_ns(self) -> int:
+        """When the first of their leases ends, on our clock."""
+        return min(part.until_ns for part in self._parts)
+
+    def entries(self) -> tuple[bytes, bytes]:
+        """Numbers and tokens as they travel."""
+        seqs, tokens = zip(*(part.entries() for part in self._parts), strict=True)
+        return b"".join(seqs), b"".join(tokens)
+
+    def mark_settled(self, skipped: Sequence[int]) -> None:
+        """They are settled, but for those `skipped`, whose leases had ended."""
+        for part in self._parts:
+            part.mark_settled(skipped)
+
+    def mark_lost(self) -> None:
+        """Nobody knows what became of them."""
+        for part in self._parts:
+            part.mark_lost()
+
+
+Leases = Sequence[Lease] | ClaimResult | LeaseBundle
+"""What is settled at once."""
+
+
+def unsettled_requests(parts: Sequence[ClaimResult]) -> list[Leases]:
+    """What is not over of these batches, in as few requests as it takes."""
+    whole: list[ClaimResult] = []
+    single: list[Lease] = []
+    for part in parts:
+        left = part.unsettled()
+        if isinstance(left, ClaimResult):
+            whole.append(left)
+        else:
+            single += left
+    found: list[Leases] = []
+    if whole:
+        found.append(whole[0] if len(whole) == 1 else LeaseBundle(whole))
+    if single:
+        found.append(single)
+    return found
+
+
+def mark_lost(leases: Leases) -> None:
+    """Nobody knows what became of them: kept alive, jobs that nobody works on would never come back."""
+    if isinstance(leases, ClaimResult | LeaseBundle):
+        leases.mark_lost()
+    else:
+        for lease in leases:
+            lease.mark_lost()
+
+
+def _words(first: int, stop: int) -> bytes:
+    if stop - first == 1:
+        return first.to_bytes(8, "little")
+    return array("Q", range(first, stop)).tobytes()
+
+
+def _end(leases: Sequence[Lease], skipped: frozenset[int]) -> None:
+    for lease in leases:
+        if lease.seq in skipped:
+            lease.mark_lost()
+        lease.is_over = True
+
+
+class Jobs(Sequence[J], Generic[J]):
+    """The jobs of one claim, ascending: a sequence of Job, made when they are first looked at one by one.
+
+    `payloads()` and `seqs` look at all of them together and make none; `queue.ack(jobs)` settles them so.
+    """
+
+    __slots__ = ("_jobs", "_make", "claimed")
+
+    def __init__(self, claimed: ClaimResult, make: Callable[[Record, Lease, int], J]) -> None:
+        self.claimed = claimed
+        self._make = make
+        self._jobs: list[J] | None = None
+
+    @property
+    def seqs(self) -> NDArray[np.int64]:
+        """(n,) their numbers."""
+        return self.claimed.seqs
+
+    def payloads(self) -> list[bytes | None]:
+        """Their payloads; None for a null."""
+        return self.claimed.payloads()
+
+    def _all(self) -> list[J]:
+        if self._jobs is None:
+            make = self._make
+            self._jobs = [make(*each) for each in self.claimed.materialized()]
+        return self._jobs
+
+    def __len__(self) -> int:
+        return len(self.claimed)
+
+    def __iter__(self) -> Iterator[J]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, index: int) -> J: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[J]: ...
+
+    def __getitem__(self, index: int | slice) -> J | list[J]:
+        return self._all()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, list | Jobs) and self._all() == list(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
+def unsplit_claim_of(jobs: Any) -> ClaimResult | None:
+    """The claim, if these are all its jobs and nobody looked at single ones; else None."""
+    if not isinstance(jobs, Jobs) or jobs.claimed.leases is not None or jobs.claimed.is_over:
+        return None
+    return jobs.claimed

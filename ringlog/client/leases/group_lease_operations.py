@@ -1,0 +1,392 @@
+"""What a member does with a consumer group, apart from waiting: written once, for both clients.
+
+Claims, acks and the rest are those of queues (working.py). A group's filter of
+tags is applied here: what does not match was claimed and is acked at once, so the group has passed it for
+good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ringlog.client.connection.session import Session
+from ringlog.client.leases.claim_result import ClaimResult, Leases
+from ringlog.client.leases.dead_letters import dead_letter_of_group, require_no_dead_letter_cycle
+from ringlog.client.leases.group_facts import GroupMember, GroupStats, GroupSummary, PendingEntry
+from ringlog.client.leases.lease_extender import Lease, new_call_number
+from ringlog.client.leases.lease_operations import STATES, ClaimHandle, LeaseOperations, QueueConnection
+from ringlog.client.read.fetch_result import Source
+from ringlog.client.read.pages import (
+    STORED,
+    Cursor,
+    Filters,
+    Page,
+    Record,
+    Start,
+    TagFilter,
+    Tombstone,
+    tag_filter,
+)
+from ringlog.client.read.paging import read_page, resolve_start
+from ringlog.client.read.read_ahead import ReadAhead
+from ringlog.client.read.source import open_source
+from ringlog.client.requests.results import Settled
+from ringlog.clock import Clock
+from ringlog.envelope.messages import (
+    GroupCommit,
+    GroupCommitted,
+    GroupDelete,
+    GroupInfo,
+    GroupLeave,
+    GroupLeft,
+    GroupList,
+    GroupListReply,
+    GroupOpen,
+    GroupSeek,
+    GroupTake,
+    GroupTaken,
+    LeaseStats,
+    LeaseStatsReply,
+    PendingReply,
+    TopicInfo,
+)
+from ringlog.errors import GroupIncompatible, LeaseLost, RinglogError, UsageError
+from ringlog.limits import BACKOFF_MAX_MS_DEFAULT, SEQ_MAX
+from ringlog.link.futures import Steps
+from ringlog.link.peer import MS
+from ringlog.settings import describe_differences, differences
+from ringlog.tags import parse_match, request_form
+
+MODES = {"queue": 1, "stream": 2}
+_NAMES = {number: name for name, number in MODES.items()}
+STREAM_SLICE_S = 2.0
+"""Longest that a stream's read waits before it looks whether it is still wanted."""
+
+
+class GroupLeaseOperations(LeaseOperations):
+    """One member's view of one group."""
+
+    def __init__(
+        self, topic: str, name: str, mode: str, node: str, clock: Clock, *, start: Start = STORED,
+        tags: TagFilter | None = None, max_in_flight: int | None = None,
+        member_max_in_flight: int | None = None, min_idle_ms: int = 0, create: bool = True,
+        max_deliveries: int | None = None, dead_letter: str | None = None, backoff_ms: int | None = None,
+        backoff_max_ms: int | None = None, release_on_exit: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(topic, node, clock, release_on_exit=release_on_exit, min_idle_ms=min_idle_ms)
+        if mode not in MODES:
+            raise UsageError("a group's mode is queue or stream", found=mode)
+        without_effect = {
+            "max_in_flight": max_in_flight, "member_max_in_flight": member_max_in_flight,
+            "min_idle_ms": min_idle_ms, "backoff_ms": backoff_ms,
+        }  # fmt: skip
+        for setting, value in without_effect.items():
+            if value and mode != "queue":
+                raise UsageError(f"{setting} has no effect on a group in mode {mode}")
+        self.name, self.mode = name, mode
+        self.tags = parse_match(tags, "tags").text if tags is not None else ""
+        self.group = f"{name}@{self.tags}" if self.tags else name
+        self.filters = Filters(tag=tag_filter(tags))
+        self._start = start
+        named = {
+            "max_in_flight": max_in_flight, "member_max_in_flight": member_max_in_flight,
+            "max_deliveries": max_deliveries, "dead_letter": dead_letter, "backoff_ms": backoff_ms,
+            "backoff_max_ms": backoff_max_ms,
+        }  # fmt: skip
+        self._named: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+        """Settings that the program named: a group that is there has to have them."""
+        self._create = create
+        self._is_open = not create
+        """Is the group there, as far as we know? What is not there says so at every request."""
+
+    def resolve_topic(self, connection: QueueConnection) -> Steps[TopicInfo]:
+        """The topic, and the group is there."""
+        info: TopicInfo = yield connection.resolve(self.topic)
+        if not self._is_open:
+            yield from self.open(connection)
+        return info
+
+    def dead_letter(self, connection: QueueConnection) -> Steps[str]:
+        """The topic of the group's dead letters; raises InvalidRequest where there is none."""
+        yield from self.resolve_topic(connection)
+        reply: LeaseStatsReply = (
+            yield connection.about_jobs(LeaseStats(self.topic, group=self.group))
+        ).message
+        return dead_letter_of_group(reply.info)
+
+    def open(self, connection: QueueConnection) -> Steps[GroupInfo]:
+        """Make the group, unless it is there; raises GroupIncompatible."""
+        first = yield from self._first(connection, self._start)
+        named = self._named
+        dead_letter = named.get("dead_letter", "")
+        if dead_letter:
+            yield from require_no_dead_letter_cycle(connection, self.topic, dead_letter)
+        opened = GroupOpen(
+            self.topic, self.name, MODES[self.mode], self.tags, first, named.get("max_in_flight", 0),
+            named.get("member_max_in_flight", 0), self.node, max_deliveries=named.get("max_deliveries", 0),
+            dead_letter=dead_letter, backoff_ms=named.get("backoff_ms", 0),
+            backoff_max_ms=named.get("backoff_max_ms", BACKOFF_MAX_MS_DEFAULT),
+        )  # fmt: skip
+        info: GroupInfo = (yield connection.about_jobs(opened)).message
+        if not info.created:
+            self._require_same(info)
+        self._is_open = True
+        return info
+
+    def _require_same(self, info: GroupInfo) -> None:
+        """Raise GroupIncompatible when the group has other settings than the program named."""
+        existing = {
+            "max_in_flight": info.pending_max, "member_max_in_flight": info.member_max,
+            "max_deliveries": info.max_deliveries, "dead_letter": info.dead_letter,
+            "backoff_ms": info.backoff_ms, "backoff_max_ms": info.backoff_max_ms,
+        }  # fmt: skip
+        found = differences(self._named, existing)
+        if found:
+            raise GroupIncompatible(
+                f"group {self.group} of topic {self.topic} exists with other settings: "
+                f"{describe_differences(found)}. "
+                "Settings of a group are fixed when it is made: name the ones it has, or delete it first",
+                topic=self.topic, group=self.group, differences=found,
+            )  # fmt: skip
+
+    def _first(self, connection: QueueConnection, start: Start) -> Steps[int]:
+        """The first position behind a place to start."""
+        if start is STORED:
+            return 1
+        source = open_source(connection, self.topic)
+        try:
+            cursor: Cursor = yield from resolve_start(connection, source, self.topic, start)
+        finally:
+            source.close()
+        return min(cursor.seq + 1, SEQ_MAX)
+
+    # -- records --------------------------------------------------------------------------------------
+
+    def claim(
+        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: ClaimHandle
+    ) -> Steps[ClaimResult]:
+        """As of a queue; what the group's filter leaves out is passed for good."""
+        yield from self.resolve_topic(connection)
+        begun_ns = self._clock.monotonic_ns()
+        while True:
+            left_s = wait_s
+            if wait_s != math.inf:
+                left_s = max(wait_s - (self._clock.monotonic_ns() - begun_ns) / (1_000 * MS), 0.0)
+            found = yield from super().claim(connection, most, left_s, lease_ms, wish)
+            if self.filters.tag is None or not len(found):
+                return found
+            passed = found.retain_wanted(self._matches)
+            if passed:
+                yield from self.ack(connection, passed)
+            if len(found):
+                return found
+
+    def ack_and_claim(
+        self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, wish: ClaimHandle
+    ) -> Steps[ClaimResult | None]:
+        """As of a queue; in two requests where the group's filter may leave out what is claimed."""
+        if self.filters.tag is not None:
+            return None
+        return (yield from super().ack_and_claim(connection, done, most, lease_ms, wish))
+
+    def _matches(self, record: Record) -> bool:
+        return self.filters.tag is None or self.filters.tag((record.tag or "").encode())
+
+    def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
+        """They go to the group's dead letters; raises InvalidRequest where it has none."""
+        yield from self.resolve_topic(connection)
+        return (yield from super().reject(connection, leases, reason))
+
+    # -- looking and moving ---------------------------------------------------------------------------
+
+    def leave(self, connection: QueueConnection) -> Steps[int]:
+        """What the member holds is ready for others at once; how many records."""
+        yield from self.resolve_topic(connection)
+        reply: GroupLeft = (
+            yield connection.about_jobs(GroupLeave(self.topic, self.group, self.node))
+        ).message
+        return reply.released
+
+    def stats(self, connection: QueueConnection) -> Steps[Any]:
+        """How the group is, as GroupStats."""
+        yield from self.resolve_topic(connection)
+        reply: LeaseStatsReply = (
+            yield connection.about_jobs(LeaseStats(self.topic, group=self.group))
+        ).message
+        info = reply.info
+        members = tuple([GroupMember(name, seen / 1_000, held) for name, seen, held in reply.members])
+        return GroupStats(
+            info.topic, info.group, _NAMES.get(info.mode, ""), info.cursor, info.floor, reply.head_seq,
+            reply.undelivered, reply.in_flight, reply.delayed, reply.returned, reply.waiting, members,
+            reply.holder, reply.is_holding, reply.set_aside,
+            None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms,
+        )  # fmt: skip
+
+    def pending(
+        self,
+        connection: QueueConnection,
+        node: str,
+        idle_ms: int,
+        min_deliveries: int,
+        after: int,
+        limit: int,
+    ) -> Steps[list[PendingEntry]]:
+        """Entries of the pending list."""
+        yield from self.resolve_topic(connection)
+        entries: list[PendingEntry] = []
+        has_more = True
+        while has_more and len(entries) < limit:
+            left = limit - len(entries)
+            reply, has_more = yield from self._pending(connection, node, idle_ms, min_deliveries, after, left)
+            entries += [_entry(row, reply) for row in reply.rows]
+            after = entries[-1].last_seq if entries else after
+        return entries
+
+    def seek(self, connection: QueueConnection, start: Start) -> Steps[int]:
+        """Go on from there; the first position that is given out from now on."""
+        yield from self.resolve_topic(connection)
+        if start is STORED:
+            raise UsageError("a place to go to is not where the group stands")
+        first = yield from self._first(connection, start)
+        info: GroupInfo = (yield connection.about_jobs(GroupSeek(self.topic, self.group, first))).message
+        return info.cursor
+
+    def delete(self, connection: QueueConnection) -> Steps[bool]:
+        """Remove the group."""
+        self._is_open = not self._create
+        reply = yield connection.about_jobs(GroupDelete(self.topic, self.group))
+        return bool(reply.message.deleted)
+
+
+class GroupStreamReader:
+    """Reading a stream group: where the reader is, what is done, and when to say so."""
+
+    def __init__(self, working: GroupLeaseOperations, auto_commit_ms: int | None, clock: Clock) -> None:
+        self._working, self._clock = working, clock
+        self._every_ns = None if auto_commit_ms is None else auto_commit_ms * MS
+        self._source: Source | None = None
+        self._ahead = ReadAhead()
+        self._token = 0
+        self._cursor = Cursor(0, 0)
+        self.delivered = 0
+        """Up to here the program was given everything."""
+        self.processed = 0
+        """Up to here it came back for more."""
+        self.committed = 0
+        self._committed_ns = 0
+
+    def take_over(self, connection: QueueConnection) -> Steps[None]:
+        """Take the group over: whoever read it before is told at his next commit."""
+        working = self._working
+        yield from working.resolve_topic(connection)
+        take = GroupTake(working.topic, working.group, working.node, new_call_number())
+        taken: GroupTaken = (yield connection.about_jobs(take)).message
+        self._token = taken.token
+        self.processed = self.delivered = self.committed = taken.committed
+        self._cursor = Cursor(taken.epoch, taken.committed)
+        self._committed_ns = self._clock.monotonic_ns()
+
+    def page(self, connection: QueueConnection) -> Steps[Page]:
+        """The next records. Before it waits for more, what is done is committed."""
+        page = yield from self._read(connection, 0.0)
+        if not len(page) and page.tombstone is None and page.caught_up:
+            self.processed = self.delivered = max(self.delivered, page.cursor.seq)
+            if self._every_ns is not None:
+                yield from self.try_commit(connection)
+            page = yield from self._read(connection, STREAM_SLICE_S)
+        return page
+
+    def _read(self, connection: QueueConnection, wait_s: float) -> Steps[Page]:
+        if self._source is None:
+            self._source = open_source(connection, self._working.topic, is_following=True)
+        page: Page = yield from read_page(
+            self._source, self._working.topic, self._cursor, limit=self._ahead.limit, wait_s=wait_s,
+            filters=self._working.filters,
+        )  # fmt: skip
+        self._cursor = page.cursor
+        return page
+
+    def items(self, page: Page | None) -> Iterator[Record | Tombstone]:
+        """What a page holds, one after the other; whoever asks for the next one is done with the last."""
+        source = self._source
+        if page is None or source is None:
+            return
+        if page.tombstone is not None:
+            yield page.tombstone
+        for record in self._ahead.records(page, source):
+            self.delivered = record.seq
+            yield record
+            self.processed = record.seq
+        if self._ahead.is_stale:
+            self._cursor = Cursor(page.epoch, self._ahead.seq)
+            return
+        self.delivered = self.processed = max(self.processed, page.cursor.seq)
+
+    @property
+    def is_auto(self) -> bool:
+        """Is what is done committed by itself?"""
+        return self._every_ns is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Is it time to commit?"""
+        if self._every_ns is None or self.processed <= self.committed:
+            return False
+        return self._clock.monotonic_ns() - self._committed_ns >= self._every_ns
+
+    def commit(self, connection: QueueConnection, seq: int) -> Steps[None]:
+        """Everything up to `seq` is done with. Raises LeaseLost when somebody else reads the group,
+        UsageError for what was not given out."""
+        if seq > self.delivered:
+            raise UsageError("a commit is not beyond what was delivered", seq=seq, delivered=self.delivered)
+        if seq <= self.committed:
+            return
+        working = self._working
+        ask = GroupCommit(working.topic, working.group, self._token, seq, self.delivered + 1)
+        reply: GroupCommitted = (yield connection.about_jobs(ask)).message
+        if not reply.is_holder:
+            raise LeaseLost(
+                "another member reads the group, or it was told to be elsewhere", topic=working.topic,
+                group=working.group, committed=reply.committed,
+            )  # fmt: skip
+        self.committed = seq
+        self._committed_ns = self._clock.monotonic_ns()
+
+    def try_commit(self, connection: QueueConnection) -> Steps[None]:
+        """Commit what is done. An engine that cannot answer for now is told the next time: nothing is lost
+        but that records are given again, should this program end before."""
+        try:
+            yield from self.commit(connection, self.processed)
+        except RinglogError as e:
+            if not e.retriable:
+                raise
+
+    def close(self) -> None:
+        """Let go of files."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+
+def list_groups(session: Session, topic: str) -> Steps[tuple[GroupSummary, ...]]:
+    """All groups of a topic, by name."""
+    reply: GroupListReply = yield from session.ask_resolved_topic(topic, lambda _: GroupList(topic))
+    return tuple(map(_summary, reply.groups))
+
+
+def _summary(info: GroupInfo) -> GroupSummary:
+    tags = request_form(info.tags)
+    return GroupSummary(
+        info.topic, info.group, info.name, _NAMES.get(info.mode, ""), tuple(tags) if tags else None,
+        info.cursor, info.floor, info.pending, info.max_deliveries, info.dead_letter or None,
+    )  # fmt: skip
+
+
+def _entry(row: tuple[int, ...], reply: PendingReply) -> PendingEntry:
+    first, count, state, deliveries, begun, given, until, place, _ = row
+    return PendingEntry(
+        first, first + count - 1, STATES.get(state, ""), reply.nodes[place], deliveries, begun / 1_000,
+        given / 1_000, until / 1_000, max(reply.now_ms - given, 0),
+    )  # fmt: skip

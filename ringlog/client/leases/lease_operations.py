@@ -1,0 +1,511 @@
+"""What a worker does with a queue, apart from waiting: written once, for both clients.
+
+A claim is answered with numbers and leases. The jobs themselves are read like every record: from the files
+on the engine's host, elsewhere from frames that the gateway attached.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ringlog.client.connection.read_connection import Connection
+from ringlog.client.leases.claim_result import ClaimResult, LeaseBundle, Leases
+from ringlog.client.leases.dead_letters import dead_letter_of, is_dead_letter_of
+from ringlog.client.leases.inline_jobs import ClaimedRecords, decode_inline_jobs
+from ringlog.client.leases.lease_extender import Lease, encode_u64s, new_call_number, request_chunks
+from ringlog.client.read.local_source import LocalSource
+from ringlog.client.read.pages import Record, Tombstone
+from ringlog.client.read.record_batches import FrameRecordBatch
+from ringlog.client.requests.results import PendingJob, QueueStats, Settled
+from ringlog.clock import Clock
+from ringlog.envelope.messages import (
+    Ack,
+    AckAndClaim,
+    AckReply,
+    Claim,
+    ClaimReply,
+    Extend,
+    ExtendReply,
+    LeaseStats,
+    LeaseStatsReply,
+    ListPending,
+    Nack,
+    NackReply,
+    NotCombinable,
+    PendingReply,
+    Reject,
+    RejectReply,
+    Steal,
+    TopicInfo,
+)
+from ringlog.errors import NotAQueue, RinglogError, StaleEpoch, UsageError
+from ringlog.frame.view import FrameView
+from ringlog.limits import (
+    CLAIM_JOBS_MAX,
+    CLAIM_SLICE_MS_MAX,
+    EXPIRED_CLAIMS_MAX,
+    JOBS_PER_REQUEST_MAX,
+    NODE_BYTES_MAX,
+    PENDING_ROWS_MAX,
+)
+from ringlog.link.futures import Pending, Steps
+from ringlog.link.peer import MS, PeerReply
+from ringlog.process_id import own_process_id
+
+Span = tuple[int, int]
+"""Numbers, both included."""
+
+
+class QueueConnection(Connection, Protocol):
+    """A connection that takes requests about jobs."""
+
+    def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
+        """Send one to who looks after its topic."""
+        ...
+
+    def dead_letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
+        """Ask where the dead letters of a topic go, the queue's and those of its groups."""
+        ...
+
+
+STATES = {1: "leased", 2: "delayed", 3: "returned", 5: "set aside"}
+"""Of what was given out and is not done, as PendingReply numbers them."""
+APART_MAX = 256
+"""Claims with acks that are asked for apart, at most, after some in a row had to be."""
+
+
+class NackOptions(NamedTuple):
+    """How jobs are given back; the fields of Nack."""
+
+    delay_ms: int = 0
+    reason: str = ""
+    has_backoff: bool = False
+
+
+class ClaimHandle:
+    """Somebody waits for a claim. When it is over, what the claim is given goes back at once."""
+
+    __slots__ = ("_is_cancelled", "by_number", "call")
+
+    def __init__(self, *, by_number: bool = False) -> None:
+        self._is_cancelled = False
+        self.call = 0
+        """Number of the request that was sent last for it; 0 = none was."""
+        self.by_number = by_number
+        """The lowest numbers are wanted, whatever their priority."""
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        self._is_cancelled = True
+
+    def is_cancelled(self) -> bool:
+        """It may end whenever a claim waits, so it is asked each time."""
+        return self._is_cancelled
+
+
+class LeaseOperations:
+    """One worker's view of one queue. Its steps run over `connection`; several may run at the same time."""
+
+    def __init__(
+        self, topic: str, node: str, clock: Clock, *, release_on_exit: bool = True, min_idle_ms: int = 0
+    ) -> None:
+        if not 1 <= len(node.encode()) <= NODE_BYTES_MAX:
+            raise UsageError("a node's name has 1 to 128 bytes", found=node[:NODE_BYTES_MAX])
+        self.topic = topic
+        self.group = ""
+        """The key of the group whose records these are; "" = they are a queue's."""
+        self._min_idle_ms = min_idle_ms
+        """Claims take over what another one did nothing about for so long; 0 = nothing."""
+        self.node = node
+        self._clock = clock
+        self._release_on_exit = release_on_exit
+        """What this process claims is given back as soon as it dies, as far as the engine can see that."""
+        self._spare: list[LocalSource] = []
+        """Open files that no claim reads at present: one at most is kept for the next."""
+        self._is_closed = False
+        self._frame: FrameView | None = None
+        """The one read last: jobs that were put together are claimed one after the other."""
+        self._uncombined_left = self._not_combinable_count = 0
+        """Acks and claims that are not tried in one request; how often in a row that did not go."""
+
+    def close_files(self) -> None:
+        """Close files; claims that read at this moment keep theirs."""
+        self._frame = None
+        while (source := self._take_source()) is not None:
+            source.close()
+
+    def close(self) -> None:
+        """Keep no files from here on: claims open and close their own."""
+        self._is_closed = True
+        self.close_files()
+
+    def _take_source(self) -> LocalSource | None:
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return None  # Another claim has it, in whichever thread.
+
+    def _leave_source(self, source: LocalSource) -> None:
+        self._spare.append(source)
+        # In this order: another thread may close us at any moment.
+        if self._is_closed or len(self._spare) > 1:
+            extra = self._take_source()
+            if extra is not None:
+                extra.close()
+
+    # -- claims ---------------------------------------------------------------------------------------
+
+    def cancel_claim(self, connection: QueueConnection, wish: ClaimHandle) -> Pending[PeerReply] | None:
+        """Nobody waits for this claim any more: what it was given, or would be, goes back, and no delivery
+        is counted. None: nothing was sent."""
+        wish.cancel()
+        if not wish.call:
+            return None
+        undo = Nack(self.topic, self.node, b"", b"", 0, wish.call, undo=True, group=self.group)
+        return connection.about_jobs(undo)
+
+    def claim(
+        self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: ClaimHandle
+    ) -> Steps[ClaimResult]:
+        """Up to `most` jobs with their leases; none when there was none within `wait_s`. What cannot be read
+        is given back. Jobs that expire between their lease and the read are gone: others are claimed."""
+        check_claim_size(most)
+        return (yield from self._lease(connection, most, b"", wait_s, lease_ms, self._min_idle_ms, wish))
+
+    def steal(
+        self, connection: QueueConnection, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None,
+        wish: ClaimHandle,
+    ) -> Steps[ClaimResult]:  # fmt: skip
+        """Those of these that are pending, whoever holds them."""
+        yield from self.resolve_topic(connection)
+        if len(seqs) > JOBS_PER_REQUEST_MAX:
+            raise UsageError("too many records at once", seqs=len(seqs), max=JOBS_PER_REQUEST_MAX)
+        if not seqs:
+            return ClaimResult((), 0, 0, 0)
+        return (
+            yield from self._lease(connection, len(seqs), encode_u64s(seqs), 0.0, lease_ms, min_idle_ms, wish)
+        )
+
+    def _lease(
+        self, connection: QueueConnection, most: int, seqs: bytes, wait_s: float, lease_ms: int | None,
+        min_idle_ms: int, wish: ClaimHandle,
+    ) -> Steps[ClaimResult]:  # fmt: skip
+        """Claim up to `most` records or, with `seqs`, steal these."""
+        begun_ns = self._clock.monotonic_ns()
+        may_settle = wait_s <= 0  # Who waits for jobs gets copies when they come.
+        expired_claims = 0
+        while not wish.is_cancelled():
+            left_ms = math.inf
+            if wait_s != math.inf:
+                left_ms = wait_s * 1_000 - (self._clock.monotonic_ns() - begun_ns) / MS
+            wait_ms = int(min(max(left_ms, 0), CLAIM_SLICE_MS_MAX))
+            life = own_process_id() if self._release_on_exit and connection.transport == "ring" else (0, 0)
+            wish.call = new_call_number()
+            claim: Claim | Steal
+            if seqs:
+                claim = Steal(
+                    self.topic, self.node, seqs, lease_ms or 0, min_idle_ms, wish.call, *life, self.group
+                )
+            else:
+                claim = Claim(
+                    self.topic, self.node, most, lease_ms or 0, wait_ms, wish.call, *life, wish.by_number,
+                    self.group, min_idle_ms,
+                )  # fmt: skip
+            reply = yield connection.about_jobs(claim, extra_ms=wait_ms)
+            message: ClaimReply = reply.message
+            if may_settle and message.is_fed and not message.runs and not wish.is_cancelled():
+                may_settle = False
+                yield connection.catch_up(self.topic, message.topic_id)
+                continue
+            is_over = wish.is_cancelled() or left_ms <= CLAIM_SLICE_MS_MAX
+            if not message.runs and not is_over:
+                continue
+            claimed = yield from self._claimed(connection, reply, wish)
+            expired_claims += 1
+            if len(claimed) or not message.runs or expired_claims >= EXPIRED_CLAIMS_MAX:
+                return claimed
+        return ClaimResult((), 0, 0, 0)
+
+    def ack_and_claim(
+        self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, wish: ClaimHandle
+    ) -> Steps[ClaimResult | None]:
+        """These jobs are done, and up to `most` others are claimed, without waiting for them: in one request,
+        answered when the first are gone for good. None: it takes two, and nothing was done.
+
+        Leases that had ended are no error of this: then it takes two."""
+        is_usual = len(done) <= JOBS_PER_REQUEST_MAX and not (wish.by_number or self._min_idle_ms)
+        if not is_usual or connection.transport != "ring":
+            return None
+        if self._uncombined_left:
+            self._uncombined_left -= 1
+            return None
+        seqs, tokens = encode_settle_entries(done)
+        life = own_process_id() if self._release_on_exit else (0, 0)
+        wish.call = new_call_number()
+        message = AckAndClaim(
+            self.topic, self.node, seqs, tokens, most, lease_ms or 0, wish.call, *life, self.group
+        )
+        reply = yield connection.about_jobs(message)
+        if isinstance(reply.message, NotCombinable):
+            # Once is nothing: how large jobs are is asked for now and then.
+            self._uncombined_left = min((1 << self._not_combinable_count) - 1, APART_MAX)
+            self._not_combinable_count += self._uncombined_left < APART_MAX
+            return None
+        self._not_combinable_count = 0
+        _over(done, b"")
+        return (yield from self._claimed(connection, reply, wish))
+
+    def _claimed(
+        self, connection: QueueConnection, reply: PeerReply, wish: ClaimHandle
+    ) -> Steps[ClaimResult]:
+        """Jobs of an answer, read; what cannot be is given back."""
+        message: ClaimReply = reply.message
+        until_ns = self._clock.monotonic_ns() + message.lease_ms * MS
+        claimed = ClaimResult(message.runs, message.deadline, message.lease_ms, until_ns)
+        if wish.is_cancelled():
+            # It was called off, and perhaps the shard heard of that first.
+            yield from self._give_back(connection, claimed, undo=True)
+            return claimed
+        try:
+            yield from self._read(connection, message, reply.attachment, claimed.batches)
+        except StaleEpoch:
+            claimed.batches.clear()  # The queue was made anew since: these jobs are gone, others are claimed.
+        except RinglogError:
+            # What comes before the damage is worked on; the rest is given back, and is an error when nothing
+            # comes before it (QC-8).
+            reached = max((piece.last_seq for piece in claimed.batches), default=0)
+            yield from self._give_back(connection, claimed, reached)
+            if not claimed.batches:
+                raise
+        if wish.is_cancelled():
+            yield from self._give_back(connection, claimed, undo=True)
+            claimed.batches.clear()
+        return claimed
+
+    def _give_back(
+        self, connection: QueueConnection, claimed: ClaimResult, after: int = 0, *, undo: bool = False
+    ) -> Steps[None]:
+        """Those behind `after` are nobody's again. Those before it that were given back already, too: the
+        engine skips them."""
+        entries = [each for each in claimed.granted_leases() if each[0] > after]
+        for at in range(0, len(entries), JOBS_PER_REQUEST_MAX):
+            seqs, tokens = zip(*entries[at : at + JOBS_PER_REQUEST_MAX], strict=True)
+            nack = Nack(
+                self.topic, self.node, encode_u64s(seqs), encode_u64s(tokens), 0, new_call_number(),
+                undo=undo,
+                group=self.group,
+            )  # fmt: skip
+            yield connection.about_jobs(nack)
+
+    def resolve_topic(self, connection: QueueConnection) -> Steps[TopicInfo]:
+        """The topic, which has to be a queue; raises NotAQueue, TopicNotFound."""
+        info: TopicInfo = yield connection.resolve(self.topic)
+        if info.config.get("type") != "queue":
+            raise NotAQueue("not a queue", topic=self.topic)
+        return info
+
+    def dead_letter(self, connection: QueueConnection) -> Steps[str]:
+        """The topic of the dead letters; raises InvalidRequest where there is none."""
+        return dead_letter_of((yield from self.resolve_topic(connection)))
+
+    def is_own_dead_letter(self, letter: Record | Tombstone) -> bool:
+        """Did this record of the dead letters come from here?"""
+        return is_dead_letter_of(self.topic, letter, self.group)
+
+    def _read(
+        self, connection: QueueConnection, message: ClaimReply, attached: Any, pieces: list[ClaimedRecords]
+    ) -> Steps[None]:
+        if message.payloads or message.frames:
+            pieces += decode_inline_jobs(self.topic, message, attached)
+        elif connection.transport == "ring":
+            yield from self._read_files(connection, message, pieces)
+
+    def _read_files(
+        self, connection: QueueConnection, message: ClaimReply, pieces: list[ClaimedRecords]
+    ) -> Steps[None]:
+        spans: list[Span] = []
+        for first, count, _, _ in message.runs:
+            if spans and spans[-1][1] + 1 == first:
+                spans[-1] = spans[-1][0], first + count - 1
+            else:
+                spans.append((first, first + count - 1))
+        source = self._take_source() or LocalSource(connection, self.topic)
+        try:
+            for first, last in spans:
+                known = self._known_frame(message, first, last)
+                if known is not None:
+                    pieces.append(FrameRecordBatch(known))
+                    continue
+                yield from source.read_leased(first, last, message.epoch, pieces)
+                if pieces and isinstance(pieces[-1], FrameRecordBatch):
+                    self._frame = pieces[-1].view.full_frame
+        finally:
+            self._leave_source(source)
+
+    def _known_frame(self, message: ClaimReply, first: int, last: int) -> FrameView | None:
+        """These jobs, if they lie in the frame that was read last: what a number stands for never changes in
+        one life of a topic."""
+        frame = self._frame
+        if frame is None or (frame.topic_id, frame.epoch) != (message.topic_id, message.epoch):
+            return None
+        if not frame.first_seq <= first <= last <= frame.last_seq:
+            return None
+        return frame.slice(first - frame.first_seq, last + 1 - frame.first_seq)
+
+    # -- what becomes of jobs -------------------------------------------------------------------------
+
+    def ack(self, connection: QueueConnection, leases: Leases) -> Steps[Settled]:
+        """Their jobs are done."""
+        skipped: list[int] = []
+        for part in request_parts(leases):
+            seqs, tokens = encode_settle_entries(part)
+            in_time = self._clock.monotonic_ns() <= earliest_expiry_ns(part)
+            ack = Ack(self.topic, self.node, seqs, tokens, in_time, new_call_number(), self.group)
+            reply: AckReply = (yield connection.about_jobs(ack)).message
+            skipped += _over(part, reply.skipped)
+        return Settled(len(leases) - len(skipped), tuple(skipped))
+
+    def nack(
+        self, connection: QueueConnection, leases: Leases, delay_ms: int, reason: str = "",
+        has_backoff: bool = False,
+    ) -> Steps[Settled]:  # fmt: skip
+        """Their jobs are given back; with a reason they have failed. See Nack."""
+        skipped: list[int] = []
+        for part in request_parts(leases):
+            seqs, tokens = encode_settle_entries(part)
+            nack = Nack(
+                self.topic, self.node, seqs, tokens, delay_ms, new_call_number(), reason, has_backoff,
+                group=self.group,
+            )  # fmt: skip
+            reply: NackReply = (yield connection.about_jobs(nack)).message
+            skipped += _over(part, reply.skipped)
+        return Settled(len(leases) - len(skipped), tuple(skipped))
+
+    def release(self, connection: QueueConnection, leases: Leases) -> Steps[Settled]:
+        """Their jobs are given back, and nobody has begun them: the delivery does not count."""
+        skipped: list[int] = []
+        for part in request_parts(leases):
+            seqs, tokens = encode_settle_entries(part)
+            nack = Nack(
+                self.topic, self.node, seqs, tokens, 0, new_call_number(), undo=True, group=self.group
+            )
+            reply: NackReply = (yield connection.about_jobs(nack)).message
+            skipped += _over(part, reply.skipped)
+        return Settled(len(leases) - len(skipped), tuple(skipped))
+
+    def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
+        """Their jobs go to the dead letters."""
+        skipped: list[int] = []
+        for part in request_chunks(leases):
+            seqs, tokens = encode_settle_entries(part)
+            reject = Reject(self.topic, self.node, seqs, tokens, reason, new_call_number(), self.group)
+            reply: RejectReply = (yield connection.about_jobs(reject)).message
+            skipped += _over(part, reply.skipped)
+        return Settled(len(leases) - len(skipped), tuple(skipped))
+
+    def extend(self, connection: QueueConnection, leases: Sequence[Lease], lease_ms: int) -> Steps[Settled]:
+        """They are held up to another instant."""
+        skipped: list[int] = []
+        for part in request_chunks(leases):
+            seqs, tokens = encode_settle_entries(part)
+            begun_ns = self._clock.monotonic_ns()
+            extend = Extend(self.topic, self.node, seqs, tokens, lease_ms, new_call_number(), self.group)
+            reply: ExtendReply = (yield connection.about_jobs(extend)).message
+            gone = set(np.frombuffer(reply.skipped, dtype="<i8").tolist())
+            for lease in part:
+                if lease.seq in gone:
+                    skipped.append(lease.seq)
+                    lease.mark_lost()
+                else:
+                    lease.deadline_ms, lease.lease_ms = reply.deadline, lease_ms
+                    lease.until_ns = begun_ns + lease_ms * MS
+        return Settled(len(leases) - len(skipped), tuple(skipped))
+
+    def _pending(
+        self,
+        connection: QueueConnection,
+        node: str,
+        idle_ms: int,
+        min_deliveries: int,
+        after: int,
+        limit: int,
+    ) -> Steps[tuple[PendingReply, bool]]:
+        """A page of what was given out and is not done; and whether there is another one behind it."""
+        asked = ListPending(
+            self.topic, after, min(limit, PENDING_ROWS_MAX), node, idle_ms, min_deliveries, self.group
+        )
+        reply: PendingReply = (yield connection.about_jobs(asked)).message
+        return reply, reply.more and bool(reply.rows)
+
+    def pending_jobs(self, connection: QueueConnection, after: int, limit: int) -> Steps[list[PendingJob]]:
+        """Jobs that were handed out and are not done."""
+        found: list[PendingJob] = []
+        has_more = True
+        while has_more and len(found) < limit:
+            reply, has_more = yield from self._pending(connection, "", 0, 0, after, limit - len(found))
+            for first, count, state, deliveries, _, _, until, place, _ in reply.rows:
+                for seq in range(first, first + count):
+                    reason, failed_ms, nacks = reply.failures.get(seq, ("", 0, 0))
+                    found.append(
+                        PendingJob(
+                            seq, STATES.get(state, ""), reply.nodes[place], until / 1_000, deliveries, nacks,
+                            failed_ms / 1_000, reason,
+                        )
+                    )  # fmt: skip
+                after = first + count - 1
+        return found[:limit]
+
+    def stats(self, connection: QueueConnection) -> Steps[QueueStats]:
+        """How many jobs are in which state."""
+        reply: LeaseStatsReply = (yield connection.about_jobs(LeaseStats(self.topic))).message
+        return QueueStats(
+            self.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
+            None if reply.oldest_ready_ms < 0 else reply.oldest_ready_ms, reply.wait_p99_ms, reply.promoted,
+        )  # fmt: skip
+
+
+def check_claim_size(most: int) -> None:
+    """How many jobs a claim may ask for; raises UsageError."""
+    if not 1 <= most <= CLAIM_JOBS_MAX:
+        raise UsageError(
+            "a claim takes between one job and the most there may be", found=most, max=CLAIM_JOBS_MAX
+        )
+
+
+def request_parts(leases: Leases) -> Sequence[Leases]:
+    """As many at once as one request names; a claim is never of more."""
+    if isinstance(leases, ClaimResult | LeaseBundle):
+        return [leases] if len(leases) else []
+    return request_chunks(leases)
+
+
+def earliest_expiry_ns(leases: Leases) -> int:
+    """When the first of them ends, on our clock."""
+    if isinstance(leases, ClaimResult | LeaseBundle):
+        return leases.until_ns
+    return min(lease.until_ns for lease in leases)
+
+
+def encode_settle_entries(leases: Leases) -> tuple[bytes, bytes]:
+    """Numbers and tokens as they travel."""
+    if isinstance(leases, ClaimResult | LeaseBundle):
+        return leases.entries()
+    return encode_u64s([lease.seq for lease in leases]), encode_u64s([lease.token for lease in leases])
+
+
+def _over(leases: Leases, skipped: bytes) -> list[int]:
+    """These leases are over, and those skipped are lost."""
+    gone: list[int] = np.frombuffer(skipped, dtype="<i8").tolist() if skipped else []
+    if isinstance(leases, ClaimResult | LeaseBundle):
+        leases.mark_settled(gone)
+        return gone
+    lost = set(gone)
+    for lease in leases:
+        if lease.seq in lost:
+            lease.mark_lost()
+        lease.is_over = True
+    return gone

@@ -1,0 +1,117 @@
+"""Dead letters, from the queue's side: which are its own, and which are to come back. For both clients.
+
+Moving them is the engine's (actors/scheduler/forwarding/redrive.py): numbers are deleted by nobody from
+outside (DL-22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from ringlog.client.connection.session import Session
+from ringlog.client.leases.dead_letters import split_for_move
+from ringlog.client.leases.lease_operations import LeaseOperations
+from ringlog.client.read.pages import Record
+from ringlog.client.requests.validation import check_int_range, check_seq, check_sequence
+from ringlog.envelope.messages import LettersRedrive, LettersRedriven, TopicState
+from ringlog.errors import TopicNotFound, UsageError
+from ringlog.limits import DEAD_LETTERS_PER_MOVE
+from ringlog.link.futures import Steps
+
+RedriveFilter = Callable[[Record], bool] | Collection[int] | None
+"""Which letters: those for which it is true, those with these numbers in the dead-letter topic, or all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveReport:
+    """What a redrive did: `moved` letters are in their queue again, or given out once more by their group. Of
+    these `repeated` had come back by an earlier one that did not come to delete them."""
+
+    topic: str
+    dead_letter: str
+    moved: int
+    repeated: int
+    gone: int = 0
+    """Letters of a group that stay, because their records are in its topic no longer."""
+
+
+class Redrive:
+    """One call of redrive: which letters, how many, how fast."""
+
+    def __init__(
+        self, working: LeaseOperations, where: RedriveFilter, limit: int | None, rate: float | None
+    ) -> None:
+        if limit is not None:
+            limit = check_int_range(limit, "limit")
+        if rate is not None and (
+            isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < inf
+        ):
+            raise UsageError(f"rate must be a number above 0, got {repr(rate)[:80]}")
+        self._working = working
+        self._where = (
+            where
+            if where is None or callable(where)
+            else frozenset(check_seq(seq, "where") for seq in check_sequence(where, "where"))
+        )
+        self._left = limit
+        self._rate = rate
+        self._dead = ""
+        self._head = self._moved = self._repeated = self._gone = 0
+
+    @property
+    def is_done(self) -> bool:
+        """As many as there may be."""
+        return self._left == 0
+
+    def begin(self, session: Session) -> Steps[str | None]:
+        """Find both topics; returns the name of the other one, None when it is not there."""
+        session.forget(self._working.topic)
+        self._dead = name = yield from self._working.dead_letter(session)
+        session.forget(name)
+        try:
+            reply = yield from session.ask_resolved_topic(name, lambda _: TopicState(name, False))
+        except TopicNotFound:
+            return None
+        # What fails again meanwhile is another time's concern, or there might be no end.
+        self._head = reply.head_seq
+        return name
+
+    def parts(self, items: Sequence[Record]) -> Iterator[Sequence[Record]]:
+        """Of these records the letters that are meant, as many at once as `move` takes."""
+        chosen = [item for item in items if item.seq <= self._head and self._working.is_own_dead_letter(item)]
+        if callable(self._where):
+            chosen = list(filter(self._where, chosen))
+        elif self._where is not None:
+            chosen = [item for item in chosen if item.seq in self._where]
+        chosen = chosen if self._left is None else chosen[: self._left]
+        most = (
+            DEAD_LETTERS_PER_MOVE if self._rate is None else min(int(self._rate) + 1, DEAD_LETTERS_PER_MOVE)
+        )
+        for part in split_for_move(chosen, most):
+            if self._left is not None:
+                self._left -= len(part)
+            yield part
+
+    def move(self, session: Session, letters: Sequence[Record]) -> Steps[None]:
+        """Have these moved. Raises when one was refused; the others went."""
+        numbers = np.array([letter.seq for letter in letters], dtype="<u8").tobytes()
+        message = LettersRedrive(self._working.topic, numbers, self._working.group)
+        left = len(letters)
+        while left:
+            # Answered with what went, when one was refused behind it: the next time that one is the first.
+            reply: LettersRedriven = yield session.ask_scheduler(message)
+            self._moved += reply.moved
+            self._repeated += reply.repeated
+            self._gone += reply.gone
+            is_over = not reply.moved or self._working.group
+            left = 0 if is_over else left - reply.moved
+        if self._rate is not None:
+            yield session.pause(len(letters) / self._rate)
+
+    def report(self) -> RedriveReport:
+        """What was done."""
+        return RedriveReport(self._working.topic, self._dead, self._moved, self._repeated, self._gone)

@@ -1,0 +1,245 @@
+"""What reading gives: records, tombstones, cursors and the pages that carry them.
+
+A page keeps the frames it was read from and makes `Record` objects when they are asked for. Whoever
+wants speed takes the columns instead: `page.bytes()` and `page.views`, or the tailer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.errors import InvalidRequest, UsageError
+from ringlog.frame.layout import Column
+from ringlog.limits import NODE_BYTES_MAX
+from ringlog.names import utf8
+from ringlog.tags import parse_match
+
+if TYPE_CHECKING:
+    from ringlog.client.read.record_batches import RecordBatch
+
+_DIGITS_MAX = 20
+_EPOCH_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record. Times are microseconds since the Unix epoch; a field the record lacks is None."""
+
+    seq: int
+    ts: int
+    """When it was committed."""
+    data: bytes | None
+    """The payload; None for a null, which is not an empty one. The same holds for key, tag and node."""
+    key: bytes | None = None
+    tag: str | None = None
+    node: str | None = None
+    meta_json: bytes | None = None
+    headers: Mapping[str, bytes] = NO_HEADERS
+    event_ts: int | None = None
+    expires_at: int | None = None
+    not_before: int | None = None
+    priority: int = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = [getattr(self, name) for name in self.__struct_fields__]
+        values[self.__struct_fields__.index("headers")] = dict(self.headers)
+        return type(self), tuple(values)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The metadata, parsed each time it is asked for; empty when there is none."""
+        return msgspec.json.decode(self.meta_json) if self.meta_json else {}
+
+    def json(self) -> Any:
+        """The payload as JSON, None for a null; raises msgspec.DecodeError when it is not."""
+        return None if self.data is None else msgspec.json.decode(self.data)
+
+    def text(self) -> str | None:
+        """The payload as UTF-8; None for a null."""
+        return None if self.data is None else self.data.decode()
+
+    @property
+    def time(self) -> datetime:
+        """When it was committed, in UTC."""
+        return _EPOCH_TIME + timedelta(microseconds=self.ts)
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """Positions `gap_from`..`gap_to`, both included, were lost without anybody asking for it.
+
+    `reason` is cap, ttl, mixed, source_trim, restart_loss; or recreated, which means: the topic is a new
+    one, forget what was derived from the old and read on from its beginning.
+    """
+
+    topic: str
+    gap_from: int
+    gap_to: int
+    reason: str
+    earliest_seq: int
+    head_seq: int
+
+    @property
+    def missed_estimate(self) -> int:
+        """Upper bound of the records missed."""
+        return self.gap_to - self.gap_from + 1
+
+
+class Cursor(NamedTuple):
+    """The last position a reader has dealt with, and the life of the topic it belongs to (0 = any).
+
+    Keep it to go on later: `Cursor.parse(str(cursor))`.
+    """
+
+    epoch: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.seq}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Inverse of str(); raises UsageError."""
+        if not isinstance(text, str):
+            raise UsageError(f"a cursor's text must be a str, got {type(text).__name__}", form="epoch:seq")
+        epoch, colon, seq = text.partition(":")
+        is_number = epoch.isascii() and epoch.isdecimal() and seq.isascii() and seq.isdecimal()
+        if not colon or not is_number or len(epoch) > _DIGITS_MAX or len(seq) > _DIGITS_MAX:
+            raise UsageError("not a cursor", found=ascii(text[:64]), form="epoch:seq")
+        return cls(int(epoch), int(seq))
+
+
+class Position(Enum):
+    """Places to start at that need no number."""
+
+    EARLIEST = "earliest"
+    """The first record that is still there."""
+    LATEST = "latest"
+    """Behind the last record: only what comes from now on."""
+    STORED = "stored"
+    """Where a consumer group stands already; one that is made begins at the first record."""
+
+
+EARLIEST, LATEST, STORED = Position.EARLIEST, Position.LATEST, Position.STORED
+END = LATEST
+Start: TypeAlias = "Position | Cursor | int | datetime"
+"""Where to start: a Position, the seq of the first record (inclusive), a stored Cursor (exclusive: the last
+position read), or the time from which on."""
+TagFilter: TypeAlias = "str | Sequence[str]"
+"""A tag, a prefix ending in `*`, or the long forms ["tag", "Eq", value], ["tag", "Glob", "prefix*"] and
+["tag", "Levels", pattern]: `/` stands between levels, `+` for any one, a last `#` for all that follow."""
+
+
+class Filters(NamedTuple):
+    """What to leave out: records of these nodes, and records whose tag does not match."""
+
+    nodes: frozenset[bytes] = frozenset()
+    tag: Callable[[bytes], bool] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes) or self.tag is not None
+
+    def rows(self, piece: RecordBatch) -> NDArray[np.int64] | None:
+        """Indexes of the records that pass, or None when all do."""
+        keep = np.ones(len(piece), dtype=bool)
+        nodes = piece.column(Column.NODE) if self.nodes else None
+        if nodes is not None:
+            keep &= np.fromiter([node not in self.nodes for node in nodes], bool, len(nodes))
+        if self.tag is not None:
+            tags = piece.column(Column.TAG)
+            if tags is None:
+                return np.empty(0, dtype=np.int64)
+            keep &= np.fromiter(map(self.tag, tags), bool, len(tags))
+        return None if keep.all() else np.flatnonzero(keep)
+
+
+def node_filter(node: str | Sequence[str] | None) -> frozenset[bytes]:
+    """Read a node filter (NF-2, NF-8); raises InvalidRequest for an id that is too long."""
+    if not node:
+        return frozenset()
+    ids = frozenset(utf8(one, "node") for one in ([node] if isinstance(node, str) else node))
+    longest = max(map(len, ids))
+    if longest > NODE_BYTES_MAX:
+        raise InvalidRequest("a node id is too long", bytes=longest, max=NODE_BYTES_MAX)
+    return ids - {b""}
+
+
+def tag_filter(wanted: TagFilter | None) -> Callable[[bytes], bool] | None:
+    """Read a tag filter (DL-2..DL-4, DR-24); untagged records never match. Raises InvalidRequest."""
+    if wanted is None:
+        return None
+    return parse_match(wanted, "tags").test
+
+
+class Page:
+    """One read: at most one tombstone, which comes before the records, and where to go on.
+
+    Keep reading while `caught_up` is false, even after a page without records (DR-14).
+    """
+
+    __slots__ = (
+        "_records",
+        "batches",
+        "caught_up",
+        "cursor",
+        "earliest_seq",
+        "epoch",
+        "head_seq",
+        "tombstone",
+        "topic",
+        "version",
+    )  # fmt: skip
+
+    def __init__(
+        self, topic: str, pieces: Sequence[RecordBatch], cursor: Cursor, *, tombstone: Tombstone | None,
+        head_seq: int, earliest_seq: int, version: int = 0,
+    ) -> None:  # fmt: skip
+        self.topic = topic
+        self.batches = tuple(pieces)
+        self.cursor = cursor
+        """Everything up to here was looked at; read on from it."""
+        self.tombstone = tombstone
+        self.head_seq = head_seq
+        self.earliest_seq = earliest_seq
+        self.epoch = cursor.epoch
+        self.version = version
+        """Of the topic when the first records were read; grows with every removal."""
+        self.caught_up = cursor.seq == head_seq
+        self._records: list[Record] | None = None
+
+    @property
+    def records(self) -> list[Record]:
+        """The records as objects, made once."""
+        if self._records is None:
+            self._records = [record for piece in self.batches for record in piece.records()]
+        return self._records
+
+    def bytes(self) -> list[bytes | None]:
+        """The payloads alone, None for a null: several times faster than `records`."""
+        return [payload for piece in self.batches for payload in piece.payloads()]
+
+    @property
+    def lag(self) -> int:
+        """Positions between the cursor and the head."""
+        return self.head_seq - self.cursor.seq
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Page {self.topic} records={len(self)} cursor={self.cursor} head_seq={self.head_seq} "
+            f"tombstone={self.tombstone and self.tombstone.reason}>"
+        )

@@ -1,0 +1,222 @@
+"""Reading a topic one page at a time, written once, as Steps, for both clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from ringlog.client.connection.read_connection import Connection
+from ringlog.client.read.fetch_result import FetchResult, Source
+from ringlog.client.read.pages import (
+    EARLIEST,
+    LATEST,
+    Cursor,
+    Filters,
+    Page,
+    Position,
+    Start,
+    TagFilter,
+    Tombstone,
+    node_filter,
+    tag_filter,
+)
+from ringlog.client.read.record_batches import RecordBatch
+from ringlog.client.read.source import open_source
+from ringlog.client.requests.validation import (
+    check_bool,
+    check_cursor,
+    check_int_range,
+    check_nodes,
+    check_start,
+    check_start_time,
+    check_str,
+    check_tag_filter,
+    cursor_before,
+)
+from ringlog.errors import UsageError
+from ringlog.limits import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAULT, READ_LIMIT_MAX, WAIT_MS_MAX
+from ringlog.link.futures import Steps
+
+SCAN_RECORDS_MAX = 100_000
+"""Records one page examines at most when a filter passes over them (DR-14)."""
+_EPOCH_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class _PageBuilder:
+    """A page being filled: knows its limits and how far it got."""
+
+    def __init__(self, after: int, limit: int, max_bytes: int, filters: Filters) -> None:
+        self.batches: list[RecordBatch] = []
+        self.seq = after
+        self.is_full = False
+        self._records_left = limit
+        self._bytes_left = max_bytes
+        self._filters = filters
+
+    def add_fitting(self, portion: FetchResult, topic: str) -> None:
+        """Add what fits of a portion and move `seq` to the last position examined (DR-10..DR-13)."""
+        for piece in portion.batches(topic):
+            rows = self._filters.rows(piece) if self._filters else None
+            if rows is not None:
+                piece = piece.select_rows(rows)
+            fits = self._fitting(piece)
+            self._records_left -= fits
+            if fits < len(piece):
+                self.is_full = True
+                self.seq = piece.seq_at(fits) - 1
+                if fits:
+                    self.batches.append(piece.slice_rows(0, fits))
+                return
+            if len(piece):
+                self.batches.append(piece)
+            self.seq = piece.last_seq
+            if self._records_left <= 0:
+                self.is_full = True
+                return
+        self.seq = max(self.seq, portion.examined)
+
+    def _fitting(self, piece: RecordBatch) -> int:
+        """How many of the piece's first records fit; the page's very first always does (DR-12)."""
+        count = min(len(piece), max(self._records_left, 0))
+        if not count:
+            return 0
+        ends = np.cumsum(piece.sizes()[:count])
+        fits = int(np.searchsorted(ends, self._bytes_left, side="right"))
+        if not fits and not self.batches:
+            fits = 1
+        if fits:
+            self._bytes_left -= int(ends[fits - 1])
+        return fits
+
+
+def read_page(
+    source: Source, topic: str, cursor: Cursor, *, limit: int, max_bytes: int = READ_BYTES_MAX,
+    wait_s: float = 0.0, filters: Filters = Filters(),  # noqa: B008  an immutable default
+    until: int | None = None,
+) -> Steps[Page]:  # fmt: skip
+    """Fill one page from `cursor` on: up to `limit` records that pass the filters, or `max_bytes` of them.
+
+    With `until` as if that were the topic's head.
+    """
+    # A filter may leave out all there is: the wait begins when that is known (DR-18).
+    portion = yield from source.fetch(
+        cursor, limit=limit, bytes_max=max_bytes, wait_s=0.0 if filters else wait_s
+    )
+    portion = _up_to(portion, until)
+    tray = _PageBuilder(portion.after, limit, max_bytes, filters)
+    first = portion
+    has_waited = not filters or wait_s <= 0
+    while True:
+        tray.add_fitting(portion, topic)
+        is_left_out = bool(filters) or len(portion.hidden) > 0 or not portion.runs
+        if not is_left_out or tray.is_full or tray.seq - first.after >= SCAN_RECORDS_MAX:
+            break
+        seq = tray.seq
+        is_at_end = seq >= portion.head_seq
+        if is_at_end and (has_waited or tray.batches or first.gap is not None):
+            break
+        portion = yield from source.fetch(
+            Cursor(portion.epoch, seq), limit=limit, bytes_max=max_bytes,
+            wait_s=wait_s if is_at_end else 0.0,
+        )  # fmt: skip
+        portion = _up_to(portion, until)
+        has_waited = has_waited or is_at_end
+        if portion.gap is not None or (portion.epoch, portion.version) != (first.epoch, first.version):
+            break  # The next page begins with it; what is in this one may have been removed meanwhile.
+        if portion.examined <= seq:
+            break  # There is nothing more for now.
+        if is_at_end:
+            first = replace(portion, after=first.after, gap=first.gap)
+    tombstone = None
+    if first.gap is not None:
+        gap = first.gap
+        tombstone = Tombstone(topic, gap.gap_from, gap.gap_to, gap.reason, first.earliest_seq, first.head_seq)
+    return Page(
+        topic, tray.batches, Cursor(first.epoch, tray.seq), tombstone=tombstone, head_seq=first.head_seq,
+        earliest_seq=first.earliest_seq, version=first.version,
+    )  # fmt: skip
+
+
+def _up_to(portion: FetchResult, until: int | None) -> FetchResult:
+    """The part of a portion that is not behind `until`."""
+    if until is None or portion.head_seq <= until:
+        return portion
+    head = max(until, portion.after)
+    return replace(portion, head_seq=head, examined=min(portion.examined, head))
+
+
+def read(
+    connection: Connection, topic: str, after: Cursor | int = 0, *, limit: int = READ_LIMIT_DEFAULT,
+    start: datetime | None = None, max_bytes: int = READ_BYTES_DEFAULT, wait_ms: int = 0,
+    tags: TagFilter | None = None, node: str | list[str] | None = None,
+) -> Steps[Page]:  # fmt: skip
+    """One difference read (section 17): `limit` 1..1000, 0 = 256; `wait_ms` 0..30000; larger is clamped.
+
+    `start`, a time with its zone, instead of `after`: from the first record committed then or later.
+    """
+    topic, cursor = check_str(topic, "topic"), check_cursor(after, "after")
+    limit, max_bytes = check_int_range(limit, "limit"), check_int_range(max_bytes, "max_bytes")
+    wait_ms, tags, node = check_int_range(wait_ms, "wait_ms"), check_tag_filter(tags), check_nodes(node)
+    if start is not None:
+        check_start_time(start, "start")
+    filters = yield from resolve_filters(connection, topic, tags, node)
+    source = open_source(connection, topic, is_settling=True)
+    try:
+        if start is not None:
+            cursor = yield from resolve_start(connection, source, topic, start)
+        return (
+            yield from read_page(
+                source, topic, cursor,
+                limit=min(limit or READ_LIMIT_DEFAULT, READ_LIMIT_MAX),
+                max_bytes=min(max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
+                wait_s=min(wait_ms, WAIT_MS_MAX) / 1000, filters=filters,
+            )
+        )  # fmt: skip
+    finally:
+        source.close()
+
+
+def resolve_filters(
+    connection: Connection, topic: str, tags: TagFilter | None, node: str | list[str] | None
+) -> Steps[Filters]:
+    """Build the filters; a topic with dedupe_node=false ignores node ids (NF-5)."""
+    nodes = node_filter(node)
+    if nodes:
+        info = yield connection.resolve(topic)
+        if not info.config.get("dedupe_node", True):
+            nodes = frozenset()
+    return Filters(nodes, tag_filter(tags))
+
+
+def resolve_start(connection: Connection, source: Source, topic: str, start: Start) -> Steps[Cursor]:
+    """Turn any Start into a cursor; EARLIEST on a topic without records is a cursor at its head."""
+    if isinstance(start, Cursor):
+        return start
+    if start is EARLIEST:
+        return Cursor(0, 0)
+    if isinstance(start, datetime):
+        wanted_us = (start - _EPOCH_TIME) // timedelta(microseconds=1)
+        return (yield from source.seek_time(max(wanted_us, 0)))
+    if start is LATEST:
+        # No record is read: older ones may be in a cold store that is away, or damaged.
+        latest: Cursor = yield connection.latest(topic)
+        return latest
+    if isinstance(start, Position):
+        raise UsageError("not a place to start", found=repr(start))
+    return cursor_before(start, "start")
+
+
+def reader_options(
+    topic: Any, start: Any, follow: Any, tags: Any, node: Any
+) -> tuple[str, Start, bool, TagFilter | None, list[str]]:
+    """What a reader was given, checked before anything is sent."""
+    return (
+        check_str(topic, "topic"),
+        check_start(start),
+        check_bool(follow, "follow"),
+        check_tag_filter(tags),
+        check_nodes(node),
+    )

@@ -1,0 +1,119 @@
+"""Records that an iterator has read ahead, handed out one by one: never one that was removed before the call.
+
+A deletion holds for every reader when it is acknowledged (DL-9). So whether anything of the topic was removed
+or has expired is checked before each record, and if so, the rest of the page is read again. Over rings the
+check is one word of shared memory; over ipc and TCP it costs a round trip, every READ_AHEAD_MS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ringlog.client.connection.read_connection import Connection
+from ringlog.client.read.fetch_result import NO_WORD, Source
+from ringlog.client.read.pages import Page, Record
+from ringlog.clock import Clock
+from ringlog.envelope.messages import Located
+from ringlog.limits import READ_AHEAD_MS, READ_AHEAD_RECORDS_MAX, READ_AHEAD_RECORDS_MIN
+
+_NEVER = -1
+"""What no word is equal to: the check is called for each record."""
+
+
+class ReadAhead:
+    """The page of one iterator: how many records to ask for, and which of them may still be handed out."""
+
+    def __init__(self) -> None:
+        self.limit = READ_AHEAD_RECORDS_MAX
+        """Records to read at once: few where what was read ahead keeps going stale."""
+        self.is_stale = False
+        """The rest of the page was not handed out: read on behind `seq`."""
+        self.seq = 0
+        """Of the last record that was handed out, or before the page's first, when it is stale."""
+
+    def records(self, page: Page, source: Source) -> Iterator[Record]:
+        """The records of a page that was just read from `source`, until one of them may have been removed."""
+        self.is_stale = False
+        may_be_given = source.record_check(page.version)
+        words, at = may_be_given.words, may_be_given.at
+        # The page was read in this very call of the iterator, unless it began with a tombstone.
+        is_just_read = page.tombstone is None
+        last: Record | None = None
+        for record in page.records:
+            try:
+                is_quiet = is_just_read or words[at] == may_be_given.seen
+            except ValueError:
+                is_quiet = False  # Not mapped any more.
+            if not is_quiet and not may_be_given(record):
+                self.is_stale = True
+                self.seq = record.seq - 1 if last is None else last.seq
+                self.limit = READ_AHEAD_RECORDS_MIN
+                return
+            is_just_read = False
+            last = record
+            yield record
+        self.limit = min(2 * self.limit, READ_AHEAD_RECORDS_MAX)
+
+
+class LocalRecordCheck:
+    """Compares the topic's slot on the board with what it was when a page was read."""
+
+    def __init__(
+        self, connection: Connection, located: Located | None, generation: int, version: int, clock: Clock
+    ) -> None:
+        self._connection, self._located, self._clock = connection, located, clock
+        self._generation, self._version = generation, version
+        self._due_us = self._ttl_us = 0
+        place = None if located is None else connection.sequence_word(located)
+        self.words, self.at = place or (NO_WORD, 0)
+        self.seen = self._sequence = _NEVER
+
+    def __call__(self, record: Record) -> bool:
+        """True when the record is still there."""
+        located = self._located
+        if located is None:
+            return False
+        if not self._is_as_seen() and not self._is_unchanged(located):
+            return False
+        if not self._due_us:
+            return True
+        now_us = self._clock.now_us()
+        return now_us < self._due_us or not self._has_expired(record, now_us)
+
+    def _is_as_seen(self) -> bool:
+        """Nothing was written to the slot since it was looked at."""
+        try:
+            return self.words[self.at] == self._sequence
+        except ValueError:
+            return False  # Not mapped any more.
+
+    def _is_unchanged(self, located: Located) -> bool:
+        """Something was written to the slot, an append or a removal; or time matters."""
+        sequence = self._connection.topic_sequence(located)
+        facts = self._connection.facts(located)
+        if facts is None or facts.version > self._version:
+            return False
+        if self._connection.generation != self._generation:
+            return False
+        self._due_us, self._ttl_us = facts.due_us, facts.ttl_us
+        self._sequence = _NEVER if self.words is NO_WORD else sequence
+        self.seen = _NEVER if facts.due_us else self._sequence
+        return True
+
+    def _has_expired(self, record: Record, now_us: int) -> bool:
+        expires_us = record.expires_at or 0
+        return 0 < expires_us <= now_us or (self._ttl_us > 0 and record.ts < now_us - self._ttl_us)
+
+
+class RemoteRecordCheck:
+    """Has the gateway asked again now and then; it replies that what is held still holds, or what does."""
+
+    words, at, seen = NO_WORD, 0, _NEVER
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_ns = clock.monotonic_ns() + READ_AHEAD_MS * 1_000_000
+
+    def __call__(self, record: Record) -> bool:
+        """True until READ_AHEAD_MS have passed."""
+        return self._clock.monotonic_ns() < self._until_ns

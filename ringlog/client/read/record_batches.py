@@ -1,0 +1,269 @@
+"""Stretches of records, as frames hold them, turned into Python values together.
+
+A large frame is a FrameRecordBatch: its columns are views. Opening a frame costs about ten microseconds,
+which
+is nothing for a thousand records and everything for one, so stretches of small frames are taken together
+as a MultiFrameRecordBatch: a handful of NumPy operations finds where every value of every frame lies. Both
+have
+the same records and the same methods; a property test holds them against one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, repeat
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ringlog.client.read.multi_frame_batch import I64, decode_frames, malformed
+from ringlog.client.read.pages import NO_HEADERS, Record
+from ringlog.errors import FrameInvalid
+from ringlog.frame import batch as frames
+from ringlog.frame.body import with_nulls
+from ringlog.frame.layout import Column
+from ringlog.frame.view import FrameView, open_row
+from ringlog.storage.reader import FrameRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SMALL_FRAME_RECORDS = 64
+GATHERED_FRAMES_MIN = 4
+GATHERED_FRAMES_MAX = 1_024
+
+
+class RecordBatch(Protocol):
+    """Some consecutive records, or those of them that a filter kept. Numbers ascend."""
+
+    @property
+    def last_seq(self) -> int:
+        """Last number of the stretch, kept or not."""
+        ...
+
+    @property
+    def commit_ts(self) -> int:
+        """Microseconds since the epoch, of the stretch's first record."""
+        ...
+
+    @property
+    def commit_stamps(self) -> I64:
+        """(n,) microseconds since the epoch, of every record."""
+        ...
+
+    @property
+    def seqs(self) -> I64:
+        """(n,) number of each record."""
+        ...
+
+    @property
+    def buffer(self) -> memoryview:
+        """Where the values lie, and other frames perhaps."""
+        ...
+
+    def read_only(self) -> RecordBatch:
+        """The same, with nothing that somebody could write to."""
+        ...
+
+    def until(self, seq: int) -> RecordBatch:
+        """The stretch up to `seq` only; of one that was not filtered yet."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def column(self, column: Column) -> list[bytes] | None:
+        """Values of a bytes column, b"" for a null; None when no record has one."""
+        ...
+
+    def select_rows(self, rows: I64) -> RecordBatch:
+        """Only these records."""
+        ...
+
+    def slice_rows(self, start: int, stop: int) -> RecordBatch:
+        """Only records `start` to `stop` of them, counted from 0, the latter excluded."""
+        ...
+
+    def sizes(self) -> I64:
+        """(n,) accounted bytes of each record: payload and metadata (R-10)."""
+        ...
+
+    def seq_at(self, index: int) -> int:
+        """Number of record `index`."""
+        ...
+
+    def payloads(self) -> list[bytes | None]:
+        """The payloads, copied out; None for a null."""
+        ...
+
+    def payload_views(self) -> list[memoryview | None]:
+        """The payloads, where they lie; None for a null."""
+        ...
+
+    def records(self) -> list[Record]:
+        """The records as objects."""
+        ...
+
+    def arrow_batches(self, *, nulls: bool, columns: int | None) -> list[pa.RecordBatch]:
+        """The records as Arrow; see FrameView.to_arrow."""
+        ...
+
+
+def record_batches_of(run: FrameRun, after: int, topic: str) -> Iterator[RecordBatch]:
+    """Split the records of `run` behind `after` into pieces; raises CorruptData for a malformed frame."""
+    run = run.after(after)
+    words = run.batch.words
+    if len(words) == 1:
+        yield _whole(run, 0, after, topic)
+        return
+    counts = frames.counts_of(words).astype(np.int64)
+    is_small = (counts < SMALL_FRAME_RECORDS) & (frames.codecs_of(words) == 0)
+    kinds = np.where(is_small, frames.shapes_but_nulls_of(words).astype(np.int64), -1 - np.arange(len(words)))
+    bounds = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), len(words)]
+    for start, stop in pairwise(bounds):
+        if stop - start < GATHERED_FRAMES_MIN:
+            for row in range(start, stop):
+                yield _whole(run, row, after, topic)
+            continue
+        for first in range(start, stop, GATHERED_FRAMES_MAX):
+            rows = slice(first, min(first + GATHERED_FRAMES_MAX, stop))
+            yield decode_frames(run, rows, after, topic)
+
+
+def _whole(run: FrameRun, row: int, after: int, topic: str) -> FrameRecordBatch:
+    view = open_run_frame(run, row, topic)
+    return FrameRecordBatch(view if view.first_seq > after else view.slice_after(after))
+
+
+def visible_record_batches(
+    run: FrameRun, after: int, until: int, hidden: I64, topic: str
+) -> Iterator[RecordBatch]:
+    """The pieces of `run` behind `after` up to `until`, without the `hidden` (ascending) positions."""
+    if after >= until:
+        return
+    near = run.within(after, until)
+    if not len(near.batch.words) or near.last_seq <= after:
+        return
+    for piece in record_batches_of(near, after, topic):
+        first = piece.seq_at(0) if len(piece) else piece.last_seq + 1
+        if first > until:
+            return
+        shown = piece if piece.last_seq <= until else piece.until(until)
+        if len(hidden):
+            low, high = np.searchsorted(hidden, [first, shown.last_seq + 1])
+            if low < high:
+                gone = np.isin(shown.seqs, hidden[low:high], assume_unique=True)
+                shown = shown.select_rows(np.flatnonzero(~gone))
+        yield shown
+
+
+def open_run_frame(run: FrameRun, row: int, topic: str) -> FrameView:
+    """Open one frame of a run, whose checksums were looked at when it was read; raises CorruptData."""
+    try:
+        return open_row(run.buffer, run.batch, row)
+    except FrameInvalid as e:
+        raise malformed(run, int(run.batch.offsets[row]), topic, e.reason) from None
+
+
+class FrameRecordBatch:
+    """Records of one frame: all of `view`, or those at `rows`."""
+
+    def __init__(self, view: FrameView, rows: I64 | None = None) -> None:
+        self.view = view
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self.view) if self._rows is None else len(self._rows)
+
+    @property
+    def last_seq(self) -> int:
+        return self.view.last_seq
+
+    @property
+    def seqs(self) -> I64:
+        first = self.view.first_seq
+        return np.arange(first, first + len(self.view)) if self._rows is None else first + self._rows
+
+    @property
+    def is_whole(self) -> bool:
+        """All records of `view`."""
+        return self._rows is None
+
+    @property
+    def buffer(self) -> memoryview:
+        return self.view.body
+
+    def read_only(self) -> FrameRecordBatch:
+        return FrameRecordBatch(self.view.read_only(), self._rows)
+
+    def until(self, seq: int) -> FrameRecordBatch:
+        return FrameRecordBatch(self.view.slice(0, seq + 1 - self.view.first_seq))
+
+    @property
+    def commit_ts(self) -> int:
+        return int(self.view.commit_stamps[0]) if len(self.view) else self.view.commit_ts
+
+    @property
+    def commit_stamps(self) -> I64:
+        stamps = self.view.commit_stamps
+        return stamps if self._rows is None else stamps[self._rows]
+
+    def column(self, column: Column) -> list[bytes] | None:
+        found = self.view.bytes_column(column)
+        return None if found is None else self._chosen(found.to_list())
+
+    def select_rows(self, rows: I64) -> FrameRecordBatch:
+        return FrameRecordBatch(self.view, rows if self._rows is None else self._rows[rows])
+
+    def slice_rows(self, start: int, stop: int) -> FrameRecordBatch:
+        if self._rows is None:
+            return FrameRecordBatch(self.view.slice(start, stop))
+        return FrameRecordBatch(self.view, self._rows[start:stop])
+
+    def sizes(self) -> I64:
+        total = np.diff(self.view.payloads.offsets).astype(np.int64)
+        meta = self.view.bytes_column(Column.META)
+        if meta is not None:
+            total += np.diff(meta.offsets)
+        return total if self._rows is None else total[self._rows]
+
+    def seq_at(self, index: int) -> int:
+        return self.view.first_seq + (index if self._rows is None else int(self._rows[index]))
+
+    def payloads(self) -> list[bytes | None]:
+        return self._chosen(self.view.to_list())
+
+    def payload_views(self) -> list[memoryview | None]:
+        found = self.view.payloads
+        data = found.data.data
+        views = [data[a:b] for a, b in pairwise(found.offsets.tolist())]
+        return self._chosen(with_nulls(views, self.view.validity(Column.PAYLOAD)))
+
+    def records(self) -> list[Record]:
+        view = self.view
+        if view.columns == 1 << Column.PAYLOAD:
+            seqs = range(view.first_seq, view.last_seq + 1)
+            return self._chosen(list(map(Record, seqs, repeat(view.commit_ts), view.to_list())))
+        times = view.commit_stamps.tolist()
+        found = view.records()
+        optional = (found.event_ts, found.expires_at, found.not_before)
+        made = map(
+            Record,
+            found.seqs,
+            times,
+            found.payloads,
+            found.keys or repeat(None),
+            found.tags or repeat(None),
+            found.nodes or repeat(None),
+            found.metas or repeat(None),
+            repeat(NO_HEADERS) if found.headers is None else map(dict, found.headers),
+            *(values or repeat(None) for values in optional),
+            found.priorities or repeat(0),
+        )
+        return self._chosen(list(made))
+
+    def arrow_batches(self, *, nulls: bool, columns: int | None) -> list[pa.RecordBatch]:
+        whole = self.view.to_arrow(nulls=nulls, columns=columns)
+        return [whole if self._rows is None else whole.take(self._rows)]
+
+    def _chosen(self, values: list[Any]) -> list[Any]:
+        return values if self._rows is None else [values[row] for row in self._rows.tolist()]

@@ -1,0 +1,186 @@
+"""TailBatch: what a tailer gives, a stretch of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.client.read.fetch_result import FetchResult
+from ringlog.client.read.pages import Cursor, Record
+from ringlog.client.read.record_batches import (
+    FrameRecordBatch,
+    RecordBatch,
+    open_run_frame,
+    visible_record_batches,
+)
+from ringlog.frame import batch as frames
+from ringlog.frame import layout
+from ringlog.frame.view import FrameView
+from ringlog.storage.reader import FrameRun
+from ringlog.storage.visibility import I64, NO_SEQS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class TailBatch:
+    """Consecutive records, as they lie in the log or in a segment. All views are read-only.
+
+    Records that were deleted or have expired are left out of everything it gives. Without a copy where a
+    frame is not compressed and nothing is left out: `memoryviews()`, `frames()`, and `arrow()` of frames of
+    64 records and more. Copied: `bytes()`, `records()`, Arrow of smaller frames, which are put together,
+    and `numpy()` when there is more than one frame.
+    """
+
+    def __init__(
+        self, topic: str, epoch: int, run: FrameRun, after: int, until: int, hidden: I64 = NO_SEQS
+    ) -> None:
+        """The records of `run` behind `after` up to `until`, without the `hidden` (ascending) positions."""
+        self.topic = topic
+        self.epoch = epoch
+        self.first_seq = max(run.first_seq, after + 1)
+        self.last_seq = min(run.last_seq, until)
+        self._run = run.after(after)
+        low, high = np.searchsorted(hidden, [self.first_seq, self.last_seq + 1])
+        self._hidden = hidden[low:high]
+
+    def __len__(self) -> int:
+        if len(self._hidden) or self.last_seq < self._run.last_seq:
+            return sum(map(len, self._pieces))
+        return int(frames.counts_of(self._run.batch.words).sum()) - (self.first_seq - self._run.first_seq)
+
+    def __repr__(self) -> str:
+        return f"<TailBatch {self.topic} {self.first_seq}..{self.last_seq}>"
+
+    @property
+    def ts(self) -> int:
+        """When the last record was committed, in microseconds since the epoch."""
+        last = next(piece for piece in reversed(self._pieces) if len(piece))
+        return int(last.commit_stamps[-1])
+
+    @property
+    def cursor(self) -> Cursor:
+        """Behind the last record."""
+        return Cursor(self.epoch, self.last_seq)
+
+    def until(self, seq: int) -> TailBatch:
+        """The records up to `seq`, which is not before the first; without a copy."""
+        if seq >= self.last_seq:
+            return self
+        return TailBatch(self.topic, self.epoch, self._run, self.first_seq - 1, seq, self._hidden)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the frames that hold the records, as they are stored."""
+        return int(self._run.batch.total_bytes.sum())
+
+    @property
+    def stored(self) -> tuple[FrameRun, I64]:
+        """The frames that hold the records, of which the first and the last may hold others beside; and the
+        ascending positions among them that are left out."""
+        return self._run.within(self.first_seq - 1, self.last_seq), self._hidden
+
+    @property
+    def seqs(self) -> I64:
+        """(n,) numbers of the records, ascending; from headers alone."""
+        words = self._run.batch.words
+        counts = frames.counts_of(words).astype(np.int64)
+        ends = np.cumsum(counts)
+        base = words[:, layout.W_BASE_SEQ].astype(np.int64) - (ends - counts)
+        numbers = np.repeat(base, counts) + np.arange(ends[-1])
+        numbers = numbers[slice(*np.searchsorted(numbers, [self.first_seq, self.last_seq + 1]).tolist())]
+        if len(self._hidden):
+            numbers = numbers[~np.isin(numbers, self._hidden, assume_unique=True)]
+        return numbers
+
+    @property
+    def batches(self) -> list[RecordBatch]:
+        """The records frame by frame, small frames many at once: what the other methods are made of."""
+        return self._pieces
+
+    def frames(self) -> Iterator[FrameView]:
+        """View the frames one by one; the first may begin inside of one. Slow when they are small.
+
+        A frame out of whose middle records have gone comes as several views.
+        """
+        for row in range(len(self._run.batch)):
+            view = open_run_frame(self._run, row, self.topic)
+            first, last = max(view.first_seq, self.first_seq), min(view.last_seq, self.last_seq)
+            low, high = np.searchsorted(self._hidden, [first, last + 1])
+            starts = [first, *(self._hidden[low:high] + 1).tolist()]
+            stops = [*self._hidden[low:high].tolist(), last + 1]
+            for start, stop in zip(starts, stops, strict=True):
+                if start < stop:
+                    yield view.slice(start - view.first_seq, stop - view.first_seq)
+
+    def bytes(self) -> list[bytes | None]:
+        """The payloads, copied out; None for a null."""
+        return [payload for piece in self._pieces for payload in piece.payloads()]
+
+    def memoryviews(self) -> list[memoryview | None]:
+        """The payloads as views of the log; None for a null."""
+        return [view for piece in self._pieces for view in piece.payload_views()]
+
+    def numpy(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """(data, offsets): payload i is `data[offsets[i]:offsets[i + 1]]`; offsets is (n + 1,) int64. A
+        null is as an empty one there."""
+        if len(self._run.batch) == 1 and not len(self._hidden):
+            payloads = next(self.frames()).payloads
+            return payloads.data, payloads.offsets.astype(np.int64)
+        sizes: list[NDArray[np.int64]] = []
+        parts: list[Any] = []
+        for piece in self._pieces:
+            if isinstance(piece, FrameRecordBatch) and piece.is_whole:
+                payloads = piece.view.payloads
+                sizes.append(np.diff(payloads.offsets).astype(np.int64))
+                parts.append(payloads.data[payloads.offsets[0] : payloads.offsets[-1]])
+            else:
+                values = [value or b"" for value in piece.payloads()]
+                sizes.append(np.fromiter(map(len, values), np.int64, len(values)))
+                parts.append(np.frombuffer(b"".join(values), np.uint8))
+        offsets = np.zeros(len(self) + 1, dtype=np.int64)
+        np.cumsum(np.concatenate(sizes), out=offsets[1:])
+        return np.concatenate(parts), offsets
+
+    def record_batches(self, *, nulls: bool = False, columns: int | None = None) -> list[pa.RecordBatch]:
+        """Arrow RecordBatches: seq, ts and the columns; of a large frame one, without a copy.
+
+        `columns` (a bitmap of layout.Column) and `nulls` as in FrameView.to_arrow. Needs pyarrow.
+        """
+        return [
+            batch for piece in self._pieces for batch in piece.arrow_batches(nulls=nulls, columns=columns)
+        ]
+
+    def arrow(self, *, nulls: bool = False) -> pa.Table:
+        """All records as one Arrow table; large frames are its chunks, without a copy."""
+        import pyarrow
+
+        bitmap = int(np.bitwise_or.reduce(frames.columns_of(self._run.batch.words)))
+        return pyarrow.Table.from_batches(self.record_batches(nulls=nulls, columns=bitmap))
+
+    def records(self) -> list[Record]:
+        """The records as objects: slow, for convenience."""
+        return [record for piece in self._pieces for record in piece.records()]
+
+    @cached_property
+    def _pieces(self) -> list[RecordBatch]:
+        return list(
+            visible_record_batches(self._run, self.first_seq - 1, self.last_seq, self._hidden, self.topic)
+        )
+
+
+def tail_batches_of(portion: FetchResult, topic: str) -> list[TailBatch]:
+    """The records of a portion, a batch for each stretch; those of which nothing is left are passed over."""
+    after = portion.after
+    found: list[TailBatch] = []
+    for run in portion.runs:
+        if after < portion.examined and run.last_seq > after:
+            batch = TailBatch(topic, portion.epoch, run, after, portion.examined, portion.hidden)
+            if batch:
+                found.append(batch)
+            after = batch.last_seq
+    return found

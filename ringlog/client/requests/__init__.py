@@ -1,0 +1,1 @@
+"""Requests about topics and routers, what they take and what they return."""

@@ -1,0 +1,152 @@
+"""Operations on routers, for both clients: make, look at, list, delete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ringlog.client.connection.session import Session
+from ringlog.client.read.pages import TagFilter
+from ringlog.client.requests.validation import (
+    SECONDS_MAX,
+    check_bool,
+    check_int_range,
+    check_str,
+    check_tag_filter,
+    check_timeout,
+)
+from ringlog.envelope.messages import (
+    RouterCreate,
+    RouterDelete,
+    RouterDeleted,
+    RouterGet,
+    RouterInfo,
+    RouterList,
+    RouterListReply,
+)
+from ringlog.errors import NotReady
+from ringlog.limits import LIST_PAGE_MAX, ROUTER_SETTLE_MS_MAX
+from ringlog.link.futures import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class RouterDescription:
+    """A router: what it forwards, how, and how far it is. `created` = by this call."""
+
+    router: str
+    source: str
+    dest: str
+    created: bool
+    filter: tuple[str, ...] | None
+    """["tag", "Eq", value] or ["tag", "Glob", "prefix*"]; None = every record."""
+    preserve_node: bool
+    preserve_tag: bool
+    create_dest: bool
+    allow_cycle: bool
+    guarantee: str
+    cursor: int
+    """Position of the source up to which everything was forwarded, or passed over."""
+    lag: int
+    """Positions of the source behind it."""
+    forwarded_total: int
+    """Copies made since its creation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """How a router forwards; see Routers.create."""
+
+    filter: TagFilter | None = None
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    allow_cycle: bool = False
+    guarantee: str = "at_least_once"
+
+
+def described(info: RouterInfo) -> RouterDescription:
+    """What a scheduler said, in the terms of this library."""
+    wanted = None if info.filter is None else tuple(info.filter)
+    return RouterDescription(
+        info.router, info.source, info.dest, info.created, wanted, info.preserve_node, info.preserve_tag,
+        info.create_dest, info.allow_cycle, info.guarantee, info.cursor, info.lag, info.forwarded_total,
+    )  # fmt: skip
+
+
+def create(
+    session: Session, name: str, source: str, dest: str, options: RouterOptions
+) -> Steps[RouterDescription]:
+    """Make a router, or change the one of this name."""
+    name, source, dest = check_str(name, "name"), check_str(source, "source"), check_str(dest, "dest")
+    guarantee = check_str(options.guarantee, "guarantee")
+    keeps_node = check_bool(options.preserve_node, "preserve_node")
+    keeps_tag = check_bool(options.preserve_tag, "preserve_tag")
+    wanted: Any = check_tag_filter(options.filter, "filter")
+    if wanted is not None and not isinstance(wanted, str):
+        wanted = list(wanted)
+    order = RouterCreate(
+        name, source, dest, wanted, keeps_node, keeps_tag, check_bool(options.create_dest, "create_dest"),
+        check_bool(options.allow_cycle, "allow_cycle"), guarantee,
+    )  # fmt: skip
+    # Either may be made with it: what was known of them is asked for again.
+    session.forget(source)
+    session.forget(dest)
+    return described((yield session.ask_scheduler(order)))
+
+
+def get(session: Session, name: str, settle_s: float) -> Steps[RouterDescription]:
+    """A router, perhaps when it has forwarded all that its source holds now."""
+    found, _ = yield from _settled(session, name, settle_s, "settle_s")
+    return found
+
+
+def settle(session: Session, name: str, timeout_s: float) -> Steps[RouterDescription]:
+    """Wait until everything that the source holds now was forwarded."""
+    found, wanted = yield from _settled(session, name, timeout_s, "timeout_s")
+    if found.cursor < wanted:
+        raise NotReady("the router is behind its source", router=name, lag=found.lag, wanted=wanted)
+    return found
+
+
+def _settled(
+    session: Session, name: str, timeout_s: float, parameter: str
+) -> Steps[tuple[RouterDescription, int]]:
+    """The router when it has reached what is its source's head now, or after the time; and that head."""
+    name, wait_s = check_str(name, "name"), check_timeout(timeout_s, parameter)
+    deadline_ns = session.clock.monotonic_ns() + round((SECONDS_MAX if wait_s is None else wait_s) * 1e9)
+    info: RouterInfo = yield session.ask_scheduler(RouterGet(name))
+    wanted = info.cursor + info.lag
+    while info.cursor < wanted:
+        left_ms = (deadline_ns - session.clock.monotonic_ns()) // 1_000_000
+        if left_ms <= 0:
+            break
+        slice_ms = min(left_ms, ROUTER_SETTLE_MS_MAX)
+        info = yield session.ask_scheduler(RouterGet(name, slice_ms, wanted), extra_ms=slice_ms)
+    return described(info), wanted
+
+
+def delete(session: Session, name: str) -> Steps[bool]:
+    """Remove a router; False when there was none."""
+    reply: RouterDeleted = yield session.ask_scheduler(RouterDelete(check_str(name, "name")))
+    return reply.deleted
+
+
+class RouterPages:
+    """Routers page by page, by name."""
+
+    def __init__(self, prefix: str, source: str, dest: str, page_size: int) -> None:
+        self._wanted = (check_str(prefix, "prefix"), check_str(source, "source"), check_str(dest, "dest"))
+        self._page_size = check_int_range(page_size, "page_size", 1, LIST_PAGE_MAX)
+        self._after = ""
+        self._has_more = True
+
+    def next_page(self, session: Session) -> Steps[list[RouterDescription]]:
+        """The next routers; an empty list is the end."""
+        if not self._has_more:
+            return []
+        order = RouterList(*self._wanted, self._after, self._page_size)
+        reply: RouterListReply = yield session.ask_scheduler(order)
+        self._has_more = reply.more and bool(reply.routers)
+        if reply.routers:
+            self._after = reply.routers[-1].router
+        return [described(info) for info in reply.routers]

@@ -1,0 +1,268 @@
+"""Operations on topics, for both clients: create, configure, look at, list, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ringlog.client.connection.session import Session
+from ringlog.client.leases.dead_letters import require_no_dead_letter_cycle
+from ringlog.client.read.pages import TagFilter, tag_filter
+from ringlog.client.requests.validation import (
+    check_bool,
+    check_int_range,
+    check_seq,
+    check_str,
+    check_topic_settings,
+)
+from ringlog.envelope.messages import (
+    RecordsDelete,
+    RecordsDeleted,
+    TopicDelete,
+    TopicDeleted,
+    TopicInfo,
+    TopicList,
+    TopicListReply,
+    TopicPut,
+    TopicState,
+    TopicStateReply,
+)
+from ringlog.errors import InvalidRequest, ShardsChanged, TopicIncompatible, TopicNotFound, UsageError
+from ringlog.limits import LIST_PAGE_MAX
+from ringlog.link.futures import Steps
+from ringlog.settings import LOG, QUEUE, describe_differences, differences, resolve_durable
+
+ExistOk = bool | Literal["update"]
+"""What `create` does about a topic that is there: refuse it, compare it, or configure it."""
+EXIST_OK = (False, True, "update")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic's identity and configuration; `created` = by this call."""
+
+    topic: str
+    epoch: int
+    created: bool
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSummary:
+    """A topic's state (semantics section 6). Times are microseconds since the epoch or None."""
+
+    topic: str
+    type: str
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    evict_floor: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+    config: dict[str, Any]
+    held_by: str = ""
+    """The consumer group for which records stay that caps or TTL would have taken (`retain_until_acked`)."""
+    keys: int = 0
+    """Idempotency keys and dedup ids that the engine remembers."""
+    keys_forgotten: int = 0
+    """Those that had to make room before their time was over (`idempotency_max`), since the shard's start."""
+    missing_part: str = ""
+    """The missing or unreadable file for which reads and writes raise `TopicHalted`; "" = it is served."""
+
+    @property
+    def next_seq(self) -> int:
+        """The number the next record gets."""
+        return self.head_seq + 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRemoval:
+    """What became of a topic that was to be deleted; true when there was one (T-15, T-16)."""
+
+    topic: str
+    deleted: bool
+    routers_removed: tuple[str, ...] = ()
+    """Names of the routers that led to it or from it, ascending: they went with it."""
+
+    def __bool__(self) -> bool:
+        return self.deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What a delete did: `deleted` live records, and how the topic stands after it."""
+
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+def create(
+    session: Session, topic: str, exist_ok: ExistOk, config: dict[str, Any]
+) -> Steps[TopicDescription]:
+    """Make a topic. One that is there is refused, or has to have these settings, or gets them."""
+    topic = check_str(topic, "topic")
+    if exist_ok not in EXIST_OK:
+        raise UsageError('exist_ok must be False, True or "update"', found=repr(exist_ok)[:80])
+    named = check_topic_settings(config)
+    yield session.wait_connected()
+    # The type goes with an update, so that a topic of another type is refused before it is changed.
+    is_update = exist_ok == "update"
+    put = TopicPut(topic, {"type": LOG} | named if is_update else named, "update" if is_update else "create")
+    if put.config.get("type") == QUEUE:
+        yield from _check_letters(session, topic, put.config)
+    info = yield from session.ask_name_owner(topic, put)
+    if not info.created and not exist_ok:
+        raise TopicIncompatible("the topic exists", topic=topic, epoch=info.epoch, hint="exist_ok=True")
+    if not info.created:
+        _require_same(topic, {"type": LOG} | resolve_durable(named), info.config)
+    return TopicDescription(topic, info.epoch, info.created, info.config)
+
+
+def _require_same(topic: str, asked: dict[str, Any], existing: dict[str, Any]) -> None:
+    """Raise TopicIncompatible, naming each difference, when a topic is not what was asked for."""
+    found = differences(asked, existing)
+    if found:
+        hint = "" if "type" in found else '; exist_ok="update" changes them'
+        raise TopicIncompatible(
+            f"topic {topic} exists with other settings: {describe_differences(found)}{hint}",
+            topic=topic,
+            differences=found,
+        )
+
+
+def _check_letters(session: Session, topic: str, config: dict[str, Any]) -> Steps[None]:
+    """Raise InvalidRequest where dead letters would come back to the topic."""
+    target = config.get("dead_letter")
+    if isinstance(target, str) and target:
+        yield from require_no_dead_letter_cycle(session, topic, check_str(target, "dead_letter"))
+
+
+def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[TopicDescription]:
+    """Change the named settings of an existing topic."""
+    topic = check_str(topic, "topic")
+    named = check_topic_settings(config)
+
+    def change(_: TopicInfo) -> TopicPut:
+        return TopicPut(topic, named, "merge")
+
+    yield from _check_letters(session, topic, named)
+    info: TopicInfo = session.cache_topic((yield from session.ask_resolved_topic(topic, change)))
+    return TopicDescription(topic, info.epoch, False, info.config)
+
+
+def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
+    """A topic's numbers."""
+    topic, touch = check_str(topic, "topic"), check_bool(touch, "touch")
+    reply = yield from session.ask_resolved_topic(topic, lambda _: TopicState(topic, touch))
+    if reply.is_fed:
+        yield session.catch_up(topic, reply.topic_id)
+        reply = yield from session.ask_resolved_topic(topic, lambda _: TopicState(topic, touch))
+    return summary_of(reply)
+
+
+def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
+    """Remove a topic, and the routers that lead to it or from it."""
+    topic, if_empty = check_str(topic, "topic"), check_bool(if_empty, "if_empty")
+    try:
+        info: TopicInfo = yield session.resolve(topic)
+        # Those that lead to it its shard knows; of the others it knows nothing.
+        onward: list[str] = yield session.routers_from(topic)
+        reply: TopicDeleted = yield session.ask_topic(info, TopicDelete(topic, if_empty))
+    except TopicNotFound:
+        return TopicRemoval(topic, False)
+    finally:
+        session.forget(topic)
+    removed = sorted({*reply.routers, *onward}) if reply.deleted else []
+    return TopicRemoval(topic, reply.deleted, tuple(removed))
+
+
+def delete_records(session: Session, topic: str, before_seq: int, match: TagFilter | None) -> Steps[Deletion]:
+    """Delete records for good: below `before_seq`, by tag, or both."""
+    topic = check_str(topic, "topic")
+    before_seq = check_seq(before_seq, "before_seq")
+    if match is not None:
+        tag_filter(match)
+    elif not before_seq:
+        raise InvalidRequest("say what to delete: before_seq, match or both", topic=topic)
+    wanted = match if match is None or isinstance(match, str) else list(match)
+
+    # Asked anew, and its life named: sent twice, it must not reach into a topic made anew meanwhile.
+    session.forget(topic)
+    info: TopicInfo = yield session.resolve(topic)
+    order = RecordsDelete(topic, before_seq, wanted, epoch=info.epoch)
+    reply: RecordsDeleted = yield session.ask_topic(info, order)
+    return Deletion(reply.topic, reply.deleted, reply.earliest_seq, reply.head_seq, reply.count, reply.bytes)
+
+
+def summary_of(reply: TopicStateReply) -> TopicSummary:
+    """What a shard said, in the units of this library."""
+    return TopicSummary(
+        reply.topic, reply.type, reply.epoch, reply.head_seq, reply.earliest_seq, reply.count,
+        reply.bytes, reply.evict_floor, _microseconds(reply.last_write_ts),
+        _microseconds(reply.last_read_ts), reply.config, reply.held_by, reply.keys, reply.keys_forgotten,
+        reply.missing_part,
+    )  # fmt: skip
+
+
+def _microseconds(milliseconds: int | None) -> int | None:
+    return None if milliseconds is None else milliseconds * 1_000
+
+
+def list_topic_names(session: Session, prefixes: Iterable[str]) -> Steps[list[str]]:
+    """Every topic whose name begins with one of these."""
+    found: list[str] = []
+    for prefix in prefixes:
+        merge = TopicMerge(prefix, LIST_PAGE_MAX)
+        while page := (yield from merge.next_page(session)):
+            found += [summary.topic for summary in page]
+    return found
+
+
+class TopicMerge:
+    """Pages of all shards, merged by name; each name once, in byte order."""
+
+    def __init__(self, prefix: str, page_size: int) -> None:
+        self._prefix = check_str(prefix, "prefix")
+        self._page_size = check_int_range(page_size, "page_size", 1, LIST_PAGE_MAX)
+        self._pages: list[list[TopicStateReply]] = []
+        self._after: list[str | None] = []
+        self._last = ""
+
+    def next_page(self, session: Session) -> Steps[list[TopicSummary]]:
+        """The next topics; an empty list is the end."""
+        yield session.wait_connected()
+        found: list[TopicSummary] = []
+        while len(found) < self._page_size:
+            if len(self._pages) != session.links.shards:
+                self._begin_at(self._last, session.links.shards)
+            for shard, after in enumerate(self._after):
+                if not self._pages[shard] and after is not None:
+                    request = TopicList(self._prefix, after, self._page_size)
+                    try:
+                        reply: TopicListReply = yield session.ask(shard, request)
+                    except ShardsChanged:
+                        # Others have the topics now: all of them are asked, from where the list had come.
+                        self._begin_at(self._last, session.links.shards)
+                        return found + (yield from self.next_page(session))
+                    self._pages[shard] = list(reply.topics)
+                    self._after[shard] = reply.topics[-1].topic if reply.more and reply.topics else None
+            heads = [(page[0].topic.encode(), shard) for shard, page in enumerate(self._pages) if page]
+            if not heads:
+                break
+            reply_of = self._pages[min(heads)[1]].pop(0)
+            if reply_of.topic != self._last:
+                found.append(summary_of(reply_of))
+            self._last = reply_of.topic
+        return found
+
+    def _begin_at(self, last: str, shards: int) -> None:
+        """Ask every shard for what comes behind this topic."""
+        self._pages = [[] for _ in range(shards)]
+        self._after = [last] * len(self._pages)

@@ -1,0 +1,292 @@
+"""What users give, as the client's inside takes it, or a UsageError that names the parameter, what it
+has to be and what it is. Every public call sends its arguments through here before anything else.
+
+Whoever computes with NumPy has numbers of its types; they are as good as others.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from ringlog.client.read.pages import Cursor, Position, Start, TagFilter
+from ringlog.errors import InvalidRequest, UsageError
+from ringlog.limits import DURATION_MS_MAX, SEQ_MAX
+from ringlog.names import check_topic_name, utf8
+from ringlog.payload import PayloadCodec
+from ringlog.settings import (
+    CALL_SETTINGS,
+    GROUP_SETTINGS,
+    TOPIC_SETTINGS,
+    WHOLE,
+    Setting,
+    check_settings,
+    require_no_auto_create,
+    unknown_setting_error,
+)
+from ringlog.tags import parse_match
+from ringlog.types import Durability, PayloadKind
+
+WHOLE_MAX = (1 << 63) - 1
+_GROUP_LIMITS = {**GROUP_SETTINGS, "min_idle_ms": CALL_SETTINGS["min_idle_ms"]}
+_GROUP_OPTIONS = ("create", "dead_letter", "release_on_exit")
+_SHOWN_CHARS_MAX = 80
+_EPOCH_MAX = _DELIVERIES_MAX = (1 << 32) - 1
+_PRODUCER_ID_MAX = (1 << 64) - 1
+SECONDS_MAX = 1e9
+"""Longest time to wait that is a number, some thirty years."""
+
+
+def check_int(value: Any, name: str) -> int:
+    """A whole number; raises UsageError for everything else, and beyond 63 bits."""
+    if type(value) is int:
+        found = value
+    elif isinstance(value, float) and value.is_integer():
+        found = int(value)
+    else:
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            found = operator.index(value)
+        except TypeError:
+            raise UsageError(f"{name} is a whole number", found=_shown(value)) from None
+    if not -WHOLE_MAX <= found <= WHOLE_MAX:
+        raise UsageError(f"{name} is out of range", found=_shown(found), max=WHOLE_MAX)
+    return found
+
+
+def check_int_range(value: Any, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
+    """A whole number from `low` to `high`."""
+    found = check_int(value, name)
+    if found < low:
+        raise UsageError(f"{name} must be >= {low}, got {found}")
+    if found > high:
+        raise UsageError(f"{name} must be <= {high}, got {found}")
+    return found
+
+
+def check_str(value: Any, name: str) -> str:
+    """A string that UTF-8 can hold; raises UsageError for everything else."""
+    if not isinstance(value, str):
+        raise UsageError(f"{name} is a string", found=_shown(value))
+    if not value.isascii():
+        utf8(value, name)
+    return value
+
+
+def check_bool(value: Any, name: str) -> bool:
+    """True or False; raises UsageError for everything else, such as "no"."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    raise UsageError(f"{name} must be True or False, got {_shown(value)}")
+
+
+def check_timeout(value: Any, name: str) -> float | None:
+    """A time to wait; None or infinity = without an end. Raises UsageError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise UsageError(f"{name} must be a number of seconds, got {_shown(value)}")
+    found = float(value) if -WHOLE_MAX < value < WHOLE_MAX else float(f"{value}")
+    if found == inf:
+        return None
+    if not 0 <= found <= SECONDS_MAX:
+        raise UsageError(f"{name} must be from 0 to {SECONDS_MAX:.0f} seconds, got {_shown(value)}")
+    return found
+
+
+def check_close_timeout(value: Any, name: str = "timeout") -> float:
+    """How long closing may take; None or infinity = as long as can be said."""
+    found = check_timeout(value, name)
+    return SECONDS_MAX if found is None else found
+
+
+def node_name(value: Any, otherwise: str) -> str:
+    """The worker's name; without one, `otherwise`."""
+    return otherwise if value is None or value == "" else check_str(value, "node")
+
+
+def check_sequence(value: Any, name: str) -> Sequence[Any]:
+    """Several things, which may be looked at more than once; raises UsageError for one, or for text."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
+        raise UsageError(f"{name} must be an iterable such as a list, got {type(value).__name__}")
+    return value if isinstance(value, Sequence | np.ndarray) else list(value)  # type: ignore[return-value]
+
+
+def check_callable(value: Any, name: str) -> None:
+    """Raise UsageError for what cannot be called."""
+    if not callable(value):
+        raise UsageError(f"{name} must be a function, got {_shown(value)}")
+
+
+def check_payload_codec(value: Any, name: str = "payload") -> PayloadCodec[Any]:
+    """How payloads are made from values; raises UsageError for what cannot do that."""
+    try:
+        is_codec = callable(value.encode) and callable(value.decode) and isinstance(value.kind, PayloadKind)
+    except AttributeError:
+        is_codec = False
+    if not is_codec:
+        raise UsageError(
+            f"{name} must be RAW, TEXT, JSON or have encode, decode and kind, got {_shown(value)}"
+        )
+    found: PayloadCodec[Any] = value
+    return found
+
+
+def check_seq(value: Any, name: str) -> int:
+    """A position of a topic, to go on behind; raises UsageError for what cannot be one."""
+    return check_int_range(value, name, 0, SEQ_MAX)
+
+
+def check_cursor(value: Any, name: str) -> Cursor:
+    """A place to go on behind: a cursor, or a position of whichever life the topic has."""
+    if not isinstance(value, Cursor):
+        return Cursor(0, check_seq(value, name))
+    return Cursor(
+        check_int_range(value.epoch, f"{name}.epoch", 0, _EPOCH_MAX), check_seq(value.seq, f"{name}.seq")
+    )
+
+
+def check_start(value: Any, name: str = "start") -> Start:
+    """A place to start, a number as the cursor before it; raises UsageError for what is none."""
+    if isinstance(value, Position):
+        return value
+    if isinstance(value, datetime):
+        return check_start_time(value, name)
+    if isinstance(value, str | bytes) or not (isinstance(value, Cursor) or hasattr(value, "__index__")):
+        raise UsageError(
+            f"{name} must be EARLIEST, LATEST, a Cursor, a position or a datetime, got {_shown(value)}"
+        )
+    if isinstance(value, Cursor):
+        return check_cursor(value, name)
+    return cursor_before(value, name)
+
+
+def cursor_before(seq: Any, name: str) -> Cursor:
+    """The cursor behind which the record of this number is the first."""
+    return Cursor(0, max(check_seq(seq, name) - 1, 0))
+
+
+def check_start_time(value: Any, name: str) -> datetime:
+    """A time with its zone."""
+    if not isinstance(value, datetime):
+        raise UsageError(f"{name} must be a datetime with a time zone, got {_shown(value)}")
+    if value.tzinfo is None:
+        raise UsageError(f"{name}: a time to start at needs a time zone", found=str(value))
+    return value
+
+
+def check_seqs(value: Any, name: str = "seqs") -> list[int]:
+    """Numbers of records, ascending, each once."""
+    return sorted({check_seq(seq, name) for seq in check_sequence(value, name)})
+
+
+def pending_options(
+    node: Any, idle_ms: Any, min_deliveries: Any, after: Any, limit: Any
+) -> tuple[str, int, int, int, int]:
+    """What is asked of a group's pending list."""
+    return (
+        check_str(node, "node"), check_int_range(idle_ms, "idle_ms", 0, DURATION_MS_MAX),
+        check_int_range(min_deliveries, "min_deliveries", 0, _DELIVERIES_MAX), check_seq(after, "after"),
+        check_int_range(limit, "limit", 1),
+    )  # fmt: skip
+
+
+def check_auto_commit_ms(auto_commit_ms: Any) -> int | None:
+    """How often what is done is committed; None = only when the program says so."""
+    return (
+        None
+        if auto_commit_ms is None
+        else check_int_range(auto_commit_ms, "auto_commit_ms", 0, DURATION_MS_MAX)
+    )
+
+
+def producer_id(value: Any) -> int:
+    """The id of a producer whose frames the program numbers itself."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _PRODUCER_ID_MAX:
+        raise UsageError(f"producer_id must be a whole number from 1 to 2**64 - 1, got {_shown(value)}")
+    return value
+
+
+def check_nodes(value: Any, name: str = "node") -> list[str]:
+    """Nodes whose records are left out: one, several, or none."""
+    if value is None:
+        return []
+    return [
+        check_str(one, name) for one in ([value] if isinstance(value, str) else check_sequence(value, name))
+    ]
+
+
+def check_tag_filter(value: Any, name: str = "tags") -> TagFilter | None:
+    """A filter of tags; raises InvalidRequest for what is none."""
+    if value is not None:
+        parse_match(value, name)
+    found: TagFilter | None = value
+    return found
+
+
+def check_group_limits(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """GroupLimits, checked."""
+    found: dict[str, Any] = {}
+    for name, value in limits.items():
+        if name not in _GROUP_LIMITS and name not in _GROUP_OPTIONS:
+            raise _usage(unknown_setting_error(name, [*_GROUP_LIMITS, *_GROUP_OPTIONS], "group"))
+        if name in _GROUP_LIMITS:
+            found[name] = _within(_GROUP_LIMITS[name], value)
+        elif name == "dead_letter":
+            found[name] = None if value is None else check_str(value, name)
+        else:
+            found[name] = check_bool(value, name)
+    if found.get("dead_letter"):
+        try:
+            check_topic_name(found["dead_letter"], "dead_letter")
+        except InvalidRequest as e:
+            raise _usage(e) from None
+    return found
+
+
+def check_call_setting(value: Any, name: str) -> int:
+    """A number of a call, such as `lease_ms`; raises UsageError for what its range does not hold."""
+    return _within(CALL_SETTINGS[name], value)
+
+
+def check_topic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a topic as they travel: enumerations by their names, whole numbers as `int`. Raises
+    InvalidRequest for an unknown name, with the nearest one, and for a value that is not allowed."""
+    named = check_settings(TOPIC_SETTINGS, {name: _plain(name, value) for name, value in config.items()})
+    require_no_auto_create(named)
+    return named
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, Durability):
+        return value.label
+    row = TOPIC_SETTINGS.get(name)
+    if row is None or row.kind != WHOLE or isinstance(value, bool) or not hasattr(value, "__index__"):
+        return value
+    return operator.index(value)
+
+
+def _within(row: Setting, value: Any) -> int:
+    try:
+        return int(row.check(check_int(value, row.name)))
+    except InvalidRequest as e:
+        raise _usage(e) from None
+
+
+def _usage(error: InvalidRequest) -> UsageError:
+    """The same, of an argument."""
+    return UsageError(error.message, **error.detail)
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:_SHOWN_CHARS_MAX]

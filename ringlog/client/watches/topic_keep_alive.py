@@ -1,0 +1,119 @@
+"""How a client keeps topics that it follows in use (F39).
+
+Who follows a topic reads shared memory, and its shard does not hear of it. Where the topic is removed when
+nobody uses it (`expire_unused_ms`), a word is said for it: it is asked for several times in each period, from
+a timer of the session, as long as anybody follows it here. For other topics there is no timer and no message.
+
+A follower holds a Use, and ends it; one that was forgotten ends with its holder. Not compiled: weak
+references are made to it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ringlog.envelope.messages import TopicInfo, TopicResolve
+from ringlog.errors import TopicNotFound
+from ringlog.limits import TOPIC_KEEPALIVES_PER_PERIOD
+from ringlog.link.futures import Pending, Steps, run_steps
+
+if TYPE_CHECKING:
+    from ringlog.client.connection.session import Session
+
+_MS_NS = 1_000_000
+_RETRY_MS = 1_000
+"""Longest pause behind a word that was not heard."""
+
+
+class KeepAliveHandle:
+    """Somebody follows this life of a topic, until it is ended. Ending it takes no lock."""
+
+    __slots__ = ("__weakref__", "epoch", "is_over")
+
+    def __init__(self, epoch: int = 0) -> None:
+        self.epoch = epoch
+        """0 = whichever there is."""
+        self.is_over = False
+
+    def end(self) -> None:
+        """Nobody follows it by this any more."""
+        self.is_over = True
+
+
+@dataclass(slots=True)
+class _FollowedTopic:
+    uses: list[weakref.ref[KeepAliveHandle]] = field(default_factory=list)
+    period_ms: int = 0
+    is_planned: bool = False
+    """A timer is set, or the topic is being asked for."""
+
+
+class TopicKeepAlive:
+    """Those of one session; with the client's lock held, or in its loop."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._used: dict[str, _FollowedTopic] = {}
+
+    def acquire(self, topic: str, epoch: int) -> KeepAliveHandle:
+        """Somebody follows this topic from now on. Returns at once and never fails."""
+        use, info = KeepAliveHandle(epoch), self._session.cached_topic(topic)
+        is_known = info is not None and epoch in {0, info.epoch}
+        if info is not None and is_known and not _period_of(info):
+            return use
+        used = self._used.setdefault(topic, _FollowedTopic())
+        used.uses = [each for each in used.uses if _is_live(each)]
+        used.uses.append(weakref.ref(use))
+        if not used.is_planned:
+            used.is_planned = True
+            if info is not None and is_known:
+                self._plan(topic, used, _period_of(info))
+            else:
+                self._renew(topic, used)
+        return use
+
+    def _plan(self, topic: str, used: _FollowedTopic, period_ms: int) -> None:
+        used.period_ms = period_ms
+        self._after(period_ms // TOPIC_KEEPALIVES_PER_PERIOD, topic, used)
+
+    def _after(self, pause_ms: int, topic: str, used: _FollowedTopic) -> None:
+        when_ns = self._session.clock.monotonic_ns() + pause_ms * _MS_NS
+        self._session.timers.call_at(when_ns, lambda: self._renew(topic, used))
+
+    def _renew(self, topic: str, used: _FollowedTopic) -> None:
+        used.uses = [each for each in used.uses if _is_live(each)]
+        if not used.uses:
+            self._used.pop(topic, None)
+            return
+        run_steps(self._ask(topic)).when_done(lambda done: self._renewed(done, topic, used))
+
+    def _ask(self, topic: str) -> Steps[TopicInfo]:
+        yield self._session.wait_connected()
+        return (yield from self._session.ask_name_owner(topic, TopicResolve(topic)))
+
+    def _renewed(self, done: Pending[TopicInfo], topic: str, used: _FollowedTopic) -> None:
+        if done.error is None:
+            info = done.result()
+            if _period_of(info):
+                self._plan(topic, used, _period_of(info))
+                return
+            if any((use := each()) is not None and use.epoch > info.epoch for each in used.uses):
+                self._after(_RETRY_MS, topic, used)  # Asked before the topic was made anew.
+                return
+        elif not isinstance(done.error, TopicNotFound) and not self._session.is_closed:
+            pause_ms = used.period_ms // TOPIC_KEEPALIVES_PER_PERIOD or _RETRY_MS
+            self._after(min(pause_ms, _RETRY_MS), topic, used)
+            return
+        # There is nothing to be kept in use. Who follows it once it is made anew says so.
+        self._used.pop(topic, None)
+
+
+def _is_live(ref: weakref.ref[KeepAliveHandle]) -> bool:
+    use = ref()
+    return use is not None and not use.is_over
+
+
+def _period_of(info: TopicInfo) -> int:
+    return int(info.config.get("expire_unused_ms", 0))

@@ -1,0 +1,558 @@
+"""WatchCore: many topics followed in one place, for threads and for loops.
+
+It learns from its subscription (delivery.py) which topic may be read, in order of value, reads one turn of it
+(at most `limit` records) and makes events of that. Records are read where all readers read them, so deletes,
+retention, damage and tombstones are as in any read. The reader asks for the next event when it likes: what it
+has not asked for costs it one turn a topic, and nobody else anything.
+
+Written as Steps over a Connection; everything that touches the subscription is done by the owner, who has the
+session, between them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import translate
+from re import compile as compile_pattern
+from typing import Literal, TypeAlias
+
+from ringlog.client.connection.read_connection import Connection
+from ringlog.client.read.fetch_result import Source
+from ringlog.client.read.local_source import LocalSource
+from ringlog.client.read.pages import (
+    EARLIEST,
+    LATEST,
+    Cursor,
+    Filters,
+    Page,
+    Start,
+    TagFilter,
+    node_filter,
+    tag_filter,
+)
+from ringlog.client.read.paging import read_page, resolve_start
+from ringlog.client.read.record_batches import FrameRecordBatch
+from ringlog.client.read.source import open_source
+from ringlog.client.requests.validation import (
+    check_bool,
+    check_int_range,
+    check_nodes,
+    check_sequence,
+    check_start,
+    check_str,
+    check_tag_filter,
+)
+from ringlog.client.watches.events import (
+    CaughtUp,
+    Lagged,
+    TopicDeleted,
+    WatchEvent,
+    decode_cursors,
+    encode_cursors,
+)
+from ringlog.client.watches.shared_reads import PageLimits, SharedFrame, SharedReads
+from ringlog.envelope.messages import TopicInfo
+from ringlog.errors import (
+    ConnectionTrouble,
+    CorruptData,
+    DiskError,
+    NotReady,
+    RinglogError,
+    TopicHalted,
+    TopicNotFound,
+    UsageError,
+    is_shard_failed,
+)
+from ringlog.limits import (
+    CREDIT_DEFAULT,
+    CREDIT_MAX,
+    FEEDS_PER_SUBSCRIPTION_MAX,
+    LAG_ANNOUNCED_MS,
+    READ_BYTES_DEFAULT,
+    READ_BYTES_MAX,
+    WATCH_LIMIT_DEFAULT,
+    WATCH_LIMIT_MAX,
+)
+from ringlog.link.delivery import UNBOUNDED, LocationHint, ReadGrant
+from ringlog.link.futures import Steps
+from ringlog.topic.tombstone import RECREATED
+from ringlog.types import Durability
+
+Topics: TypeAlias = str | Iterable[str] | Mapping[str, Start]
+Consistency: TypeAlias = Literal["eventual", "strong"]
+LAGGED_AFTER_S = LAG_ANNOUNCED_MS / 1_000
+"""News that waited so long for its reader are a backlog (SC-2)."""
+RETRY_S = 0.1
+HALTED_RETRY_S = 5.0
+"""A halted topic needs a restart of the engine."""
+_WILD = "*"
+_AGAIN = (NotReady, ConnectionTrouble)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """Checked options of a watch."""
+
+    exact: dict[str, Start]
+    patterns: dict[str, Start]
+    tags: TagFilter | None
+    node: str | list[str] | None
+    limit: int
+    max_bytes: int
+    consistency: Consistency
+    credit: int
+    lenient: bool
+    cursors: dict[str, Cursor]
+
+
+def watch_options(
+    topics: Topics, *, start: Start = EARLIEST, cursor: str = "", tags: TagFilter | None = None,
+    node: str | list[str] | None = None, limit: int = 0, max_bytes: int = 0,
+    consistency: Consistency = "eventual", credit: int = CREDIT_DEFAULT, lenient: bool = False,
+) -> WatchOptions:  # fmt: skip
+    """Check what `watch` was given; raises UsageError or InvalidRequest."""
+    if isinstance(topics, Mapping):
+        wanted = {check_str(name, "topics"): check_start(where, "topics") for name, where in topics.items()}
+    else:
+        names = [topics] if isinstance(topics, str) else check_sequence(topics, "topics")
+        wanted = dict.fromkeys([check_str(name, "topics") for name in names], check_start(start))
+    if not 1 <= len(wanted) <= FEEDS_PER_SUBSCRIPTION_MAX:
+        raise UsageError("name the topics to watch", found=len(wanted), min=1, max=FEEDS_PER_SUBSCRIPTION_MAX)
+    if check_str(consistency, "consistency") not in {"eventual", "strong"}:
+        raise UsageError("consistency is eventual or strong", found=consistency)
+    limit, max_bytes = check_int_range(limit, "limit"), check_int_range(max_bytes, "max_bytes")
+    node = check_nodes(node)
+    node_filter(node)
+    return WatchOptions(
+        {name: where for name, where in wanted.items() if _WILD not in name},
+        {name: where for name, where in wanted.items() if _WILD in name},
+        check_tag_filter(tags), node, min(limit or WATCH_LIMIT_DEFAULT, WATCH_LIMIT_MAX),
+        min(max_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX), consistency,
+        check_int_range(credit, "credit", 1, CREDIT_MAX), check_bool(lenient, "lenient"),
+        decode_cursors(check_str(cursor, "cursor")),
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class LagTracker:
+    """How old the oldest is that a reader does not have, who reads on and does not catch up."""
+
+    since_s: float
+    observed_head: int
+    """The topic's head then: once the reader is there, what it lacks is no older than `mark_s`."""
+    mark_s: float
+
+    def update(self, seq: int, head_seq: int, now_s: float) -> None:
+        """The reader is at `seq` now, which is not the head."""
+        if seq >= self.observed_head:
+            self.since_s, self.observed_head, self.mark_s = self.mark_s, head_seq, now_s
+
+
+@dataclass(slots=True)
+class WatchedTopic:
+    """One topic of a watch."""
+
+    info: TopicInfo
+    source: Source
+    filters: Filters
+    cursor: Cursor
+    feed: int = 0
+    head_seq: int = 0
+    has_begun: bool = False
+    """A turn of it was read: its life is known."""
+    is_caught_up: bool = False
+    lag_tracker: LagTracker | None = None
+    """It had caught up and is behind, which was not said."""
+    is_strong: bool = False
+    is_halted: bool = False
+    """The watch said that the topic is halted, or its shard was given up; it goes on when the engine finds
+    the missing file, or is started again."""
+
+
+@dataclass(slots=True)
+class GrantResult:
+    """What one turn came to: events, and what the owner tells the subscription."""
+
+    events: list[tuple[WatchEvent, Cursor | None]] = field(default_factory=list)
+    """With the topic's cursor behind each."""
+    after: int = 0
+    is_consumed: bool = False
+    is_topic_ended: bool = False
+    """The topic is to be dropped."""
+    retry_after_s: float = 0.0
+    """Look again after this long."""
+    error: Exception | None = None
+
+
+class WatchCore:
+    """State of one watch. One consumer at a time; reading happens without the client's lock."""
+
+    def __init__(self, options: WatchOptions, shared: SharedReads) -> None:
+        """`shared`: what this client's watches have in common."""
+        self.options = options
+        self._shared = shared
+        shared.watches += 1
+        self._limits = PageLimits(options.limit, options.max_bytes)
+        self._is_closed = False
+        self.events: deque[tuple[str, WatchEvent, Cursor | None]] = deque()
+        """Made and not given yet: those of one turn, and of beginnings."""
+        self._topics: dict[int, WatchedTopic] = {}
+        self._names: set[str] = set()
+        """Every topic that is followed here, and those that are not followed again: damaged ones, and those
+    that were deleted and whose names were given."""
+        self._positions: dict[str, Cursor] = {}
+        """Behind the last event given, by topic."""
+        self._matches = [(compile_pattern(translate(each)).fullmatch, where)
+                         for each, where in options.patterns.items()]  # fmt: skip
+
+    @property
+    def prefixes(self) -> list[str]:
+        """What to list, so that every name a pattern matches is among it."""
+        return sorted({pattern.partition(_WILD)[0] for pattern in self.options.patterns})
+
+    @property
+    def topics(self) -> list[str]:
+        """Followed now."""
+        return [topic.info.topic for topic in self._topics.values()]
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing will ever come any more."""
+        return not self._topics and not self.options.patterns and not self.events
+
+    @property
+    def cursor(self) -> str:
+        """Composite cursor behind the last event given."""
+        return encode_cursors(self._positions)
+
+    # -- beginning --------------------------------------------------------------------------------------
+
+    def begin_steps(self, connection: Connection) -> Steps[list[WatchedTopic]]:
+        """Find the topics that were named; raises TopicNotFound for an unknown one, unless lenient."""
+        found = yield from self._open_all(connection, self.options.exact)
+        if not found and not self.options.patterns:
+            raise TopicNotFound("none of the topics exists", topics=list(self.options.exact)[:16])
+        return found
+
+    def matching(self, names: Iterable[str]) -> dict[str, Start]:
+        """Those of the names that a pattern matches and that are not followed yet, with where to start."""
+        found: dict[str, Start] = {}
+        for name in names:
+            if name in self._names or name in self.options.exact:
+                continue
+            for is_match, where in self._matches:
+                if is_match(name):
+                    found[name] = where
+                    break
+        return found
+
+    def open_matching_steps(
+        self, connection: Connection, wanted: Mapping[str, Start], *, is_new: bool
+    ) -> Steps[list[WatchedTopic]]:
+        """Take up topics that patterns match; those made since the watch began are read from their start."""
+        starts = dict.fromkeys(wanted, EARLIEST) if is_new else dict(wanted)
+        return (yield from self._open_all(connection, starts, is_lenient=True))
+
+    def follow(self, topics: Iterable[WatchedTopic], feeds: list[int]) -> None:
+        """The subscription knows them under these numbers."""
+        for topic, feed in zip(topics, feeds, strict=True):
+            topic.feed = feed
+            self._topics[feed] = topic
+            self._shared.follow(topic.info.topic_id)
+
+    def _open_all(
+        self, connection: Connection, wanted: Mapping[str, Start], *, is_lenient: bool = False
+    ) -> Steps[list[WatchedTopic]]:
+        resolving = [(name, connection.resolve(name)) for name in wanted]
+        found = []
+        for name, pending in resolving:
+            try:
+                info: TopicInfo = yield pending
+            except TopicNotFound:
+                if self.options.lenient or is_lenient:
+                    continue
+                raise
+            found.append((yield from self._open(connection, info, wanted[name])))
+        self._names.update(topic.info.topic for topic in found)
+        return found
+
+    def _open(self, connection: Connection, info: TopicInfo, where: Start) -> Steps[WatchedTopic]:
+        options = self.options
+        nodes = node_filter(options.node) if info.config.get("dedupe_node", True) else frozenset()
+        source = open_source(connection, info.topic, is_following=True)
+        source.keep_topic_alive(info.epoch)
+        kept = options.cursors.get(info.topic)
+        cursor = yield from resolve_start(connection, source, info.topic, kept or where)
+        level = Durability.parse(str(info.config.get("durability", "disk")))
+        # What is acknowledged when it is durable, or never is, has no other consistency (SSE-35).
+        is_strong = options.consistency == "strong" and level not in {Durability.FSYNC, Durability.EPHEMERAL}
+        self._positions[info.topic] = cursor
+        # Its head was just looked up, so its life is known.
+        has_begun = kept is None and where is LATEST
+        return WatchedTopic(
+            info, source, Filters(nodes, tag_filter(options.tags)), cursor, has_begun=has_begun,
+            is_strong=is_strong,
+        )  # fmt: skip
+
+    # -- turns ------------------------------------------------------------------------------------------
+
+    def grant_steps(self, turn: ReadGrant, now_s: Callable[[], float]) -> Steps[GrantResult]:
+        """Read one turn of its topic."""
+        topic = self._topics.get(turn.feed)
+        if topic is None:
+            return GrantResult()
+        result = GrantResult(after=topic.cursor.seq)
+        if turn.error is not None:
+            self._halt(topic, result, turn.error)
+            return result
+        sequence = self._sequence(topic, turn)
+        # Nobody has said what is durable: look what became of the topic, and leave its records.
+        is_blind = topic.is_strong and turn.until >= UNBOUNDED
+        try:
+            page = self._take_shared_page(topic)
+            if page is None:
+                page = yield from read_page(
+                    topic.source, topic.info.topic, topic.cursor, limit=self.options.limit,
+                    max_bytes=self.options.max_bytes, filters=topic.filters,
+                    until=turn.until if topic.is_strong else None,
+                )  # fmt: skip
+                page = self._share_page(topic, page)
+        except TopicNotFound:
+            self._end_topic(topic, result, "deleted")
+        except _AGAIN as e:
+            if is_shard_failed(e):
+                self._halt(topic, result, e)
+            else:
+                result.retry_after_s = RETRY_S if e.detail.get("reason") != "cold_unavailable" else 1.0
+        except CorruptData as e:
+            self._drop(topic)
+            result.is_topic_ended, result.error = True, e
+        except TopicHalted as e:
+            self._halt(topic, result, e)
+        else:
+            topic.is_halted = False
+            if sequence >= 0:
+                page = self._share_frame(topic, turn, page, sequence)
+            self._apply_page(topic, page, turn, result, now_s(), is_blind=is_blind)
+        return result
+
+    @staticmethod
+    def _halt(topic: WatchedTopic, result: GrantResult, error: RinglogError) -> None:
+        """Nothing comes before the next start of the engine, which is said once."""
+        result.retry_after_s, result.error = HALTED_RETRY_S, None if topic.is_halted else error
+        topic.is_halted = True
+
+    def take_shared_frame(self, turn: ReadGrant) -> bool:
+        """The shortest way: what another watch of this client has just read is what this one would read.
+
+        Reads no file. True when its page is lined up, up to the hint's last record; False when there is no
+        such thing, and then `straight`.
+        """
+        topic, hint = self._topics.get(turn.feed), turn.hint
+        if topic is None or hint is None or not topic.is_caught_up:
+            return False
+        source, cursor = topic.source, topic.cursor
+        reading = self._shared.get_frame(topic.info.topic_id, cursor.epoch, hint)
+        if reading is None or hint.first_seq != cursor.seq + 1 or not isinstance(source, LocalSource):
+            return False
+        if not self._is_plain(topic, turn, hint) or not source.is_frame_current(reading):
+            return False
+        source.advance_past(hint)
+        page, name = reading.page(), topic.info.topic
+        # Moved and lined up with no call between them that an interrupt could end.
+        topic.cursor, topic.head_seq = reading.cursor, hint.last_seq
+        self.events.append((name, page, page.cursor))
+        return True
+
+    def read_at_hint(self, turn: ReadGrant) -> GrantResult | None:
+        """The short way for who keeps up: the one frame that the turn is about, when nothing is left out.
+
+        None when it is not so; then `grant_steps` does it, as if this had not been tried.
+        """
+        topic, hint = self._topics.get(turn.feed), turn.hint
+        if topic is None or hint is None or not self._is_plain(topic, turn, hint):
+            return None
+        source = topic.source
+        if not isinstance(source, LocalSource):
+            return None
+        sequence = source.slot_sequence if self._shared.is_useful else -1
+        try:
+            # Who is behind by more reads it together.
+            found = source.read_at_hint(topic.cursor, hint, is_head=not topic.is_strong)
+        except DiskError:
+            return None  # Met again on the way that says what it means.
+        if found is None:
+            return None
+        view, facts = found
+        reading = source.make_shared_frame(topic.cursor.epoch, sequence, hint, view, facts.earliest_seq)
+        if sequence >= 0 and facts.head_seq == hint.last_seq:
+            self._shared.put_frame(topic.info.topic_id, reading)
+        return self._apply_frame(topic, reading)
+
+    def _is_plain(self, topic: WatchedTopic, turn: ReadGrant, hint: LocationHint) -> bool:
+        """All of the frame would be given, and nothing else."""
+        if not topic.has_begun or topic.filters or (topic.is_strong and hint.last_seq != turn.until):
+            return False
+        options = self.options
+        is_small = hint.last_seq - hint.first_seq < options.limit
+        return is_small and hint.stop - hint.offset <= options.max_bytes
+
+    def _apply_frame(self, topic: WatchedTopic, reading: SharedFrame) -> GrantResult:
+        """What is left of `_take`: the frame comes next, is the last one, and is of this life."""
+        last_seq, cursor = reading.hint.last_seq, reading.cursor
+        topic.cursor, topic.head_seq = cursor, last_seq
+        result = GrantResult([(reading.page(), cursor)], last_seq, is_consumed=True)
+        if not topic.is_caught_up:
+            result.events.append(self.caught_up_event(topic))
+        return result
+
+    def _sequence(self, topic: WatchedTopic, turn: ReadGrant) -> int:
+        """When a turn is read that others may have, too; -1 when it is of no use to them."""
+        source, is_wanted = topic.source, turn.hint is not None and self._shared.is_useful
+        return source.slot_sequence if is_wanted and isinstance(source, LocalSource) else -1
+
+    def _take_shared_page(self, topic: WatchedTopic) -> Page | None:
+        """The page that another watch of this client has read here, if it still is what lies there."""
+        source, cursor = topic.source, topic.cursor
+        passage = self._shared.get_page(topic.info.topic_id, cursor, self._limits)
+        if passage is None or not self._is_for_all(topic) or not isinstance(source, LocalSource):
+            return None
+        facts = source.facts_if_current(passage)
+        if facts is None:
+            return None
+        source.advance_past_page(passage)
+        return Page(
+            topic.info.topic, passage.batches, passage.cursor, tombstone=None, head_seq=facts.head_seq,
+            earliest_seq=facts.earliest_seq,
+        )  # fmt: skip
+
+    def _share_page(self, topic: WatchedTopic, page: Page) -> Page:
+        """Leave a page to watches that will come to its place; returns what to give instead."""
+        source, after = topic.source, topic.cursor
+        is_wanted = self._shared.is_followed_by_several(topic.info.topic_id) and self._is_for_all(topic)
+        is_wanted = is_wanted and after.epoch in {0, page.epoch}
+        if not is_wanted or not isinstance(source, LocalSource):
+            return page
+        passage = source.make_shared_page(page, self._limits)
+        if passage is None:
+            return page
+        self._shared.put_page(topic.info.topic_id, after.seq, passage)
+        return Page(
+            page.topic, passage.batches, page.cursor, tombstone=None, head_seq=page.head_seq,
+            earliest_seq=page.earliest_seq,
+        )  # fmt: skip
+
+    @staticmethod
+    def _is_for_all(topic: WatchedTopic) -> bool:
+        """Nothing is left out or held back for this watch."""
+        return not topic.filters and not topic.is_strong
+
+    def _share_frame(self, topic: WatchedTopic, turn: ReadGrant, page: Page, sequence: int) -> Page:
+        """Leave a page to the others if it is the whole frame of its turn; returns what to give instead."""
+        hint, source, pieces = turn.hint, topic.source, page.batches
+        if hint is None or not isinstance(source, LocalSource) or len(pieces) != 1:
+            return page
+        piece = pieces[0]
+        if not isinstance(piece, FrameRecordBatch) or not piece.is_whole or page.tombstone is not None:
+            return page
+        view = piece.view
+        is_it = (view.first_seq, view.last_seq, page.head_seq) == (
+            hint.first_seq, hint.last_seq, hint.last_seq,
+        )  # fmt: skip
+        # Expiry is a matter of the clock, which the slot knows nothing of.
+        if not is_it or source.slot_sequence != sequence or not source.never_expires:
+            return page
+        reading = source.make_shared_frame(page.epoch, sequence, hint, view.read_only(), page.earliest_seq)
+        self._shared.put_frame(topic.info.topic_id, reading)
+        return Page(
+            page.topic, reading.batches, page.cursor, tombstone=None, head_seq=page.head_seq,
+            earliest_seq=page.earliest_seq,
+        )  # fmt: skip
+
+    def _apply_page(
+        self,
+        topic: WatchedTopic,
+        page: Page,
+        turn: ReadGrant,
+        result: GrantResult,
+        now_s: float,
+        *,
+        is_blind: bool,
+    ) -> None:
+        name, gap = topic.info.topic, page.tombstone
+        is_other_life = topic.has_begun and page.epoch != topic.cursor.epoch
+        if is_other_life and gap is not None and gap.reason == RECREATED:
+            self._end_topic(topic, result, RECREATED)
+            return
+        behind = page.head_seq - topic.cursor.seq
+        if is_blind:
+            if not behind and not topic.is_caught_up:
+                topic.head_seq = page.head_seq
+                result.events.append(self.caught_up_event(topic))
+            return
+        waited_s = now_s - (
+            topic.lag_tracker.since_s if topic.lag_tracker is not None else turn.granted_ns / 1e9
+        )
+        may_lag = topic.is_caught_up or topic.lag_tracker is not None
+        if may_lag and behind > len(page) and waited_s >= LAGGED_AFTER_S:
+            topic.is_caught_up, topic.lag_tracker = False, None
+            result.events.append((Lagged(name, behind, round(waited_s, 3)), None))
+            return  # Alone: records that wait behind it might be deleted before they are given (DL-9).
+        cursor = page.cursor
+        if gap is not None:
+            # Alone for the same reason; the next turn begins behind it.
+            cursor = Cursor(page.epoch, page.batches[0].seq_at(0) - 1 if page.batches else page.cursor.seq)
+            result.events.append((gap, cursor))
+        elif len(page):
+            result.events.append((page, cursor))
+        topic.cursor, topic.head_seq, topic.has_begun = cursor, page.head_seq, True
+        if cursor.seq < page.head_seq:
+            if topic.is_caught_up:
+                topic.is_caught_up, topic.lag_tracker = (
+                    False,
+                    LagTracker(turn.granted_ns / 1e9, page.head_seq, now_s),
+                )
+            elif topic.lag_tracker is not None:
+                topic.lag_tracker.update(cursor.seq, page.head_seq, now_s)
+        elif not topic.is_caught_up:
+            result.events.append(self.caught_up_event(topic))
+        result.after, result.is_consumed = cursor.seq, bool(len(page) or gap is not None)
+
+    @staticmethod
+    def caught_up_event(topic: WatchedTopic) -> tuple[CaughtUp, Cursor]:
+        """Its backlog has ended, or there was none."""
+        topic.is_caught_up, topic.lag_tracker = True, None
+        return CaughtUp(topic.info.topic, topic.head_seq), topic.cursor
+
+    def _end_topic(self, topic: WatchedTopic, result: GrantResult, reason: str) -> None:
+        result.events.append((TopicDeleted(topic.info.topic, topic.head_seq, reason), topic.cursor))
+        result.is_topic_ended = True
+        self._drop(topic)
+        if topic.info.topic not in self.options.exact:
+            self._names.discard(topic.info.topic)  # A pattern matches its next life as well.
+
+    def _drop(self, topic: WatchedTopic) -> None:
+        if self._topics.pop(topic.feed, None) is not None:
+            self._shared.unfollow(topic.info.topic_id)
+        topic.source.close()
+
+    def enqueue_events(self, events: Iterable[tuple[WatchEvent, Cursor | None]]) -> None:
+        """Have events given, one by one."""
+        for event, cursor in events:
+            self.events.append((event.topic, event, cursor))
+
+    def pop_event(self) -> WatchEvent:
+        """The next event that is lined up; the cursor moves behind it."""
+        name, event, cursor = self.events.popleft()
+        if cursor is not None:
+            self._positions[name] = cursor
+        return event
+
+    def close(self) -> None:
+        """Let go of files. Idempotent."""
+        self._shared.watches -= not self._is_closed
+        self._is_closed = True
+        for topic in list(self._topics.values()):
+            self._drop(topic)

@@ -1,0 +1,1 @@
+"""Writing: from records to frames, and from frames to acknowledgements."""

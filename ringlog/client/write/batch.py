@@ -1,0 +1,313 @@
+"""Batch: records that share a fate report, and the frames they travel in.
+
+A batch is either one frame of n records or n frames of one record each. It is done when every frame has
+its entry or has failed. Frames refused for the moment travel again in a further Shipment; the batch
+only counts what is still missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.client.requests.results import Appended, AppendedEach
+from ringlog.errors import RinglogError
+from ringlog.frame.settle_entry import (
+    FLAG_DEDUPED,
+    FLAGS_SHIFT,
+    S_COMMIT_TS,
+    S_COUNT_STATUS,
+    S_EPOCH,
+    S_FIRST_SEQ,
+    STATUS_SHIFT,
+    SettleEntries,
+    entry_error,
+)
+from ringlog.link.channel.outbound_frames import OutboundFrames
+from ringlog.link.futures import Pending
+from ringlog.link.timers import Timer
+
+if TYPE_CHECKING:
+    from ringlog.client.write.stream import Stream
+
+_STATUS_MASK = np.uint64(0xFFFF << STATUS_SHIFT)
+_COUNT_MASK = 0xFFFFFFFF
+
+
+def joined(frames: Sequence[bytearray]) -> tuple[bytearray, NDArray[np.int64]]:
+    """Frames in one buffer, with their offsets."""
+    offsets = np.zeros(len(frames) + 1, dtype=np.int64)
+    np.cumsum([len(frame) for frame in frames], out=offsets[1:])
+    return bytearray().join(frames), offsets
+
+
+class Batch(Pending[Appended]):
+    """Resolved with an Appended (one frame) or AppendedEach (many); fails with the first refusal."""
+
+    __slots__ = (
+        "bytes",
+        "commit_ts",
+        "deduped",
+        "epoch",
+        "errors",
+        "failed_frames",
+        "first_error",
+        "frame_records",
+        "frames",
+        "is_gathered",
+        "missing",
+        "records",
+        "seqs",
+        "stream",
+    )  # fmt: skip
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self.stream = stream
+        self.records = 0
+        self.frames = 1
+        self.missing = 1
+        """Frames without a fate."""
+        self.bytes = 0
+        """Bytes of frames, for the producer's bound."""
+        self.epoch = 0
+        self.commit_ts = 0
+        self.deduped = False
+        self.failed_frames = 0
+        self.frame_records = 1
+        self.first_error: RinglogError | None = None
+        self.is_gathered = False
+        """Records that a producer gathered: they are one frame by chance, and each has a fate of its own."""
+        self.errors: dict[int, RinglogError] | None = None
+        """Of a frame that was split into one a record: why records failed, by index."""
+        self.seqs: NDArray[np.uint64] | None = None
+        """(frames,) first number of each frame; None for a batch of one frame."""
+
+    @property
+    def has_many_frames(self) -> bool:
+        """One frame a record."""
+        return self.seqs is not None
+
+    def expect_frames(self, count: int, records: int = 1) -> None:
+        """Become a batch of `count` records in frames of `records`, the last one perhaps smaller."""
+        self.records, self.frame_records = count, records
+        self.frames = self.missing = -(-count // records)
+        self.seqs = np.zeros(self.frames, dtype=np.uint64)
+
+    def split(self) -> None:
+        """Become a batch of one frame a record: what the frame was refused for may concern one of them."""
+        self.errors = {}
+        self.expect_frames(self.records)
+
+    def record_result(self, index: int) -> Appended:
+        """What became of one record of a batch of one frame, or of the whole batch for index -1.
+
+        Raises what the record failed for. The batch is done.
+        """
+        if index >= 0 and self.errors is not None and self.seqs is not None:
+            if index in self.errors:
+                raise self.errors[index]
+            seq = int(self.seqs[index])
+            stream = self.stream
+            return Appended(
+                stream.topic,
+                self.epoch,
+                seq,
+                seq,
+                1,
+                stream.effective_durability,
+                self.deduped,
+                self.commit_ts,
+            )
+        whole = self.result()
+        if index < 0:
+            return whole
+        seq = whole.first_seq + index if whole.first_seq else 0
+        return Appended(
+            whole.topic, whole.epoch, seq, seq, 1, whole.durability, whole.deduped, whole.commit_ts
+        )
+
+    def record_error(self, index: int) -> Exception | None:
+        """As record_result: why that failed, None when it is done well or not done."""
+        if index >= 0 and self.errors is not None:
+            return self.errors.get(index) if self.is_done else None
+        return self.error if isinstance(self.error, Exception) else None
+
+    def settle_single_frame(self, entry: list[int]) -> None:
+        """The only frame was appended."""
+        count = entry[S_COUNT_STATUS] & _COUNT_MASK
+        first = entry[S_FIRST_SEQ]
+        self.missing = 0
+        self.deduped = bool(entry[S_COUNT_STATUS] >> FLAGS_SHIFT & FLAG_DEDUPED)
+        last = first + count - 1 if first else 0
+        stream = self.stream
+        appended = Appended(
+            stream.topic, entry[S_EPOCH], first, last, count, stream.effective_durability, self.deduped,
+            entry[S_COMMIT_TS],
+        )  # fmt: skip
+        stream.handle_batch_done(self, acked=count)
+        self.resolve(appended)
+
+    def settle_frames(
+        self, rows: NDArray[Any] | slice, entries: SettleEntries, *, is_fresh: bool = False
+    ) -> None:
+        """These one-record frames were appended; `is_fresh`: none of them is known to be a repeat."""
+        assert self.seqs is not None
+        self.seqs[rows] = entries[:, S_FIRST_SEQ]
+        self.missing -= len(entries)
+        self.commit_ts = max(self.commit_ts, int(entries[-1, S_COMMIT_TS]))
+        self.epoch = int(entries[-1, S_EPOCH])
+        if not is_fresh and bool((entries[:, S_COUNT_STATUS] >> np.uint64(FLAGS_SHIFT)).any()):
+            self.deduped = True
+        if not self.missing:
+            self._finish_all()
+
+    def fail_frames(self, rows: NDArray[Any], error: RinglogError) -> None:
+        """These frames will not be tried any further."""
+        count = len(rows)
+        if self.errors is not None:
+            self.errors |= dict.fromkeys(rows.tolist(), error)
+        self.failed_frames += count
+        self.missing -= count
+        if self.first_error is None:
+            self.first_error = error
+        if self.missing <= 0:
+            self._finish_all()
+
+    def _finish_all(self) -> None:
+        error = self.first_error
+        if error is not None:
+            if self.has_many_frames and self.errors is None:
+                error.detail |= {"failed": self.failed_frames, "of": self.frames}
+            lost = min(self.failed_frames * self.frame_records, self.records)
+            acked = self.records - lost if self.has_many_frames else 0
+            self.stream.handle_batch_done(self, acked=acked, error=error)
+            self.fail(error)
+            return
+        assert self.seqs is not None
+        self.stream.handle_batch_done(self, acked=self.records)
+        first, last = self._span(self.seqs)
+        self.resolve(
+            AppendedEach(
+                self.stream.topic, self.epoch, first, last, self.records, self.stream.effective_durability,
+                self.deduped, self.commit_ts, self.seqs, self.frame_records,
+            )
+        )  # fmt: skip
+
+    def _span(self, firsts: NDArray[np.uint64]) -> tuple[int, int]:
+        """Lowest and highest number of the batch's records as far as they are known, (0, 0) for none."""
+        known = firsts[firsts > 0]
+        if not len(known):
+            return 0, 0
+        highest = int(firsts.argmax())
+        in_last = self.records - (self.frames - 1) * self.frame_records
+        size = in_last if highest == self.frames - 1 else self.frame_records
+        return int(known.min()), int(firsts[highest]) + size - 1
+
+
+class Shipment(OutboundFrames):
+    """Frames of one batch on their way. `rows` says which frames of the batch; None = all of them."""
+
+    __slots__ = ("attempts", "batch", "is_stamped", "order", "refusal", "rows", "timer")
+
+    def __init__(
+        self,
+        batch: Batch,
+        buffer: bytearray,
+        offsets: NDArray[np.int64],
+        deadline_ns: int,
+        rows: NDArray[Any] | None = None,
+        attempts: int = 0,
+        order: int = 0,
+    ) -> None:
+        super().__init__(batch.stream.topic, buffer, offsets, deadline_ns)
+        self.batch = batch
+        self.rows = rows
+        self.is_stamped = False
+        self.timer: Timer | None = None
+        self.attempts = attempts
+        self.order = order
+        """Which shipment of its stream it was when its frames were first sent."""
+        self.refusal: RinglogError | None = None
+        """Why its frames wait to be sent again."""
+
+    @property
+    def disable_backpressure(self) -> bool:
+        """As its stream was told."""
+        return self.batch.stream.disable_backpressure
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where its frames belong among all of its stream."""
+        return self.order, 0 if self.rows is None else int(self.rows[0])
+
+    def on_entries(self, first: int, entries: SettleEntries) -> None:
+        """Settle what was appended; hand what was refused to the stream."""
+        self._mark_progress()
+        if not self.is_abandoned:
+            self._take(first, entries)
+        self._land()
+
+    def _take(self, first: int, entries: SettleEntries) -> None:
+        batch = self.batch
+        if not batch.has_many_frames and not int(entries[0, S_COUNT_STATUS]) >> STATUS_SHIFT & 0xFFFF:
+            batch.settle_single_frame(entries[0].tolist())
+            return
+        status = entries[:, S_COUNT_STATUS]
+        if int(np.bitwise_or.reduce(status)) >> STATUS_SHIFT == 0:
+            batch.settle_frames(self._rows_of(first, len(entries)), entries, is_fresh=True)
+            return
+        refused = (status & _STATUS_MASK) != 0
+        if not refused.any():
+            batch.settle_frames(self._rows_of(first, len(entries)), entries)
+            return
+        acked = np.flatnonzero(~refused)
+        if len(acked):
+            batch.settle_frames(self._rows_at(first + acked), entries[acked])
+        self._refused(first, entries, np.flatnonzero(refused))
+
+    def on_failed(self, first: int, count: int, error: RinglogError) -> None:
+        """These frames have no entries: the request that carried them was refused or not answered."""
+        self._mark_progress()
+        if not self.is_abandoned:
+            self.batch.stream.handle_refused(self, np.arange(first, first + count), error, by_shard=False)
+        self._land()
+
+    def abandon(self) -> None:
+        """Nobody waits any more: let the bytes go."""
+        self.is_abandoned = True
+        self.buffer = bytearray()
+        if self.timer is not None:
+            self.timer.cancel()
+
+    def _mark_progress(self) -> None:
+        if self.settled == self.count:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.batch.stream.handle_settled(self)
+
+    def _land(self) -> None:
+        # Only when what was refused is with the stream again: it must know of it before it goes on.
+        if self.settled == self.count:
+            self.batch.stream.handle_landed(self)
+
+    def rows_in_batch(self, frames: NDArray[Any]) -> NDArray[Any]:
+        """Rows in the batch of these frames of the shipment."""
+        return frames if self.rows is None else self.rows[frames]
+
+    def _rows_of(self, first: int, count: int) -> slice | NDArray[Any]:
+        return slice(first, first + count) if self.rows is None else self.rows[first : first + count]
+
+    def _rows_at(self, frames: NDArray[Any]) -> NDArray[Any]:
+        return self.rows_in_batch(frames)
+
+    def _refused(self, first: int, entries: SettleEntries, at: NDArray[Any]) -> None:
+        """Frames refused for the same reason, one after the other, go back to the stream together."""
+        statuses = (entries[at, S_COUNT_STATUS] & _STATUS_MASK) >> np.uint64(STATUS_SHIFT)
+        for chosen in np.split(at, np.flatnonzero(statuses[1:] != statuses[:-1]) + 1):
+            error = entry_error(entries[chosen[0]], self.topic)
+            assert error is not None
+            self.batch.stream.handle_refused(self, first + chosen, error, by_shard=True)

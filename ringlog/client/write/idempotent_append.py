@@ -1,0 +1,101 @@
+"""Records with dedup ids: each is appended once within its topic's window, whoever sends it and how often.
+
+One write is one frame, and a frame is appended whole or not at all. So the shard tells which records it
+knows, and the others are sent again as a frame of their own. Every answer leaves fewer, and an answer that
+was lost is asked for again: then the shard knows them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ringlog.client.requests.results import Appended, AppendedOnce
+from ringlog.client.requests.validation import check_str
+from ringlog.client.write.assembler import Assembler
+from ringlog.client.write.stream import Stream
+from ringlog.digests import DIGEST_BYTES
+from ringlog.errors import BatchTooLarge, InvalidRequest, UsageError
+from ringlog.limits import DEDUP_IDS_PER_WRITE_MAX, DURATION_MS_MAX, IDEMPOTENCY_KEY_BYTES_MAX
+from ringlog.link.futures import Steps
+from ringlog.names import utf8
+
+if TYPE_CHECKING:
+    from ringlog.client.connection.session import Session
+
+_NO_ID = bytes(DIGEST_BYTES)
+
+
+def check_window(window_ms: int | None) -> int:
+    """A window of its own as it travels; 0 = the topic's."""
+    if window_ms is None:
+        return 0
+    if not isinstance(window_ms, int) or isinstance(window_ms, bool) or not 0 < window_ms <= DURATION_MS_MAX:
+        raise UsageError(
+            f"dedup_window_ms must be an integer from 1 to {DURATION_MS_MAX} ms", found=repr(window_ms)[:64]
+        )
+    return window_ms
+
+
+def check_once(records: Assembler, topic: str, key: str = "") -> None:
+    """Raise what a write with dedup ids is refused for before it is sent."""
+    if key:
+        raise InvalidRequest("a write has an idempotency key or dedup ids, not both", topic=topic)
+    if len(records.payloads) > DEDUP_IDS_PER_WRITE_MAX:
+        raise BatchTooLarge(
+            "too many records with dedup ids in one write", records=len(records.payloads),
+            max=DEDUP_IDS_PER_WRITE_MAX,
+        )  # fmt: skip
+
+
+def append_idempotent(
+    session: Session, stream: Stream, records: Assembler, encode: Callable[[Assembler], bytearray],
+    window_ms: int,
+) -> Steps[Appended]:  # fmt: skip
+    """Append the records whose ids are new; `encode` makes a frame."""
+    size = len(records.payloads)
+    seqs = [0] * size
+    repeated: set[int] = set()
+    find_first: dict[bytes, int] = {}
+    for row, digest in records.ids.items():
+        find_first.setdefault(digest, row)
+    # One id twice in one write: the first is the record, the others are repeats of it.
+    rows = [row for row in range(size) if find_first.get(records.ids.get(row, b""), row) == row]
+    stamps, met, epoch = set(), None, 0
+    while rows:
+        part = records.only(rows)
+        ids = b"".join(part.ids.get(at, _NO_ID) for at in range(len(rows)))
+        done, known = yield from session.append_keyed_frame(
+            stream, encode(part), ids=ids, window_ms=window_ms
+        )
+        numbers: list[Any] = np.frombuffer(known, dtype="<u8").tolist() or [0] * len(rows)
+        if not known:
+            numbers = list(range(done.first_seq, done.last_seq + 1))
+        else:
+            repeated.update(row for row, seq in zip(rows, numbers, strict=True) if seq)
+        for row, seq in zip(rows, numbers, strict=True):
+            seqs[row] = seq
+        rows = [row for row in rows if not seqs[row]]
+        stamps.add(done.commit_ts)
+        met, epoch = done.durability, done.epoch
+    for row in range(size):
+        if not seqs[row]:
+            seqs[row] = seqs[find_first[records.ids[row]]]
+            repeated.add(row)
+    assert met is not None
+    return AppendedOnce(
+        stream.topic, epoch, seqs[0], seqs[-1], size, met, len(repeated) == size, max(stamps),
+        seqs=tuple(seqs), repeated=frozenset(repeated),
+    )  # fmt: skip
+
+
+def check_idempotency_key(key: str | None) -> str:
+    """An idempotency key as it travels; "" is none (I-1)."""
+    if key is None:
+        return ""
+    size = len(utf8(check_str(key, "idempotency_key"), "idempotency_key"))
+    if size > IDEMPOTENCY_KEY_BYTES_MAX:
+        raise InvalidRequest("idempotency key too long", bytes=size, max=IDEMPOTENCY_KEY_BYTES_MAX)
+    return key

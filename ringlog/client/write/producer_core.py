@@ -1,0 +1,371 @@
+"""ProducerCore: what a producer does apart from waiting; shared by both clients.
+
+Records gather in an open batch until it is full, its linger ends or somebody flushes; then it becomes
+one frame and goes to the producer's Stream. The bound on memory counts everything from the first record
+gathered to the settlement of its frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.client.connection.session import Session
+from ringlog.client.requests.results import Appended, FlushReport, ProducerStats
+from ringlog.client.requests.validation import check_int_range, check_sequence, check_str
+from ringlog.client.write.assembler import RECORD_OVERHEAD_BYTES, Assembler
+from ringlog.client.write.batch import Batch, joined
+from ringlog.client.write.fields import column_values, digest_of, fields_of
+from ringlog.client.write.idempotent_append import append_idempotent
+from ringlog.client.write.producer_options import ProducerOptions, named_producer_id
+from ringlog.client.write.stream import Stream
+from ringlog.errors import (
+    Backpressure,
+    ConnectionTrouble,
+    InvalidRequest,
+    RecordTooLarge,
+    RinglogError,
+    UsageError,
+)
+from ringlog.frame import codec as frame_codec
+from ringlog.frame.columns import COLUMN_NAMES, encode_records
+from ringlog.frame.header import append_header
+from ringlog.frame.layout import HEADER_BYTES
+from ringlog.frame.view import open_frame
+from ringlog.limits import COMPRESS_BYTES_MIN, RECORD_BYTES_MAX
+from ringlog.link.futures import Pending, Steps, resolved
+from ringlog.link.timers import Timer
+from ringlog.payload import RAW
+from ringlog.types import Codec, Durability
+
+FRAME_OVERHEAD_BYTES = HEADER_BYTES + 16
+EACH_PART_RECORDS = 8_192
+"""One-record frames are handed over in runs of this many, so that the first are on their way early."""
+
+
+class ProducerCore:
+    """One producer. Not thread-safe: its shell holds the client's lock, or lives in one loop."""
+
+    def __init__(self, session: Session, topic: Any, options: ProducerOptions) -> None:
+        self.session = session
+        self.topic = check_str(topic, "topic")
+        self.options = options
+        self._durability = options.durability or Durability.EPHEMERAL  # Nothing beyond the topic's own.
+        self._header = append_header(flags=frame_codec.flags_of(self._durability, options.payload.kind))
+        producer_id = None if options.name is None else named_producer_id(options.name)
+        self.stream: Stream = session.open_stream(
+            topic, producer_id=producer_id, create=options.create, durability=options.durability,
+            disable_backpressure=options.disable_backpressure,
+        )  # fmt: skip
+        self.stream.on_batch_done = self._batch_done
+        self.stream.on_split = self._frames_of_each
+        self._encode = None if options.payload is RAW else options.payload.encode
+        self._keyed: Stream | None = None
+        self._open: Batch | None = None
+        self._records = Assembler()
+        self._linger_ns = int(options.linger_ms * 1_000_000)
+        self._linger: Timer | None = None
+        self._records_sent = self._waits = 0
+        self._reported_acked = self._reported_failed = 0
+        self._first_error: RinglogError | None = None
+        self._room: list[Pending[None]] = []
+        self._idle: list[Pending[None]] = []
+
+        session.producer_cores.add(self)
+
+    @property
+    def is_gathering(self) -> bool:
+        """Records wait for their frame to be full, or for its linger."""
+        return self._open is not None
+
+    def keyed_stream(self) -> Stream:
+        """The identity of frames that go by message: their numbers must not mix with those of the ring."""
+        if self._keyed is None:
+            self._keyed = self.session.open_stream(
+                self.topic, create=self.options.create, durability=self.options.durability,
+                disable_backpressure=self.options.disable_backpressure,
+            )  # fmt: skip
+        return self._keyed
+
+    # -- taking records -----------------------------------------------------------------------------
+
+    def encode(self, data: Any) -> bytes | None:
+        """The payload of a value, None for a null; raises RecordTooLarge or what the payload codec raises."""
+        payload = data if type(data) is bytes and self._encode is None else self.options.payload.encode(data)
+        if payload is not None and len(payload) > RECORD_BYTES_MAX:
+            raise RecordTooLarge(
+                "record too large", topic=self.topic, bytes=len(payload), max=RECORD_BYTES_MAX
+            )
+        return payload
+
+    def are_raw_payloads(self, items: Any) -> TypeGuard[Sequence[bytes]]:
+        """Payloads as they are to be stored: nothing to do for each of them. Their sizes are checked
+        together when the frame is encoded.
+        """
+        return self._encode is None and type(items) in {list, tuple} and set(map(type, items)) == {bytes}
+
+    def encode_all(self, items: Any) -> Any:
+        """Payloads of many values; as `encode` for each.
+
+        Bytes are passed on without a look at each: what is none makes the frames fail, as a UsageError.
+        """
+        if self._encode is None and type(items) in {list, tuple}:
+            return items
+        return [self.encode(value) for value in check_sequence(items, "payloads")]
+
+    def fields(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Check a record's fields; values by frame column."""
+        return column_values(record, self.session.clock)
+
+    def has_room(self, size: int) -> bool:
+        """May this many bytes more be taken? One record is always taken when there is nothing else."""
+        held = self.stream.pending_bytes + self._records.bytes
+        return held + size + FRAME_OVERHEAD_BYTES <= self.options.max_buffer_bytes or not held
+
+    def add(self, payload: bytes | None, values: dict[str, Any] | None = None) -> tuple[Batch, int]:
+        """Gather one record; returns its batch and its index there."""
+        batch = self._open
+        if batch is None:
+            batch = self._begin()
+        index = self._records.add(payload, values)
+        batch.records = index + 1
+        self._records_sent += 1
+        options = self.options
+        if index + 1 >= options.max_frame_records or self._records.bytes >= options.max_frame_bytes:
+            self.flush_open()
+        return batch, index
+
+    def flush_open(self) -> None:
+        """Make a frame of what was gathered and send it."""
+        batch, records = self._open, self._records
+        if batch is None:
+            return
+        self._open, self._records = None, Assembler()
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        try:
+            frame = self._frame(records)
+        except RinglogError as e:
+            if len(records.payloads) > 1:
+                self._send_each_alone(batch, records)
+            else:
+                self.stream.fail_batch(batch, e)
+            return
+        self.stream.send_frames(batch, frame, np.array([0, len(frame)], dtype=np.int64))
+
+    def _send_each_alone(self, batch: Batch, records: Assembler) -> None:
+        """They cannot be one frame: send those that can be one each, and say of each other one why not."""
+        batch.split()
+        failed: dict[int, RinglogError] = {}
+        frames: list[bytearray] = []
+        for row in range(len(records.payloads)):
+            try:
+                frames.append(self._frame(records.only([row])))
+            except RinglogError as e:
+                failed[row] = e
+        self.stream.send_rows(batch, frames, [row for row in range(batch.frames) if row not in failed])
+        for row, error in failed.items():
+            batch.fail_frames(np.array([row]), error)
+
+    def _frames_of_each(self, frame: Any) -> tuple[bytearray, NDArray[np.int64]]:
+        """A frame for each record of a frame of ours: (frames, their offsets)."""
+        found = open_frame(frame, seed=None, verify=False).records()
+        records = Assembler()
+        records.payloads = found.payloads
+        records.columns = {
+            name: values for name in COLUMN_NAMES[1:] if (values := getattr(found, name)) is not None
+        }
+        return joined([self._frame(records.only([row])) for row in range(len(found.payloads))])
+
+    def add_frame(self, records: Assembler) -> Batch:
+        """Send these records as one frame of their own, behind what was gathered."""
+        if records.ids:
+            raise UsageError("a dedup id goes with append, append_many and put, not with a producer")
+        frame = self._frame(records)
+        self.flush_open()
+        batch = Batch(self.stream)
+        batch.records = len(records.payloads)
+        self._records_sent += batch.records
+        self.stream.send_frames(batch, frame, np.array((0, len(frame)), dtype=np.int64))
+        return batch
+
+    def assemble(self, items: Any) -> Assembler:
+        """Check and gather values, NewRecords and Records that are to be one frame."""
+        records = Assembler()
+        if self.are_raw_payloads(items):
+            records.set_payloads(items)
+            return records
+        for item in check_sequence(items, "records"):
+            found = fields_of(item)
+            if found is None:
+                records.add(self.encode(item))
+            else:
+                dedup_id = found[1].pop("dedup_id", None)
+                row = records.add(self.encode(found[0]), self.fields(found[1]))
+                if dedup_id is not None:
+                    records.ids[row] = digest_of(dedup_id)
+        if not records.payloads:
+            raise InvalidRequest("a write holds at least one record", records=0, min=1)
+        return records
+
+    def encode_frames(self, payloads: Any, records: Any) -> list[tuple[bytearray, NDArray[np.int64]]]:
+        """Frames of `records` payloads each, as buffers with offsets; raises for what cannot be written.
+
+        Touches nothing of the producer, so that it needs no lock.
+        """
+        records = check_int_range(records, "records_per_frame", 1)
+        step = max(EACH_PART_RECORDS // records, 1) * records
+        return [
+            frame_codec.encode_frames(
+                payloads[start : start + step] if len(payloads) > step else payloads,
+                records, topic_id=0, durability=self.options.durability or Durability.EPHEMERAL,
+                payload_kind=self.options.payload.kind,
+            )
+            for start in range(0, max(len(payloads), 1), step)
+        ]  # fmt: skip
+
+    def add_frames(
+        self, parts: list[tuple[bytearray, NDArray[np.int64]]], count: int, records: int = 1
+    ) -> Batch:
+        """Send `count` payloads in the frames that `encode_frames` made, behind what was gathered; one
+        batch."""
+        self.flush_open()
+        batch = Batch(self.stream)
+        batch.expect_frames(count, records)
+        self._records_sent += count
+        self.stream.send_parts(batch, parts)
+        return batch
+
+    def _begin(self) -> Batch:
+        batch = self._open = Batch(self.stream)
+        batch.is_gathered = True
+        session = self.session
+        self._linger = session.timers.call_at(
+            session.clock.monotonic_ns() + self._linger_ns, self._linger_over
+        )
+        return batch
+
+    def _linger_over(self) -> None:
+        self._linger = None
+        self.flush_open()
+
+    def _frame(self, records: Assembler) -> bytearray:
+        options, codec = self.options, self._codec_for(records)
+        if codec is Codec.NONE:
+            return frame_codec.encode_single_frame(records.payloads, records.columns, self._header)
+        return frame_codec.frame(
+            encode_records(records.payloads, **records.columns), topic_id=0, durability=self._durability,
+            payload_kind=options.payload.kind, codec=codec,
+        )  # fmt: skip
+
+    def _codec_for(self, records: Assembler) -> Codec:
+        if self.options.codec is not None:
+            return self.options.codec
+        info = self.session.cached_topic(self.topic)
+        if info is None or records.bytes < COMPRESS_BYTES_MIN:
+            return Codec.NONE
+        return Codec[str(info.config.get("compression", "none")).upper()]
+
+    def append_idempotent(self, records: Assembler, window_ms: int) -> Steps[Appended]:
+        """Append records with dedup ids, by message: those that are new."""
+        return append_idempotent(self.session, self.keyed_stream(), records, self._frame, window_ms)
+
+    def keyed_frame(self, records: Assembler) -> bytearray:
+        """One frame that goes by message, under an idempotency key."""
+        return self._frame(records)
+
+    # -- waiting --------------------------------------------------------------------------------------
+
+    def wait_room(self) -> Pending[None]:
+        """Done when something was settled; then ask `has_room` again. Sends what was gathered first.
+
+        Fails with Backpressure when the engine took nothing for as long as frames may wait.
+        """
+        self._waits += 1
+        self.flush_open()
+        pending: Pending[None] = Pending()
+        self._room.append(pending)
+        return pending
+
+    def buffer_full_error(self) -> Backpressure:
+        """The error of a send that found no room in time."""
+        return Backpressure(
+            "the producer's buffer is full", topic=self.topic, pending_bytes=self.stream.pending_bytes,
+            max_buffer_bytes=self.options.max_buffer_bytes,
+        )  # fmt: skip
+
+    def wait_settled(self) -> Pending[None]:
+        """Done when everything sent so far has its fate. Sends what was gathered first."""
+        self.flush_open()
+        if not self.stream.pending_records:
+            return resolved(None)
+        pending: Pending[None] = Pending()
+        self._idle.append(pending)
+        return pending
+
+    def report(self) -> FlushReport:
+        """What happened since the last report."""
+        stream = self.stream
+        acked = stream.records_acked - self._reported_acked
+        failed = stream.records_failed - self._reported_failed
+        self._reported_acked, self._reported_failed = stream.records_acked, stream.records_failed
+        error, self._first_error = self._first_error, None
+        unfinished = stream.pending_records + len(self._records.payloads)
+        return FlushReport(acked, failed, unfinished, error)
+
+    def stats(self) -> ProducerStats:
+        """Counters."""
+        stream, buffered = self.stream, len(self._records.payloads)
+        return ProducerStats(
+            self._records_sent, stream.records_acked, stream.records_failed, stream.records_deduped,
+            stream.frames_sent, stream.bytes_sent, buffered, stream.pending_records + buffered,
+            stream.pending_bytes + self._records.bytes, stream.retries, self._waits,
+        )  # fmt: skip
+
+    def fail_unsettled(self) -> tuple[int, int]:
+        """Give up everything that is not settled; returns (records unsent, records of unknown fate)."""
+        self.flush_open()
+        unsent, unknown = self.stream.unfinished()
+        self.stream.fail_all(_closed)
+        self.detach()
+        return unsent, unknown
+
+    def detach(self) -> None:
+        """Nothing more will be sent."""
+        self.session.producer_cores.discard(self)
+        self.session.streams.discard(self.stream)
+        if self._keyed is not None:
+            self.session.streams.discard(self._keyed)
+
+    def _batch_done(self, batch: Batch, error: RinglogError | None) -> None:
+        if error is not None and self._first_error is None:
+            self._first_error = error
+        if self._room:
+            waiting, self._room = self._room, []
+            # Frames that were given up make room too, but for a sender who waits for the engine to take
+            # records that is the end of its patience, not of its wait (CL-4).
+            is_given_up = isinstance(error, ConnectionTrouble)
+            for pending in waiting:
+                if is_given_up:
+                    pending.fail(self.buffer_full_error())
+                else:
+                    pending.resolve(None)
+        if self._idle and not self.stream.pending_records:
+            waiting, self._idle = self._idle, []
+            for pending in waiting:
+                pending.resolve(None)
+
+
+def size_of(payload: bytes | None) -> int:
+    """What a record without fields will take."""
+    return (len(payload) if payload else 0) + RECORD_OVERHEAD_BYTES
+
+
+def _closed(was_sent: bool) -> RinglogError:
+    return UsageError(
+        "the client was closed before this was settled", outcome="unknown" if was_sent else "not_applied"
+    )

@@ -1,0 +1,250 @@
+"""Routed frames: records that a router copied, stored once for all destinations: docs/reference/format.md.
+Pure.
+
+The body is a prefix of PREFIX_WORDS words, a row of ROW_WORDS words for each copy, then the columns of the
+records as an append would have them. Each row says what the header of that append would say of its own:
+topic, numbers, stamp, class; the prefix says what they have in common. So a copy costs a row, and one
+frame, with one checksum and one seal, holds the copies and how far their routers are: they are there
+together or not at all.
+
+`resolve` turns such frames into the appends they stand for, without copying a byte. Everybody who reads the
+log does that first and knows of appends alone from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ringlog.errors import FrameInvalid, UsageError
+from ringlog.frame import layout
+from ringlog.frame.batch import U64, FrameBatch, RoutedCopies, malformed, seals, types_of
+from ringlog.frame.layout import FrameType
+from ringlog.limits import FRAME_BYTES_MAX, ROUTER_HOPS_MAX
+from ringlog.types import Durability
+
+PREFIX_WORDS = 5
+ROW_WORDS = 7
+P_ROWS, P_HEAD, P_TAIL, P_BODY_XXH3, P_COUNT = range(PREFIX_WORDS)
+R_TOPIC, R_BASE_SEQ, R_COMMIT_TS, R_EPOCH, R_ROUTER, R_CURSOR, R_DURABILITY = range(ROW_WORDS)
+
+_CLASS_CLEAR = 0xFFFFFFFFFFFFFFFF ^ (layout.DURABILITY_MASK << layout.FLAGS_SHIFT)
+_hash = xxhash.xxh3_64_intdigest
+
+
+class RoutedContent(NamedTuple):
+    """What the copies of one routed frame have in common, as words of an append's header, and the columns."""
+
+    head: int
+    tail: int
+    """Without a class."""
+    body_xxh3: int
+    records: int
+    columns: memoryview
+
+
+class CopyRow(NamedTuple):
+    """One copy: the records of the frame in one topic."""
+
+    topic_id: int
+    base_seq: int
+    commit_ts: int
+    epoch: int
+    router: int
+    cursor: int
+    durability: int
+
+
+def routed_content_of(buffer: Any, batch: FrameBatch, row: int, *, hops: int) -> RoutedContent:
+    """What a verified append holds, for copies whose records came through `hops` routers."""
+    if not 0 <= hops <= ROUTER_HOPS_MAX:
+        raise UsageError("too many hops", hops=hops, max=ROUTER_HOPS_MAX)
+    words = [int(word) for word in batch.words[row]]
+    start = int(batch.offsets[row])
+    total = (words[layout.W_HEAD] & layout.LEN_MASK) + layout.LEN_FIELD_BYTES
+    tail = words[layout.W_TAIL] & _CLASS_CLEAR & ~(layout.HOPS_MASK << layout.HOPS_SHIFT)
+    return RoutedContent(
+        words[layout.W_HEAD], tail | hops << layout.HOPS_SHIFT, words[layout.W_BODY_XXH3],
+        words[layout.W_COUNT_EPOCH] & layout.LEN_MASK,
+        memoryview(buffer).cast("B")[start + layout.HEADER_BYTES : start + total],
+    )  # fmt: skip
+
+
+def routed_bytes(rows: int, columns_bytes: int) -> int:
+    """Size of the frame that holds so many copies of so many bytes of columns."""
+    return layout.HEADER_BYTES + 8 * (PREFIX_WORDS + ROW_WORDS * rows) + columns_bytes
+
+
+def routed_frame(carried: RoutedContent, rows: Sequence[CopyRow]) -> bytearray:
+    """Build the frame, not sealed; raises UsageError when it would be too large or holds no copy."""
+    total = routed_bytes(len(rows), len(carried.columns))
+    if not rows or total > FRAME_BYTES_MAX:
+        raise UsageError("not a routed frame", rows=len(rows), bytes=total, max=FRAME_BYTES_MAX)
+    frame = bytearray(total)
+    words = np.frombuffer(frame, dtype="<u8")
+    prefix = words[layout.HEADER_WORDS : layout.HEADER_WORDS + PREFIX_WORDS]
+    prefix[:] = (len(rows), carried.head, carried.tail, carried.body_xxh3, carried.records)
+    table_stop = layout.HEADER_WORDS + PREFIX_WORDS + ROW_WORDS * len(rows)
+    words[layout.HEADER_WORDS + PREFIX_WORDS : table_stop] = np.array(rows, dtype=np.uint64).ravel()
+    frame[8 * table_stop :] = carried.columns
+    words[layout.W_HEAD] = (
+        (total - layout.LEN_FIELD_BYTES)
+        | FrameType.ROUTED << layout.TYPE_SHIFT
+        | layout.VERSION << layout.VERSION_SHIFT
+    )
+    words[layout.W_TAIL] = (total - layout.HEADER_BYTES) | Durability.FSYNC << layout.FLAGS_SHIFT
+    words[layout.W_BODY_XXH3] = _hash(memoryview(frame)[layout.HEADER_BYTES :])
+    return frame
+
+
+def has_routed(batch: FrameBatch) -> bool:
+    """Is there a frame that `resolve` has to look at?"""
+    return bool((types_of(batch.words) == FrameType.ROUTED).any())
+
+
+def resolve_copies(
+    buffer: Any, batch: FrameBatch, salt: int, *, topic_id: int | None = None, is_verified: bool = False
+) -> FrameBatch:
+    """The batch with the appends of copies where its routed frames are; of one topic alone, if it is named.
+
+    The rows have seals under `salt`, as if they lay in that file. With `is_verified` the checksums of the
+    batch were looked at; else they are here, of frames that hold something of the topic. Raises FrameInvalid
+    with the offset of a routed frame that is none.
+    """
+    routed = np.flatnonzero(types_of(batch.words) == FrameType.ROUTED)
+    if not len(routed):
+        return batch
+    view = memoryview(buffer).cast("B")
+    words: list[NDArray[np.uint64]] = []
+    offsets: list[NDArray[np.int64]] = []
+    copies: list[RoutedCopies] = []
+    before = 0
+    for row in routed.tolist():
+        if row > before:
+            _keep(batch, slice(before, row), words, offsets, copies)
+        before = row + 1
+        found = _opened(view, batch, row, salt, topic_id, is_verified=is_verified)
+        if found is not None:
+            words.append(found[0])
+            offsets.append(found[1])
+            copies.append(found[2])
+    _keep(batch, slice(before, len(batch)), words, offsets, copies)
+    return FrameBatch(
+        np.concatenate(offsets), np.concatenate(words), batch.stop, batch.end, batch.reason,
+        copies=RoutedCopies(
+            np.concatenate([each.container_offsets for each in copies]),
+            np.concatenate([each.routers for each in copies]),
+            np.concatenate([each.cursors for each in copies]),
+        ),
+    )  # fmt: skip
+
+
+def _keep(
+    batch: FrameBatch,
+    rows: slice,
+    words: list[U64],
+    offsets: list[NDArray[np.int64]],
+    copies: list[RoutedCopies],
+) -> None:
+    """Frames that are what they are."""
+    places = batch.offsets[rows]
+    nothing = np.zeros(len(places), dtype=np.uint64)
+    words.append(batch.words[rows])
+    offsets.append(places)
+    copies.append(RoutedCopies(places, nothing, nothing))
+
+
+def _opened(
+    view: memoryview, batch: FrameBatch, row: int, salt: int, topic_id: int | None, *, is_verified: bool
+) -> tuple[U64, NDArray[np.int64], RoutedCopies] | None:
+    """Headers, offsets and what is said of the copies in one routed frame; None when none is wanted."""
+    start, total = int(batch.offsets[row]), int(batch.total_bytes[row])
+    frame = view[start : start + total]
+    try:
+        rows = _table(frame[layout.HEADER_BYTES :])[1]
+        if topic_id is not None:
+            # Garbage that names others is not ours to judge: had it been ours, numbers would be missing.
+            rows = rows[rows[:, R_TOPIC] == np.uint64(topic_id)]
+            if not len(rows):
+                return None
+        if not is_verified:
+            _require_sums(frame, batch.words[row : row + 1], salt)
+        made, columns_at = append_headers(frame[layout.HEADER_BYTES :], rows)
+    except FrameInvalid as e:
+        raise FrameInvalid(e.reason, offset=start) from None
+    made[:, layout.W_SEAL_XXH3] = seals(made, salt)
+    places = np.full(len(rows), start, dtype=np.int64)
+    copies = RoutedCopies(places, rows[:, R_ROUTER].copy(), rows[:, R_CURSOR].copy())
+    return made, places + columns_at, copies
+
+
+def topics_of(buffer: Any, batch: FrameBatch, row: int) -> U64:
+    """(n,) topic ids that this routed frame says it holds copies for; nothing of it is verified. Raises
+    FrameInvalid."""
+    start, total = int(batch.offsets[row]), int(batch.total_bytes[row])
+    return _table(memoryview(buffer).cast("B")[start + layout.HEADER_BYTES : start + total])[1][:, R_TOPIC]
+
+
+def is_valid_routed_frame(buffer: Any, batch: FrameBatch, row: int, *, has_sums: bool = True) -> bool:
+    """Does this routed frame say what appends it stands for? Without `has_sums` its body is verified
+    first."""
+    start, total = int(batch.offsets[row]), int(batch.total_bytes[row])
+    body = memoryview(buffer).cast("B")[start + layout.HEADER_BYTES : start + total]
+    if not has_sums and _hash(body) != int(batch.words[row, layout.W_BODY_XXH3]):
+        return False
+    try:
+        append_headers(body)
+    except FrameInvalid:
+        return False
+    return True
+
+
+def append_headers(body: memoryview, rows: U64 | None = None) -> tuple[U64, int]:
+    """(n, 10) headers, without seals, of the appends that a routed frame's body stands for, of all its rows
+    or of these; and the offset in the body at which the columns of each begin. Raises FrameInvalid.
+    """
+    prefix, table = _table(body)
+    rows = table if rows is None else rows
+    columns_at = 8 * (PREFIX_WORDS + ROW_WORDS * len(table))
+    head, tail, body_xxh3, count = prefix[P_HEAD:].tolist()
+    stored = (head & layout.LEN_MASK) - layout.FRAME_LEN_MIN
+    if (
+        head >> layout.TYPE_SHIFT & 0xFF != FrameType.APPEND
+        or stored != len(body) - columns_at
+        or count >> 32
+    ):
+        raise FrameInvalid("a routed frame whose columns are not as it says")
+    if (rows[:, R_DURABILITY] > layout.DURABILITY_MASK).any() or (rows[:, R_EPOCH] >> np.uint64(32)).any():
+        raise FrameInvalid("a routed frame whose copies are no appends")
+    made = np.zeros((len(rows), layout.HEADER_WORDS), dtype=np.uint64)
+    made[:, layout.W_HEAD] = head
+    made[:, layout.W_TOPIC] = rows[:, R_TOPIC]
+    made[:, layout.W_BASE_SEQ] = rows[:, R_BASE_SEQ]
+    made[:, layout.W_COMMIT_TS] = rows[:, R_COMMIT_TS]
+    made[:, layout.W_COUNT_EPOCH] = count | rows[:, R_EPOCH] << np.uint64(layout.EPOCH_SHIFT)
+    made[:, layout.W_TAIL] = tail | rows[:, R_DURABILITY] << np.uint64(layout.FLAGS_SHIFT)
+    made[:, layout.W_BODY_XXH3] = body_xxh3
+    if malformed(made).any() or tail >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK:
+        raise FrameInvalid("a routed frame whose copies are no appends")
+    return made, columns_at
+
+
+def _table(body: memoryview) -> tuple[U64, U64]:
+    """Prefix, and (n, ROW_WORDS) rows."""
+    words = np.frombuffer(body, dtype="<u8")
+    count = int(words[P_ROWS]) if len(words) >= PREFIX_WORDS else 0
+    stop = PREFIX_WORDS + ROW_WORDS * count
+    if not 0 < count <= len(words) or stop > len(words):
+        raise FrameInvalid("a routed frame without its rows")
+    return words[:PREFIX_WORDS], words[PREFIX_WORDS:stop].reshape(count, ROW_WORDS)
+
+
+def _require_sums(frame: memoryview, words: U64, salt: int) -> None:
+    if int(seals(words, salt)[0]) != int(words[0, layout.W_SEAL_XXH3]):
+        raise FrameInvalid("header does not verify")
+    if _hash(frame[layout.HEADER_BYTES :]) != int(words[0, layout.W_BODY_XXH3]):
+        raise FrameInvalid("body does not verify")

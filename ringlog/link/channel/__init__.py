@@ -1,0 +1,1 @@
+"""Shared-memory channels of one client: frames, calls, grants."""

@@ -1,0 +1,159 @@
+"""A client's end of the ring through which one shard takes its requests about jobs (call_ring).
+
+Asked for with the first such request, of use as long as the connection lasts. What finds no room in it, and
+everything while there is none, goes through the socket; answers come by either. Requests keep their numbers:
+when the connection ends, or the ring does, those without an answer are sent again by whoever has them (peer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ringlog.board.layout import BoardError
+from ringlog.board.processes import shard_bell
+from ringlog.clock import Clock
+from ringlog.envelope.messages import OpenCalls
+from ringlog.errors import ConnectionTrouble, RingError
+from ringlog.link.channel.call_ring import CallClient
+from ringlog.link.futures import Pending
+from ringlog.link.peer import MS, FdSet, Peer, PeerReply
+from ringlog.ring.doorbell import BellRinger
+
+_ASK_NS = 5_000 * MS
+
+
+class CallLink:
+    """One shard's. Not thread-safe."""
+
+    def __init__(self, shard: int, *, clock: Clock, fds: FdSet) -> None:
+        self._shard = shard
+        self._clock, self._fds = clock, fds
+        self._peer: Peer | None = None
+        self._asked: Pending[PeerReply] | None = None
+        self._ring: CallClient | None = None
+        self._shard_bell: BellRinger | None = None
+        self._is_asleep: Callable[[], bool] = lambda: True
+        self._is_armed = False
+
+    @property
+    def fd(self) -> int:
+        """Readable when there are answers; -1 while there is no ring."""
+        return -1 if self._ring is None else self._ring.fileno()
+
+    @property
+    def open_requests(self) -> int:
+        """Sent through the ring, and not answered."""
+        return 0 if self._peer is None else self._peer.fast_path_requests
+
+    def spin_word(self) -> tuple[memoryview, int] | None:
+        """The word that another value than this means answers in; None without a ring."""
+        return None if self._ring is None else self._ring.spin_word()
+
+    def request_ring(self, peer: Peer, shm_dir: str, is_asleep: Callable[[], bool]) -> None:
+        """Ask for a ring, unless that was done on this connection."""
+        if self._asked is not None or not peer.is_up:
+            return
+        deadline_ns = self._clock.monotonic_ns() + _ASK_NS
+        asked = self._asked = peer.request(OpenCalls(), deadline_ns, is_patient=False)
+        asked.when_done(lambda done: self._answered(done, peer, shm_dir, is_asleep))
+
+    def _answered(
+        self, asked: Pending[PeerReply], peer: Peer, shm_dir: str, is_asleep: Callable[[], bool]
+    ) -> None:
+        if asked is not self._asked:
+            return
+        if asked.error is not None:
+            if isinstance(asked.error, ConnectionTrouble):
+                self._asked = None  # Asked again with the next request; it is the same ring then.
+            return
+        name = asked.result().message.name
+        if not name:
+            return
+        try:
+            self._ring = CallClient(shm_dir, name)
+        except (BoardError, RingError):
+            return  # No descriptor, or no memory to map it: the shard removes it.
+        self._shard_bell = BellRinger(shard_bell(shm_dir, self._shard))
+        self._is_asleep, self._peer = is_asleep, peer
+        self._fds.watch(self._ring.fileno())
+        peer.fast_path = self
+
+    def send(self, data: bytes) -> bool:
+        """Send a request; False when it is to go through the socket."""
+        ring = self._ring
+        if ring is None:
+            return False
+        try:
+            if not ring.send(data):
+                return False
+        except RingError:
+            self._lose()
+            return False
+        if self._is_asleep() and self._shard_bell is not None:
+            self._shard_bell.ring()
+        return True
+
+    def pump(self) -> bool:
+        """Take answers; True when there were some."""
+        ring, peer = self._ring, self._peer
+        if ring is None or peer is None:
+            return False
+        if not ring.has_replies:
+            if ring.is_closed:
+                self._lose()
+                return True
+            return False
+        try:
+            answers = ring.take_replies()
+        except RingError:
+            self._lose()
+            return True
+        for data in answers:
+            peer.on_message(data, None)
+        return True
+
+    def arm(self, *, is_wanted: bool) -> None:
+        """Be woken for answers, or not any more."""
+        wants = is_wanted and self.open_requests > 0
+        if wants is not self._is_armed and self._ring is not None:
+            self._is_armed = wants
+            self._ring.set_wakeup(is_wanted=wants)
+
+    def on_bell(self) -> None:
+        """The bell rang."""
+        if self._ring is not None:
+            self._ring.drain_bell()
+
+    def _lose(self) -> None:
+        """The ring is of no use any more: what it did not answer goes through the socket."""
+        peer = self._detach_ring()
+        if peer is not None:
+            peer.close_fast_path(is_up=True)
+
+    def drop_ring(self) -> None:
+        """The connection is gone, and its ring with it."""
+        self._asked = None
+        peer = self._detach_ring()
+        if peer is not None:
+            peer.close_fast_path(is_up=False)
+
+    def _detach_ring(self) -> Peer | None:
+        ring, self._ring = self._ring, None
+        peer, self._peer = self._peer, None
+        self._is_armed = False
+        if ring is not None:
+            self._fds.unwatch(ring.fileno())
+            self._close(ring)
+        return peer
+
+    def close_after_fork(self) -> None:
+        """After a fork: close our copies."""
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            self._close(ring)
+
+    def _close(self, ring: CallClient) -> None:
+        ring.close()
+        if self._shard_bell is not None:
+            self._shard_bell.close()
+            self._shard_bell = None

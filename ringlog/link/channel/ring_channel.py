@@ -1,0 +1,519 @@
+"""RingChannel: frames to one shard through a ring, and their settlements back.
+
+Runs wait in the outbox until the ring has room, then they are in flight until they are settled. The
+ring is opened with the first run and again whenever it is gone; what was in flight goes back to the
+front of the outbox, in order, and is pushed again under the same producer numbers, which the shard
+recognises.
+
+A ring begins small. When it was full, or a frame is too large for it, a larger one is asked for, up to
+`run.ring_bytes`; the channel moves to it once the old ring is empty, so that frames keep their order.
+
+Frames that are too large for the largest ring, and all frames while shared memory has no room for a ring, go
+by Append message, and everything behind them waits until they are answered: a lower producer number must
+never arrive after a higher one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ringlog.board.processes import shard_bell
+from ringlog.clock import Clock
+from ringlog.envelope.messages import Append, RingClose, RingOpen, RingOpened
+from ringlog.errors import (
+    CorruptFrame,
+    InvariantViolation,
+    NotReady,
+    Outcome,
+    RingError,
+    RinglogError,
+    Throttled,
+)
+from ringlog.frame.settle_entry import WORDS
+from ringlog.limits import RING_BYTES_MAX, RING_FRAME_FRACTION, RING_GROWTH
+from ringlog.link.channel.outbound_frames import InFlight, OutboundFrames
+from ringlog.link.futures import Pending
+from ringlog.link.peer import FINAL_REASONS, MS, FdSet, Peer, PeerReply
+from ringlog.link.timers import Timer, Timers
+from ringlog.logs import log_event
+from ringlog.process_id import own_process_id
+from ringlog.ring.doorbell import BellListener, BellRinger
+from ringlog.ring.layout import WakeupFlags
+from ringlog.ring.producer import RingProducer
+
+log = logging.getLogger("ringlog.client")
+
+OPEN_REQUEST_NS = 2_000 * MS
+OPEN_RETRY_NS = 100 * MS
+GROW_RETRY_NS = 10_000 * MS
+"""How long a ring stays as small as it is after the engine had no larger one."""
+BY_MESSAGE_NS = 1_000 * MS
+"""How long frames go by message after shared memory had no room, before a ring is asked for again."""
+BY_MESSAGE_BYTES = 1 << 20
+"""Frames are gathered into one message up to this size; one frame that is larger goes alone."""
+RING_CHECK_NS = 1_000 * MS
+"""Frames that wait longer may wait for a ring that was removed or never opens: it is looked at this often."""
+STRIKES_MAX = 2
+"""Rings that may be closed on us with the same frame oldest before that frame is given up."""
+
+
+@dataclass(slots=True)
+class RingLocation:
+    """Where a client's rings to one shard are made and how its shard is woken."""
+
+    shm_dir: str
+    engine_id: str
+    supervisor: Peer
+    shard: int
+    is_asleep: Callable[[], bool]
+    """Reads the shard's *asleep* word on the board."""
+
+
+class ClientRing:
+    """One ring of ours with the bell we sleep on and the bell that wakes its shard."""
+
+    def __init__(self, place: RingLocation, opened: RingOpened, fds: FdSet) -> None:
+        self.name = opened.ring
+        self._place, self._fds = place, fds
+        self.producer = RingProducer.attach(f"{place.shm_dir}/{opened.ring}", engine_id=place.engine_id)
+        try:
+            self._bell = BellListener(f"{place.shm_dir}/{opened.bell}")
+        except BaseException:
+            self.producer.close()
+            raise
+        self._shard_bell = BellRinger(shard_bell(place.shm_dir, place.shard))
+        self._wants = 0
+        self.is_urgent = False
+        """Its frames are not to wait for those of others."""
+        fds.watch(self._bell.fileno())
+
+    @property
+    def fd(self) -> int:
+        """Becomes readable when the shard rang."""
+        return self._bell.fileno()
+
+    def drain_bell(self) -> None:
+        """Forget the rings so far."""
+        self._bell.drain()
+
+    def set_wakeups(self, bits: int) -> None:
+        """Say what to be woken for."""
+        if self.is_urgent:
+            bits |= WakeupFlags.NO_BATCH_WINDOW
+        if bits != self._wants:
+            self._wants = bits
+            self.producer.set_wakeup_flags(bits)
+
+    def set_urgent(self, *, is_pressing: bool) -> None:
+        """Say whether its frames may wait for those of others; before they are published."""
+        self.is_urgent = is_pressing
+        self.set_wakeups(self._wants & ~WakeupFlags.NO_BATCH_WINDOW)
+
+    def wake_shard(self) -> None:
+        """Ring the shard's bell when it sleeps; after publishing, never before."""
+        if self._place.is_asleep():
+            self._shard_bell.ring()
+
+    def close(self) -> None:
+        """Let go of the ring; the shard settles what it holds and the supervisor removes it."""
+        self._fds.unwatch(self._bell.fileno())
+        self.producer.close()
+        self._bell.close()
+        self._shard_bell.close()
+
+
+class RingChannel:
+    """The frames of one client to one shard. Not thread-safe."""
+
+    def __init__(
+        self,
+        client_id: str,
+        *,
+        clock: Clock,
+        timers: Timers,
+        fds: FdSet,
+        control: Peer,
+        on_displaced: Callable[[OutboundFrames], None],
+    ) -> None:
+        self._client_id = client_id
+        self._clock, self._timers, self._fds = clock, timers, fds
+        self._control = control
+        self._on_displaced = on_displaced
+        self._place: RingLocation | None = None
+        self._ring: ClientRing | None = None
+        self._larger: ClientRing | None = None
+        """The next ring, which takes over once the present one is empty."""
+        self._grow_after_ns = 0
+        self._by_message_until_ns = 0
+        self._opening: Pending[PeerReply] | None = None
+        self._retry: Timer | None = None
+        self._check_timer: Timer | None = None
+        self._outbox: deque[OutboundFrames] = deque()
+        self._in_flight = InFlight()
+        self._is_sending_message = False
+        self._last_oldest: tuple[OutboundFrames, int] | None = None
+        self._strikes = 0
+        self.frames_resent = 0
+
+    # -- what the owner calls -----------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Frames are waiting or in flight."""
+        return bool(self._outbox) or self._in_flight.frames > 0
+
+    @property
+    def in_flight(self) -> int:
+        """Frames in the ring, waiting for their fate."""
+        return self._in_flight.frames if self._ring is not None else 0
+
+    @property
+    def is_open(self) -> bool:
+        """There is a ring."""
+        return self._ring is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Frames wait for room in a ring that there is: its shard takes none out of it."""
+        return self._ring is not None and bool(self._outbox) and self._in_flight.frames > 0
+
+    def spin_word(self) -> tuple[memoryview, int] | None:
+        """The word that another value than this means settlements in; None without a ring."""
+        return None if self._ring is None else self._ring.producer.spin_word()
+
+    def submit(self, run: OutboundFrames) -> None:
+        """Send the run behind all that was submitted before."""
+        self._outbox.append(run)
+        if len(self._outbox) == 1:
+            self._push()
+
+    def pump(self) -> bool:
+        """Take settlements and push what has room; True when anything happened."""
+        ring = self._ring
+        if ring is None:
+            return False
+        try:
+            count = self._in_flight.match(ring.producer.take_settlements())
+            is_closed = self._ring is ring and ring.producer.is_consumer_closed
+            if is_closed:
+                # Read after the entries: what was settled before the end has been taken, or comes now.
+                self._in_flight.match(ring.producer.take_settlements())
+        except RingError as e:
+            if self._ring is ring:
+                self._displace(f"ring unusable: {e}")
+            return True
+        if is_closed and self._ring is ring:
+            self._displace("the ring was closed by its shard")
+            return True
+        if count or self._outbox:
+            self._push()
+        return count > 0
+
+    def on_bell(self, fd: int) -> None:
+        """The descriptor became readable; forget the rings when it is ours."""
+        if self._ring is not None and self._ring.fd == fd:
+            self._ring.drain_bell()
+
+    def arm(self, *, is_wanted: bool) -> None:
+        """Be woken by settlements, or not any more."""
+        if self._ring is not None:
+            self._ring.set_wakeups(WakeupFlags.SETTLEMENTS if is_wanted and self.has_work else 0)
+
+    def move(self, place: RingLocation | None) -> None:
+        """The engine is elsewhere (or gone): rings are opened there, unsettled frames are displaced."""
+        self._place = None
+        self.close_ring()
+        self._strikes = 0
+        runs = self._take_back()
+        self._place = place
+        for run in runs:
+            self._on_displaced(run)
+
+    def close(self) -> list[OutboundFrames]:
+        """Let go; returns the runs that are not settled, oldest first."""
+        self._place = None
+        ring = self._ring
+        if ring is not None:
+            # A ring whose words make no sense has no last settlements to give; its frames are unsettled.
+            with contextlib.suppress(RingError):
+                self._in_flight.match(ring.producer.take_settlements())
+        self.close_ring()
+        return self._take_back()
+
+    # -- the ring -----------------------------------------------------------------------------------
+
+    def _open(self, ring_bytes: int = 0) -> None:
+        """Ask for a ring: a first one, or one of `ring_bytes` in place of the present one."""
+        place = self._place
+        if place is None or self._opening is not None or self._retry is not None:
+            return
+        deadline = self._clock.monotonic_ns() + OPEN_REQUEST_NS
+        request = RingOpen(self._client_id, os.getpid(), place.shard, ring_bytes, born=own_process_id()[1])
+        self._opening = opening = place.supervisor.request(request, deadline)
+        opening.when_done(lambda done: self._opened(place, done))
+
+    def _opened(self, place: RingLocation, opening: Pending[PeerReply]) -> None:
+        is_awaited = self._opening is opening
+        if is_awaited:
+            self._opening = None
+        if self._place is not place or not is_awaited:
+            if opening.error is None:
+                # Made by an engine that came meanwhile, for a place we have left: nobody will use it.
+                self._send_ring_close(place, opening.result().message.ring)
+            if is_awaited:
+                self._try_again()  # Asking it was how the end of the engine before was noticed.
+            return
+        try:
+            ring = ClientRing(place, opening.result().message, self._fds)
+        except RinglogError as e:
+            if opening.error is None:
+                # It was made and we cannot use it (no descriptors): each further try would leave one behind.
+                self._send_ring_close(place, opening.result().message.ring)
+            self._not_opened(e)
+            return
+        if self._ring is None:
+            self._ring, self._by_message_until_ns = ring, 0
+        elif ring.producer.capacity > self._ring.producer.capacity:
+            self._larger = ring
+        else:
+            ring.close()
+            self._send_ring_close(place, ring.name)
+            self._grow_after_ns = self._clock.monotonic_ns() + GROW_RETRY_NS
+        self._push()
+
+    def _not_opened(self, error: RinglogError) -> None:
+        """No ring now: no room, the shard is away, or the engine stops."""
+        now = self._clock.monotonic_ns()
+        if self._ring is not None:
+            self._grow_after_ns = now + GROW_RETRY_NS
+            self._push()  # A frame may have waited for the larger ring: it goes by message.
+            return
+        if isinstance(error, Throttled):
+            if not self._by_message_until_ns:
+                log_event(log, logging.WARNING, "no ring: frames go by socket", reason=error.message)
+            self._by_message_until_ns = now + BY_MESSAGE_NS
+            self._push()
+            return
+        if error.detail.get("reason") in FINAL_REASONS:
+            self._fail_waiting(error)
+            return
+        # Frames wait for the next try or their deadline.
+        self._retry = self._timers.call_at(now + OPEN_RETRY_NS, self._try_again)
+
+    def _fail_waiting(self, error: RinglogError) -> None:
+        """No shard will take them. What is submitted later asks for a ring again."""
+        waiting, self._outbox = self._outbox, deque()
+        for run in waiting:
+            if not run.is_abandoned:
+                outcome: Outcome = "unknown" if run.was_rewound else "not_applied"
+                failed = NotReady(error.message, outcome=outcome, **error.detail)
+                run.fail_next(run.count - run.settled, failed)
+
+    def _grow(self, ring: ClientRing, frame_bytes: int) -> None:
+        """Ask for a larger ring: this one was full, or cannot take a frame of this size."""
+        if self._larger is None and self._clock.monotonic_ns() >= self._grow_after_ns:
+            wanted = max(ring.producer.capacity * RING_GROWTH, frame_bytes * RING_FRAME_FRACTION)
+            self._open(min(wanted, RING_BYTES_MAX))
+
+    def _move_to_larger(self) -> ClientRing | None:
+        """The ring to push into: the larger one, once the present one is empty; None until then."""
+        ring, larger = self._ring, self._larger
+        if ring is None or larger is None or ring.producer.is_consumer_closed:
+            return ring
+        if self._in_flight.frames:
+            return None
+        self._ring, self._larger = larger, None
+        ring.close()
+        if self._place is not None:
+            self._send_ring_close(self._place, ring.name)
+        return larger
+
+    def _send_ring_close(self, place: RingLocation, name: str) -> None:
+        place.supervisor.request(RingClose(name), self._clock.monotonic_ns() + OPEN_REQUEST_NS)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        if self._outbox:
+            self._push()
+
+    def close_ring(self) -> None:
+        """Let go of the ring; what was in it is still counted as in flight."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+            self._check_timer = None
+        self._opening = None
+        for ring in (self._ring, self._larger):
+            if ring is not None:
+                ring.close()
+        self._ring = self._larger = None
+
+    def _displace(self, reason: str) -> None:
+        """This ring is of no use any more: open another and push again what it still held."""
+        ring, place = self._ring, self._place
+        self.close_ring()
+        if ring is not None and place is not None:
+            self._send_ring_close(place, ring.name)
+        self._outbox.extend(self._take_back())
+        self._count_strike(reason)
+        self._push()
+
+    def _count_strike(self, reason: str) -> None:
+        if not self._outbox:
+            return
+        oldest = (self._outbox[0], self._outbox[0].settled)
+        self._strikes = self._strikes + 1 if oldest == self._last_oldest else 1
+        self._last_oldest = oldest
+        if self._strikes > STRIKES_MAX:
+            self._strikes = 0
+            run = self._outbox[0]
+            run.fail_next(
+                1, CorruptFrame("the shard would not take this frame", outcome="unknown", reason=reason)
+            )
+            if run.settled == run.count:
+                self._outbox.popleft()
+
+    def _take_back(self) -> list[OutboundFrames]:
+        """All unsettled runs, oldest first, as if none of their unsettled frames had been pushed."""
+        runs = list(dict.fromkeys([*self._in_flight.drain(), *self._outbox]))
+        self._outbox.clear()
+        self._is_sending_message = False
+        kept = []
+        for run in runs:
+            if run.is_abandoned or run.settled == run.count:
+                continue
+            self.frames_resent += run.rewind()
+            kept.append(run)
+        return kept
+
+    # -- pushing ------------------------------------------------------------------------------------
+
+    def _push(self) -> None:
+        if self._ring is None:
+            self._push_without_ring()
+            return
+        try:
+            ring = self._move_to_larger()
+            pushed = 0 if ring is None else self._push_what_fits(ring)
+        except RingError as e:
+            # Its words make no sense: what was pushed in this call and before goes into another ring.
+            self._displace(f"ring unusable: {e}")
+            return
+        if pushed and ring is not None:
+            ring.wake_shard()
+        if self.has_work:
+            self._schedule_check()
+
+    def _push_without_ring(self) -> None:
+        """Ask for a ring, or send the next frames by message while shared memory has no room for one."""
+        if self._clock.monotonic_ns() >= self._by_message_until_ns:
+            if self._outbox:
+                self._open()
+            return
+        while self._outbox and not self._is_sending_message:
+            run = self._outbox[0]
+            if run.is_abandoned:
+                self._outbox.popleft()
+                continue
+            limit = int(run.offsets[run.pushed]) + BY_MESSAGE_BYTES
+            stop = int(np.searchsorted(run.offsets, limit, side="right")) - 1
+            self._send_message(run, max(1, stop - run.pushed))
+
+    def _schedule_check(self) -> None:
+        if self._check_timer is None:
+            self._check_timer = self._timers.call_at(
+                self._clock.monotonic_ns() + RING_CHECK_NS, self._check_ring_name
+            )
+
+    def _check_ring_name(self) -> None:
+        """A ring without a name works on as long as its shard lives, but no successor will find it."""
+        self._check_timer = None
+        if self._ring is None or not self.has_work:
+            return
+        producer = self._ring.producer
+        if producer.is_removed:
+            self._displace("the ring was removed")
+        else:
+            self._schedule_check()
+
+    def _push_what_fits(self, ring: ClientRing) -> int:
+        """Frames that were pushed. Raises RingError for a ring that is of no use any more."""
+        pushed = 0
+        while self._outbox and not self._is_sending_message and not ring.producer.is_consumer_closed:
+            run = self._outbox[0]
+            if run.is_abandoned:
+                self._outbox.popleft()
+                continue
+            large_at = run.first_larger(ring.producer.frame_bytes_max)
+            if large_at == run.pushed:
+                self._grow(ring, run.size_of(large_at))
+                if self._in_flight.frames == 0 and self._larger is None and self._opening is None:
+                    self._send_message(run, 1)
+                break
+            if run.disable_backpressure is not ring.is_urgent and (
+                run.disable_backpressure or not self._in_flight.frames
+            ):
+                ring.set_urgent(is_pressing=run.disable_backpressure)
+            count = self._push_part(ring.producer, run, large_at)
+            pushed += count
+            if run.pushed == run.count:
+                self._outbox.popleft()
+            elif run.pushed < large_at:
+                self._grow(ring, 0)
+                break
+        return pushed
+
+    def _push_part(self, producer: RingProducer, run: OutboundFrames, stop: int) -> int:
+        """Push frames of the run up to `stop`, as many as fit."""
+        start = run.pushed
+        if stop - start == 1:
+            position = producer.push_one(run.view(start, stop))
+            if position is None:
+                return 0
+            positions: Any = range(position, position + 1)
+        elif run.frame_bytes:
+            _, positions = producer.push_run(run.view(start, stop), run.frame_bytes)
+        else:
+            offsets = run.offsets[start:stop]
+            _, positions = producer.push_buffer(run.view(start, stop), offsets - offsets[0])
+        count = len(positions)
+        if count:
+            run.pushed += count
+            self._in_flight.add(run, positions)
+        return count
+
+    def _send_message(self, run: OutboundFrames, count: int) -> None:
+        """Send the next frames of the run by message; nothing passes them."""
+        self._is_sending_message = True
+        row = run.pushed
+        run.pushed += count
+        request = Append(run.topic, count, disable_backpressure=run.disable_backpressure)
+        frames = run.view(row, row + count)
+        answer = self._control.request(request, run.deadline_ns, frames, is_patient=False)
+        answer.when_done(lambda done: self._message_done(run, row, count, done))
+
+    def _message_done(self, run: OutboundFrames, row: int, count: int, answer: Pending[PeerReply]) -> None:
+        if run.settled != row or run.pushed != row + count or not self._is_sending_message:
+            return  # Taken back meanwhile: they are being sent again.
+        self._is_sending_message = False
+        if run.pushed == run.count and self._outbox and self._outbox[0] is run:
+            self._outbox.popleft()
+        if answer.error is None:
+            run.take_entries(
+                np.frombuffer(answer.result().message.entries, dtype=np.uint64).reshape(-1, WORDS)
+            )
+        elif isinstance(answer.error, RinglogError):
+            run.fail_next(count, answer.error)
+        else:
+            raise InvariantViolation("a request failed with a foreign error") from answer.error
+        self._push()

@@ -1,0 +1,129 @@
+"""The `.del` part: one byte a record, 0x00 or 0xD5, changed where it lies.
+
+Marks are the durable witness of deletes once the log that told of them is gone. A byte is whole or not
+written, so a crash in between leaves marks that were made and marks that were not, and the log still
+tells of all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap64
+
+from ringlog.errors import CorruptData, DiskError
+from ringlog.segment.layout import DEL, DEL_HEADER_BYTES, DELETED, DeletionMarksHeader
+from ringlog.segment.parts import publish_parts, write_temporary
+from ringlog.storage.disk import Disk
+
+I64 = NDArray[np.int64]
+
+
+def bitmap_of(seqs: NDArray[Any]) -> BitMap64:
+    """The bitmap of these numbers."""
+    values = array("Q")
+    values.frombytes(np.ascontiguousarray(seqs, dtype=np.uint64).tobytes())
+    return BitMap64(values)
+
+
+def seqs_within(bitmap: BitMap64, first: int, last: int) -> NDArray[np.int64]:
+    """(n,) the numbers of a bitmap from `first` to `last`, ascending."""
+    if not bitmap.range_cardinality(first, last + 1):
+        return np.empty(0, dtype=np.int64)
+    both = BitMap64()
+    both.add_range(first, last + 1)
+    both &= bitmap
+    return np.array(both.to_array(), dtype=np.uint64).astype(np.int64)
+
+
+class DeletionMarks:
+    """The marks of one segment; the file is looked for when it is first needed."""
+
+    def __init__(self, disk: Disk, data_dir: str, stem: str, header: DeletionMarksHeader) -> None:
+        """`header` is what the file's must be."""
+        self._disk, self._data_dir, self._stem = disk, data_dir, stem
+        self._path = f"{data_dir}/{stem}{DEL}"
+        self._header = header
+        self._fd = -1
+        self._writable = False
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Bytes of records [start, stop) of the segment, zeros when nothing was marked yet.
+
+        Raises DiskError, and CorruptData for a part of another segment or another size.
+        """
+        if not self._open():
+            return np.zeros(stop - start, dtype=np.uint8)
+        data = self._disk.read_at(self._fd, stop - start, DEL_HEADER_BYTES + start)
+        if len(data) != stop - start:
+            raise CorruptData("deletion marks are cut short", file=self._path, bytes=len(data))
+        return np.frombuffer(data, dtype=np.uint8)
+
+    def write(self, ordinals: I64) -> int:
+        """Mark these records, ascending; returns how many were not marked before. Not synced.
+
+        The first mark makes the file, durably. Raises DiskError, CorruptData.
+        """
+        if not len(ordinals):
+            return 0
+        self._open_writable()
+        start, stop = int(ordinals[0]), int(ordinals[-1]) + 1
+        marks = self.read(start, stop).copy()
+        fresh = int((marks[ordinals - start] != DELETED).sum())
+        if fresh:
+            marks[ordinals - start] = DELETED
+            self._disk.write_at(self._fd, [marks.data], DEL_HEADER_BYTES + start)
+        return fresh
+
+    def sync(self) -> None:
+        """Make the marks durable; raises DiskError."""
+        if self._writable:
+            self._disk.sync_data(self._fd)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._writable = False
+            self._disk.close(fd)
+
+    def _open(self) -> bool:
+        if self._fd < 0:
+            try:
+                fd = self._disk.open_read(self._path)
+            except DiskError as e:
+                if e.errno == errno.ENOENT:
+                    return False
+                raise
+            self._adopt_handle(fd)
+        return True
+
+    def _open_writable(self) -> None:
+        if self._writable:
+            return
+        self.close()
+        if not self._disk.exists(self._path):
+            pieces = [self._header.encode(), bytes(self._header.records)]
+            write_temporary(self._disk, self._data_dir, self._header.number, DEL, pieces)
+            publish_parts(self._disk, self._data_dir, self._stem, [DEL])
+        self._adopt_handle(self._disk.open_marks(self._path))
+        self._writable = True
+
+    def _adopt_handle(self, fd: int) -> None:
+        """Keep a handle whose header and size are right."""
+        try:
+            found = DeletionMarksHeader.decode(self._disk.read_at(fd, DEL_HEADER_BYTES, 0), self._path)
+            size = self._disk.size(fd)
+            if found != self._header or size != DEL_HEADER_BYTES + found.records:
+                raise CorruptData(
+                    "deletion marks of another segment or size", file=self._path, bytes=size,
+                    number=found.number,
+                )  # fmt: skip
+        except BaseException:
+            self._disk.close(fd)
+            raise
+        self._fd = fd

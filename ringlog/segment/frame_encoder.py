@@ -1,0 +1,333 @@
+"""Stretches of blocks to one sealed frame. Pure.
+
+Values are copied once, from where they lie into the body's pieces: at one stroke where they follow one
+another or are equally long and equally far apart, else by slicing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ringlog.frame import layout
+from ringlog.frame.compress import compress
+from ringlog.frame.header import FrameHeader, pack_header
+from ringlog.frame.layout import Column, FrameType
+from ringlog.frame.view import FrameView
+from ringlog.segment.records import Block, BytesColumnValues, absent_value
+from ringlog.types import Codec
+
+I64 = NDArray[np.int64]
+_ZEROS = bytes(8)
+_RUN_VALUES_MIN = 16
+"""Values are copied run by run when runs have at least so many each, on average."""
+_SPREAD_MAX = 8
+"""Copy the whole stretch to slice values from it, unless it is so many times larger than they are."""
+
+
+class BlockSlice(NamedTuple):
+    """Records [start, stop) of a block."""
+
+    block: Block
+    start: int
+    stop: int
+
+    @property
+    def first_seq(self) -> int:
+        """Number of the first record."""
+        return int(self.block.seqs[self.start])
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the last record."""
+        return int(self.block.seqs[self.stop - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionPolicy:
+    """Whether to compress a body: it must have `min_bytes`, and lose this share of them."""
+
+    codec: Codec = Codec.NONE
+    min_bytes: int = 1_024
+    saving: float = 0.05
+
+
+@dataclass(slots=True)
+class SealedFrame:
+    """One frame, and of its records what the index tells of them."""
+
+    pieces: list[Any]
+    length: int
+    base_seq: int
+    sizes: I64
+    """(n,) accounted bytes (R-10)."""
+    stamps: I64
+    events: I64 | None
+    expires: I64 | None
+    tags: list[bytes] | None
+    """b"" for none; None when no record has one."""
+    not_before: I64 | None = None
+    priorities: NDArray[np.uint8] | None = None
+
+    @property
+    def count(self) -> int:
+        """Records."""
+        return len(self.sizes)
+
+
+def seal_frame(
+    stretches: list[BlockSlice], *, topic_id: int, epoch: int, salt: int, packing: CompressionPolicy
+) -> SealedFrame:
+    """Encode records with consecutive numbers and the same flags; there is at least one."""
+    body = _Body(stretches)
+    flags = int(stretches[0].block.flags[stretches[0].start])
+    codec, stored = Codec.NONE, body.pieces
+    if packing.codec != Codec.NONE and body.size >= packing.min_bytes:
+        codec, stored = _packed(body, packing)
+    stored_bytes = sum(len(piece) for piece in stored)
+    hasher = xxhash.xxh3_64()
+    for piece in stored:
+        hasher.update(piece)
+    header = FrameHeader(
+        layout.FRAME_LEN_MIN + stored_bytes, FrameType.APPEND, layout.VERSION, body.bitmap, topic_id,
+        stretches[0].first_seq, int(body.stamps[0]), len(body.stamps), epoch, 0, 0, body.size, codec,
+        flags & 0xFF, flags >> 8, hasher.intdigest(), 0,
+    )  # fmt: skip
+    return SealedFrame(
+        [_sealed_header(header, salt), *stored], layout.HEADER_BYTES + stored_bytes, header.base_seq,
+        body.sizes, body.stamps, body.events, body.expires, body.tags, body.not_before, body.priorities,
+    )  # fmt: skip
+
+
+def reseal_frame(view: FrameView, stored: memoryview, *, epoch: int, salt: int) -> SealedFrame:
+    """A whole frame under a new header, its body as stored untouched: what a topic's only frame becomes."""
+    header = view.header._replace(epoch=epoch, producer_id=0, producer_seq=0)
+    frame = describe_frame(view)
+    frame.pieces = [_sealed_header(header, salt), stored]
+    return frame
+
+
+def describe_frame(view: FrameView) -> SealedFrame:
+    """What the index tells of a frame, without its bytes."""
+    sizes = np.diff(view.payloads.offsets).astype(np.int64)
+    meta, tag = view.bytes_column(Column.META), view.bytes_column(Column.TAG)
+    if meta is not None:
+        sizes += np.diff(meta.offsets)
+    values = None if tag is None or int(tag.offsets[-1]) == 0 else tag.to_list()
+    return SealedFrame(
+        [], view.total_bytes, view.base_seq, sizes, view.commit_stamps, view.fixed_column(Column.EVENT_TS),
+        view.fixed_column(Column.EXPIRES_AT), values, view.fixed_column(Column.NOT_BEFORE),
+        view.fixed_column(Column.PRIORITY),
+    )  # fmt: skip
+
+
+def _sealed_header(header: FrameHeader, salt: int) -> bytes:
+    head = pack_header(header)[: layout.SEALED_BYTES]
+    return head + xxhash.xxh3_64_intdigest(head, salt).to_bytes(8, "little")
+
+
+def _packed(body: _Body, packing: CompressionPolicy) -> tuple[Codec, list[Any]]:
+    used, stored = compress(b"".join(body.pieces), packing.codec)
+    if used == Codec.NONE or len(stored) > body.size * (1 - packing.saving):
+        return Codec.NONE, body.pieces
+    return used, [stored]
+
+
+class _Body:
+    """The columns of a new frame, laid out in pieces."""
+
+    def __init__(self, stretches: list[BlockSlice]) -> None:
+        self._stretches = stretches
+        self._nulls: dict[Column, NDArray[np.bool_]] = {}
+        """Validity of columns that have nulls."""
+        self.pieces: list[Any] = []
+        self.size = 0
+        self.bitmap = 0
+        self.events: I64 | None = None
+        self.expires: I64 | None = None
+        self.not_before: I64 | None = None
+        self.priorities: NDArray[np.uint8] | None = None
+        self.tags: list[bytes] | None = None
+        self.stamps: I64 = _concatenated([each.block.times[each.start : each.stop] for each in stretches])
+        self.sizes: I64 = np.zeros(len(self.stamps), dtype=np.int64)
+        blocks = [each.block for each in stretches]
+        spans = {column for block in blocks for column in block.spans}
+        fixed = {column for block in blocks for column in block.fixed}
+        for column in Column:
+            if column in spans:
+                self._add_bytes(column)
+            elif column in fixed:
+                self._add_fixed(column)
+            elif column == Column.HEADERS and any(block.headers is not None for block in blocks):
+                self._add_headers()
+        if (self.stamps != self.stamps[0]).any():
+            self._lay(Column.COMMIT_TS, [self.stamps.tobytes()], self.stamps.nbytes)
+        for column, valid in self._nulls.items():
+            bits = np.packbits(valid, bitorder="little")
+            self._lay(layout.VALID_SHIFT + column, [bits.tobytes()], bits.nbytes)
+
+    def _add_bytes(self, column: Column) -> None:
+        lengths, data, valid = [], [], []
+        tags: list[bytes] = []
+        for block, start, stop in self._stretches:
+            values = block.spans.get(column)
+            found_valid = block.valid.get(column)
+            valid.append(
+                np.full(stop - start, values is not None) if found_valid is None else found_valid[start:stop]
+            )
+            if values is None:
+                lengths.append(np.zeros(stop - start, dtype=np.int64))
+                tags += [b""] * (stop - start)
+                continue
+            part = values.at(slice(start, stop))
+            lengths.append(part.lengths)
+            if column == Column.TAG:
+                found = value_list(block.buffer, part)
+                tags += found
+                data.append(b"".join(found))
+            else:
+                data += copy_values(block.buffer, part)
+        whole = _concatenated(lengths)
+        if column in layout.NULLABLE:
+            known = _concatenated(valid)
+            if column != Column.PAYLOAD and not known.any():
+                return
+            if not known.all():
+                self._nulls[column] = known
+        if column == Column.TAG and whole.any():
+            self.tags = tags
+        if column in (Column.PAYLOAD, Column.META):
+            self.sizes += whole
+        self._lay_values(column, whole, data)
+
+    def _add_fixed(self, column: Column) -> None:
+        dtype = "u1" if column == Column.PRIORITY else "<i8"
+        parts = []
+        for block, start, stop in self._stretches:
+            found = block.fixed.get(column)
+            parts.append(
+                np.full(stop - start, absent_value(column), dtype=dtype)
+                if found is None
+                else found[start:stop]
+            )
+        values = _concatenated(parts)
+        if column == Column.EVENT_TS:
+            self.events = values
+        elif column == Column.EXPIRES_AT:
+            self.expires = values
+        elif column == Column.NOT_BEFORE:
+            self.not_before = values
+        elif column == Column.PRIORITY:
+            self.priorities = values
+        self._lay(column, [values.tobytes()], values.nbytes)
+
+    def _add_headers(self) -> None:
+        counts: list[I64] = []
+        keys: tuple[list[I64], list[Any]] = ([], [])
+        values: tuple[list[I64], list[Any]] = ([], [])
+        for block, start, stop in self._stretches:
+            rows = block.headers
+            if rows is None:
+                counts.append(np.zeros(stop - start, dtype=np.int64))
+                continue
+            firsts, own = rows.firsts[start:stop], rows.counts[start:stop]
+            counts.append(own)
+            entries = np.repeat(firsts - (np.cumsum(own) - own), own) + np.arange(int(own.sum()))
+            for part, (lengths, data) in ((rows.keys.at(entries), keys), (rows.values.at(entries), values)):
+                lengths.append(part.lengths)
+                data += copy_values(block.buffer, part)
+        self._lay_offsets(_concatenated(counts))
+        self._lay_values(Column.HEADERS, _concatenated(keys[0]), keys[1])
+        self._lay_values(Column.HEADERS, _concatenated(values[0]), values[1])
+
+    def _lay_values(self, column: Column, lengths: I64, data: list[Any]) -> None:
+        size = self._lay_offsets(lengths)
+        self._lay(column, data, size)
+
+    def _lay_offsets(self, lengths: I64) -> int:
+        offsets = np.zeros(len(lengths) + 1, dtype="<i4")
+        np.cumsum(lengths, out=offsets[1:])
+        self._lay(Column.PAYLOAD, [offsets.tobytes()], offsets.nbytes)
+        return int(offsets[-1])
+
+    def _lay(self, column: int, parts: list[Any], size: int) -> None:
+        self.bitmap |= 1 << column
+        self.pieces += parts
+        if size & 7:
+            self.pieces.append(_ZEROS[: -size & 7])
+        self.size += layout.padded(size)
+
+
+def copy_values(buffer: memoryview, values: BytesColumnValues) -> list[Any]:
+    """The values, one after another, in as few pieces as there can be."""
+    starts, lengths = values
+    if not len(starts):
+        return []
+    first, length = int(starts[0]), int(lengths[0])
+    if len(starts) == 1:
+        return [buffer[first : first + length]] if length else []
+    steps = starts[1:] - starts[:-1]
+    if (steps == lengths[:-1]).all():
+        return [buffer[first : int(starts[-1] + lengths[-1])]]
+    if length > 0 and (lengths == length).all():
+        runs = _regular_runs(starts, steps, length)
+        if runs is not None:
+            return [_strided(buffer, int(starts[a]), b - a, length, step) for a, b, step in runs]
+    return [b"".join(value_list(buffer, values))]
+
+
+def _regular_runs(starts: I64, steps: I64, length: int) -> list[tuple[int, int, int]] | None:
+    """Cut equally long values into runs [a, b) of one step each; None when that would be many short ones.
+
+    One-record frames of one size lie like this; a mark between two groups ends a run, or another's frames.
+    """
+    edges = np.flatnonzero(steps[1:] != steps[:-1]) + 1
+    if len(edges) * _RUN_VALUES_MIN > len(starts) or not (steps >= length).all():
+        return None
+    runs, a = [], 0
+    for k in [*edges.tolist(), len(steps)]:
+        if k > a:  # Else the step into this run was the change.
+            runs.append((a, k + 1, int(steps[a])))
+            a = k + 1
+    if a < len(starts):
+        runs.append((a, len(starts), length))
+    return runs
+
+
+def _strided(buffer: memoryview, first: int, count: int, length: int, step: int) -> memoryview:
+    rows: NDArray[np.uint8] = np.ndarray((count, length), np.uint8, buffer, first, (step, 1))
+    return np.ascontiguousarray(rows).data.cast("B")
+
+
+def value_list(buffer: memoryview, values: BytesColumnValues) -> list[bytes]:
+    """The values as bytes; b"" for an empty one."""
+    starts, lengths = values
+    filled = lengths > 0
+    if not filled.all():
+        found = [b""] * len(starts)
+        rows = np.flatnonzero(filled)
+        if len(rows):
+            for row, value in zip(rows.tolist(), value_list(buffer, values.at(rows)), strict=True):
+                found[row] = value
+        return found
+    first, last = int(starts.min()), int((starts + lengths).max())
+    if last - first > _SPREAD_MAX * (int(lengths.sum()) + layout.HEADER_BYTES * len(starts)):
+        stops = (starts + lengths).tolist()
+        return [bytes(buffer[a:b]) for a, b in zip(starts.tolist(), stops, strict=True)]
+    whole = bytes(buffer[first:last])
+    begins = starts - first
+    if (begins[1:] == (begins + lengths)[:-1]).all():
+        bounds = [*begins.tolist(), len(whole)]
+        return [whole[a:b] for a, b in pairwise(bounds)]
+    return [whole[a:b] for a, b in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
+
+
+def _concatenated(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    if not arrays:
+        return np.empty(0, dtype=np.int64)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -1,0 +1,227 @@
+"""The task's side of a read: slices in, records out, the same for batch and stream.
+
+A task goes by bounds, not by places: it asks where the positions lie now, so a segment that was moved or
+compacted since the plan was made is found again (SP-5). What has gone meanwhile is reported, never silently
+left out; what lies in memory-mapped files was verified by its checksums before anything looks at it (SP-7).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ringlog.client.client import Client
+from ringlog.client.connection.ref_count import WINDOW_BYTES
+from ringlog.client.read.fetch_result import FetchResult
+from ringlog.client.read.local_source import LocalSource
+from ringlog.client.read.pages import Cursor
+from ringlog.client.read.tail_batch import TailBatch, tail_batches_of
+from ringlog.errors import CorruptData, NotReady, TopicNotFound
+from ringlog.limits import KIB
+from ringlog.spark.catalog import GapRow
+from ringlog.spark.clients import client_of, disk_of
+from ringlog.spark.errors import DataLoss
+from ringlog.spark.options import SourceOptions
+from ringlog.spark.plan import Bounds, Slice, Slices
+from ringlog.spark.workers import freeze_imports
+from ringlog.topic.tombstone import RECREATED, RESTART_LOSS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger("ringlog.spark")
+OnGap = Callable[[GapRow], None]
+DELETED, CORRUPT = "deleted", "corrupt"
+WINDOW_BYTES_MIN = 64 * KIB
+"""Log looked at for the end of a slice."""
+POLL_INTERVAL_S = 1.0
+IDLE_POLLS_MAX = 30
+"""Looks of POLL_INTERVAL_S without anything new before a task gives up on an engine that is starting."""
+_NO_LIMIT = 1 << 62
+
+
+def read_slices(
+    slices: Slices | None, options: SourceOptions, struct: StructType, on_gap: OnGap | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The records of a partition as Arrow batches of exactly Spark's schema; None is a partition of nothing.
+
+    Raises DataLoss for positions that were lost since the plan was made, unless failOnDataLoss is off; then
+    they are handed to `on_gap` (default: logged). Raises CorruptData, NotReady (retry), EngineNotRunning.
+    """
+    from ringlog.spark.arrow import ArrowBatchBuilder
+
+    if slices:
+        made = ArrowBatchBuilder(struct, options)
+        for item in read_batches(slices, options, on_gap):
+            yield from made.add(item)
+        yield from made.flush()
+        freeze_imports("read")
+
+
+def read_batches(
+    slices: Iterable[Slice],
+    options: SourceOptions,
+    on_gap: OnGap | None = None,
+    *,
+    checks_bodies: bool = True,
+) -> Iterator[TailBatch]:
+    """The same as mapped batches, in order, without the filter by tags.
+
+    `checks_bodies`: off for who hands frames on to a reader that compares their checksums itself.
+    """
+    client = client_of(options.path)
+    reader: _SliceReader | None = None
+    try:
+        for each in slices:
+            if reader is None or reader.topic != each.bounds.topic:
+                if reader is not None:
+                    reader.close()
+                reader = _SliceReader(client, each.bounds.topic, options, on_gap or _log_gap, checks_bodies)
+            yield from reader.read(each)
+    finally:
+        if reader is not None:
+            reader.close()
+
+
+def _log_gap(gap: GapRow) -> None:
+    log.warning("positions %d..%d of topic %s are gone: %s", gap.gap_from, gap.gap_to, gap.topic, gap.reason)
+
+
+@dataclass(slots=True)
+class _SlicePosition:
+    """How far a slice has been read, and what is left of its bytes."""
+
+    bounds: Bounds
+    seq: int
+    bytes_left: int
+    idle: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.seq >= self.bounds.until
+
+    @property
+    def window(self) -> int:
+        """Bytes to look at next: not far beyond the end of the slice, whose neighbour another task reads."""
+        return min(max(self.bytes_left, WINDOW_BYTES_MIN), WINDOW_BYTES)
+
+
+class _SliceReader:
+    """Reads slices of one topic."""
+
+    def __init__(
+        self, client: Client, topic: str, options: SourceOptions, on_gap: OnGap, checks_bodies: bool
+    ) -> None:
+        self.topic = topic
+        self._client = client
+        self._options = options
+        self._on_gap = on_gap
+        self._source = LocalSource(
+            client.connection, topic, is_mapped=True, checks_bodies=checks_bodies, disk=disk_of(options.path)
+        )
+        self._damage: tuple[str, int] | None = None
+
+    def close(self) -> None:
+        """Let go of files. What was handed out stays valid."""
+        self._source.close()
+
+    def read(self, wanted: Slice) -> Iterator[TailBatch]:
+        """The records of a slice."""
+        place = _SlicePosition(wanted.bounds, wanted.bounds.after, wanted.bytes)
+        while not place.is_done:
+            portion = self._fetch(place)
+            if portion is None:
+                continue
+            if portion.epoch != place.bounds.epoch:
+                self._report_loss(place, place.bounds.until, RECREATED, portion)
+                continue
+            if portion.head_seq < place.bounds.until:
+                # What was never durable went with its process, and its numbers are given again to others.
+                self._report_loss(place, place.bounds.until, RESTART_LOSS, portion)
+                continue
+            before = place.seq
+            if portion.gap is not None:
+                self._report_loss(place, portion.gap.gap_to, portion.gap.reason, portion)
+            yield from self._batches(place, portion)
+            self._count_idle_poll(place, before)
+
+    def _fetch(self, place: _SlicePosition) -> FetchResult | None:
+        """The next portion, or None when the place was moved on without one."""
+        cursor = Cursor(place.bounds.epoch, place.seq)
+        steps = self._source.fetch(cursor, limit=_NO_LIMIT, bytes_max=place.window, wait_s=POLL_INTERVAL_S)
+        try:
+            portion: FetchResult = self._client.run(steps)
+        except TopicNotFound:
+            self._report_loss(place, place.bounds.until, DELETED, None)
+            return None
+        except CorruptData as e:
+            self._skip_damage(place, e)
+            return None
+        return portion
+
+    def _batches(self, place: _SlicePosition, portion: FetchResult) -> Iterator[TailBatch]:
+        until = place.bounds.until
+        for batch in tail_batches_of(portion, self.topic):
+            if batch.first_seq > until:
+                break
+            if not self._source.is_current:
+                return  # Some of what was read ahead may have been deleted since (DL-9).
+            shown = batch.until(until)
+            place.bytes_left -= shown.stored_bytes
+            place.seq = shown.last_seq
+            yield shown
+        place.seq = max(place.seq, min(portion.examined, until))
+
+    def _report_loss(
+        self, place: _SlicePosition, last: int, reason: str, portion: FetchResult | None
+    ) -> None:
+        """Positions behind the place up to `last` are gone: fail, or say so and go on behind them."""
+        bounds = place.bounds
+        last = min(last, bounds.until)
+        if last <= place.seq:
+            return
+        earliest, head = (0, 0) if portion is None else (portion.earliest_seq, portion.head_seq)
+        gap = GapRow(self.topic, bounds.epoch, place.seq + 1, last, reason, earliest, head)
+        if self._options.fail_on_data_loss:
+            raise data_loss(gap)
+        place.seq = last
+        self._on_gap(gap)
+
+    def _skip_damage(self, place: _SlicePosition, error: CorruptData) -> None:
+        """onCorrupt=quarantine: go on behind a damaged frame, if it can be told where that is."""
+        where = (str(error.detail.get("file", "")), int(error.detail.get("offset", -1)))
+        last = min(int(error.detail.get("last_seq", 0)), place.bounds.until)
+        if not self._options.quarantine or last <= place.seq or where == self._damage:
+            raise error
+        self._damage = where
+        first = max(int(error.detail.get("first_seq", 0)), place.seq + 1)
+        self._source.close()  # Its reader stands before the damage.
+        place.seq = last
+        self._on_gap(GapRow(self.topic, place.bounds.epoch, first, last, CORRUPT, 0, 0))
+
+    def _count_idle_poll(self, place: _SlicePosition, before: int) -> None:
+        place.idle = 0 if place.seq > before else place.idle + 1
+        if place.idle >= IDLE_POLLS_MAX:
+            raise NotReady(
+                "planned positions do not become readable", topic=self.topic, after=place.seq,
+                until=place.bounds.until,
+            )  # fmt: skip
+
+
+def data_loss(gap: GapRow) -> DataLoss:
+    """The error for a gap, with both ways out (section 7 of the description of failOnDataLoss)."""
+    return DataLoss(
+        f"records {gap.gap_from}..{gap.gap_to} of topic {gap.topic!r} are gone ({gap.reason}). Set "
+        "failOnDataLoss=false to go on without them, or begin elsewhere: startingOffsets, a stream with a "
+        "new checkpoint",
+        topic=gap.topic,
+        epoch=gap.epoch,
+        gap_from=gap.gap_from,
+        gap_to=gap.gap_to,
+        reason=gap.reason,
+        earliest_seq=gap.earliest_seq,
+        head_seq=gap.head_seq,
+    )

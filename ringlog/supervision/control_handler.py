@@ -1,0 +1,164 @@
+"""What the supervisor answers, message by message. docs/reference/protocol.md says the same for people."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from ringlog.board.board import ProcessField, ProcessSlot, ProcessState
+from ringlog.board.layout import SchedulerField
+from ringlog.clock import Clock
+from ringlog.envelope.engine_file import EngineInfo
+from ringlog.envelope.messages import (
+    EngineStatus,
+    EngineStatusReply,
+    EngineStop,
+    EngineStopping,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    ProcessStatus,
+    RingClose,
+    RingClosed,
+    RingOpen,
+    Welcome,
+)
+from ringlog.envelope.refusal import error_reply
+from ringlog.errors import InvalidRequest, Refused, ShuttingDown
+from ringlog.limits import RING_BYTES_MAX, RING_BYTES_MIN, RINGS_PER_SHARD_MAX
+from ringlog.supervision.children import Children, ChildState
+from ringlog.supervision.restart import NS_PER_S
+from ringlog.supervision.rings import ReplyCallback, RingManager
+from ringlog.supervision.status_report import delivery_status, groups_status, pressure_status, queues_status
+
+DRAINING = "draining"
+LIMITS = {
+    "ring_bytes_min": RING_BYTES_MIN,
+    "ring_bytes_max": RING_BYTES_MAX,
+    "rings_per_shard": RINGS_PER_SHARD_MAX,
+}
+
+
+class ControlHandler:
+    """Requests to the supervisor and their answers. Anything else it is sent is refused."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        rings: RingManager,
+        children: Children,
+        *,
+        slot: ProcessSlot,
+        state: Callable[[], str],
+        stop: Callable[[str], None],
+        clock: Clock,
+        min_free_bytes: int,
+    ) -> None:
+        """`slot` is the supervisor's own; `state` says how the engine is; `stop` begins the drain."""
+        self._info, self._rings, self._children = info, rings, children
+        self._slot, self._state, self._stop, self._clock = slot, state, stop, clock
+        self._min_free_bytes = min_free_bytes
+
+    def handle_request(self, message: Message, answer: ReplyCallback) -> None:
+        """Answer one request, now or, for RingOpen, when its shard has answered."""
+        try:
+            self._dispatch(message, answer)
+        except Refused as e:
+            answer(error_reply(e))
+
+    def _dispatch(self, message: Message, answer: ReplyCallback) -> None:
+        match message:
+            case RingOpen():
+                if self._state() == DRAINING:
+                    raise ShuttingDown("the engine is stopping")
+                self._rings.open(message, answer)
+            case RingClose():
+                self._rings.close(message.ring)
+                answer(RingClosed(message.ring))
+            case Hello():
+                answer(self._welcome())
+            case Ping():
+                answer(Pong(self._slot.get(ProcessField.INCARNATION), self._slot.get(ProcessField.TURNS)))
+            case EngineStatus():
+                answer(self._status())
+            case EngineStop():
+                answer(EngineStopping())
+                self._stop("asked by message")
+            case _:
+                raise InvalidRequest("not a message for the supervisor", kind=type(message).__name__)
+
+    def _welcome(self) -> Welcome:
+        info = self._info
+        return Welcome(
+            info.protocol,
+            info.version,
+            info.engine_id,
+            info.shards,
+            -1,
+            self._slot.get(ProcessField.INCARNATION),
+            LIMITS,
+        )
+
+    def _status(self) -> EngineStatusReply:
+        now = self._clock.monotonic_ns()
+        wards = self._children.states
+        return EngineStatusReply(
+            engine_id=self._info.engine_id,
+            version=self._info.version,
+            state=self._state(),
+            uptime_s=(now - self._slot.get(ProcessField.STARTED_NS)) / NS_PER_S,
+            data_dir=self._info.data_dir,
+            shards=self._info.shards,
+            rings=len(self._rings),
+            disk_free_bytes=_free_bytes(self._info.data_dir),
+            processes=[self._process(ward, now) for ward in wards],
+            recovery_s=max((ward.slot.get(ProcessField.RECOVERY_NS) for ward in wards), default=0) / NS_PER_S,
+            pressure=pressure_status(wards, now),
+            delivery=delivery_status(wards, now),
+            routers=sum(ward.slot.get(SchedulerField.ROUTERS) for ward in wards),
+            router_lag=sum(ward.slot.get(SchedulerField.ROUTER_LAG) for ward in wards),
+            queues=queues_status(wards),
+            groups=groups_status(wards),
+            disk_missing_bytes=max((self._missing_on_disk(ward) for ward in wards), default=0),
+            findings=sum(ward.slot.get(ProcessField.FINDINGS) for ward in wards),
+            quarantined=sum(ward.slot.get(ProcessField.QUARANTINED) for ward in wards),
+        )
+
+    def _missing_on_disk(self, ward: ChildState) -> int:
+        """What the reclaimer says that must be free before shards take records again."""
+        is_low = ward.process is not None and ward.slot.get(ProcessField.DISK_LOW)
+        return max(self._min_free_bytes - ward.slot.get(ProcessField.DISK_FREE), 1) if is_low else 0
+
+    def _process(self, ward: ChildState, now: int) -> ProcessStatus:
+        slot, is_alive = ward.slot, ward.process is not None
+        alive_ns = now - ward.started_ns if is_alive else 0
+        beat_ns = slot.get(ProcessField.HEARTBEAT_NS)
+        state = slot.state.name.lower()
+        if slot.get(ProcessField.READ_ONLY) and slot.state == ProcessState.READY:
+            state = "read_only"
+        return ProcessStatus(
+            name=ward.spec.name,
+            kind=ward.spec.kind,
+            pid=ward.process.pid if ward.process is not None else 0,
+            state="given_up" if ward.give_up_reason else state,
+            incarnation=ward.incarnation,
+            restarts=ward.restarts,
+            uptime_s=alive_ns / NS_PER_S,
+            heartbeat_age_s=max(now - beat_ns, 0) / NS_PER_S if is_alive and beat_ns else 0.0,
+            busy_ratio=min(slot.get(ProcessField.BUSY_NS) / alive_ns, 1.0) if alive_ns > 0 else 0.0,
+            resident_bytes=self._children.resident_bytes(ward),
+            last_exit=ward.give_up_reason or (str(ward.last_exit) if ward.last_exit else ""),
+            progress=slot.get(ProcessField.PROGRESS) / 1_000
+            if slot.state == ProcessState.RECOVERING
+            else 1.0,
+        )
+
+
+def _free_bytes(path: str) -> int:
+    """Room on the disk; 0 when it cannot be asked, which is no reason to give no status."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0
+    return disk.f_bavail * disk.f_frsize

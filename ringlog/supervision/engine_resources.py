@@ -1,0 +1,230 @@
+"""What an engine stands on: its directories, locked and checked, before any process is started.
+
+The order matters. Nothing is modified before the lock is held (SY-1, FX-20); nothing of a predecessor
+is removed before its last process is gone (PR-10); nothing is used that others could reach (SEC-20).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable
+
+from ringlog.board.board import Board, ProcessSlot
+from ringlog.board.layout import (
+    CHUNK_BYTES,
+    NEWS_BYTES,
+    PAGE_BYTES,
+    BoardError,
+    BoardUnstable,
+    ProcessField,
+    WatermarkKind,
+)
+from ringlog.board.processes import KINDS, SCHEDULER, WAL_SHARD, bell_of
+from ringlog.clock import Clock
+from ringlog.config import Config
+from ringlog.envelope.engine_file import EngineInfo
+from ringlog.errors import DiskError, StartRefused
+from ringlog.limits import PROCESSES_MAX
+from ringlog.logs import log_event
+from ringlog.ring.doorbell import make_bell
+from ringlog.storage.disk import Disk
+from ringlog.storage.layout import LOCK_NAME
+from ringlog.supervision import run_dir
+from ringlog.supervision.identity import EngineIdentity
+from ringlog.supervision.rings import first_ring_file_bytes
+from ringlog.supervision.tree import Tree
+
+log = logging.getLogger("ringlog.supervision")
+
+ORPHAN_GRACE_S = 5.0
+CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
+_ORPHAN_LOOK_S = 0.05
+
+
+PublishedMarks = dict[int, tuple[int, int]]
+"""Of each shard (file id, offset in bytes) up to which its log may be read."""
+
+
+class EngineResources:
+    """The engine's directories, lock, identity and board. `close` gives all of it back."""
+
+    def __init__(
+        self, config: Config, tree: Tree, *, disk: Disk, clock: Clock, is_cancelled: Callable[[], bool]
+    ) -> None:
+        """Take possession; raises StartRefused, and then nothing is held and no shared memory is left."""
+        self._disk = disk
+        self.run_dir = config.run.dir
+        self.start_id = secrets.token_hex(8)
+        with contextlib.ExitStack() as undo:
+            refuse_root(config)
+            self.data_dir = os.path.realpath(config.data.dir)
+            run_dir.make_private_dir(disk, self.data_dir, "data directory")
+            self._lock = _take_lock(disk, self.data_dir)
+            undo.callback(disk.unlock, self._lock)
+            run_dir.make_private_dir(disk, self.run_dir, "run directory")
+            _require_disk_space(config, self.data_dir)
+            self.identity = EngineIdentity(disk, self.data_dir)
+            published = self._clear_predecessor(config, clock, is_cancelled)
+            run_dir.require_shm_space(needed_shm_bytes(config))
+            self.boot_incarnation = 0
+            self.shm_dir = run_dir.make_shm_dir(lambda path: self._begin(path, 1 + len(tree.children)))
+            undo.callback(run_dir.remove_shm_dir, self.shm_dir)
+            self.board = Board.create(self.shm_dir)
+            self.liveness_fd = run_dir.open_liveness_lock(self.shm_dir)
+            undo.callback(os.close, self.liveness_fd)
+            self._restore_published_marks(published, tree)
+            for spec in (*tree.of_kind(WAL_SHARD), *tree.of_kind(SCHEDULER)):
+                make_bell(bell_of(self.shm_dir, spec.name))
+            undo.pop_all()
+
+    def time_base_us(self, boot_id: str, clock: Clock) -> int:
+        """See run_dir.time_base_us."""
+        return run_dir.time_base_us(self._disk, self.run_dir, boot_id, clock)
+
+    def _begin(self, shm_dir: str, expected: int) -> None:
+        self.boot_incarnation = self.identity.record_start(shm_dir, expected)
+
+    def _clear_predecessor(
+        self, config: Config, clock: Clock, is_cancelled: Callable[[], bool]
+    ) -> PublishedMarks:
+        """Wait for processes a killed supervisor left, then remove its shared memory. Kills nobody.
+
+        Returns how far its shards said that their logs may be read; {} where there was no predecessor.
+        """
+        run_dir.remove_announcements(self._disk, self.run_dir)
+        previous = self.identity.previous_shm_dir
+        if not run_dir.is_stale_shm_dir(previous):
+            return {}
+        deadline = clock.monotonic_ns() + round((config.supervisor.drain_s + ORPHAN_GRACE_S) * 1e9)
+        while run_dir.orphans_alive(previous):
+            if is_cancelled() or clock.monotonic_ns() > deadline:
+                raise StartRefused(
+                    "processes of a supervisor that was killed are still running; end them first",
+                    pids=_pids_on_board(previous),
+                )
+            clock.sleep(_ORPHAN_LOOK_S)
+        log_event(log, logging.WARNING, "the previous engine left shared memory, it is removed", dir=previous)
+        published = _published_on(previous)
+        run_dir.remove_shm_dir(previous)
+        return published
+
+    def _restore_published_marks(self, published: PublishedMarks, tree: Tree) -> None:
+        """Let shards know what their predecessors had published, as if only these had died.
+
+        What a killed shard was writing may be there in part. Only this mark says that nobody was told of it;
+        without it the numbers that may have been given out are announced as lost. Streams of another number
+        of shards are other streams.
+        """
+        shards = tree.of_kind(WAL_SHARD)
+        if {spec.shard for spec in shards} == set(published):
+            for spec in shards:
+                self.board.process(spec.slot).set_watermark(WatermarkKind.PUBLISHED, *published[spec.shard])
+
+    def announce(self, info: EngineInfo) -> None:
+        """Say in engine.json that the engine is ready."""
+        run_dir.write_engine_json(self._disk, self.run_dir, info)
+
+    def write_starting_json(self, info: EngineInfo) -> None:
+        """Say in starting.json where an engine that is not ready yet can be asked."""
+        run_dir.write_starting_json(self._disk, self.run_dir, info)
+
+    def close(self) -> None:
+        """Remove the announcement and the shared memory, then release the lock. Every child must be dead."""
+        self.board.close()
+        os.close(self.liveness_fd)
+        run_dir.remove_announcements(self._disk, self.run_dir)
+        run_dir.remove_shm_dir(self.shm_dir)
+        try:
+            self.identity.forget_shm_dir()
+        except DiskError as e:
+            # Only a note that there is nothing to clean; the next start looks and finds nothing.
+            log_event(log, logging.ERROR, "meta/engine not updated", reason=str(e))
+        self._disk.unlock(self._lock)
+
+
+def needed_shm_bytes(config: Config) -> int:
+    """Shared memory the engine itself needs: board, topic tables, news, and a ring to each shard for one
+    client."""
+    board = PAGE_BYTES * (PROCESSES_MAX + 1)
+    news = NEWS_BYTES if config.delivery.schedulers else 0
+    return board + config.wal.shards * (CHUNK_BYTES + news + first_ring_file_bytes(config.run))
+
+
+def _published_on(shm_dir: str) -> PublishedMarks:
+    """The marks of all shards on a board that nobody writes any more; what cannot be read is left out."""
+    found: PublishedMarks = {}
+    with contextlib.suppress(BoardError, OSError):
+        board = Board.open(shm_dir, writable=False)
+        try:
+            for n in range(board.processes):
+                page = board.process(n)
+                if page.get(ProcessField.SHARD) and page.get(ProcessField.KIND) == KINDS.index(WAL_SHARD):
+                    found[page.get(ProcessField.SHARD) - 1] = _mark_of(page)
+        finally:
+            board.close()
+    return found
+
+
+def _mark_of(page: ProcessSlot) -> tuple[int, int]:
+    try:
+        return page.watermark(WatermarkKind.PUBLISHED)
+    except BoardUnstable:
+        # It died while it wrote it: as if it had never been written.
+        return (0, 0)
+
+
+def refuse_root(config: Config) -> None:
+    """Raise StartRefused for root, unless told or in a container."""
+    if os.geteuid() == 0 and not config.run.allow_root:
+        if is_in_container():
+            log_event(
+                log,
+                logging.WARNING,
+                "running as root in a container; prefer a user of its own (USER, --user)",
+            )
+            return
+        raise StartRefused(
+            "running as root is refused: use another user, or say so with --set run.allow_root=true "
+            "(or RINGLOG_ALLOW_ROOT=1)"
+        )
+
+
+def is_in_container() -> bool:
+    """True in a container, as far as that shows: pid 1, or a file that container engines leave."""
+    return os.getpid() == 1 or any(map(os.path.exists, CONTAINER_FILES))
+
+
+def _take_lock(disk: Disk, data_dir: str) -> int:
+    path = os.path.join(data_dir, LOCK_NAME)
+    try:
+        return disk.lock(path)
+    except DiskError as e:
+        holder = e.detail.get("holder")
+        if holder is None:
+            raise StartRefused("the data directory cannot be locked", path=path, reason=e.message) from None
+        raise StartRefused(
+            "another engine runs on this data directory", dir=data_dir, holder=holder
+        ) from None
+
+
+def _require_disk_space(config: Config, data_dir: str) -> None:
+    facts = os.statvfs(data_dir)
+    free = facts.f_bavail * facts.f_frsize
+    if free < config.data.min_free_bytes:
+        raise StartRefused(
+            "the disk is nearly full; free some space or lower data.min_free_bytes",
+            dir=data_dir, free_bytes=free, min_free_bytes=config.data.min_free_bytes,
+        )  # fmt: skip
+
+
+def _pids_on_board(shm_dir: str) -> list[int]:
+    """Pids a dead supervisor's board shows, for people to look at."""
+    board = Board.open(shm_dir, writable=False)
+    try:
+        pids = {board.process(slot).get(ProcessField.PID) for slot in range(board.processes)}
+    finally:
+        board.close()
+    return sorted(pid for pid in pids if pid and os.path.exists(f"/proc/{pid}"))

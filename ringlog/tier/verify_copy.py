@@ -1,0 +1,89 @@
+"""Does a data part hold what was sealed? Answered from its bytes alone, wherever they lie (RD-22, SG-15).
+
+A data part proves itself: its header has a checksum, each frame a seal under the header's salt and a
+checksum over its body, and the header says how many frames and records there are and how long the part is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ringlog.errors import CorruptData
+from ringlog.frame import batch as frames
+from ringlog.frame.batch import FrameBatch, ScanEnd
+from ringlog.limits import FRAME_BYTES_MAX, MIB
+from ringlog.segment.layout import DATA_HEADER_BYTES, SegmentDataHeader
+
+ReadRange = Callable[[int, int], bytes]
+"""(start, stop) -> the bytes, fewer only at the end."""
+WINDOW_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedSegmentFrames:
+    """Some frames of a data part, verified: `batch.offsets` count from the start of `buffer`."""
+
+    buffer: bytes
+    batch: FrameBatch
+    offset: int
+    """Where `buffer` begins in the part."""
+
+
+def read_header(read: ReadRange, path: str, number: int) -> SegmentDataHeader:
+    """The header of the part called `path`; raises CorruptData, also when it is another segment's."""
+    header = SegmentDataHeader.decode(read(0, DATA_HEADER_BYTES), path)
+    if header.number != number:
+        raise CorruptData("data part of another segment", file=path, number=header.number, expected=number)
+    return header
+
+
+def verify_frames(
+    read: ReadRange, path: str, salt: int, start: int, stop: int
+) -> Iterator[VerifiedSegmentFrames]:
+    """Frames in [start, stop) of a data part, window by window; raises CorruptData at the first bad one."""
+    window = WINDOW_BYTES
+    while start < stop:
+        buffer = read(start, min(start + window, stop))
+        batch = frames.scan(buffer[: len(buffer) & ~7])
+        if not len(batch):
+            if batch.end is ScanEnd.PARTIAL and start + len(buffer) < stop and window <= FRAME_BYTES_MAX:
+                window *= 4  # one frame larger than the window
+                continue
+            reason = batch.reason or "no frame where one must be"
+            raise CorruptData("data part is damaged", file=path, offset=start, reason=reason)
+        for find, reason in ((_first_bad_seal, "seal"), (_first_bad_body, "body")):
+            row = find(buffer, batch, salt)
+            if row is not None:
+                at = start + int(batch.offsets[row])
+                raise CorruptData(f"frame's {reason} does not verify", file=path, offset=at)
+        yield VerifiedSegmentFrames(buffer, batch, start)
+        start += batch.stop
+        window = WINDOW_BYTES
+
+
+def verify_data_part(
+    read: ReadRange, path: str, number: int, size: int, progress: Callable[[int], None]
+) -> SegmentDataHeader:
+    """Verify a whole data part of `size` bytes; raises CorruptData. `progress` is told bytes as they go."""
+    header = read_header(read, path, number)
+    if header.data_bytes != size:
+        raise CorruptData("data part has another size than its header says", file=path, bytes=size,
+                          expected=header.data_bytes)  # fmt: skip
+    count = records = 0
+    for stretch in verify_frames(read, path, header.salt, DATA_HEADER_BYTES, size):
+        count += len(stretch.batch)
+        records += int(frames.counts_of(stretch.batch.words).sum())
+        progress(stretch.batch.stop)
+    if (count, records) != (header.frames, header.records):
+        raise CorruptData("data part does not hold the frames its header tells of", file=path, frames=count,
+                          records=records)  # fmt: skip
+    return header
+
+
+def _first_bad_seal(_buffer: bytes, batch: FrameBatch, salt: int) -> int | None:
+    return frames.first_bad_seal(batch, salt)
+
+
+def _first_bad_body(buffer: bytes, batch: FrameBatch, _salt: int) -> int | None:
+    return frames.first_bad_body(buffer, batch)

@@ -1,0 +1,261 @@
+"""Which segments hold a shard's records: columns in memory, one row for a topic in a segment. Pure.
+
+A segment of one topic is a row under its topic. The rows of segments that many topics share lie in
+sorted runs of 60 bytes a row, as in a log-structured merge tree: a new segment is a run of its own, small
+runs are merged, so that a look-up searches few of them however many segments there are.
+
+Of two segments that hold the same position the one with the greater number is in force. Both say the same
+about it, so that a reader who walks too far in either sees nothing wrong, only something twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringlog.envelope.messages import Extent, SegmentRef
+from ringlog.errors import InvariantViolation
+from ringlog.placement import shards_of
+
+RUN_ROWS_MAX = 1 << 16
+"""Runs are merged up to this size: a merge takes milliseconds, and holds up commits."""
+
+RANGES_PER_SEGMENT_MAX = 64
+"""Rows of 60 bytes that one segment may take for one topic because records were removed from it."""
+
+_RUN = np.dtype(
+    [
+        ("topic_id", "<u8"), ("number", "<u8"), ("first_seq", "<u8"), ("last_seq", "<u8"),
+        ("entry_start", "<u4"), ("entry_stop", "<u4"), ("data_start", "<u8"), ("data_stop", "<u8"),
+    ]
+)  # fmt: skip
+
+Rows = NDArray[Any]
+
+
+class _SegmentRange(NamedTuple):
+    """What one segment holds of one topic."""
+
+    first: int
+    last: int
+    number: int
+    entry_start: int
+    entry_stop: int
+    data_start: int
+    data_stop: int
+
+
+class MissingSegment(NamedTuple):
+    """A segment that should be there and cannot be used."""
+
+    stem: str
+    part: str
+    """The file, relative to the data directory."""
+    reason: str
+    ref: SegmentRef | None
+    """As a snapshot lists it; None = no snapshot does."""
+    is_cold: bool = False
+    """Its records lie in the cold tier: only what leads to them is missing."""
+
+
+class SegmentCatalog:
+    """The segments of one shard and what they hold of the topics it owns."""
+
+    def __init__(self) -> None:
+        self.refs: dict[int, SegmentRef] = {}
+        self.missing: dict[int, SegmentRef] = {}
+        """Segments that a snapshot lists, that are not there, and that halted topics need: the next snapshot
+        lists them too, so that they are found when they are back."""
+        self._own: dict[int, list[_SegmentRange]] = {}
+        """Topic -> its rows in segments of its own, ascending."""
+        self._topic_of: dict[int, int] = {}
+        """Segment of one topic -> that topic."""
+        self._span = 0
+        """Most positions that a segment of one topic reaches over: how far below a number to look for it."""
+        self._runs: list[Rows] = []
+
+    def add(self, ref: SegmentRef, topics: Rows, owned: NDArray[np.bool_] | None = None) -> None:
+        """Register a segment. `topics`: (n,) rows of its topic table; `owned`: (n,) which of them count."""
+        if ref.number in self.refs:
+            raise InvariantViolation("a segment is registered twice", number=ref.number)
+        rows = topics if owned is None else topics[owned]
+        self.refs[ref.number] = ref
+        if len(rows) == 1 and ref.topics == 1:
+            row = rows[0]
+            topic_id = int(row["topic_id"])
+            ranges = self._own.setdefault(topic_id, [])
+            held = _SegmentRange(
+                int(row["first_seq"]), int(row["last_seq"]), ref.number, int(row["entry_start"]),
+                int(row["entry_stop"]), int(row["data_start"]), int(row["data_stop"]),
+            )  # fmt: skip
+            ranges.insert(bisect_left(ranges, held), held)
+            self._span = max(self._span, held.last - held.first)
+            self._topic_of[ref.number] = topic_id
+        elif len(rows):
+            run = np.empty(len(rows), dtype=_RUN)
+            for name in _RUN.names or ():
+                run[name] = ref.number if name == "number" else rows[name]
+            self._runs.append(run)
+            self._merge_small()
+
+    def split_rows(self, topics: Rows, entries: Rows) -> Rows:
+        """The rows to register of a segment: (n,) its topic table, and its frames.
+
+        A row stands for all positions from its first to its last. A segment that leaves some out is cut into
+        rows that hold all they span, since others may hold those, or will: after a change of the number of
+        shards what was written later may be sealed earlier. Where that were more than RANGES_PER_SEGMENT_MAX
+        rows,
+        it is done when another segment is registered that reaches in there.
+        """
+        is_cut = topics["records"] < topics["last_seq"] - topics["first_seq"] + 1
+        parts = [topics[~is_cut]]
+        for at in np.flatnonzero(is_cut).tolist():
+            row = topics[at]
+            stretches = _stretches(row, entries)
+            if len(stretches) > RANGES_PER_SEGMENT_MAX:
+                held = self._held(int(row["topic_id"]), int(row["first_seq"]) - 1)
+                if not any(each.first <= row["last_seq"] for each in held):
+                    stretches = topics[at : at + 1]
+            parts.append(stretches)
+        if len(parts) == 1:
+            return topics
+        rows = np.concatenate(parts)
+        return rows[np.lexsort((rows["first_seq"], rows["topic_id"]))]
+
+    def _merge_small(self) -> None:
+        """Merge the youngest runs while the one before is not much larger; amortised little for a row."""
+        runs = self._runs
+        while len(runs) > 1 and len(runs[-2]) <= 2 * len(runs[-1]):
+            if len(runs[-2]) + len(runs[-1]) > RUN_ROWS_MAX:
+                return
+            both = np.concatenate((runs.pop(), runs.pop()))
+            runs.append(both[np.lexsort((both["first_seq"], both["topic_id"]))])
+
+    def remove(self, number: int) -> None:
+        """Forget a segment; raises KeyError for an unknown one."""
+        del self.refs[number]
+        topic_id = self._topic_of.pop(number, None)
+        if topic_id is not None:
+            left = [held for held in self._own[topic_id] if held.number != number]
+            if left:
+                self._own[topic_id] = left
+            else:
+                del self._own[topic_id]
+            return
+        holding = [run["number"] == number for run in self._runs]
+        kept = [run[~held] if held.any() else run for run, held in zip(self._runs, holding, strict=True)]
+        self._runs = [run for run in kept if len(run)]
+
+    def set_tier(self, number: int, tier: int) -> None:
+        """The segment lies in another tier now; raises KeyError for an unknown one."""
+        old = self.refs[number]
+        self.refs[number] = SegmentRef(
+            old.number, old.stem, old.salt, old.data_bytes, old.records, old.frames, old.topics, tier,
+            old.created_us,
+        )  # fmt: skip
+
+    def ranges(self, topic_id: int, after: int) -> list[Extent]:
+        """Extents that hold positions above `after`: ascending, none twice, the greatest number in force."""
+        return [self._extent(held, first, last) for first, last, held in self._pieces(topic_id, after)]
+
+    def sealed_to(self, topic_id: int) -> int:
+        """Last position that lies in a segment; 0 = none does."""
+        return max((held.last for held in self._held(topic_id, 0)), default=0)
+
+    def tails(self, topic_ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """(n,) `sealed_to` of each of (n,) ascending topic ids."""
+        found = np.zeros(len(topic_ids), dtype=np.uint64)
+        for run in self._runs:
+            places = np.searchsorted(topic_ids, run["topic_id"])
+            known = places < len(topic_ids)
+            known[known] = topic_ids[places[known]] == run["topic_id"][known]
+            np.maximum.at(found, places[known], run["last_seq"][known])
+        for topic_id, ranges in self._own.items():
+            at = int(np.searchsorted(topic_ids, np.uint64(topic_id)))
+            if at < len(topic_ids) and int(topic_ids[at]) == topic_id:
+                found[at] = max(int(found[at]), *[held.last for held in ranges])
+        return found
+
+    def covered(self, topic_id: int, after: int = 0) -> list[tuple[int, int]]:
+        """(first, last) of the stretches of positions above `after` that segments stand for, ascending."""
+        stretches: list[tuple[int, int]] = []
+        for held in sorted(self._held(topic_id, after)):
+            if stretches and held.first <= stretches[-1][1] + 1:
+                stretches[-1] = (stretches[-1][0], max(held.last, stretches[-1][1]))
+            else:
+                stretches.append((held.first, held.last))
+        return stretches
+
+    def topics_of(self, number: int) -> list[int]:
+        """Our topics of which a segment holds records, ascending."""
+        if number in self._topic_of:
+            return [self._topic_of[number]]
+        found = [run["topic_id"][run["number"] == number] for run in self._runs]
+        return np.unique(np.concatenate(found)).tolist() if found else []
+
+    def _held(self, topic_id: int, after: int) -> Iterator[_SegmentRange]:
+        """Rows of a topic that reach above `after`, in no order."""
+        ranges = self._own.get(topic_id, ())
+        start = bisect_left(ranges, (after + 1 - self._span,)) if ranges else 0
+        yield from (held for held in ranges[start:] if held.last > after)
+        key = np.uint64(topic_id)
+        for run in self._runs:
+            ids = run["topic_id"]
+            at = int(ids.searchsorted(key))
+            while at < len(run) and ids[at] == key:
+                row = run[at]
+                if row["last_seq"] > after:
+                    _, number, first, last, *places = row.item()
+                    yield _SegmentRange(first, last, number, *places)
+                at += 1
+
+    def _pieces(self, topic_id: int, after: int) -> list[tuple[int, int, _SegmentRange]]:
+        """(first, last, row) of what is in force, ascending and without overlap."""
+        held = sorted(self._held(topic_id, after))
+        if all(a.last < b.first for a, b in itertools.pairwise(held)):
+            return [(each.first, each.last, each) for each in held]
+        free: list[tuple[int, int]] = [(held[0].first, max(each.last for each in held))]
+        pieces: list[tuple[int, int, _SegmentRange]] = []
+        for each in sorted(held, key=lambda row: -row.number):
+            left: list[tuple[int, int]] = []
+            for a, b in free:
+                first, last = max(a, each.first), min(b, each.last)
+                if first > last:
+                    left.append((a, b))
+                    continue
+                pieces.append((first, last, each))
+                left += [(x, y) for x, y in ((a, first - 1), (last + 1, b)) if x <= y]
+            free = left
+        return sorted(piece for piece in pieces if piece[1] > after)
+
+    def _extent(self, held: _SegmentRange, first: int, last: int) -> Extent:
+        ref = self.refs[held.number]
+        return Extent(
+            ref.stem + ".data", 0, ref.salt, held.data_start, held.data_stop, held.number, first, last,
+            held.entry_start, held.entry_stop, ref.tier,
+        )  # fmt: skip
+
+
+def _stretches(row: Any, entries: Rows) -> Rows:
+    """(m,) rows like this one, one for each stretch of frames without a hole."""
+    start = int(row["entry_start"])
+    own = entries[start : int(row["entry_stop"])]
+    lasts = own["base_seq"] + own["count"] - 1
+    firsts = np.concatenate(([0], np.flatnonzero(own["base_seq"][1:] != lasts[:-1] + 1) + 1))
+    stops = np.concatenate((firsts[1:], [len(own)]))
+    rows = np.repeat(np.atleast_1d(row), len(firsts))
+    rows["first_seq"], rows["last_seq"] = own["base_seq"][firsts], lasts[stops - 1]
+    rows["entry_start"], rows["entry_stop"] = start + firsts, start + stops
+    rows["data_start"] = own["offset"][firsts]
+    rows["data_stop"] = own["offset"][stops - 1] + own["length"][stops - 1]
+    return rows
+
+
+def owned_by(topics: Rows, shard: int, shards: int) -> NDArray[np.bool_] | None:
+    """(n,) rows of a topic table that are this shard's; None = all."""
+    return None if shards == 1 else shards_of(topics["topic_id"], shards) == shard

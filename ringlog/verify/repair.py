@@ -1,0 +1,356 @@
+"""A damaged log file mended: what is whole stays where it is, what is not becomes announced loss. One that
+cannot be read at all, or is not there, is stood in for by a file that holds nothing but the announcement.
+
+Offsets are what files say of one another, so nothing may move. Bytes that are no frame are replaced, in a
+copy, by control frames of together the same length: a LOST_RANGE for each topic that misses numbers there,
+and one for topic 0, which is nobody, to fill the rest. The mark behind them names the seal of the frame
+before it; it is sealed anew, and so are marks that name that one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, field
+
+import msgpack
+import xxhash
+
+from ringlog.verify.findings import Range, extend_ranges
+from ringlog.verify.frame_decoder import TYPES, VERSIONS, VerifyError, check_frame, decode_frame
+from ringlog.verify.wal_decoder import (
+    HEADER_BYTES,
+    DecodedMark,
+    DecodedWalFrame,
+    DecodedWalHeader,
+    WalFrameWalk,
+    frame_at,
+    mark_of,
+    read_header,
+)
+
+_HEADER = struct.Struct("<IBBHQQQIIQQIBBHQ")
+_FRAME_HEADER_BYTES = 80
+_APPEND, _MARK, _LOST = 1, 12, 13
+_COPIED = 1
+_WAL_HEADER = struct.Struct("<8sIIIIQQ16s16sQQQQQQ")
+_PIECE_BYTES = 1 << 20
+_PREV_SEAL_AT = 104
+
+
+@dataclass(slots=True)
+class DamagedSpan:
+    """Bytes [start, stop) of a file that are no frames, and what was lost with them."""
+
+    start: int
+    stop: int
+    known: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
+    """(topic_id, epoch) -> numbers that headers say lay here."""
+    lost: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
+    """(topic_id, epoch) -> numbers to announce here."""
+    mark: DecodedMark | None = None
+    """To be written first: a mark of the file's first two is gone, and without one the file would be taken
+    for that of an incarnation that never served. What it said of earlier files is not known any more."""
+
+
+@dataclass(slots=True)
+class PartialLog:
+    """A damaged file as far as it can be read: whole frames, with spots between them."""
+
+    header: DecodedWalHeader
+    frames: list[DecodedWalFrame] = field(default_factory=list)
+    damaged_spans: list[DamagedSpan] = field(default_factory=list)
+
+
+class NotRepairable(VerifyError):
+    """The damage cannot be cut out of this file."""
+
+
+def read_partial_log(data: bytes, limit: int = 0, needed: int = 0) -> PartialLog:
+    """Find every whole frame of a file, also behind damage, up to `limit` (0 = the end).
+
+    Zeros behind the last frame are no spot, but below `needed`, up to where others say that the file was
+    durable. Raises VerifyError when the header is gone.
+    """
+    found = PartialLog(read_header(data))
+    data = data[: limit or len(data)]
+    at = HEADER_BYTES
+    while True:
+        frames = list(_whole(data, at, found.header.salt))
+        found.frames += frames
+        at = frames[-1].offset + frames[-1].frame.total if frames else at
+        behind = _next_whole(data, at, found.header.salt)
+        if behind is None and at >= needed:
+            break
+        spot = DamagedSpan(at, needed if behind is None else behind)
+        _headers_in(spot, data, found.header.salt)
+        found.damaged_spans.append(spot)
+        at = spot.stop
+    _restore_first_marks(found)
+    return found
+
+
+def placeholder_log(header: DecodedWalHeader, stop: int) -> PartialLog:
+    """A file that ends at `stop` of which nothing is left but what others say of it."""
+    found = PartialLog(header, damaged_spans=[DamagedSpan(HEADER_BYTES, stop)])
+    _restore_first_marks(found)
+    return found
+
+
+def reseal_log(data: bytes, header: DecodedWalHeader) -> bytes:
+    """A log file whose own header is damaged, under `header`. Without its salt no seal can be checked, so
+    that frames are believed by the checksums of their bodies and by the chain of marks.
+
+    Raises VerifyError when there is no such chain.
+    """
+    whole = bytearray(header_bytes(header) + data[HEADER_BYTES:])
+    at, before, marks = HEADER_BYTES, 0, 0
+    while at + _FRAME_HEADER_BYTES <= len(whole) and whole[at : at + 4] != b"\0\0\0\0":
+        try:
+            frame, stored = check_frame(data, at)
+        except VerifyError:
+            break
+        if frame.type == _MARK:
+            mark = mark_of(DecodedWalFrame(at, decode_frame(data, at), 0))
+            if mark.prev_stop != at or mark.prev_seal != before:
+                break
+            marks += 1
+        (before,) = struct.unpack_from("<Q", data, at + 72)
+        sealed = xxhash.xxh3_64_intdigest(data[at : at + 72], header.salt)
+        whole[at + 72 : at + 80] = sealed.to_bytes(8, "little")
+        at += _FRAME_HEADER_BYTES + len(stored)
+    if not marks:
+        raise VerifyError("neither its header nor its groups can be read")
+    _reseal(whole, header.salt, at)
+    return bytes(whole)
+
+
+def _restore_first_marks(found: PartialLog) -> None:
+    """The file begins with a mark, and one of the first two of an incarnation says that it served."""
+    marks = [mark_of(seen) for seen in found.frames if seen.frame.type == _MARK]
+    second = next((mark for mark in marks if mark.offset > HEADER_BYTES), None)
+    is_said = any(mark.flags & _COPIED for mark in marks[:2]) or found.header.n > 0
+    for spot in found.damaged_spans:
+        if spot.start == HEADER_BYTES:
+            size = (second.offset if second is not None and not found.header.n else spot.stop) - HEADER_BYTES
+            flags = 0 if is_said else _COPIED
+            spot.mark = DecodedMark(HEADER_BYTES, 0, HEADER_BYTES, 0, HEADER_BYTES, size, flags, [], [])
+        elif not is_said and marks and spot.start == HEADER_BYTES + marks[0].group_bytes:
+            size, seal = spot.stop - spot.start, _seal_before(found, spot.start)
+            spot.mark = DecodedMark(spot.start, 1, spot.start, seal, HEADER_BYTES, size, _COPIED, [], [])
+
+
+def _seal_before(found: PartialLog, offset: int) -> int:
+    return next(seen.seal for seen in found.frames if seen.offset + seen.frame.total == offset)
+
+
+def _whole(data: bytes, at: int, salt: int) -> Iterator[DecodedWalFrame]:
+    """Frames from `at` on that verify by themselves; the chain of marks is mended, not believed."""
+    while at + _FRAME_HEADER_BYTES <= len(data) and data[at : at + 4] != b"\0\0\0\0":
+        try:
+            seen = frame_at(data, at, salt)
+        except VerifyError:
+            return
+        yield seen
+        at += seen.frame.total
+
+
+def _next_whole(data: bytes, start: int, salt: int) -> int | None:
+    """Offset of the next frame that verifies, or None."""
+    for at in range((start + 7) & ~7, (len(data) & ~7) - _FRAME_HEADER_BYTES, 8):
+        if data[at + 5] in VERSIONS and data[at + 4] in TYPES and data[at : at + 4] != b"\0\0\0\0":
+            try:
+                frame_at(data, at, salt)
+            except VerifyError:
+                continue
+            return at
+    return None
+
+
+def _headers_in(spot: DamagedSpan, data: bytes, salt: int) -> None:
+    """Appends whose header verifies and whose body does not: their numbers are known to be lost."""
+    at, stop = spot.start, min(spot.stop, len(data))
+    while at + _FRAME_HEADER_BYTES <= stop:
+        (sealed,) = struct.unpack_from("<Q", data, at + 72)
+        if xxhash.xxh3_64_intdigest(data[at : at + 72], salt) != sealed:
+            at += 8
+            continue
+        frame_len, kind = struct.unpack_from("<IB", data, at)
+        topic_id, base_seq = struct.unpack_from("<QQ", data, at + 8)
+        count, epoch = struct.unpack_from("<II", data, at + 32)
+        if kind == _APPEND:
+            extend_ranges(spot.known.setdefault((topic_id, epoch), []), base_seq, base_seq + count - 1)
+        at += frame_len + 4
+
+
+def repair_log(data: bytes, found: PartialLog, limit: int = 0) -> bytes:
+    """The file with every spot filled; raises NotRepairable when a spot has no room for what it must say."""
+    whole = bytearray(data[: limit or len(data)])
+    salt = found.header.salt
+    for spot in found.damaged_spans:
+        whole += bytes(max(spot.stop - len(whole), 0))
+        whole[spot.start : spot.stop] = _filling(spot, salt)
+    # Behind that lie zeros, or what was never acknowledged.
+    ends = [spot.stop for spot in found.damaged_spans] + [
+        seen.offset + seen.frame.total for seen in found.frames[-1:]
+    ]
+    del whole[max(ends, default=HEADER_BYTES) :]
+    _reseal(whole, salt, len(whole))
+    end = WalFrameWalk(bytes(whole), salt)
+    for _ in end.frames():
+        continue
+    if end.reason:
+        raise NotRepairable(end.reason, offset=end.stop)
+    return bytes(whole)
+
+
+def header_bytes(header: DecodedWalHeader) -> bytes:
+    """The first 4096 bytes of a log file."""
+    head = _WAL_HEADER.pack(b"RLOGWAL1", 1, *astuple(header)).ljust(HEADER_BYTES - 8, b"\0")
+    return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
+
+
+def _filling(spot: DamagedSpan, salt: int) -> bytes:
+    says = [] if spot.mark is None else [_mark_frame(spot.mark, salt)]
+    lost = [(key, span) for key, ranges in sorted(spot.lost.items()) for span in ranges]
+    says += [_lost_frame(*key, *span, 0, salt) for key, span in lost]
+    left = spot.stop - spot.start - sum(map(len, says))
+    if lost and 0 < left < _FRAME_HEADER_BYTES + 8:
+        key, span = lost[-1]
+        says[-1] = _lost_frame(*key, *span, left, salt)
+        left = 0
+    if left and left < _FRAME_HEADER_BYTES + 8:
+        raise NotRepairable("no room to say what was lost", offset=spot.start)
+    while left:
+        piece = left if left <= _PIECE_BYTES else min(_PIECE_BYTES, left - _FRAME_HEADER_BYTES - 8) & ~7
+        says.append(_filler(piece, salt))
+        left -= piece
+    return b"".join(says)
+
+
+def _lost_frame(topic_id: int, epoch: int, first: int, last: int, more: int, salt: int) -> bytes:
+    """A LOST_RANGE, `more` bytes longer than it must be."""
+    body: bytes = msgpack.packb([first, last])
+    if more:
+        size = (len(body) + 7) // 8 * 8 + more
+        body = b"\x94" + body[1:] + b"\xc2\xc6"
+        body += struct.pack(">I", size - len(body) - 4) + bytes(size - len(body) - 4)
+    return control_frame(_LOST, topic_id, epoch, body, salt)
+
+
+def _mark_frame(mark: DecodedMark, salt: int) -> bytes:
+    # Numbers as words: the seal may be put right later, in its place.
+    numbers = b"".join(b"\xcf" + struct.pack(">Q", number) for number in mark[1:7])
+    return control_frame(_MARK, 0, 0, b"\x98" + numbers + b"\x90\x90", salt)
+
+
+def _filler(size: int, salt: int) -> bytes:
+    """A LOST_RANGE of topic 0, which nobody has, `size` bytes long."""
+    room = size - _FRAME_HEADER_BYTES
+    body = (
+        b"\x92\x00\x00" if room < 16 else b"\x93\x00\x00\xc6" + struct.pack(">I", room - 8) + bytes(room - 8)
+    )
+    return control_frame(_LOST, 0, 0, body, salt)
+
+
+def control_frame(kind: int, topic_id: int, epoch: int, body: bytes, salt: int) -> bytes:
+    """One control frame of class fsync, sealed under `salt`."""
+    stored = body + bytes(-len(body) % 8)
+    head = _HEADER.pack(
+        _FRAME_HEADER_BYTES + len(stored) - 4, kind, VERSIONS[-1], 0, topic_id, 0, 0, 0, epoch, 0, 0,
+        len(body), 0, 3, 0, xxhash.xxh3_64_intdigest(stored),
+    )  # fmt: skip
+    return head + xxhash.xxh3_64_intdigest(head, salt).to_bytes(8, "little") + stored
+
+
+def _reseal(whole: bytearray, salt: int, stop: int) -> None:
+    """Make every mark up to `stop` name the seal of the frame that lies before it now."""
+    at, before = HEADER_BYTES, 0
+    while at + _FRAME_HEADER_BYTES <= stop and whole[at : at + 4] != b"\0\0\0\0":
+        frame, stored = check_frame(bytes(whole[at : at + _total(whole, at)]), 0, salt)
+        if frame.type == _MARK:
+            said = mark_of(frame_at(bytes(whole[at : at + frame.total]), 0, salt)).prev_seal
+            if said != before:
+                whole[at : at + frame.total] = _mark_with(stored, said, before, salt)
+        (before,) = struct.unpack_from("<Q", whole, at + 72)
+        at += frame.total
+
+
+def _total(whole: bytearray, at: int) -> int:
+    return int.from_bytes(whole[at : at + 4], "little") + 4
+
+
+def _mark_with(stored: bytes, said: int, prev_seal: int, salt: int) -> bytes:
+    """The mark, its body `stored`, with another seal in the place of the one it names."""
+    old, new = (b"\xcf" + struct.pack(">Q", seal) for seal in (said, prev_seal))
+    if stored.count(old) != 1:
+        raise NotRepairable("a mark does not fit in its place any more")
+    value = stored.replace(old, new)
+    unpacker = msgpack.Unpacker(strict_map_key=False)
+    unpacker.feed(value)
+    unpacker.skip()
+    return control_frame(_MARK, 0, 0, value[: unpacker.tell()], salt)
+
+
+def with_prev_seal(data: bytes, prev_seal: int) -> bytes:
+    """A log file whose header names another seal of the file before it."""
+    head = data[:_PREV_SEAL_AT] + struct.pack("<Q", prev_seal) + data[_PREV_SEAL_AT + 8 : HEADER_BYTES - 8]
+    return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head)) + data[HEADER_BYTES:]
+
+
+# -- snapshots ----------------------------------------------------------------------------------------
+
+
+def rewrite_snapshot(data: bytes, lost: dict[int, list[Range]], dropped: set[int], cold: set[int]) -> bytes:
+    """A snapshot whose rows of these topics (by id) announce further lost ranges, which lists no segment with
+    a number of `dropped`, and those of `cold` as moved to the cold tier."""
+    magic_to_created, facts_bytes, topics = data[:48], *struct.unpack_from("<QQ", data, 56)
+    table = 96 + (facts_bytes + 7) // 8 * 8
+    ids = struct.unpack_from(f"<{topics}Q", data, table)
+    starts = struct.unpack_from(f"<{topics + 1}Q", data, table + 8 * topics)
+    rows_at = table + 8 * (2 * topics + 1)
+    facts = _facts_with(data[96 : 96 + facts_bytes], dropped, cold)
+    rows = []
+    for i, topic_id in enumerate(ids):
+        row = data[rows_at + starts[i] : rows_at + starts[i + 1]]
+        rows.append(_row_with(row, lost[topic_id]) if topic_id in lost else row)
+    bounds = [0]
+    for row in rows:
+        bounds.append(bounds[-1] + len(row))
+    body = facts + bytes(-len(facts) % 8) + data[table : table + 8 * topics]
+    body += struct.pack(f"<{topics + 1}Q", *bounds) + b"".join(rows)
+    head = magic_to_created + struct.pack(
+        "<QQQQQ", len(body), len(facts), topics, bounds[-1], xxhash.xxh3_64_intdigest(body)
+    )
+    return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little") + body
+
+
+_SEGMENTS, _TIER, _COLD = 6, 7, 2
+_COUNT, _BYTES, _LOST_AT = 6, 7, 18
+
+
+def _facts_with(facts: bytes, dropped: set[int], cold: set[int]) -> bytes:
+    fields = msgpack.unpackb(facts, raw=False, strict_map_key=False)
+    fields[_SEGMENTS] = [
+        [*each[:_TIER], _COLD, *each[_TIER + 1 :]] if each[0] in cold else each
+        for each in fields[_SEGMENTS]
+        if each[0] not in dropped
+    ]
+    packed: bytes = msgpack.packb(fields)
+    return packed
+
+
+def _row_with(row: bytes, lost: list[Range]) -> bytes:
+    """Lost numbers join the row's ranges; they no longer count as live, and of the bytes, which nothing knows
+    one by one any more, the same part is taken off."""
+    fields = msgpack.unpackb(row, raw=False, strict_map_key=False)
+    known = list(zip(fields[_LOST_AT][::2], fields[_LOST_AT][1::2], strict=True))
+    joined: list[Range] = []
+    for first, last in sorted([*known, *lost]):
+        extend_ranges(joined, first, last)
+    fields[_LOST_AT] = [number for span in joined for number in span]
+    before = fields[_COUNT]
+    fields[_COUNT] = max(before - sum(last - first + 1 for first, last in lost), 0)
+    fields[_BYTES] = fields[_BYTES] * fields[_COUNT] // before if before else 0
+    packed: bytes = msgpack.packb(fields)
+    return packed

@@ -1,0 +1,35 @@
+"""How a process of a worker ended, when it did so before it had said what became of its job. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+from enum import Enum
+from signal import Signals
+
+
+class KillReason(Enum):
+    """Why a process was killed by its worker."""
+
+    TIME_LIMIT = "time limit"
+    STOPPED = "the worker stops"
+
+
+class ProcessExited(Exception):
+    """The process ended without a word about what it was doing. `cause` is None when it did so by itself."""
+
+    def __init__(self, status: int, cause: KillReason | None) -> None:
+        super().__init__(status)
+        self.status = status
+        self.kill_reason = cause
+
+    @property
+    def description(self) -> str:
+        """For people: what happened to the process."""
+        if self.kill_reason is KillReason.TIME_LIMIT:
+            return "it ran longer than its time limit"
+        if self.kill_reason is KillReason.STOPPED:
+            return "it was at work when the worker had to stop"
+        if self.status < 0:
+            with contextlib.suppress(ValueError):
+                return f"its process was killed by {Signals(-self.status).name}"
+        return f"its process exited with status {self.status}"

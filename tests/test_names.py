@@ -1,0 +1,155 @@
+"""Names: a class has one, a module is a noun, a limit is read, and a file that a docstring names is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PRODUCT = ("ringlog", "actors", "pyspark_ringlog")
+TWINS = ("ringlog/aio/", "ringlog/client/")
+"""The asyncio and the synchronous face have the same names on purpose."""
+MESSAGES = "ringlog/envelope/messages/"
+"""What travels: a namespace of its own, whose names are the protocol's."""
+
+NOUNS = {
+    "forwarding", "hardening", "mapping", "paging", "parsing", "routing", "staging", "testing", "tuning",
+}  # fmt: skip
+"""Words that end like a participle or an adverb and are nouns of the field."""
+PARTICIPLE = re.compile(r"[a-z]{3,}(ing|ed|ly)")
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def product() -> list[Path]:
+    found = [file for top in PRODUCT for file in (ROOT / top).rglob("*.py") if "_cores" not in file.parts]
+    assert len(found) > 300, "the tree was found"
+    return [*found, ROOT / "supervisor.py"]
+
+
+def relative(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+# -- classes ----------------------------------------------------------------------------------------------
+
+
+def doubled(classes: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Class names with more than one owner, by name: the files."""
+    found = {}
+    for name, files in classes.items():
+        owners = [file for file in files if not file.startswith(MESSAGES)]
+        faces = {file.startswith(TWINS[0]) for file in owners if file.startswith(TWINS)}
+        if len(owners) > 1 and not (len(owners) == len(faces) == 2):
+            found[name] = owners
+    return found
+
+
+def test_a_class_name_occurs_once():
+    classes = defaultdict(list)
+    for file in product():
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(relative(file))
+    assert not doubled(classes)
+
+
+def test_two_classes_of_one_name_are_found():
+    assert doubled({"Entry": ["ringlog/tier/a.py", "actors/gateway/b.py"]})
+    assert not doubled({"Queue": ["ringlog/aio/queue.py", "ringlog/client/queue.py"]})
+    assert doubled({"Queue": ["ringlog/client/queue.py", "ringlog/client/other.py"]})
+    assert not doubled({"Taken": [MESSAGES + "delivery.py", "ringlog/board/row_ring.py"]})
+
+
+# -- modules ----------------------------------------------------------------------------------------------
+
+
+def is_noun(stem: str) -> bool:
+    """A guess by its last word: no participle and no adverb."""
+    last = stem.rpartition("_")[2]
+    return last in NOUNS or not PARTICIPLE.fullmatch(last)
+
+
+def test_a_module_is_named_by_a_noun():
+    names = {part.removesuffix(".py") for file in product() for part in file.relative_to(ROOT).parts}
+    assert not sorted(name for name in names if not is_noun(name))
+
+
+@pytest.mark.parametrize("stem", ["working", "sealed", "told_quickly", "asking"])
+def test_a_participle_or_an_adverb_is_found(stem):
+    assert not is_noun(stem)
+
+
+# -- limits -----------------------------------------------------------------------------------------------
+
+
+def names_read(file: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+
+
+def test_every_limit_is_read():
+    limits = ROOT / "ringlog/limits.py"
+    defined = {
+        target.id
+        for node in tree_of(limits).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    read = {name for file in product() for name in names_read(file)}
+    assert defined > {"MIB"}
+    assert not sorted(defined - read)
+
+
+# -- files ------------------------------------------------------------------------------------------------
+
+FILE = re.compile(r"(?<![\w/.])((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|md|toml|c))\b")
+
+
+def missing_files(text: str) -> list[str]:
+    """Files that a text names with their folder, and that are not there."""
+    return [
+        name
+        for name in FILE.findall(text)
+        if not any((ROOT / top / name).exists() for top in ("", "ringlog", "actors", "docs", "tests"))
+    ]
+
+
+def texts_in(file: Path) -> Iterator[str]:
+    """Docstrings, and strings that stand alone below what they explain."""
+    for node in ast.walk(tree_of(file)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield node.value.value
+
+
+def test_a_file_that_a_docstring_names_is_there():
+    missing = {
+        relative(file): names
+        for file in product()
+        for text in texts_in(file)
+        if (names := missing_files(text))
+    }
+    assert not missing
+
+
+def test_a_file_that_is_not_there_is_found():
+    assert missing_files("see link/no_such_thing.py and ringlog/limits.py") == ["link/no_such_thing.py"]

@@ -65,7 +65,7 @@ class Story:
             self.wrong.append(f"life {life}: its state cannot be read: {e}")
             return 0
         for before in range(1, life):
-            self._send(before, self.highest.get(before, -1) + 1)
+            self._send(before, self.highest.get(before, -1) + 1 + load.UNHEARD_ACKS_MAX)
         seen = {
             topic: Seen(
                 0, 0, facts["head"], 0, len(facts["records"]), 0, None, None, facts["lost"],

@@ -5,6 +5,10 @@ from __future__ import annotations
 TOPICS = ("f", "d")
 """Of class `fsync` and `disk`."""
 PAYLOAD_BYTES = 300
+UNHEARD_ACKS_MAX = 4096 // len("@ack f 0 1 1\r\n")
+"""Lines that a guest kernel's console may hold when it dies: it buffers 4,096 bytes while the host does not
+read. So a guest may be that many frames ahead of the last ack that the host has read."""
+
 CHECKPOINT_EVERY = 40
 """Frames between two checkpoints: log becomes segments, snapshots are written, files go."""
 

@@ -1,26 +1,103 @@
-"""ringlog: a durable event log and job queue on one host."""
+"""ringlog: a durable event log and job queue on one host.
+
+    import ringlog
+
+    with ringlog.connect() as log:
+        log.append("orders", b"...")
+
+Everything that a program needs is a name of this package. Nothing is loaded before it is used.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ringlog import cores
 
 __version__ = "0.1.0"
-cores.offer()  # Before anything of ours is imported: what is imported once stays what it is.
+cores.install_finder()  # Before anything of ours is imported: what is imported once stays what it is.
 
 if TYPE_CHECKING:
-    from ringlog.client import Client, connect
+    from ringlog import aio, client, errors, spark, testing
+    from ringlog.client import (
+        EARLIEST,
+        JSON,
+        LATEST,
+        RAW,
+        STORED,
+        TEXT,
+        Appended,
+        AppendedEach,
+        AppendedOnce,
+        CaughtUp,
+        Client,
+        ClientEvent,
+        ClientHealth,
+        ClientState,
+        CloseReport,
+        Cursor,
+        Deletion,
+        FlushReport,
+        Group,
+        GroupMember,
+        GroupStats,
+        Job,
+        Lagged,
+        NewRecord,
+        Page,
+        Payload,
+        PayloadCodec,
+        PendingEntry,
+        PendingJob,
+        Producer,
+        ProducerStats,
+        Queue,
+        QueueStats,
+        Reader,
+        Record,
+        RecordFields,
+        RouterDescription,
+        Routers,
+        Settled,
+        Start,
+        Tailer,
+        Ticket,
+        Tombstone,
+        TopicDeleted,
+        TopicDescription,
+        TopicRemoval,
+        Topics,
+        TopicSummary,
+        Watch,
+        WatchEvent,
+        backoff_ms,
+        connect,
+        msgspec_codec,
+    )
 
-__all__ = ["Client", "__version__", "connect"]
+__all__ = [
+    "EARLIEST", "JSON", "LATEST", "RAW", "STORED", "TEXT", "Appended", "AppendedEach", "AppendedOnce",
+    "CaughtUp", "Client", "ClientEvent", "ClientHealth", "ClientState", "CloseReport", "Cursor",
+    "Deletion", "FlushReport", "Group", "GroupMember", "GroupStats", "Job", "Lagged", "NewRecord", "Page",
+    "Payload", "PayloadCodec", "PendingEntry", "PendingJob", "Producer", "ProducerStats", "Queue",
+    "QueueStats", "Reader", "Record", "RecordFields", "RouterDescription", "Routers", "Settled", "Start",
+    "Tailer", "Ticket", "Tombstone", "TopicDeleted", "TopicDescription", "TopicRemoval", "TopicSummary",
+    "Topics", "Watch", "WatchEvent", "__version__", "aio", "backoff_ms", "client", "connect", "errors",
+    "msgspec_codec", "spark", "testing",
+]  # fmt: skip
+_PACKAGES = {"aio", "client", "errors", "spark", "testing"}
 
 
 def __getattr__(name: str) -> Any:
-    # The client is loaded when first asked for: `import ringlog` stays cheap for tools that only
-    # want the version or an error class.
-    if name in {"connect", "Client"}:
-        cores.import_whole("ringlog.client")
-        from ringlog import client
+    if name in _PACKAGES:
+        cores.import_in_thread(f"ringlog.{name}")
+        return import_module(f"ringlog.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'ringlog' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module("ringlog.client"), name)
+    return value
 
-        return getattr(client, name)
-    raise AttributeError(f"module 'ringlog' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

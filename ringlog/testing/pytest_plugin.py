@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ringlog.testing.real_engine import TestEngine, engine
+if TYPE_CHECKING:
+    from ringlog.testing.real_engine import TestEngine
 
 _SHOWN_CHARS_MAX = 80
 
@@ -20,6 +22,8 @@ _SHOWN_CHARS_MAX = 80
 @pytest.fixture(scope="session")
 def ringlog_engine() -> Iterator[TestEngine]:
     """One real engine of two shards, a gateway and a scheduler, for the run; see `ringlog_topic`."""
+    from ringlog.testing.real_engine import engine  # When a test asks for it: other runs do not wait for it.
+
     with engine(wal={"shards": 2}, gateway={"enabled": True}, delivery={"schedulers": 1}) as running:
         yield running
 

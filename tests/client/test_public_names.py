@@ -1,0 +1,73 @@
+"""What a program imports: every public name, and nothing that it does not use."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ringlog
+from ringlog import client
+
+ROOT = Path(__file__).parent.parent.parent
+HEAVY = {"msgspec", "numpy", "pyarrow", "zmq"}
+
+
+def modules_after(code: str) -> set[str]:
+    """Names of all modules that a bare interpreter has loaded behind this code."""
+    program = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50
+    )
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("code", ["import ringlog", "from ringlog import connect", "import ringlog.client"])
+def test_importing_loads_nothing_heavy(code):
+    loaded = modules_after(code)
+    assert not HEAVY & loaded
+    assert {name for name in loaded if name.startswith("ringlog.")} <= {"ringlog.client", "ringlog.cores"}
+
+
+def test_a_test_run_that_does_not_use_the_plugin_does_not_pay_for_it():
+    before, after = modules_after("import pytest"), modules_after("import ringlog.testing.pytest_plugin")
+    assert not HEAVY & after
+    ours = {"ringlog", "ringlog.cores", "ringlog.testing", "ringlog.testing.pytest_plugin"}
+    assert {name for name in after - before if name.startswith("ringlog")} == ours
+
+
+@pytest.mark.parametrize("name", sorted(set(ringlog.__all__) - {"spark"}))
+def test_a_public_name_is_there(name):
+    assert getattr(ringlog, name) is not None
+    assert name in dir(ringlog)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        ringlog.no_such_name  # noqa: B018
+    with pytest.raises(AttributeError, match="no_such_name"):
+        client.no_such_name  # noqa: B018
+
+
+def imported_for_types(path: str) -> dict[str, str]:
+    """Names that a module imports for type checkers alone, and from where."""
+    tree = ast.parse((ROOT / path).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    return {
+        alias.name: str(node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_types_and_program_find_a_name_in_the_same_place():
+    assert imported_for_types("ringlog/client/__init__.py") == client._HOMES
+    assert {*client._HOMES, "connect"} == set(client.__all__)
+    packages = {"aio", "client", "errors", "spark", "testing"}
+    assert set(imported_for_types("ringlog/__init__.py")) == {*client.__all__, *packages}
+    assert set(ringlog.__all__) == {*client.__all__, *packages, "__version__"}

@@ -1,4 +1,4 @@
-"""The command table, and how one command line is run.
+"""How one command line is run; the table of commands is commands.py.
 
 A command is a function in a module of its own, loaded when it is called. It gets `Options` besides its
 own arguments, prints its result and returns an exit code (None = done). Errors end here, as one line.
@@ -6,151 +6,94 @@ own arguments, prints its result and returns an exit code (None = done). Errors 
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts import Group as CliGroup
+from cyclopts.command_spec import CommandSpec
 
 from ringlog import __version__
+from ringlog.cli.commands import COMMANDS, Command, CommandGroup
+from ringlog.cli.option_parsing import parse_timeout
 from ringlog.cli.options import Options, choose_format, wants_color
-from ringlog.cli.outcome import Exit, exit_for, line_for
-from ringlog.cli.places import parse_timeout
+from ringlog.cli.outcome import CliExit, cli_exit_code, error_line
 from ringlog.descriptors import open_standard_descriptors
 from ringlog.errors import UsageError
 
-_COMMANDS: dict[str, str] = {
-    "serve": "ringlog.cli.serve:serve",
-    "status": "ringlog.cli.status:status",
-    "metrics": "ringlog.cli.metrics:metrics",
-    "write": "ringlog.cli.write:write",
-    "read": "ringlog.cli.read:read",
-    "tail": "ringlog.cli.read:tail",
-    "delete": "ringlog.cli.delete:delete",
-    "worker": "ringlog.cli.worker:worker",
-    "put": "ringlog.cli.jobs:put",
-    "claim": "ringlog.cli.jobs:claim",
-    "ack": "ringlog.cli.jobs:ack",
-    "nack": "ringlog.cli.jobs:nack",
-    "extend": "ringlog.cli.jobs:extend",
-    "reject": "ringlog.cli.jobs:reject",
-    "peek": "ringlog.cli.jobs:peek",
-    "verify": "ringlog.cli.verify:verify",
-    "inspect": "ringlog.cli.inspect:inspect",
-    "repair": "ringlog.cli.repair:repair",
-    "backup": "ringlog.cli.backup:backup",
-    "restore": "ringlog.cli.restore:restore",
-    "checkpoint": "ringlog.cli.passes:checkpoint",
-    "scrub": "ringlog.cli.passes:scrub",
-    "chaos": "ringlog.cli.chaos:chaos",
-    "doctor": "ringlog.cli.doctor:doctor",
-    "version": "ringlog.cli.version:version",
-}
-_GROUPS: dict[str, tuple[str, dict[str, str]]] = {
-    "topic": (
-        "List, make, show, change and delete topics.",
-        {
-            "list": "ringlog.cli.topic:list_topics",
-            "create": "ringlog.cli.topic:create",
-            "show": "ringlog.cli.topic:show",
-            "set": "ringlog.cli.topic:configure",
-            "delete": "ringlog.cli.topic:delete",
-        },
-    ),
-    "queue": (
-        "How queues stand, and emptying them.",
-        {
-            "stats": "ringlog.cli.queue:stats",
-            "pending": "ringlog.cli.queue:pending",
-            "purge": "ringlog.cli.queue:purge",
-        },
-    ),
-    "dead": (
-        "Dead letters: jobs that were given up.",
-        {
-            "list": "ringlog.cli.dead:list_letters",
-            "show": "ringlog.cli.dead:show",
-            "redrive": "ringlog.cli.dead:redrive",
-            "purge": "ringlog.cli.dead:purge",
-        },
-    ),
-    "group": (
-        "Consumer groups: how far they are, and moving them.",
-        {
-            "list": "ringlog.cli.group:list_groups",
-            "show": "ringlog.cli.group:show",
-            "lag": "ringlog.cli.group:lag",
-            "pending": "ringlog.cli.group:pending",
-            "seek": "ringlog.cli.group:seek",
-            "reset": "ringlog.cli.group:reset",
-            "delete": "ringlog.cli.group:delete",
-        },
-    ),
-    "router": (
-        "List, make, show and delete routers.",
-        {
-            "list": "ringlog.cli.router:list_routers",
-            "create": "ringlog.cli.router:create",
-            "get": "ringlog.cli.router:show",
-            "delete": "ringlog.cli.router:delete",
-        },
-    ),
-    "bench": (
-        "Measure an engine through the public client, and this machine beside it.",
-        {
-            "append": "ringlog.cli.bench:append",
-            "read": "ringlog.cli.bench:read",
-            "ring": "ringlog.cli.bench:ring",
-            "sync": "ringlog.cli.bench:sync",
-        },
-    ),
-    "spark": (
-        "Jobs on Spark: archive, verify and move whole topics (extra `spark`).",
-        {
-            name: f"ringlog.cli.spark:{name}"
-            for name in (
-                "archive",
-                "verify",
-                "replay",
-                "backfill",
-                "compact",
-                "stats",
-                "mirror",
-                "recover",
-            )
-        },
-    ),
-    "config": (
-        "Show and check settings.",
-        {
-            "show": "ringlog.cli.settings:show",
-            "check": "ringlog.cli.settings:check",
-            "env": "ringlog.cli.settings:env",
-        },
-    ),
-}
+_EXAMPLES = re.compile(r"^ *Examples\n *-+\n", re.MULTILINE)
+"""The section of a docstring that help shows at its end."""
+_GLOBAL = CliGroup("Global options", sort_key=100)
+
+
+class LazyCommand(CommandSpec):
+    """A command whose module is imported when it is called; until then its help is the table's line."""
+
+    def resolve(self, parent_app: App) -> App:
+        """Import the command; its help is its whole docstring from here on."""
+        if self.is_resolved:
+            return super().resolve(parent_app)
+        app = super().resolve(parent_app)
+        text, *examples = _EXAMPLES.split(inspect.getdoc(app.default_command) or "", maxsplit=1)
+        app.help = text.rstrip()
+        if examples:
+            app.help_epilogue = "Examples:\n" + textwrap.indent(examples[0].rstrip(), "  ")
+        return app
 
 
 def build() -> App:
     """The command line as data; modules of commands are not loaded by this."""
-    app = _group("ringlog", "A durable event log on one host.")
-    app.version = __version__
-    for name, target in _COMMANDS.items():
-        app.command(target, name=name)
-    for name, (help_text, commands) in _GROUPS.items():
-        group = _group(name, help_text)
-        for inner, target in commands.items():
-            group.command(target, name=inner)
-        app.command(group)
+    app = _app("ringlog", "A durable event log and job queue on one host.")
+    for place, (section, commands) in enumerate(COMMANDS.items()):
+        group = CliGroup(section, sort_key=place)
+        for at, (name, command) in enumerate(commands.items()):
+            if isinstance(command, Command):
+                _register(app, name, command, at, group)
+                continue
+            app.command(_app_of(command, name, sort_key=at, group=group))
+            if command.alias:
+                app.command(_app_of(command, command.alias, show=False))
+    for flag in (*app.help_flags, *app.version_flags):
+        app[flag].group = _GLOBAL
+    app.meta.default(_launcher(app))
     return app
 
 
-def _group(name: str, help_text: str) -> App:
+def _app(name: str, help_text: str, **more: Any) -> App:
     return App(
         name=name, help=help_text, help_format="plaintext", result_action="return_value",
-        suppress_keyboard_interrupt=False,
+        suppress_keyboard_interrupt=False, version=__version__, version_flags=["--version", "-V"],
+        default_parameter=Parameter(show_default=_shown_default), **more,
     )  # fmt: skip
+
+
+def _app_of(commands: CommandGroup, name: str, **more: Any) -> App:
+    app = _app(name, commands.help, **more)
+    for at, (inner, command) in enumerate(commands.commands.items()):
+        _register(app, inner, command, at)
+    return app
+
+
+def _shown_default(value: Any) -> Any:
+    """The default as help shows it; an empty one needs no words."""
+    return None if value is False or value in (None, "", ()) else str(value)
+
+
+def _register(app: App, name: str, command: Command, place: int, group: CliGroup | None = None) -> None:
+    def spec(name: str, *, show: bool) -> LazyCommand:
+        return LazyCommand(
+            command.import_path, name, help=command.help, sort_key=place, group=group, show=show
+        )
+
+    # cyclopts replaces the whole docstring of a lazy command by its line; LazyCommand does not.
+    app._commands[name] = spec(name, show=True)
+    if command.alias:
+        app._commands[command.alias] = spec(command.alias, show=False)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -161,9 +104,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read us has gone, as `head` does; the interpreter must not fail on its last flush.
+        # The reader of the pipe has exited, as `head` does; the interpreter must not fail on its last flush.
         os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdout.fileno())
-        return Exit.DONE
+        return CliExit.DONE
     except CycloptsError as e:
         return _fail(UsageError(" ".join(str(e).split())))
     except KeyboardInterrupt as e:
@@ -174,47 +117,51 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(error: BaseException) -> int:
     if not isinstance(error, KeyboardInterrupt):
-        print(line_for(error), file=sys.stderr)
-    return exit_for(error)
+        print(error_line(error), file=sys.stderr)
+    return cli_exit_code(error)
 
 
 def _run(tokens: list[str]) -> int:
-    app = build()
-    result: list[Any] = []
+    found = build().meta(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    return found if isinstance(found, int) else CliExit.DONE
+
+
+def _launcher(app: App) -> Callable[..., Any]:
+    """Reads the global options, wherever they stand, and runs the command of the others."""
 
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-        url: str | None = None,
-        key_file: str | None = None,
-        timeout: str = "10s",
-        output: str | None = None,
-        quiet: Annotated[bool, Parameter(negative=())] = False,
-        no_color: Annotated[bool, Parameter(negative=())] = False,
-    ) -> None:
+        url: Annotated[str | None, Parameter(group=_GLOBAL)] = None,
+        key_file: Annotated[str | None, Parameter(group=_GLOBAL)] = None,
+        timeout: Annotated[str, Parameter(group=_GLOBAL)] = "10s",
+        output: Annotated[str | None, Parameter(group=_GLOBAL)] = None,
+        quiet: Annotated[bool, Parameter(group=_GLOBAL, negative=())] = False,
+        no_color: Annotated[bool, Parameter(group=_GLOBAL, negative=())] = False,
+    ) -> int:
         """Options of every command.
 
         Parameters
         ----------
         url
-            Engine to talk to: ringlog:///run/directory or ringlog://host:port (default: RINGLOG_URL).
+            URL of the engine: ringlog:///run/directory or ringlog://host:port (default: RINGLOG_URL).
         key_file
             Key file of this client, for engines reached by TCP.
         timeout
-            How long to wait for an answer.
+            Maximum time to wait for an answer: 10s, 500ms.
         output
-            table, json, ndjson or raw (default: table on a terminal, else ndjson).
+            Output format: table, json, ndjson or raw (default: table on a terminal, else ndjson).
         quiet
-            No progress and no remarks.
+            Suppress progress and warnings.
         no_color
-            Plain text.
+            Print plain text without colors.
         """
         is_colored = wants_color(no_color=no_color)
-        options = Options(url, key_file, parse_timeout(timeout), choose_format(output), quiet, is_colored)
-        result.append(_dispatch(app, tokens, options))
+        options = Options(
+            url, key_file, parse_timeout(timeout, "--timeout"), choose_format(output), quiet, is_colored
+        )
+        return int(_dispatch(app, tokens, options) or 0)
 
-    app.meta.default(launch)
-    app.meta(tokens, exit_on_error=False, print_error=False, result_action="return_value")
-    return int(result[0] or 0) if result else Exit.DONE
+    return launch
 
 
 def _dispatch(app: App, tokens: Sequence[str], options: Options) -> Any:

@@ -20,20 +20,20 @@ from ringlog import __version__
 from ringlog.cli.copies import (
     COLD,
     ENGINE_FILE,
-    Entry,
-    Manifest,
+    BackupManifest,
+    ManifestEntry,
     copy_file,
     copy_identity,
-    cut_file,
     entry_of,
     make_empty,
-    registers_of,
-    renamed,
+    read_registers,
+    truncate_file,
+    with_path,
     write_manifest,
     write_synced,
 )
+from ringlog.cli.maintenance import COMPACTOR, local_engine, request_process
 from ringlog.cli.options import Options
-from ringlog.cli.passes import COMPACTOR, ask, local_engine
 from ringlog.cli.verify import refuse_running
 from ringlog.config import load_config
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow
@@ -42,7 +42,7 @@ from ringlog.storage.disk import Disk, RealDisk
 from ringlog.verify.directory import Verification, verify_directory
 from ringlog.verify.findings import DAMAGE
 from ringlog.verify.frame_decoder import VerifyError
-from ringlog.verify.wal_decoder import Walk, read_header
+from ringlog.verify.wal_decoder import WalFrameWalk, read_header
 
 Given = Annotated[Options, Parameter(parse=False)]
 TRIES = 3
@@ -54,16 +54,23 @@ _IS_LOG = re.compile(r"\.log$")
 
 
 def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None, options: Given) -> int:
-    """Copy a running engine's data into a new directory, consistent as of a checkpoint made now.
+    """Copy the data of an engine into a new directory, verified and consistent.
+
+    A running engine makes a checkpoint first; the copy is consistent as of that checkpoint.
 
     Parameters
     ----------
     data_dir
-        A stopped engine's data directory. Without it: the running engine (--url).
+        Data directory of a stopped engine (default: the running engine, --url).
     to
-        Directory for the backup; new or empty.
+        Directory of the backup; new or empty.
     cold_dir
-        The cold tier, when it is a directory, to be copied as well (default: as configured).
+        Directory of the cold tier, copied as well (default: as configured).
+
+    Examples
+    --------
+    ringlog backup --to /backup/monday
+    ringlog backup ./ringlog-data --to /backup/monday
     """
     target = Path(to).absolute()
     cold = load_config().config.cold.dir if cold_dir is None else cold_dir
@@ -75,16 +82,16 @@ def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None,
         manifest = _online(options, target, cold)
         write_manifest(disk, target, manifest)
     else:
-        copying = Copying(Path(data_dir), target, cold, is_online=False, disk=disk)
+        copying = BackupJob(Path(data_dir), target, cold, is_online=False, disk=disk)
         manifest = copy_stopped(copying, options.clock.now_us())
     facts = {"backup": str(target), "files": len(manifest.files), "bytes": manifest.total}
     facts |= {"engine_id": manifest.engine_id, "online": manifest.is_online}
-    options.printer().thing(facts | {"left_in_cold_tier": _left_behind(manifest)})
+    options.printer().item(facts | {"left_in_cold_tier": _left_behind(manifest)})
     return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Copying:
+class BackupJob:
     """From where to where."""
 
     source: Path
@@ -94,17 +101,17 @@ class Copying:
     disk: Disk
 
 
-def copy_stopped(copying: Copying, now_us: int) -> Manifest:
+def copy_stopped(copying: BackupJob, now_us: int) -> BackupManifest:
     """Back up a directory that nobody writes to. Raises DiskError or CorruptData: then it is no backup."""
-    registers = registers_of(copying.source)
+    registers = read_registers(copying.source)
     manifest = _copy(copying, _files_in(copying.source), registers, now_us)
     write_manifest(copying.disk, copying.target, manifest)
     return manifest
 
 
-def _online(options: Options, target: Path, cold_dir: str) -> Manifest:
+def _online(options: Options, target: Path, cold_dir: str) -> BackupManifest:
     source = Path(local_engine(options).data_dir)
-    copying = Copying(source, target, cold_dir, is_online=True, disk=RealDisk())
+    copying = BackupJob(source, target, cold_dir, is_online=True, disk=RealDisk())
     for _ in range(TRIES - 1):
         try:
             return _try(options, copying)
@@ -113,20 +120,20 @@ def _online(options: Options, target: Path, cold_dir: str) -> Manifest:
     return _try(options, copying)
 
 
-def _try(options: Options, copying: Copying) -> Manifest:
+def _try(options: Options, copying: BackupJob) -> BackupManifest:
     # Before: what they call the newest log files is in the set, or was absorbed into it.
-    registers = registers_of(copying.source)
-    files = ask(options, COMPACTOR, CheckpointNow(), CheckpointMade).files
+    registers = read_registers(copying.source)
+    files = request_process(options, COMPACTOR, CheckpointNow(), CheckpointMade).files
     return _copy(copying, files, registers, options.clock.now_us())
 
 
-def _left_behind(manifest: Manifest) -> int:
+def _left_behind(manifest: BackupManifest) -> int:
     """Segments of which the backup has the index alone: their data stay in the cold tier."""
     paths = {entry.path.removeprefix(COLD) for entry in manifest.files}
     return sum(path.endswith(".idx") and f"{path[:-4]}.data" not in paths for path in paths)
 
 
-def _clear(copying: Copying) -> None:
+def _clear(copying: BackupJob) -> None:
     """Remove what was copied; directories stay, the next try wants them."""
     for path in copying.target.rglob("*"):
         if not path.is_dir():
@@ -146,7 +153,7 @@ def _files_in(data_dir: Path) -> list[str]:
     return found
 
 
-def _copy(copying: Copying, files: list[str], registers: dict[str, bytes], now_us: int) -> Manifest:
+def _copy(copying: BackupJob, files: list[str], registers: dict[str, bytes], now_us: int) -> BackupManifest:
     """Copy, verify, and say what was copied; raises CorruptData when the copy does not verify."""
     target = copying.target
     entries = [_copy_one(copying, path) for path in dict.fromkeys([*files, ENGINE_FILE])]
@@ -157,10 +164,10 @@ def _copy(copying: Copying, files: list[str], registers: dict[str, bytes], now_u
     found = verify_directory(str(target), cold_dir=str(target / "cold"))
     _require_whole(found)
     identity: dict[str, Any] = msgspec.json.decode((target / ENGINE_FILE).read_bytes())
-    return Manifest(1, identity["engine_id"], __version__, now_us, copying.is_online, entries)
+    return BackupManifest(1, identity["engine_id"], __version__, now_us, copying.is_online, entries)
 
 
-def _copy_one(copying: Copying, path: str) -> Entry:
+def _copy_one(copying: BackupJob, path: str) -> ManifestEntry:
     source, target, disk = copying.source, copying.target, copying.disk
     if path == ENGINE_FILE:
         return copy_identity(disk, source, target)
@@ -168,22 +175,22 @@ def _copy_one(copying: Copying, path: str) -> Entry:
     if copying.is_online and _IS_LOG.search(path):
         _cut_at_last_frame(disk, target / path)
         entry = entry_of(target / path, path)
-    return renamed(entry, path)
+    return with_path(entry, path)
 
 
 def _cut_at_last_frame(disk: Disk, path: Path) -> None:
     """A log file that was written while it was copied: keep what is whole from its beginning on."""
     data = path.read_bytes()
     try:
-        walk = Walk(data, read_header(data).salt)
+        walk = WalFrameWalk(data, read_header(data).salt)
     except VerifyError:
         return
     for _ in walk.frames():
         continue
-    cut_file(disk, path, walk.stop)
+    truncate_file(disk, path, walk.stop)
 
 
-def _cold_parts(copying: Copying, files: list[str]) -> list[Entry]:
+def _cold_parts(copying: BackupJob, files: list[str]) -> list[ManifestEntry]:
     """Data parts that lie in a cold directory; the index says that they are part of the set."""
     source, cold = copying.source, Path(copying.cold_dir)
     entries = []
@@ -191,7 +198,7 @@ def _cold_parts(copying: Copying, files: list[str]) -> list[Entry]:
         part = Path(path).with_suffix(".data").as_posix()
         if path.endswith(".idx") and not (source / part).exists() and (cold / part).exists():
             entry = copy_file(copying.disk, cold / part, copying.target / COLD / part)
-            entries.append(renamed(entry, COLD + part))
+            entries.append(with_path(entry, COLD + part))
     return entries
 
 

@@ -14,21 +14,21 @@ import msgspec
 from cyclopts import Parameter
 
 from ringlog.cli.bench_engine import engine_for
+from ringlog.cli.option_parsing import human_bytes
 from ringlog.cli.options import Options
 from ringlog.cli.output import Format
-from ringlog.cli.places import human_bytes
 from ringlog.cli.probe import existing_parent, machine_facts, quantile, time_syncs
 from ringlog.errors import Internal, UsageError
 from ringlog.limits import BATCH_RECORDS_MAX, RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
     from ringlog.client import Client
-    from ringlog.client.tail_batch import TailBatch
+    from ringlog.client.read.tail_batch import TailBatch
 
 Given = Annotated[Options, Parameter(parse=False)]
 PRODUCERS_MAX = 64
 FILL_FRAME_RECORDS = 1_000
-LONE_APPENDS = 1_000
+SINGLE_APPENDS = 1_000
 SYNC_BYTES = (4 << 10, 64 << 10, 1 << 20)
 Rows = list[dict[str, Any]]
 
@@ -44,24 +44,28 @@ def append(
     dir: str = ".",
     options: Given,
 ) -> None:
-    """Append as fast as the engine takes it, from several processes.
+    """Measure appends by several processes.
 
     Parameters
     ----------
     durability
-        Class of the topic: ephemeral, memory, disk or fsync.
+        Durability of the topic: ephemeral, memory, disk or fsync.
     frame_records
-        Records in each frame.
+        Records per frame.
     record_bytes
-        Size of each record.
+        Bytes per record.
     producers
-        Processes that append.
+        Number of appending processes.
     window
-        Frames each of them has on their way.
+        Unacknowledged frames per process.
     seconds
-        How long.
+        Duration in seconds.
     dir
-        Where an engine of the bench's own keeps its data, when none is given by --url or RINGLOG_URL.
+        Parent directory of the bench's own engine, used without --url and RINGLOG_URL.
+
+    Examples
+    --------
+    ringlog bench append --durability fsync --seconds 3
     """
     from ringlog.cli.bench_work import AppendWork
 
@@ -87,16 +91,20 @@ def append(
 
 
 def read(*, records: int = 500_000, record_bytes: int = 100, dir: str = ".", options: Given) -> None:
-    """Fill a topic, then read it from its beginning in every way there is.
+    """Fill a topic and measure every way to read it.
 
     Parameters
     ----------
     records
-        How many to read.
+        Number of records.
     record_bytes
-        Size of each.
+        Bytes per record.
     dir
-        Where an engine of the bench's own keeps its data.
+        Parent directory of the bench's own engine, used without --url and RINGLOG_URL.
+
+    Examples
+    --------
+    ringlog bench read --records 500000
     """
     _within("records", records, 100_000_000)
     _within("record_bytes", record_bytes, RECORD_BYTES_MAX)
@@ -107,16 +115,22 @@ def read(*, records: int = 500_000, record_bytes: int = 100, dir: str = ".", opt
 
 
 def ring(*, record_bytes: int = 100, seconds: float = 2.0, dir: str = ".", options: Given) -> None:
-    """Time the way to a shard and back without a disk: appends to an ephemeral topic, one at a time.
+    """Measure the round trip to a shard without a disk.
+
+    Appends to an ephemeral topic, one record at a time.
 
     Parameters
     ----------
     record_bytes
-        Size of each record.
+        Bytes per record.
     seconds
-        At most so long.
+        Maximum duration in seconds.
     dir
-        Where an engine of the bench's own keeps its data.
+        Parent directory of the bench's own engine, used without --url and RINGLOG_URL.
+
+    Examples
+    --------
+    ringlog bench ring
     """
     _within("record_bytes", record_bytes, RECORD_BYTES_MAX)
     clock = options.clock
@@ -125,7 +139,7 @@ def ring(*, record_bytes: int = 100, seconds: float = 2.0, dir: str = ".", optio
         client.append(topic, payload)
         times: list[float] = []
         end = clock.monotonic_ns() + round(seconds * 1e9)
-        while clock.monotonic_ns() < end or len(times) < LONE_APPENDS:
+        while clock.monotonic_ns() < end or len(times) < SINGLE_APPENDS:
             began = clock.monotonic_ns()
             client.append(topic, payload)
             times.append((clock.monotonic_ns() - began) / 1e3)
@@ -138,14 +152,20 @@ def ring(*, record_bytes: int = 100, seconds: float = 2.0, dir: str = ".", optio
 
 
 def sync(*, dir: str = ".", count: int = 200, options: Given) -> None:
-    """Time fdatasync of the disk itself, without an engine: the floor under every fsync append.
+    """Measure fdatasync of the disk, without an engine.
+
+    This is the lower bound of every fsync append.
 
     Parameters
     ----------
     dir
-        Directory on the disk in question.
+        Directory on the disk to measure.
     count
-        Syncs of each size.
+        Number of syncs per size.
+
+    Examples
+    --------
+    ringlog bench sync --dir /var/lib/ringlog
     """
     _within("count", count, 100_000)
     rows: Rows = []
@@ -167,7 +187,7 @@ def sync(*, dir: str = ".", count: int = 200, options: Given) -> None:
 
 def _within(name: str, value: int, most: int) -> None:
     if not 1 <= value <= most:
-        raise UsageError(f"--{name.replace('_', '-')} out of range", found=value, min=1, max=most)
+        raise UsageError(f"--{name.replace('_', '-')} must be from 1 to {most:,}, got {value:,}")
 
 
 @contextmanager
@@ -233,7 +253,7 @@ def _ways(client: Client, topic: str) -> dict[str, Callable[[], int]]:
         return sum(1 for _ in client.reader(topic))
 
     def tailer(take: Callable[[TailBatch], int]) -> Callable[[], int]:
-        from ringlog.client.tail_batch import TailBatch
+        from ringlog.client.read.tail_batch import TailBatch
 
         def run() -> int:
             with client.tailer(topic, follow=False) as items:
@@ -267,12 +287,12 @@ def _timed(
 def _report(name: str, rows: Rows, options: Options) -> None:
     printer = options.printer()
     if printer.format is Format.JSON:
-        printer.thing({"bench": name, "results": rows, "machine": machine_facts()})
+        printer.item({"bench": name, "results": rows, "machine": machine_facts()})
         return
     if printer.format is not Format.TABLE:
         printer.rows([{"bench": name, **row, "machine": machine_facts()} for row in rows])
         return
     printer.rows(rows)
     facts = machine_facts()
-    printer.say("")
-    printer.say("  ".join(f"{key}={value}" for key, value in facts.items()))
+    printer.caption("")
+    printer.caption("  ".join(f"{key}={value}" for key, value in facts.items()))

@@ -16,11 +16,11 @@ from ringlog import environment
 from ringlog.cli.options import Options
 from ringlog.clock import Clock
 from ringlog.errors import StartRefused
-from ringlog.link.address import read_engine
+from ringlog.link.address import read_engine_file
 
 READY_S = 30.0
 STOP_S = 30.0
-LOOK_S = 0.01
+POLL_INTERVAL_S = 0.01
 SHOWN_LINES = 5
 _MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
 
@@ -66,8 +66,8 @@ def _running(place: Path, clock: Clock) -> Iterator[str]:
 
 def _wait_ready(process: subprocess.Popen[bytes], run_dir: Path, log_path: Path, clock: Clock) -> None:
     deadline = clock.monotonic_ns() + round(READY_S * 1e9)
-    while read_engine(str(run_dir)) is None:
+    while read_engine_file(str(run_dir)) is None:
         if process.poll() is not None or clock.monotonic_ns() > deadline:
             lines = log_path.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
             raise StartRefused("the engine to measure did not start", log=" | ".join(lines))
-        clock.sleep(LOOK_S)
+        clock.sleep(POLL_INTERVAL_S)

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ringlog import environment
+from ringlog.cli.option_parsing import parse_timeout
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format, Printer
-from ringlog.cli.places import parse_timeout
 from ringlog.errors import UsageError
 
 SHOWN_MAX = 20
@@ -31,46 +31,53 @@ def chaos(
     json: Annotated[bool, Parameter(negative=())] = False,
     options: Annotated[Options, Parameter(parse=False)],
 ) -> int:
-    """Write, read and delete while processes of the engine are killed; fails when a promise did not hold.
+    """Kill processes of an engine under load and check its promises.
 
-    Works on the engine of --url, --data-dir or RINGLOG_URL, in topics of its own that are deleted afterwards;
-    without any of them on an engine of its own in a temporary directory.
+    Writes, reads and deletes in topics of its own, which are deleted afterwards. Works on the engine of
+    --url, --data-dir or RINGLOG_URL; without any of them on an engine of its own in a temporary directory.
+    Fails if a promise is broken.
 
     Parameters
     ----------
     for_
-        How long.
+        Duration: 30s, 5m.
     kill
-        What to kill, in turn: wal_shard, gateway, scheduler, compactor, reclaimer, relocator, supervisor,
-        all.
+        Processes to kill, in turn: wal_shard, gateway, scheduler, compactor, reclaimer, relocator,
+        supervisor, all.
     every
         Time between two kills.
     pause
-        Stop a process for so long, every second time, instead of killing it.
+        Pause a process for this long instead of killing it, every second time.
     data_dir
         Data directory of a running engine, instead of --url.
     restart_command
-        Starts a running engine again; without it `supervisor` and `all` are only for an engine of its own.
+        Command that starts a running engine again. Without it supervisor and all need an engine of the
+        command's own.
     rate
-        Appends a second.
+        Appends per second.
     json
-        The verdict as one JSON object.
+        Print the verdict as one JSON object.
+
+    Examples
+    --------
+    ringlog chaos --for 60s --kill wal_shard,compactor
     """
     live = _harness()
     url = options.url or (f"ringlog://{os.path.abspath(data_dir)}/run" if data_dir else None)
     wish = live.Wish(
-        url=url or os.environ.get(environment.URL) or None, seconds=parse_timeout(for_),
-        kill=[role.strip() for role in kill.split(",") if role.strip()], every_s=parse_timeout(every),
-        pause_s=parse_timeout(pause) if pause else 0.0, restart_command=restart_command, per_s=rate,
+        url=url or os.environ.get(environment.URL) or None, seconds=parse_timeout(for_, "--for"),
+        kill=[role.strip() for role in kill.split(",") if role.strip()],
+        every_s=parse_timeout(every, "--every"), pause_s=parse_timeout(pause, "--pause") if pause else 0.0,
+        restart_command=restart_command, per_s=rate,
     )  # fmt: skip
     verdict = live.drill(wish, _progress if options.shows_progress else lambda _: None)
     printer = Printer(Format.JSON) if json else options.printer()
-    printer.thing({"verdict": "broken" if verdict.wrong else "held", **verdict.facts})
+    printer.item({"verdict": "broken" if verdict.wrong else "held", **verdict.facts})
     if options.shows_progress:
         sys.stderr.write("\n")
     for line in verdict.wrong[:SHOWN_MAX]:
         print(line, file=sys.stderr)
-    return Exit.FAILED if verdict.wrong else Exit.DONE
+    return CliExit.FAILED if verdict.wrong else CliExit.DONE
 
 
 def _harness() -> Any:

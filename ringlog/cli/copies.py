@@ -26,7 +26,7 @@ COLD = "cold/"
 _PIECE_BYTES = 1 << 22
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ManifestEntry(msgspec.Struct, frozen=True):
     """One file of a backup."""
 
     path: str
@@ -35,7 +35,7 @@ class Entry(msgspec.Struct, frozen=True):
     xxh3_128: str
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class BackupManifest(msgspec.Struct, frozen=True):
     """What a backup holds."""
 
     format: int
@@ -43,7 +43,7 @@ class Manifest(msgspec.Struct, frozen=True):
     version: str
     created_us: int
     is_online: bool
-    files: list[Entry]
+    files: list[ManifestEntry]
 
     @property
     def total(self) -> int:
@@ -55,7 +55,7 @@ def make_empty(disk: Disk, directory: Path) -> None:
     """Make a directory, 0700; raises UsageError when something is in it already, DiskError."""
     make_dirs(disk, directory)
     if any(directory.iterdir()):
-        raise UsageError("the target directory is not empty", path=str(directory))
+        raise UsageError("the target directory must be new or empty", path=str(directory))
 
 
 def make_dirs(disk: Disk, directory: Path) -> None:
@@ -68,7 +68,7 @@ def make_dirs(disk: Disk, directory: Path) -> None:
         disk.make_dir(str(each))
 
 
-def copy_file(disk: Disk, source: Path, target: Path) -> Entry:
+def copy_file(disk: Disk, source: Path, target: Path) -> ManifestEntry:
     """Copy one file, 0600, and sync it; returns what lies in the copy, read back. Raises DiskError."""
     with source.open("rb") as reading:
         _write_pieces(disk, target, iter(partial(reading.read, _PIECE_BYTES), b""))
@@ -87,7 +87,7 @@ def _write_pieces(disk: Disk, path: Path, pieces: Iterable[bytes]) -> None:
         disk.close(fd)
 
 
-def copy_identity(disk: Disk, source: Path, target: Path) -> Entry:
+def copy_identity(disk: Disk, source: Path, target: Path) -> ManifestEntry:
     """Copy `meta/engine` without the shared memory of its start, which the copy must not clear away."""
     try:
         facts = decode_identity((source / ENGINE_FILE).read_bytes())
@@ -97,7 +97,7 @@ def copy_identity(disk: Disk, source: Path, target: Path) -> Entry:
     return entry_of(target / ENGINE_FILE, ENGINE_FILE)
 
 
-def registers_of(source: Path) -> dict[str, bytes]:
+def read_registers(source: Path) -> dict[str, bytes]:
     """What the registers of the logs say at this moment, by path: an engine may write to them meanwhile.
     Raises CorruptData."""
     meta = (source / ENGINE_FILE).parent
@@ -106,7 +106,7 @@ def registers_of(source: Path) -> dict[str, bytes]:
     return {path: encode_register(decode_register((source / path).read_bytes(), path)) for path in paths}
 
 
-def cut_file(disk: Disk, path: Path, length: int) -> None:
+def truncate_file(disk: Disk, path: Path, length: int) -> None:
     """Give back what lies behind `length`, and sync."""
     fd = disk.open_cut(str(path))
     try:
@@ -116,14 +116,14 @@ def cut_file(disk: Disk, path: Path, length: int) -> None:
         disk.close(fd)
 
 
-def entry_of(path: Path, name: str) -> Entry:
+def entry_of(path: Path, name: str) -> ManifestEntry:
     """Size and checksum of a file as it lies on disk."""
     digest, size = xxhash.xxh3_128(), 0
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
             size += len(piece)
-    return Entry(name, size, digest.hexdigest())
+    return ManifestEntry(name, size, digest.hexdigest())
 
 
 def sync_tree(disk: Disk, root: Path) -> None:
@@ -132,7 +132,7 @@ def sync_tree(disk: Disk, root: Path) -> None:
         disk.sync_dir(str(directory))
 
 
-def write_manifest(disk: Disk, root: Path, manifest: Manifest) -> None:
+def write_manifest(disk: Disk, root: Path, manifest: BackupManifest) -> None:
     """Write it last, when all it names is durable: a directory without one is no backup."""
     sync_tree(disk, root)
     unfinished = root / f"{MANIFEST}.tmp"
@@ -146,10 +146,10 @@ def write_synced(disk: Disk, path: Path, data: bytes) -> None:
     _write_pieces(disk, path, [data])
 
 
-def read_manifest(root: Path) -> Manifest:
+def read_manifest(root: Path) -> BackupManifest:
     """Read it; raises UsageError when the directory is no backup, CorruptData when it cannot be read."""
     try:
-        manifest = msgspec.json.decode((root / MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode((root / MANIFEST).read_bytes(), type=BackupManifest)
     except FileNotFoundError:
         raise UsageError("not a backup, or one that was not finished: no manifest", path=str(root)) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:
@@ -163,7 +163,7 @@ def read_manifest(root: Path) -> Manifest:
     return manifest
 
 
-def differing(root: Path, entries: Iterable[Entry]) -> list[str]:
+def changed_files(root: Path, entries: Iterable[ManifestEntry]) -> list[str]:
     """Files that are not as the manifest says, "path: reason"."""
     wrong = []
     for entry in entries:
@@ -179,6 +179,6 @@ def differing(root: Path, entries: Iterable[Entry]) -> list[str]:
     return wrong
 
 
-def renamed(entry: Entry, path: str) -> Entry:
+def with_path(entry: ManifestEntry, path: str) -> ManifestEntry:
     """The same contents under the name a manifest gives them."""
-    return Entry(path, entry.bytes, entry.xxh3_128)
+    return ManifestEntry(path, entry.bytes, entry.xxh3_128)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ringlog.cli.asking import is_confirmed
+from ringlog.cli.confirm import ask, must_ask
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.topic import facts_of
 from ringlog.errors import UsageError
 
@@ -25,31 +25,36 @@ def delete(
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
     options: Given,
 ) -> int:
-    """Delete records of a topic. There is no way back.
+    """Delete records of a topic. This cannot be undone.
 
-    With --before-seq and a tag a record must satisfy both. On a terminal it asks first.
+    With --before-seq and a tag, a record must satisfy both.
 
     Parameters
     ----------
     topic
-        Which one.
+        Topic name.
     before_seq
-        Records with a number below this one.
+        Delete records with a number below this one.
     tag
-        Records with exactly this tag.
+        Delete records with exactly this tag.
     prefix
-        Records whose tag begins like this.
+        Delete records whose tag begins with this prefix.
     levels
-        Records whose tag matches by levels: + is any one, a final # all that follow (eu/+/orders).
+        Delete records whose tag matches by levels: + is one level, a final # all that follow (eu/+/orders).
     yes
-        Do not ask.
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog delete orders --before-seq 1000 --yes
+    ringlog delete orders --tag test --yes
     """
     if sum(each is not None for each in (tag, prefix, levels)) > 1:
-        raise UsageError("--tag, --prefix and --levels exclude one another")
+        raise UsageError("give one of --tag, --prefix and --levels: they exclude one another")
     if before_seq is None and tag is None and prefix is None and levels is None:
-        raise UsageError("say what to delete: --before-seq, --tag, --prefix or --levels", topic=topic)
+        raise UsageError("say what to delete: give --before-seq, --tag, --prefix or --levels", topic=topic)
     if before_seq is not None and before_seq < 1:
-        raise UsageError("--before-seq is at least 1", found=before_seq)
+        raise UsageError(f"--before-seq must be >= 1, got {before_seq}")
     match: list[str] | None = None
     if tag is not None:
         match = ["tag", "Eq", tag]
@@ -57,12 +62,12 @@ def delete(
         match = ["tag", "Glob", f"{prefix}*"]
     elif levels is not None:
         match = ["tag", "Levels", levels]
-    if not yes and not is_confirmed(_question(topic, before_seq, tag, prefix, levels)):
-        return Exit.USAGE
+    if must_ask(yes=yes):
+        ask(_question(topic, before_seq, tag, prefix, levels))
     with options.connect() as client:
         done = client.topics.delete_records(topic, before_seq=before_seq or 0, match=match)
-    options.printer().thing(facts_of(done))
-    return Exit.DONE
+    options.printer().item(facts_of(done))
+    return CliExit.DONE
 
 
 def _question(
@@ -72,4 +77,4 @@ def _question(
     what += [f"tagged {tag!r}"] if tag is not None else []
     what += [f"with tags that begin with {prefix!r}"] if prefix is not None else []
     what += [f"with tags that match {levels!r}"] if levels is not None else []
-    return f"Delete records of {topic} {' and '.join(what)} for good?"
+    return f"Delete the records of topic {topic} {' and '.join(what)}?"

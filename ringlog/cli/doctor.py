@@ -13,16 +13,16 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
+from ringlog.cli.option_parsing import human_bytes
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
-from ringlog.cli.places import human_bytes
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.probe import existing_parent, time_syncs
 from ringlog.clock import Clock
 from ringlog.config import Config, load_config
-from ringlog.cores import why_not_used
+from ringlog.cores import disabled_reason
 from ringlog.errors import DiskError
 from ringlog.limits import RING_BYTES_DEFAULT
-from ringlog.shm import ORDERED_MACHINES, engine_trouble, stores_are_ordered
+from ringlog.shm import ORDERED_MACHINES, stores_are_ordered, unsupported_host_reason
 
 SYNCS = 100
 SYNC_SLOW_MS = 20.0
@@ -38,7 +38,7 @@ OPTIONAL = ("pyarrow", "py-spy")
 OK, WARN, BAD = "ok", "warn", "bad"
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     """One thing looked at."""
 
     check: str
@@ -48,26 +48,33 @@ class Finding(NamedTuple):
 
 
 def doctor(*, data_dir: str | None = None, options: Annotated[Options, Parameter(parse=False)]) -> int:
-    """Check kernel, shared memory, limits, clock, disk, Python and packages. Fails when something is bad.
+    """Check kernel, shared memory, limits, clock, disk, Python and packages.
+
+    Fails if a check is bad.
 
     Parameters
     ----------
     data_dir
-        Where the data would lie (default: as configured).
+        Data directory to check (default: as configured).
+
+    Examples
+    --------
+    ringlog doctor
+    ringlog doctor --data-dir /var/lib/ringlog
     """
-    trouble = engine_trouble()
+    trouble = unsupported_host_reason()
     if trouble:
         print(trouble, file=sys.stderr)
-        return Exit.FAILED
+        return CliExit.FAILED
     config = load_config().config
     findings = list(examine(config, data_dir or config.data.dir, options.clock))
     options.printer().rows([finding._asdict() for finding in findings])
-    return Exit.FAILED if any(finding.verdict == BAD for finding in findings) else Exit.DONE
+    return CliExit.FAILED if any(finding.verdict == BAD for finding in findings) else CliExit.DONE
 
 
-def examine(config: Config, data_dir: str, clock: Clock) -> Iterator[Finding]:
+def examine(config: Config, data_dir: str, clock: Clock) -> Iterator[DoctorFinding]:
     """Look at everything; each finding stands for itself."""
-    from ringlog.supervision.ground import is_in_container  # Not on every system that has clients.
+    from ringlog.supervision.engine_resources import is_in_container  # Not on every system that has clients.
 
     yield check_kernel(platform.system(), platform.release())
     yield check_machine()
@@ -79,50 +86,50 @@ def examine(config: Config, data_dir: str, clock: Clock) -> Iterator[Finding]:
     yield check_space(config, data_dir)
     yield check_sync(data_dir, clock)
     yield check_messaging()
-    yield check_cores(why_not_used())
+    yield check_cores(disabled_reason())
     yield from check_packages(importlib.metadata.version)
 
 
-def check_kernel(system: str, release: str) -> Finding:
+def check_kernel(system: str, release: str) -> DoctorFinding:
     """The engine watches its children by pidfd."""
     found = f"{system} {release}"
     match = re.match(r"(\d+)\.(\d+)", release)
     if system != "Linux" or match is None or (int(match[1]), int(match[2])) < KERNEL_OLDEST:
-        return Finding("kernel", BAD, found, "needs Linux 5.3 or later")
-    return Finding("kernel", OK, found)
+        return DoctorFinding("kernel", BAD, found, "needs Linux 5.3 or later")
+    return DoctorFinding("kernel", OK, found)
 
 
-def check_machine() -> Finding:
+def check_machine() -> DoctorFinding:
     """Rings need stores that others see in order."""
     if stores_are_ordered():
-        return Finding("processor", OK, platform.machine())
+        return DoctorFinding("processor", OK, platform.machine())
     advice = f"rings are used on {', '.join(sorted(ORDERED_MACHINES))} only; clients go by socket here"
-    return Finding("processor", WARN, platform.machine(), advice)
+    return DoctorFinding("processor", WARN, platform.machine(), advice)
 
 
-def check_python(version: tuple[int, ...], text: str) -> Finding:
+def check_python(version: tuple[int, ...], text: str) -> DoctorFinding:
     """Old interpreters lack what we use."""
     verdict = OK if version >= PYTHON_OLDEST else BAD
-    return Finding("python", verdict, text, "" if verdict == OK else "needs Python 3.11 or later")
+    return DoctorFinding("python", verdict, text, "" if verdict == OK else "needs Python 3.11 or later")
 
 
-def check_shared_memory(config: Config, path: str = "/dev/shm") -> Finding:
+def check_shared_memory(config: Config, path: str = "/dev/shm") -> DoctorFinding:
     """Rings and the board live there; a container gets 64 MiB unless told otherwise."""
-    from ringlog.supervision.ground import needed_shm_bytes
+    from ringlog.supervision.engine_resources import needed_shm_bytes
 
     try:
         usage = shutil.disk_usage(path)
     except OSError as e:
-        return Finding("shared memory", BAD, f"{path}: {e.strerror}", "mount a tmpfs there")
+        return DoctorFinding("shared memory", BAD, f"{path}: {e.strerror}", "mount a tmpfs there")
     found = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free in {path}"
     needed = needed_shm_bytes(config)
     if usage.free < needed:
         advice = f"an engine needs {human_bytes(needed)}: --shm-size=1g for a container, or fewer wal.shards"
-        return Finding("shared memory", BAD, found, advice)
+        return DoctorFinding("shared memory", BAD, found, advice)
     if usage.free < needed + SHM_BYTES_LOW:
         advice = "room for few rings, other clients go by socket; in a container: --shm-size=1g"
-        return Finding("shared memory", WARN, found, advice)
-    return Finding("shared memory", OK, found)
+        return DoctorFinding("shared memory", WARN, found, advice)
+    return DoctorFinding("shared memory", OK, found)
 
 
 def _open_files() -> tuple[int, int]:
@@ -131,89 +138,99 @@ def _open_files() -> tuple[int, int]:
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-def check_user(uid: int, *, is_allowed: bool) -> Finding:
+def check_user(uid: int, *, is_allowed: bool) -> DoctorFinding:
     """Root is refused, unless told or in a container."""
     if uid == 0 and not is_allowed:
-        return Finding("user", BAD, "root", "use another user, or set run.allow_root (RINGLOG_ALLOW_ROOT=1)")
-    return Finding("user", WARN if uid == 0 else OK, "root" if uid == 0 else f"uid {uid}")
+        return DoctorFinding(
+            "user", BAD, "root", "use another user, or set run.allow_root (RINGLOG_ALLOW_ROOT=1)"
+        )
+    return DoctorFinding("user", WARN if uid == 0 else OK, "root" if uid == 0 else f"uid {uid}")
 
 
-def check_open_files(limits: tuple[int, int]) -> Finding:
+def check_open_files(limits: tuple[int, int]) -> DoctorFinding:
     """Every connection and ring costs descriptors; -1 is no limit."""
     soft, hard = limits
     found = f"soft {soft}, hard {hard}"
     # An engine's processes raise the soft limit themselves, a client's process has no reason to.
     if 0 <= hard < OPEN_FILES_LOW:
         hint = "few connections before an engine takes no new ones; raise it: LimitNOFILE= of the service"
-        return Finding("open files", WARN, found, hint)
+        return DoctorFinding("open files", WARN, found, hint)
     if 0 <= soft < OPEN_FILES_LOW:
-        return Finding("open files", WARN, found, "raise it: ulimit -n 65536, or LimitNOFILE= of the service")
-    return Finding("open files", OK, found)
+        return DoctorFinding(
+            "open files", WARN, found, "raise it: ulimit -n 65536, or LimitNOFILE= of the service"
+        )
+    return DoctorFinding("open files", OK, found)
 
 
-def check_clock(clock: Clock) -> Finding:
+def check_clock(clock: Clock) -> DoctorFinding:
     """Both clocks move, and alike."""
     wall, steady = clock.now_us(), clock.monotonic_ns()
     clock.sleep(0.01)
     drift_ns = (clock.now_us() - wall) * 1000 - (clock.monotonic_ns() - steady)
     found = f"wall and monotonic differ by {abs(drift_ns) / 1000:.0f} us in 10 ms"
     if abs(drift_ns) > CLOCK_STEP_NS:
-        return Finding("clock", WARN, found, "the wall clock is being stepped; record times may bunch up")
-    return Finding("clock", OK, found)
+        return DoctorFinding(
+            "clock", WARN, found, "the wall clock is being stepped; record times may bunch up"
+        )
+    return DoctorFinding("clock", OK, found)
 
 
-def check_space(config: Config, data_dir: str) -> Finding:
+def check_space(config: Config, data_dir: str) -> DoctorFinding:
     """Below the configured minimum the engine refuses to write."""
     place = existing_parent(data_dir)
     free = shutil.disk_usage(place).free
     found = f"{human_bytes(free)} free for {data_dir}"
     if free < config.data.min_free_bytes:
-        return Finding("disk space", BAD, found, "below data.min_free_bytes: the engine would not start")
+        return DoctorFinding(
+            "disk space", BAD, found, "below data.min_free_bytes: the engine would not start"
+        )
     if free < config.data.min_free_bytes + 16 * config.wal.file_bytes * config.wal.shards:
-        return Finding("disk space", WARN, found, "little room for logs")
-    return Finding("disk space", OK, found)
+        return DoctorFinding("disk space", WARN, found, "little room for logs")
+    return DoctorFinding("disk space", OK, found)
 
 
-def check_sync(data_dir: str, clock: Clock) -> Finding:
+def check_sync(data_dir: str, clock: Clock) -> DoctorFinding:
     """The floor under every fsync-class append, and the first suspect when they are slow."""
     place = existing_parent(data_dir)
     if not os.access(place, os.W_OK | os.X_OK):
-        return Finding("sync", BAD, f"{place} is not writable for us", "choose another data.dir")
+        return DoctorFinding("sync", BAD, f"{place} is not writable for us", "choose another data.dir")
     try:
         times = time_syncs(place, SYNCS, clock)
     except DiskError as e:
-        return Finding("sync", BAD, str(e), "the disk cannot be written")
+        return DoctorFinding("sync", BAD, str(e), "the disk cannot be written")
     median, p99 = times.quantile_ms(0.5), times.quantile_ms(0.99)
     found = f"fdatasync of 4 KiB: median {median:.2f} ms, p99 {p99:.2f} ms"
     slow = "slow disk: fsync-class appends wait this long; `disk` class does not"
-    return Finding("sync", WARN, found, slow) if p99 > SYNC_SLOW_MS else Finding("sync", OK, found)
+    return (
+        DoctorFinding("sync", WARN, found, slow) if p99 > SYNC_SLOW_MS else DoctorFinding("sync", OK, found)
+    )
 
 
-def check_messaging() -> Finding:
+def check_messaging() -> DoctorFinding:
     """TCP is served encrypted or not at all."""
     import zmq
 
     found = f"libzmq {zmq.zmq_version()}, CURVE {'available' if zmq.has('curve') else 'missing'}"
     if not zmq.has("curve"):
-        return Finding("messaging", WARN, found, "TCP cannot be served or used; same-host clients can")
-    return Finding("messaging", OK, found)
+        return DoctorFinding("messaging", WARN, found, "TCP cannot be served or used; same-host clients can")
+    return DoctorFinding("messaging", OK, found)
 
 
-def check_cores(why_not: str) -> Finding:
+def check_cores(why_not: str) -> DoctorFinding:
     """What engine and clients are compiled to, which is not needed but faster (ringlog/cores.py)."""
     if not why_not:
-        return Finding("compiled cores", OK, "in use")
+        return DoctorFinding("compiled cores", OK, "in use")
     remedy = "`make compiled`, or a wheel built with RINGLOG_BUILD_CORES=1: small requests cost half then"
-    return Finding("compiled cores", OK, f"not in use: {why_not}", remedy)
+    return DoctorFinding("compiled cores", OK, f"not in use: {why_not}", remedy)
 
 
-def check_packages(version_of: Callable[[str], Any]) -> Iterator[Finding]:
+def check_packages(version_of: Callable[[str], Any]) -> Iterator[DoctorFinding]:
     """Which versions are installed."""
     for name in (*PACKAGES, *OPTIONAL):
         try:
-            yield Finding(f"package {name}", OK, version_of(name))
+            yield DoctorFinding(f"package {name}", OK, version_of(name))
         except importlib.metadata.PackageNotFoundError:
             if name in OPTIONAL:
-                yield Finding(f"package {name}", OK, "not installed", "optional")
+                yield DoctorFinding(f"package {name}", OK, "not installed", "optional")
             else:
-                yield Finding(f"package {name}", BAD, "not installed", f"pip install {name}")
+                yield DoctorFinding(f"package {name}", BAD, "not installed", f"pip install {name}")

@@ -7,29 +7,34 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from cyclopts import Parameter
 
-from ringlog.cli.asking import is_confirmed
+from ringlog.cli.confirm import ask, counted, must_ask
+from ringlog.cli.option_parsing import parse_milliseconds, parse_start, rfc3339
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
-from ringlog.cli.places import parse_milliseconds, parse_start, rfc3339
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.topic import facts_of
 from ringlog.errors import GroupNotFound, TopicNotFound, UsageError
 
 if TYPE_CHECKING:
     from ringlog.client import Client
     from ringlog.client.group import Group
-    from ringlog.client.group_facts import GroupSummary, PendingEntry
+    from ringlog.client.leases.group_facts import GroupSummary, PendingEntry
 
 Given = Annotated[Options, Parameter(parse=False)]
 Yes = Annotated[bool, Parameter(name=["--yes", "-y"], negative=())]
 
 
 def list_groups(*topics: str, options: Given) -> None:
-    """List consumer groups: where they are, and what is pending.
+    """List consumer groups with their cursor, floor and pending count.
 
     Parameters
     ----------
     topics
-        Of which topics (default: all).
+        Topic names (default: all topics).
+
+    Examples
+    --------
+    ringlog group list
+    ringlog group list orders
     """
     with options.connect() as client:
         rows = [_listed(each) for each in _summaries(client, topics)]
@@ -37,14 +42,18 @@ def list_groups(*topics: str, options: Given) -> None:
 
 
 def show(topic: str, group: str, *, options: Given) -> None:
-    """Show how a group is, and who works for it.
+    """Show the counts and the members of a consumer group.
 
     Parameters
     ----------
     topic
-        Its topic.
+        Topic name.
     group
-        Its name; with a filter of tags as list prints it.
+        Group name; for a group with a tag filter, the name that `ringlog group list` prints.
+
+    Examples
+    --------
+    ringlog group show orders billing
     """
     with options.connect() as client:
         found = opened(client, topic, group).stats()
@@ -54,16 +63,20 @@ def show(topic: str, group: str, *, options: Given) -> None:
         {"name": each.name, "last_seen": rfc3339(round(each.last_seen * 1e6)), "in_flight": each.in_flight}
         for each in found.members
     ]
-    options.printer().thing(facts)
+    options.printer().item(facts)
 
 
 def lag(*topics: str, options: Given) -> None:
-    """How far groups are behind: records that nobody was given, and records that are given and not done.
+    """Show the lag of consumer groups: undelivered and pending records.
 
     Parameters
     ----------
     topics
-        Groups of which topics (default: all).
+        Topic names (default: all topics).
+
+    Examples
+    --------
+    ringlog group lag orders
     """
     rows = []
     with options.connect() as client:
@@ -92,26 +105,30 @@ def pending(
     limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 100,
     options: Given,
 ) -> None:
-    """List what was given out and is not done, by number. Looking changes nothing.
+    """List delivered records of a group that are not done.
 
     Parameters
     ----------
     topic
-        Its topic.
+        Topic name.
     group
-        Its name; with a filter of tags as list prints it.
+        Group name; for a group with a tag filter, the name that `ringlog group list` prints.
     node
-        Only what this member holds.
+        Only records that this member holds.
     idle
-        Only what nothing was done about for so long: 30s, 5m.
+        Only records with no activity for this long: 30s, 5m.
     deliveries
-        Only what was given out so often.
+        Only records delivered at least this often.
     limit
-        How many entries; records that were given out together are one.
+        Maximum number of entries; records delivered together are one entry.
+
+    Examples
+    --------
+    ringlog group pending orders billing --idle 5m
     """
     if limit < 1:
-        raise UsageError("--limit is at least 1", found=limit)
-    idle_ms = parse_milliseconds(idle)
+        raise UsageError(f"--limit must be >= 1, got {limit}")
+    idle_ms = parse_milliseconds(idle, "--idle")
     with options.connect() as client:
         found = opened(client, topic, group).pending(
             node=node, idle_ms=idle_ms, min_deliveries=deliveries, limit=limit
@@ -130,64 +147,83 @@ def seek(
     yes: Yes = False,
     options: Given,
 ) -> int:
-    """Have a group go on from another place, back or forth. Nothing is pending then, leases have ended.
-    On a terminal it asks first.
+    """Move a consumer group to another position. All pending entries are dropped.
+
+    Leases of the group end.
 
     Parameters
     ----------
     topic
-        Its topic.
+        Topic name.
     group
-        Its name; with a filter of tags as list prints it.
+        Group name; for a group with a tag filter, the name that `ringlog group list` prints.
     place
-        The first record it gives out: a number, a time (2026-03-01T12:00:00Z, -15m), epoch:seq, start or end.
+        First record to deliver: a number (inclusive), a cursor epoch:seq (exclusive), a time
+        (2026-03-01T12:00:00Z, -15m), start or end.
     yes
-        Do not ask.
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog group seek orders billing 100 --yes
+    ringlog group seek orders billing -2h --yes
     """
-    start = parse_start(place, options.clock)
-    if not yes and not is_confirmed(f"Move group {group} of {topic} to {place}?"):
-        return Exit.USAGE
+    start = parse_start(place, options.clock, "PLACE")
+    asks = must_ask(yes=yes)
     with options.connect() as client:
-        first = opened(client, topic, group).seek(start)
-    options.printer().thing({"topic": topic, "group": group, "first_seq": first})
-    return Exit.DONE
+        found = opened(client, topic, group)
+        if asks:
+            entries = counted(found.stats().pending, "pending record")
+            ask(f"Move group {group} of topic {topic} to {place} and drop its {entries}?")
+        first = found.seek(start)
+    options.printer().item({"topic": topic, "group": group, "first_seq": first})
+    return CliExit.DONE
 
 
 def reset(topic: str, group: str, *, yes: Yes = False, options: Given) -> int:
-    """Have a group begin anew, at the first record there is. On a terminal it asks first.
+    """Move a consumer group to the first record. All pending entries are dropped.
 
     Parameters
     ----------
     topic
-        Its topic.
+        Topic name.
     group
-        Its name; with a filter of tags as list prints it.
+        Group name; for a group with a tag filter, the name that `ringlog group list` prints.
     yes
-        Do not ask.
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog group reset orders billing --yes
     """
     return seek(topic, group, "start", yes=yes, options=options)
 
 
 def delete(topic: str, group: str, *, yes: Yes = False, options: Given) -> int:
-    """Forget a group: its place, and what is pending. Records stay. On a terminal it asks first.
+    """Delete a consumer group; records stay. This cannot be undone.
 
     Parameters
     ----------
     topic
-        Its topic.
+        Topic name.
     group
-        Its name; with a filter of tags as list prints it.
+        Group name; for a group with a tag filter, the name that `ringlog group list` prints.
     yes
-        Do not ask.
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog group delete orders billing --yes
     """
-    if not yes and not is_confirmed(f"Forget group {group} of {topic} for good?"):
-        return Exit.USAGE
+    asks = must_ask(yes=yes)
     with options.connect() as client:
-        deleted = any(each.group == group for each in client.topics.groups(topic))
-        if deleted:
-            deleted = opened(client, topic, group).delete()
-    options.printer().thing({"topic": topic, "group": group, "deleted": deleted})
-    return Exit.DONE if deleted else Exit.NOT_FOUND
+        found = [each for each in client.topics.groups(topic) if each.group == group]
+        if found and asks:
+            entries = counted(found[0].pending, "pending record")
+            ask(f"Delete group {group} of topic {topic} and its {entries}?")
+        deleted = bool(found) and _opened(client, found[0]).delete()
+    options.printer().item({"topic": topic, "group": group, "deleted": deleted})
+    return CliExit.DONE if deleted else CliExit.NOT_FOUND
 
 
 # -- which group ------------------------------------------------------------------------------------------

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format, Printer
 from ringlog.errors import UsageError
 from ringlog.verify import segment_decoder, snapshot_decoder, wal_decoder
-from ringlog.verify.directory import NONSENSE
+from ringlog.verify.cross_check import durability_of
+from ringlog.verify.directory import DECODE_ERRORS
 from ringlog.verify.findings import FileReport
 from ringlog.verify.frame_decoder import VerifyError, decode_frame
-from ringlog.verify.log_order import named
+from ringlog.verify.log_order import wal_file_name
 from ringlog.verify.register_decoder import verify_register
-from ringlog.verify.story import durability_of
 
 Given = Annotated[Options, Parameter(parse=False)]
 Row = dict[str, Any]
@@ -35,30 +35,34 @@ def inspect(
     limit: int = 0,
     options: Given,
 ) -> int:
-    """Show a WAL file, a part of a segment, a snapshot, or a register: header, frames, marks, tables.
+    """Show the header, frames, marks and tables of one data file.
 
     Parameters
     ----------
     path
-        The file.
+        WAL file, part of a segment, snapshot or register.
     json
-        One JSON object, whatever --output says.
+        Print one JSON object, whatever --output is.
     limit
-        At most so many frames, entries or rows (default: all).
+        Maximum number of frames, entries or rows; 0 = all.
+
+    Examples
+    --------
+    ringlog inspect ./ringlog-data/wal/shard-00/wal-1-1.log --limit 20
     """
     form = Format.JSON if json else options.format
     printer = Printer(form, is_colored=options.is_colored)
     header, rows, findings = _look(Path(path))
     shown = list(rows)[: limit or None]
     if form is Format.TABLE:
-        printer.thing(header)
-        printer.say("")
+        printer.item(header)
+        printer.caption("")
         printer.rows(shown)
         for finding in findings:
-            printer.say(f"{finding['severity']}: at {finding['offset']}: {finding['what']}")
+            printer.caption(f"{finding['severity']}: at {finding['offset']}: {finding['what']}")
     else:
-        printer.thing({"path": path, "header": header, "rows": shown, "findings": findings})
-    return Exit.DAMAGE if any(finding["severity"] == "damage" for finding in findings) else Exit.DONE
+        printer.item({"path": path, "header": header, "rows": shown, "findings": findings})
+    return CliExit.DAMAGE if any(finding["severity"] == "damage" for finding in findings) else CliExit.DONE
 
 
 def _look(path: Path) -> tuple[Row, list[Row], list[Row]]:
@@ -76,8 +80,8 @@ def _look(path: Path) -> tuple[Row, list[Row], list[Row]]:
     report = FileReport(path.name, "file", bytes=len(data))
     try:
         header, rows = reader(report, data)
-    except NONSENSE as e:
-        report.damage(e.message if isinstance(e, VerifyError) else f"makes no sense: {e}")
+    except DECODE_ERRORS as e:
+        report.add_damage(e.message if isinstance(e, VerifyError) else f"makes no sense: {e}")
         header, rows = {}, []
     return header, rows, [_finding(each) for each in report.findings]
 
@@ -89,7 +93,7 @@ def _finding(finding: Any) -> Row:
 def _register(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
     found = verify_register(f"meta/{report.path}", data)
     report.findings += found.findings
-    pairs = [{"shards": shards, "newest": named(file)} for shards, file in found.more["newest"]]
+    pairs = [{"shards": shards, "newest": wal_file_name(file)} for shards, file in found.more["newest"]]
     return {"kind": "register", **found.header}, pairs
 
 
@@ -98,20 +102,20 @@ def _register(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
 
 def _wal(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
     header = wal_decoder.read_header(data)
-    walk = wal_decoder.Walk(data, header.salt)
+    walk = wal_decoder.WalFrameWalk(data, header.salt)
     rows = [_frame_row(seen.offset, seen.frame, seen.frame.control) for seen in walk.frames()]
     if walk.reason:
         durable = max([walk.durable, *(m.durable_stop for m in _behind(data, walk.stop, header.salt))])
-        say = report.damage if durable > walk.stop else report.remark
+        say = report.add_damage if durable > walk.stop else report.add_remark
         say(f"frames end: {walk.reason}; bytes up to {durable} were durable", walk.stop)
-    for passed in walk.passed:
-        report.remark(f"records {passed.first}..{passed.last} of class memory are damaged", passed.offset)
+    for passed in walk.damaged_appends:
+        report.add_remark(f"records {passed.first}..{passed.last} of class memory are damaged", passed.offset)
     facts = {"kind": "wal", **header.facts(), "frames_end": walk.stop, "durable": walk.durable}
     return facts | {"groups": len(walk.marks)}, rows
 
 
-def _behind(data: bytes, start: int, salt: int) -> Iterable[wal_decoder.Mark]:
-    return wal_decoder.marks_behind(data, start, salt)
+def _behind(data: bytes, start: int, salt: int) -> Iterable[wal_decoder.DecodedMark]:
+    return wal_decoder.trailing_marks(data, start, salt)
 
 
 def _frame_row(offset: int, frame: Any, said: Any = None) -> Row:
@@ -143,7 +147,7 @@ def _data_part(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
         try:
             frame = decode_frame(data, at, header.salt)
         except VerifyError as e:
-            report.damage(e.message, at)
+            report.add_damage(e.message, at)
             at = segment_decoder.next_frame(data, at, header.salt)
             continue
         rows.append(_frame_row(at, frame))
@@ -176,7 +180,7 @@ def _marks_part(report: FileReport, data: bytes) -> tuple[Row, list[Row]]:
     number, salt, marks = segment_decoder.read_marks(data)
     odd = len(marks) - marks.count(0) - marks.count(segment_decoder.DELETED)
     if odd:
-        report.damage(f"{odd} deletion marks are neither set nor unset")
+        report.add_damage(f"{odd} deletion marks are neither set nor unset")
     header = {"kind": "segment marks", "number": number, "salt": f"{salt:016x}", "records": len(marks)}
     places = [i for i, mark in enumerate(marks) if mark == segment_decoder.DELETED]
     return header | {"deleted": len(places)}, [{"record": i} for i in places]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter
 
+from ringlog.cli.option_parsing import parse_milliseconds, parse_moment
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format, RecordPrinter, record_facts
-from ringlog.cli.places import parse_milliseconds, parse_moment
 from ringlog.errors import RecordTooLarge, UsageError
 from ringlog.limits import (
     BATCH_RECORDS_MAX,
@@ -51,41 +51,47 @@ def put(
     dedup_window: str | None = None,
     options: Given,
 ) -> None:
-    """Add jobs: one for each argument, or what standard input has.
+    """Add jobs to a queue.
 
     Parameters
     ----------
     queue
-        Which one; it must exist.
+        Queue name; the queue must exist.
     data
-        Payloads; without any, standard input is one job.
+        Payloads, one for each job (default: standard input is one job).
     lines
-        Every line of standard input is a job. Empty lines are passed over.
+        Add every line of standard input as one job. Empty lines are skipped.
     key
-        Key of each.
+        Key of each job.
     tag
-        Tag of each.
+        Tag of each job.
     ttl
-        Each expires after this long: 10m, 2d.
+        Expire each job after this time: 10m, 2d.
     not_before
-        Not to be worked on before this time (RFC 3339).
+        Earliest time at which the jobs may be claimed (RFC 3339).
     priority
-        0 to 255.
+        Priority from 0 to 255.
     dedup_id
-        Of one job: within the queue's window a job is put once under this id, however often it is tried.
+        Deduplication id of the one job: within the queue's window the job is added once, however often the
+        command runs.
     dedup_window
-        A shorter window than the queue's: 10s, 5m.
+        Deduplication window, if shorter than the queue's: 10s, 5m.
+
+    Examples
+    --------
+    ringlog put emails '{"to": "ann@example.org"}'
+    ringlog put emails hello --dedup-id welcome-ann
     """
-    from ringlog.client.fields import NewRecord
+    from ringlog.client.write.fields import NewRecord
 
     if dedup_id is not None and (lines or len(data) > 1):
-        raise UsageError("--dedup-id goes with one job")
+        raise UsageError("--dedup-id needs exactly one job")
     if lines and data:
         raise UsageError("--lines takes jobs from standard input, not from the command line")
-    moment = None if not_before is None else parse_moment(not_before, options.clock)
-    ttl_ms = None if ttl is None else parse_milliseconds(ttl)
+    moment = None if not_before is None else parse_moment(not_before, options.clock, "--not-before")
+    ttl_ms = None if ttl is None else parse_milliseconds(ttl, "--ttl")
     key_bytes = None if key is None else key.encode()
-    window_ms = None if dedup_window is None else parse_milliseconds(dedup_window)
+    window_ms = None if dedup_window is None else parse_milliseconds(dedup_window, "--dedup-window")
     count, repeated, first, last = 0, 0, None, 0
     with options.connect() as client:
         jobs = client.queue(queue)
@@ -99,7 +105,7 @@ def put(
             first, last = first or done.first_seq, done.last_seq
             count, repeated = count + len(part), repeated + done.deduped
     facts = {"queue": queue, "jobs": count, "first_seq": first, "last_seq": last}
-    options.printer().thing(facts if dedup_id is None else {**facts, "deduped": bool(repeated)})
+    options.printer().item(facts if dedup_id is None else {**facts, "deduped": bool(repeated)})
 
 
 def _payloads(data: Sequence[str], *, lines: bool) -> Iterator[bytes]:
@@ -140,29 +146,35 @@ def claim(
     node: Node = NODE,
     options: Given,
 ) -> None:
-    """Take jobs: each is nobody else's until its lease ends. Prints nothing when there is none.
+    """Lease jobs exclusively until their lease expires.
+
+    Prints nothing if no job is ready.
 
     Parameters
     ----------
     queue
-        Which one.
+        Queue name.
     count
-        Most jobs to take.
+        Maximum number of jobs.
     wait
-        How long to wait for the first.
+        Time to wait for the first job: 5s, 500ms.
     lease
-        How long they are held (default: as the queue says). Nothing extends it: see extend.
+        Length of the lease (default: the queue's). It is not extended automatically: see `ringlog extend`.
     order
-        Urgent jobs first, where the queue has priorities, or the lowest numbers.
+        Order of jobs: by priority, if the queue has priorities, or by number.
     node
-        Who holds them.
+        Node that holds the leases.
+
+    Examples
+    --------
+    ringlog claim emails --count 2 --wait 5s --lease 10m
     """
     if not 1 <= count <= CLAIM_JOBS_MAX:
-        raise UsageError("--count out of range", found=count, max=CLAIM_JOBS_MAX)
-    lease_ms = None if lease is None else parse_milliseconds(lease)
+        raise UsageError(f"--count must be from 1 to {CLAIM_JOBS_MAX:,}, got {count:,}")
+    lease_ms = None if lease is None else parse_milliseconds(lease, "--lease")
     with options.connect() as client:
         jobs = client.queue(queue, node=node, release_on_exit=False).claim(
-            count, wait_ms=parse_milliseconds(wait), lease_ms=lease_ms, order=order
+            count, wait_ms=parse_milliseconds(wait, "--wait"), lease_ms=lease_ms, order=order
         )
     printer = options.printer()
     if printer.format is Format.RAW:
@@ -181,16 +193,20 @@ def claim(
 
 
 def ack(queue: str, *jobs: str, node: Node = NODE, options: Given) -> int:
-    """Say that jobs are done: they are deleted for good.
+    """Acknowledge jobs: delete them from the queue. This cannot be undone.
 
     Parameters
     ----------
     queue
-        Whose.
+        Queue name.
     jobs
-        Numbers, or number:lease as printed by claim.
+        Jobs, each as its number, or as number:lease as `ringlog claim` prints it.
     node
-        Who holds them.
+        Node that holds the leases.
+
+    Examples
+    --------
+    ringlog ack emails 17:lease_0000030000000012 18
     """
     from ringlog.envelope.messages import Ack
 
@@ -202,25 +218,28 @@ def ack(queue: str, *jobs: str, node: Node = NODE, options: Given) -> int:
 def nack(
     queue: str, *jobs: str, delay: str | None = None, reason: str = "", node: Node = NODE, options: Given
 ) -> int:  # fmt: skip
-    """Give jobs back.
+    """Return jobs to the queue.
 
     Parameters
     ----------
     queue
-        Whose.
+        Queue name.
     jobs
-        Numbers, or number:lease as printed by claim.
+        Jobs, each as its number, or as number:lease as `ringlog claim` prints it.
     delay
-        How long they rest before they are handed out again (default: as the queue says, not at all if it
-        says nothing).
+        Time before the jobs are ready again (default: the queue's back-off).
     reason
-        Why they failed; it goes with them, should they become dead letters.
+        Reason of the failure, kept if the job becomes a dead letter.
     node
-        Who holds them.
+        Node that holds the leases.
+
+    Examples
+    --------
+    ringlog nack emails 19 --delay 1m --reason 'mail server is down'
     """
     from ringlog.envelope.messages import Nack
 
-    delay_ms = 0 if delay is None else parse_milliseconds(delay)
+    delay_ms = 0 if delay is None else parse_milliseconds(delay, "--delay")
     return _settle(
         queue, jobs, "nacked", options,
         lambda seqs, tokens: Nack(
@@ -230,22 +249,26 @@ def nack(
 
 
 def extend(queue: str, *jobs: str, lease: str, node: Node = NODE, options: Given) -> int:
-    """Hold jobs for longer, counted from now.
+    """Extend the leases of jobs, counted from now.
 
     Parameters
     ----------
     queue
-        Whose.
+        Queue name.
     jobs
-        Numbers, or number:lease as printed by claim.
+        Jobs, each as its number, or as number:lease as `ringlog claim` prints it.
     lease
-        For how long.
+        New length of the lease: 10m, 1h.
     node
-        Who holds them.
+        Node that holds the leases.
+
+    Examples
+    --------
+    ringlog extend emails 20 --lease 1h
     """
     from ringlog.envelope.messages import Extend
 
-    lease_ms = parse_milliseconds(lease)
+    lease_ms = parse_milliseconds(lease, "--lease")
     return _settle(
         queue, jobs, "extended", options,
         lambda seqs, tokens: Extend(queue, node, seqs, tokens, lease_ms, call=_call()),
@@ -253,18 +276,22 @@ def extend(queue: str, *jobs: str, lease: str, node: Node = NODE, options: Given
 
 
 def reject(queue: str, *jobs: str, reason: str = "", node: Node = NODE, options: Given) -> int:
-    """Send jobs to the dead letters at once.
+    """Move jobs to the dead letters immediately.
 
     Parameters
     ----------
     queue
-        Whose.
+        Queue name.
     jobs
-        Numbers, or number:lease as printed by claim.
+        Jobs, each as its number, or as number:lease as `ringlog claim` prints it.
     reason
-        Why; it goes with them.
+        Reason, kept in the dead letter.
     node
-        Who holds them.
+        Node that holds the leases.
+
+    Examples
+    --------
+    ringlog reject emails 21 --reason 'no address'
     """
     from ringlog.envelope.messages import Reject
 
@@ -275,17 +302,23 @@ def reject(queue: str, *jobs: str, reason: str = "", node: Node = NODE, options:
 
 
 def peek(queue: str, *, count: Annotated[int, Parameter(name=["--count", "-n"])] = 1, options: Given) -> None:
-    """Print the first jobs, whoever holds them; changes nothing.
+    """Print the first jobs of a queue without claiming them.
+
+    Leased jobs are printed, too.
 
     Parameters
     ----------
     queue
-        Which one.
+        Queue name.
     count
-        How many.
+        Maximum number of jobs.
+
+    Examples
+    --------
+    ringlog peek emails --count 5
     """
     if count < 1:
-        raise UsageError("--count is at least 1", found=count)
+        raise UsageError(f"--count must be >= 1, got {count}")
     show = RecordPrinter(options.printer())
     with options.connect() as client:
         for record in client.queue(queue).peek(count):
@@ -297,9 +330,9 @@ def peek(queue: str, *, count: Annotated[int, Parameter(name=["--count", "-n"])]
 
 
 def _call() -> int:
-    from ringlog.client.leases import call_number
+    from ringlog.client.leases.lease_extender import new_call_number
 
-    return call_number()
+    return new_call_number()
 
 
 def parse_job(text: str) -> tuple[int, int]:
@@ -309,9 +342,9 @@ def parse_job(text: str) -> tuple[int, int]:
         token = int(lease.removeprefix(LEASE_PREFIX), 16) if colon else 0
         found = int(seq), token
     except ValueError:
-        raise UsageError("name a job by its number, or by number:lease", found=text) from None
+        raise UsageError(f"a job must be a number, or number:lease, got {text!r}") from None
     if found[0] < 1 or not 0 <= token < 1 << 64 or (colon and not lease.startswith(LEASE_PREFIX)):
-        raise UsageError("name a job by its number, or by number:lease", found=text)
+        raise UsageError(f"a job must be a number, or number:lease, got {text!r}")
     return found
 
 
@@ -320,7 +353,7 @@ def _settle(
 ) -> int:
     """Say what becomes of jobs; exit 1 when some were not held."""
     if not jobs:
-        raise UsageError("name the jobs")
+        raise UsageError("give the jobs: each a number, or number:lease")
     named = [parse_job(job) for job in jobs]
     skipped: list[int] = []
     with options.connect() as client:
@@ -333,12 +366,12 @@ def _settle(
                 int.from_bytes(reply.skipped[i : i + SEQ_BYTES], "little")
                 for i in range(0, len(reply.skipped), SEQ_BYTES)
             ]
-    options.printer().thing({"queue": queue, word: len(named) - len(skipped), "not_held": skipped})
-    return Exit.FAILED if skipped else Exit.DONE
+    options.printer().item({"queue": queue, word: len(named) - len(skipped), "not_held": skipped})
+    return CliExit.FAILED if skipped else CliExit.DONE
 
 
 def _asked(client: Client, message: Message) -> Any:
-    from ringlog.link.pending import Steps
+    from ringlog.link.futures import Steps
 
     def steps() -> Steps[Any]:
         return (yield client.connection.about_jobs(message)).message

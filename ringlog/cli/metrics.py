@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.status import READ_ONLY, READY, RECOVERING, readiness, run_dir_of
 from ringlog.envelope.messages import EngineStatusReply
 from ringlog.errors import RinglogError, UsageError
-from ringlog.governor import Step
+from ringlog.governor import PressureStep
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 PORT_MAX = 65_535
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """How often a server looks whether it was told to end."""
 Rows = list[tuple[tuple[str, ...], float]]
 Family = tuple[str, str, str, tuple[str, ...], Rows]
@@ -37,37 +37,43 @@ def metrics(
     listen: Annotated[str, Parameter(negative=())] = "",
     options: Annotated[Options, Parameter(parse=False)],
 ) -> int:
-    """Print the engine's numbers as Prometheus text, for instance for node_exporter's textfile collector.
+    """Print or serve the engine's metrics in the Prometheus text format.
+
     Works on the engine's own host. Needs `pip install 'ringlog[metrics]'`.
 
     Parameters
     ----------
     listen
-        Serve them at http://HOST:PORT/metrics until interrupted instead. Whoever reaches that may read them,
-        so HOST is an address of this host alone (127.0.0.1) unless you say another one.
+        Serve the metrics at http://HOST:PORT/metrics until interrupted. Every client that reaches this
+        address can read them: use an address of this host (127.0.0.1).
+
+    Examples
+    --------
+    ringlog metrics
+    ringlog metrics --listen 127.0.0.1:9464
     """
     place = address_of(listen) if listen else None
     exposition = _library()
-    sampled = Sampled(lambda: _status(options))
+    sampled = StatusCollector(lambda: _status(options))
     if place is None:
         found = _status(options)  # Asked for once, an engine that is away is an error.
-        options.printer().text(exposition.generate_latest(Sampled(lambda: found)).decode())
-        return Exit.DONE
+        options.printer().text(exposition.generate_latest(StatusCollector(lambda: found)).decode())
+        return CliExit.DONE
     host, port = place
     try:
         server, thread = exposition.start_http_server(port, host, registry=sampled)
     except OSError as e:
         raise UsageError("cannot listen there", address=listen, why=e.strerror) from None
-    with closing(_Served(server, thread)):
+    with closing(_MetricsServer(server, thread)):
         printer = options.printer()
-        printer.thing({"metrics": f"http://{host}:{server.server_port}/metrics"})
+        printer.item({"metrics": f"http://{host}:{server.server_port}/metrics"})
         printer.flush()
         while thread.is_alive():
-            options.clock.sleep(LOOK_S)
-    return Exit.DONE
+            options.clock.sleep(POLL_INTERVAL_S)
+    return CliExit.DONE
 
 
-class _Served:
+class _MetricsServer:
     """A server to be closed."""
 
     def __init__(self, server: Any, thread: threading.Thread) -> None:
@@ -77,7 +83,7 @@ class _Served:
         """End it, whoever is being answered."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(LOOK_S)
+        self._thread.join(POLL_INTERVAL_S)
 
 
 def _library() -> Any:
@@ -89,20 +95,20 @@ def _library() -> Any:
 
 
 def _status(options: Options) -> EngineStatusReply:
-    from ringlog.supervision import asking
+    from ringlog.supervision import control_client
 
-    return asking.status(run_dir_of(options), options.timeout_s)
+    return control_client.fetch_status(run_dir_of(options), options.timeout_s)
 
 
 def address_of(text: str) -> tuple[str, int]:
     """HOST:PORT, or :PORT for 127.0.0.1; raises UsageError."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > PORT_MAX:
-        raise UsageError("an address is HOST:PORT", found=text, max=PORT_MAX)
+        raise UsageError(f"--listen must be HOST:PORT with a port up to {PORT_MAX}, got {text!r}")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-class Sampled:
+class StatusCollector:
     """Asks for the status whenever it is collected, one after the other. Always answers: an engine that
     cannot be asked is `ringlog_up 0` (M-5)."""
 
@@ -187,7 +193,7 @@ def _of_pressure(status: EngineStatusReply) -> Iterable[Family]:
     def rows(number: Callable[[Any], float]) -> Rows:
         return [((each.of,), float(number(each))) for each in status.pressure]
 
-    steps = {step.name.lower(): float(step) for step in Step}
+    steps = {step.name.lower(): float(step) for step in PressureStep}
     table: tuple[tuple[str, str, str, Callable[[Any], float]], ...] = (
         ("gauge", "governor_pressure", "Pressure, 0 to 1.", lambda each: each.pressure),
         ("gauge", "governor_step", "Its step: 0 free, up to refusing.", lambda each: steps.get(each.step, 0)),

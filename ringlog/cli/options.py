@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ringlog.cli.output import Format, Printer
 from ringlog.clock import Clock, SystemClock
 from ringlog.errors import NotConnected, UsageError
-from ringlog.link.address import parse_url, read_engine
+from ringlog.link.address import parse_url, read_engine_file
 
 if TYPE_CHECKING:
     from ringlog.client import Client
@@ -44,7 +44,7 @@ class Options:
     def require_engine(self) -> None:
         """Raise NotConnected at once where an engine on this host is known not to run."""
         address = parse_url(self.url)
-        if address.is_local and read_engine(address.run_dir) is None:
+        if address.is_local and read_engine_file(address.run_dir) is None:
             raise NotConnected("no engine is running there", run_dir=address.run_dir)
 
     def key(self) -> str | None:
@@ -69,7 +69,7 @@ def choose_format(wanted: str | None) -> Format:
         return Format(wanted)
     except ValueError:
         known = ", ".join(each.value for each in Format)
-        raise UsageError(f"--output {wanted!r} is not one of {known}") from None
+        raise UsageError(f"--output must be one of {known}, got {wanted!r}") from None
 
 
 def wants_color(*, no_color: bool) -> bool:

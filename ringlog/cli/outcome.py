@@ -28,7 +28,7 @@ from ringlog.errors import (
 )
 
 
-class Exit(IntEnum):
+class CliExit(IntEnum):
     """Exit codes of `ringlog`."""
 
     DONE = 0
@@ -41,26 +41,26 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-def exit_for(error: BaseException) -> Exit:
+def cli_exit_code(error: BaseException) -> CliExit:
     """Exit code that tells a script what kind of failure this was."""
     if isinstance(error, KeyboardInterrupt):
-        return Exit.INTERRUPTED
+        return CliExit.INTERRUPTED
     if isinstance(error, UsageError | ConfigError):
-        return Exit.USAGE
+        return CliExit.USAGE
     if isinstance(error, RequestTimeout):
-        return Exit.UNKNOWN
+        return CliExit.UNKNOWN
     if isinstance(error, ConnectionTrouble):
-        return Exit.NO_CONNECTION
+        return CliExit.NO_CONNECTION
     if isinstance(error, TopicNotFound | GroupNotFound | RouterNotFound):
-        return Exit.NOT_FOUND
+        return CliExit.NOT_FOUND
     if isinstance(error, CorruptData | FrameInvalid):
-        return Exit.DAMAGE
+        return CliExit.DAMAGE
     if isinstance(error, RinglogError) and error.outcome == "unknown":
-        return Exit.UNKNOWN
-    return Exit.FAILED
+        return CliExit.UNKNOWN
+    return CliExit.FAILED
 
 
-def line_for(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """The line for stderr: `error: <code>: <text>`, without line breaks."""
     if isinstance(error, RinglogError):
         code, text = error.code, str(error)

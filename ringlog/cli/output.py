@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from ringlog.client.events import Lagged, TopicDeleted
-    from ringlog.client.pages import Record, Tombstone
+    from ringlog.client.read.pages import Record, Tombstone
+    from ringlog.client.watches.events import Lagged, TopicDeleted
 
 _BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
 COLORS = {"ok": _GREEN, "ready": _GREEN, "warn": _YELLOW, "bad": _RED, "failed": _RED, "lost": _RED}
@@ -57,7 +57,7 @@ class Printer:
             for line in table(rows, self._paint):
                 self._line(line)
 
-    def thing(self, facts: Row) -> None:
+    def item(self, facts: Row) -> None:
         """One thing with its facts."""
         if self.format in {Format.JSON, Format.NDJSON}:
             self._line(to_json(facts))
@@ -69,7 +69,7 @@ class Printer:
             for name, value in facts.items():
                 self._line(f"{self._paint(name.ljust(width), _BOLD)}  {plain(value)}")
 
-    def say(self, text: str) -> None:
+    def caption(self, text: str) -> None:
         """A line of a table's surroundings; nothing in the other formats."""
         if self.format is Format.TABLE:
             self._line(text)
@@ -78,7 +78,7 @@ class Printer:
         """What has a format of its own, as it is, whatever the others are."""
         self._out.write(text)
 
-    def home(self) -> None:
+    def clear_screen(self) -> None:
         """Begin a repainted screen; nothing in the other formats."""
         if self.format is Format.TABLE and self._out.isatty():
             self._out.write("\x1b[H\x1b[2J")
@@ -105,12 +105,12 @@ def table(rows: Sequence[Row], paint: Any = lambda text, color="": text) -> Iter
     ]
     numeric = [all(_is_number(row.get(name)) for row in rows) for name in names]
 
-    def fit(text: str, i: int) -> str:
+    def clamp(text: str, i: int) -> str:
         return text.rjust(widths[i]) if numeric[i] else text.ljust(widths[i])
 
-    yield paint("  ".join(fit(name, i) for i, name in enumerate(names)).rstrip(), _BOLD)
+    yield paint("  ".join(clamp(name, i) for i, name in enumerate(names)).rstrip(), _BOLD)
     for line in cells:
-        yield "  ".join(paint(fit(text, i)) for i, text in enumerate(line)).rstrip()
+        yield "  ".join(paint(clamp(text, i)) for i, text in enumerate(line)).rstrip()
 
 
 def _is_number(value: Any) -> bool:
@@ -217,11 +217,11 @@ class RecordPrinter:
             case Format.RAW:
                 self._raw.write((record.data or b"") + b"\n")
             case Format.NDJSON:
-                self._printer.thing(record_facts(topic, record))
+                self._printer.item(record_facts(topic, record))
             case Format.JSON:
                 self._listed.append(record_facts(topic, record))
             case Format.TABLE:
-                self._printer.say(self._human(topic, record))
+                self._printer.caption(self._human(topic, record))
 
     def tombstone(self, tombstone: Tombstone) -> None:
         """One announced loss; with raw output it goes to stderr."""
@@ -230,24 +230,24 @@ class RecordPrinter:
             case Format.RAW:
                 print(text, file=sys.stderr)
             case Format.NDJSON:
-                self._printer.thing(tombstone_facts(tombstone))
+                self._printer.item(tombstone_facts(tombstone))
             case Format.JSON:
                 self._listed.append(tombstone_facts(tombstone))
             case Format.TABLE:
-                self._printer.say(f"--- {text} ---")
+                self._printer.caption(f"--- {text} ---")
 
-    def note(self, text: str, event: TopicDeleted | Lagged) -> None:
+    def print_event(self, text: str, event: TopicDeleted | Lagged) -> None:
         """Something else about a topic; with raw output it goes to stderr."""
         facts = {"event": event.kind, **asdict(event)}
         match self._printer.format:
             case Format.RAW:
                 print(text, file=sys.stderr)
             case Format.NDJSON:
-                self._printer.thing(facts)
+                self._printer.item(facts)
             case Format.JSON:
                 self._listed.append(facts)
             case Format.TABLE:
-                self._printer.say(f"--- {text} ---")
+                self._printer.caption(f"--- {text} ---")
 
     def flush(self) -> None:
         """Show what was printed so far."""
@@ -262,7 +262,7 @@ class RecordPrinter:
         self.flush()
 
     def _human(self, topic: str, record: Record) -> str:
-        from ringlog.cli.places import rfc3339
+        from ringlog.cli.option_parsing import rfc3339
 
         parts = [f"{record.seq:>8}", rfc3339(record.ts)]
         if self._names_topic:

@@ -1,4 +1,4 @@
-"""`ringlog queue` and `ringlog dead`: how queues stand, emptying them, and jobs that were given up."""
+"""`ringlog queue`: states of queues, pending jobs, purge."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ringlog.cli.asking import is_confirmed
+from ringlog.cli.confirm import ask, counted, must_ask
+from ringlog.cli.option_parsing import rfc3339
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
-from ringlog.cli.places import rfc3339
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.topic import facts_of
 
 Given = Annotated[Options, Parameter(parse=False)]
@@ -17,12 +17,17 @@ Yes = Annotated[bool, Parameter(name=["--yes", "-y"], negative=())]
 
 
 def stats(*queues: str, options: Given) -> None:
-    """How many jobs are in which state.
+    """Show the number of jobs by state.
 
     Parameters
     ----------
     queues
-        Which ones (default: all).
+        Queue names (default: all queues).
+
+    Examples
+    --------
+    ringlog queue stats
+    ringlog queue stats emails
     """
     with options.connect() as client:
         names = queues or tuple(each.topic for each in client.topics.list() if each.type == "queue")
@@ -37,16 +42,20 @@ def pending(
     queue: str, *, after: int = 0, count: Annotated[int, Parameter(name=["--count", "-n"])] = 100,
     options: Given,
 ) -> None:  # fmt: skip
-    """Print jobs that were handed out and are not done: who holds them, until when, why they failed.
+    """List claimed jobs that are not done: holder, deadline, last failure.
 
     Parameters
     ----------
     queue
-        Whose.
+        Queue name.
     after
-        Those behind this number.
+        Only jobs with a number above this one.
     count
-        How many at most.
+        Maximum number of jobs.
+
+    Examples
+    --------
+    ringlog queue pending emails
     """
     with options.connect() as client:
         found = client.queue(queue).pending(count, after=after)
@@ -63,18 +72,25 @@ def _moment(seconds: float) -> str | None:
 
 
 def purge(queue: str, *, yes: Yes = False, options: Given) -> int:
-    """Delete every job that is there now, whoever holds it, for good. On a terminal it asks first.
+    """Delete all jobs of a queue, leased ones included. This cannot be undone.
 
     Parameters
     ----------
     queue
-        Which one.
+        Queue name.
     yes
-        Do not ask.
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog queue purge emails --yes
     """
-    if not yes and not is_confirmed(f"Delete all jobs of {queue} for good?"):
-        return Exit.USAGE
+    asks = must_ask(yes=yes)
     with options.connect() as client:
+        if asks:
+            found = client.queue(queue).stats()
+            count = found.ready + found.in_flight + found.delayed
+            ask(f"Delete {counted(count, 'job')} of queue {queue}?")
         done = client.queue(queue).purge()
-    options.printer().thing(facts_of(done))
-    return Exit.DONE
+    options.printer().item(facts_of(done))
+    return CliExit.DONE

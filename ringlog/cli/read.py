@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from ringlog.cli.option_parsing import parse_moment, parse_start, tags_of
 from ringlog.cli.options import Options
 from ringlog.cli.output import RecordPrinter
-from ringlog.cli.places import parse_moment, parse_start, tags_of
 from ringlog.errors import UsageError
 
 if TYPE_CHECKING:
-    from ringlog.client.events import WatchEvent
-    from ringlog.client.pages import Page
+    from ringlog.client.read.pages import Page
+    from ringlog.client.watches.events import WatchEvent
 
 Given = Annotated[Options, Parameter(parse=False)]
 From = Annotated[str, Parameter(name="--from", allow_leading_hyphen=True)]
@@ -31,27 +31,39 @@ def read(
     levels: str | None = None,
     options: Given,
 ) -> None:
-    """Print a topic's records up to the end it has now; announced losses are printed in their place.
+    """Print the records of a topic up to its current end.
+
+    Lost records are printed in their place, never skipped silently.
 
     Parameters
     ----------
     topic
-        Which one.
+        Topic name.
     start
-        First record wanted: a number, a time (2026-03-01T12:00:00Z, -15m), epoch:seq, start or end.
+        First record to print: a number (inclusive), a cursor epoch:seq (exclusive), a time
+        (2026-03-01T12:00:00Z, -15m), start or end.
     since
-        Only records committed at this time or later: 2026-03-01T12:00:00Z, or 15m for a while ago.
+        Only records committed at this time or later: 2026-03-01T12:00:00Z, or 15m for 15 minutes ago.
     limit
-        Most records to print.
+        Maximum number of records to print.
     tag
         Only records with this tag; a final * matches any ending.
     levels
-        Only records whose tag matches by levels: + is any one, a final # all that follow (eu/+/orders).
+        Only records whose tag matches by levels: + is one level, a final # all that follow (eu/+/orders).
+
+    Examples
+    --------
+    ringlog read orders --from 100 --limit 10
+    ringlog read orders --since 15m --output json
     """
     left, tags = _limit(limit), tags_of(tag, levels)
     if since is not None and start != "start":
-        raise UsageError("--since and --from exclude one another")
-    where = parse_start(start, options.clock) if since is None else parse_moment(since, options.clock)
+        raise UsageError("give --since or --from: they exclude one another")
+    where = (
+        parse_start(start, options.clock, "--from")
+        if since is None
+        else parse_moment(since, options.clock, "--since")
+    )
     show = RecordPrinter(options.printer())
     with options.connect() as client:
         for page in client.reader(topic, where, tags=tags).pages(PAGE_RECORDS):
@@ -70,27 +82,35 @@ def tail(
     strong: Annotated[bool, Parameter(negative="")] = False,
     options: Given,
 ) -> None:
-    """Print records of topics as they are committed, until interrupted, or until no topic is left.
+    """Print records of topics as they are committed.
+
+    Ends when it is interrupted, or when all named topics are deleted.
 
     Parameters
     ----------
     topics
-        Which ones; a * stands for any characters, and topics made later that match are followed, too.
+        Topic names. A * matches any characters; topics created later that match are followed, too.
     start
-        Where to begin, as for read (default: only what comes from now on).
+        First record to print: a number (inclusive), a cursor epoch:seq (exclusive), a time
+        (2026-03-01T12:00:00Z, -15m), start or end.
     limit
-        Stop after this many records.
+        Exit after this many records.
     tag
         Only records with this tag; a final * matches any ending.
     levels
-        Only records whose tag matches by levels: + is any one, a final # all that follow (eu/+/orders).
+        Only records whose tag matches by levels: + is one level, a final # all that follow (eu/+/orders).
     strong
-        Only what survives power loss, as soon as it does.
+        Print only records that survive power loss, as soon as they do.
+
+    Examples
+    --------
+    ringlog tail orders
+    ringlog tail 'rooms.*' --from start --limit 3
     """
     if not 1 <= len(topics) <= TOPICS_MAX:
-        raise UsageError("name the topics to follow", found=len(topics), min=1, max=TOPICS_MAX)
+        raise UsageError(f"give from 1 to {TOPICS_MAX} topics, got {len(topics)}")
     left, tags = _limit(limit), tags_of(tag, levels)
-    where = parse_start(start, options.clock)
+    where = parse_start(start, options.clock, "--from")
     names_topic = len(topics) > 1 or any("*" in topic for topic in topics)
     show = RecordPrinter(options.printer(), names_topic=names_topic)
     consistency: Literal["eventual", "strong"] = "strong" if strong else "eventual"
@@ -108,7 +128,7 @@ def _limit(limit: int | None) -> int:
     if limit is None:
         return -1
     if limit < 1:
-        raise UsageError("--limit is at least 1", found=limit)
+        raise UsageError(f"--limit must be >= 1, got {limit}")
     return limit
 
 
@@ -123,8 +143,8 @@ def print_page(show: RecordPrinter, page: Page, left: int) -> int:
 
 def print_event(show: RecordPrinter, event: WatchEvent, left: int) -> int:
     """Print what a watch gave, as far as records are wanted; returns how many still are (-1 = all)."""
-    from ringlog.client.events import CaughtUp, Lagged, TopicDeleted
-    from ringlog.client.pages import Page, Tombstone
+    from ringlog.client.read.pages import Page, Tombstone
+    from ringlog.client.watches.events import CaughtUp, Lagged, TopicDeleted
 
     match event:
         case Page():
@@ -132,9 +152,9 @@ def print_event(show: RecordPrinter, event: WatchEvent, left: int) -> int:
         case Tombstone():
             show.tombstone(event)
         case TopicDeleted():
-            show.note(f"{event.topic} was deleted behind {event.head_seq}: {event.reason}", event)
+            show.print_event(f"{event.topic} was deleted behind {event.head_seq}: {event.reason}", event)
         case Lagged():
-            show.note(f"{event.topic} is {event.behind} positions behind", event)
+            show.print_event(f"{event.topic} is {event.behind} positions behind", event)
         case CaughtUp():
             return left
     return left

@@ -18,38 +18,39 @@ from typing import Annotated, Any
 import xxhash
 from cyclopts import Parameter
 
+from ringlog.cli.confirm import ask, counted, must_ask
 from ringlog.cli.copies import ENGINE_FILE, copy_file, copy_identity, make_empty, sync_tree, write_synced
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format
 from ringlog.cli.verify import refuse_running
 from ringlog.errors import UsageError
 from ringlog.limits import BATCH_RECORDS_MAX
+from ringlog.segment.index_rebuild import rebuild_index
 from ringlog.segment.layout import MAKER_COMPACTOR, NumberAllocator
-from ringlog.segment.rebuild import rebuild_index
-from ringlog.segment.salvage import Piece, Salvaged, mark_dead, write_salvaged
+from ringlog.segment.salvage import SalvagedSlice, SalvagedTopic, write_deletion_marks, write_salvaged
 from ringlog.storage.disk import Disk, RealDisk
 from ringlog.storage.identity_file import encode_identity
-from ringlog.storage.layout import META_DIR, QUARANTINE_DIR, beyond
-from ringlog.storage.log_register import Entry, encode_register, register_name
+from ringlog.storage.layout import META_DIR, QUARANTINE_DIR, ids_upper_bound
+from ringlog.storage.log_register import RegisterEntry, encode_register, register_name
 from ringlog.verify.directory import HOT, Verification, is_absorbed, verify_directory
-from ringlog.verify.findings import DAMAGE, FileReport, Range, join, without
-from ringlog.verify.frame_decoder import VerifyError, holdings
-from ringlog.verify.log_order import NeededLog, in_order, needed_files
-from ringlog.verify.mending import (
-    Islands,
-    Spot,
+from ringlog.verify.findings import DAMAGE, FileReport, Range, count_seqs, merge_ranges, subtract_ranges
+from ringlog.verify.frame_decoder import VerifyError, record_ranges
+from ringlog.verify.log_order import NeededLog, in_replay_order, needed_files
+from ringlog.verify.repair import (
+    DamagedSpan,
+    PartialLog,
     header_bytes,
-    islands_in,
-    mend,
-    rewritten,
-    sealed_anew,
-    stand_in,
+    placeholder_log,
+    read_partial_log,
+    repair_log,
+    reseal_log,
+    rewrite_snapshot,
     with_prev_seal,
 )
 from ringlog.verify.segment_decoder import frames_in, salts_of
-from ringlog.verify.snapshot_decoder import governing, snapshots_in_force
-from ringlog.verify.wal_decoder import HEADER_BYTES, Header
+from ringlog.verify.snapshot_decoder import authoritative_snapshot, snapshots_in_force
+from ringlog.verify.wal_decoder import HEADER_BYTES, DecodedWalHeader
 
 Given = Annotated[Options, Parameter(parse=False)]
 _INDEX_PARTS = (".idx", ".tags")
@@ -67,13 +68,13 @@ Lost = dict[tuple[int, int], list[Range]]
 
 
 @dataclass(slots=True)
-class Plan:
+class RepairPlan:
     """What becomes of each file of the directory."""
 
     found: Verification
     root: Path
     cold: Path | None
-    mended: dict[str, Islands] = field(default_factory=dict)
+    repaired_logs: dict[str, PartialLog] = field(default_factory=dict)
     """Log files that are whole but for some spots, and those that are made anew for one that is not there."""
     resealed: dict[str, bytes] = field(default_factory=dict)
     """Log files whose headers were damaged, under new ones."""
@@ -83,12 +84,12 @@ class Plan:
     """Segments whose data is whole: the other parts are made anew from it."""
     dropped: set[int] = field(default_factory=set)
     """Numbers of segments that the copy does not have."""
-    salvaged: dict[Key, Salvaged] = field(default_factory=dict)
+    salvaged: dict[Key, SalvagedTopic] = field(default_factory=dict)
     """What new segments are made of."""
     lost: Lost = field(default_factory=dict)
     unknown: list[NeededLog] = field(default_factory=list)
     """Newest log files of which nothing is left: of what they held only a bound is known."""
-    pieces: dict[Key, list[Piece]] | None = None
+    unread_frames: dict[Key, list[SalvagedSlice]] | None = None
     """Whole frames in files that an engine does not read."""
 
     @property
@@ -103,44 +104,58 @@ def repair(
     to: str,
     write: Annotated[bool, Parameter(negative=())] = False,
     cold_dir: str = "",
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
     options: Given,
 ) -> int:
-    """Show what a repair would save and lose; with --write build the repaired copy. Changes nothing in DIR.
+    """Build a repaired copy of a damaged data directory.
+
+    Prints which records are saved and which are lost.
 
     Parameters
     ----------
     data_dir
-        The damaged data directory; no engine may run there.
+        Damaged data directory; no engine may run on it. It is never changed.
     to
-        Directory for the repaired copy; new or empty.
+        Directory of the repaired copy; new or empty.
     write
-        Build it. Without this nothing is written.
+        Write the copy. Without it only the plan is printed.
     cold_dir
-        The cold tier, when it is a directory.
+        Directory of the cold tier.
+    yes
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog repair ./ringlog-data --to ./repaired
+    ringlog repair ./ringlog-data --to ./repaired --write --yes
     """
+    asks = write and must_ask(yes=yes)
     refuse_running(data_dir)
     plan = plan_repair(data_dir, cold_dir)
     printer = options.printer()
     facts = {"repaired": False, **_facts(plan)}
     if write:
-        build(plan, Path(to).absolute())
+        if asks:
+            lost = sum(count_seqs(ranges) for ranges in plan.lost.values())
+            ask(f"Write a repaired copy without {counted(lost, 'lost record')} to {to}?")
+        build_copy(plan, Path(to).absolute())
         again = verify_directory(to, cold_dir=cold_dir)
         facts |= {"repaired": not again.is_damaged, "to": to}
         facts["left"] = [f"{each.path}: {each.what}" for each in again.findings if each.severity == DAMAGE]
     if printer.format is Format.TABLE:
         printer.rows(facts.pop("lost"))
-        printer.say("")
-    printer.thing(facts)
-    return Exit.DONE if not write or facts["repaired"] else Exit.DAMAGE
+        printer.caption("")
+    printer.item(facts)
+    return CliExit.DONE if not write or facts["repaired"] else CliExit.DAMAGE
 
 
-def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> Plan:
+def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> RepairPlan:
     """Verify the directory with so many processes (0 = one a CPU) and decide about every damaged file.
 
     Raises UsageError.
     """
     cold = Path(cold_dir) if cold_dir else None
-    plan = Plan(verify_directory(data_dir, jobs=jobs, cold_dir=cold_dir), Path(data_dir), cold)
+    plan = RepairPlan(verify_directory(data_dir, jobs=jobs, cold_dir=cold_dir), Path(data_dir), cold)
     _require_cold(plan)
     needed = needed_files(plan.found.files, plan.snapshots)
     for report in plan.found.files:
@@ -153,9 +168,9 @@ def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> Plan:
         elif report.kind == "segment" or report.path.startswith(("topics/", "packs/")):
             _plan_segment(plan, report)
     there = {report.path for report in plan.found.files}
-    used = {report.path for report in in_order(plan.found.files)}
+    used = {report.path for report in in_replay_order(plan.found.files)}
     for log in needed.values():
-        if log.path not in used and log.path not in plan.mended:
+        if log.path not in used and log.path not in plan.repaired_logs:
             if log.path in there:
                 plan.quarantined[log.path] = "holds nothing, and others say that it did"
             _stand_in_for(plan, log.path, needed)
@@ -165,17 +180,17 @@ def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> Plan:
                 number for stem, number, _ in report.more["facts"].segments if stem not in there
             )
     _find_lost(plan)
-    for path in [path for path, islands in plan.mended.items() if not _has_room(plan, path, islands)]:
+    for path in [path for path, islands in plan.repaired_logs.items() if not _has_room(plan, path, islands)]:
         # It cannot say in its spots what was lost there: all of it is stood in for.
         plan.quarantined[path] = "there is no room in it to say what was lost"
-        plan.mended.pop(path)
+        plan.repaired_logs.pop(path)
         plan.resealed.pop(path, None)
         _stand_in_for(plan, path, needed)
         _find_lost(plan)
     return plan
 
 
-def _require_cold(plan: Plan) -> None:
+def _require_cold(plan: RepairPlan) -> None:
     """Records in a cold tier that was not named are not lost: nothing is decided about them."""
     if plan.cold is not None:
         return
@@ -191,34 +206,34 @@ def _require_cold(plan: Plan) -> None:
                 )  # fmt: skip
 
 
-def _plan_log(plan: Plan, report: FileReport, needed: dict[int, NeededLog]) -> None:
+def _plan_log(plan: RepairPlan, report: FileReport, needed: dict[int, NeededLog]) -> None:
     limit, path = report.more.get("limit", 0), report.path
     try:
         data = (plan.root / path).read_bytes()
         if not report.more.get("file_id"):
             header = _header_for(plan, path, 0, len(data))
             stop = next((each.stop for each in needed.values() if each.path == path), 0)
-            plan.resealed[path] = sealed_anew(data, header)
-            plan.mended[path] = islands_in(plan.resealed[path], 0, stop)
+            plan.resealed[path] = reseal_log(data, header)
+            plan.repaired_logs[path] = read_partial_log(plan.resealed[path], 0, stop)
             return
-        plan.mended[path] = islands_in(data, limit, limit or report.more.get("durable", 0))
+        plan.repaired_logs[path] = read_partial_log(data, limit, limit or report.more.get("durable", 0))
     except (VerifyError, OSError) as e:
         plan.quarantined[path] = e.message if isinstance(e, VerifyError) else str(e.strerror)
         _stand_in_for(plan, path, needed)
 
 
-def _stand_in_for(plan: Plan, path: str, needed: dict[int, NeededLog]) -> None:
+def _stand_in_for(plan: RepairPlan, path: str, needed: dict[int, NeededLog]) -> None:
     """Other files say that this one held something durable: they must find a file, and its end."""
     log = next((each for each in needed.values() if each.path == path), None)
     if log is not None:
         stop = log.stop
         if not stop:
             plan.unknown.append(log)
-            stop = HEADER_BYTES + _ROOM_BYTES + _LOST_BYTES * len(plan.found.stories.alive())
-        plan.mended[path] = stand_in(_header_for(plan, path, log.shards, stop), stop)
+            stop = HEADER_BYTES + _ROOM_BYTES + _LOST_BYTES * len(plan.found.histories.live_topics())
+        plan.repaired_logs[path] = placeholder_log(_header_for(plan, path, log.shards, stop), stop)
 
 
-def _header_for(plan: Plan, path: str, shards: int, size: int) -> Header:
+def _header_for(plan: RepairPlan, path: str, shards: int, size: int) -> DecodedWalHeader:
     """A new header of the log file of that name, as far as others know what it was; 0 shards = as many as
     theirs. Raises VerifyError when there are no others."""
     shard, incarnation, n = _numbers_of(path)
@@ -228,7 +243,7 @@ def _header_for(plan: Plan, path: str, shards: int, size: int) -> Header:
     # Where the file before it ended is not known; that there was one says that its incarnation served.
     before = _file_id(path) - 1 if n else 0
     near = max(logs, key=lambda each: (int(each["incarnation"]) == incarnation, int(each["incarnation"])))
-    return Header(
+    return DecodedWalHeader(
         shard, shards or int(near["shards"]), n, incarnation, secrets.randbits(63) | 1,
         bytes.fromhex(near["boot_id"]), bytes.fromhex(near["engine_id"]), int(near["created_us"]), size,
         before, 0, 0, 0,
@@ -247,7 +262,7 @@ def _file_id(path: str) -> int:
     return incarnation << _FILE_SHIFT | n
 
 
-def _has_room(plan: Plan, path: str, islands: Islands) -> bool:
+def _has_room(plan: RepairPlan, path: str, islands: PartialLog) -> bool:
     try:
         _mended_bytes(plan, path, islands)
     except VerifyError:
@@ -255,16 +270,16 @@ def _has_room(plan: Plan, path: str, islands: Islands) -> bool:
     return True
 
 
-def _mended_bytes(plan: Plan, path: str, islands: Islands) -> bytes:
+def _mended_bytes(plan: RepairPlan, path: str, islands: PartialLog) -> bytes:
     report = next((each for each in plan.found.files if each.path == path), None)
     if path in plan.resealed:
-        return mend(plan.resealed[path], islands)
+        return repair_log(plan.resealed[path], islands)
     if report is None or path in plan.quarantined:
-        return mend(header_bytes(islands.header), islands)
-    return mend((plan.root / path).read_bytes(), islands, report.more.get("limit", 0))
+        return repair_log(header_bytes(islands.header), islands)
+    return repair_log((plan.root / path).read_bytes(), islands, report.more.get("limit", 0))
 
 
-def _plan_segment(plan: Plan, report: FileReport) -> None:
+def _plan_segment(plan: RepairPlan, report: FileReport) -> None:
     """Where the data is whole the other parts are made anew; else all is put aside, and what is whole of it
     goes into a new segment."""
     more = report.more
@@ -278,71 +293,71 @@ def _plan_segment(plan: Plan, report: FileReport) -> None:
 # -- what is saved and what is lost -------------------------------------------------------------------
 
 
-def _find_lost(plan: Plan) -> None:
+def _find_lost(plan: RepairPlan) -> None:
     """Numbers that nothing an engine will read holds, what of them is found elsewhere, and where to announce
     the rest."""
     plan.salvaged, plan.lost = {}, {}
-    for islands in plan.mended.values():
-        for spot in islands.spots:
+    for islands in plan.repaired_logs.values():
+        for spot in islands.damaged_spans:
             spot.lost = dict(spot.known)
-    for topic in plan.found.stories.alive():
+    for topic in plan.found.histories.live_topics():
         key = (topic.topic_id, topic.epoch)
-        served = join(_served(plan, key))
+        served = merge_ranges(_served(plan, key))
         topic.stored = list(served)
-        known = join([span for spot in _spots(plan) for span in spot.known.get(key, ())])
-        head = topic.summary().head
-        beyond = [span for span in without(known, served) if span[0] > head]
+        known = merge_ranges([span for spot in _spots(plan) for span in spot.known.get(key, ())])
+        head = topic.coverage().head
+        beyond = [span for span in subtract_ranges(known, served) if span[0] > head]
         bound = _most_behind(plan, topic.topic_id)
-        beyond = join([*beyond, (head + 1, head + bound)]) if bound else beyond
-        if not topic.summary().gaps and not beyond:
+        beyond = merge_ranges([*beyond, (head + 1, head + bound)]) if bound else beyond
+        if not topic.coverage().gaps and not beyond:
             continue
-        wanted = without([(topic.floor, max([head, *[span[1] for span in beyond]]))], served)
-        pieces = _found_elsewhere(plan, key, without(wanted, join(topic.lost)))
+        wanted = subtract_ranges([(topic.floor, max([head, *[span[1] for span in beyond]]))], served)
+        pieces = _found_elsewhere(plan, key, subtract_ranges(wanted, merge_ranges(topic.lost)))
         if pieces:
-            plan.salvaged[key] = Salvaged(pieces, topic.removed)
+            plan.salvaged[key] = SalvagedTopic(pieces, topic.removed)
             topic.stored += [(piece.first, piece.last) for piece in pieces]
-        gaps = join([*topic.summary().gaps, *without(beyond, join(topic.stored))])
+        gaps = merge_ranges([*topic.coverage().gaps, *subtract_ranges(beyond, merge_ranges(topic.stored))])
         if gaps:
             plan.lost[key] = gaps
-    _place(plan)
+    _place_announcements(plan)
 
 
-def _most_behind(plan: Plan, topic_id: int) -> int:
+def _most_behind(plan: RepairPlan, topic_id: int) -> int:
     """How many records a topic may have had in newest log files of which nothing is left. None of their
     numbers may be given out again."""
     files = [log for log in plan.unknown if _shard_of(topic_id, log.shards) == _numbers_of(log.path)[0]]
     return sum(log.file_bytes // _FRAME_BYTES_MIN * BATCH_RECORDS_MAX for log in files)
 
 
-def _served(plan: Plan, key: Key) -> Iterator[Range]:
+def _served(plan: RepairPlan, key: Key) -> Iterator[Range]:
     """Numbers that an engine will read of the files that are kept."""
     for report in plan.found.files:
         if report.path not in plan.quarantined:
             yield from report.served.get(key, ())
-    for path, islands in plan.mended.items():
+    for path, islands in plan.repaired_logs.items():
         if is_absorbed(plan.snapshots, _file_id(path), key[0]):
             continue
         for seen in islands.frames:
-            for topic_id, epoch, base_seq, count in holdings(seen.frame):
+            for topic_id, epoch, base_seq, count in record_ranges(seen.frame):
                 if (topic_id, epoch) == key:
                     yield base_seq, base_seq + count - 1
 
 
-def _found_elsewhere(plan: Plan, key: Key, wanted: list[Range]) -> list[Piece]:
+def _found_elsewhere(plan: RepairPlan, key: Key, wanted: list[Range]) -> list[SalvagedSlice]:
     """Frames, or parts of them, that hold wanted numbers, ascending and none twice."""
-    if plan.pieces is None:
-        plan.pieces = {}
+    if plan.unread_frames is None:
+        plan.unread_frames = {}
         for owner, piece in _unread(plan):
-            plan.pieces.setdefault(owner, []).append(piece)
+            plan.unread_frames.setdefault(owner, []).append(piece)
     found = []
-    for piece in plan.pieces.get(key, ()):
+    for piece in plan.unread_frames.get(key, ()):
         for first, last in _within([(piece.first, piece.last)], wanted):
             found.append(piece._replace(first=first, last=last))
-        wanted = without(wanted, [(piece.first, piece.last)])
+        wanted = subtract_ranges(wanted, [(piece.first, piece.last)])
     return sorted(found)
 
 
-def _unread(plan: Plan) -> Iterator[tuple[Key, Piece]]:
+def _unread(plan: RepairPlan) -> Iterator[tuple[Key, SalvagedSlice]]:
     """Whole frames of damaged segments, of cold copies, and of log files that are not replayed."""
     for report in plan.found.files:
         is_segment = report.path.startswith(("topics/", "packs/"))
@@ -355,7 +370,7 @@ def _unread(plan: Plan) -> Iterator[tuple[Key, Piece]]:
             yield from _in_log(plan.root / report.path)
 
 
-def _in_segment(plan: Plan, stem: str) -> Iterator[tuple[Key, Piece]]:
+def _in_segment(plan: RepairPlan, stem: str) -> Iterator[tuple[Key, SalvagedSlice]]:
     places = [plan.root] if plan.cold is None else [plan.root, plan.cold]
     salts = [salt for place in places for salt in salts_of(str(place / stem))]
     for place in places:
@@ -365,88 +380,90 @@ def _in_segment(plan: Plan, stem: str) -> Iterator[tuple[Key, Piece]]:
         data = path.read_bytes()
         for salt in dict.fromkeys(salts):
             for offset, frame in frames_in(data, salt):
-                piece = Piece(
+                piece = SalvagedSlice(
                     frame.base_seq, frame.base_seq + frame.count - 1, str(path), offset, frame.total, salt
                 )
                 yield (frame.topic_id, frame.epoch), piece
 
 
-def _in_log(path: Path) -> Iterator[tuple[Key, Piece]]:
+def _in_log(path: Path) -> Iterator[tuple[Key, SalvagedSlice]]:
     try:
-        islands = islands_in(path.read_bytes())
+        islands = read_partial_log(path.read_bytes())
     except (VerifyError, OSError):
         return
     for seen in islands.frames:
-        for topic_id, epoch, base_seq, count in holdings(seen.frame):
+        for topic_id, epoch, base_seq, count in record_ranges(seen.frame):
             last = base_seq + count - 1
-            piece = Piece(
+            piece = SalvagedSlice(
                 base_seq, last, str(path), seen.offset, seen.frame.total, islands.header.salt
             )  # fmt: skip
             yield (topic_id, epoch), piece
 
 
-def _spots(plan: Plan) -> Iterator[Spot]:
-    for islands in plan.mended.values():
-        yield from islands.spots
+def _spots(plan: RepairPlan) -> Iterator[DamagedSpan]:
+    for islands in plan.repaired_logs.values():
+        yield from islands.damaged_spans
 
 
-def _place(plan: Plan) -> None:
+def _place_announcements(plan: RepairPlan) -> None:
     """Announce each lost range that no snapshot can announce at the last spot before the record that follows
     on it in the log; those that nothing follows on at the last spot of all."""
-    left = {key: without(ranges, _in_snapshot(plan, key)) for key, ranges in plan.lost.items()}
+    left = {key: subtract_ranges(ranges, _in_snapshot(plan, key)) for key, ranges in plan.lost.items()}
     for spot in _spots(plan):
         said = {key: _within(ranges, left.get(key, [])) for key, ranges in spot.known.items()}
         spot.lost = {key: ranges for key, ranges in said.items() if ranges}
         for key, ranges in spot.lost.items():
-            left[key] = without(left[key], ranges)
-    spots: list[tuple[int, Spot]] = []
-    reports = {report.path: report for report in in_order(plan.found.files)}
-    for path in sorted({*reports, *plan.mended}, key=_file_id):
-        islands = plan.mended.get(path)
+            left[key] = subtract_ranges(left[key], ranges)
+    spots: list[tuple[int, DamagedSpan]] = []
+    reports = {report.path: report for report in in_replay_order(plan.found.files)}
+    for path in sorted({*reports, *plan.repaired_logs}, key=_file_id):
+        islands = plan.repaired_logs.get(path)
         if islands is None:
             for key, ranges in reports[path].served.items():
                 _announce(plan, left, key, ranges[-1][0], spots)
             continue
-        coming = list(islands.spots)
+        coming = list(islands.damaged_spans)
         for seen in islands.frames:
             while coming and coming[0].start < seen.offset:
                 spots.append((_file_id(path), coming.pop(0)))
-            for topic_id, epoch, base_seq, _ in holdings(seen.frame):
+            for topic_id, epoch, base_seq, _ in record_ranges(seen.frame):
                 _announce(plan, left, (topic_id, epoch), base_seq, spots)
         spots += [(_file_id(path), spot) for spot in coming]
     for key in left:
         _announce(plan, left, key, 1 << 63, spots)
 
 
-def _in_snapshot(plan: Plan, key: Key) -> list[Range]:
+def _in_snapshot(plan: RepairPlan, key: Key) -> list[Range]:
     """Numbers of which the snapshot of a topic says what became of them."""
-    last_word = governing(plan.snapshots, key[0])
+    last_word = authoritative_snapshot(plan.snapshots, key[0])
     rows = last_word.more["topics"] if last_word is not None else ()
     return [(1, row.head) for row in rows if (row.topic_id, row.epoch) == key and row.head]
 
 
 def _within(ranges: Sequence[Range], wanted: list[Range]) -> list[Range]:
     """Numbers in both."""
-    return without(list(ranges), without(list(ranges), wanted))
+    return subtract_ranges(list(ranges), subtract_ranges(list(ranges), wanted))
 
 
-def _announce(plan: Plan, left: Lost, key: Key, before: int, spots: list[tuple[int, Spot]]) -> None:
+def _announce(
+    plan: RepairPlan, left: Lost, key: Key, before: int, spots: list[tuple[int, DamagedSpan]]
+) -> None:
     """Put ranges that end below `before` where the engine will read them before it reads that record."""
     ready = [span for span in left.get(key, ()) if span[1] < before]
     if not ready:
         return
     for file_id, spot in reversed(spots):
         if not is_absorbed(plan.snapshots, file_id, key[0]):
-            spot.lost[key] = join([*spot.lost.get(key, []), *ready])
+            spot.lost[key] = merge_ranges([*spot.lost.get(key, []), *ready])
             left[key] = [span for span in left[key] if span[1] >= before]
             return
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
-    names = {(topic.topic_id, topic.epoch): topic.name for topic in plan.found.stories.alive()}
+def _facts(plan: RepairPlan) -> dict[str, Any]:
+    names = {(topic.topic_id, topic.epoch): topic.name for topic in plan.found.histories.live_topics()}
     return {
         "damaged": plan.found.is_damaged,
-        "mended": sorted(plan.mended),
+        "mended": sorted(plan.repaired_logs),
         "rebuilt": plan.rebuilt,
         "quarantined": [{"path": path, "why": why} for path, why in plan.quarantined.items()],
         "saved": [
@@ -466,7 +483,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _alive_in(salvaged: Salvaged) -> int:
+def _alive_in(salvaged: SalvagedTopic) -> int:
     dead = salvaged.dead
     return sum(
         piece.last + 1 - piece.first - dead.range_cardinality(piece.first, piece.last + 1)
@@ -477,7 +494,7 @@ def _alive_in(salvaged: Salvaged) -> int:
 # -- the copy -----------------------------------------------------------------------------------------
 
 
-def build(plan: Plan, target: Path, disk: Disk | None = None) -> None:
+def build_copy(plan: RepairPlan, target: Path, disk: Disk | None = None) -> None:
     """Build the repaired copy; raises UsageError when the target is not empty, VerifyError, DiskError."""
     disk = disk or RealDisk()
     source = plan.root
@@ -498,7 +515,7 @@ def build(plan: Plan, target: Path, disk: Disk | None = None) -> None:
     sync_tree(disk, target)
 
 
-def _copy_identity(disk: Disk, plan: Plan, target: Path) -> None:
+def _copy_identity(disk: Disk, plan: RepairPlan, target: Path) -> None:
     """Who the directory is; where that is damaged, by the word of the other files."""
     report = next((each for each in plan.found.files if each.path == ENGINE_FILE), None)
     if report is not None and not report.is_damaged:
@@ -514,17 +531,17 @@ def _copy_identity(disk: Disk, plan: Plan, target: Path) -> None:
     write_synced(disk, target / ENGINE_FILE, encode_identity(owner, used + 1, ""))
 
 
-def _copy_logs(disk: Disk, plan: Plan, target: Path) -> None:
+def _copy_logs(disk: Disk, plan: RepairPlan, target: Path) -> None:
     """Each log file: as it is, mended, or aside. Those that name the seal of an end that mending changed name
     the new one."""
     seals: dict[tuple[int, int], int] = {}
     reports = {report.path: report for report in plan.found.files if _WAL_NAME.match(report.path)}
-    for path in sorted({*reports, *plan.mended}, key=_file_id):
+    for path in sorted({*reports, *plan.repaired_logs}, key=_file_id):
         report = reports.get(path)
-        if path in plan.quarantined or (path in plan.mended and report is not None):
+        if path in plan.quarantined or (path in plan.repaired_logs and report is not None):
             copy_file(disk, plan.root / path, target / QUARANTINE_DIR / path)
-        if path in plan.mended:
-            data = _mended_bytes(plan, path, plan.mended[path])
+        if path in plan.repaired_logs:
+            data = _mended_bytes(plan, path, plan.repaired_logs[path])
             is_new = report is None or path in plan.quarantined or path in plan.resealed
             before: dict[int, int] = {} if is_new or report is None else report.more["ends"]
             for offset, seal in _seals_of(data):
@@ -543,32 +560,33 @@ def _copy_logs(disk: Disk, plan: Plan, target: Path) -> None:
 
 def _seals_of(data: bytes) -> Iterator[tuple[int, int]]:
     """(offset, seal of the frame that ends there) of every frame of a whole file."""
-    for seen in islands_in(data).frames:
+    for seen in read_partial_log(data).frames:
         yield seen.offset + seen.frame.total, seen.seal
 
 
-def _make_registers(disk: Disk, plan: Plan, target: Path) -> None:
+def _make_registers(disk: Disk, plan: RepairPlan, target: Path) -> None:
     """A register that is missing or says nothing is made anew from the log that is there."""
     newest: dict[int, dict[int, FileReport]] = {}
-    for report in in_order(plan.found.files):
+    for report in in_replay_order(plan.found.files):
         if report.path not in plan.quarantined:
             newest.setdefault(report.header["shard"], {})[report.header["shards"]] = report
-    known = plan.found.stories.identities()
+    known = plan.found.histories.max_identities()
     for shard, files in newest.items():
         path = target / META_DIR / register_name(shard)
         if path.exists():
             continue
         last = max(files.values(), key=lambda report: int(report.more["file_id"]))
         shards, size = int(last.header["shards"]), int(last.header["file_bytes"])
-        entry = Entry(
-            shard, 1, bytes.fromhex(last.header["engine_id"]), *beyond(known, size, shards), size, shards,
+        entry = RegisterEntry(
+            shard, 1, bytes.fromhex(last.header["engine_id"]), *ids_upper_bound(known, size, shards), size,
+            shards,
             int(last.more["file_id"]),
             tuple(sorted((n, int(each.more["file_id"])) for n, each in files.items() if n != shards)),
         )  # fmt: skip
         write_synced(disk, path, encode_register(entry))
 
 
-def _copy_segment(disk: Disk, plan: Plan, report: FileReport, target: Path) -> None:
+def _copy_segment(disk: Disk, plan: RepairPlan, report: FileReport, target: Path) -> None:
     stem, source = report.path, plan.root
     is_rebuilt = stem in plan.rebuilt
     has_bad_marks = bool(is_rebuilt and report.more.get("has_bad_marks"))
@@ -585,11 +603,11 @@ def _copy_segment(disk: Disk, plan: Plan, report: FileReport, target: Path) -> N
         is_cold = report.more["tier"] == "cold"
         rebuild_index(disk, str(target), stem, source_dir=str(plan.cold) if is_cold else None).close()
     if has_bad_marks:
-        dead = {(each.topic_id, each.epoch): each.removed for each in plan.found.stories.alive()}
-        mark_dead(disk, str(target), stem, dead)
+        dead = {(each.topic_id, each.epoch): each.removed for each in plan.found.histories.live_topics()}
+        write_deletion_marks(disk, str(target), stem, dead)
 
 
-def _write_salvaged(disk: Disk, plan: Plan, target: Path) -> None:
+def _write_salvaged(disk: Disk, plan: RepairPlan, target: Path) -> None:
     """One segment for each shard that has something to save, as the compactor would name it."""
     known = [int(each.more["number"]) for each in plan.found.files if each.kind == "segment"]
     known += [
@@ -606,12 +624,12 @@ def _write_salvaged(disk: Disk, plan: Plan, target: Path) -> None:
     shards = int(newest["shards"])
     owner = next(each["engine_id"] for each in headers if "engine_id" in each)
     created = max((int(each.get("created_us", 0)) for each in headers), default=0)
-    by_shard: dict[int, dict[Key, Salvaged]] = {}
+    by_shard: dict[int, dict[Key, SalvagedTopic]] = {}
     for key, salvaged in plan.salvaged.items():
         by_shard.setdefault(_shard_of(key[0], shards), {})[key] = salvaged
     for shard, topics in sorted(by_shard.items()):
         write_salvaged(
-            disk, str(target), topics, number=numbers.take(), salt=secrets.randbits(63) | 1, shard=shard,
+            disk, str(target), topics, number=numbers.allocate(), salt=secrets.randbits(63) | 1, shard=shard,
             shards=shards, engine_id=bytes.fromhex(owner), created_us=created,
         )  # fmt: skip
 
@@ -620,7 +638,7 @@ def _shard_of(topic_id: int, shards: int) -> int:
     return xxhash.xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % shards
 
 
-def _rewrite_snapshots(disk: Disk, plan: Plan, target: Path) -> None:
+def _rewrite_snapshots(disk: Disk, plan: RepairPlan, target: Path) -> None:
     """What a snapshot counts as there and is not: its rows say so, and it lists no segment that is not, or
     not where it is."""
     cold = {
@@ -642,4 +660,4 @@ def _rewrite_snapshots(disk: Disk, plan: Plan, target: Path) -> None:
         if lost or moved or listed.keys() & plan.dropped:
             data = (target / report.path).read_bytes()
             disk.unlink(str(target / report.path))
-            write_synced(disk, target / report.path, rewritten(data, lost, plan.dropped, moved))
+            write_synced(disk, target / report.path, rewrite_snapshot(data, lost, plan.dropped, moved))

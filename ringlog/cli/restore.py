@@ -9,13 +9,13 @@ from cyclopts import Parameter
 
 from ringlog.cli.copies import (
     COLD,
-    Entry,
+    ManifestEntry,
+    changed_files,
     copy_file,
-    differing,
     make_empty,
     read_manifest,
-    renamed,
     sync_tree,
+    with_path,
 )
 from ringlog.cli.options import Options
 from ringlog.errors import CorruptData, UsageError
@@ -25,41 +25,47 @@ Given = Annotated[Options, Parameter(parse=False)]
 
 
 def restore(backup: str, *, to: str, cold_dir: str = "", options: Given) -> int:
-    """Check a backup against its manifest and copy it into a new data directory. A start then recovers it.
+    """Check a backup and copy it into a new data directory.
+
+    Existing data is never overwritten. The engine recovers the copy at its next start.
 
     Parameters
     ----------
     backup
-        What `ringlog backup` made.
+        Directory that `ringlog backup` made.
     to
-        The data directory to make; new or empty.
+        Data directory to create; new or empty.
     cold_dir
         Directory for the cold tier's part of the backup; new or empty.
+
+    Examples
+    --------
+    ringlog restore /backup/monday --to ./ringlog-data
     """
     source, target = Path(backup).absolute(), Path(to).absolute()
     manifest = read_manifest(source)
     cold = [entry for entry in manifest.files if entry.path.startswith(COLD)]
     if cold and not cold_dir:
         raise UsageError("the backup holds a cold tier: say where it goes with --cold-dir", files=len(cold))
-    wrong = differing(source, manifest.files)
+    wrong = changed_files(source, manifest.files)
     if wrong:
         raise CorruptData("the backup is damaged", file=wrong[0], files=len(wrong))
     disk = RealDisk()
     copy_back(disk, source, target, [entry for entry in manifest.files if entry not in cold])
     if cold:
-        stripped = [renamed(entry, entry.path.removeprefix(COLD)) for entry in cold]
+        stripped = [with_path(entry, entry.path.removeprefix(COLD)) for entry in cold]
         copy_back(disk, source / COLD, Path(cold_dir).absolute(), stripped)
     facts = {"restored": str(target), "files": len(manifest.files), "bytes": manifest.total}
-    options.printer().thing(facts | {"engine_id": manifest.engine_id, "cold_files": len(cold)})
+    options.printer().item(facts | {"engine_id": manifest.engine_id, "cold_files": len(cold)})
     return 0
 
 
-def copy_back(disk: Disk, source: Path, target: Path, entries: list[Entry]) -> None:
+def copy_back(disk: Disk, source: Path, target: Path, entries: list[ManifestEntry]) -> None:
     """Copy what a manifest names into a new directory, and compare; raises DiskError, CorruptData."""
     make_empty(disk, target)
     for entry in entries:
         copy_file(disk, source / entry.path, target / entry.path)
     sync_tree(disk, target)
-    broken = differing(target, entries)
+    broken = changed_files(target, entries)
     if broken:
         raise CorruptData("what was restored is not what was read", file=broken[0], files=len(broken))

@@ -6,10 +6,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from ringlog.cli.confirm import ask, must_ask
+from ringlog.cli.option_parsing import tags_of
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format
-from ringlog.cli.places import tags_of
 from ringlog.cli.topic import facts_of
 
 Given = Annotated[Options, Parameter(parse=False)]
@@ -17,16 +18,21 @@ _LISTED = ("router", "source", "dest", "filter", "guarantee", "cursor", "lag", "
 
 
 def list_routers(prefix: str = "", *, source: str = "", dest: str = "", options: Given) -> None:
-    """List routers, by name.
+    """List routers by name.
 
     Parameters
     ----------
     prefix
-        Only names that begin like this.
+        Only routers whose name begins with this prefix.
     source
-        Only those that forward this topic.
+        Only routers with this source topic.
     dest
-        Only those that forward to this topic.
+        Only routers with this destination topic.
+
+    Examples
+    --------
+    ringlog router list
+    ringlog router list --source orders
     """
     with options.connect() as client:
         rows = [facts_of(each) for each in client.routers.list(prefix=prefix, source=source, dest=dest)]
@@ -50,30 +56,36 @@ def create(
     exactly_once: Annotated[bool, Parameter(negative=())] = False,
     options: Given,
 ) -> None:
-    """Forward what is published to a topic from here on to another; the same router again changes how.
+    """Create a router: forward new records of a topic to another topic.
+
+    Creating the same router again changes its settings.
 
     Parameters
     ----------
     router
-        Its name, by custom source->dest.
+        Router name, by custom source->dest.
     source
-        The topic to forward.
+        Source topic.
     dest
-        Where to.
+        Destination topic.
     filter
-        A tag, or a prefix ending in *: only records that have such a tag.
+        Only records with this tag; a final * matches any ending.
     levels
-        Only records whose tag matches by levels: + is any one, a final # all that follow (eu/+/orders).
+        Only records whose tag matches by levels: + is one level, a final # all that follow (eu/+/orders).
     drop_node
-        Copies have no node.
+        Remove the node from copies.
     drop_tag
-        Copies have no tag.
+        Remove the tag from copies.
     no_create
-        The destination must exist.
+        Fail if the destination topic does not exist, instead of creating it.
     allow_cycle
-        It may close a cycle; a record is then forwarded eight times at most.
+        Allow the router to close a cycle; a record is then forwarded at most 8 times.
     exactly_once
-        Stamp copies with where they came from.
+        Stamp copies with their source position, so that none is made twice.
+
+    Examples
+    --------
+    ringlog router create orders-hot orders dispatch --filter 'urgent*'
     """
     tags = tags_of(filter, levels, "--filter")
     with options.connect() as client:
@@ -82,33 +94,51 @@ def create(
             create_dest=not no_create, allow_cycle=allow_cycle,
             guarantee="exactly_once" if exactly_once else "at_least_once",
         )  # fmt: skip
-    options.printer().thing(facts_of(made))
+    options.printer().item(facts_of(made))
 
 
 def show(router: str, *, settle: float = 0.0, options: Given) -> None:
-    """Show what a router forwards and how far it is.
+    """Show the settings and the progress of a router.
 
     Parameters
     ----------
     router
-        Its name.
+        Router name.
     settle
-        Wait so many seconds at most until all that its source holds now was forwarded.
+        Seconds to wait at most until all current records of the source are forwarded.
+
+    Examples
+    --------
+    ringlog router show orders-hot
+    ringlog router show orders-hot --settle 5
     """
     with options.connect() as client:
         found = client.routers.get(router, settle_s=settle)
-    options.printer().thing(facts_of(found))
+    options.printer().item(facts_of(found))
 
 
-def delete(router: str, *, options: Given) -> int:
-    """Forward no more. Copies that were made stay.
+def delete(
+    router: str,
+    *,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
+    options: Given,
+) -> int:
+    """Delete a router; existing copies stay.
 
     Parameters
     ----------
     router
-        Its name.
+        Router name.
+    yes
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog router delete orders-hot --yes
     """
+    if must_ask(yes=yes):
+        ask(f"Delete router {router}?")
     with options.connect() as client:
         deleted = client.routers.delete(router)
-    options.printer().thing({"router": router, "deleted": deleted})
-    return Exit.DONE if deleted else Exit.NOT_FOUND
+    options.printer().item({"router": router, "deleted": deleted})
+    return CliExit.DONE if deleted else CliExit.NOT_FOUND

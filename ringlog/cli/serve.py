@@ -7,9 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.settings import Sets
-from ringlog.shm import engine_trouble
+from ringlog.shm import unsupported_host_reason
 
 
 def serve(
@@ -19,23 +19,28 @@ def serve(
     sets: Sets = (),
     check: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Run the engine in the foreground; it ends in good order on SIGTERM or Ctrl-C.
+    """Run the engine in the foreground until SIGTERM or Ctrl-C.
 
     Parameters
     ----------
     config
         Configuration file (default: RINGLOG_CONFIG, ./ringlog.toml, the system's).
     data_dir
-        Where the data lies; the same as --set data.dir=...
+        Data directory; the same as --set data.dir=DIR.
     sets
-        section.key=value; may be given several times and wins over file and environment.
+        Setting as section.key=value; may be given several times. Wins over file and environment.
     check
-        Only say whether the configuration is good.
+        Check the configuration and exit.
+
+    Examples
+    --------
+    ringlog serve --data-dir ./ringlog-data
+    ringlog serve --config ringlog.toml --set wal.shards=4
     """
-    trouble = engine_trouble()
+    trouble = unsupported_host_reason()
     if trouble:
         print(trouble, file=sys.stderr)
-        return Exit.FAILED
+        return CliExit.FAILED
     from ringlog.supervision.serve import serve as run
 
     return run(config_file=config, sets=sets, data_dir=data_dir, check=check)

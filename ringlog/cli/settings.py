@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import plain
 from ringlog.config import ENVIRONMENT, LoadedConfig, load_config, parse_flags
 from ringlog.environment import VARIABLES
@@ -19,14 +19,21 @@ Given = Annotated[Options, Parameter(parse=False)]
 
 
 def show(*, config: str | None = None, sets: Sets = (), options: Given) -> None:
-    """Show every setting with its value and source. Secrets are files, and their contents are never shown.
+    """Show every setting with its value and source.
+
+    Secrets are files; their contents are never shown.
 
     Parameters
     ----------
     config
-        Configuration file to read.
+        Configuration file (default: RINGLOG_CONFIG, ./ringlog.toml, the system's).
     sets
-        section.key=value; may be given several times.
+        Setting as section.key=value; may be given several times. Wins over file and environment.
+
+    Examples
+    --------
+    ringlog config show
+    ringlog config show --config ringlog.toml
     """
     loaded = load_config(parse_flags(sets), config_file=config)
     warn(loaded, options)
@@ -35,14 +42,21 @@ def show(*, config: str | None = None, sets: Sets = (), options: Given) -> None:
 
 
 def check(*, config: str | None = None, sets: Sets = (), options: Given) -> int:
-    """Read the configuration as `serve` would, and fail when it is wrong or a RINGLOG_ variable is ignored.
+    """Check the configuration as `ringlog serve` reads it.
+
+    Fails if a setting is wrong or a RINGLOG_ variable is ignored.
 
     Parameters
     ----------
     config
-        Configuration file to read.
+        Configuration file (default: RINGLOG_CONFIG, ./ringlog.toml, the system's).
     sets
-        section.key=value; may be given several times.
+        Setting as section.key=value; may be given several times. Wins over file and environment.
+
+    Examples
+    --------
+    ringlog config check
+    ringlog config check --set wal.shards=4
     """
     from ringlog.supervision.endpoints import check_listeners
 
@@ -50,14 +64,17 @@ def check(*, config: str | None = None, sets: Sets = (), options: Given) -> int:
     check_listeners(loaded.config)
     warn(loaded, options)
     state = "wrong" if loaded.warnings else "ok"
-    options.printer().thing(
-        {"config": state, "file": loaded.file or "none", "warnings": len(loaded.warnings)}
-    )
-    return Exit.USAGE if loaded.warnings else Exit.DONE
+    options.printer().item({"config": state, "file": loaded.file or "none", "warnings": len(loaded.warnings)})
+    return CliExit.USAGE if loaded.warnings else CliExit.DONE
 
 
 def env(*, options: Given) -> None:
-    """List the environment variables that ringlog reads, and which setting each one sets."""
+    """List the environment variables that ringlog reads.
+
+    Examples
+    --------
+    ringlog config env
+    """
     loaded = load_config()
     values = {key: (value, source) for key, value, source in loaded.rows()}
     rows = [
@@ -65,7 +82,12 @@ def env(*, options: Given) -> None:
         for key, variable in ENVIRONMENT.items()
     ]
     rows += [
-        {"variable": name, "key": "", "value": "set" if name in os.environ else "", "source": each.what}
+        {
+            "variable": name,
+            "key": "",
+            "value": "set" if name in os.environ else "",
+            "source": each.description,
+        }
         for name, each in VARIABLES.items()
     ]
     options.printer().rows(rows)

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from ringlog.cli.confirm import ask, must_ask
+from ringlog.cli.option_parsing import human_bytes
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format
-from ringlog.cli.places import human_bytes
 from ringlog.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ringlog.spark.jobs.report import Progress
+    from ringlog.spark.jobs.report import SparkJobProgress
 
 Given = Annotated[Options, Parameter(parse=False)]
 Flag = Annotated[bool, Parameter(negative=())]
@@ -37,7 +38,9 @@ def require_spark() -> None:
 
 
 @contextmanager
-def _at_work(options: Options, master: str, packages: str = "") -> Iterator[tuple[SparkSession, Progress]]:
+def _at_work(
+    options: Options, master: str, packages: str = ""
+) -> Iterator[tuple[SparkSession, SparkJobProgress]]:
     """A session for one job, and where it shows how far it is."""
     require_spark()
     from ringlog.spark import session
@@ -69,19 +72,19 @@ def _print(options: Options, report: Any, lists: tuple[str, ...] = ()) -> None:
         for name in lists:
             rows = facts.pop(name)
             if rows:
-                printer.say(f"{name}:")
+                printer.caption(f"{name}:")
                 printer.rows(rows)
-                printer.say("")
+                printer.caption("")
         for name in [name for name in facts if name == "bytes" or name.endswith("_bytes")]:
             facts[name] = human_bytes(facts[name])
-    printer.thing(facts)
+    printer.item(facts)
 
 
 def _pairs(given: list[str] | None, what: str) -> dict[str, Any]:
     """`name=value` arguments."""
     found: dict[str, Any] = dict(each.partition("=")[::2] for each in given or [])
     if any("=" not in each for each in given or []):
-        raise UsageError(f"{what} is name=value", found=given)
+        raise UsageError(f"{what} must be name=value, got {given}")
     return found
 
 
@@ -96,87 +99,103 @@ def archive(
     master: str = LOCAL,
     options: Given,
 ) -> int:
-    """Write topics into Parquet by topic and date; the next run goes on where this one ends.
+    """Archive topics as Parquet files by topic and date.
+
+    A further run continues where the last one ended.
 
     Parameters
     ----------
     path
-        The data directory of a running engine.
+        Data directory of a running engine.
     to
-        The archive: a directory, made if its parent is there.
+        Directory of the archive; its parent must exist.
     topic
-        Which one; may be given several times (default: all).
+        Topic name; may be given several times (default: all topics).
     pattern
-        Or all whose name matches this regular expression.
+        Regular expression: all topics whose name matches it.
     allow_loss
-        Go on when records were lost before they were archived; the report names them.
+        Continue if records were lost before they were archived; the report lists them.
     codec
-        zstd, snappy, lz4, gzip or none.
+        Compression: zstd, snappy, lz4, gzip or none.
     master
-        Where Spark runs.
+        Spark master URL.
+
+    Examples
+    --------
+    ringlog spark archive ./ringlog-data ./archive --topic orders
     """
     with _at_work(options, master) as (spark, shown):
         from ringlog.spark.jobs import archive as job
 
         if codec not in job.CODECS:
-            raise UsageError("--codec is one of " + ", ".join(job.CODECS), found=codec)
+            raise UsageError(f"--codec must be one of {', '.join(job.CODECS)}, got {codec!r}")
         report = job.run(
             spark, path, to, topic, pattern=pattern, fail_on_data_loss=not allow_loss, codec=codec,
             progress=shown,
         )  # fmt: skip
     _print(options, report, ("bounds", "gaps"))
-    return Exit.DONE
+    return CliExit.DONE
 
 
 def verify(
     path: str, *, topic: Names = None, pattern: str | None = None, master: str = LOCAL, options: Given
 ) -> int:
-    """Read and check every stored frame while the engine runs; exit status 6 for damage.
+    """Verify every stored frame while the engine runs.
+
+    Exit code 6: damage found.
 
     Parameters
     ----------
     path
-        The data directory of a running engine.
+        Data directory of a running engine.
     topic
-        Which one; may be given several times (default: all).
+        Topic name; may be given several times (default: all topics).
     pattern
-        Or all whose name matches this regular expression.
+        Regular expression: all topics whose name matches it.
     master
-        Where Spark runs.
+        Spark master URL.
+
+    Examples
+    --------
+    ringlog spark verify ./ringlog-data
     """
     with _at_work(options, master) as (spark, shown):
         from ringlog.spark.jobs import verify as job
 
         report = job.run(spark, path, topic, pattern=pattern, progress=shown)
     _print(options, report, ("bounds", "damage", "missing"))
-    return Exit.DONE if report.is_whole else Exit.DAMAGE
+    return CliExit.DONE if report.is_whole else CliExit.DAMAGE
 
 
 def stats(
     path: str, *, topic: Names = None, pattern: str | None = None, tags: int = 10, master: str = LOCAL,
     options: Given,
 ) -> int:  # fmt: skip
-    """Sizes, rates, tags and lag of topics, from indexes alone.
+    """Show sizes, rates, tags and lag of topics, from indexes alone.
 
     Parameters
     ----------
     path
-        The data directory of a running engine.
+        Data directory of a running engine.
     topic
-        Which one; may be given several times (default: all).
+        Topic name; may be given several times (default: all topics).
     pattern
-        Or all whose name matches this regular expression.
+        Regular expression: all topics whose name matches it.
     tags
-        How many of the most frequent tags to list; 0 = none.
+        Number of the most frequent tags to list; 0 = none.
     master
-        Where Spark runs.
+        Spark master URL.
+
+    Examples
+    --------
+    ringlog spark stats ./ringlog-data --tags 5
     """
     with _at_work(options, master) as (spark, shown):
         from ringlog.spark.jobs import stats as job
 
         report = job.run(spark, path, topic, pattern=pattern, tags=tags, progress=shown)
     _print(options, report, ("topics",))
-    return Exit.DONE
+    return CliExit.DONE
 
 
 def compact(
@@ -188,32 +207,42 @@ def compact(
     older_than: str | None = None,
     apply: Flag = False,
     out: str | None = None,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
     master: str = LOCAL,
     options: Given,
 ) -> int:
-    """Propose records to delete, by tag, age or both, as ranges; delete them with --apply.
+    """List records to delete by tag or age; delete them with --apply.
 
     Parameters
     ----------
     path
-        The data directory of a running engine.
+        Data directory of a running engine.
     topic
-        Which one; may be given several times (default: all).
+        Topic name; may be given several times (default: all topics).
     pattern
-        Or all whose name matches this regular expression.
+        Regular expression: all topics whose name matches it.
     tag
-        Records with this tag, or with one that begins like `prefix*`; may be given several times.
+        Only records with this tag; a final * matches any ending. May be given several times.
     older_than
-        Records committed before: a time (2026-01-31T12:00:00Z, epoch milliseconds), or an age (90s, 12h,
-        30d).
+        Only records committed before: a time (2026-01-31T12:00:00Z, epoch milliseconds) or an age (90s,
+        12h, 30d).
     apply
-        Delete them. There is no way back.
+        Delete the records. This cannot be undone.
     out
-        Write all ranges into this directory, as JSON lines.
+        Directory for all ranges, as JSON lines.
     master
-        Where Spark runs.
+        Spark master URL.
+    yes
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog spark compact ./ringlog-data --topic orders --older-than 30d
+    ringlog spark compact ./ringlog-data --topic orders --older-than 30d --apply --yes
     """
     before_us = None if older_than is None else _moment(older_than, options)
+    if apply and must_ask(yes=yes):
+        ask(f"Delete the matching records of the topics in {path}?")
     with _at_work(options, master) as (spark, shown):
         from ringlog.spark.jobs import compact as job
 
@@ -222,7 +251,7 @@ def compact(
             out=out, progress=shown,
         )  # fmt: skip
     _print(options, report, ("proposals",))
-    return Exit.DONE
+    return CliExit.DONE
 
 
 AGES = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -253,32 +282,39 @@ def replay(
     master: str = LOCAL,
     options: Given,
 ) -> int:
-    """Write records of topics into other topics, each once; run again by its name, it goes on.
+    """Copy records of topics into other topics, each once.
 
     Parameters
     ----------
     path
-        The data directory of a running engine.
+        Data directory of a running engine.
     topic
-        Which one; may be given several times (default: all).
+        Topic name; may be given several times (default: all topics).
     pattern
-        Or all whose name matches this regular expression.
+        Regular expression: all topics whose name matches it.
     to
-        One topic for everything.
-    prefix, suffix
-        Or: topics named like their sources, with these around.
+        Destination topic of all records.
+    prefix
+        Prefix of destination topics that are named like their source.
+    suffix
+        Suffix of destination topics that are named like their source.
     to_path
-        Another data directory on this host.
+        Data directory of another engine on this host.
     name
-        The job's name; without one it gets a new one, which the report tells.
+        Name of the job; a run under the same name continues (default: a new name, printed in the report).
     rate
-        Records a second at most.
+        Maximum number of records per second.
     source
-        Further options of the source, name=value: startingTimestamp=…, tags=….
+        Option of the source as name=value, such as startingTimestamp or startingOffsets (the first record,
+        inclusive).
     sink
-        Further options of the sink, name=value: durability=fsync, createTopics=false.
+        Option of the sink as name=value, such as durability=fsync.
     master
-        Where Spark runs.
+        Spark master URL.
+
+    Examples
+    --------
+    ringlog spark replay ./ringlog-data --topic orders --to orders.copy --name copy-1
     """
     with _at_work(options, master) as (spark, shown):
         from ringlog.spark.jobs import replay as job
@@ -288,7 +324,7 @@ def replay(
             name=name, rate=rate, sink=_pairs(sink, "--sink"), progress=shown, **_pairs(source, "--source"),
         )  # fmt: skip
     _print(options, report, ("bounds",))
-    return Exit.DONE
+    return CliExit.DONE
 
 
 def backfill(
@@ -303,26 +339,30 @@ def backfill(
     master: str = LOCAL,
     options: Given,
 ) -> int:
-    """Write Parquet into topics, each row once; run again by its name, it goes on.
+    """Write Parquet files into topics, each row once.
 
     Parameters
     ----------
     path
-        The data directory of a running engine.
+        Data directory of a running engine.
     source
-        A Parquet file, a directory of them, or an archive.
+        Parquet file, directory of Parquet files, or archive.
     topic
-        Where to; without it the column `topic` says so.
+        Destination topic (default: the column `topic`).
     column
-        A column of the records as an SQL expression: payload=to_json(struct(*)); may be given several times.
+        Column of the records as an SQL expression: payload=to_json(struct(*)). May be given several times.
     name
-        The job's name; without one it gets a new one, which the report tells.
+        Name of the job; a run under the same name continues (default: a new name, printed in the report).
     rate
-        Rows a second at most.
+        Maximum number of rows per second.
     sink
-        Further options of the sink, name=value.
+        Option of the sink as name=value.
     master
-        Where Spark runs.
+        Spark master URL.
+
+    Examples
+    --------
+    ringlog spark backfill ./ringlog-data ./archive --name restore-1
     """
     with _at_work(options, master) as (spark, shown):
         from ringlog.spark.jobs import backfill as job
@@ -332,7 +372,7 @@ def backfill(
             rate=rate, sink=_pairs(sink, "--sink"), progress=shown,
         )  # fmt: skip
     _print(options, report)
-    return Exit.DONE
+    return CliExit.DONE
 
 
 def mirror(
@@ -352,36 +392,43 @@ def mirror(
     master: str = LOCAL,
     options: Given,
 ) -> int:
-    """Stream topics into a Spark sink: Parquet, Delta, Iceberg, Kafka. With --interval it goes on for ever.
+    """Stream topics into a Spark sink: Parquet, Delta, Iceberg or Kafka.
+
+    With --interval it runs until interrupted.
 
     Parameters
     ----------
     path
-        The data directory of a running engine.
+        Data directory of a running engine.
     checkpoint
-        Where Spark keeps how far it is; the same one again goes on there.
+        Checkpoint directory; a run with the same one continues there.
     topic
-        Which one; may be given several times (default: all).
+        Topic name; may be given several times (default: all topics).
     pattern
-        Or all whose name matches this regular expression.
+        Regular expression: all topics whose name matches it.
     format
-        parquet, delta, iceberg, kafka, or another sink's name.
+        Format of the sink: parquet, delta, iceberg, kafka, or the name of another sink.
     target
-        Directory, or name of a table; of kafka one topic for everything.
+        Directory or table name; for kafka one topic for all records.
     option
-        Options of the sink, name=value: kafka.bootstrap.servers=localhost:9092.
+        Option of the sink as name=value, such as kafka.bootstrap.servers=localhost:9092.
     source
-        Options of the source, name=value: maxOffsetsPerTrigger=100000.
+        Option of the source as name=value, such as startingOffsets (the first record, inclusive) or
+        maxOffsetsPerTrigger.
     partition_by
-        Columns that directories are made by.
+        Columns to partition directories by.
     topic_prefix
-        Of kafka: put before names of topics.
+        Prefix of topic names in kafka.
     interval
-        Time between batches, such as "10 seconds"; without it the job ends when all has arrived.
+        Time between batches, such as '10 seconds' (default: end when all records are copied).
     packages
-        Maven coordinates of the sink, comma list.
+        Maven coordinates of the sink, separated by commas.
     master
-        Where Spark runs.
+        Spark master URL.
+
+    Examples
+    --------
+    ringlog spark mirror ./ringlog-data --checkpoint ./mirror-state --topic orders --target ./mirror
     """
     with _at_work(options, master, packages) as (spark, shown):
         from ringlog.spark.jobs import mirror as job
@@ -392,24 +439,30 @@ def mirror(
             interval=interval, progress=shown, **_pairs(source, "--source"),
         )  # fmt: skip
     _print(options, report)
-    return Exit.DONE
+    return CliExit.DONE
 
 
 def recover(path: str, *, staging_dir: str | None = None, create_topics: Flag = False, options: Given) -> int:
-    """Finish writes whose driver died in the middle. Starts no Spark.
+    """Finish writes whose driver failed before the commit.
+
+    Starts no Spark.
 
     Parameters
     ----------
     path
-        The data directory of a running engine.
+        Data directory of a running engine.
     staging_dir
-        Where the writes were staged, if not beside the data.
+        Directory where the writes were staged, if not beside the data.
     create_topics
-        Make topics that are absent, as the write was told to.
+        Create missing topics, as the write was asked to.
+
+    Examples
+    --------
+    ringlog spark recover ./ringlog-data
     """
     require_spark()
     from ringlog.spark.jobs import recover as job
 
     report = job.run(None, path, staging_dir=staging_dir, create_topics=create_topics)
     _print(options, report, ("plans",))
-    return Exit.DONE
+    return CliExit.DONE

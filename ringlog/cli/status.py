@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
+from ringlog.cli.option_parsing import human_bytes
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format, Printer
-from ringlog.cli.places import human_bytes
 from ringlog.envelope.engine_file import ENGINE_FILE
 from ringlog.envelope.messages import (
     Consumer,
@@ -45,15 +45,22 @@ def status(
     ready: Annotated[bool, Parameter(negative=())] = False,
     options: Annotated[Options, Parameter(parse=False)],
 ) -> int:
-    """Show the engine's processes, restarts, disk and readiness. Works on the engine's own host.
+    """Show the engine's processes, restarts, disk and readiness.
+
+    Works on the engine's own host.
 
     Parameters
     ----------
     watch
-        Look again every second until interrupted.
+        Refresh every second until interrupted.
     ready
-        Print nothing but the state, and fail unless it is ready: for health checks. An engine with a shard
-        that serves reads alone is not ready.
+        Print only the state, and fail unless it is ready: for health checks. An engine with a read-only
+        shard is not ready.
+
+    Examples
+    --------
+    ringlog status
+    ringlog status --ready
     """
     printer = options.printer()
     if ready:
@@ -62,24 +69,26 @@ def status(
         _watch(options, printer)
     found = _look(options)
     show(found, printer, _consumers(options, found))
-    return Exit.DONE
+    return CliExit.DONE
 
 
 def _look(options: Options) -> EngineStatusReply:
-    from ringlog.supervision import asking
+    from ringlog.supervision import control_client
 
-    return asking.status(run_dir_of(options), options.timeout_s)
+    return control_client.fetch_status(run_dir_of(options), options.timeout_s)
 
 
 def _consumers(options: Options, found: EngineStatusReply) -> list[Consumer]:
     """Who is furthest behind at the schedulers that say so in time."""
-    from ringlog.supervision import asking
+    from ringlog.supervision import control_client
 
     consumers: list[Consumer] = []
     numbers = [int(each.name[-2:]) for each in found.processes if each.kind == "scheduler" and each.pid]
     for number in numbers:
         with contextlib.suppress(RinglogError):
-            asked = asking.consumers(run_dir_of(options), number, CONSUMERS_SHOWN, CONSUMERS_WAIT_S)
+            asked = control_client.fetch_consumers(
+                run_dir_of(options), number, CONSUMERS_SHOWN, CONSUMERS_WAIT_S
+            )
             consumers += asked.consumers
     return sorted(consumers, key=lambda each: -each.lag_ms)[:CONSUMERS_SHOWN]
 
@@ -96,8 +105,8 @@ def run_dir_of(options: Options) -> str:
 def _readiness(options: Options, printer: Printer) -> int:
     found = _look(options)
     state = readiness(found)
-    printer.thing({"state": state, "problems": problems(found)})
-    return Exit.DONE if state == READY else Exit.FAILED
+    printer.item({"state": state, "problems": problems(found)})
+    return CliExit.DONE if state == READY else CliExit.FAILED
 
 
 def readiness(found: EngineStatusReply) -> str:
@@ -143,11 +152,11 @@ def _watch(options: Options, printer: Printer) -> None:
         try:
             found = _look(options)
             consumers = _consumers(options, found)
-            printer.home()
+            printer.clear_screen()
             show(found, printer, consumers)
         except ConnectionTrouble as e:
-            printer.home()
-            printer.thing({"state": "away", "reason": str(e)})
+            printer.clear_screen()
+            printer.item({"state": "away", "reason": str(e)})
         printer.flush()
         options.clock.sleep(WATCH_EVERY_S)
 
@@ -157,9 +166,9 @@ def show(found: EngineStatusReply, printer: Printer, consumers: Sequence[Consume
     pressure and of delivery."""
     if printer.format is not Format.TABLE:
         more = {"consumers": [_plain(each) for each in consumers], "problems": problems(found)}
-        printer.thing(_plain(found) | more)
+        printer.item(_plain(found) | more)
         return
-    printer.thing(
+    printer.item(
         {
             "engine": f"{found.engine_id[:12]}  ringlog {found.version}",
             "state": found.state,
@@ -173,23 +182,23 @@ def show(found: EngineStatusReply, printer: Printer, consumers: Sequence[Consume
         }
     )
     for problem in problems(found):
-        printer.say(f"problem: {problem}")
-    printer.say("")
+        printer.caption(f"problem: {problem}")
+    printer.caption("")
     printer.rows([row_of(process) for process in found.processes])
     if found.pressure:
-        printer.say("")
+        printer.caption("")
         printer.rows([pressure_row(each) for each in found.pressure])
     if found.delivery is not None:
-        printer.say("")
-        printer.thing(delivery_facts(found.delivery))
+        printer.caption("")
+        printer.item(delivery_facts(found.delivery))
     if found.queues is not None and found.queues.queues:
-        printer.say("")
-        printer.thing(queue_facts(found.queues))
+        printer.caption("")
+        printer.item(queue_facts(found.queues))
     if found.groups is not None and found.groups.groups:
-        printer.say("")
-        printer.thing(group_facts(found.groups))
+        printer.caption("")
+        printer.item(group_facts(found.groups))
     if consumers:
-        printer.say("")
+        printer.caption("")
         printer.rows([consumer_row(each) for each in consumers])
 
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ringlog.cli.confirm import ask, counted, must_ask
+from ringlog.cli.option_parsing import human_bytes, parse_bytes, parse_milliseconds, rfc3339
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format
-from ringlog.cli.places import human_bytes, parse_milliseconds, rfc3339
-from ringlog.config import parse_size
 from ringlog.errors import UsageError
 
 Given = Annotated[Options, Parameter(parse=False)]
@@ -25,19 +25,19 @@ class ConfigFlags:
     Parameters
     ----------
     durability
-        ephemeral, memory, disk or fsync.
+        Durability: ephemeral, memory, disk or fsync.
     ttl
-        Records older than this expire: 7d, 90m; 0 = never.
+        Age at which records expire: 7d, 90m; 0 = never.
     cap_records
-        Most records to keep; 0 = no bound.
+        Maximum number of records; 0 = no bound.
     cap_bytes
-        Most payload bytes to keep: 64MiB; 0 = no bound.
+        Maximum number of payload bytes: 64MiB; 0 = no bound.
     discard
-        What a write beyond the cap does: old (evict the oldest) or reject.
+        Reaction to a write beyond the cap: old (evict the oldest records) or reject.
     compression
-        none, lz4 or zstd.
+        Compression: none, lz4 or zstd.
     sets
-        Any other setting as name=value, the value in JSON.
+        Any other setting as name=value, the value in JSON; may be given several times.
     """
 
     durability: str | None = None
@@ -54,11 +54,8 @@ class ConfigFlags:
             "durability": self.durability, "cap_records": self.cap_records, "discard": self.discard,
             "compression": self.compression,
         }  # fmt: skip
-        found["ttl_ms"] = None if self.ttl is None else parse_milliseconds(self.ttl)
-        try:
-            found["cap_bytes"] = None if self.cap_bytes is None else parse_size(self.cap_bytes)
-        except ValueError as e:
-            raise UsageError(str(e)) from None
+        found["ttl_ms"] = None if self.ttl is None else parse_milliseconds(self.ttl, "--ttl")
+        found["cap_bytes"] = None if self.cap_bytes is None else parse_bytes(self.cap_bytes, "--cap-bytes")
         given = {name: value for name, value in found.items() if value is not None}
         return given | dict(map(_setting, self.sets))
 
@@ -71,7 +68,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
     name, separator, value = text.partition("=")
     if not separator:
-        raise UsageError("--set wants name=value", found=text)
+        raise UsageError(f"--set must be name=value, got {text!r}")
     try:
         return name.strip(), msgspec.json.decode(value)
     except msgspec.DecodeError:
@@ -79,12 +76,17 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def list_topics(prefix: str = "", *, options: Given) -> None:
-    """List topics, by name.
+    """List topics by name.
 
     Parameters
     ----------
     prefix
-        Only names that begin like this.
+        Only topics whose name begins with this prefix.
+
+    Examples
+    --------
+    ringlog topic list
+    ringlog topic list orders.
     """
     with options.connect() as client:
         rows = [facts_of(state) for state in client.topics.list(prefix=prefix)]
@@ -103,34 +105,43 @@ def create(
     flags: Flags | None = None,
     options: Given,
 ) -> None:
-    """Make a topic.
+    """Create a topic.
 
     Parameters
     ----------
     topic
-        Its name: 1 to 255 of A-Z a-z 0-9 . _ : -
+        Topic name: 1 to 255 of A-Z a-z 0-9 . _ : -.
     type
-        log (the default) or queue.
+        Type of the topic: log (default) or queue.
     exist_ok
         Accept an existing topic of this type that has the settings given here.
     update
-        Give an existing topic of this type the settings given here.
+        Change an existing topic of this type to the settings given here.
+
+    Examples
+    --------
+    ringlog topic create orders --durability fsync --ttl 7d
+    ringlog topic create emails --type queue --set max_deliveries=5
     """
     values = (flags or ConfigFlags()).values()
     if type is not None:
         values["type"] = type
     with options.connect() as client:
         info = client.topics.create(topic, exist_ok="update" if update else exist_ok, **values)
-    options.printer().thing(facts_of(info))
+    options.printer().item(facts_of(info))
 
 
 def show(topic: str, *, options: Given) -> None:
-    """Show where a topic stands and how it is configured.
+    """Show the state and the settings of a topic.
 
     Parameters
     ----------
     topic
-        Its name.
+        Topic name.
+
+    Examples
+    --------
+    ringlog topic show orders
     """
     with options.connect() as client:
         state = client.topics.state(topic)
@@ -138,44 +149,61 @@ def show(topic: str, *, options: Given) -> None:
     facts = facts_of(state)
     if printer.format is Format.TABLE:
         facts = _flat(facts)
-    printer.thing(facts)
+    printer.item(facts)
 
 
 def configure(topic: str, *, flags: Flags | None = None, options: Given) -> None:
-    """Change the settings that are given; the others stay.
+    """Change settings of a topic; the others stay.
 
     Parameters
     ----------
     topic
-        Its name.
+        Topic name.
+
+    Examples
+    --------
+    ringlog topic set orders --cap-records 1000000
+    ringlog topic set orders --set priority=5
     """
     values = (flags or ConfigFlags()).values()
     if not values:
         raise UsageError("name at least one setting to change", topic=topic)
     with options.connect() as client:
         info = client.topics.configure(topic, **values)
-    options.printer().thing(facts_of(info))
+    options.printer().item(facts_of(info))
 
 
 def delete(
     topic: str,
     *,
     if_empty: Annotated[bool, Parameter(negative=())] = False,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=())] = False,
     options: Given,
 ) -> int:
-    """Delete a topic and all it holds. There is no way back.
+    """Delete a topic and all its records. This cannot be undone.
 
     Parameters
     ----------
     topic
-        Its name.
+        Topic name.
     if_empty
-        Refuse while it holds records.
+        Refuse if the topic holds records.
+    yes
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog topic delete orders --yes
+    ringlog topic delete orders --if-empty --yes
     """
+    asks = must_ask(yes=yes)
     with options.connect() as client:
+        if asks:
+            count = client.topics.state(topic, touch=False).count
+            ask(f"Delete topic {topic} and its {counted(count, 'record')}?")
         removal = client.topics.delete(topic, if_empty=if_empty)
-    options.printer().thing(facts_of(removal))
-    return Exit.DONE if removal else Exit.NOT_FOUND
+    options.printer().item(facts_of(removal))
+    return CliExit.DONE if removal else CliExit.NOT_FOUND
 
 
 def facts_of(result: Any) -> dict[str, Any]:

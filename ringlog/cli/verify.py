@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ringlog.cli.option_parsing import human_bytes
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format, Printer
-from ringlog.cli.places import human_bytes
+from ringlog.verify.cross_check import TopicCoverage
 from ringlog.verify.directory import Verification, verify_directory
-from ringlog.verify.findings import Range, size_of
-from ringlog.verify.story import Summary
+from ringlog.verify.findings import Range, count_seqs
 
 Given = Annotated[Options, Parameter(parse=False)]
 RANGES_SHOWN = 4
@@ -27,27 +27,34 @@ def verify(
     without_cold: Annotated[bool, Parameter(negative=())] = False,
     options: Given,
 ) -> int:
-    """Read every byte of a data directory with a decoder of its own, and account for every record.
+    """Verify every byte of a stopped engine's data directory.
+
+    Accounts for every record with a decoder of its own. Exit code 6: damage found.
 
     Parameters
     ----------
     data_dir
-        The data directory; no engine may run there.
+        Data directory; no engine may run on it.
     deep
-        Look into every record, not only at checksums.
+        Decode every record, not only checksums.
     jobs
-        Processes to read with (default: one a CPU).
+        Number of processes (default: one per CPU).
     cold_dir
-        The cold tier, when it is a directory; without it only the indexes of cold segments are verified.
+        Directory of the cold tier. Without it only the indexes of cold segments are verified.
     without_cold
-        Accept that records in the cold tier are not verified. Otherwise the exit code is 1 if there are any.
+        Accept that records in the cold tier are not verified. Without it the exit code is 1 if there are
+        any.
+
+    Examples
+    --------
+    ringlog verify ./ringlog-data --deep
     """
     refuse_running(data_dir)
     found = verify_directory(data_dir, is_deep=deep, jobs=jobs, cold_dir=cold_dir)
     show(found, options.printer())
     if found.is_damaged:
-        return Exit.DAMAGE
-    return Exit.FAILED if found.is_incomplete and not without_cold else Exit.DONE
+        return CliExit.DAMAGE
+    return CliExit.FAILED if found.is_incomplete and not without_cold else CliExit.DONE
 
 
 def refuse_running(data_dir: str) -> None:
@@ -72,15 +79,15 @@ def refuse_running(data_dir: str) -> None:
 def show(found: Verification, printer: Printer) -> None:
     """Print it: one object for programs, tables for people."""
     if printer.format is not Format.TABLE:
-        printer.thing(facts_of(found))
+        printer.item(facts_of(found))
         return
     printer.rows([human_row(topic) for topic in found.topics])
-    printer.say("")
+    printer.caption("")
     for finding in found.findings:
         place = f"{finding.path}" + (f" at {finding.offset}" if finding.offset else "")
-        printer.say(f"{finding.severity}: {place}: {finding.what}")
+        printer.caption(f"{finding.severity}: {place}: {finding.what}")
     verdict = "whole" if not found.is_incomplete else "whole but for what is unreachable"
-    printer.thing({"verdict": "damaged" if found.is_damaged else verdict, **totals(found, is_human=True)})
+    printer.item({"verdict": "damaged" if found.is_damaged else verdict, **totals(found, is_human=True)})
 
 
 def totals(found: Verification, *, is_human: bool = False) -> dict[str, Any]:
@@ -113,7 +120,7 @@ def facts_of(found: Verification) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def human_row(topic: Summary) -> dict[str, Any]:
+def human_row(topic: TopicCoverage) -> dict[str, Any]:
     """One topic for people."""
     return {
         "topic": topic.topic,
@@ -121,8 +128,8 @@ def human_row(topic: Summary) -> dict[str, Any]:
         "head": topic.head,
         "records": topic.records,
         "deleted": topic.deleted,
-        "lost": size_of(topic.lost),
-        "missing": size_of(topic.gaps),
+        "lost": count_seqs(topic.lost),
+        "missing": count_seqs(topic.gaps),
         "ranges": ranges_text(topic.ranges),
     }
 

@@ -13,7 +13,13 @@ from ringlog.envelope.wire import PROTOCOL
 
 
 def version(*, options: Annotated[Options, Parameter(parse=False)]) -> None:
-    """Print the versions of ringlog, its protocol and Python."""
-    options.printer().thing(
+    """Print the versions of ringlog, its protocol and Python.
+
+    Examples
+    --------
+    ringlog version
+    ringlog version --output json
+    """
+    options.printer().item(
         {"ringlog": __version__, "protocol": PROTOCOL, "python": platform.python_version()}
     )

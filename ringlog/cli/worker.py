@@ -11,16 +11,14 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ringlog import logs
+from ringlog.cli.option_parsing import parse_bytes, parse_milliseconds, parse_timeout
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
-from ringlog.cli.places import parse_milliseconds, parse_timeout
+from ringlog.cli.outcome import CliExit
 from ringlog.clock import Clock
-from ringlog.config import parse_size
-from ringlog.errors import UsageError
-from ringlog.hardening import expect_children
+from ringlog.hardening import restore_sigchld
 from ringlog.limits import SECOND_SIGNAL_S
-from ringlog.worker.fate import Backoff
 from ringlog.worker.options import WorkerOptions
+from ringlog.worker.settlement import WorkerBackoff
 from ringlog.worker.target import CannotImport
 
 Given = Annotated[Options, Parameter(parse=False)]
@@ -45,73 +43,72 @@ def worker(
     log_format: str = "auto",
     options: Given,
 ) -> int:
-    """Run a function for each job of a queue, in processes of their own, until told to stop.
+    """Run a function for each job of a queue, in separate processes.
 
-    Exit codes: 0 stopped, 1 stopped and gave jobs back in the middle, 2 the function cannot be imported,
-    130 a second signal.
+    Runs until it is stopped. Exit codes: 0 stopped, 1 stopped with jobs returned unfinished, 2 the function
+    cannot be imported, 130 a second signal.
 
     Parameters
     ----------
     target
-        The function, as package.module:function; it is called with the payload.
+        Function to call with the payload, as package.module:function.
     queue
-        Whose jobs.
+        Queue name.
     concurrency
-        Processes, each with one job at a time (default: one for each processor).
+        Number of processes, each with one job at a time (default: one per CPU).
     payload
-        What the function is called with: raw (bytes), text, json, or package.module:codec.
+        Argument of the function: raw (bytes), text, json, or package.module:codec.
     time_limit
-        A job that runs longer loses its process and is given back.
+        Maximum run time of a job. A longer job loses its process and returns to the queue.
     stop_timeout
-        How long jobs at work may go on after the first SIGTERM or Ctrl-C; the second ends them at once.
+        Time that running jobs get after the first SIGTERM or Ctrl-C; a second signal ends them immediately.
     lease
-        How long the engine waits for a worker that is silent (default: as the queue says).
+        Length of the lease of a silent worker (default: the queue's).
     node
-        This worker's name.
+        Name of this worker.
     backoff
-        How long a job rests after its first failure; twice as long after each further one.
+        Delay before the retry of a failed job; doubled after each further failure.
     backoff_max
-        The longest that becomes.
+        Maximum delay before a retry.
     max_jobs_per_process
-        Replace a process that has done so many jobs; 0 = never.
+        Replace a process after this many jobs; 0 = never.
     memory_limit
-        Address space of each process, such as 512MiB; what asks for more fails.
+        Maximum address space of each process, such as 512MiB.
     until_empty
-        End when no job is ready, in place of waiting.
+        Exit when no job is ready, instead of waiting.
     log_level
-        debug, info, warning or error; job's tracebacks are logged at debug.
+        Log level: debug, info, warning or error. Tracebacks of jobs are logged at debug.
     log_format
-        json, console, or auto: console on a terminal.
+        Log format: json, console, or auto (console on a terminal).
+
+    Examples
+    --------
+    ringlog worker shop.mail:deliver --queue emails --payload json --concurrency 8
     """
     wanted = WorkerOptions(
         target=target,
         queue=queue,
         concurrency=(os.cpu_count() or 1) if concurrency is None else concurrency,
         payload=payload,
-        time_limit_s=None if time_limit is None else parse_timeout(time_limit),
-        stop_timeout_s=parse_timeout(stop_timeout),
-        lease_ms=None if lease is None else parse_milliseconds(lease),
+        time_limit_s=None if time_limit is None else parse_timeout(time_limit, "--time-limit"),
+        stop_timeout_s=parse_timeout(stop_timeout, "--stop-timeout"),
+        lease_ms=None if lease is None else parse_milliseconds(lease, "--lease"),
         node=node,
-        backoff=Backoff(parse_milliseconds(backoff), parse_milliseconds(backoff_max)),
+        backoff=WorkerBackoff(
+            parse_milliseconds(backoff, "--backoff"), parse_milliseconds(backoff_max, "--backoff-max")
+        ),
         max_jobs_per_process=max_jobs_per_process,
-        memory_bytes=0 if memory_limit is None else _size(memory_limit),
+        memory_bytes=0 if memory_limit is None else parse_bytes(memory_limit, "--memory-limit"),
         until_empty=until_empty,
     )
     logs.configure(level=log_level, format=log_format, file="", actor="worker")
-    expect_children()
+    restore_sigchld()
     try:
         return asyncio.run(_work(wanted, log_level, log_format, options))
     except CannotImport as e:
         for trace in getattr(e, "__notes__", ()):
             print(trace, file=sys.stderr)
         raise
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as e:
-        raise UsageError(str(e)) from None
 
 
 async def _work(wanted: WorkerOptions, level: str, format: str, options: Options) -> int:
@@ -133,11 +130,13 @@ async def _work(wanted: WorkerOptions, level: str, format: str, options: Options
         running = Worker(queue, wanted, setup, options.clock)
         signals = _obey_signals(running, options.clock)
         is_whole = await running.run()
-    ended: dict[str, Any] = {event.replace(" ", "_"): count for event, count in sorted(running.ended.items())}
-    options.printer().thing({"queue": wanted.queue, "target": wanted.target, **ended})
+    ended: dict[str, Any] = {
+        event.replace(" ", "_"): count for event, count in sorted(running.job_counts.items())
+    }
+    options.printer().item({"queue": wanted.queue, "target": wanted.target, **ended})
     if len(signals) > 1:
-        return Exit.INTERRUPTED
-    return Exit.DONE if is_whole else Exit.FAILED
+        return CliExit.INTERRUPTED
+    return CliExit.DONE if is_whole else CliExit.FAILED
 
 
 def _obey_signals(running: Any, clock: Clock) -> list[signal.Signals]:

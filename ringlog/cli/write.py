@@ -10,8 +10,8 @@ from typing import IO, Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
+from ringlog.cli.option_parsing import human_bytes, human_count
 from ringlog.cli.options import Options
-from ringlog.cli.places import human_bytes, human_count
 from ringlog.errors import RecordTooLarge, UsageError
 from ringlog.limits import RECORD_BYTES_DEFAULT, RECORD_BYTES_MAX
 from ringlog.types import Durability, PayloadKind
@@ -32,27 +32,34 @@ def write(
     durability: str | None = None,
     options: Annotated[Options, Parameter(parse=False)],
 ) -> None:
-    """Append records from files, or from standard input; says how many were acknowledged.
+    """Append records from files or from standard input.
+
+    Prints the number of acknowledged records.
 
     Parameters
     ----------
     topic
-        Where to; made if absent.
+        Topic name; the topic is created if it does not exist.
     files
-        Files to read, - for standard input.
+        Files to read; - is standard input (default: standard input).
     lines
-        Every line is one record (the default). Empty lines are passed over.
+        Write every line as one record (the default). Empty lines are skipped.
     json_lines
-        The same, and every line must be JSON.
+        Like --lines; every line must be JSON.
     whole
-        Every file is one record.
+        Write every file as one record.
     key_field
         Field of each JSON line that becomes the record's key.
     durability
-        Ask for more than the topic's own class: memory, disk or fsync.
+        Durability of this write, if higher than the topic's: memory, disk or fsync.
+
+    Examples
+    --------
+    ringlog write greetings hello.txt
+    ringlog write orders orders.jsonl --json-lines --key-field id
     """
     if lines + json_lines + whole > 1:
-        raise UsageError("choose one of --lines, --json-lines and --whole")
+        raise UsageError("give one of --lines, --json-lines and --whole: they exclude one another")
     if key_field is not None and not json_lines:
         raise UsageError("--key-field needs --json-lines")
     wanted = _durability(durability)
@@ -62,7 +69,7 @@ def write(
         facts = _write(topic, records, json_lines, wanted, options)
     except RecordTooLarge as e:
         raise refused_line(e, large) from None
-    options.printer().thing(facts)
+    options.printer().item(facts)
 
 
 def refused_line(error: RecordTooLarge, large: Iterable[tuple[str, int, int]]) -> RecordTooLarge:
@@ -202,7 +209,7 @@ def split_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
 
 def json_records(lines: Iterable[tuple[int, bytes]], name: str, key_field: str | None) -> Iterator[Any]:
     """Records of JSON lines, with their keys; raises UsageError naming file and line of a bad one."""
-    from ringlog.client.fields import NewRecord
+    from ringlog.client.write.fields import NewRecord
 
     decoder = msgspec.json.Decoder()
     for number, line in lines:

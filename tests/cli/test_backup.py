@@ -15,9 +15,9 @@ import pytest
 
 import ringlog
 from ringlog.cli.app import run
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.client import Client
-from ringlog.client.fields import NewRecord
+from ringlog.client.write.fields import NewRecord
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 from ringlog.verify.directory import verify_directory
 
@@ -68,7 +68,7 @@ def test_a_backup_of_a_running_engine_is_restored_and_every_record_is_there(
         writer.start()
         try:
             backup = tmp_path / "backup"
-            assert run(["backup", "--to", str(backup), "--url", running.url]) == Exit.DONE, (
+            assert run(["backup", "--to", str(backup), "--url", running.url]) == CliExit.DONE, (
                 capsys.readouterr()
             )
         finally:
@@ -76,7 +76,7 @@ def test_a_backup_of_a_running_engine_is_restored_and_every_record_is_there(
             writer.join()
     running.stop()
     shutil.rmtree(running.data_dir)
-    assert run(["restore", str(backup), "--to", running.data_dir]) == Exit.DONE
+    assert run(["restore", str(backup), "--to", running.data_dir]) == CliExit.DONE
     assert not verify_directory(running.data_dir, is_deep=True).is_damaged
     running.start()
     with ringlog.connect(running.url, wait=10) as client:
@@ -94,12 +94,12 @@ def test_a_stopped_engine_is_backed_up_without_being_started(running: TestEngine
     with ringlog.connect(running.url, wait=10) as client:
         fill(client)
         before = contents(client)
-    assert run(["checkpoint", "--url", running.url]) == Exit.DONE
+    assert run(["checkpoint", "--url", running.url]) == CliExit.DONE
     running.stop()
     backup = tmp_path / "backup"
-    assert run(["backup", running.data_dir, "--to", str(backup)]) == Exit.DONE
+    assert run(["backup", running.data_dir, "--to", str(backup)]) == CliExit.DONE
     shutil.rmtree(running.data_dir)
-    assert run(["restore", str(backup), "--to", running.data_dir]) == Exit.DONE
+    assert run(["restore", str(backup), "--to", running.data_dir]) == CliExit.DONE
     running.start()
     with ringlog.connect(running.url, wait=10) as client:
         assert contents(client) == before
@@ -112,41 +112,41 @@ def test_a_cold_directory_is_backed_up_and_restored_beside_the_rest(tmp_path: Pa
     with engine(wal={"shards": 1}, storage={"enabled": True}, cold=tiers) as running:
         with ringlog.connect(running.url, wait=10) as client:
             fill(client)
-            assert run(["checkpoint", "--url", running.url]) == Exit.DONE
+            assert run(["checkpoint", "--url", running.url]) == CliExit.DONE
             data = Path(running.data_dir)
             wait_until(lambda: not list(data.glob("[pt]*/**/*.data")), 30, "everything to be relocated")
-            assert run(["checkpoint", "--url", running.url]) == Exit.DONE
+            assert run(["checkpoint", "--url", running.url]) == CliExit.DONE
             before = contents(client)
             options = ["--url", running.url, "--cold-dir", str(cold)]
-            assert run(["backup", "--to", str(backup), *options]) == Exit.DONE
+            assert run(["backup", "--to", str(backup), *options]) == CliExit.DONE
         running.stop()
         shutil.rmtree(data)
-        assert run(["restore", str(backup), "--to", str(data)]) == Exit.USAGE
+        assert run(["restore", str(backup), "--to", str(data)]) == CliExit.USAGE
         assert "--cold-dir" in capsys.readouterr().err
-        assert run(["restore", str(backup), "--to", str(data), "--cold-dir", str(restored)]) == Exit.DONE
+        assert run(["restore", str(backup), "--to", str(data), "--cold-dir", str(restored)]) == CliExit.DONE
         shutil.rmtree(cold)
         restored.rename(cold)
-        assert run(["verify", str(data), "--deep", "--cold-dir", str(cold)]) == Exit.DONE
-        assert run(["verify", str(data)]) == Exit.FAILED, "records in the cold tier were not looked at"
-        assert run(["verify", str(data), "--without-cold"]) == Exit.DONE
+        assert run(["verify", str(data), "--deep", "--cold-dir", str(cold)]) == CliExit.DONE
+        assert run(["verify", str(data)]) == CliExit.FAILED, "records in the cold tier were not looked at"
+        assert run(["verify", str(data), "--without-cold"]) == CliExit.DONE
         running.start()
         with ringlog.connect(running.url, wait=10) as client:
             assert contents(client) == before
 
 
 def test_a_running_engine_is_not_backed_up_as_if_it_were_stopped(running: TestEngine, tmp_path: Path) -> None:
-    assert run(["backup", running.data_dir, "--to", str(tmp_path / "backup")]) == Exit.USAGE
+    assert run(["backup", running.data_dir, "--to", str(tmp_path / "backup")]) == CliExit.USAGE
 
 
 def test_a_backup_without_an_engine_says_that_there_is_none(tmp_path: Path) -> None:
     code = run(["backup", "--to", str(tmp_path / "backup"), "--url", f"ringlog://{tmp_path}/nowhere"])
-    assert code == Exit.NO_CONNECTION
+    assert code == CliExit.NO_CONNECTION
 
 
 def test_checkpoint_names_the_files_of_a_consistent_copy(running: TestEngine, capsys) -> None:
     with ringlog.connect(running.url, wait=10) as client:
         fill(client)
-    assert run(["checkpoint", "--url", running.url, "--output", "raw"]) == Exit.DONE
+    assert run(["checkpoint", "--url", running.url, "--output", "raw"]) == CliExit.DONE
     files = capsys.readouterr().out.split()
     assert any(path.startswith("meta/snapshot-00.") for path in files)
     assert any(path.startswith("packs/") and path.endswith(".data") for path in files)
@@ -157,15 +157,15 @@ def test_scrub_verifies_everything_at_rest_and_names_what_is_wrong(running: Test
     """SG-15."""
     with ringlog.connect(running.url, wait=10) as client:
         fill(client)
-    assert run(["checkpoint", "--url", running.url]) == Exit.DONE
+    assert run(["checkpoint", "--url", running.url]) == CliExit.DONE
     capsys.readouterr()
-    assert run(["scrub", "--url", running.url, "--output", "json"]) == Exit.DONE
+    assert run(["scrub", "--url", running.url, "--output", "json"]) == CliExit.DONE
     found = json.loads(capsys.readouterr().out)
     assert (found["files"] > 0, found["findings"]) == (True, [])
     part = next(Path(running.data_dir).glob("packs/*.data"))
     with part.open("r+b") as file:
         file.seek(6_000)
         file.write(b"rotten")
-    assert run(["scrub", "--url", running.url, "--output", "json"]) == Exit.DAMAGE
+    assert run(["scrub", "--url", running.url, "--output", "json"]) == CliExit.DAMAGE
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert part.stem in finding

@@ -27,13 +27,13 @@ from ringlog.cli.doctor import (
     check_space,
     check_sync,
 )
-from ringlog.cli.outcome import Exit, exit_for, line_for
+from ringlog.cli.outcome import CliExit, cli_exit_code, error_line
 from ringlog.cli.probe import existing_parent, quantile, time_syncs
 from ringlog.cli.status import human_seconds
 from ringlog.cli.topic import ConfigFlags
 from ringlog.cli.write import chunks, json_records, refused_line, split_lines
 from ringlog.clock import SystemClock
-from ringlog.config import Config, Data
+from ringlog.config import Config, DataConfig
 from ringlog.limits import RECORD_BYTES_MAX
 
 ROOT = Path(__file__).parent.parent.parent
@@ -67,15 +67,15 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_each_kind_of_failure_has_its_exit_code(error: BaseException, code: int) -> None:
-    assert exit_for(error) == code
+    assert cli_exit_code(error) == code
 
 
 def test_an_error_is_one_line_with_its_code_and_facts() -> None:
-    line = line_for(e.TopicFull("topic is full\nreally", topic="t", cap_records=5))
+    line = error_line(e.TopicFull("topic is full\nreally", topic="t", cap_records=5))
     assert line == "error: topic_full: topic is full really (topic='t', cap_records=5)"
-    assert line_for(OSError(errno.ENOENT, "No such file", "f")) == "error: os: f: No such file"
-    assert line_for(ZeroDivisionError("by zero")) == "error: internal: ZeroDivisionError: by zero"
-    assert line_for(e.RequestTimeout("late", outcome="unknown")).endswith("not known")
+    assert error_line(OSError(errno.ENOENT, "No such file", "f")) == "error: os: f: No such file"
+    assert error_line(ZeroDivisionError("by zero")) == "error: internal: ZeroDivisionError: by zero"
+    assert error_line(e.RequestTimeout("late", outcome="unknown")).endswith("not known")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_an_error_is_one_line_with_its_code_and_facts() -> None:
 def test_wrong_usage_is_one_line_and_exit_code_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == Exit.USAGE
+    assert main(arguments) == CliExit.USAGE
     printed = capsys.readouterr()
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 1, printed.err
@@ -114,8 +114,33 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     "command", [["status"], ["topic", "list"], ["read", "t"], ["write", "t"], ["tail", "t"]]
 )
 def test_without_an_engine_it_says_so_at_once(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command) == Exit.NO_CONNECTION
+    assert main(command) == CliExit.NO_CONNECTION
     assert capsys.readouterr().err.startswith("error: connection: no engine is running")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "delete t --before-seq 3",
+        "topic delete t",
+        "router delete r",
+        "queue purge q",
+        "dead-letter purge q",
+        "group seek t g 5",
+        "group reset t g",
+        "group delete t g",
+        "repair . --to new --write",
+        "spark compact . --apply",
+    ],
+)
+def test_without_a_terminal_a_destructive_command_needs_yes(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == CliExit.USAGE
+    assert "needs --yes" in capsys.readouterr().err
+    if not command.startswith("spark"):  # It would start a JVM.
+        assert main([*command.split(), "--yes"]) != CliExit.DONE
+        assert "needs --yes" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -155,9 +180,9 @@ def test_an_unreadable_variable_is_a_warning_on_stderr(
 ) -> None:
     """KN-1: and `config check` fails."""
     monkeypatch.setenv("RINGLOG_WAL_SHARDS", "many")
-    assert main(["config", "check"]) == Exit.USAGE
+    assert main(["config", "check"]) == CliExit.USAGE
     assert capsys.readouterr().err.startswith("warning: RINGLOG_WAL_SHARDS")
-    assert main(["config", "check", "--quiet"]) == Exit.USAGE
+    assert main(["config", "check", "--quiet"]) == CliExit.USAGE
     assert capsys.readouterr().err == ""
 
 
@@ -165,12 +190,12 @@ def test_a_cold_directory_that_is_not_there_fails_the_check(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["config", "check", "--set", f"cold.dir={tmp_path}"]) == 0
-    assert main(["config", "check", "--set", f"cold.dir={tmp_path}/not-mounted"]) == Exit.USAGE
+    assert main(["config", "check", "--set", f"cold.dir={tmp_path}/not-mounted"]) == CliExit.USAGE
     assert "there is no directory" in capsys.readouterr().err
 
 
 def test_a_listener_that_serve_would_refuse_is_refused_by_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "check", "--set", "native.endpoint=tcp://0.0.0.0:4100"]) == Exit.USAGE
+    assert main(["config", "check", "--set", "native.endpoint=tcp://0.0.0.0:4100"]) == CliExit.USAGE
     assert "curve_key_file" in capsys.readouterr().err
 
 
@@ -246,7 +271,7 @@ def test_every_finding_that_is_not_well_says_what_to_do(tmp_path: Path) -> None:
         check_python((3, 10), "3.10.1"),
         check_shared_memory(Config(), str(tmp_path / "absent")),
         check_open_files((256, 4096)),
-        check_space(Config(data=Data(min_free_bytes=1 << 60)), str(tmp_path)),
+        check_space(Config(data=DataConfig(min_free_bytes=1 << 60)), str(tmp_path)),
     ]
     assert [finding.verdict for finding in found] == [BAD, BAD, BAD, WARN, BAD]
     assert all(finding.advice for finding in found)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import ringlog
-from ringlog.cli.backup import Copying, copy_stopped
-from ringlog.cli.copies import MANIFEST, differing, read_manifest
+from ringlog.cli.backup import BackupJob, copy_stopped
+from ringlog.cli.copies import MANIFEST, changed_files, read_manifest
 from ringlog.cli.restore import copy_back
 from ringlog.errors import DiskError, UsageError
 from ringlog.storage.disk import RealDisk
-from ringlog.testing.faulty_disk import Fault, FaultyDisk
+from ringlog.testing.faulty_disk import DiskFault, FaultyDisk
 from ringlog.testing.real_engine import engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -39,7 +39,7 @@ def sweep(kind, attempt, target):
     for nth in itertools.count(1):
         assert nth < CALLS_MAX
         shutil.rmtree(target, ignore_errors=True)
-        disk = FaultyDisk(RealDisk(), Fault("any", nth, kind))
+        disk = FaultyDisk(RealDisk(), DiskFault("any", nth, kind))
         try:
             attempt(disk)
         except DiskError:
@@ -53,7 +53,7 @@ def is_whole(target: Path) -> bool:
         manifest = read_manifest(target)
     except UsageError:
         return False
-    assert not differing(target, manifest.files), "what has a manifest is whole"
+    assert not changed_files(target, manifest.files), "what has a manifest is whole"
     return True
 
 
@@ -62,7 +62,7 @@ def test_a_backup_fails_loudly_or_is_whole(stopped, tmp_path, kind):
     target = tmp_path / "backup"
 
     def back_up(disk):
-        copy_stopped(Copying(stopped, target, "", is_online=False, disk=disk), 1)
+        copy_stopped(BackupJob(stopped, target, "", is_online=False, disk=disk), 1)
 
     unfinished = [not is_whole(target) for _ in sweep(kind, back_up, target)]
     # Behind the manifest's own bytes only syncs are left to fail; before, nothing counts as a backup.
@@ -73,16 +73,16 @@ def test_a_backup_fails_loudly_or_is_whole(stopped, tmp_path, kind):
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
 def test_a_restore_fails_loudly_or_is_whole(stopped, tmp_path, kind):
     backup, target = tmp_path / "backup", tmp_path / "restored"
-    manifest = copy_stopped(Copying(stopped, backup, "", is_online=False, disk=RealDisk()), 1)
+    manifest = copy_stopped(BackupJob(stopped, backup, "", is_online=False, disk=RealDisk()), 1)
     tries = list(sweep(kind, lambda disk: copy_back(disk, backup, target, manifest.files), target))
     assert len(tries) > CALLS_MIN
-    assert not differing(target, manifest.files)
+    assert not changed_files(target, manifest.files)
 
 
 def test_a_short_write_is_continued(stopped, tmp_path):
     """A file system may take half of a write; the copy has the other half as well."""
     target = tmp_path / "backup"
-    disk = FaultyDisk(RealDisk(), Fault("write", 1, "short"))
-    copy_stopped(Copying(stopped, target, "", is_online=False, disk=disk), 1)
+    disk = FaultyDisk(RealDisk(), DiskFault("write", 1, "short"))
+    copy_stopped(BackupJob(stopped, target, "", is_online=False, disk=disk), 1)
     assert is_whole(target)
     assert (target / MANIFEST).exists()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 import ringlog
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 
 pytestmark = pytest.mark.slow
@@ -51,7 +53,7 @@ class Shell:
         assert done.returncode == 0, done.stderr.decode()
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    def fails(self, code: Exit, *arguments: str, stdin: bytes = b"") -> str:
+    def fails(self, code: CliExit, *arguments: str, stdin: bytes = b"") -> str:
         """Run a command that must fail like this; its one line."""
         done = self.run(*arguments, stdin=stdin)
         lines = done.stderr.decode().splitlines()
@@ -83,7 +85,7 @@ def test_a_topic_is_made_shown_changed_listed_and_deleted(shell: Shell, ringlog_
     topic = ringlog_topic("life")
     (made,) = shell.ok("topic", "create", topic, "--durability", "fsync", "--ttl", "7d")
     assert (made["created"], made["config"]["ttl_ms"]) == (True, 604_800_000)
-    shell.fails(Exit.FAILED, "topic", "create", topic)
+    shell.fails(CliExit.FAILED, "topic", "create", topic)
     (again,) = shell.ok("topic", "create", topic, "--exist-ok")
     assert (again["created"], again["config"]["durability"]) == (False, "fsync")
     (changed,) = shell.ok("topic", "set", topic, "--cap-records", "10")
@@ -91,8 +93,10 @@ def test_a_topic_is_made_shown_changed_listed_and_deleted(shell: Shell, ringlog_
     (shown,) = shell.ok("topic", "show", topic)
     assert (shown["head_seq"], shown["count"]) == (0, 0)
     assert [row["topic"] for row in shell.ok("topic", "list", topic)] == [topic]
-    assert shell.ok("topic", "delete", topic) == [{"topic": topic, "deleted": True, "routers_removed": []}]
-    assert shell.run("topic", "delete", topic).returncode == Exit.NOT_FOUND
+    assert shell.ok("topic", "delete", topic, "--yes") == [
+        {"topic": topic, "deleted": True, "routers_removed": []}
+    ]
+    assert shell.run("topic", "delete", topic, "--yes").returncode == CliExit.NOT_FOUND
     assert shell.ok("topic", "list", topic) == []
 
 
@@ -134,22 +138,22 @@ def test_a_whole_file_is_one_record(shell: Shell, ringlog_topic: Name, tmp_path:
 def test_refusals_have_codes_and_write_nothing(shell: Shell, ringlog_topic: Name) -> None:
     """ERR-4, N-3."""
     topic = ringlog_topic("bad")
-    assert "topic_not_found" in shell.fails(Exit.NOT_FOUND, "read", topic)
-    assert "topic_not_found" in shell.fails(Exit.NOT_FOUND, "tail", topic)
-    assert "topic_not_found" in shell.fails(Exit.NOT_FOUND, "topic", "show", topic)
-    assert "invalid_request" in shell.fails(Exit.FAILED, "write", "../x", stdin=b"x\n")
-    assert "invalid_request" in shell.fails(Exit.FAILED, "topic", "create", "a b")
-    assert "durability" in shell.fails(Exit.FAILED, "topic", "create", topic, "--durability", "eternal")
-    assert "line=2" in shell.fails(Exit.USAGE, "write", topic, "--json-lines", stdin=b"1\n{\n")
-    assert "too long" in shell.fails(Exit.FAILED, "write", topic, stdin=bytes(1_100_000))
-    shell.fails(Exit.FAILED, "write", topic, "no/such/file")
+    assert "topic_not_found" in shell.fails(CliExit.NOT_FOUND, "read", topic)
+    assert "topic_not_found" in shell.fails(CliExit.NOT_FOUND, "tail", topic)
+    assert "topic_not_found" in shell.fails(CliExit.NOT_FOUND, "topic", "show", topic)
+    assert "invalid_request" in shell.fails(CliExit.FAILED, "write", "../x", stdin=b"x\n")
+    assert "invalid_request" in shell.fails(CliExit.FAILED, "topic", "create", "a b")
+    assert "durability" in shell.fails(CliExit.FAILED, "topic", "create", topic, "--durability", "eternal")
+    assert "line=2" in shell.fails(CliExit.USAGE, "write", topic, "--json-lines", stdin=b"1\n{\n")
+    assert "too long" in shell.fails(CliExit.FAILED, "write", topic, stdin=bytes(1_100_000))
+    shell.fails(CliExit.FAILED, "write", topic, "no/such/file")
 
 
 def test_a_full_topic_refuses_the_write_and_says_so(shell: Shell, ringlog_topic: Name) -> None:
     topic = ringlog_topic("full")
     shell.ok("topic", "create", topic, "--cap-records", "2", "--discard", "reject")
     shell.ok("write", topic, stdin=b"1\n2\n")
-    assert "topic_full" in shell.fails(Exit.FAILED, "write", topic, stdin=b"3\n")
+    assert "topic_full" in shell.fails(CliExit.FAILED, "write", topic, stdin=b"3\n")
     assert len(shell.ok("read", topic)) == 2
 
 
@@ -208,7 +212,7 @@ def test_an_interrupted_tail_ends_with_130(
     assert json.loads(tail.stdout.readline())["data"] == 1
     tail.send_signal(signal.SIGINT)
     _, err = tail.communicate(timeout=30)
-    assert (tail.returncode, err) == (Exit.INTERRUPTED, b"")
+    assert (tail.returncode, err) == (CliExit.INTERRUPTED, b"")
 
 
 def test_status_shows_every_process_and_readiness(shell: Shell, ringlog_engine: TestEngine) -> None:
@@ -241,7 +245,7 @@ def test_a_second_engine_on_the_same_data_is_refused_and_the_first_goes_on() -> 
     with engine() as running:
         shell = Shell(running.url)
         done = shell.run("serve", "--data-dir", running.data_dir, "--set", "run.allow_root=true")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == CliExit.FAILED
         assert len([line for line in done.stderr.decode().splitlines() if not line.startswith("{")]) == 1
         assert shell.ok("status", "--ready") == [{"state": "ready", "problems": []}]
 
@@ -261,26 +265,26 @@ def test_serve_runs_until_sigterm_and_ends_in_good_order(tmp_path: Path) -> None
         out, _ = serve.communicate(timeout=30)
     assert serve.returncode == 0
     assert b"is ready" in out
-    shell.fails(Exit.NO_CONNECTION, "status")
+    shell.fails(CliExit.NO_CONNECTION, "status")
 
 
 def test_records_are_deleted_by_number_and_by_tag(shell: Shell, ringlog_topic: Name) -> None:
-    """DL-1..DL-7; off a terminal nobody is asked."""
+    """DL-1..DL-7."""
     topic = ringlog_topic()
     with ringlog.connect(shell.environ["RINGLOG_URL"]) as client:
         for n in range(1, 7):
             client.append(topic, b"%d" % n, tag="a/even" if n % 2 == 0 else "odd")
-    (done,) = shell.ok("delete", topic, "--before-seq", "3")
+    (done,) = shell.ok("delete", topic, "--before-seq", "3", "--yes")
     assert (done["deleted"], done["earliest_seq"], done["count"]) == (2, 3, 4)
     assert shell.ok("delete", topic, "--prefix", "a/", "--yes")[0]["deleted"] == 2
-    assert shell.ok("delete", topic, "--tag", "od")[0]["deleted"] == 0
-    assert shell.ok("delete", topic, "--levels", "a/#")[0]["deleted"] == 0
+    assert shell.ok("delete", topic, "--tag", "od", "-y")[0]["deleted"] == 0
+    assert shell.ok("delete", topic, "--levels", "a/#", "-y")[0]["deleted"] == 0
     assert [record["seq"] for record in shell.ok("read", topic)] == [3, 5]
     assert shell.ok("topic", "show", topic)[0]["earliest_seq"] == 3
-    assert "say what to delete" in shell.fails(Exit.USAGE, "delete", topic)
-    assert "exclude" in shell.fails(Exit.USAGE, "delete", topic, "--tag", "a", "--prefix", "b")
-    assert "exclude" in shell.fails(Exit.USAGE, "delete", topic, "--tag", "a", "--levels", "b")
-    shell.fails(Exit.NOT_FOUND, "delete", f"{topic}.absent", "--before-seq", "3")
+    assert "say what to delete" in shell.fails(CliExit.USAGE, "delete", topic)
+    assert "exclude" in shell.fails(CliExit.USAGE, "delete", topic, "--tag", "a", "--prefix", "b")
+    assert "exclude" in shell.fails(CliExit.USAGE, "delete", topic, "--tag", "a", "--levels", "b")
+    shell.fails(CliExit.NOT_FOUND, "delete", f"{topic}.absent", "--before-seq", "3", "-y")
 
 
 def test_records_are_chosen_by_the_levels_of_their_tags(shell: Shell, ringlog_topic: Name) -> None:
@@ -292,7 +296,7 @@ def test_records_are_chosen_by_the_levels_of_their_tags(shell: Shell, ringlog_to
     assert [record["seq"] for record in shell.ok("read", topic, "--levels", "eu/+/orders")] == [1, 2]
     tailed = shell.ok("tail", topic, "--from", "start", "--levels", "eu/#", "--limit", "4")
     assert [record["seq"] for record in tailed] == [1, 2, 3, 5]
-    assert "exclude" in shell.fails(Exit.USAGE, "read", topic, "--tag", "eu", "--levels", "eu/#")
+    assert "exclude" in shell.fails(CliExit.USAGE, "read", topic, "--tag", "eu", "--levels", "eu/#")
     assert shell.ok("delete", topic, "--levels", "+/+/orders", "--yes")[0]["deleted"] == 3
     assert [record["seq"] for record in shell.ok("read", topic)] == [3, 5]
 
@@ -302,4 +306,87 @@ def test_reading_since_a_time(shell: Shell, ringlog_topic: Name) -> None:
     shell.ok("write", topic, "--lines", stdin=b"1\n2\n")
     assert len(shell.ok("read", topic, "--since", "15m")) == 2
     assert shell.ok("read", topic, "--since", "2999-01-01T00:00:00Z") == []
-    assert "exclude" in shell.fails(Exit.USAGE, "read", topic, "--since", "15m", "--from", "2")
+    assert "exclude" in shell.fails(CliExit.USAGE, "read", topic, "--since", "15m", "--from", "2")
+
+
+def test_on_a_terminal_a_destructive_command_asks(shell: Shell, ringlog_topic: Name) -> None:
+    topic = ringlog_topic("asked")
+    shell.ok("write", topic, stdin=b"1\n2\n")
+    question = f"Delete topic {topic} and its 2 records? [y/N] ".encode()
+    code, shown = on_a_terminal(shell, b"n\n", "topic", "delete", topic)
+    assert (code, question in shown, b"not confirmed" in shown) == (CliExit.USAGE, True, True), shown
+    assert len(shell.ok("read", topic)) == 2
+    code, shown = on_a_terminal(shell, b"y\n", "topic", "delete", topic)
+    assert (code, question in shown) == (CliExit.DONE, True), shown
+    shell.fails(CliExit.NOT_FOUND, "topic", "show", topic)
+
+
+def test_a_start_number_is_inclusive_and_a_cursor_exclusive_as_in_the_client(
+    shell: Shell, ringlog_engine: TestEngine, ringlog_topic: Name
+) -> None:
+    topic = ringlog_topic("start")
+    with ringlog.connect(ringlog_engine.url, wait=10) as client:
+        client.topics.create(topic)
+        client.append_many(topic, [b"%d" % n for n in range(1, 6)])
+        epoch = client.topics.state(topic).epoch
+        group = client.group(topic, "g", mode="queue")
+        group.stats()
+        for start, first in ((2, 2), (ringlog.client.Cursor(epoch, 2), 3)):
+            expected = list(range(first, 6))
+            assert [record.seq for record in client.reader(topic, start)] == expected
+            with client.tailer(topic, start, follow=False) as tailer:
+                assert next(iter(tailer)).first_seq == first
+            with client.watch({topic: start}) as watch:
+                assert watch.next(20).records[0].seq == first
+            assert group.seek(start) == first
+            text, limit = str(start), str(len(expected))
+            assert [record["seq"] for record in shell.ok("read", topic, "--from", text)] == expected
+            tailed = shell.ok("tail", topic, "--from", text, "--limit", limit)
+            assert [record["seq"] for record in tailed] == expected
+            assert shell.ok("group", "seek", topic, "g", text, "--yes")[0]["first_seq"] == first
+
+
+def test_the_hints_that_serve_prints_work_when_they_are_pasted(tmp_path: Path) -> None:
+    data = tmp_path / "with a space"
+    shell = Shell(f"ringlog://{data}/run")
+    arguments = ["serve", "--data-dir", str(data), "--set", "run.allow_root=true", "--set", "wal.shards=1"]
+    serve = shell.start(*arguments)
+    shown = []
+    try:
+        assert serve.stdout is not None
+        while not shown or "ringlog tail" not in shown[-1]:
+            shown.append(serve.stdout.readline().decode())
+            assert shown[-1], "".join(shown)
+        first = next(n for n, line in enumerate(shown) if line.startswith("  try "))
+        hints = [line[len("  try ") :].strip() for line in shown[first:]]
+        assert [hint.split()[0] for hint in hints] == ["export", "echo", "ringlog"]
+        # The tail goes on; it ends here with the one record it prints.
+        script = "\n".join([*hints[:-1], f"{hints[-1]} --limit 1"])
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGLOG_")}
+        environ |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        pasted = subprocess.run(
+            ["bash", "-euc", script], capture_output=True, text=True, timeout=40, check=False, env=environ
+        )
+    finally:
+        serve.send_signal(signal.SIGTERM)
+        serve.communicate(timeout=30)
+    assert pasted.returncode == 0, pasted.stderr
+    assert json.loads(pasted.stdout.splitlines()[-1])["data"] == {"$text": "hello"}
+
+
+def on_a_terminal(shell: Shell, answer: bytes, *arguments: str) -> tuple[int, bytes]:
+    """Exit code of a command on a terminal, and what the terminal shows."""
+    ours, its = pty.openpty()
+    try:
+        started = subprocess.Popen(
+            [*COMMAND, *arguments], stdin=its, stdout=its, stderr=its, env=shell.environ
+        )
+        os.close(its)
+        os.write(ours, answer)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: the other end is closed.
+            while data := os.read(ours, 4_096):
+                shown += data
+        return started.wait(30), shown
+    finally:
+        os.close(ours)

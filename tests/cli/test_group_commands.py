@@ -8,7 +8,7 @@ import pytest
 from test_engine_commands import Shell
 
 import ringlog
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.client import Client, NewRecord
 from ringlog.client.group import Group
 from ringlog.errors import GroupNotFound
@@ -64,7 +64,7 @@ def test_groups_are_listed_with_where_they_are(
         {"topic": topic, "group": "report@^eu.", "mode": "stream", "cursor": 1, "floor": 0, "pending": 0},
     ]
     assert [row for row in shell.ok("group", "list") if row["topic"] == topic] == rows
-    shell.fails(Exit.NOT_FOUND, "group", "list", f"{topic}-no")
+    shell.fails(CliExit.NOT_FOUND, "group", "list", f"{topic}-no")
 
 
 def test_lag_tells_what_nobody_was_given_from_what_is_pending(
@@ -88,7 +88,7 @@ def test_one_group_is_shown_with_its_members_and_looking_makes_nobody_one(
     (member,) = facts["members"]
     assert (member["name"], member["in_flight"]) == ("ann", 2)
     assert member["last_seen"].endswith("Z")
-    shell.fails(Exit.NOT_FOUND, "group", "show", topic, "no-such-group")
+    shell.fails(CliExit.NOT_FOUND, "group", "show", topic, "no-such-group")
     assert len(shell.ok("group", "list", topic)) == 1, "looking makes no group"
 
 
@@ -104,20 +104,20 @@ def test_what_is_pending_is_listed_and_filtered(shell: Shell, topic: str, group:
     assert [row["first_seq"] for row in of_ann] == [1]
     assert shell.ok("group", "pending", topic, "billing", "--idle", "1h") == []
     assert shell.ok("group", "pending", topic, "billing", "--deliveries", "2") == []
-    shell.fails(Exit.USAGE, "group", "pending", topic, "billing", "-n", "0")
+    shell.fails(CliExit.USAGE, "group", "pending", topic, "billing", "-n", "0")
 
 
 def test_a_group_is_moved_to_a_number_the_end_and_the_start(shell: Shell, topic: str, group: Group) -> None:
     """F26: a number is the first record that is given out."""
-    (moved,) = shell.ok("group", "seek", topic, "billing", "8")
+    (moved,) = shell.ok("group", "seek", topic, "billing", "8", "-y")
     assert moved == {"topic": topic, "group": "billing", "first_seq": 8}
     assert [job.seq for job in group.claim(2)] == [8, 9]
-    assert shell.ok("group", "seek", topic, "billing", "end")[0]["first_seq"] == 11
+    assert shell.ok("group", "seek", topic, "billing", "end", "-y")[0]["first_seq"] == 11
     assert group.lag() == (0, 0)
     assert shell.ok("group", "reset", topic, "billing", "--yes")[0]["first_seq"] == 1
     assert group.lag() == (10, 0)
-    shell.fails(Exit.USAGE, "group", "seek", topic, "billing", "nowhere")
-    shell.fails(Exit.NOT_FOUND, "group", "seek", topic, "other", "1")
+    shell.fails(CliExit.USAGE, "group", "seek", topic, "billing", "nowhere")
+    shell.fails(CliExit.NOT_FOUND, "group", "seek", topic, "other", "1", "-y")
 
 
 def test_a_group_with_a_filter_is_found_by_the_name_that_list_prints(
@@ -127,16 +127,16 @@ def test_a_group_with_a_filter_is_found_by_the_name_that_list_prints(
     for tags in ("eu.*", "us"):
         client.group(topic, "report", tags=tags).stats()
     assert [row["group"] for row in shell.ok("group", "list", topic)] == ["report@=us", "report@^eu."]
-    assert shell.ok("group", "seek", topic, "report@^eu.", "5")[0]["first_seq"] == 5
+    assert shell.ok("group", "seek", topic, "report@^eu.", "5", "-y")[0]["first_seq"] == 5
     assert [row["cursor"] for row in shell.ok("group", "list", topic)] == [1, 5]
-    shell.fails(Exit.NOT_FOUND, "group", "show", topic, "report")
+    shell.fails(CliExit.NOT_FOUND, "group", "show", topic, "report")
 
 
 def test_a_group_is_forgotten(shell: Shell, client: Client, topic: str, group: Group) -> None:
     (done,) = shell.ok("group", "delete", topic, "billing", "-y")
     assert done == {"topic": topic, "group": "billing", "deleted": True}
-    again = shell.run("group", "delete", topic, "billing")
-    assert (again.returncode, b'"deleted":false' in again.stdout) == (Exit.NOT_FOUND, True)
+    again = shell.run("group", "delete", topic, "billing", "-y")
+    assert (again.returncode, b'"deleted":false' in again.stdout) == (CliExit.NOT_FOUND, True)
     assert client.topics.groups(topic) == ()
     with pytest.raises(GroupNotFound):
         client.group(topic, "billing", mode="queue", create=False).claim()

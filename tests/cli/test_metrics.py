@@ -13,8 +13,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ringlog
-from ringlog.cli.metrics import Sampled, address_of
-from ringlog.cli.outcome import Exit
+from ringlog.cli.metrics import StatusCollector, address_of
+from ringlog.cli.outcome import CliExit
 from ringlog.envelope.messages import (
     DeliveryStatus,
     EngineStatusReply,
@@ -38,7 +38,7 @@ def numbers(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def sampled(status: Any) -> dict[tuple[str, tuple[str, ...]], float]:
-    return numbers(generate_latest(Sampled(lambda: status)).decode())
+    return numbers(generate_latest(StatusCollector(lambda: status)).decode())
 
 
 FULL = EngineStatusReply(
@@ -96,7 +96,7 @@ def test_an_engine_that_is_away_is_a_number_and_no_error() -> None:
     def away() -> EngineStatusReply:
         raise NotConnected("no engine")
 
-    assert numbers(generate_latest(Sampled(away)).decode()) == {("ringlog_up", ()): 0}
+    assert numbers(generate_latest(StatusCollector(away)).decode()) == {("ringlog_up", ()): 0}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_running_engine_is_printed_and_served(
         queue.put_many([b"1", b"2"])
         queue.claim(1)[0].ack()
     done = shell.run("metrics")
-    assert done.returncode == Exit.DONE
+    assert done.returncode == CliExit.DONE
     printed = numbers(done.stdout.decode())
     assert printed["ringlog_up", ()] == 1
     assert printed["ringlog_actor_up", ("wal_shard-00", "wal_shard")] == 1
@@ -155,13 +155,13 @@ def test_a_running_engine_is_printed_and_served(
     )
     served.send_signal(signal.SIGINT)
     _, err = served.communicate(timeout=30)
-    assert (served.returncode, err) == (Exit.INTERRUPTED, b"")
+    assert (served.returncode, err) == (CliExit.INTERRUPTED, b"")
 
 
 @pytest.mark.slow
 def test_an_address_that_is_taken_and_an_engine_that_is_away_are_said(shell: Shell, tmp_path: Any) -> None:
     away = Shell(f"ringlog://{tmp_path}").run("metrics")
-    assert away.returncode not in {Exit.DONE, Exit.INTERRUPTED}
+    assert away.returncode not in {CliExit.DONE, CliExit.INTERRUPTED}
     wrong = shell.run("metrics", "--listen", "nowhere")
-    assert wrong.returncode == Exit.USAGE
+    assert wrong.returncode == CliExit.USAGE
     assert b"HOST:PORT" in wrong.stderr

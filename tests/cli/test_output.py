@@ -18,7 +18,7 @@ from ringlog.cli.output import (
     record_facts,
     to_json,
 )
-from ringlog.client.pages import Record, Tombstone
+from ringlog.client.read.pages import Record, Tombstone
 
 ROWS = [{"name": "a", "count": 5, "ok": True}, {"name": "long", "count": 1234, "ok": False}]
 
@@ -54,9 +54,9 @@ def test_raw_rows_are_separated_by_tabs() -> None:
 
 
 def test_one_thing_is_an_object_or_a_list_of_facts() -> None:
-    assert json.loads(shown(Format.NDJSON, lambda p: p.thing(ROWS[0]))) == ROWS[0]
-    assert shown(Format.TABLE, lambda p: p.thing(ROWS[0])) == "name   a\ncount  5\nok     yes\n"
-    assert shown(Format.RAW, lambda p: p.thing(ROWS[0])) == "name\ta\ncount\t5\nok\tyes\n"
+    assert json.loads(shown(Format.NDJSON, lambda p: p.item(ROWS[0]))) == ROWS[0]
+    assert shown(Format.TABLE, lambda p: p.item(ROWS[0])) == "name   a\ncount  5\nok     yes\n"
+    assert shown(Format.RAW, lambda p: p.item(ROWS[0])) == "name\ta\ncount\t5\nok\tyes\n"
 
 
 def test_only_tables_are_colored() -> None:

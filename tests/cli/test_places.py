@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ringlog.cli.places import (
+from ringlog.cli.option_parsing import (
     human_bytes,
     human_count,
     parse_milliseconds,
@@ -15,7 +15,7 @@ from ringlog.cli.places import (
     parse_timeout,
     rfc3339,
 )
-from ringlog.client.pages import EARLIEST, LATEST, Cursor
+from ringlog.client.read.pages import EARLIEST, LATEST, Cursor
 from ringlog.errors import UsageError
 from ringlog.testing.clock import ManualClock
 
@@ -29,38 +29,38 @@ def noon() -> ManualClock:
 
 @pytest.mark.parametrize(("text", "seconds"), [("5s", 5.0), ("100ms", 0.1), ("2h", 7200.0), ("3", 3.0)])
 def test_a_timeout_is_a_duration_or_a_number_of_seconds(text: str, seconds: float) -> None:
-    assert parse_timeout(text) == pytest.approx(seconds)
+    assert parse_timeout(text, "--timeout") == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["0", "0s", "", "soon", "-5s", "5 parsecs"])
 def test_what_is_no_timeout_is_wrong_usage(text: str) -> None:
     with pytest.raises(UsageError):
-        parse_timeout(text)
+        parse_timeout(text, "--timeout")
 
 
 @pytest.mark.parametrize(("text", "ms"), [("7d", 604_800_000), ("100ms", 100), ("250", 250), ("1.5s", 1500)])
 def test_a_lifetime_is_read_as_milliseconds(text: str, ms: int) -> None:
-    assert parse_milliseconds(text) == ms
+    assert parse_milliseconds(text, "--ttl") == ms
 
 
 @pytest.mark.parametrize("text", ["-15m", "15m"])
 def test_a_duration_is_that_long_before_now(text: str, noon: ManualClock) -> None:
-    assert parse_moment(text, noon) == NOW - timedelta(minutes=15)
+    assert parse_moment(text, noon, "--since") == NOW - timedelta(minutes=15)
 
 
 @pytest.mark.parametrize("text", ["2026-03-01T11:45:00Z", "2026-03-01T12:45:00+01:00"])
 def test_an_instant_is_read_with_its_zone(text: str, noon: ManualClock) -> None:
-    assert parse_moment(text, noon) == NOW - timedelta(minutes=15)
+    assert parse_moment(text, noon, "--since") == NOW - timedelta(minutes=15)
 
 
 def test_an_instant_without_zone_is_refused_and_says_what_is_missing(noon: ManualClock) -> None:
     with pytest.raises(UsageError, match="zone"):
-        parse_moment("2026-03-01T12:00:00", noon)
+        parse_moment("2026-03-01T12:00:00", noon, "--since")
 
 
 def test_a_time_before_the_calendar_is_refused(noon: ManualClock) -> None:
     with pytest.raises(UsageError):
-        parse_moment("-999999999d", noon)
+        parse_moment("-999999999d", noon, "--since")
 
 
 @pytest.mark.parametrize(
@@ -68,23 +68,23 @@ def test_a_time_before_the_calendar_is_refused(noon: ManualClock) -> None:
     [
         ("start", EARLIEST),
         ("end", LATEST),
-        ("1", 0),
+        ("1", 1),
         ("0", 0),
-        ("42", 41),
+        ("42", 42),
         ("3:17", Cursor(3, 17)),
         ("-15m", NOW - timedelta(minutes=15)),
         ("2026-03-01T12:00:00Z", NOW),
     ],
 )
 def test_a_place_to_start_at(text: str, start: object, noon: ManualClock) -> None:
-    """A number is the first record wanted, so reading starts after the one before it (E-1)."""
-    assert parse_start(text, noon) == start
+    """A number is the first record wanted, as in the client (E-1)."""
+    assert parse_start(text, noon, "--from") == start
 
 
 @pytest.mark.parametrize("text", ["", "banana", "1:2:3", "-", ":", "٤٢"])
 def test_what_is_no_place_is_wrong_usage(text: str, noon: ManualClock) -> None:
     with pytest.raises(UsageError):
-        parse_start(text, noon)
+        parse_start(text, noon, "--from")
 
 
 def test_a_stamp_is_shown_in_utc_to_the_millisecond() -> None:

@@ -9,7 +9,7 @@ from test_engine_commands import Shell
 
 import ringlog
 from ringlog.cli.jobs import parse_job
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.client import Client
 from ringlog.errors import UsageError
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
@@ -68,7 +68,7 @@ def test_a_job_with_a_dedup_id_is_put_once(shell: Shell, queue: str) -> None:
         (put,) = shell.ok("put", queue, "x", "--dedup-id", "1", "--dedup-window", "1m")
         assert put == {"queue": queue, "jobs": 1, "first_seq": 1, "last_seq": 1, "deduped": deduped}
     assert stats(shell, queue) == (1, 0, 0)
-    assert shell.run("put", queue, "x", "y", "--dedup-id", "1").returncode == Exit.USAGE
+    assert shell.run("put", queue, "x", "y", "--dedup-id", "1").returncode == CliExit.USAGE
 
 
 def test_a_job_that_is_given_back_comes_again(shell: Shell, queue: str) -> None:
@@ -81,7 +81,7 @@ def test_a_job_that_is_given_back_comes_again(shell: Shell, queue: str) -> None:
     assert (held["seq"], held["state"], held["node"], held["reason"]) == (1, "leased", "by-hand", "busy")
     # The lease of the first time is over: it settles nothing.
     done = shell.run("ack", queue, first["job"])
-    assert (done.returncode, b'"not_held":[1]' in done.stdout) == (Exit.FAILED, True)
+    assert (done.returncode, b'"not_held":[1]' in done.stdout) == (CliExit.FAILED, True)
     shell.ok("nack", queue, again["job"], "--delay", "1h")
     assert stats(shell, queue) == (0, 0, 1)
     assert shell.ok("claim", queue) == []
@@ -90,7 +90,7 @@ def test_a_job_that_is_given_back_comes_again(shell: Shell, queue: str) -> None:
 def test_a_job_belongs_to_the_node_that_claimed_it(shell: Shell, queue: str) -> None:
     shell.ok("put", queue, "x")
     shell.ok("claim", queue, "--node", "ann")
-    assert shell.run("ack", queue, "1").returncode == Exit.FAILED
+    assert shell.run("ack", queue, "1").returncode == CliExit.FAILED
     shell.ok("ack", queue, "1", "--node", "ann")
 
 
@@ -111,21 +111,21 @@ def test_a_claim_waits_as_long_as_it_is_told(shell: Shell, queue: str, client: C
 
 
 def test_dead_letters_are_listed_shown_and_purged(shell: Shell, queue: str, client: Client) -> None:
-    assert shell.ok("dead", "list", queue) == []
+    assert shell.ok("dead-letter", "list", queue) == []
     shell.ok("put", queue, "bad", "worse", "good")
     shell.ok("claim", queue, "-n", "2")
     shell.ok("reject", queue, "1", "2", "--reason", "no address")
     wait_until(lambda: client.queue(queue).stats().dead_lettered == 2, timeout=20, what="both were moved")
-    rows = shell.ok("dead", "list", queue)
+    rows = shell.ok("dead-letter", "list", queue)
     assert [(row["seq"], row["src_seq"], row["deliveries"], row["reason"]) for row in rows] == [
         (1, 1, 1, "no address"), (2, 2, 1, "no address"),
     ]  # fmt: skip
-    assert len(shell.ok("dead", "list", queue, "--limit", "1")) == 1
-    (shown,) = shell.ok("dead", "show", queue, "2")
+    assert len(shell.ok("dead-letter", "list", queue, "--limit", "1")) == 1
+    (shown,) = shell.ok("dead-letter", "show", queue, "2")
     assert shown["data"] == {"$text": "worse"}
-    assert "no such dead letter" in shell.fails(Exit.FAILED, "dead", "show", queue, "3")
-    assert shell.ok("dead", "purge", queue, "--yes")[0]["deleted"] == 2
-    assert shell.ok("dead", "list", queue) == []
+    assert "no such dead letter" in shell.fails(CliExit.FAILED, "dead-letter", "show", queue, "3")
+    assert shell.ok("dead-letter", "purge", queue, "--yes")[0]["deleted"] == 2
+    assert shell.ok("dead-letter", "list", queue) == []
     assert stats(shell, queue) == (1, 0, 0)
 
 
@@ -134,11 +134,11 @@ def test_dead_letters_go_back_to_their_queue(shell: Shell, queue: str, client: C
     shell.ok("claim", queue, "-n", "3")
     shell.ok("reject", queue, "1", "2", "3")
     wait_until(lambda: client.queue(queue).stats().dead_lettered == 3, timeout=20, what="all were moved")
-    (report,) = shell.ok("dead", "redrive", queue, "2")
+    (report,) = shell.ok("dead-letter", "redrive", queue, "2")
     assert (report["queue"], report["moved"]) == (queue, 1)
-    assert [row["src_seq"] for row in shell.ok("dead", "list", queue)] == [1, 3]
-    assert shell.ok("dead", "redrive", queue, "--limit", "1")[0]["moved"] == 1
-    assert shell.ok("dead", "redrive", queue)[0]["moved"] == 1
+    assert [row["src_seq"] for row in shell.ok("dead-letter", "list", queue)] == [1, 3]
+    assert shell.ok("dead-letter", "redrive", queue, "--limit", "1")[0]["moved"] == 1
+    assert shell.ok("dead-letter", "redrive", queue)[0]["moved"] == 1
     assert sorted(job["data"]["$text"] for job in shell.ok("claim", queue, "-n", "9")) == ["a", "b", "c"]
 
 
@@ -148,15 +148,15 @@ def test_dead_letters_of_others_are_not_purged(shell: Shell, queue: str, client:
     shell.ok("claim", queue)
     shell.ok("reject", queue, "1")
     wait_until(lambda: client.queue(queue).stats().dead_lettered == 1, timeout=20, what="it was moved")
-    assert len(shell.ok("dead", "list", queue)) == 1
-    assert "more than these dead letters" in shell.fails(Exit.FAILED, "dead", "purge", queue)
+    assert len(shell.ok("dead-letter", "list", queue)) == 1
+    assert "more than these dead letters" in shell.fails(CliExit.FAILED, "dead-letter", "purge", queue, "-y")
     assert client.topics.state(f"{queue}.dead").count == 2
 
 
 def test_a_purge_leaves_nothing(shell: Shell, queue: str) -> None:
     shell.ok("put", queue, "a", "b", "c")
     shell.ok("claim", queue)
-    assert shell.ok("queue", "purge", queue)[0]["deleted"] == 3
+    assert shell.ok("queue", "purge", queue, "--yes")[0]["deleted"] == 3
     assert stats(shell, queue) == (0, 0, 0)
 
 
@@ -169,16 +169,16 @@ def test_all_queues_are_listed_and_nothing_else(shell: Shell, queue: str, client
 
 def test_what_makes_no_sense_is_refused(shell: Shell, queue: str, client: Client) -> None:
     client.topics.create(f"{queue}.log")
-    shell.fails(Exit.FAILED, "claim", f"{queue}.log")
-    shell.fails(Exit.NOT_FOUND, "claim", f"{queue}.absent")
-    shell.fails(Exit.FAILED, "dead", "list", f"{queue}.log")
-    shell.fails(Exit.USAGE, "claim", queue, "-n", "0")
-    shell.fails(Exit.USAGE, "ack", queue)
-    shell.fails(Exit.USAGE, "ack", queue, "first")
-    shell.fails(Exit.USAGE, "put", queue, "x", "--lines")
-    shell.fails(Exit.USAGE, "peek", queue, "-n", "0")
+    shell.fails(CliExit.FAILED, "claim", f"{queue}.log")
+    shell.fails(CliExit.NOT_FOUND, "claim", f"{queue}.absent")
+    shell.fails(CliExit.FAILED, "dead-letter", "list", f"{queue}.log")
+    shell.fails(CliExit.USAGE, "claim", queue, "-n", "0")
+    shell.fails(CliExit.USAGE, "ack", queue)
+    shell.fails(CliExit.USAGE, "ack", queue, "first")
+    shell.fails(CliExit.USAGE, "put", queue, "x", "--lines")
+    shell.fails(CliExit.USAGE, "peek", queue, "-n", "0")
     client.topics.create(f"{queue}.plain", type="queue")
-    assert "there are no dead letters" in shell.fails(Exit.FAILED, "dead", "list", f"{queue}.plain")
+    assert "there are no dead letters" in shell.fails(CliExit.FAILED, "dead-letter", "list", f"{queue}.plain")
 
 
 @pytest.mark.parametrize(

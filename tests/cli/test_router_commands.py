@@ -8,7 +8,7 @@ import pytest
 from test_engine_commands import Shell
 
 import ringlog
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.testing.real_engine import TestEngine, engine, wait_until
 
 pytestmark = pytest.mark.slow
@@ -26,11 +26,11 @@ def test_a_router_is_made_shown_listed_and_deleted(running: TestEngine) -> None:
     assert [(row["created"], row["filter"], row["preserve_node"]) for row in made] == [
         (True, ["tag", "Glob", "hot*"], False)
     ]
-    shell.fails(Exit.FAILED, "router", "create", "x->d", "x", "d")
-    assert "would close a cycle" in shell.fails(Exit.FAILED, "router", "create", "d->s", "d", "s")
+    shell.fails(CliExit.FAILED, "router", "create", "x->d", "x", "d")
+    assert "would close a cycle" in shell.fails(CliExit.FAILED, "router", "create", "d->s", "d", "s")
     with ringlog.connect(running.url, wait=20) as client:
         client.append("s", b"one", tag="hot.1")
-    (shown,) = shell.ok("router", "get", "s->d", "--settle", "20")
+    (shown,) = shell.ok("router", "show", "s->d", "--settle", "20")
     assert (shown["cursor"], shown["lag"], shown["forwarded_total"]) == (1, 0, 1)
     assert [row["router"] for row in shell.ok("router", "list", "--source", "s")] == ["s->d"]
     assert shell.ok("router", "list", "--dest", "s") == []
@@ -42,7 +42,7 @@ def test_a_router_is_made_shown_listed_and_deleted(running: TestEngine) -> None:
     wait_until(is_counted, 20, "the status to say so")
     (leveled,) = shell.ok("router", "create", "s->e", "s", "e", "--levels", "eu/#")
     assert leveled["filter"] == ["tag", "Levels", "eu/#"]
-    assert shell.ok("router", "delete", "s->e")[0]["deleted"]
-    assert shell.ok("router", "delete", "s->d") == [{"router": "s->d", "deleted": True}]
-    assert shell.run("router", "delete", "s->d").returncode == Exit.NOT_FOUND
-    shell.fails(Exit.NOT_FOUND, "router", "get", "s->d")
+    assert shell.ok("router", "delete", "s->e", "--yes")[0]["deleted"]
+    assert shell.ok("router", "delete", "s->d", "--yes") == [{"router": "s->d", "deleted": True}]
+    assert shell.run("router", "delete", "s->d", "--yes").returncode == CliExit.NOT_FOUND
+    shell.fails(CliExit.NOT_FOUND, "router", "show", "s->d")

@@ -18,7 +18,7 @@ from ringlog.cli.output import Format, Printer
 from ringlog.cli.status import problems, readiness, show
 from ringlog.envelope import messages as m
 from ringlog.errors import RinglogError
-from ringlog.supervision import asking
+from ringlog.supervision import control_client
 from ringlog.testing import engine
 from ringlog.testing.real_engine import TestEngine, wait_until
 from tests.actors.test_scheduler_engine import Link, feed_of
@@ -86,7 +86,7 @@ def test_an_engine_that_replays_its_log_says_how_far_it_is(tmp_path: Path) -> No
 
         def is_replaying() -> bool:
             with suppress(RinglogError):
-                seen.append(asking.status(running.run_dir, 1.0))
+                seen.append(control_client.fetch_status(running.run_dir, 1.0))
             return bool(seen) and bool(problems(seen[-1]))
 
         wait_until(is_replaying, 20.0, "a status of the start")
@@ -96,7 +96,7 @@ def test_an_engine_that_replays_its_log_says_how_far_it_is(tmp_path: Path) -> No
         wait_until(lambda: state_of(shard) == "T", 20.0, "the shard to pause in its replay")
         os.kill(shard, signal.SIGCONT)
         running.end_start(before)
-        found = asking.status(running.run_dir, 5.0)
+        found = control_client.fetch_status(running.run_dir, 5.0)
         assert (readiness(found), problems(found)) == ("ready", [])
 
 

@@ -1,4 +1,4 @@
-"""`ringlog dead`: records that were given up, of a queue or of a consumer group."""
+"""`ringlog dead-letter`: dead letters of a queue or of a consumer group."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ringlog.cli.asking import is_confirmed
+from ringlog.cli.confirm import ask, counted, must_ask
+from ringlog.cli.option_parsing import rfc3339
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import RecordPrinter
-from ringlog.cli.places import rfc3339
 from ringlog.cli.topic import facts_of
 from ringlog.errors import GroupNotFound, InvalidRequest, NotAQueue, TopicNotFound, UsageError
 
 if TYPE_CHECKING:
     from ringlog.client import Client
     from ringlog.client.group import Group
-    from ringlog.client.pages import Record
     from ringlog.client.queue import Queue
+    from ringlog.client.read.pages import Record
 
 Given = Annotated[Options, Parameter(parse=False)]
 Yes = Annotated[bool, Parameter(name=["--yes", "-y"], negative=())]
@@ -28,20 +28,25 @@ OfGroup = Annotated[str, Parameter(name=["--group", "-g"])]
 PAGE_RECORDS = 1_000
 
 
-def list_letters(topic: str, *, group: OfGroup = "", limit: Most = 100, options: Given) -> None:
+def list_dead_letters(topic: str, *, group: OfGroup = "", limit: Most = 100, options: Given) -> None:
     """List dead letters, oldest first.
 
     Parameters
     ----------
     topic
-        The queue they come from, or the topic of the group.
+        Source of the dead letters: a queue, or the topic of the group.
     group
-        The consumer group that gave them up, as group list prints it.
+        Consumer group that gave the records up, as `ringlog group list` prints it.
     limit
-        How many.
+        Maximum number of dead letters.
+
+    Examples
+    --------
+    ringlog dead-letter list emails
+    ringlog dead-letter list orders --group billing
     """
     if limit < 1:
-        raise UsageError("--limit is at least 1", found=limit)
+        raise UsageError(f"--limit must be >= 1, got {limit}")
     rows: list[dict[str, Any]] = []
     with options.connect() as client:
         for letter in _letters(client, topic, group, _target(client, topic, group)):
@@ -57,19 +62,23 @@ def show(topic: str, seq: int, *, group: OfGroup = "", options: Given) -> None:
     Parameters
     ----------
     topic
-        The queue it comes from, or the topic of the group.
+        Source of the dead letters: a queue, or the topic of the group.
     seq
-        Its number among the dead letters, as dead list prints it.
+        Number of the dead letter, as `ringlog dead-letter list` prints it.
     group
-        The consumer group that gave it up.
+        Consumer group that gave the records up, as `ringlog group list` prints it.
+
+    Examples
+    --------
+    ringlog dead-letter show emails 3
     """
-    from ringlog.client.letters import is_letter_of
+    from ringlog.client.leases.dead_letters import is_dead_letter_of
 
     printer = RecordPrinter(options.printer())
     with options.connect() as client:
         target = _target(client, topic, group)
         found = client.read(target, after=max(seq - 1, 0), limit=1).records
-        if not found or found[0].seq != seq or not is_letter_of(topic, found[0], group):
+        if not found or found[0].seq != seq or not is_dead_letter_of(topic, found[0], group):
             raise InvalidRequest("there is no such dead letter", topic=target, seq=seq, source=topic)
         printer.record(target, found[0])
     printer.close()
@@ -83,51 +92,63 @@ def redrive(
     rate: float | None = None,
     options: Given,
 ) -> None:
-    """Put dead letters back into their queue, or have their group give them out once more.
+    """Return dead letters to their queue, or to their group for redelivery.
 
     Parameters
     ----------
     topic
-        The queue they come from, or the topic of the group.
+        Source of the dead letters: a queue, or the topic of the group.
     seqs
-        Their numbers among the dead letters, as dead list prints them (default: all).
+        Numbers of the dead letters, as `ringlog dead-letter list` prints them (default: all).
     group
-        The consumer group that gave them up.
+        Consumer group that gave the records up, as `ringlog group list` prints it.
     limit
-        The oldest so many.
+        Maximum number of dead letters, oldest first.
     rate
-        At most so many a second.
+        Maximum number of dead letters per second.
+
+    Examples
+    --------
+    ringlog dead-letter redrive emails
+    ringlog dead-letter redrive emails 3 4 --rate 50
     """
     with options.connect() as client:
         report = _of(client, topic, group).redrive(seqs or None, limit=limit, rate=rate)
     facts = facts_of(report)
     for name in ("topic",) if group else ("topic", "gone"):
         facts.pop(name)
-    options.printer().thing({**_source(topic, group), **facts})
+    options.printer().item({**_source(topic, group), **facts})
 
 
 def purge(topic: str, *, group: OfGroup = "", yes: Yes = False, options: Given) -> int:
-    """Delete all dead letters. There is no way back. On a terminal it asks first.
+    """Delete all dead letters. This cannot be undone.
+
+    Refused if the topic of the dead letters holds other records.
 
     Parameters
     ----------
     topic
-        The queue they come from, or the topic of the group.
+        Source of the dead letters: a queue, or the topic of the group.
     group
-        The consumer group that gave them up.
+        Consumer group that gave the records up, as `ringlog group list` prints it.
     yes
-        Do not ask.
+        Do not ask for confirmation. Required without a terminal.
+
+    Examples
+    --------
+    ringlog dead-letter purge emails --yes
     """
+    asks = must_ask(yes=yes)
     with options.connect() as client:
         target = _target(client, topic, group)
         letters = [letter.seq for letter in _letters(client, topic, group, target, others=False)]
-        what = f"Delete {len(letters)} dead letters of {topic} {group}".rstrip() + " for good?"
-        if letters and not yes and not is_confirmed(what):
-            return Exit.USAGE
+        if letters and asks:
+            source = f"group {group} of topic {topic}" if group else f"queue {topic}"
+            ask(f"Delete {counted(len(letters), 'dead letter')} of {source}?")
         if letters:
             client.topics.delete_records(target, before_seq=letters[-1] + 1)
-    options.printer().thing({**_source(topic, group), "dead_letter": target, "deleted": len(letters)})
-    return Exit.DONE
+    options.printer().item({**_source(topic, group), "dead_letter": target, "deleted": len(letters)})
+    return CliExit.DONE
 
 
 def _of(client: Client, topic: str, group: str) -> Queue | Group:
@@ -157,12 +178,12 @@ def _target(client: Client, topic: str, group: str) -> str:
 def _letters(client: Client, topic: str, group: str, target: str, *, others: bool = True) -> Iterator[Record]:
     """Its own, oldest first; a topic that was not made yet has none. With `others` those that came from
     elsewhere are passed over, else they are refused: what deletes by number would delete them, too."""
-    from ringlog.client.letters import is_letter_of
+    from ringlog.client.leases.dead_letters import is_dead_letter_of
 
     try:
         for page in client.reader(target).pages(PAGE_RECORDS):
             for record in page.records:
-                if is_letter_of(topic, record, group):
+                if is_dead_letter_of(topic, record, group):
                     yield record
                 elif not others:
                     raise InvalidRequest(
@@ -178,7 +199,7 @@ def _source(topic: str, group: str) -> dict[str, str]:
 
 
 def _listed(record: Record) -> dict[str, Any]:
-    from ringlog.client.letters import noted
+    from ringlog.client.leases.dead_letters import dead_letter_field
     from ringlog.frame.columns import (
         DEAD_LETTER_DELIVERIES,
         DEAD_LETTER_LAST_FAILURE,
@@ -186,8 +207,11 @@ def _listed(record: Record) -> dict[str, Any]:
         DEAD_LETTER_SRC_SEQ,
     )
 
-    failed = noted(record, DEAD_LETTER_LAST_FAILURE)
-    deliveries, src_seq = noted(record, DEAD_LETTER_DELIVERIES), noted(record, DEAD_LETTER_SRC_SEQ)
+    failed = dead_letter_field(record, DEAD_LETTER_LAST_FAILURE)
+    deliveries, src_seq = (
+        dead_letter_field(record, DEAD_LETTER_DELIVERIES),
+        dead_letter_field(record, DEAD_LETTER_SRC_SEQ),
+    )
     return {
         "seq": record.seq,
         "src_seq": None if src_seq is None else int(src_seq),
@@ -196,5 +220,5 @@ def _listed(record: Record) -> dict[str, Any]:
         "bytes": len(record.data or b""),
         "tag": record.tag,
         "failed": rfc3339(int(failed) * 1_000) if failed and failed.isdecimal() else None,
-        "reason": noted(record, DEAD_LETTER_REASON),
+        "reason": dead_letter_field(record, DEAD_LETTER_REASON),
     }

@@ -8,20 +8,20 @@ from cyclopts import Parameter
 
 from ringlog.board.processes import socket_of
 from ringlog.cli.options import Options
-from ringlog.cli.outcome import Exit
+from ringlog.cli.outcome import CliExit
 from ringlog.cli.output import Format
 from ringlog.clock import SystemClock
 from ringlog.envelope.engine_file import EngineInfo
 from ringlog.envelope.messages import CheckpointMade, CheckpointNow, Message, ScrubNow, ScrubReport
 from ringlog.errors import NotConnected, NotReady, UsageError
-from ringlog.link.address import parse_url, read_engine
+from ringlog.link.address import parse_url, read_engine_file
 from ringlog.link.shard_requests import Requester
 
 Given = Annotated[Options, Parameter(parse=False)]
 COMPACTOR, RECLAIMER = "compactor", "reclaimer"
 START_S = 15.0
 """How long a process may be away: nobody waits for it when the engine starts."""
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 PASS_S = 600.0
 """A pass over all data takes longer than an answer; --timeout counts when it is longer still."""
 
@@ -29,22 +29,36 @@ M = TypeVar("M", bound=Message)
 
 
 def checkpoint(*, options: Given) -> None:
-    """Turn the log into segments now and write a snapshot; prints the files of a consistent copy."""
-    made = ask(options, COMPACTOR, CheckpointNow(), CheckpointMade)
+    """Compact the log into segments now and write a snapshot.
+
+    Prints the files of a consistent copy.
+
+    Examples
+    --------
+    ringlog checkpoint
+    """
+    made = request_process(options, COMPACTOR, CheckpointNow(), CheckpointMade)
     options.printer().rows([{"file": path} for path in made.files])
 
 
 def scrub(*, options: Given) -> int:
-    """Verify every segment and snapshot of a running engine once, now. Fails when something is wrong."""
-    report = ask(options, RECLAIMER, ScrubNow(), ScrubReport)
+    """Verify all segments and snapshots of a running engine once, now.
+
+    Exit code 6: damage found.
+
+    Examples
+    --------
+    ringlog scrub
+    """
+    report = request_process(options, RECLAIMER, ScrubNow(), ScrubReport)
     printer = options.printer()
     if printer.format is Format.TABLE:
         for finding in report.findings:
-            printer.say(f"damage: {finding}")
-        printer.thing({"files": report.files, "bytes": report.bytes, "findings": len(report.findings)})
+            printer.caption(f"damage: {finding}")
+        printer.item({"files": report.files, "bytes": report.bytes, "findings": len(report.findings)})
     else:
-        printer.thing({"files": report.files, "bytes": report.bytes, "findings": report.findings})
-    return Exit.DAMAGE if report.findings else Exit.DONE
+        printer.item({"files": report.files, "bytes": report.bytes, "findings": report.findings})
+    return CliExit.DAMAGE if report.findings else CliExit.DONE
 
 
 def local_engine(options: Options) -> EngineInfo:
@@ -52,19 +66,21 @@ def local_engine(options: Options) -> EngineInfo:
     address = parse_url(options.url)
     if not address.is_local:
         raise UsageError("this works on the engine's own host; give its run directory", url=options.url)
-    info = read_engine(address.run_dir)
+    info = read_engine_file(address.run_dir)
     if info is None:
         raise NotConnected("no engine is running there", run_dir=address.run_dir)
     return info
 
 
-def ask(options: Options, actor: str, request: Message, wanted: type[M]) -> M:
+def request_process(options: Options, actor: str, request: Message, wanted: type[M]) -> M:
     """Ask one of the engine's processes, by its own socket; raises as Requester.ask does."""
     shm_dir = local_engine(options).shm_dir
-    return ask_actor(shm_dir, actor, request, wanted, timeout_s=max(options.timeout_s, PASS_S))
+    return request_actor(shm_dir, actor, request, wanted, timeout_s=max(options.timeout_s, PASS_S))
 
 
-def ask_actor(shm_dir: str, actor: str, request: Message, wanted: type[M], *, timeout_s: float = PASS_S) -> M:
+def request_actor(
+    shm_dir: str, actor: str, request: Message, wanted: type[M], *, timeout_s: float = PASS_S
+) -> M:
     """Ask, and again while the process is being started or replaced: such requests are harmless twice."""
     clock = SystemClock()
     deadline = clock.monotonic_ns() + round(START_S * 1e9)
@@ -76,6 +92,6 @@ def ask_actor(shm_dir: str, actor: str, request: Message, wanted: type[M], *, ti
             except NotReady:
                 if clock.monotonic_ns() > deadline:
                     raise
-                clock.sleep(LOOK_S)
+                clock.sleep(POLL_INTERVAL_S)
     finally:
         requester.close()

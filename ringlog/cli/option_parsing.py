@@ -6,71 +6,82 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ringlog.clock import Clock
-from ringlog.config import parse_duration
+from ringlog.config import parse_duration, parse_size
 from ringlog.errors import UsageError
 
 if TYPE_CHECKING:
-    from ringlog.client.pages import Start, TagFilter
+    from ringlog.client.read.pages import Start, TagFilter
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _START_FORMS = "a number, a time such as 2026-03-01T12:00:00Z or -15m, epoch:seq, start or end"
+_DURATION_FORMS = "a duration such as 100ms, 5s or 2h"
+_TIME_FORMS = "a time with its zone such as 2026-03-01T12:00:00Z, or a duration before now such as -15m"
 
 
-def parse_timeout(text: str) -> float:
+def parse_timeout(text: str, name: str) -> float:
     """Seconds of `5s`, `100ms` or a bare number of seconds; raises UsageError unless it is above 0."""
-    try:
-        seconds = parse_duration(text, "s")
-    except ValueError as e:
-        raise UsageError(str(e)) from None
+    seconds = _seconds(text, "s", name)
     if not seconds > 0:
-        raise UsageError("a timeout is longer than nothing", found=text)
+        raise UsageError(f"{name} must be longer than 0 s, got {text!r}")
     return seconds
 
 
-def parse_milliseconds(text: str) -> int:
+def parse_milliseconds(text: str, name: str) -> int:
     """Whole milliseconds of `7d`, `100ms` or a bare number of milliseconds; raises UsageError."""
+    return round(_seconds(text, "ms", name) * 1000)
+
+
+def _seconds(text: str, unit: str, name: str) -> float:
     try:
-        return round(parse_duration(text, "ms") * 1000)
-    except ValueError as e:
-        raise UsageError(str(e)) from None
+        return parse_duration(text, unit)
+    except ValueError:
+        raise UsageError(f"{name} must be {_DURATION_FORMS}, got {text!r}") from None
 
 
-def parse_moment(text: str, clock: Clock) -> datetime:
+def parse_bytes(text: str, name: str) -> int:
+    """Bytes of `64MiB` or a bare number; raises UsageError."""
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise UsageError(f"{name} must be a size such as 67108864, 64MiB or 1GB, got {text!r}") from None
+
+
+def parse_moment(text: str, clock: Clock, name: str, forms: str = _TIME_FORMS) -> datetime:
     """An instant: RFC 3339 with its zone, or a duration before now (`-15m`, `2h` ago); raises UsageError."""
     try:
         ago = parse_duration(text.removeprefix("-"), "none")
     except (ValueError, KeyError):
-        return _parse_rfc3339(text)
+        return _parse_rfc3339(text, name, forms)
     now = _EPOCH + timedelta(microseconds=clock.now_us())
     try:
         return now - timedelta(seconds=ago)
     except OverflowError:
-        raise UsageError("that long ago there was no calendar", found=text) from None
+        raise UsageError(f"{name} must be at most some 2,000 years ago, got {text!r}") from None
 
 
-def _parse_rfc3339(text: str) -> datetime:
+def _parse_rfc3339(text: str, name: str, forms: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not {_START_FORMS}") from None
+        raise UsageError(f"{name} must be {forms}, got {text!r}") from None
     if moment.tzinfo is None:
-        raise UsageError("a time needs its zone, such as Z or +02:00", found=text)
+        raise UsageError(f"{name} must be a time with its zone, such as Z or +02:00, got {text!r}")
     return moment
 
 
-def parse_start(text: str, clock: Clock) -> Start:
-    """Where to begin reading. A number is the first record wanted, not the one before it."""
-    from ringlog.client.pages import EARLIEST, LATEST, Cursor
+def parse_start(text: str, clock: Clock, name: str) -> Start:
+    """Where to begin reading, as the client takes it: a number is inclusive, a cursor exclusive."""
+    from ringlog.client.read.pages import EARLIEST, LATEST, Cursor
 
     if text in {"start", "earliest"}:
         return EARLIEST
     if text in {"end", "latest"}:
         return LATEST
     if text.isdecimal() and text.isascii():
-        return max(int(text) - 1, 0)
+        return int(text)
     if text.replace(":", "", 1).isdecimal() and text.count(":") == 1:
         return Cursor.parse(text)
-    return parse_moment(text, clock)
+    return parse_moment(text, clock, name, _START_FORMS)
 
 
 def rfc3339(at_us: int) -> str:
@@ -100,5 +111,5 @@ def tags_of(tag: str | None, levels: str | None, name: str = "--tag") -> TagFilt
     if levels is None:
         return tag
     if tag is not None:
-        raise UsageError(f"{name} and --levels exclude one another")
+        raise UsageError(f"give {name} or --levels: they exclude one another")
     return ["tag", "Levels", levels]

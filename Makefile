@@ -10,6 +10,7 @@ STAMP := $(VENV)/.installed
 FUZZ_STAMP := $(VENV)/.installed-fuzz
 BENCH_STAMP := $(VENV)/.installed-bench
 NIGHT_STAMP := $(VENV)/.installed-night
+DOCS_STAMP := $(VENV)/.installed-docs
 OLDER_SPARK := $(VENV)/spark-4.2
 # Of the modules that are compiled, and of who stands on them; without those that mostly wait for the engine.
 WAITING_TESTS = $(addprefix tests/client/test_,unused_topics.py router_kills.py other_platforms.py \
@@ -18,7 +19,7 @@ COMPILED_TESTS := $(wildcard tests/actors/test_wal_shard_*.py tests/actors/test_
   $(addprefix tests/,aio board client frame leases link ring topic)
 INTERRUPTING_TESTS = $(addprefix tests/client/test_,interrupts.py signal_handlers.py dropped.py)
 
-.PHONY: help setup compiled demo test test-compiled test-releases check bench bench-against peers chaos chaos-night chaos-long mutants test-night spark-night fmt clean
+.PHONY: help setup compiled demo test test-compiled test-releases check bench bench-against peers chaos chaos-night chaos-long mutants test-night spark-night docs reference fmt clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +36,8 @@ help:
 	@echo "make mutants           deliberate bugs, which the classes must find"
 	@echo "make test-night        the longest enumerations, and tests of the harness of chaos: planted bugs; some minutes"
 	@echo "make spark-night       Spark: crash matrices, clusters, Connect, brokers; takes long"
+	@echo "make docs              the documentation as a site, in build/docs"
+	@echo "make reference         write the generated tables of docs/reference"
 	@echo "make fmt clean setup"
 
 setup: $(STAMP)
@@ -65,6 +68,11 @@ $(BENCH_STAMP): $(STAMP)
 # What the other ways to run Spark need: Connect's client, and a Java that is not the machine's.
 $(NIGHT_STAMP): $(STAMP)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,spark-connect,spark-jre]" -c constraints.txt
+	@touch $@
+
+# Sphinx and its theme.
+$(DOCS_STAMP): $(STAMP)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev,docs]" -c constraints.txt
 	@touch $@
 
 # The least Spark that is supported, beside the one of the environment: what has connectors for Delta,
@@ -107,6 +115,15 @@ check: $(STAMP)
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/test_architecture.py tests/test_house_rules.py tests/test_unasync.py
 
+# Warnings are errors: a link that leads nowhere, a page that is in no table of contents.
+docs: $(DOCS_STAMP)
+	$(PY) -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+	@echo "build/docs/index.html"
+
+# The tables of docs/reference that list settings, errors, commands, metrics and log events.
+reference: $(STAMP)
+	$(PY) tools/reference.py
+
 bench: $(BENCH_STAMP) compiled
 	$(PY) -m bench $(AREA)
 
@@ -132,9 +149,10 @@ chaos-long: $(FUZZ_STAMP) compiled
 mutants: $(FUZZ_STAMP) compiled
 	$(PY) -m chaos run --plan night mutants
 
-# And write what is generated: the synchronous client.
+# And write what is generated: the synchronous client, and the tables of docs/reference.
 fmt: $(STAMP)
 	$(PY) tools/unasync.py
+	$(PY) tools/reference.py
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
 

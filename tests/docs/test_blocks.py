@@ -1,0 +1,313 @@
+"""Run every Python and shell block of every page of docs/, in the order of its page, against a real engine.
+
+The info string of a block decides what the test does with it:
+
+- `python`: runs. Blocks of one page share their variables and the directory. `await` works at the top level.
+- `sh`, `console`: runs under `bash` with `set -eu` and must exit with 0. If the first line begins with `$ `,
+  only such lines run (and their continuations after a backslash); the other lines show output.
+- `toml`: must parse. A block with a section of the engine's configuration must load as a configuration file.
+- `text`, `ini`, `yaml`, ... (see `DATA`) and directives such as `{toctree}` never run.
+
+A block without an info string is an error. A comment on its own line before a block changes what happens:
+
+- `<!-- not run: reason -->`: the block cannot run here.
+- `<!-- file: mail.py -->`: the test writes the block to this file in the page's directory.
+- `<!-- exit: 3 -->`: the shell block must exit with this status.
+- `<!-- raises: LeaseLost -->`: the Python block must raise this exception of `ringlog.errors` or `builtins`.
+
+Comments for a whole page: `<!-- engine: gateway.enabled=true -->` sets a setting of the page's engine.
+`<!-- engine stops -->` and `<!-- engine starts -->` stop and start the engine at that place.
+
+Each page has an engine with two shards and one scheduler. `RINGLOG_URL` names it, `./ringlog-data` is its
+data directory. The test ends the processes that a shell block leaves in the background when the page ends.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import contextlib
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringlog import config, errors
+from ringlog.testing.real_engine import TestEngine, engine
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+RUN_ELSEWHERE = {
+    "docs/tutorial.md": "tests/docs/test_tutorial.py",
+    "docs/how-to/spark.md": "tests/spark/test_docs.py",
+}
+"""Page -> the test that runs its blocks."""
+PYTHON = {"python"}
+SHELL = {"sh", "console"}
+DATA = {"text", "toml", "ini", "yaml", "json", "dockerfile", "sql", "scala", "xml", "hex", "board", "ring"}
+NOT_RUN_MAX = 40
+"""Blocks of Python and shell that say why they cannot run, on all pages together."""
+BLOCK_S = 60
+END_S = 10
+
+FENCE = re.compile(r"^( *)(`{3,}|~{3,})([^`\n]*)$")
+COMMENT = re.compile(r"^ *<!-- (not run|file|exit|raises|engine): (.+) -->$")
+ENGINE_STEP = re.compile(r"^ *<!-- engine (stops|starts) -->$")
+LOOKS_RUNNABLE = re.compile(r"(\$ |ringlog [a-z]|import |from \w+ import )")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block, or a step between blocks (`info` is then "engine")."""
+
+    page: str
+    line: int
+    info: str
+    code: str
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_code(self) -> bool:
+        """Is it Python or shell?"""
+        return self.info in PYTHON | SHELL
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The blocks and steps of a page, in order."""
+    lines = (ROOT / page).read_text().splitlines()
+    found: list[Block] = []
+    options: dict[str, str] = {}
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if comment := COMMENT.match(line):
+            if comment[1] != "engine":
+                options[comment[1]] = comment[2]
+        elif step := ENGINE_STEP.match(line):
+            found.append(Block(page, at, "engine", step[1]))
+        elif fence := FENCE.match(line):
+            first = at
+            while lines[at].strip() != fence[2]:
+                at += 1
+            code = textwrap.dedent("\n".join(lines[first:at]) + "\n")
+            found.append(Block(page, first + 1, fence[3].strip(), code, options))
+            options = {}
+            at += 1
+        elif line.strip():
+            assert not options, f"{page}:{at}: a comment about a block has no block behind it"
+    return found
+
+
+def settings_of(page: str) -> dict[str, str]:
+    """Settings of the page's engine."""
+    comments = filter(None, map(COMMENT.match, (ROOT / page).read_text().splitlines()))
+    pairs = " ".join(each[2] for each in comments if each[1] == "engine").split()
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+BLOCKS = {name(page): blocks_of(name(page)) for page in PAGES}
+RUN_HERE = [page for page, blocks in BLOCKS.items() if page not in RUN_ELSEWHERE and any(
+    block.is_code and "not run" not in block.options for block in blocks
+)]  # fmt: skip
+
+
+class PageRunner:
+    """Runs the blocks of one page in a directory."""
+
+    def __init__(self, page: str, directory: Path, running: TestEngine) -> None:
+        self.engine = running
+        self.names: dict[str, Any] = {"__name__": page}
+        self._directory = directory
+        self._loop = asyncio.Runner()
+        self._groups: list[int] = []
+        programs = directory / ".bin"
+        programs.mkdir()
+        for program, call in (
+            ("ringlog", "-c 'import sys; from ringlog.cli import main; sys.exit(main())'"),
+            ("python", ""),
+        ):
+            path = programs / program
+            path.write_text(f'#!/bin/sh\nexec {sys.executable} {call} "$@"\n')
+            path.chmod(0o755)
+        self._environ = {
+            "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": f"{directory}:{ROOT}",
+            "RINGLOG_ALLOW_ROOT": "true",
+        }  # fmt: skip
+
+    def run(self, block: Block) -> None:
+        """Run a block, or write it to its file."""
+        if "not run" in block.options:
+            return
+        if path := block.options.get("file"):
+            (self._directory / path).write_text(block.code)
+        elif block.info == "engine":
+            self.engine.stop() if block.code == "stops" else self.engine.start()
+        elif block.info in PYTHON:
+            self._run_python(block)
+        elif block.info in SHELL:
+            self._run_shell(block)
+
+    def close(self) -> None:
+        """Close what the blocks opened and end what they started."""
+        for value in reversed(list(self.names.values())):
+            if type(value).__module__.startswith("ringlog.") and hasattr(value, "close"):
+                with contextlib.suppress(errors.RinglogError, AttributeError):
+                    closing = value.close()
+                    if inspect.isawaitable(closing):
+                        self._loop.run(_awaited(closing))
+        self._loop.close()
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            for group in self._groups:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signum)
+            deadline = time.monotonic() + END_S
+            while any(map(_is_there, self._groups)) and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def _run_python(self, block: Block) -> None:
+        code = compile(
+            "\n" * (block.line - 1) + block.code, block.page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        )
+        expected = block.options.get("raises")
+        kind = getattr(errors, expected, None) or getattr(builtins, expected) if expected else None
+        with pytest.raises(kind) if kind else contextlib.nullcontext():
+            result = eval(code, self.names)
+            if inspect.iscoroutine(result):
+                self._loop.run(result)
+
+    def _run_shell(self, block: Block) -> None:
+        output = self._directory / ".output"
+        with output.open("wb") as out:
+            process = subprocess.Popen(
+                ["bash", "-c", f"set -eu\n{commands(block.code)}"], cwd=self._directory, stdout=out,
+                stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
+                env=os.environ | self._environ,
+            )  # fmt: skip
+            self._groups.append(process.pid)
+            try:
+                status = process.wait(BLOCK_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                status = process.wait()
+        shown = output.read_text(errors="replace")
+        assert status == int(block.options.get("exit", "0")), (
+            f"{block.where} exits with {status}\n{block.code}\n{shown}"
+        )
+
+
+def commands(code: str) -> str:
+    """The commands of a shell block: all of it, or what follows `$ `."""
+    if not code.startswith("$ "):
+        return code
+    kept: list[str] = []
+    continues = False
+    for line in code.splitlines():
+        if continues or line.startswith("$ "):
+            kept.append(line if continues else line[2:])
+            continues = line.endswith("\\")
+    return "\n".join(kept)
+
+
+async def _awaited(what: Any) -> None:
+    await what
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def page_runner(page: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageRunner]:
+    """A runner for the page with an engine of its own; the directory becomes the current one."""
+    settings = {"wal.shards": "2", "delivery.schedulers": "1"} | settings_of(page)
+    with engine(directory=directory / ".engine", **settings) as running:
+        (directory / "ringlog-data").symlink_to(running.data_dir)
+        monkeypatch.setenv("RINGLOG_URL", running.url)
+        monkeypatch.chdir(directory)
+        monkeypatch.syspath_prepend(directory)
+        modules = set(sys.modules)
+        runner = PageRunner(page, directory, running)
+        try:
+            yield runner
+        finally:
+            runner.close()
+            for module in set(sys.modules) - modules:
+                if str(getattr(sys.modules[module], "__file__", "")).startswith(str(directory)):
+                    del sys.modules[module]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", RUN_HERE)
+def test_every_block_of_a_page_runs_in_order(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with page_runner(page, tmp_path, monkeypatch) as runner:
+        for block in BLOCKS[page]:
+            runner.run(block)
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+def test_every_block_has_a_known_info_string(page: str) -> None:
+    wrong = []
+    for block in BLOCKS[page]:
+        if block.info == "engine" or block.info.startswith("{") or block.is_code:
+            continue
+        if block.info not in DATA:
+            wrong.append(f"{block.where}: {block.info or 'no'} info string")
+        elif block.info == "text" and LOOKS_RUNNABLE.match(block.code) and not block.options:
+            wrong.append(f"{block.where}: text that could run: {block.code.splitlines()[0]}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+def test_configurations_that_are_shown_load(page: str, tmp_path: Path) -> None:
+    sections = {key.partition(".")[0] for key in config.ENVIRONMENT} | {"topics"}
+    for block in BLOCKS[page]:
+        if (
+            block.info == "toml"
+            and "not run" not in block.options
+            and sections & set(tomllib.loads(block.code))
+        ):
+            (tmp_path / "ringlog.toml").write_text(block.code)
+            config.load_config(environ={}, cwd=str(tmp_path))
+
+
+def test_few_blocks_are_not_run() -> None:
+    not_run = [
+        f"{block.where}: {block.options['not run']}"
+        for blocks in BLOCKS.values() for block in blocks if block.is_code and "not run" in block.options
+    ]  # fmt: skip
+    assert len(not_run) <= NOT_RUN_MAX, "\n".join(not_run)
+
+
+def test_pages_that_other_tests_run_exist() -> None:
+    for page, test in RUN_ELSEWHERE.items():
+        assert page in BLOCKS, page
+        assert (ROOT / test).exists(), test

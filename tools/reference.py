@@ -1,0 +1,513 @@
+"""Write the tables of docs/reference that the code decides: `make reference`.
+
+A page marks a table by `<!-- table: NAME -->` and `<!-- end -->`. The code decides which rows a table has,
+and their first columns. People write the other columns. The program keeps those of a row with the same first
+cell, and after a rename those of the one old row with the same other generated cells. A new row gets
+empty cells. tests/docs/test_reference.py fails for empty cells and for a page that is not current.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cyclopts
+import msgspec
+
+from ringlog import config, environment, errors, settings
+from ringlog.cli.app import build
+from ringlog.cli.metrics import families
+from ringlog.cli.outcome import CliExit
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs" / "reference"
+REGION = re.compile(r"(<!-- table: ([a-z.-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+CELLS = re.compile(r"(?<!\\)\|")
+
+
+class Table(NamedTuple):
+    """Rows of cells that the code decides, and the headers of the columns behind them."""
+
+    headers: tuple[str, ...]
+    written: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def main() -> None:
+    """Write the pages."""
+    for page in sorted(PAGES.glob("*.md")):
+        text = page.read_text()
+        if (new := current(text)) != text:
+            page.write_text(new)
+            print(page.relative_to(ROOT))  # noqa: T201
+
+
+def current(text: str) -> str:
+    """The page with its tables as the code has them now."""
+    return REGION.sub(lambda found: found[1] + _region(found[2], found[3]) + found[4], text)
+
+
+def empty_cells(text: str) -> list[str]:
+    """Rows of tables on the page in which people left a cell empty."""
+    found = []
+    for region in REGION.finditer(text):
+        if region[2] != "commands":
+            headers = len(TABLES[region[2]]().headers)
+            rows = _read(region[3])
+            found += [f"{region[2]}: {key}" for key, cells in rows.items() if not all(cells[headers:])]
+    return found
+
+
+def _region(name: str, before: str) -> str:
+    return "\n".join(_commands()) + "\n" if name == "commands" else render(TABLES[name](), _read(before))
+
+
+def _read(text: str) -> dict[str, list[str]]:
+    rows = [
+        [cell.strip() for cell in CELLS.split(line)[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    return {cells[0]: cells for cells in rows[2:]}
+
+
+def render(table: Table, before: dict[str, list[str]]) -> str:
+    """The table as Markdown, with the written cells of the one before."""
+    headers = (*table.headers, *table.written)
+    lines = [_line(headers), _line(["---"] * len(headers))]
+    keys = {row[0] for row in table.rows}
+    gone = [cells for key, cells in before.items() if key not in keys]
+    for row in table.rows:
+        renamed = [cells for cells in gone if tuple(cells[1 : len(row)]) == row[1:]]
+        kept = before.get(row[0]) or (renamed[0] if len(renamed) == 1 else [])
+        written = kept[len(row) :] if len(kept) == len(headers) else []
+        lines.append(_line([*row, *(written or [""] * len(table.written))]))
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+# -- settings -----------------------------------------------------------------------------------------------
+
+
+def _of_settings(table: typing.Mapping[str, settings.Setting], has_types: bool) -> Table:
+    rows = [
+        (
+            f"`{row.name}`",
+            _takes(row),
+            f"`{_value(row.default)}`",
+            *((row.topic_type_only or "log, queue",) if has_types else ()),
+        )
+        for row in table.values()
+    ]
+    headers = ("setting", "values", "default", *(("topic type",) if has_types else ()))
+    return Table(headers, ("meaning",), rows)
+
+
+def _takes(row: settings.Setting) -> str:
+    if row.kind == settings.FLAG:
+        found = "`true`, `false`"
+    elif row.kind == settings.NAME:
+        found = "a topic name"
+    elif row.words:
+        found = ", ".join(f"`{word}`" for word in row.words)
+    else:
+        found = f"{_number(row.low)} to {_number(row.high)} {row.unit}".rstrip()
+        found += f"; 0: {row.zero}" if row.zero else ""
+    return f"{found}, or `null`" if row.is_nullable else found
+
+
+def _value(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _number(number: float) -> str:
+    if isinstance(number, int) and number > 1 << 42 and number & (number + 1) == 0:
+        return f"2^{number.bit_length()} − 1"
+    return f"{number:,}"
+
+
+def _engine(section: str) -> Table:
+    struct = typing.get_type_hints(config.Config)[section]
+    kinds = typing.get_type_hints(struct, include_extras=True)
+    rows = []
+    for field in msgspec.structs.fields(struct):
+        key = f"{section}.{field.name}"
+        rows.append(
+            (
+                f"`{key}`",
+                _default_of(key, field),
+                _range_of(field.name, kinds[field.name]),
+                f"`{config.ENVIRONMENT[key]}`",
+            )
+        )
+    return Table(("setting", "default", "values", "environment variable"), ("meaning",), rows)
+
+
+def _default_of(key: str, field: Any) -> str:
+    if key == "wal.shards":
+        return f"number of CPUs, at most {config.SHARDS_BY_CPU_MAX}"
+    value = field.default
+    if value == "":
+        return "empty"
+    return _quantity(field.name, value) if not isinstance(value, bool | str) else f"`{_value(value)}`"
+
+
+def _quantity(name: str, value: float) -> str:
+    if re.search(r"(^|_)bytes(_|$)", name):
+        for size, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+            if isinstance(value, int) and value >= size and value % size == 0 and value < 1 << 60:
+                return f"{value // size:,} {unit}{'/s' if name.endswith('per_s') else ''}"
+        return f"{_number(value)} {'byte' if value == 1 else 'bytes'}" if value else "0"
+    if name.endswith("_ms"):
+        return f"{_number(value)} ms"
+    if name.endswith("_s"):
+        return f"{value:,g} s"
+    return _number(value)
+
+
+def _range_of(name: str, kind: Any) -> str:
+    base, meta = kind, None
+    if typing.get_origin(kind) is typing.Annotated:
+        base, meta = typing.get_args(kind)
+    if typing.get_origin(base) is typing.Literal:
+        return ", ".join(f"`{word}`" for word in typing.get_args(base))
+    if base is bool:
+        return "`true`, `false`"
+    if base is str:
+        return "text"
+    assert meta is not None
+    low = _quantity(name, meta.ge if meta.ge is not None else meta.gt)
+    if meta.lt is not None:
+        return f"{low} to below {_quantity(name, meta.lt)}"
+    return f"{low} and more" if meta.le is None else f"{low} to {_quantity(name, meta.le)}"
+
+
+def _variables() -> Table:
+    rows = [(f"`{name}`", row.expected or "text") for name, row in environment.VARIABLES.items()]
+    return Table(("variable", "values"), ("meaning",), rows)
+
+
+# -- errors --------------------------------------------------------------------------------------------------
+
+
+def _classes(of: type[errors.RinglogError], but: tuple[type, ...] = ()) -> list[Any]:
+    found = [
+        kind for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, of) and not issubclass(kind, but)
+    ]  # fmt: skip
+    return [kind for kind in found if kind not in {errors.RinglogError, errors.Refused}]
+
+
+def _refused() -> Table:
+    rows = [
+        (f"`{kind.__name__}`", f"`{kind.code}`", str(int(kind.status)), _yes(kind.retriable))
+        for kind in _classes(errors.Refused)
+    ]  # fmt: skip
+    return Table(("class", "code", "status", "retriable"), ("cause", "remedy"), rows)
+
+
+def _other_errors() -> Table:
+    rows = [
+        (f"`{kind.__name__}`", f"`{kind.code}`", _yes(kind.retriable))
+        for kind in _classes(errors.RinglogError, (errors.Refused,))
+    ]
+    return Table(("class", "code", "retriable"), ("cause", "remedy"), rows)
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+def _process_exits() -> Table:
+    rows = [(str(code.value), f"`{code.name.lower()}`") for code in errors.ExitCode]
+    return Table(("code", "name"), ("meaning", "supervisor's action"), rows)
+
+
+def _command_exits() -> Table:
+    return Table(("code",), ("meaning",), [(str(int(code)),) for code in CliExit])
+
+
+# -- metrics -------------------------------------------------------------------------------------------------
+
+
+def _metrics() -> Table:
+    rows = []
+    for kind, name, _, labels, _ in families(_some_status()):
+        suffix = "_total" if kind == "counter" else ""
+        rows.append((f"`ringlog_{name}{suffix}`", kind, ", ".join(f"`{label}`" for label in labels) or "–"))
+    return Table(("metric", "type", "labels"), ("meaning",), rows)
+
+
+def _some_status() -> Any:
+    """A status with every part that a metric is made of."""
+    from ringlog.envelope import messages
+
+    return _made(messages.EngineStatusReply)
+
+
+def _made(kind: Any) -> Any:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _made(inner[0])
+    if origin in {typing.Union, types.UnionType}:
+        return _made(next(each for each in inner if each is not type(None)))
+    if origin in {tuple, list}:
+        return origin([_made(inner[0])])
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        return kind(**{name: _made(hints[name]) for name in kind.__struct_fields__})
+    return kind()
+
+
+# -- log events ----------------------------------------------------------------------------------------------
+
+LOGGERS = ("say", "log_event")
+"""Functions that log an event: (logger, level, event, **facts)."""
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+class Event(NamedTuple):
+    """One event of the log, in one place of the code."""
+
+    text: str
+    levels: frozenset[str]
+    logger: str
+    facts: tuple[str, ...]
+
+
+def _log_events(logger: str) -> Table:
+    by_text: dict[str, list[Event]] = {}
+    for event in sorted(each for each in events() if each.logger == f"ringlog.{logger}"):
+        by_text.setdefault(event.text, []).append(event)
+    rows = []
+    for text, found in by_text.items():
+        levels = [level for level in LEVELS if any(level in event.levels for event in found)]
+        facts = dict.fromkeys(fact for event in found for fact in event.facts)
+        rows.append((f"`{text}`", ", ".join(levels), ", ".join(f"`{fact}`" for fact in facts) or "–"))
+    return Table(("event", "level", "facts"), ("meaning",), rows)
+
+
+@functools.cache
+def events() -> tuple[Event, ...]:
+    """Every event that the code logs."""
+    return tuple(_found_events())
+
+
+def _found_events() -> Iterator[Event]:
+    from ringlog.worker import settlement, settler
+
+    for text in (settlement.DONE, settlement.FAILED, settlement.REJECTED, settlement.CUT_OFF, settler.LOST):
+        level = logging_name(settler._LEVELS.get(text, 40))
+        yield Event(
+            text, frozenset({level}), "ringlog.worker", ("queue", "seq", "deliveries", "ran_ms", "process")
+        )
+    for path in sorted([*(ROOT / "ringlog").rglob("*.py"), *(ROOT / "actors").rglob("*.py")]):
+        source = path.read_text()
+        if "getLogger(" in source:
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            yield from _events_of(ast.parse(source), module)
+
+
+def logging_name(level: int) -> str:
+    """The name of a level of logging."""
+    return LEVELS[level // 10 - 1]
+
+
+def _events_of(tree: ast.Module, module: str) -> Iterator[Event]:
+    named = [
+        _logger_of(node.args[0], module) for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _name_of(node.func) == "getLogger" and node.args
+    ]  # fmt: skip
+    if not named:
+        return
+    forwarding: dict[str, tuple[int, frozenset[str], tuple[str, ...]]] = {}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for function in functions:
+        parameters = [each.arg for each in function.args.args]
+        for call in _calls(function):
+            if _name_of(call.func) in LOGGERS and len(call.args) == 3 and isinstance(call.args[0], ast.Name):
+                levels, facts = _levels(call.args[1], function), _facts(call)
+                for text in _texts(call.args[2], function):
+                    yield Event(text, levels, named[0], facts)
+                if isinstance(call.args[2], ast.Name) and call.args[2].id in parameters:
+                    forwarding[function.name] = (parameters.index(call.args[2].id), levels, facts)
+            elif (
+                isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS and call.args
+                and isinstance(call.func.value, ast.Name) and call.func.value.id in {"log", "_log"}
+                and isinstance(call.args[0], ast.Constant)
+            ):  # fmt: skip
+                yield Event(str(call.args[0].value), frozenset({call.func.attr}), named[0], ())
+    for function in functions:
+        for call in _calls(function):
+            name = _name_of(call.func)
+            if name in forwarding and isinstance(call.func, ast.Attribute):
+                place, levels, facts = forwarding[name]
+                given = call.args[place - 1] if len(call.args) >= place else None
+                for text in _texts(given, function):
+                    yield Event(text, levels, named[0], facts or _facts(call))
+
+
+def _logger_of(node: ast.expr, module: str) -> str:
+    """The name of a logger; of `__name__` its package, which asyncio's modules share with their twins."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    return ".".join(module.split(".")[:2]).replace("ringlog.aio", "ringlog.client")
+
+
+def _calls(node: ast.AST) -> Iterator[ast.Call]:
+    return (each for each in ast.walk(node) if isinstance(each, ast.Call))
+
+
+def _name_of(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _facts(call: ast.Call) -> tuple[str, ...]:
+    return tuple(each.arg for each in call.keywords if each.arg)
+
+
+def _levels(node: ast.expr, function: ast.AST) -> frozenset[str]:
+    found = {
+        each.attr.lower()
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute) and each.attr.isupper()
+    }
+    for name in [each.id for each in ast.walk(node) if isinstance(each, ast.Name)]:
+        for value in _assigned(name, function):
+            found |= {each.attr.lower() for each in ast.walk(value) if isinstance(each, ast.Attribute)}
+    return frozenset(found & set(LEVELS))
+
+
+def _texts(node: ast.expr | None, function: ast.AST) -> list[str]:
+    match node:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.IfExp():
+            return _texts(node.body, function) + _texts(node.orelse, function)
+        case ast.Name():
+            return [text for value in _assigned(node.id, function) for text in _texts(value, function)]
+    return []
+
+
+def _assigned(name: str, function: ast.AST) -> list[ast.expr]:
+    found = [each for each in ast.walk(function) if isinstance(each, ast.Assign)]
+    return [
+        each.value for each in found if any(isinstance(to, ast.Name) and to.id == name for to in each.targets)
+    ]
+
+
+# -- commands ------------------------------------------------------------------------------------------------
+
+
+def _commands() -> Iterator[str]:
+    app = build()
+    for name in _inner(app):
+        command = app[name]
+        if inner := list(_inner(command)):
+            yield f"## ringlog {name}\n\n{command.help}\n"
+            for each in inner:
+                yield from _command(command[each], f"ringlog {name} {each}", "###")
+        else:
+            yield from _command(command, f"ringlog {name}", "##")
+
+
+def _inner(app: cyclopts.App) -> Iterator[str]:
+    return (name for name in app if not name.startswith("-") and app[name].show)
+
+
+def _command(command: cyclopts.App, title: str, level: str) -> Iterator[str]:
+    found = [each for each in command.assemble_argument_collection(parse_docstring=True) if each.show]
+    usage, rows = [title], []
+    for argument in found:
+        positional = str(argument.field_info.kind) in {
+            "POSITIONAL_OR_KEYWORD",
+            "VAR_POSITIONAL",
+            "POSITIONAL_ONLY",
+        }
+        word = argument.name.strip("-").upper()
+        names = [word] if positional else sorted(argument.names, key=lambda text: not text.startswith("--"))
+        many = argument.field_info.kind.name == "VAR_POSITIONAL"
+        if positional:
+            usage.append((word if argument.required else f"[{word}]") + ("..." if many else ""))
+        elif argument.required:
+            usage.append(f"{names[0]} {word}")
+        value = "" if positional or argument.hint is bool else f" {word}"
+        shown = f"`{names[0]}{value}`" + "".join(f", `{name}`" for name in names[1:])
+        default = argument.field_info.default
+        has_default = (
+            not argument.required
+            and default not in {None, "", False}
+            and default is not argument.field_info.empty
+        )
+        rows.append(
+            (
+                shown,
+                _cell(argument.parameter.help or ""),
+                f"`{default}`" if has_default and default != () else "",
+            )
+        )
+    if any(not argument.required and argument.field_info.kind.name == "KEYWORD_ONLY" for argument in found):
+        usage.append("[OPTIONS]")
+    text = re.split(r"\n\s*Parameters\n", command.help or "")[0]
+    paragraphs = [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
+    yield f"{level} {title}\n"
+    yield "\n\n".join(paragraphs) + "\n"
+    examples = textwrap.dedent((command.help_epilogue or "").partition("\n")[2])
+    yield f"```text\nusage: {' '.join(usage)}\n\n{examples}\n```\n"
+    if rows:
+        yield (
+            "\n".join([_line(("argument", "meaning", "default")), _line(["---"] * 3), *map(_line, rows)])
+            + "\n"
+        )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "\\<").replace("*", "\\*")
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "topic-settings": lambda: _of_settings(settings.TOPIC_SETTINGS, has_types=True),
+    "group-settings": lambda: _of_settings(settings.GROUP_SETTINGS, has_types=False),
+    "call-settings": lambda: _of_settings(settings.CALL_SETTINGS, has_types=False),
+    **{
+        f"engine.{section}": (lambda section=section: _engine(section))  # type: ignore[misc]
+        for section in dict.fromkeys(key.partition(".")[0] for key in config.ENVIRONMENT)
+    },
+    "variables": _variables,
+    "refused": _refused,
+    "other-errors": _other_errors,
+    "process-exits": _process_exits,
+    "command-exits": _command_exits,
+    "metrics": _metrics,
+    **{
+        f"log.{logger}": functools.partial(_log_events, logger)
+        for logger in (
+            "supervision",
+            "process",
+            "runtime",
+            "shard",
+            "scheduler",
+            "gateway",
+            "compactor",
+            "reclaimer",
+            "relocator",
+            "worker",
+            "client",
+            "spark",
+        )
+    },
+}
+"""Name of a table -> what makes it. `commands` is made of sections, not of rows."""
+
+if __name__ == "__main__":
+    main()

@@ -253,7 +253,7 @@ class Engine:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_every_router_gets_everything_once_and_in_order(seed):
-    """RT-15, RT-22, RT-36, Q1 to Q3."""
+    """RT-15, RT-22, RT-36, FW1 to FW3."""
     engine = Engine(seed)
     pick = engine.random
     for number in range(1, pick.randint(2, 8)):

@@ -84,3 +84,9 @@ def test_settings_named_on_pages_exist() -> None:
     for page in PAGES:
         named = {key for key in used.findall(page.read_text()) if not key.endswith((".py", ".sock"))}
         assert named <= set(ENVIRONMENT), page
+
+
+def test_a_rule_has_an_id_of_its_own() -> None:
+    ids = re.findall(r"^\| ([A-Z]+\d+) \|", (ROOT / "docs/reference/invariants.md").read_text(), re.M)
+    assert len(ids) > 100
+    assert [each for each in ids if ids.count(each) > 1] == []

@@ -8,9 +8,9 @@ refuses waits, a little longer each time, and holds up nobody else (RT-22).
 
 Nothing is kept here: cursors are the shards', and a successor asks for them. What must hold:
 
-- Q1 a router is in at most one pass; a flow has at most one read; passes on their way are bounded;
-- Q2 a router that is behind what its flow was told is in a pass, or waits for one, or for its time;
-- Q3 a flow keeps its turn exactly while some router that may go on is behind.
+- FW1 a router is in at most one pass; a flow has at most one read; passes on their way are bounded;
+- FW2 a router that is behind what its flow was told is in a pass, or waits for one, or for its time;
+- FW3 a flow keeps its turn exactly while some router that may go on is behind.
 """
 
 from __future__ import annotations
@@ -391,7 +391,7 @@ class ForwardingCore:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Assert Q1 to Q3; raises InvariantViolation."""
+        """Assert FW1 to FW3; raises InvariantViolation."""
         for flow in self.flows.values():
             may_go = [
                 each for each in flow.routers.values()

@@ -55,8 +55,7 @@ GROUPS = {
         for name in (
             "core", "events", "phases", "routing", "shell", "commit/*", "leases/*", "metrics/*",
             "retention/*", "requests/call_rings", "requests/read_only_mode", "requests/socket_requests",
-             "recovery/log_file_table",
-            "recovery/shard_facts", "io/log_io", "io/read_only_probe", "io/rings",
+            "recovery/log_file_table", "recovery/shard_facts", "io/log_io", "io/read_only_probe", "io/rings",
         )
     ),
 }  # fmt: skip

@@ -628,26 +628,32 @@ class Scheduler:
         """Assert T1 to T6 by looking at everything; raises InvariantViolation. Between calls of `handle`."""
         feeds = ready = subscriptions = 0
         for link in self.links.values():
-            _require_invariant(not link.granted_feeds, "T5 turns that were given were said")
+            _require_invariant(not link.granted_feeds, "T5 every grant was sent")
             for subscription in link.subscriptions.values():
                 told = sum(feed.state is FeedGrantState.GRANTED for feed in subscription.feeds.values())
                 waiting = [feed for feed in subscription.feeds.values() if feed.state is FeedGrantState.READY]
                 _require_invariant(
-                    subscription.free == subscription.credit - told, "T1 credit is what is not out"
+                    subscription.free == subscription.credit - told, "T1 free credit is credit less grants"
                 )
                 _require_invariant(
-                    (subscription.ready is not None) == bool(waiting), "T2 a ready set while somebody waits"
+                    (subscription.ready is not None) == bool(waiting),
+                    "T2 a ready set exists while feeds wait",
                 )
                 _require_invariant(
-                    (subscription in link.waiting) == bool(waiting), "T2 the link knows who waits"
+                    (subscription in link.waiting) == bool(waiting), "T2 the link lists waiting subscriptions"
                 )
                 if subscription.ready is not None:
-                    _require_invariant(len(subscription.ready) == len(waiting), "T2 each once")
-                    _require_invariant(all(feed in subscription.ready for feed in waiting), "T2 the same")
+                    _require_invariant(len(subscription.ready) == len(waiting), "T2 each feed waits once")
+                    _require_invariant(
+                        all(feed in subscription.ready for feed in waiting),
+                        "T2 the ready set holds the waiting feeds",
+                    )
                     is_held = link.is_blocked or (
                         self.grants.is_shedding and subscription in self.grants.shed_subscriptions
                     )
-                    _require_invariant(subscription.free <= 0 or is_held, "T3 nobody waits beside credit")
+                    _require_invariant(
+                        subscription.free <= 0 or is_held, "T3 no feed waits while credit is free"
+                    )
                 for feed in subscription.feeds.values():
                     self._check_feed(feed)
                 feeds += len(subscription.feeds)
@@ -657,7 +663,7 @@ class Scheduler:
                 link.names == sum(each.names for each in link.subscriptions.values()), "T6 names"
             )
             _require_invariant(
-                link.is_blocked == (link.id in self.grants.blocked_links), "T6 who is blocked is tried again"
+                link.is_blocked == (link.id in self.grants.blocked_links), "T6 a blocked link is retried"
             )
         counted = (self.feeds, self.grants.ready_count, self.subscriptions)
         _require_invariant(counted == (feeds, ready, subscriptions), "T6 counts")
@@ -666,10 +672,11 @@ class Scheduler:
             "T6 counts by band",
         )
         _require_invariant(
-            all(each.ready is not None for each in self.grants.shed_subscriptions), "T6 who is shed waits"
+            all(each.ready is not None for each in self.grants.shed_subscriptions),
+            "T6 a shed subscription waits",
         )
         _require_invariant(
-            all(topic.feeds for topic in self.grants.coalescing), "T6 what is gathered is followed"
+            all(topic.feeds for topic in self.grants.coalescing), "T6 a coalesced topic has feeds"
         )
         _require_invariant(
             feeds <= FEEDS_PER_SCHEDULER_MAX and len(self.links) <= LINKS_PER_SCHEDULER_MAX, "T6 bounds"
@@ -688,7 +695,7 @@ class Scheduler:
         _require_invariant((feed in topic.idle) == (feed.state is FeedGrantState.IDLE), "T2 idle")
         _require_invariant((feed in topic.waiting) == (feed.state is FeedGrantState.READY), "T2 ready")
         is_cared_for = feed.state is not FeedGrantState.IDLE or topic in self.grants.coalescing
-        _require_invariant(is_cared_for or not feed.is_lagging, "T4 who is behind is told, or waits")
+        _require_invariant(is_cared_for or not feed.is_lagging, "T4 a lagging feed is granted or waits")
 
 
 def _require_invariant(is_so: bool, what: str) -> None:

@@ -8,9 +8,10 @@ refuses waits, a little longer each time, and holds up nobody else (RT-22).
 
 Nothing is kept here: cursors are the shards', and a successor asks for them. What must hold:
 
-- FW1 a router is in at most one pass; a flow has at most one read; passes on their way are bounded;
-- FW2 a router that is behind what its flow was told is in a pass, or waits for one, or for its time;
-- FW3 a flow keeps its turn exactly while some router that may go on is behind.
+- FW1 a router is in at most one forward request, a flow has at most one read, and requests in flight are
+  bounded;
+- FW2 a router that lags is in a forward request, or waits for one or for its retry time;
+- FW3 a flow keeps its grant exactly while one of its active routers lags.
 """
 
 from __future__ import annotations

@@ -384,7 +384,7 @@ def open_segment(disk: Disk, data_dir: str, stem: str, base: Baseline) -> Segmen
         header = read_data_header(disk, data_dir, stem)
         if header.shards == base.shards and header.shard != base.shard:
             return opened
-        log_event(log, logging.WARNING, "index of a segment is made anew", segment=stem, reason=reason)
+        log_event(log, logging.WARNING, "segment index is rebuilt", segment=stem, reason=reason)
         made = rebuild_index(disk, data_dir, stem)
     except (CorruptData, DiskError) as e:
         if opened is None:

@@ -1,1 +1,1 @@
-"""The compactor: turns closed log files into segments, and writes the shards' snapshots."""
+"""The compactor: turns closed log files into segments, and writes the snapshots of the shards."""

@@ -1,4 +1,4 @@
-"""`python -m actors.compactor <boot>`: started by the supervisor."""
+"""`python -m actors.compactor <boot>`: entry point for the supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringlog.runtime.process import main
 
 
 def build(boot: ActorBoot) -> CompactorShell:
-    """Make the compactor that `boot` describes."""
+    """Create the compactor that `boot` describes."""
     return CompactorShell(boot, config.from_plain(boot.config))
 
 

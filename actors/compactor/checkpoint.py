@@ -1,14 +1,17 @@
-"""One checkpoint of one shard, from its plan to the last unlinked file.
+"""One checkpoint of one shard.
 
-  read the closed log files, a pass at a time      nothing is written
-  make segments of the pass, read them back        temporaries, then segments nobody knows
-  register them with the shard                     readers are led to them from now on
-  mark what the log says was deleted               synced
-  ask for rows, write the snapshot                 durable, read back
-  tell the shard; unlink what it lets go           only now the log gets shorter
+A checkpoint has these steps:
 
-A crash between any two of these loses nothing: the log is still there, and the next checkpoint makes the
-segments anew. Those of the one that did not end are replaced by its last registration.
+  read the closed log files in passes              nothing is written
+  make segments of the pass, read them back        temporary files, then segments that no shard knows
+  register them with the shard                     readers use them from now on
+  mark records that the log deletes                synced
+  request rows, write the snapshot                 durable, read back
+  confirm the snapshot, delete released files      only now the log gets shorter
+
+A crash between two steps loses nothing: the log is unchanged, and the next checkpoint makes the segments
+again. Segments of the unfinished checkpoint are deregistered by the next one, once its own segments cover
+them.
 """
 
 from __future__ import annotations
@@ -59,14 +62,14 @@ from ringlog.storage.snapshot import Snapshot
 log = logging.getLogger("ringlog.compactor")
 
 PASS_BYTES = 64 * MIB
-"""Log that is in memory at once; a pass ends behind the buffer with which it has this much."""
+"""Log in memory at one time. A pass ends after the buffer that reaches this size."""
 SEGMENTS_PER_REGISTER_MAX = 1_024
-"""So many segments fit into one message."""
+"""Largest number of segments in one message."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContext:
-    """What every checkpoint works with."""
+    """Resources that all checkpoints share."""
 
     disk: Disk
     data_dir: str
@@ -75,14 +78,14 @@ class CheckpointContext:
     clock: Clock
     numbers: NumberAllocator
     heartbeat: Callable[[], None]
-    """Called between steps of less than a second each: we make progress."""
+    """Called between steps of less than 1 s each. It reports progress, and may raise ShuttingDown."""
     throttle: Callable[[], None] = lambda: None
-    """Called behind every piece of a segment: see pace.py."""
+    """Called after every piece of a segment: see throttle.py."""
 
 
 @dataclass(slots=True)
 class CheckpointResult:
-    """What a checkpoint did."""
+    """Result of a checkpoint, with counts for board and log."""
 
     snapshot: int = 0
     segments: int = 0
@@ -93,24 +96,27 @@ class CheckpointResult:
 
 @dataclass(slots=True)
 class CheckpointTask:
-    """One checkpoint; `run` once."""
+    """One checkpoint. Call `run` once."""
 
     context: CheckpointContext
     shard: CompactorShardClient
     plan: m.CheckpointPlan
     result: CheckpointResult = field(default_factory=CheckpointResult)
     _sealed: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(topic, epoch) -> last number sealed in this checkpoint."""
+    """(topic, epoch) -> last seq that this checkpoint wrote to a segment."""
     _removed: set[int] = field(default_factory=set)
     _added: list[m.SegmentRef] = field(default_factory=list)
 
     def run(self) -> CheckpointResult:
-        """Do it. Raises DiskError, CorruptData, and what asking the shard raises; then nothing that was
-        acknowledged is lost, and the same log is there for the next try."""
+        """Perform the checkpoint.
+
+        Raises DiskError, CorruptData, and the errors of shard requests. After an error no acknowledged record
+        is lost, and the next attempt finds the same log.
+        """
         base = self._base()
         for appends in self._passes():
             self._seal_pass(appends)
-            del appends  # Or it would be in memory while the next one is read.
+            del appends  # Free the memory before the next pass is read.
         self._replace_leftovers()
         mark_deleted_records(self.context, self.shard, self._removed, [*self.plan.segments, *self._added])
         stop_points.hit("compact_before_snapshot")
@@ -125,7 +131,7 @@ class CheckpointTask:
     # -- log to segments ------------------------------------------------------------------------------
 
     def _passes(self) -> Iterator[AppendCollector]:
-        """The log in stretches that fit into memory; the last one may be empty."""
+        """Yield the log in parts that fit into memory. The last one may be empty."""
         appends = AppendCollector()
         for file in self.plan.files:
             for buffer, batch in read_log(self.context.disk, self.context.data_dir, file):
@@ -202,10 +208,10 @@ class CheckpointTask:
         self.result.records += sum(ref.records for ref in refs)
 
     def _replace_leftovers(self) -> None:
-        """Take out of force what a checkpoint that did not end has made of the same log.
+        """Deregister segments that an unfinished checkpoint made from the same log.
 
-        Such a segment is younger than the snapshot which the shard's plan builds on: by construction no
-        snapshot is older than a segment that it lists, see `_write_snapshot`.
+        Such a segment is newer than the snapshot that the shard's plan is based on. `_write_snapshot` ensures
+        that no snapshot is older than a segment that it lists.
         """
         found, _ = snapshots.load_snapshots(self.context.disk, self.context.data_dir, self.plan.shard)
         known = [
@@ -222,7 +228,7 @@ class CheckpointTask:
         self._register([], gone)
 
     def _held(self, refs: Iterable[m.SegmentRef]) -> dict[int, tuple[int, int]]:
-        """Topic -> first and last number that these segments hold of it."""
+        """Return for each topic the first and last seq that these segments contain."""
         held: dict[int, tuple[int, int]] = {}
         for ref in refs:
             segment = Segment.open(self.context.disk, self.context.data_dir, ref.stem)
@@ -235,19 +241,21 @@ class CheckpointTask:
         return held
 
     def _is_covered(self, held: dict[int, tuple[int, int]], made: dict[int, tuple[int, int]]) -> bool:
-        """Does what was made now hold all of it that is this shard's? A checkpoint under another number of
-        shards may have had more of the log to absorb, and what it made was taken for a replacement of
-        older segments since: it stays in force then."""
+        """Return whether the new segments contain all records in `held` that belong to this shard.
+
+        A checkpoint under another number of shards may have read more of the log, and its segments may have
+        replaced older ones since. Such segments stay registered.
+        """
         return all(
             made.get(topic_id, (last + 1, 0))[0] <= first and last <= made[topic_id][1]
             for topic_id, (first, last) in held.items()
             if shard_of(topic_id, self.plan.shards) == self.plan.shard
         )
 
-    # -- the snapshot ---------------------------------------------------------------------------------
+    # -- snapshot -------------------------------------------------------------------------------------
 
     def _base(self) -> Snapshot:
-        """The snapshot that changed rows are merged into; empty when every row has to be asked for."""
+        """Return the snapshot to merge changed rows into. It is empty if all rows must be requested."""
         found, skipped = snapshots.load_snapshots(
             self.context.disk, self.context.data_dir, self.plan.shard, most=1
         )
@@ -262,8 +270,8 @@ class CheckpointTask:
         place, plan = self.context, self.plan
         rows = self.shard.fetch_snapshot_rows(self._absorbed(), everything=base.number == 0)
         if rows.is_everything:
-            # A snapshot that was written and of which the shard was never told: what was removed since then
-            # has a row there and none here.
+            # The shard does not know the last snapshot, whose confirmation was lost. Topics deleted since
+            # then have a row in that snapshot, so it cannot be the base.
             base = snapshots.empty_snapshot(plan.shard, plan.shards)
         ids, starts, merged = snapshots.merge_rows(base, rows.ids, rows.lengths, rows.rows)
         listed = [ref.created_us for ref in (*plan.segments, *self._added)]
@@ -294,7 +302,7 @@ class CheckpointTask:
 
 
 def verify_written_segment(place: CheckpointContext, ref: m.SegmentRef) -> None:
-    """Read a segment back whole before anybody is led to it (RD-22); raises CorruptData, DiskError."""
+    """Read a whole segment back before readers use it. Raises CorruptData or DiskError."""
     path = f"{place.data_dir}/{ref.stem}{DATA}"
     fd = place.disk.open_read(path)
     try:
@@ -314,10 +322,10 @@ def verify_written_segment(place: CheckpointContext, ref: m.SegmentRef) -> None:
 
 
 def remove_unregistered(disk: Disk, data_dir: str, refs: list[m.SegmentRef]) -> None:
-    """Remove segments that no shard knows; of each its data part first, without which it is none.
+    """Remove segments that no shard knows. The data part goes first: without it a segment does not exist.
 
-    The youngest goes first, durably: a shard that starts takes what is there for all up to its last record,
-    so what is left, wherever this ends, has to be without a hole.
+    The newest segment goes first, durably. A shard that starts assumes that the segments contain everything
+    up to their last record. So the remaining segments must have no gap, even after an interruption.
     """
     for ref in reversed(refs):
         for suffix in SUFFIXES:
@@ -328,10 +336,10 @@ def remove_unregistered(disk: Disk, data_dir: str, refs: list[m.SegmentRef]) -> 
 
 
 def retire_snapshots(disk: Disk, data_dir: str, plan: m.CheckpointPlan, keep: set[int]) -> None:
-    """Remove a shard's snapshots but those to `keep`: the last one and the valid one before it (SN-5).
+    """Remove a shard's snapshots except those in `keep`: the last one and the valid one before it.
 
-    Snapshots of another layout stay until every shard has as many of this one: a shard that has none
-    yet would recover its topics from them.
+    Snapshots of another layout (number of shards) stay until every shard has SNAPSHOTS_KEPT snapshots of
+    this layout. A shard without them would recover its topics from the other layout.
     """
     of_layout: dict[int, list[int]] = {}
     others: list[tuple[int, int]] = []
@@ -343,7 +351,8 @@ def retire_snapshots(disk: Disk, data_dir: str, plan: m.CheckpointPlan, keep: se
     have_all = all(len(of_layout.get(shard, [])) >= SNAPSHOTS_KEPT for shard in range(plan.shards))
     old = [(plan.shard, number) for number in of_layout.get(plan.shard, []) if number not in keep]
     if have_all:
-        # Those of this layout may be from before the other: stale is what all of them came after.
+        # Snapshots of this layout may be older than those of the other one. Only snapshots that are older
+        # than the kept ones of all shards are obsolete.
         oldest = min(of_layout[shard][SNAPSHOTS_KEPT - 1] for shard in range(plan.shards))
         old += [each for each in others if each[1] < oldest]
     for shard, number in old:

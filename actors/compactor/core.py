@@ -1,7 +1,7 @@
-"""The compactor's decisions: which shard is looked at or gets a checkpoint, which operator is answered. Pure.
+"""The compactor's decisions: which shard is polled or gets a checkpoint, and replies to operators. Pure.
 
-K1  a request for a checkpoint is answered once: when each shard had one since, or when one of them failed.
-K2  one shard is looked at, or gets a checkpoint, at a time.
+- An operator's request gets one reply: after each shard had a checkpoint since, or after one of them failed.
+- One shard at a time is polled or gets a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from ringlog.errors import ExitCode, InvariantViolation, Refused, RinglogError, 
 
 @dataclass(frozen=True, slots=True)
 class PollShard:
-    """Effect: ask a shard for its plan; with `roll` it closes its file first. Then `Looked` or `Failed`."""
+    """Effect: request a shard's plan; with `roll` the shard closes its file first.
+
+    `ShardPolled` or `CheckpointFailed` follows.
+    """
 
     shard: int
     roll: bool
@@ -26,7 +29,10 @@ class PollShard:
 
 @dataclass(frozen=True, slots=True)
 class MakeCheckpoint:
-    """Effect: make one of a shard with so much log that no snapshot covers. `Made` or `Failed` follows."""
+    """Effect: make a checkpoint of a shard with `log_bytes` of log that no snapshot covers.
+
+    `CheckpointFinished` or `CheckpointFailed` follows.
+    """
 
     shard: int
     log_bytes: int
@@ -34,14 +40,14 @@ class MakeCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ListFiles:
-    """Effect: find the files of a consistent copy. `FilesListed` follows."""
+    """Effect: list the files of a consistent copy. `FilesListed` follows."""
 
     tickets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MakeShutdownCheckpoints:
-    """Effect: make the checkpoints that shorten the next start, as far as there is time."""
+    """Effect: make the checkpoints that shorten the next start, as far as time permits."""
 
 
 Effect = PollShard | MakeCheckpoint | ListFiles | MakeShutdownCheckpoints | Reply | Stop
@@ -49,7 +55,7 @@ Effect = PollShard | MakeCheckpoint | ListFiles | MakeShutdownCheckpoints | Repl
 
 @dataclass(frozen=True, slots=True)
 class ShardPolled:
-    """Event: what a shard's plan says."""
+    """Event: a shard's plan was received."""
 
     shard: int
     backlog: CheckpointBacklog
@@ -57,14 +63,14 @@ class ShardPolled:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFinished:
-    """Event: a shard's checkpoint is made."""
+    """Event: a shard's checkpoint is finished."""
 
     shard: int
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
-    """Event: a shard could not be asked, or its checkpoint was not made."""
+    """Event: a shard did not reply, or its checkpoint failed."""
 
     shard: int
     error: RinglogError
@@ -72,29 +78,29 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class FilesListed:
-    """Event: the files of a copy, below the data directory, or why they are not known."""
+    """Event: the files of a copy, relative to the data directory, or the error."""
 
     tickets: tuple[int, ...]
     files: list[str] | RinglogError
 
 
 class Compactor:
-    """One incarnation's decisions. Times come in Tick."""
+    """Decisions of one incarnation. Tick events carry the time."""
 
     def __init__(self, shards: int, *, file_bytes: int, age_ms: int, now_ns: int) -> None:
-        """`file_bytes` and `age_ms` as in Schedule."""
+        """Create the core. `file_bytes` and `age_ms` are as in CheckpointSchedule."""
         self._schedule = CheckpointSchedule(shards, file_bytes=file_bytes, age_ms=age_ms, now_ns=now_ns)
         self._now_ns = now_ns
         self._clients: dict[int, tuple[bytes, int]] = {}
-        """Operators' requests that wait: ticket -> (reply address, correlation id)."""
+        """Waiting requests of operators: ticket -> (reply address, correlation id)."""
         self._tickets = 0
         self._busy_with: int | None = None
-        """Shard of which word is awaited."""
+        """Shard whose poll or checkpoint is in progress."""
 
     def handle(self, events: Sequence[Any]) -> list[Effect]:
-        """Take events in order; returns effects in the order to perform them."""
+        """Process events in order and return the effects in the order to perform them."""
         effects: list[Effect] = []
-        # Not behind what came of the last look: requests and the stop are taken in between.
+        # No poll directly after a result: the shell first receives requests and the stop signal.
         may_look, is_draining = self._busy_with is None, False
         for event in events:
             may_look &= not isinstance(
@@ -133,11 +139,11 @@ class Compactor:
         return effects
 
     def next_deadline_ns(self) -> int:
-        """When a shard is to be looked at next."""
+        """Return the time in ns at which the next shard must be polled."""
         return self._schedule.next_poll_ns()
 
     def check(self) -> None:
-        """Assert K1: each request that waits, waits for a shard."""
+        """Check that each waiting request waits for at least one shard."""
         for ticket in self._clients:
             if not self._schedule.is_pending(ticket):
                 raise InvariantViolation("a request waits for no shard", ticket=ticket)

@@ -1,4 +1,4 @@
-"""Deletion marks of sealed records: what the log says was deleted has to outlive the log."""
+"""Deletion marks in segments: deletions in the log must still apply after the log is deleted."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def mark_deleted_records(
     place: CheckpointContext, shard: CompactorShardClient, topics: set[int], refs: list[m.SegmentRef]
 ) -> int:
-    """Mark in `refs` what is deleted of `topics`, durably; returns how many marks were made.
+    """Mark the deleted records of `topics` in the segments `refs`, durably; return the number of new marks.
 
-    The numbers are the shard's of this moment, which include all that the absorbed log says. A mark comes
-    behind its log record (DL-20), and marking twice changes nothing. Raises DiskError, CorruptData.
+    The shard reports all records that are deleted now, which include all deletions in the absorbed log. A
+    mark follows its log record, and marking twice changes nothing. Raises DiskError or CorruptData.
     """
     if not topics:
         return 0

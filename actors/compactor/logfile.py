@@ -1,4 +1,4 @@
-"""Reading a closed log file whole, trusting nothing: every seal and body is verified on the way (RD-22)."""
+"""Reads a whole closed log file and verifies every seal and every body."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ringlog.storage.disk import Disk
 
 
 def read_log(disk: Disk, data_dir: str, file: Extent) -> Iterator[tuple[bytes, FrameBatch]]:
-    """(buffer, frames of it) one behind the other, about RECOVERY_READ_BYTES at a time.
+    """Yield (buffer, its frames) in the order of the file, about RECOVERY_READ_BYTES at a time.
 
-    Frames lie up to the extent's stop without a gap; with stop 0 zeros end them. Raises CorruptData naming
-    file and offset of the first thing that is not as it must be, DiskError.
+    Frames lie without a gap up to the extent's stop; with stop 0 they end at zeros. Raises CorruptData with
+    the file and the offset of the first error, or DiskError.
     """
     path = f"{data_dir}/{file.path}"
     fd = disk.open_read(path)
@@ -49,7 +49,7 @@ def _window(disk: Disk, fd: int, at: int, end: int) -> tuple[bytes, FrameBatch]:
 
 
 def _resolved(buffer: bytes, batch: FrameBatch, file: Extent, at: int) -> FrameBatch:
-    """With copies as the appends they stand for."""
+    """Return the batch with routed copies resolved to appends."""
     try:
         return resolve_copies(buffer, batch, file.salt, is_verified=True)
     except FrameInvalid as e:

@@ -1,10 +1,10 @@
-"""In which thread a pass runs, and how much of the processor it may take.
+"""Threads in which passes run, and their CPU priority.
 
-A pass is background work: it runs when nobody else wants the processor, in a thread that lowers itself.
-Where the processor is never free such a thread hardly moves, and the log would grow until the disk is full.
-So when much log waits the pass takes its fair share instead, and whoever writes feels it. There are two
-threads, since one that was lowered may not raise itself again, and both are there from the start: a host
-that is at its limit of threads later gets its log compacted all the same.
+A pass is background work: it runs in a thread with the lowest priority. On a host without idle CPU such a
+thread makes almost no progress, and the log would grow until the disk is full. With a large backlog a pass
+therefore runs at normal priority, at the cost of other processes. A thread cannot raise its priority again,
+so there are two threads. Both are started at once: the log must be compacted even if the host later reaches
+its limit of threads.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ringlog.limits import HEARTBEAT_INTERVAL_MS, MIB, PASS_END_S
 T = TypeVar("T")
 
 BACKLOG_BYTES = 1_024 * MIB
-"""With so much log of one shard waiting its pass does not stand back any more."""
+"""From this backlog of one shard on, its pass runs at normal priority."""
 
 
 class PassExecutor:
-    """The threads in which passes run, one at a time. Raises RuntimeError when none can be started."""
+    """Threads that run passes, one at a time. Raises RuntimeError if a thread cannot be started."""
 
     def __init__(self) -> None:
         self.is_abandoned = False
-        """A pass did not end when it was to: its thread is still at work."""
+        """A pass did not end in time, and its thread is still running."""
         self._lowered = ThreadPoolExecutor(1, "pass", initializer=hardening.set_background_priority)
         self._fair = ThreadPoolExecutor(1, "fair-pass")
         for thread in (self._lowered, self._fair):
@@ -37,10 +37,10 @@ class PassExecutor:
     def run(
         self, work: Callable[[], T], waiting_bytes: int, is_stopping: Callable[[], bool] = lambda: False
     ) -> T:
-        """Run one pass, wait for it, raise what it raises. `waiting_bytes`: log that no snapshot covers.
+        """Run one pass and wait for it; raise its errors. `waiting_bytes` is the log that no snapshot covers.
 
-        The pass looks itself whether it is to end. One that does not come to that, because it gets no
-        processor or waits for a disk, is left alone: raises ShuttingDown, and the process may end.
+        The pass checks itself whether it must stop. If it cannot, because it gets no CPU or waits for a disk,
+        it is abandoned: ShuttingDown is raised and the process may exit.
         """
         thread = self._lowered if waiting_bytes < BACKLOG_BYTES else self._fair
         running = thread.submit(work)
@@ -51,6 +51,6 @@ class PassExecutor:
         return running.result()
 
     def close(self) -> None:
-        """End the threads, but one whose pass was abandoned: it ends with the process."""
+        """Stop the threads. A thread with an abandoned pass ends with the process."""
         self._lowered.shutdown(wait=not self.is_abandoned)
         self._fair.shutdown(wait=not self.is_abandoned)

@@ -1,8 +1,8 @@
-"""What becomes of the appends of a pass over the log: which are kept, in what order, where. Pure.
+"""Plan of segments: which appends of a pass are kept, in which order, and in which segment. Pure.
 
-A pass is a stretch of the log that fits into memory. Frames of a thousand topics lie in it in the order in
-which they were committed; a segment wants them topic by topic. Nothing here costs time per record, little
-costs time per frame, and the rest is per topic.
+A pass is a part of the log that fits into memory. Its frames are in commit order, of up to thousands of
+topics. A segment needs them topic by topic. No step costs time per record, few cost time per frame, the
+others cost time per topic.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 
 LIVE_WORDS = 5
-"""A row of the part attached to LiveReply: topic_id, epoch, earliest_seq, start and stop in `deleted`."""
+"""Words of a row of LiveReply's attachment: topic_id, epoch, earliest_seq, start and stop in `deleted`."""
 
 COPY_FRAMES = 64
-"""With fewer frames than this in each buffer a topic's frames are brought together first."""
+"""If a topic has fewer frames than this per buffer, they are copied into one buffer first."""
 
 
 class AppendCollector:
-    """Append frames of one pass, and which topics had records removed in it."""
+    """Collects the append frames of one pass, and the topics whose records it deletes."""
 
     def __init__(self) -> None:
         self.buffers: list[Any] = []
         self.bytes = 0
-        """Bytes of the buffers that are kept."""
+        """Bytes of the kept buffers."""
         self.deleted_topics: set[int] = set()
-        """Topics of which the log says that records were deleted."""
+        """Ids of the topics with delete frames in the log."""
         self._batches: list[FrameBatch] = []
 
     def add(self, buffer: Any, batch: FrameBatch) -> None:
-        """Take the verified frames of one buffer, in the order of the log."""
+        """Add the verified frames of one buffer. Call it in the order of the log."""
         types = frames.types_of(batch.words)
         removals = types == FrameType.DELETE
         if removals.any():
@@ -58,15 +58,15 @@ class AppendCollector:
             self.bytes += len(buffer)
 
     def to_table(self) -> AppendTable:
-        """Everything taken so far as one table."""
+        """Return all collected frames as one table."""
         return AppendTable(self.buffers, self._batches)
 
 
 class AppendTable:
-    """n append frames in the order of the log, numbered from 0: each source a buffer and its frames.
+    """n append frames in the order of the log, numbered from 0. A source is a buffer with its frames.
 
-    Headers stay where they are. What is asked of all of them is copied out column by column, once: a matrix
-    of all headers would be the largest thing a pass moves, payloads apart.
+    Headers stay in place. The columns that are needed for all frames are copied once: a matrix of all headers
+    would be the largest data of a pass, except for payloads.
     """
 
     def __init__(self, buffers: list[Any], batches: list[FrameBatch]) -> None:
@@ -74,7 +74,7 @@ class AppendTable:
         self._batches = batches
         counts = [len(batch) for batch in batches]
         self.firsts: I64 = np.cumsum([0, *counts])
-        """(sources + 1,) number of the first frame of each source."""
+        """Number of the first frame of each source, and the total; shape (sources + 1,)."""
         self.topic_ids = self._column(layout.W_TOPIC)
         self.bases = self._column(layout.W_BASE_SEQ)
         self._counts_epochs = self._column(layout.W_COUNT_EPOCH)
@@ -89,27 +89,27 @@ class AppendTable:
         return np.concatenate([batch.words[:, word] for batch in self._batches])
 
     def topics(self) -> U64:
-        """Ids of the topics there are, ascending."""
+        """Return the ids of all topics, ascending."""
         return np.unique(self.topic_ids)
 
     def epochs(self) -> U64:
-        """(n,) epochs of the frames' topics."""
+        """Return the epoch of each frame, shape (n,)."""
         return self._counts_epochs >> np.uint64(layout.EPOCH_SHIFT)
 
     def counts(self) -> U64:
-        """(n,) records in each frame."""
+        """Return the number of records in each frame, shape (n,)."""
         return self._counts_epochs & np.uint64(0xFFFFFFFF)
 
     def lengths(self) -> I64:
-        """(n,) frame_len of each frame."""
+        """Return the frame_len of each frame, shape (n,)."""
         return (self._heads & np.uint64(layout.LEN_MASK)).astype(np.int64)
 
     def sources(self, rows: I64) -> I64:
-        """In which source each of these frames lies."""
+        """Return the source of each of these frames."""
         return np.searchsorted(self.firsts, rows, "right") - 1
 
     def frames_in_place(self, source: int, rows: I64) -> tuple[Any, FrameBatch]:
-        """Frames of one source in the order given, where they lie."""
+        """Return frames of one source in the given order, without copying them."""
         inside = rows - self.firsts[source]
         batch = self._batches[source]
         is_stretch = bool((np.diff(inside) == 1).all())
@@ -118,7 +118,7 @@ class AppendTable:
         return self.buffers[source], FrameBatch(found.offsets, found.words, end, ScanEnd.CLEAN)
 
     def copy_frames(self, rows: I64) -> tuple[bytes, FrameBatch]:
-        """Frames brought together in one buffer: what follows costs time per run, and a copy costs little."""
+        """Copy frames into one buffer. Later steps cost time per run, and the copy is cheap."""
         sources = self.sources(rows)
         words = np.empty((len(rows), layout.HEADER_WORDS), dtype=np.uint64)
         offsets = np.empty(len(rows), dtype=np.int64)
@@ -138,19 +138,22 @@ class AppendTable:
 
 
 class LiveTopics(NamedTuple):
-    """What is alive: of each id, ascending, its epoch (0 = gone), first number and deleted numbers."""
+    """Live state of topics by ascending id: epoch (0 = deleted), first seq, and deleted seqs."""
 
     ids: U64
     epochs: U64
     earliest: U64
     deleted: dict[int, BitMap64]
-    """Only of topics that have some."""
+    """Contains only topics with deleted records."""
     codecs: dict[int, Codec]
-    """Only of topics that want one."""
+    """Contains only topics with a codec of their own."""
 
 
 def decode_live(rows: Any, deleted: bytes, codecs: bytes = b"") -> LiveTopics:
-    """Read a LiveReply with its attached part; ids come ascending. Raises CorruptData for nonsense."""
+    """Decode a LiveReply with its attachment.
+
+    Raises CorruptData if ids do not ascend or a range is invalid.
+    """
     table = np.frombuffer(rows, dtype="<u8").reshape(-1, LIVE_WORDS)
     ids, epochs, earliest, starts, stops = (np.ascontiguousarray(column) for column in table.T)
     if (ids[1:] <= ids[:-1]).any() or (stops < starts).any() or (stops > len(deleted)).any():
@@ -168,7 +171,7 @@ def decode_live(rows: Any, deleted: bytes, codecs: bytes = b"") -> LiveTopics:
 
 
 def merge_live_topics(parts: list[LiveTopics]) -> LiveTopics:
-    """Answers about ascending ids as one."""
+    """Merge replies about ascending ids."""
     if not parts:
         none = np.zeros(0, dtype=np.uint64)
         return LiveTopics(none, none, none, {}, {})
@@ -188,7 +191,7 @@ def merge_live_topics(parts: list[LiveTopics]) -> LiveTopics:
 
 @dataclass(frozen=True, slots=True)
 class TopicCut:
-    """Frames of one topic that go into one segment: positions [start, stop) of the order."""
+    """Frames of one topic for one segment: positions [start, stop) of the planner's order."""
 
     topic_id: int
     epoch: int
@@ -198,7 +201,7 @@ class TopicCut:
 
 
 class SegmentSizeLimits(NamedTuple):
-    """Bounds of a segment: it is rolled at so many records or bytes; topics below `own` bytes share one."""
+    """Limits of a segment in records and bytes. Topics below `own_segment_bytes` share a segment (a pack)."""
 
     records: int
     bytes: int
@@ -206,13 +209,13 @@ class SegmentSizeLimits(NamedTuple):
 
 
 class SegmentPlanner:
-    """The frames of a pass that are to be sealed, topic by topic."""
+    """Plans the frames of a pass that go to segments, topic by topic."""
 
     def __init__(self, gathered: AppendTable, live: LiveTopics, sealed: dict[tuple[int, int], int]) -> None:
-        """`sealed`: (topic, epoch) -> last number that earlier passes of this checkpoint have sealed.
+        """`sealed` is the last seq of each (topic, epoch) that earlier passes of this checkpoint wrote.
 
-        Left out are frames of what is gone, below a floor, sealed already, or there twice: after a restart
-        a copy of what was in doubt follows the original.
+        Frames of deleted topics, below a floor, already written, or duplicated are left out. Duplicates occur
+        after a restart: a frame whose fate was unknown is appended again after the original.
         """
         self._gathered = gathered
         which = np.searchsorted(live.ids, gathered.topic_ids)
@@ -239,7 +242,7 @@ class SegmentPlanner:
 
     @staticmethod
     def _beyond(live: LiveTopics, sealed: dict[tuple[int, int], int]) -> U64:
-        """(ids,) first number that no earlier pass has sealed."""
+        """Return for each topic the first seq that no earlier pass wrote, shape (ids,)."""
         found = np.zeros(len(live.ids), dtype=np.uint64)
         if sealed:
             pairs = zip(live.ids.tolist(), live.epochs.tolist(), strict=True)
@@ -247,12 +250,12 @@ class SegmentPlanner:
         return found
 
     def record_last_sealed(self, sealed: dict[tuple[int, int], int]) -> None:
-        """Write down the last number of each topic of this pass."""
+        """Store the last seq of each topic of this pass in `sealed`."""
         for cut in self._cuts:
             sealed[cut.topic_id, cut.epoch] = int(self._last[self.rows[cut.stop - 1]])
 
     def plan_segments(self, sizes: SegmentSizeLimits) -> Iterator[list[TopicCut]]:
-        """What goes into each segment, large topics first; within a segment topics ascend."""
+        """Yield the content of each segment, large topics first. Topics of a segment ascend."""
         small: list[TopicCut] = []
         for cut in self._cuts:
             if self._bytes[cut.stop] - self._bytes[cut.start] < sizes.own_segment_bytes:
@@ -263,7 +266,7 @@ class SegmentPlanner:
         yield from self._packs(small, sizes)
 
     def _rolled(self, start: int, stop: int, sizes: SegmentSizeLimits) -> Iterator[tuple[int, int]]:
-        """Cut a topic's frames where a segment is full."""
+        """Split a topic's frames where a segment is full."""
         while start < stop:
             by_bytes = int(np.searchsorted(self._bytes, self._bytes[start] + sizes.bytes, "right")) - 1
             by_records = (
@@ -287,7 +290,7 @@ class SegmentPlanner:
             yield pack
 
     def frame_runs(self, cuts: list[TopicCut]) -> Iterator[tuple[TopicCut, list[tuple[Any, FrameBatch]]]]:
-        """The frames of one segment, cut by cut: (buffer, batch)s one behind the other, ascending."""
+        """Yield each cut of one segment with its (buffer, batch) runs in ascending order."""
         if len(cuts) == 1:
             yield cuts[0], list(self._topic_runs(self.rows[cuts[0].start : cuts[0].stop]))
             return
@@ -303,7 +306,7 @@ class SegmentPlanner:
             at = until
 
     def _topic_runs(self, rows: I64) -> Iterator[tuple[Any, FrameBatch]]:
-        """Frames of one topic, where they lie; brought together when there are few in each buffer."""
+        """Yield frames of one topic in place, or as one copy if there are few per buffer."""
         gathered = self._gathered
         sources = gathered.sources(rows)
         breaks = [0, *(np.flatnonzero(np.diff(sources)) + 1).tolist(), len(rows)]
@@ -315,12 +318,12 @@ class SegmentPlanner:
 
 
 def _totals(words: U64) -> I64:
-    """(n,) size of each frame in bytes."""
+    """Return the size of each frame in bytes, shape (n,)."""
     return (words[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)).astype(np.int64) + layout.LEN_FIELD_BYTES
 
 
 def _ordered(rows: I64, which: I64, bases: U64) -> I64:
-    """The rows sorted by topic and number; the log of a single topic is sorted as it is."""
+    """Return the rows sorted by topic and seq. Rows that are sorted already are returned unchanged."""
     topics, numbers = which[rows], bases[rows]
     steps = np.diff(topics)
     if bool(((steps > 0) | ((steps == 0) & (numbers[1:] >= numbers[:-1]))).all()):
@@ -333,12 +336,13 @@ def _running(values: I64) -> I64:
 
 
 def _first_of_each(topics: I64, bases: U64, last: U64) -> NDArray[np.bool_]:
-    """Which frames, sorted by topic and number, hold a number that none before them holds."""
+    """Return which frames, sorted by topic and seq, contain a seq that no earlier frame contains."""
     same = np.zeros(len(bases), dtype=bool)
     same[1:] = (topics[1:] == topics[:-1]) & (bases[1:] <= last[:-1])
     keep = ~same
     for at in np.flatnonzero(same).tolist():
-        # A copy begins where its original does. Anything else that overlaps was never acknowledged twice.
+        # A duplicate begins at the seq of its original. Of frames that overlap otherwise, one was never
+        # acked.
         before = at - 1
         while not keep[before]:
             before -= 1

@@ -1,4 +1,4 @@
-"""What the compactor asks a shard, as calls."""
+"""The compactor's requests to a shard, as methods."""
 
 from __future__ import annotations
 
@@ -16,42 +16,48 @@ M = TypeVar("M", bound=m.Message)
 
 
 class CheckpointRequester(Protocol):
-    """link.shard_requests.ShardRequests, or a shard of a test."""
+    """Interface of link.shard_requests.ShardRequests; tests use fakes."""
 
     def ask(self, shard: int, message: m.Message, wanted: type[M], *, attachment: Any = None) -> Any:
-        """Send a request; returns something with `message` and `attachment`."""
+        """Send a request and return the reply, which has `message` and `attachment`."""
         ...
 
 
 class SnapshotRows(NamedTuple):
-    """Rows of topics that changed, and what a snapshot keeps of the shard itself."""
+    """Rows of changed topics, and the shard's own facts for the snapshot."""
 
     ids: U64
     lengths: U64
     rows: bytes
     facts: bytes
     is_everything: bool
-    """Every topic there is, whatever was asked for: one without a row is gone."""
+    """Whether the rows are those of all topics. A topic without a row is then deleted."""
 
 
 class CompactorShardClient:
-    """One shard, asked. Every method raises what link.shard_requests.Requester.ask raises."""
+    """Requests to one shard. Every method raises the errors of link.shard_requests.Requester.ask."""
 
     def __init__(self, asking: CheckpointRequester, shard: int) -> None:
         self._asking, self.number = asking, shard
 
     def fetch_plan(self, *, roll: bool = False) -> m.CheckpointPlan:
-        """What is there to absorb, and which segments are in force?"""
+        """Request the log files to absorb and the registered segments."""
         plan: m.CheckpointPlan = self._ask(m.CheckpointOpen(roll), m.CheckpointPlan).message
         return plan
 
     def fetch_plan_summary(self, *, roll: bool) -> m.CheckpointPlan:
-        """As `plan`, without the segments: often asked, and short however many there are."""
+        """Request the plan without its segments.
+
+        It is short for any number of segments, so it suits polling.
+        """
         plan: m.CheckpointPlan = self._ask(m.CheckpointOpen(roll, False), m.CheckpointPlan).message
         return plan
 
     def fetch_live_topics(self, ids: U64) -> LiveTopics:
-        """What is alive of these topics, whose ids ascend? Raises CorruptData for an answer about others."""
+        """Request the live state of topics; `ids` ascend.
+
+        Raises CorruptData if the reply has other topics.
+        """
         parts = []
         for start in range(0, len(ids), LIVE_TOPICS_MAX):
             asked = ids[start : start + LIVE_TOPICS_MAX]
@@ -65,14 +71,14 @@ class CompactorShardClient:
         return merge_live_topics(parts)
 
     def register(self, added: list[m.SegmentRef], removed: list[int]) -> m.SegmentsChanged:
-        """Put segments in force."""
+        """Register and deregister segments."""
         changed: m.SegmentsChanged = self._ask(m.SegmentsChange(added, removed), m.SegmentsChanged).message
         return changed
 
     def fetch_snapshot_rows(self, absorbed: list[int], *, everything: bool) -> SnapshotRows:
-        """Rows of the topics that changed since the last finished checkpoint, or of all.
+        """Request the rows of topics that changed since the last finished checkpoint, or of all topics.
 
-        All records of the log files `absorbed` lie in segments that the shard knows.
+        The caller has registered segments with all records of the log files `absorbed`.
         """
         ids, lengths, rows, facts, is_everything = [], [], [], b"", everything
         for page in self._pages(absorbed, everything):
@@ -99,7 +105,7 @@ class CompactorShardClient:
             yield page
 
     def confirm_snapshot(self, number: int, absorbed: list[int]) -> list[str]:
-        """Say that a snapshot is durable; returns paths of log files that nobody needs any more."""
+        """Report a durable snapshot; return the paths of log files that are no longer needed."""
         reply: m.CheckpointClosed = self._ask(m.CheckpointDone(number, absorbed), m.CheckpointClosed).message
         return reply.unlink
 

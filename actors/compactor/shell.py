@@ -1,7 +1,7 @@
-"""The compactor, performed: a socket for operators, questions to shards, passes in threads.
+"""The compactor's shell: a socket for operators, requests to shards, and passes in threads.
 
-It does one thing at a time and has no state that must survive: what it has begun and not ended is begun anew
-by its successor. Idle it wakes about once a second.
+It performs one task at a time and has no state that must survive. Its successor repeats unfinished work. An
+idle compactor wakes up about once a second.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ log = logging.getLogger("ringlog.compactor")
 
 REQUESTS_PER_TURN = 16
 NUMBERS_SHIFT = 24
-"""An incarnation has so many bits for numbers of segments."""
+"""Number of bits for segment numbers of one incarnation."""
 
 
 class _Deadline:
-    """Set from so many seconds after now on."""
+    """A stop signal that is set after this many seconds."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
         self._end_ns = clock.monotonic_ns() + round(seconds * NS_PER_S)
 
     def is_set(self) -> bool:
-        """Is the time over?"""
+        """Return whether the time is over."""
         return self._clock.monotonic_ns() >= self._end_ns
 
 
@@ -102,7 +102,7 @@ class CompactorShell:
         )  # fmt: skip
         stems = map(parse_stem, find_segments(self._disk, boot.data_dir))
         numbers = [parsed[2] for parsed in stems if parsed is not None]
-        # Above all that an earlier incarnation gave, also where the segment is gone again.
+        # Above the numbers of all earlier incarnations, including those of deleted segments.
         numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | boot.incarnation << NUMBERS_SHIFT)
         self._drain_s = settings.supervisor.drain_s
         self._passes = PassExecutor()
@@ -124,39 +124,39 @@ class CompactorShell:
             Stop: self._set_exit_code,
         }
 
-    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
+    # -- lifecycle: runtime.duty_cycle.Actor ----------------------------------------------------------
 
     def on_start(self, stop: StopFlag) -> None:
-        """See Actor."""
+        """Open the sockets for sleeping and for requests to shards."""
         self._stop = stop
         self._sleeper = Sleeper(stop.fileno(), self._router.fileno())
         self._asking = ShardRequests(self._boot.shm_dir, self._boot.shards, stop=stop, beat=self._beat)
         self._shards = [CompactorShardClient(self._asking, number) for number in range(self._boot.shards)]
 
     def do_work(self) -> int:
-        """One pass: gather, decide, do."""
+        """One pass of the loop: collect events, process them, and perform the effects."""
         self._beat()
         self._receive()
         events, self._events = self._events, []
         return self._pump(events)
 
     def idle(self, work: int) -> None:
-        """Sleep until the next look is due."""
+        """Sleep until the next poll is due or a request arrives."""
         if not work:
             self._sleeper.sleep(self._clock.monotonic_ns(), self.core.next_deadline_ns())
 
     def drain(self) -> bool:
-        """Leave snapshots, for the next start to replay little."""
+        """Make checkpoints before the exit, so that the next start replays little log."""
         self._events.append(DrainRequested())
         return True
 
     def on_close(self) -> None:
-        """See Actor."""
+        """Stop the threads and close the socket."""
         self._passes.close()
         self._router.close()
 
     def _pump(self, events: list[Any]) -> int:
-        """Decide and do until nothing is left to do; returns how much there was."""
+        """Process events and perform their effects until none is left; return the amount of work."""
         effects = self.core.handle([self._tick(), *events])
         work = len(events) + len(effects)
         while effects:
@@ -181,10 +181,12 @@ class CompactorShell:
         self.exit_code = ExitCode(effect.code)
 
     def _make_shutdown_checkpoints(self, _: MakeShutdownCheckpoints) -> None:
-        """Absorb the log of shards that have much of it, so that the next start replays little: as far as
-        that is done within a part of the drain limit. What is not leaves the log as it is."""
+        """Absorb the log of shards with a large backlog, so that the next start replays little.
+
+        It ends after a part of the drain time. The log of an unfinished checkpoint stays unchanged.
+        """
         if self._passes.is_abandoned:
-            return  # The sockets, and the place where it writes, are those of its thread.
+            return  # The abandoned thread still uses the sockets and the checkpoint context.
         self._asking.close()
         over = _Deadline(self._clock, self._drain_s * STOP_CHECKPOINT_SHARE)
 
@@ -223,7 +225,7 @@ class CompactorShell:
         return self._stop is not None and self._stop.is_set()
 
     def _step(self) -> None:
-        """Run between two steps of a pass. A pass may end after any step; the next one starts over."""
+        """Run between two steps of a pass. A pass may end after any step; the next one repeats it."""
         self._beat()
         self._raise_if_stopping()
 
@@ -280,12 +282,12 @@ class CompactorShell:
         )  # fmt: skip
 
     def _failed(self, shard: int, error: RinglogError) -> CheckpointFailed:
-        """Leave the log as it is and try again later (CKP-9)."""
+        """Count and log a failed poll or checkpoint. The log is unchanged, and the shard is retried later."""
         if not isinstance(error, ShuttingDown):
             self._slot.add(ProcessField.FAILURES, 1)
             if isinstance(error, CorruptData):
                 self._slot.add(ProcessField.CORRUPT, 1)
-            # A shard that restarts is an ordinary thing; damage and a failing disk are not.
+            # A shard that restarts is normal operation; damaged data and a failing disk are not.
             level = logging.ERROR if isinstance(error, CorruptData | DiskError) else logging.WARNING
             log_event(log, level, "checkpoint failed", shard=shard, reason=str(error))
         return CheckpointFailed(shard, error)
@@ -299,9 +301,9 @@ class CompactorShell:
             return FilesListed(effect.tickets, e)
 
     def _files_of_a_copy(self) -> list[str]:
-        """Files that together are a consistent copy (ST-14): identity, snapshots, segments in force, log.
+        """Return the files of a consistent copy: identity, snapshots, registered segments, and the log.
 
-        The log is taken whole: what a snapshot absorbs is passed over by whoever recovers from the copy.
+        The log is complete. Recovery from the copy skips the parts that a snapshot covers.
         """
         disk, data_dir = self._disk, self._boot.data_dir
         plans = [shard.fetch_plan() for shard in self._shards]
@@ -310,7 +312,8 @@ class CompactorShell:
             name for name in part_names(disk, data_dir)
             if name.endswith(SUFFIXES) and name.rpartition(".")[0] in in_force
         ]  # fmt: skip
-        # Named all the same: a copy without them is none, so who copies finds that they are not there.
+        # Missing segments are listed, too: a copy without them is incomplete, and the copying program must
+        # notice.
         parts += [ref.stem + (IDX if ref.tier else DATA) for plan in plans for ref in plan.missing]
         known = snapshots.snapshot_numbers(disk, data_dir)
         meta = [f"{META_DIR}/engine", *(f"{META_DIR}/{snapshots.snapshot_name(*each)}" for each in known)]

@@ -1,9 +1,9 @@
-"""How hard the compactor works beside somebody who waits for acks. Pure but for the clock it is handed.
+"""Throttle of the compactor while clients wait for acks. Pure except for the given clock.
 
-What a pass writes stands in the device's queue before the sync of whoever waits, and what it computes leaves
-the caches cold. Where shards take a trickle of small groups, each of them somebody's wait, the pass rests
-behind every piece: the log grows more slowly than even so it is absorbed. Where shards take much, or nothing,
-nobody's wait is at stake, and it goes on at full speed.
+Writes of a pass are ahead of a shard's sync in the device queue, and its computation evicts caches. If shards
+commit small batches at a low rate, each batch is a client that waits. The pass then pauses after every piece:
+even so it absorbs log faster than the log grows. If shards commit much or nothing, the pass runs at full
+speed.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Callable
 from ringlog.clock import Clock
 
 SAMPLE_INTERVAL_NS = 50_000_000
-"""How long a look at what the shards do holds good."""
+"""How long a sample of the shards' load is valid."""
 TRICKLE_BYTES_PER_S = 4_000_000
-"""Of log, over all shards: less than what a resting pass absorbs."""
+"""Rate of log over all shards below which the pass is throttled. A throttled pass absorbs more than this."""
 PAUSE_S = 0.008
-"""Behind each piece of 64 KiB: 6 to 7 MB/s of segment are left, of which log takes more."""
+"""Pause after each piece of 64 KiB. It leaves 6 to 7 MB/s of segments, which stand for more bytes of log."""
 
 
 class CompactionThrottle:
-    """`seen` counts (groups, bytes) of all shards; `beat` is told that we make progress."""
+    """Throttle of passes. `seen` returns (commit batches, bytes) of all shards; `beat` reports progress."""
 
     def __init__(self, clock: Clock, seen: Callable[[], tuple[int, int]], beat: Callable[[], None]) -> None:
         self._clock, self._seen, self._beat = clock, seen, beat
         self.is_urgent = False
-        """So much log waits that the pass must not stand back."""
+        """The backlog is so large that the pass must not pause."""
         self._looked_ns = clock.monotonic_ns()
         self._groups, self._bytes = seen()
         self._is_throttling = False
 
     def pause_if_contended(self) -> None:
-        """A piece was written: stand back for a moment, if somebody waits for acks."""
+        """Pause after a piece was written, if clients wait for acks."""
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._looked_ns >= SAMPLE_INTERVAL_NS:
             self._sample_shard_load(now_ns)

@@ -1,4 +1,4 @@
-"""`python -m actors.gateway <boot>`: started by the supervisor."""
+"""`python -m actors.gateway <boot>`: entry point for the supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringlog.runtime.process import main
 
 
 def build(boot: ActorBoot) -> GatewayShell:
-    """Make the gateway that `boot` describes; raises ConfigError when it must not listen."""
+    """Create the gateway that `boot` describes; raise ConfigError if no listener is configured."""
     settings = config.from_plain(boot.config)
     return GatewayShell(
         boot, Listeners.from_config(settings), settings.limits, ring_bytes=settings.run.ring_bytes,

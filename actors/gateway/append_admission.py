@@ -1,4 +1,4 @@
-"""What a gateway holds for each shard: bounded, and under pressure by half of it (BP-3, G-3). Pure."""
+"""Admission of appends: limits of the data in flight to each shard, halved under pressure. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ Flow = Generator[Any, Any, tuple[m.Message, Any]]
 
 
 class AppendAdmission:
-    """Appends on their way to the shards: how many, and how many bytes they are."""
+    """Number and bytes of the appends in flight to each shard."""
 
     def __init__(self) -> None:
         self.refusing_shards: frozenset[int] = frozenset()
-        """Shards whose governor is at the top of its ladder."""
+        """Shards whose governor refuses new writes."""
         self.refused_appends = 0
-        """Appends that were refused for pressure."""
+        """Number of appends that were refused for pressure."""
         self._held: dict[int, tuple[int, int]] = {}
 
     def in_flight(self, shard: int) -> tuple[int, int]:
-        """(appends, bytes) on their way to a shard."""
+        """Return (appends, bytes) in flight to a shard."""
         return self._held.get(shard, (0, 0))
 
     def run_admitted(self, shard: int, message: m.Append, nbytes: int, flow: Flow) -> Flow:
-        """Run a flow that appends, counted as long as it takes; raises Throttled where there is no room."""
+        """Run an append flow and count it while it runs.
+
+        Raises Throttled if the limit of the shard is reached.
+        """
         self._require_room(shard, message, nbytes)
         self._add(shard, 1, nbytes)
         try:

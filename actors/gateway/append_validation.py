@@ -1,8 +1,10 @@
-"""Is what a remote client attached a run of appends of one topic? Pure.
+"""Validates the attachment of a remote client's Append. Pure.
 
-The shard checks checksums, limits and epochs of every frame. What is decided here is what only the
-gateway can: that the attachment holds exactly the frames announced, that they are appends (a topic's
-deletion is a frame as well), and that all name one topic, which the caller compares with the one asked.
+The shard checks checksums, limits and epochs of every frame. The gateway checks what the shard cannot know:
+
+- The attachment contains exactly the announced number of frames.
+- All frames are appends. Other frame types exist, for example the deletion of a topic.
+- All frames name one topic. The caller compares it with the topic of the request.
 """
 
 from __future__ import annotations
@@ -24,24 +26,30 @@ _STALE_STATUSES = (Status.STALE_EPOCH, Status.TOPIC_NOT_FOUND)
 
 @dataclass(frozen=True, slots=True)
 class SentFrames:
-    """What is known of the frames of one Append."""
+    """Facts about the frames of one Append."""
 
     topic_id: int
-    """The topic all of them name; 0 = the one the message names."""
+    """Topic id in all frames; 0 = the topic that the message names."""
     largest_bytes: int
     offsets: I64
-    """(n + 1,) where each frame begins, and where the last one ends."""
+    """(n + 1,) int64: start of each frame, and end of the last one."""
 
     @staticmethod
     def has_stale_topic(entries: bytes) -> bool:
-        """True when some frame was refused because the topic is gone or has another life."""
+        """Return whether a frame was refused because the topic was deleted or has another epoch."""
         words = np.frombuffer(entries, dtype="<u8").reshape(-1, WORDS)
         statuses = (words[:, S_COUNT_STATUS] >> np.uint64(STATUS_SHIFT)) & np.uint64(0xFFFF)
         return bool(np.isin(statuses, _STALE_STATUSES).any())
 
 
 def check_frames(message: Append, data: Any, bytes_max: int) -> SentFrames:
-    """Check the attachment of an Append; raises InvalidRequest, CorruptFrame or PayloadTooLarge."""
+    """Check the attachment of an Append.
+
+    Raises:
+        InvalidRequest: number, type or topic of the frames is wrong.
+        CorruptFrame: the attachment does not consist of well-formed frames.
+        PayloadTooLarge: the attachment is larger than `bytes_max`.
+    """
     if data is None or not message.frames:
         raise InvalidRequest("an append needs frames", topic=message.topic)
     if (message.idempotency_key or message.ids) and message.frames != 1:

@@ -1,4 +1,4 @@
-"""Appends: by a ring or by socket, as they came (G3), and in each connection's order (G2). Pure."""
+"""Appends, sent by ring or by socket: unchanged (G3), and in the order of their connection (G2). Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from ringlog.placement import home_shard
 
 @dataclass(slots=True)
 class AppendLane:
-    """Appends of one connection to one topic. The two ways to the shard must not overtake one another."""
+    """Appends of one connection to one topic.
+
+    Appends by ring and by socket must not overtake one another, so one kind waits for the other.
+    """
 
     by_ring: int = 0
     by_socket: int = 0
     parked: deque[tuple[GatewayRequest, bool]] = field(default_factory=deque)
 
     def admits(self, *, by_socket: bool) -> bool:
-        # One at a time by socket: a shard that is not ready has it sent again, behind later ones.
+        # Only one append by socket at a time: if the shard is not ready it is sent again, after later ones.
         return not self.by_socket and not (by_socket and self.by_ring)
 
 
 class AppendFlows:
-    """Appends as flows, and the lanes that keep them in order. `advance` runs a flow that was parked."""
+    """Append flows and the lanes that keep them in order. `advance` resumes a parked flow."""
 
     def __init__(
         self, asker: FlowContext, intake: AppendAdmission, shards: int, ring_frame_bytes_max: int,
@@ -44,18 +47,18 @@ class AppendFlows:
         self._lanes: dict[tuple[bytes, str], AppendLane] = {}
 
     def check(self) -> None:
-        """Assert that no lane is kept for nothing."""
+        """Check that no empty lane is kept."""
         assert all(lane.by_ring + lane.by_socket + len(lane.parked) for lane in self._lanes.values())
 
     def append(self, request: GatewayRequest) -> Flow:
-        """Check the frames, find the topic or make it, and send them on. Raises Refused."""
+        """Check the frames, resolve or create the topic, and forward the frames. Raises Refused."""
         message: m.Append = request.message
         sent = check_frames(message, request.data, self._bytes_max)
         if message.create is not False and (sent.topic_id == 0 or message.config is not None):
             return (yield from self._append_creating(request))
         info = yield ResolveTopic(message.topic)
         if sent.topic_id not in {0, info.topic_id}:
-            # Our memory of the name may be older than the client's.
+            # The cached topic may be older than the client's.
             self._asker.evict_topic(message.topic)
             info = yield ResolveTopic(message.topic)
         if sent.topic_id not in {0, info.topic_id}:
@@ -85,7 +88,7 @@ class AppendFlows:
     def _append_creating(self, request: GatewayRequest) -> Flow:
         message: m.Append = request.message
         if needs_admin_to_create(request.principal, message):
-            # Allowed on a topic that exists, where the inline config is not even looked at (W-6).
+            # Allowed on an existing topic, where the configuration of the request is ignored.
             try:
                 yield ResolveTopic(message.topic)
             except TopicNotFound:
@@ -111,7 +114,7 @@ class AppendFlows:
         return answer, None
 
     def start_or_park(self, request: GatewayRequest, *, by_socket: bool) -> None:
-        """Let an append go on its way to the shard, or park it behind those that must not be overtaken."""
+        """Start an append, or park it after those that it must not overtake."""
         lane = self._lanes.setdefault((request.client, request.message.topic), AppendLane())
         if lane.parked or not lane.admits(by_socket=by_socket):
             lane.parked.append((request, by_socket))

@@ -1,8 +1,8 @@
-"""Who may do what. Pure: keys, scopes, prefixes (A-2, A-3, A-8..A-13); deny by default.
+"""Authorisation: keys, scopes and prefixes. Access is denied by default. Pure.
 
-A principal is what a connection proved to be, never what it says it is. On the ipc socket that is
-the file permissions of the shared-memory directory: whoever can open it is the owner of the engine
-(A-16). On TCP it is a CURVE key listed in the keys file:
+A principal is the proven identity of a connection; a client cannot choose it. On the ipc socket the file
+permissions of the shared-memory directory prove it: a process that can open the socket is the owner of the
+engine. On TCP it is a CURVE key that is listed in the keys file:
 
     [[keys]]
     name = "billing"
@@ -10,7 +10,7 @@ the file permissions of the shared-memory directory: whoever can open it is the 
     scopes = ["read", "write"]          # read, write, delete, admin; absent = all four
     prefixes = ["billing.", "audit."]   # byte prefixes of topic names; absent = every topic
 
-Keys are held as digests, and looking one up compares with every entry in constant time (A-7).
+Keys are stored as digests. A lookup compares with every entry in constant time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOCAL_ID = "local"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who proved who they are."""
+    """Proven identity of a connection, with its scopes and prefixes."""
 
     name: str
     scopes: frozenset[str]
@@ -43,7 +43,7 @@ class Principal:
     is_owner: bool = False
 
     def covers(self, topic: str) -> bool:
-        """True when this name lies under one of the prefixes; no prefixes means every name (A-3, A-9)."""
+        """Return whether a name starts with one of the prefixes. A key without prefixes covers every name."""
         return not self.prefixes or topic.startswith(self.prefixes)
 
     def require(self, scopes: tuple[str, ...]) -> None:
@@ -52,7 +52,7 @@ class Principal:
             raise Forbidden("the key lacks a scope", required_scope=" or ".join(scopes))
 
     def require_reach(self, topic: str) -> None:
-        """Raise Forbidden unless the key reaches this name."""
+        """Raise Forbidden unless the key's prefixes cover this name."""
         if not self.covers(topic):
             raise Forbidden("the key does not reach this topic", topic=topic)
 
@@ -73,12 +73,12 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def key_id(public_key: str) -> str:
-    """User id of a connection that holds this CURVE key (Z85): its SHA-256, so that no key is held."""
+    """Return the user id for a CURVE key (Z85): its SHA-256 digest, so that the key itself is not stored."""
     return hashlib.sha256(public_key.encode()).hexdigest()
 
 
 class KeyRing:
-    """The keys that are admitted, by digest. `admits_all`: no keys are configured, any key will do (A-5)."""
+    """Admitted keys by digest. With `admits_all`, when no keys are configured, every key is admitted."""
 
     def __init__(self, principals: Iterable[tuple[str, Principal]] = (), *, admits_all: bool = False) -> None:
         self._entries = tuple((digest.encode(), principal) for digest, principal in principals)
@@ -88,7 +88,7 @@ class KeyRing:
         return len(self._entries)
 
     def find(self, user_id: str) -> Principal | None:
-        """Return who has this user id, or None. Looks at every entry, whatever it finds."""
+        """Return the principal of this user id, or None. Always compares with every entry."""
         wanted, found = user_id.encode(), self._default_principal if user_id else None
         for digest, principal in self._entries:
             if hmac.compare_digest(digest, wanted):
@@ -97,7 +97,7 @@ class KeyRing:
 
 
 def parse_keys(text: str, file: str) -> KeyRing:
-    """Read a keys file; raises ConfigError naming file, key name and field, never a key (A-4)."""
+    """Parse a keys file. Raises ConfigError with file, key name and field, but never with a key."""
     try:
         entries = msgspec.convert(tomllib.loads(text), _KeyFile).keys
     except tomllib.TOMLDecodeError:
@@ -135,8 +135,10 @@ def _principal(entry: _KeyEntry, file: str) -> Principal:
 
 
 def authorise(principal: Principal | None, message: m.Message) -> None:
-    """Let the operation pass, or raise Unauthorized or Forbidden. Looks at nothing but its arguments, so
-    that a refusal says nothing about what exists (A-13)."""
+    """Raise Unauthorized or Forbidden unless the operation is allowed.
+
+    Only the arguments are examined, so a refusal does not reveal which topics exist.
+    """
     if principal is None:
         raise Unauthorized("unknown credential")
     kind = type(message)
@@ -157,10 +159,10 @@ def authorise(principal: Principal | None, message: m.Message) -> None:
 
 
 def router_names(found: m.RouterInfo) -> list[str]:
-    """Names that an answer about one router touches (A-9)."""
+    """Return the names for which a reply about a router needs permission: the router and both topics."""
     return [found.router, found.source, found.dest]
 
 
 def needs_admin_to_create(principal: Principal, message: m.Append) -> bool:
-    """True when this append may write but not create: an inline config needs `admin` too (W-6)."""
+    """Return whether this append may write but not create: a configuration for a new topic needs `admin`."""
     return bool(message.create is not False and message.config and ADMIN not in principal.scopes)

@@ -1,18 +1,20 @@
-"""The gateway's decisions: who may ask what, and how an answer comes about. Pure.
+"""The gateway's decisions: which requests are allowed, and how each one gets its reply. Pure.
 
-A request is checked in this order: who asks, is there room, may they, is it well-formed (A-13). Then it
-becomes a *flow*: a generator that yields the effects it needs one at a time, is resumed with their
-completions, and returns the reply. Holding a flow costs no thread, and a flow that waits for records
-holds nothing that could block a write (DR-22). Appends are in appends.py, reads in reads.py, claims in
-jobs.py, routers in routing.py; what they are made of is in flows.py.
+Checks are made in this order: credentials, permissions, limits, and then the fields of the request. A request
+that passes becomes a *flow*. A flow is a generator: it yields one effect at a time, is resumed with the
+result of the effect, and returns the reply. A waiting flow occupies no thread, and a flow that waits for
+records blocks no write.
 
-G1  nothing reaches a shard that `auth.authorise` did not let pass.
-G2  a client's appends to one topic reach the shard in the order they were sent: producer numbers must
-    arrive ascending, or an unsettled frame would be taken for a repeat.
-G3  frames are pushed as they came, with the client's own producer numbers, and only appends of the topic
-    that was named; so a repeat after any failure is recognised.
-G4  every request gets at most one reply, and every bound of limits.py is an answer; so is an error of ours.
-G5  requests held never exceed the bounds, for one connection, for one key, for all.
+Flows of appends are in appends.py, reads in reads.py, claims in jobs.py, groups in group_permissions.py,
+routers in router_requests.py. Their common parts are in flows.py. Invariants (docs/reference/invariants.md):
+
+- No request reaches a shard before `auth.authorise` has accepted it (G1).
+- A client's appends to one topic reach the shard in the order of sending (G2). Producer numbers must
+  arrive in ascending order: a shard takes an older number for a repeat.
+- Frames are forwarded unchanged, under the client's own producer numbers, and only appends of the named
+  topic (G3). So the shard recognises a retry after any failure.
+- Every request gets at most one reply. A request beyond a limit and an internal error also get a reply (G4).
+- Held requests never exceed the limits for one connection, for one key, and in total (G5).
 """
 
 from __future__ import annotations
@@ -74,12 +76,12 @@ _RETRY_AFTER_MS = 50
 _OF_SCHEDULERS = (
     m.Subscribe, m.RouterCreate, m.RouterGet, m.RouterList, m.RouterDelete, m.RoutesSettle, m.LettersRedrive,
 )  # fmt: skip
-"""Requests that wait for schedulers, if they wait for anything but the name of a topic."""
+"""Requests that wait for a reply of a scheduler, not counting the resolution of topic names."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayIdentity:
-    """What this gateway says about the engine."""
+    """Facts about the engine that the gateway sends in replies."""
 
     engine_id: str
     version: str
@@ -87,15 +89,15 @@ class GatewayIdentity:
     shards: int
     incarnation: int
     ring_frame_bytes_max: int
-    """A frame larger than this goes to its shard by socket."""
+    """Largest frame that goes through a ring. Larger frames are sent to the shard by socket."""
     body_bytes_max: int = REQUEST_BYTES_MAX
-    """Largest attachment of a request, beside what frames need for themselves."""
+    """Largest attachment of a request in bytes, without the overhead of frames."""
     read_limit: int = READ_LIMIT_MAX
-    """Most records of one answer."""
+    """Largest number of records in one reply."""
 
 
 def frames_bytes_max(body_bytes: int) -> int:
-    """The bound of frames that hold so many bytes of records."""
+    """Return the maximum size of frames with `body_bytes` bytes of records."""
     return body_bytes + FRAME_BYTES_MAX - REQUEST_BYTES_MAX
 
 
@@ -139,16 +141,16 @@ class GatewayCore:
 
     @property
     def requests_held(self) -> int:
-        """Requests without a reply yet."""
+        """Number of requests without a reply yet."""
         return len(self._held)
 
     @property
     def throttled_appends(self) -> int:
-        """Appends that were refused for pressure."""
+        """Number of appends that were refused for pressure."""
         return self._intake.refused_appends
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
-        """Take events in order; return the effects wanted, in order."""
+        """Process events in order and return the resulting effects, in order."""
         for event in events:
             self._handle_event(event)
         if self._asker.is_draining and not self._held and not self._is_stopped:
@@ -158,13 +160,13 @@ class GatewayCore:
         return effects
 
     def next_deadline_ns(self) -> int | None:
-        """When the next request stops waiting for records."""
+        """Return the time in ns at which the next request stops waiting for records, or None."""
         while self._deadlines and not self._is_current(*self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def check(self) -> None:
-        """Assert G5 by counting again."""
+        """Check with a recount that held requests do not exceed the limits (G5)."""
         assert self._bytes == sum(request.bytes for request in self._held)
         assert sum(count for count, _ in self._per_client.values()) == len(self._held)
         assert sum(self._per_key.values()) == len(self._held)
@@ -222,7 +224,7 @@ class GatewayCore:
             assert principal is not None
             if isinstance(asked.message, m.Taken):
                 self._effects.append(ev.ReturnGrants(asked.client, asked.attachment))
-                return  # It has no answer, and waits for nothing.
+                return  # It has no reply and waits for nothing.
             if isinstance(asked.message, m.Unsubscribe):
                 self._effects.append(
                     ev.UnsubscribeFeeds(asked.client, asked.message.subscription, list(asked.message.feeds))
@@ -244,7 +246,7 @@ class GatewayCore:
         self._advance(request, None)
 
     def _admit(self, asked: ev.ClientRequestReceived, principal: Principal) -> None:
-        """G5; raises Throttled or ShuttingDown."""
+        """Raise Throttled if the request would exceed a limit (G5), or ShuttingDown while draining."""
         if self._asker.is_draining:
             raise ShuttingDown("the engine is stopping")
         count, held = self._per_client.get(asked.client, (0, 0))
@@ -259,7 +261,7 @@ class GatewayCore:
                 raise Throttled("too much in flight", limit=name, max=most, retry_after_ms=_RETRY_AFTER_MS)
 
     def _client_gone(self, client: bytes) -> None:
-        """Nobody is there to take the answers. What was sent to a shard goes on: it may be applied."""
+        """Forget a disconnected client. Requests that were sent to a shard continue and may be applied."""
         for ticket, request in list(self._waiting.items()):
             if request.client == client and request.deadline_ns:
                 self._effects.append(ev.UnwatchTopic(ticket))
@@ -285,7 +287,7 @@ class GatewayCore:
             self._advance(request, value)
 
     def _advance(self, request: GatewayRequest, value: Any) -> None:
-        """Run a flow until it yields an effect for the shell, or is parked, or has its reply."""
+        """Run a flow until it yields an effect for the shell, is parked, or returns its reply."""
         assert request.flow is not None
         try:
             if isinstance(value, RinglogError):
@@ -350,7 +352,7 @@ class GatewayCore:
                 return self._ask_topic_shard(request.message)
 
     def _immediate_reply(self, message: m.Message) -> m.Message | None:
-        """Answer what needs no shard; None for everything else."""
+        """Return the reply to a request that needs no shard; None for all other requests."""
         who = self._identity
         if isinstance(message, m.Ping):
             return m.Pong(who.incarnation, self.answered)
@@ -368,7 +370,7 @@ class GatewayCore:
         return m.Welcome(who.protocol, who.version, who.engine_id, who.shards, -1, who.incarnation, bounds)
 
     def _ask_home_shard(self, message: Any) -> Flow:
-        """Creating and finding happen where the name is at home, or where that shard points to."""
+        """Send a request to the home shard of the name, or to the shard that the home shard names."""
         shard = home_shard(message.topic, self._identity.shards)
         answer = yield self._asker.ask(shard, message)
         if _is_redirect(answer):
@@ -380,7 +382,7 @@ class GatewayCore:
         return answer, None
 
     def _delete(self, request: GatewayRequest) -> Flow:
-        """A topic goes; of the routers that went with it a key hears of those that it reaches (A-9)."""
+        """Delete a topic. The reply lists only those deleted routers whose names the key's prefixes cover."""
         message: m.TopicDelete = request.message
         try:
             answer, _ = yield from self._ask_topic_shard(message)
@@ -393,7 +395,7 @@ class GatewayCore:
         return m.TopicDeleted(answer.topic, answer.deleted, names), None
 
     def _ask_topic_shard(self, message: Any) -> Flow:
-        """Everything else is asked of the shard that holds the topic."""
+        """Send a request to the shard that owns the topic."""
         if isinstance(message, m.RecordsDelete) and message.seqs:
             raise InvalidRequest("records are deleted below a position or by tag", topic=message.topic)
         info = yield ResolveTopic(message.topic)
@@ -404,7 +406,7 @@ class GatewayCore:
             raise
         return answer, None
 
-    # -- resolving ------------------------------------------------------------------------------------
+    # -- resolving topics -----------------------------------------------------------------------------
 
     def _resolve(self, request: GatewayRequest, topic: str) -> None:
         info = self._asker.cached_topic(topic)
@@ -434,7 +436,10 @@ class GatewayCore:
     # -- delivery -------------------------------------------------------------------------------------
 
     def _subscribe(self, request: GatewayRequest) -> Flow:
-        """Look the topics up ourselves: what a client says of ids and places is not to be believed."""
+        """Subscribe to feeds.
+
+        Topics are resolved here, because ids and places from a client are not trusted.
+        """
         message: m.Subscribe = request.message
         if len(message.feeds) > FEEDS_PER_MESSAGE_MAX:
             raise InvalidRequest(
@@ -457,12 +462,15 @@ class GatewayCore:
         return m.Subscribed(message.subscription, -1, self._identity.incarnation), None
 
     def _resolve_feed(self, feed: m.Feed) -> Generator[Any, Any, m.TopicInfo | None]:
-        """The topic a feed is of; None when there is none, or another one, under the name, or its shard was
-        given up: its reader finds out which, and others have their turns."""
+        """Return the topic of a feed; None if its name is unknown or has another id, or its shard failed.
+
+        For None the client receives a recheck grant and finds out the reason. Its other feeds are not
+        affected.
+        """
         try:
             info = yield ResolveTopic(feed.topic)
             if info.topic_id != feed.topic_id:
-                # Our memory of the name may be older than the client's.
+                # The cached topic may be older than the client's.
                 self._asker.evict_topic(feed.topic)
                 info = yield ResolveTopic(feed.topic)
         except TopicNotFound:
@@ -476,7 +484,7 @@ class GatewayCore:
     # -- listing --------------------------------------------------------------------------------------
 
     def _list(self, request: GatewayRequest) -> Flow:
-        """Merge every shard's share, for every prefix the key may see (A-11)."""
+        """Merge the topics of all shards, for every prefix that the key covers."""
         message: m.TopicList = request.message
         size = max(1, min(message.page_size, LIST_PAGE_MAX))
         found: dict[str, m.TopicStateReply] = {}
@@ -491,7 +499,7 @@ class GatewayCore:
         names = sorted(found)
         return m.TopicListReply([found[name] for name in names[:size]], is_more or len(names) > size), None
 
-    # -- accounting and answers -----------------------------------------------------------------------
+    # -- accounting and replies -----------------------------------------------------------------------
 
     def _hold(self, request: GatewayRequest) -> None:
         self._held[request] = None
@@ -525,8 +533,10 @@ class GatewayCore:
         self._effects.append(Reply(client, corr, error_reply(error)))
 
     def _fail_request(self, client: bytes, corr: int, message: m.Message, error: BaseException) -> None:
-        """An error that nobody expected ends the request and not the gateway, which holds no facts: else one
-        client's requests could end one incarnation after another, until the supervisor gives it up."""
+        """Refuse a request with Internal and log the unexpected error. The gateway continues.
+
+        Otherwise one client's request could end one incarnation after another, until the supervisor gives up.
+        """
         kind = type(message).__name__
         self._refuse(client, corr, Internal("the gateway failed at this request", kind=kind))
         self._effects.append(ev.LogRequestFailure(kind, error))
@@ -541,17 +551,17 @@ class GatewayCore:
 
 
 def _is_redirect(answer: Any) -> TypeGuard[m.TopicInfo]:
-    """Does the home of a name only know which shard looks after the topic? (The count changed.)"""
+    """Return whether the home shard only named the topic's shard, as after a change of the shard count."""
     return isinstance(answer, m.TopicInfo) and not answer.topic_id
 
 
 def _disagreeing(topic: str) -> NotReady:
-    """The shard that a name's home points to points on: each is asked once."""
+    """Return the error for a second redirect: each shard is asked once."""
     return NotReady("the shards do not agree on who looks after this name", topic=topic)
 
 
 def _visible_prefixes(principal: Principal, wanted: str) -> list[str]:
-    """Prefixes that cover what is wanted and allowed, none of them inside another."""
+    """Return the prefixes that cover all wanted and allowed names. None of them starts with another one."""
     if not principal.prefixes or wanted.startswith(principal.prefixes):
         return [wanted]
     inside = sorted(prefix for prefix in principal.prefixes if prefix.startswith(wanted))

@@ -1,4 +1,4 @@
-"""What a gateway is told and what it asks for. Read these two lists and you know what the actor is for."""
+"""Events and effects of the gateway's core. These two lists define what the actor does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ringlog.errors import RinglogError
 
 @dataclass(frozen=True, slots=True)
 class ClientRequestReceived:
-    """A client asks. `client` is an opaque reply address; `user_id` is what ZAP established about it."""
+    """A client sent a request.
+
+    `client` is an opaque reply address, `user_id` the identity that ZAP established.
+    """
 
     client: bytes
     user_id: str
@@ -25,14 +28,14 @@ class ClientRequestReceived:
 
 @dataclass(frozen=True, slots=True)
 class ShardPressureChanged:
-    """The governors of these shards, and of no others, refuse new writes."""
+    """The governors of exactly these shards refuse new writes."""
 
     shards: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardAnswered:
-    """A shard answered what was asked under `ticket`; `error` instead of `message` when it could not."""
+    """A shard replied to the request with this `ticket`. On failure `error` is set instead of `message`."""
 
     ticket: int
     message: Message | None
@@ -41,7 +44,7 @@ class ShardAnswered:
 
 @dataclass(frozen=True, slots=True)
 class FramesSettled:
-    """Every frame pushed under `ticket` has its fate: settle entries, one a frame, in order."""
+    """All frames pushed under `ticket` are settled: one settle entry per frame, in order."""
 
     ticket: int
     entries: bytes
@@ -50,25 +53,25 @@ class FramesSettled:
 
 @dataclass(frozen=True, slots=True)
 class FramesRead:
-    """What reading the files gave. `frames` whole frames sealed under 0, up to `last_seq` (0 = none)."""
+    """Result of reading files: `frames` whole frames, sealed with seed 0, up to `last_seq` (0 = none)."""
 
     ticket: int
     frames: int
     records: int
     last_seq: int
     examined: int
-    """Last position known to hold nothing more to deliver; never above the plan's stop."""
+    """Seq up to which no more records are to be delivered; never above the plan's stop."""
     data: Any = None
     error: RinglogError | None = None
     hidden: bytes = b""
-    """Numbers in the frames that are to be passed over: a portable 64-bit roaring bitmap."""
+    """Seqs in the frames that the client must skip: a portable 64-bit roaring bitmap."""
     cold: ColdRead | None = None
-    """What has to be read from the cold store before there is anything to tell."""
+    """Bytes of the cold store that must be read first; there are no frames then."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColdReadCompleted:
-    """The relocator read what was asked for under `ticket`, or could not."""
+    """The relocator read the requested bytes, or failed with `error`."""
 
     ticket: int
     data: Any = None
@@ -77,7 +80,7 @@ class ColdReadCompleted:
 
 @dataclass(frozen=True, slots=True)
 class TimeFound:
-    """The position after which records of the time asked for under `ticket` begin."""
+    """Seq after which the records of the requested time begin."""
 
     ticket: int
     after: int
@@ -86,14 +89,14 @@ class TimeFound:
 
 @dataclass(frozen=True, slots=True)
 class TopicHeadChanged:
-    """The topic watched under `ticket` has a new head, or another life."""
+    """The topic watched under `ticket` has a new head, or another epoch."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribeCompleted:
-    """The schedulers know the feeds asked for under `ticket`, or refused them."""
+    """The schedulers accepted the feeds requested under `ticket`, or refused them."""
 
     ticket: int
     error: RinglogError | None = None
@@ -101,7 +104,7 @@ class SubscribeCompleted:
 
 @dataclass(frozen=True, slots=True)
 class ClientDisconnected:
-    """A client cannot be reached any more: forget what it waits for."""
+    """A client can no longer be reached. Its waiting requests are dropped."""
 
     client: bytes
 
@@ -117,7 +120,7 @@ class KeysLoaded:
 
 
 SCHEDULER = -1
-"""In place of a shard: the scheduler that looks after routers."""
+"""Value of `shard` for requests to scheduler 0, which serves router requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +135,14 @@ class AskShard:
 
 @dataclass(frozen=True, slots=True)
 class PushFrames:
-    """Push frames into our ring to a shard, as they are. Completion: FramesSettled."""
+    """Push frames unchanged into the gateway's ring to a shard. Completion: FramesSettled."""
 
     ticket: int
     shard: int
     topic: str
     data: Any
     offsets: Any
-    """(n + 1,) int64: where each frame begins, and where the last one ends."""
+    """(n + 1,) int64: start of each frame, and end of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +156,15 @@ class ReadFiles:
     limit: int
     max_bytes: int
     now_us: int = 0
-    """Records that have expired by now are hidden."""
+    """Records that expire at or before this time are hidden, in µs."""
     cold: ColdRead | None = None
-    """What `cold_data` was read for."""
+    """Range that `cold_data` contains."""
     cold_data: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCold:
-    """Have the relocator read this. Completion: ColdReadCompleted."""
+    """Have the relocator read a range of the cold store. Completion: ColdReadCompleted."""
 
     ticket: int
     wanted: ColdRead
@@ -169,7 +172,7 @@ class ReadCold:
 
 @dataclass(frozen=True, slots=True)
 class FindTime:
-    """Find where records committed at or after `ts_us` begin. Completion: TimeFound."""
+    """Find the first record that was committed at or after `ts_us`. Completion: TimeFound."""
 
     ticket: int
     located: Located
@@ -178,8 +181,7 @@ class FindTime:
 
 @dataclass(frozen=True, slots=True)
 class WatchTopic:
-    """Say TopicHeadChanged once the topic's slot differs from this: another life, or a head above
-    `head_seq`."""
+    """Report TopicHeadChanged once the topic has another epoch, or another head than `head_seq`."""
 
     ticket: int
     shard: int
@@ -191,16 +193,17 @@ class WatchTopic:
 
 @dataclass(frozen=True, slots=True)
 class UnwatchTopic:
-    """Forget the watch."""
+    """End a watch."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribeFeeds:
-    """Have the schedulers tell of these feeds: (the client's number, topic, position). Completion: Followed.
+    """Subscribe to these feeds at the schedulers: (the client's number, topic, position).
 
-    Feeds in `gone` get a turn at once: there is no such topic, as their reader will find out.
+    Completion: SubscribeCompleted. Feeds in `missing_feeds` get a recheck grant at once: their topic does not
+    exist, which the client then finds out.
     """
 
     ticket: int
@@ -221,7 +224,7 @@ class UnsubscribeFeeds:
 
 @dataclass(frozen=True, slots=True)
 class LogRequestFailure:
-    """Log an error of ours that a request met; its sender has been told Internal."""
+    """Log an unexpected error of a request. The client has received Internal."""
 
     kind: str
     error: BaseException
@@ -229,7 +232,7 @@ class LogRequestFailure:
 
 @dataclass(frozen=True, slots=True)
 class ReturnGrants:
-    """A client gives turns back: rows of the message Taken."""
+    """Return a client's grants: rows of the message Taken."""
 
     client: bytes
     rows: Any

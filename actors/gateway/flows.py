@@ -1,6 +1,6 @@
-"""What flows are made of: the request that they answer, what they ask the core for, and what they ask with.
+"""Common parts of flows: the request, the effects that the core itself performs, and the flow context. Pure.
 
-Pure. A flow yields a Resolve or an Enter where the core itself has to look, else an effect for the shell.
+A flow yields ResolveTopic or AcquireAppendLane, which the core performs, or an effect for the shell.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOPICS_CACHED_MAX = 10_000
 
 @dataclass(slots=True, eq=False)
 class GatewayRequest:
-    """One request being answered."""
+    """One request without a reply yet."""
 
     client: bytes
     corr: int
@@ -28,7 +28,7 @@ class GatewayRequest:
     data: Any
     flow: Flow | None = None
     deadline_ns: int = 0
-    """While it waits for records: when it stops waiting."""
+    """Time at which it stops waiting for records; 0 = it waits for none."""
 
     @property
     def bytes(self) -> int:
@@ -37,20 +37,20 @@ class GatewayRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResolveTopic:
-    """Asked for by flows: who is this topic? Those who ask together are answered in order (G2)."""
+    """Yielded by flows: resolve a topic. Flows that wait for one topic are resumed in order (G2)."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class AcquireAppendLane:
-    """Asked for by appends: my turn on this way to the shard (G2)."""
+    """Yielded by append flows: wait until the append may be sent on this way to the shard (G2)."""
 
     by_socket: bool
 
 
 class FlowContext:
-    """What every flow asks with: the time, tickets, and what is remembered of topics' names."""
+    """State that all flows share: the time, tickets, and the cache of topics by name."""
 
     def __init__(self) -> None:
         self.now_ns = self.now_us = 0
@@ -59,34 +59,34 @@ class FlowContext:
         self._topics: dict[str, m.TopicInfo] = {}
 
     def next_ticket(self) -> int:
-        """The number under which a completion comes back."""
+        """Return a new ticket, which identifies the completion of an effect."""
         self._ticket += 1
         return self._ticket
 
     def ask(self, shard: int, message: m.Message, attachment: Any = None) -> ev.AskShard:
-        """A question to a shard."""
+        """Return the effect that sends a request to a shard."""
         return ev.AskShard(self.next_ticket(), shard, message, attachment)
 
     def ask_scheduler(self, message: m.Message) -> ev.AskShard:
-        """Schedulers stop with us, and may not answer. Raises ShuttingDown."""
+        """Return the effect that sends a request to scheduler 0. Raises ShuttingDown during a drain."""
         self.require_schedulers()
         return self.ask(ev.SCHEDULER, message)
 
     def require_schedulers(self) -> None:
-        """Raise ShuttingDown when they stop."""
+        """Raise ShuttingDown during a drain: schedulers stop at the same time and may not reply."""
         if self.is_draining:
             raise ShuttingDown("the engine is stopping")
 
     def cached_topic(self, topic: str) -> m.TopicInfo | None:
-        """What is remembered of a topic."""
+        """Return the cached facts of a topic, or None."""
         return self._topics.get(topic)
 
     def cache_topic(self, info: m.TopicInfo) -> None:
-        """Keep it; of too many the oldest is forgotten."""
+        """Cache the facts of a topic. A full cache drops its oldest entry."""
         if len(self._topics) >= _TOPICS_CACHED_MAX:
             self._topics.pop(next(iter(self._topics)))
         self._topics[info.topic] = info
 
     def evict_topic(self, topic: str) -> None:
-        """What is remembered of it may be wrong."""
+        """Drop the cached facts of a topic, which may be out of date."""
         self._topics.pop(topic, None)

@@ -1,7 +1,7 @@
-"""Reading the log for remote clients: whole frames, verified, copied out and sealed again under seed 0.
+"""Reads the log for remote clients: whole frames, verified, copied, and sealed again with seed 0.
 
-The salts of the files stay here: a client that cannot read them needs no way to make frames that would
-verify in them.
+The salts of the files are not sent. A client that cannot read the files does not need them, and with a salt
+it could build frames that verify in these files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ringlog.storage.visibility import I64, VisibilityFilter
 
 SCAN_POSITIONS_MAX = 100_000
 _LOOKS_MAX = 8
-"""Looks at a mark that has not yet reached the head; the client asks again if that was too few."""
+"""Most attempts at a published mark that has not reached the head. After that the client reads again."""
 
 
 def read_files(
@@ -48,8 +48,7 @@ def read_files(
     shelf: SegmentCache | None = None,
     log_map: LogMap | None = None,
 ) -> FramesRead:
-    """Perform ReadFiles. Damage and disk trouble come back as `error`, after what lies before it."""
-    # Without the cold directory: a store that is stuck must stop only those who read from it (TI-9).
+    """Perform a ReadFiles. Damage and disk errors are returned as `error` if no frame precedes them."""
     reader = TopicReader(
         wanted.located, wanted.after, data_dir=data_dir, shm_dir=shm_dir, marks=marks, disk=disk, shelf=shelf,
         log_map=log_map,
@@ -86,24 +85,25 @@ def _read(reader: TopicReader, wanted: ReadFiles) -> FramesRead:
         elif run is Pause.BEYOND_HEAD or _is_end(reader, run, tray.examined, stop):
             tray.examined = stop
         elif run is Pause.MOVED and looks < _LOOKS_MAX:
-            # Located a moment ago: a second look makes the reader sure, and a hole an error.
+            # The position was located just now. After a second attempt a hole in the log is an error.
             reader.relocate(wanted.located)
         elif run is not Pause.UNFINISHED and (tray.runs or looks >= _LOOKS_MAX):
             break
     want = reader.cold_range_needed
-    # With all hidden so far the reply is empty and moves on: what comes next has to be asked for from there.
+    # If all records so far are hidden, the reply is empty but its position advances. The client reads from
+    # there.
     if want is not None and not tray.runs and tray.examined == wanted.after < stop:
         return FramesRead(wanted.ticket, 0, 0, 0, tray.examined, cold=ColdRead(*want))
     return tray.build()
 
 
 def _is_end(reader: TopicReader, pause: Pause, examined: int, stop: int) -> bool:
-    """True when nothing that is alive can follow: what is missing up to `stop` was removed."""
+    """Return whether no live record can follow: all missing seqs up to `stop` were removed."""
     return pause in {Pause.MOVED, Pause.AT_MARK} and reader.accounts_for(examined + 1, stop)
 
 
 def _supply_cold(reader: TopicReader, wanted: ReadFiles) -> bool:
-    """Hand over the bytes that were fetched, if what the reader wants is among them."""
+    """Supply the bytes that the relocator read, if they include those that the reader needs."""
     want, cold = reader.cold_range_needed, wanted.cold
     if want is None or cold is None or want.path != cold.path:
         return False
@@ -116,7 +116,7 @@ def _supply_cold(reader: TopicReader, wanted: ReadFiles) -> bool:
 
 
 class _ReadReplyBuilder:
-    """Runs for one reply, and how much more fits. Hidden records cost nothing (DR-13)."""
+    """Collects the runs of one reply up to its limits. Hidden records do not count towards them."""
 
     def __init__(self, wanted: ReadFiles, mask: VisibilityFilter) -> None:
         self.runs: list[FrameRun] = []
@@ -130,13 +130,13 @@ class _ReadReplyBuilder:
 
     @property
     def is_full(self) -> bool:
-        """Enough for one reply, or enough passed over for one turn (DR-14)."""
+        """Whether the reply has reached a limit, or the limit of examined positions for one reply."""
         return self._records_left <= 0 or self._bytes_left <= 0 or self._passed >= SCAN_POSITIONS_MAX
 
     def add_run(self, run: FrameRun) -> None:
-        """Add the frames of a run that show anything, as far as they fit.
+        """Add the frames of a run that contain visible records, as far as they fit.
 
-        When not all fit the tray is full: the reader has moved past what was cut off.
+        If not all of them fit, the reply is full: the reader is already past the frames that were left out.
         """
         last = min(run.last_seq, self.stop)
         hidden = self._mask.hidden_seqs([run])
@@ -153,14 +153,14 @@ class _ReadReplyBuilder:
             self._records_left -= int(shown[:rows].sum())
             self._bytes_left -= int(run.batch.total_bytes.sum())
             self.runs.append(run)
-        # Also of frames that show nothing and are left out: a later frame may reach back over them, and who
-        # takes the reply apart knows nothing of them but this.
+        # Includes hidden seqs of frames that are left out: a later frame may contain the same seqs, and the
+        # client has no other source for them.
         self._hidden.append(hidden[hidden <= last])
         self._passed += last - self.examined
         self.examined = last
 
     def build(self) -> FramesRead:
-        """Copy the frames together and seal them for the wire."""
+        """Join the frames of the reply and seal them for the wire."""
         wanted = self._wanted
         if not self.runs:
             return FramesRead(wanted.ticket, 0, 0, 0, self.examined)
@@ -172,7 +172,7 @@ class _ReadReplyBuilder:
 
 
 def _shown(run: FrameRun, after: int, stop: int, hidden: I64) -> I64:
-    """Records of each frame behind `after` and up to `stop` that are not hidden."""
+    """Return for each frame the number of visible records after `after` and up to `stop`, shape (n,)."""
     first = run.batch.words[:, layout.W_BASE_SEQ].astype(np.int64)
     last = first + frames.counts_of(run.batch.words).astype(np.int64) - 1
     first, last = np.maximum(first, after + 1), np.minimum(last, stop)
@@ -186,14 +186,14 @@ def _rows_of(run: FrameRun, rows: slice | I64) -> FrameRun:
 
 
 def _fitting(run: FrameRun, shown: I64, records: int, size: int) -> int:
-    """How many of the first frames hold `records` records that show, or `size` bytes; at least one."""
+    """Return how many of the first frames reach `records` visible records or `size` bytes; at least 1."""
     counts, sizes = np.cumsum(shown), np.cumsum(run.batch.total_bytes)
     rows = 1 + min(int(np.searchsorted(counts, records)), int(np.searchsorted(sizes, size)))
     return min(rows, len(run.batch))
 
 
 def _packed(ticket: int, runs: list[FrameRun], examined: int) -> FramesRead:
-    """Copy the frames together and seal them for the wire."""
+    """Copy the frames into one buffer and seal them for the wire, with seed 0."""
     if not runs:
         return FramesRead(ticket, 0, 0, 0, examined)
     parts: list[Any] = []

@@ -1,5 +1,8 @@
-"""Groups that hold records back: on a topic with `retain_until_acked`, a group in mode queue decides what
-caps and TTL may take. So making or moving one needs the scope of who may configure the topic. Pure."""
+"""Permissions for consumer groups that delay retention. Pure.
+
+On a topic with `retain_until_acked`, a queue-mode group determines which records caps and TTL may remove. To
+create or seek such a group, a key therefore needs the scope for configuring the topic.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,17 @@ from ringlog.leases.change import Mode
 
 
 class GroupFlows:
-    """Requests that may make or move a group, as flows."""
+    """Flows of requests that may create or seek a group."""
 
     def __init__(self, at_home: Callable[[Any], Flow], at_shard: Callable[[Any], Flow]) -> None:
-        """`at_home` asks the shard itself about a name, `at_shard` the shard that holds the topic."""
+        """Create the flows.
+
+        `at_home` sends a request to the home shard of a name, `at_shard` to the topic's owner.
+        """
         self._at_home, self._at_shard = at_home, at_shard
 
     def open_group(self, message: m.GroupOpen, principal: Principal) -> Flow:
-        """Open a group, or make it. Raises Forbidden."""
+        """Open or create a group. Raises Forbidden if the key may not create it."""
         if message.mode != Mode.QUEUE or not (yield from self._needs_admin(message.topic, principal)):
             return (yield from self._at_shard(message))
         try:
@@ -35,7 +41,7 @@ class GroupFlows:
             raise _retention_forbids(message.topic, "make") from None
 
     def seek_group(self, message: m.GroupSeek, principal: Principal) -> Flow:
-        """Move a group. Raises Forbidden."""
+        """Move the position of a group. Raises Forbidden if the key may not do that."""
         if (yield from self._needs_admin(message.topic, principal)):
             state, _ = yield from self._at_shard(m.LeaseStats(message.topic, group=message.group))
             assert isinstance(state, m.LeaseStatsReply)
@@ -44,10 +50,10 @@ class GroupFlows:
         return (yield from self._at_shard(message))
 
     def _needs_admin(self, topic: str, principal: Principal) -> Generator[Any, Any, bool]:
-        """Does retention wait for groups of this topic, and may the key not configure it?"""
+        """Return whether the topic's retention waits for groups and the key lacks the admin scope."""
         if ADMIN in principal.scopes:
             return False
-        # What is remembered of the topic may be older than the setting.
+        # Not from the cache, which may be older than the setting.
         info, _ = yield from self._at_home(m.TopicResolve(topic))
         assert isinstance(info, m.TopicInfo)
         return bool(info.config.get("retain_until_acked"))

@@ -1,7 +1,7 @@
-"""Claims for clients that cannot read the files: the leases from the shard, the jobs with them. Pure.
+"""Claims for clients that cannot read the files: leases from the shard, with the jobs' frames. Pure.
 
-What does not fit into one answer, and what cannot be read, is given back at once, so that somebody else may
-have it; an error is the answer when nothing could be read at all (QC-8).
+Jobs that do not fit into one reply, or cannot be read, are returned at once for other workers. If no job can
+be read, the reply is an error.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ ClaimOrSteal = m.Claim | m.Steal
 ReadFrames = Callable[[m.Read, m.Located, ReadPlan], Generator[Any, Any, ev.FramesRead]]
 Locate = Callable[[m.Read], Generator[Any, Any, m.Located]]
 _LOOKS_MAX = 16
-"""Times that one answer reads on; what is left is given back."""
+"""Most reads per run for one reply. Jobs that are not read then are returned."""
 
 
 class JobFlows:
-    """Requests about jobs, as flows."""
+    """Flows of requests about jobs."""
 
     def __init__(self, at_shard: Callable[[Any], Flow], locate: Locate, read_frames: ReadFrames) -> None:
         self._at_shard, self._locate, self._read_frames = at_shard, locate, read_frames
 
     def claim(self, message: ClaimOrSteal) -> Flow:
-        """Have a shard lease jobs, and read them. A long wait is cut short: who has more patience asks
-        again."""
+        """Claim jobs and read them.
+
+        The wait is limited to CLAIM_SLICE_MS_MAX; the client repeats the claim.
+        """
         if not isinstance(message, m.Steal):
             wait_ms = min(message.wait_ms, CLAIM_SLICE_MS_MAX)
             message = msgspec.structs.replace(message, wait_ms=wait_ms)
-        # Who is behind a gateway may come back by another connection, and has no number here.
+        # A remote client may reconnect through another connection, so its process is not monitored.
         message = msgspec.structs.replace(message, pid=0, born=0)
         claimed, _ = yield from self._at_shard(message)
         assert isinstance(claimed, m.ClaimReply)
@@ -55,9 +57,9 @@ class JobFlows:
             error = e
         if reached < _last(claimed.runs[-1]):
             left = [cut for run in claimed.runs if (cut := _run_after(run, reached)) is not None]
-            # Under the claim's own number nothing is left of the claim: who asks again is given other leases.
-            # What only did not fit has not been delivered; what cannot be read counts, or it would come first
-            # for ever.
+            # If no job was read, the nack carries the claim's number. A retry of the claim then gets other
+            # leases. A job that did not fit does not count as delivered. A job that cannot be read does, so
+            # that it does not stay first in the queue forever.
             yield from self._return_leases(
                 message, left, 0 if reached else message.call, undo=bool(reached) and error is None
             )
@@ -68,8 +70,10 @@ class JobFlows:
         return msgspec.structs.replace(claimed, frames=frames), b"".join(parts)
 
     def _read(self, claimed: m.ClaimReply, parts: list[bytes]) -> Generator[Any, Any, tuple[int, int]]:
-        """Frames with the jobs, ascending, into `parts`; how many, and up to which job. Raises only when
-        there are none."""
+        """Read frames with the jobs, in ascending order, into `parts`.
+
+        Returns the number of frames and the last seq that is read. Raises only if no frame was read.
+        """
         after = claimed.runs[0][0] - 1
         wanted = m.Read(claimed.topic, after, claimed.epoch, READ_LIMIT_MAX, READ_BYTES_MAX)
         frames = size = covered = reached = 0
@@ -115,14 +119,14 @@ def _last(run: ClaimedRun) -> int:
 
 
 def _up_to(run: ClaimedRun, seq: int) -> ClaimedRun | None:
-    """The part of a run that is not behind `seq`."""
+    """Return the part of a run up to `seq`, or None."""
     first, count, deliveries, token = run
     kept = min(count, seq - first + 1)
     return (first, kept, deliveries, token) if kept > 0 else None
 
 
 def _run_after(run: ClaimedRun, seq: int) -> ClaimedRun | None:
-    """The rest of it."""
+    """Return the part of a run after `seq`, or None."""
     first, count, deliveries, token = run
     gone = min(max(seq - first + 1, 0), count)
     return (first + gone, count - gone, deliveries, token + gone) if gone < count else None

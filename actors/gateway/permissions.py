@@ -1,9 +1,9 @@
-"""What each operation needs of a key: one table, keyed by the message and by whose leases it is about. Pure.
+"""Permissions of each operation: one table by message type and by the owner of the leases. Pure.
 
-A row lists every use that the operation makes of a name: which field holds the name, and which scope the key
-needs to use it so (A-8). The key must reach every name (A-9), also names that only a setting mentions: the
-engine uses them later on behalf of whoever set them (A-10). An operation without a row is refused to
-everybody, the owner included.
+A row lists every use that the operation makes of a name: the field with the name, and the scopes for this
+use. The key must cover every name. That includes names that occur only in a setting, because the engine uses
+them later on behalf of the client that set them. An operation without a row is refused for every key,
+including the owner.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ SCOPES = frozenset({READ, WRITE, DELETE, ADMIN})
 
 
 class LeaseOwner(Enum):
-    """Whose leases an operation is about. An ack of a queue's own leases deletes jobs, an ack of a group's
-    deletes nothing, so the two never share a row."""
+    """Owner of the leases that an operation is about.
+
+    An ack of a queue's own leases deletes jobs, an ack of a group's leases deletes nothing. Therefore the two
+    never share a row.
+    """
 
     OWN = "the queue's own"
     GROUP = "a named group's"
@@ -29,21 +32,20 @@ class LeaseOwner(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PermissionRule:
-    """One use of the names in one field. The key needs one of `scopes`, and must reach each name."""
+    """One use of the names in one field. The key needs one of `scopes`, and must cover each name."""
 
     field: str
     """Name of the field; "" = the operation names nothing."""
     scopes: tuple[str, ...]
     names: Callable[[Any], Iterable[str]] | None = None
-    """Finds the names in the field; None = the field is a name, and "" names nothing."""
+    """Returns the names in the field; None = the field itself is a name, or "" for none."""
     when: Callable[[Any], bool] | None = None
-    """Does the message make this use? None = always."""
+    """Returns whether the message makes this use; None = always."""
     is_filter: bool = False
-    """The field only narrows the answer, from which the gateway removes what the key does not reach
-    (A-11)."""
+    """The field only narrows the reply. The gateway removes names that the key does not cover."""
 
     def names_in(self, message: m.Message) -> Iterable[str]:
-        """Names that the key must reach."""
+        """Return the names that the key must cover."""
         if self.is_filter or not self.field:
             return ()
         found = getattr(message, self.field)
@@ -53,7 +55,7 @@ class PermissionRule:
 
 
 SETTINGS: Mapping[str, str] = {"dead_letter": WRITE}
-"""Settings of topics that name a topic, and the scope that the engine's later use of it needs."""
+"""Topic settings that name a topic, with the scope for the engine's later use of it."""
 
 
 def _topics_of_feeds(feeds: list[m.Feed]) -> list[str]:
@@ -62,7 +64,7 @@ def _topics_of_feeds(feeds: list[m.Feed]) -> list[str]:
 
 def _topics_in_settings(config: dict[str, Any] | None) -> list[str]:
     found = [config[name] for name in SETTINGS if name in config] if config else []
-    return [name for name in found if isinstance(name, str)]  # Anything else is no name, and refused as such.
+    return [name for name in found if isinstance(name, str)]  # The shard refuses values that are no strings.
 
 
 def _names_topics(message: m.TopicPut | m.Append) -> bool:
@@ -70,7 +72,7 @@ def _names_topics(message: m.TopicPut | m.Append) -> bool:
 
 
 def _is_default_create(message: m.TopicPut) -> bool:
-    """Is it the creation that a write makes by itself, which configures nothing? (W-6)"""
+    """Return whether this creates a topic with defaults, as a write does implicitly."""
     return message.mode == "create" and not message.config
 
 
@@ -99,7 +101,7 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
         when=_is_configuring), _SETTINGS,
     ),
     (m.TopicDelete, None): _TOPIC_DELETE,
-    # A creation with settings also needs `admin`, if the topic is absent: appends.py looks (W-6).
+    # Settings in an append also need `admin` if the topic does not exist: appends.py checks that.
     (m.Append, None): (*_TOPIC_WRITE, _SETTINGS),
     (m.ProducerState, None): _TOPIC_WRITE,
     (m.Read, None): _TOPIC_READ,
@@ -110,7 +112,7 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
     (m.Taken, None): (PermissionRule("", (READ,)),),
     (m.RouterCreate, None): (PermissionRule("router", (ADMIN,)), PermissionRule("source", (READ,)),
     PermissionRule("dest", (WRITE,))),
-    # The ends of these two are not in the request: routing.py looks at them.
+    # The two topics of the router are not in the request: router_requests.py checks them.
     (m.RouterGet, None): (PermissionRule("router", (READ,)),),
     (m.RouterDelete, None): (PermissionRule("router", (DELETE,)),),
     (m.RouterList, None): tuple(
@@ -125,10 +127,10 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
     (m.Reject, LeaseOwner.OWN): _TOPIC_WRITE,
     (m.Extend, LeaseOwner.OWN): _TOPIC_WRITE,
     (m.ListPending, LeaseOwner.OWN): _TOPIC_READ,
-    # The topic of the letters is not in the request: routing.py looks at it, for both.
+    # The dead-letter topic is not in the request: router_requests.py checks it for both rows.
     (m.LettersRedrive, LeaseOwner.OWN): _TOPIC_WRITE,
     (m.LettersRedrive, LeaseOwner.GROUP): _TOPIC_READ_WRITE,
-    # Where retention waits for groups, making or moving one also needs `admin`: group_rights.py looks.
+    # If retention waits for groups, this and a seek also need `admin`: group_permissions.py checks that.
     (m.GroupOpen, LeaseOwner.GROUP): (*_TOPIC_READ, PermissionRule("dead_letter", (WRITE,),
     when=_has_dead_letter)),
     (m.GroupSeek, LeaseOwner.GROUP): _TOPIC_READ,
@@ -136,7 +138,7 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
     (m.Steal, LeaseOwner.GROUP): _TOPIC_READ,
     (m.Ack, LeaseOwner.GROUP): _TOPIC_READ,
     (m.Nack, LeaseOwner.GROUP): _TOPIC_READ,
-    # Writes a dead letter at once; where it goes was checked when the group was made.
+    # Writes a dead letter. Its topic was checked when the group was created.
     (m.Reject, LeaseOwner.GROUP): _TOPIC_READ_WRITE,
     (m.Extend, LeaseOwner.GROUP): _TOPIC_READ,
     (m.GroupLeave, LeaseOwner.GROUP): _TOPIC_READ,
@@ -150,19 +152,19 @@ PERMISSIONS: dict[tuple[type[m.Message], LeaseOwner | None], PermissionRules] = 
 """Operations without a row are refused for every key."""
 OPEN_TO_ALL = frozenset({m.Hello, m.Ping})
 OWNER_ONLY = frozenset({m.Locate})
-"""Names files and the salts of their seals: of use only to processes that may read the files."""
+"""The reply names files and the salts of their seals. Only processes that may read the files need it."""
 
 _OF_BOTH = {
     kind
     for kind, leases in PERMISSIONS
     if leases is LeaseOwner.OWN and (kind, LeaseOwner.GROUP) in PERMISSIONS
 }
-"""Operations whose `group` says whose leases they are about; "" is the queue's own."""
+"""Operations whose `group` field names the owner of the leases; "" = the queue's own leases."""
 _LEASES_OF = {kind: leases for kind, leases in PERMISSIONS if kind not in _OF_BOTH}
 
 
 def rules_of(message: m.Message) -> PermissionRules | None:
-    """The uses that this message may make; None = it is no operation of the gateway."""
+    """Return the uses that this message makes; None = the gateway does not serve this operation."""
     kind: type[Any] = type(message)
     if kind in _OF_BOTH:
         leases: LeaseOwner | None = LeaseOwner.GROUP if getattr(message, "group", "") else LeaseOwner.OWN

@@ -1,4 +1,4 @@
-"""Reads: where a topic's records are, the frames with them, and waiting for what is not there yet. Pure."""
+"""Reads: where a topic's records are, their frames, and the wait for records that do not exist yet. Pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ringlog.topic.tombstone import ReadPlan
 
 _MS = 1_000_000
 _COLD_READS_MAX = 8
-"""Asks of the relocator for one reply: a frame's length is known only when its beginning is there."""
+"""Most relocator requests for one reply. The length of a frame is known only after its start was read."""
 
 
 class ReadFlows:
-    """Reads as flows. `wait_until` notes when (ns) a request stops waiting for the completion of a ticket."""
+    """Read flows. `wait_until` sets the time (ns) at which a request stops waiting for a completion."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class ReadFlows:
         wait_until: Callable[[GatewayRequest, int, int], None],
         limit: int = READ_LIMIT_MAX,
     ) -> None:
-        """`limit`: most records of one answer to a client, whatever it asks for."""
+        """`limit` is the largest number of records in one reply, whatever the client requests."""
         self._asker, self._wait_until, self._limit = asker, wait_until, limit
 
     def read(self, request: GatewayRequest) -> Flow:
-        """Locate, decide what to announce, read; when there is nothing, wait for news and walk once more."""
+        """Locate and read records. If there are none, wait for the topic to change and read once more."""
         message: m.Read = request.message
         if message.after < 0 or message.epoch < 0 or message.limit < 0 or message.max_bytes < 0:
             raise InvalidRequest("a number is negative", topic=message.topic)
@@ -46,7 +46,7 @@ class ReadFlows:
         deadline_ns = self._asker.now_ns + max(0, min(message.wait_ms, WAIT_MS_MAX)) * _MS
         has_waited = False
         while True:
-            # The moment before: what has expired by then, the shard's answer says so (X-10).
+            # The time before the request to the shard: records that expired by then are covered by its reply.
             asked_us = self._asker.now_us
             located = yield from self.locate(message, message.after, message.epoch)
             plan = plan_for_read(message, located)
@@ -57,7 +57,7 @@ class ReadFlows:
             is_news = read.frames or plan.gap is not None or not reply.caught_up
             if is_news or has_waited or self._asker.is_draining or deadline_ns <= self._asker.now_ns:
                 return reply, read.data
-            # The shell compares with the board when it starts to watch: nothing is slept past (DR-19).
+            # When the watch starts, the shell compares with the board. So no publication is missed.
             watch = ev.WatchTopic(
                 self._asker.next_ticket(), located.shard, located.slot, located.topic_id, located.epoch,
                 located.head_seq,
@@ -70,7 +70,7 @@ class ReadFlows:
     def read_files(
         self, message: m.Read, located: m.Located, plan: ReadPlan, now_us: int, limit: int
     ) -> Generator[Any, Any, ev.FramesRead]:
-        """Read, with the relocator's help where records are cold; an error of his is the answer (TI-10)."""
+        """Read frames; the relocator reads cold records. An error of the relocator is the reply."""
         cold, data = None, None
         for _ in range(_COLD_READS_MAX):
             read: ev.FramesRead = yield ev.ReadFiles(
@@ -86,13 +86,13 @@ class ReadFlows:
         raise NotReady("cold records keep moving", topic=message.topic, reason="cold_unavailable")
 
     def seek_time(self, message: m.SeekTime) -> Flow:
-        """Find the place by the stamps of what is stored."""
+        """Find the position of a time from the commit times of stored records."""
         located = yield from self.locate(message, 0, 0)
         after = yield ev.FindTime(self._asker.next_ticket(), located, message.ts)
         return m.SeekTimeReply(message.topic, located.epoch, after), None
 
     def locate(self, message: m.Read | m.SeekTime, after: int, epoch: int) -> Generator[Any, Any, m.Located]:
-        """Ask the shard where the records behind `after` are. Raises TopicNotFound."""
+        """Request the places of the records after `after` from the shard. Raises TopicNotFound."""
         info = yield ResolveTopic(message.topic)
         try:
             located: m.Located = yield self._asker.ask(info.shard, m.Locate(message.topic, after, epoch))

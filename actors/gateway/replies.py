@@ -1,4 +1,4 @@
-"""What goes back to a client: the answer to a read, and errors without our insides. Pure."""
+"""Replies to clients: results of reads, and errors without internal details. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HIDDEN_DETAILS = frozenset({"file", "path", "offset"})
 
 
 def error_reply(error: RinglogError) -> m.ErrorReply:
-    """Turn an error into what a client may see: no paths, nothing of our insides (ERR-5)."""
+    """Return the error as a client may see it: no paths and no internal details."""
     detail = {name: value for name, value in error.detail.items() if name not in _HIDDEN_DETAILS}
     if isinstance(error, Refused):
         return m.ErrorReply(int(error.status), error.message, detail, error.outcome)
@@ -27,7 +27,7 @@ def error_reply(error: RinglogError) -> m.ErrorReply:
 
 
 def plan_for_read(message: m.Read, located: m.Located) -> ReadPlan:
-    """What the read announces, where it resumes and where it ends."""
+    """Return the plan of a read: the loss that it reports, its start and its end."""
     floors = Floors(
         located.head_seq, located.earliest_seq, located.cap_floor, located.ttl_floor, located.trim_floor
     )
@@ -38,13 +38,13 @@ def plan_for_read(message: m.Read, located: m.Located) -> ReadPlan:
 
 
 def is_client_copy_current(message: m.Read, located: m.Located, plan: ReadPlan) -> bool:
-    """True when the frames that the client holds are as good as what would be read now."""
+    """Return whether the frames that the client has are equal to those that would be read now."""
     is_same = message.epoch == located.epoch and message.version == located.version
     return is_same and plan.gap is None and plan.after < message.held <= plan.stop
 
 
 def read_reply(located: m.Located, plan: ReadPlan, read: ev.FramesRead) -> m.ReadReply:
-    """The answer, from what the shard said and what was read."""
+    """Build the reply from the shard's reply and the result of the read."""
     reached = max(plan.after, read.examined)
     gap = plan.gap
     return m.ReadReply(

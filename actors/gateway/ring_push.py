@@ -1,4 +1,4 @@
-"""Frames of a client elsewhere, on their way through the gateway's own ring."""
+"""Frames of remote clients in the gateway's own ring to a shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ringlog.link.channel.outbound_frames import I64, OutboundFrames
 
 
 class RingPush(OutboundFrames):
-    """Frames of one Append on their way through our ring; `done` gets the entries or the error."""
+    """Frames of one Append in the gateway's ring.
+
+    `done` is called once, with the settle entries or the error.
+    """
 
     __slots__ = ("_done", "_entries", "_error")
 
@@ -27,19 +30,22 @@ class RingPush(OutboundFrames):
         self._error: RinglogError | None = None
 
     def on_entries(self, first: int, entries: SettleEntries) -> None:
-        """Keep them; the position a client sees is the number of the frame in its message."""
+        """Store settle entries. For the client, the position of a frame is its index in the message."""
         kept = self._entries[first : first + len(entries)]
         kept[:] = entries
         kept[:, S_POSITION] = np.arange(first, first + len(entries))
         self._finish()
 
     def on_failed(self, first: int, count: int, error: RinglogError) -> None:
-        """One frame without a fate makes the fate of the whole message unknown."""
+        """Record a failure.
+
+        If one frame fails without an entry, the outcome of the whole message is unknown.
+        """
         self._error = self._error or error
         self._finish()
 
     def give_up(self) -> None:
-        """Its time is over."""
+        """Fail with RequestTimeout if frames are still unsettled."""
         if not self.is_abandoned and self.settled < self.count:
             self.is_abandoned = True
             self._done(b"", RequestTimeout("the frames were not settled in time", outcome="unknown"))

@@ -1,4 +1,7 @@
-"""What clients ask about routers, for a key that reaches both their ends (A-9, A-11). Pure."""
+"""Router and redrive requests of clients, with the checks that need facts beyond the request. Pure.
+
+A key must cover the names of a router and of both its topics.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,27 @@ from ringlog.limits import LIST_PAGE_MAX
 
 
 class RouterRequestFlows:
-    """Requests that a scheduler answers, as flows."""
+    """Flows of requests that a scheduler serves."""
 
     def __init__(
         self, ask: Callable[[m.Message], Any], forget: Callable[[str], object],
         at_home: Callable[[Any], Flow], at_shard: Callable[[Any], Flow],
     ) -> None:  # fmt: skip
-        """`ask` a scheduler; raises ShuttingDown. `forget` what is known of a topic's name. `at_home` asks
-        the shard itself about a name, `at_shard` the shard that holds the topic."""
+        """Create the flows.
+
+        `ask` sends a request to a scheduler and raises ShuttingDown during a drain. `forget` drops a cached
+        topic. `at_home` sends a request to the home shard of a name, `at_shard` to the owner of the topic.
+        """
         self._ask, self._forget = ask, forget
         self._at_home, self._at_shard = at_home, at_shard
 
     def handle_one(
         self, message: m.RouterCreate | m.RouterGet | m.RouterDelete, principal: Principal
     ) -> Flow:
-        """One router: made, shown or removed. Raises Forbidden, RouterNotFound."""
+        """Create, show or delete one router. Raises Forbidden or RouterNotFound."""
         if isinstance(message, m.RouterCreate):
             answer = yield self._ask(message)
-            # Either topic may have been made with it.
+            # The request may have created either topic.
             for topic in (message.source, message.dest):
                 self._forget(topic)
             return answer, None
@@ -48,13 +54,15 @@ class RouterRequestFlows:
         return (yield self._ask(message)), None
 
     def settle_routes(self, message: m.RoutesSettle) -> Flow:
-        """Routers that lead to a topic catch up: to the one of this name, which the key reaches."""
+        """Have the routers into a topic catch up. The topic is resolved by its name, which was authorised."""
         info: m.TopicInfo = yield ResolveTopic(message.topic)
         return (yield self._ask(m.RoutesSettle(info.topic, info.topic_id, message.within_ms))), None
 
     def redrive(self, message: m.LettersRedrive, principal: Principal) -> Flow:
-        """Dead letters that go back where they came from, and are deleted where they are: the key must reach
-        that topic, too. Raises Forbidden."""
+        """Redrive dead letters. They are deleted from the dead-letter topic, so the key must cover it, too.
+
+        Raises Forbidden.
+        """
         if principal.prefixes:
             letters = yield from self._dead_letter_topic(message)
             if letters:
@@ -62,7 +70,7 @@ class RouterRequestFlows:
         return (yield self._ask(message)), None
 
     def _dead_letter_topic(self, message: m.LettersRedrive) -> Generator[Any, Any, str]:
-        """The topic of a queue's dead letters, or of a group's; "" if it has none."""
+        """Return the name of the dead-letter topic of a queue or a group; "" if there is none."""
         if message.group:
             state, _ = yield from self._at_shard(m.LeaseStats(message.topic, group=message.group))
             assert isinstance(state, m.LeaseStatsReply)
@@ -72,7 +80,7 @@ class RouterRequestFlows:
         return str(info.config.get("dead_letter") or "")
 
     def list_page(self, message: m.RouterList, principal: Principal) -> Flow:
-        """A page of the routers of which both ends may be seen."""
+        """Return one page of the routers whose names and topics the key covers."""
         size = max(1, min(message.page_size, LIST_PAGE_MAX))
         found: list[m.RouterInfo] = []
         after, has_more = message.after, True

@@ -1,8 +1,8 @@
-"""The gateway, performed: sockets, links to the shards, files. A table from effects to a few lines each.
+"""The gateway's shell: sockets, connections to the shards, and files. A table maps effects to short methods.
 
-One turn: take what arrived at every socket, let the core decide, do what it asks. Nothing in it waits:
-requests to shards and frames in rings come back as completions, reads are made from the page cache,
-and a topic that is watched is compared with the board when its shard says that it published.
+One pass of the loop receives from every socket, lets the core decide, and performs its effects. No effect
+blocks: replies of shards and settled frames arrive as completions, and reads are served from the page cache.
+A watched topic is compared with the board when its shard publishes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ ASK_NS = 10_000_000_000
 APPEND_NS = 30_000_000_000
 WATCH_NS = 60_000_000_000
 KEYS_POLL_NS = 2_000_000_000
-"""A key that is taken out of the file is refused within this time and a turn (SEC-7)."""
+"""A key that is removed from the file is refused after this time and one pass of the loop."""
 BACKLOG_WAIT_MS = 5
 _TRACEBACK_LINES = 4
 KEYS_FILE_BYTES_MAX = 16 << 20
@@ -92,7 +92,7 @@ KEYS_FILE_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Where to listen and whom to admit. `tcp` empty = this host only."""
+    """Where to listen and which keys to admit. An empty `tcp` means this host only."""
 
     tcp: str = ""
     server_key: CurveKey | None = None
@@ -100,7 +100,7 @@ class Listeners:
 
     @classmethod
     def from_config(cls, settings: Config) -> Listeners:
-        """Read them from the configuration, the server's key from its file; raises ConfigError."""
+        """Create it from the configuration; read the server's key from its file. Raises ConfigError."""
         if settings.native.endpoint == "ipc":
             return cls()
         server_key = read_key_file(settings.native.curve_key_file, needs_secret=True)
@@ -138,7 +138,7 @@ class GatewayShell:
         self._shards = [
             board.process(shard_slot(shard)) for shard in range(boot.shards if is_governed else 0)
         ]
-        """Pages of shards whose governors are heeded."""
+        """Pages of the shards whose governors are obeyed; empty if governors are disabled."""
         self._refusing: frozenset[int] = frozenset()
         self._pressure_look_ns = 0
         self._throttled_before = self._slot.get(GovernorField.THROTTLED)
@@ -172,7 +172,7 @@ class GatewayShell:
         self.exit_code: ExitCode | None = None
         self._heartbeat = Heartbeat(self._slot)
         self._drain_deadline_ns: int | None = None
-        """When the drain ends at the latest."""
+        """Latest end of the drain, in ns."""
         self._perform: dict[type, Callable[[Any], None]] = {
             Reply: self._reply,
             ev.AskShard: self._ask,
@@ -193,11 +193,11 @@ class GatewayShell:
 
     @property
     def endpoints(self) -> list[str]:
-        """Where it listens."""
+        """The bound endpoints."""
         return [router.endpoint for router in self._routers]
 
     def _listen(self) -> None:
-        """Bind every socket, or none; raises StartRefused."""
+        """Bind all sockets, or none. Raises StartRefused."""
         boot, listeners = self._boot, self._listeners
         places: list[tuple[str, bytes, str, CurveKey | None]] = [
             (f"ipc://{boot.gateway_socket}", b"i", IPC_DOMAIN, None)
@@ -211,10 +211,10 @@ class GatewayShell:
             self._close_sockets()
             raise
 
-    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
+    # -- lifecycle: runtime.duty_cycle.Actor ----------------------------------------------------------
 
     def on_start(self, stop: StopFlag) -> None:
-        """See Actor."""
+        """Connect to the engine, register descriptors, and log that the gateway is ready."""
         boot = self._boot
         self._links.join_engine(
             EngineInfo(
@@ -227,16 +227,17 @@ class GatewayShell:
         log_event(log, logging.INFO, "ready", endpoints=self.endpoints, keys=len(self._keys))
 
     def drain(self) -> bool:
-        """Answer what is held, and take nothing more."""
+        """Complete held requests and accept no more; end after a share of the drain time at the latest."""
         self._drain_deadline_ns = self._clock.monotonic_ns() + round(self._drain_s * 1e9)
         self._events.append(DrainRequested())
         return True
 
     def do_work(self) -> int:
-        """One pass: gather, decide, do."""
+        """One pass of the loop: collect events, process them, and perform the effects."""
         now_ns = self._clock.monotonic_ns()
         if self._drain_deadline_ns is not None and now_ns >= self._drain_deadline_ns:
-            # Who waits asks again, as he would of a gateway that died: the next one is given the answer.
+            # Waiting clients retry, as after a crash of the gateway. They receive the reply from its
+            # successor.
             log_event(log, logging.WARNING, "shards answer too late", held=self.core.requests_held)
             self.exit_code = ExitCode.OK
         fired = self._timers.fire(now_ns)
@@ -260,7 +261,7 @@ class GatewayShell:
         return len(events) + len(effects) + fired + len(self._events)
 
     def _contain(self, effect: Any, error: Exception) -> None:
-        """What could not be performed ends the request that it is for, and not the gateway."""
+        """End the request of an effect that failed unexpectedly. The gateway continues."""
         kind = type(effect).__name__
         self._log_failure(ev.LogRequestFailure(kind, error))
         internal = Internal("the gateway failed at this request", kind=kind)
@@ -277,7 +278,7 @@ class GatewayShell:
             where=where)  # fmt: skip
 
     def on_close(self) -> None:
-        """Let go of everything."""
+        """Close files, connections and sockets."""
         self._segment_cache.close()
         self._links.close()
         self._close_sockets()
@@ -301,13 +302,16 @@ class GatewayShell:
                 )  # fmt: skip
 
     def idle(self, work: int) -> None:
-        """Wait for a descriptor or the next deadline; look once more after asking to be woken."""
+        """Wait for a descriptor or the next deadline.
+
+        Wake-ups are requested first, and input is checked again after.
+        """
         if work:
             return
         if not self._links.arm() or self._events or any(router.has_input() for router in self._routers):
             self._links.disarm()
             return
-        # Edge-triggered descriptors: what came since the last look shows only here.
+        # The descriptors are edge-triggered: only this check finds input that arrived since the last pass.
         wait_ms = (
             BACKLOG_WAIT_MS if any(router.has_backlog for router in self._routers) else HEARTBEAT_INTERVAL_MS
         )
@@ -342,7 +346,7 @@ class GatewayShell:
         return parse_keys(read_private_text(path, KEYS_FILE_BYTES_MAX), path)
 
     def _poll_keys_file(self, now_ns: int) -> None:
-        """Take over a changed file; a broken one leaves the keys as they are and is said aloud."""
+        """Load a changed keys file. If it is invalid, keep the current keys and log an error."""
         if not self._listeners.keys_file or now_ns < self._keys_look_ns:
             return
         self._keys_look_ns = now_ns + KEYS_POLL_NS
@@ -390,7 +394,7 @@ class GatewayShell:
             attached = None
             if error is None:
                 message, attached = asked.result()
-            if attached is not None:  # Frames with the jobs of a claim: nothing else comes with any.
+            if attached is not None:  # Frames with the jobs of a claim. No other reply has an attachment.
                 message = structs.replace(message, data=bytes(attached))
             self._events.append(ev.ShardAnswered(effect.ticket, message, error))
 
@@ -437,12 +441,12 @@ class GatewayShell:
                 marks=lambda is_volatile: self._mark(shard, is_volatile=is_volatile),
             )  # fmt: skip
         except BoardUnstable as e:
-            # Its shard died while it published; the next incarnation repairs the mark.
+            # The shard died while it published. Its next incarnation repairs the mark.
             read = ev.FramesRead(effect.ticket, 0, 0, 0, effect.after, None, e)
         self._events.append(read)
 
     def _read_cold(self, effect: ev.ReadCold) -> None:
-        """Never here: a cold store that is stuck must not hold up anybody else (TI-9)."""
+        """Request the bytes from the relocator: a hanging cold store must not block the gateway."""
 
         def answered(asked: Pending[Any]) -> None:
             error = asked.error
@@ -491,26 +495,26 @@ class GatewayShell:
 
     @property
     def clock(self) -> Clock:
-        """The time."""
+        """The clock."""
         return self._clock
 
     @property
     def timers(self) -> Timers:
-        """What happens later."""
+        """The timers."""
         return self._timers
 
     def deadline_ns(self) -> int:
-        """When a request made now is given up."""
+        """Return the time in ns at which a request made now times out."""
         return self._clock.monotonic_ns() + ASK_NS
 
     def pause(self, seconds: float) -> Pending[None]:
-        """Done after a while."""
+        """Return a Pending that is done after this time."""
         result: Pending[None] = Pending()
         self._timers.call_at(self._clock.monotonic_ns() + round(seconds * 1e9), lambda: result.resolve(None))
         return result
 
     def wait_connected(self) -> Pending[None]:
-        """We are a part of the engine."""
+        """Return a completed Pending: the gateway is part of the engine."""
         return resolved(None)
 
     def _subscribe(self, effect: ev.SubscribeFeeds) -> None:
@@ -533,11 +537,11 @@ class GatewayShell:
     def _return_grants(self, effect: ev.ReturnGrants) -> None:
         self._subscription_relay.return_grants(effect.client, effect.rows, self._clock.monotonic_ns())
 
-    # -- watching topics ------------------------------------------------------------------------------
+    # -- watches --------------------------------------------------------------------------------------
 
     def _watch(self, effect: ev.WatchTopic) -> None:
         self._watches[effect.ticket] = effect
-        # Marks first, slot second: a publication in between makes the wait end at once (DR-19).
+        # Read the marks before the slot: a publication in between then ends the wait at once.
         self._await_publication(effect.shard)
         self._check_watch(effect)
 
@@ -545,7 +549,7 @@ class GatewayShell:
         self._watches.pop(effect.ticket, None)
 
     def _await_publication(self, shard: int) -> None:
-        """Have one wait for a publication of the shard as long as some topic of it is watched."""
+        """Wait for a publication of the shard, once, while any of its topics is watched."""
         if shard in self._waits:
             return
         deadline_ns = self._clock.monotonic_ns() + WATCH_NS
@@ -559,7 +563,7 @@ class GatewayShell:
         self._waits.pop(shard, None)
         watched = [watch for watch in self._watches.values() if watch.shard == shard]
         if waiting.error is not None and is_shard_failed(waiting.error):
-            # Nothing will be published. A reader that asks the shard again gets the reason.
+            # The shard will publish nothing. A reader that requests the shard again receives the reason.
             for watch in watched:
                 del self._watches[watch.ticket]
                 self._events.append(ev.TopicHeadChanged(watch.ticket))
@@ -573,7 +577,7 @@ class GatewayShell:
         try:
             facts = self._links.topic_table(watch.shard).read(watch.slot)
         except RinglogError:
-            return  # Not readable just now: the wait for the next publication goes on.
+            return  # Not readable at present: wait for the next publication.
         is_same = facts.state == TOPIC_LIVE and (facts.topic_id, facts.epoch) == (watch.topic_id, watch.epoch)
         has_moved = not is_same or facts.head_seq != watch.head_seq
         if has_moved and self._watches.pop(watch.ticket, None) is not None:

@@ -1,9 +1,9 @@
-"""Deliveries: what remote clients have asked to be told of, and the turns that go back to them.
+"""Relays subscriptions of remote clients to schedulers, and grants back to the clients.
 
-To the schedulers the gateway is a client like any other (link/delivery.py), with one subscription for each of
-a remote client's. Turns go on under the client's own numbers, without the hints, which name files; what the
-client then reads it asks for as ever, so nothing here holds records, and a client that does not take its
-turns holds up nobody: it has at most its credit of them.
+To the schedulers the gateway is a normal client (link/delivery.py), with one subscription for each
+subscription of a remote client. Grants are relayed under the client's own numbers, without hints, because
+hints name files. The client then reads with normal requests, so the relay stores no records. A client that
+does not return its grants delays no other client: it has at most as many grants as its credit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringlog.link.peer import MS
 SILENCE_NS = LINK_SILENCE_MS * MS
 
 Send = Callable[[bytes, m.Message, Any], None]
-"""(client, message, attachment): say something that was not asked for."""
+"""(client, message, attachment): send an unsolicited message."""
 
 
 @dataclass(slots=True)
@@ -35,11 +35,11 @@ class _RelayedSubscription:
     number: int
     subscription: ClientSubscription
     feeds: dict[int, int] = field(default_factory=dict)
-    """The client's number of a feed -> ours."""
+    """The client's feed number -> the gateway's."""
     names: dict[int, int] = field(default_factory=dict)
-    """Ours -> the client's."""
+    """The gateway's feed number -> the client's."""
     turns: dict[int, ReadGrant] = field(default_factory=dict)
-    """By our number: with the client."""
+    """Grants that the client has, by the gateway's feed number."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _RelayClient:
 
 
 class SubscriptionRelay:
-    """All remote clients' subscriptions."""
+    """Subscriptions of all remote clients."""
 
     def __init__(self, delivery: Delivery, send: Send) -> None:
         self._delivery = delivery
@@ -64,13 +64,14 @@ class SubscriptionRelay:
         gone: Sequence[int],
         now_ns: int,
     ) -> Pending[list[int]]:
-        """Add feeds (the client's number, topic, position); `gone` are those of topics there are none of.
+        """Add feeds (the client's number, topic, position). `gone` are numbers of feeds without a topic.
 
-        Done once the schedulers know; fails with Throttled at a bound, and as the schedulers refuse.
+        The result is done when the schedulers accepted the feeds. It fails with the refusal of a scheduler.
+        Raises Throttled if a limit is reached.
         """
         relayed = self._relayed(client, asked, now_ns)
         for number, _, _ in feeds:
-            self._drop_feed(relayed, number)  # The same number again moves it.
+            self._drop_feed(relayed, number)  # A number that is used again replaces its feed.
         added = self._delivery.add_feeds(relayed.subscription, [(info, after) for _, info, after in feeds])
 
         def known(done: Pending[list[int]]) -> None:
@@ -100,7 +101,7 @@ class SubscriptionRelay:
                 del self._clients[client]
 
     def return_grants(self, client: bytes, attachment: Any, now_ns: int) -> None:
-        """Give turns back to the schedulers; a client that we know nothing of is told so."""
+        """Return grants to the schedulers. An unknown client receives SubscriptionsLost."""
         known = self._clients.get(client)
         if known is None:
             self._send(client, m.SubscriptionsLost(), None)
@@ -118,27 +119,27 @@ class SubscriptionRelay:
             self._delivery.return_grant(
                 relayed.subscription, turn, min(after, UNBOUNDED), is_consumed=bool(is_consumed)
             )
-        self._delivery.send_returns()  # They were said together already.
+        self._delivery.send_returns()  # Do not delay: the client has already batched them.
 
     def forget_client(self, client: bytes) -> None:
-        """Nobody is there to be told."""
+        """Close all subscriptions of a disconnected client."""
         known = self._clients.pop(client, None)
         if known is not None:
             for relayed in known.relayed.values():
                 self._delivery.close_subscription(relayed.subscription)
 
     def forget_silent_clients(self, now_ns: int) -> None:
-        """Let go of clients that have not said a word for long."""
+        """Close the subscriptions of clients that sent nothing for LINK_SILENCE_MS."""
         silent = [client for client, known in self._clients.items() if now_ns - known.heard_ns > SILENCE_NS]
         for client in silent:
             self.forget_client(client)
 
     @property
     def subscriptions(self) -> int:
-        """How many there are."""
+        """Number of subscriptions of all clients."""
         return sum(len(known.relayed) for known in self._clients.values())
 
-    # -- inside -----------------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------------
 
     def _relayed(self, client: bytes, asked: m.Subscribe, now_ns: int) -> _RelayedSubscription:
         known = self._clients.get(client)
@@ -174,7 +175,7 @@ class SubscriptionRelay:
         )
 
     def _relay_grants(self, client: bytes, relayed: _RelayedSubscription) -> None:
-        """Send what turns there are, then wait for the next."""
+        """Send the available grants to the client, then wait for the next ones."""
         known = self._clients.get(client)
         if known is None or known.relayed.get(relayed.number) is not relayed:
             return
@@ -188,7 +189,7 @@ class SubscriptionRelay:
         while (turn := self._delivery.take_grant(subscription)) is not None:
             name = relayed.names.get(turn.feed)
             if name is None:
-                unknown.append(turn)  # Told before we were told that it is known: it goes with the next.
+                unknown.append(turn)  # Its feed is not confirmed yet: relay it with the next grants.
                 continue
             relayed.turns[turn.feed] = turn
             rows.append([relayed.number, name, turn.until, 0, 0, 0, 0, 0])

@@ -1,8 +1,8 @@
-"""The ZAP handler: libzmq asks it about every new connection, and without its yes nobody gets in.
+"""ZAP handler: libzmq queries it about every new connection and admits only those that it accepts.
 
-CURVE alone admits every client that knows the server's public key (SEC-2), so every bound socket has a
-ZAP domain and ZMQ_ZAP_ENFORCE_DOMAIN: a missing or dead handler refuses all. The handler lives in the
-gateway's own loop; when that ends, so does the process (SEC-3). `answer` is pure.
+CURVE alone admits every client that knows the server's public key. Every bound socket therefore has a ZAP
+domain and ZMQ_ZAP_ENFORCE_DOMAIN: without a running handler all connections are refused. The handler runs in
+the gateway's own loop, so it ends only with the process. `answer` is pure.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NULL_PARTS = 6
 
 
 def answer(parts: Sequence[bytes], keys: KeyRing) -> list[bytes] | None:
-    """Decide one ZAP request: [version, id, domain, address, identity, mechanism, credentials…].
+    """Return the reply to one ZAP request, or None if it is not a ZAP request.
 
-    Returns the reply's frames, or None for what is not a ZAP request at all.
+    The request is [version, id, domain, address, identity, mechanism, credentials…].
     """
     if len(parts) < _NULL_PARTS or parts[0] != _VERSION:
         return None
@@ -42,7 +42,7 @@ def answer(parts: Sequence[bytes], keys: KeyRing) -> list[bytes] | None:
 
 
 def _admitted(raw_key: bytes, keys: KeyRing) -> str:
-    """User id of an admitted 32-byte CURVE key, else the empty string."""
+    """Return the user id of an admitted 32-byte CURVE key, else the empty string."""
     if len(raw_key) != 32:
         return ""
     user_id = key_id(z85.encode(raw_key).decode())
@@ -50,7 +50,7 @@ def _admitted(raw_key: bytes, keys: KeyRing) -> str:
 
 
 class ZapHandler:
-    """Answers ZAP requests on its socket; `socket` is to be polled by the gateway's loop."""
+    """Replies to ZAP requests on its socket. The gateway's loop polls `socket`."""
 
     def __init__(self, context: zmq.Context[Any], keys: Callable[[], KeyRing]) -> None:
         self.socket = context.socket(zmq.ROUTER)
@@ -60,7 +60,7 @@ class ZapHandler:
         self.refused = 0
 
     def serve(self) -> None:
-        """Answer all requests that are there."""
+        """Reply to all waiting requests."""
         while True:
             try:
                 parts = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -74,9 +74,9 @@ class ZapHandler:
             self.socket.send_multipart([*parts[:2], *reply], zmq.NOBLOCK)
 
     def fileno(self) -> int:
-        """Descriptor that becomes readable when the state changes (edge-triggered)."""
+        """Return the descriptor that becomes readable when the state changes (edge-triggered)."""
         return cast(int, self.socket.getsockopt(zmq.FD))
 
     def close(self) -> None:
-        """Stop answering: from now on nobody is admitted."""
+        """Close the socket. From now on no connection is admitted."""
         self.socket.close()

@@ -1,9 +1,11 @@
-"""The gateway's sockets: requests in with who sent them, answers out without waiting for anybody.
+"""The gateway's sockets: receives requests with the identity of their sender, sends replies without blocking.
 
-A ROUTER hands over a message when all its parts are there; the size of a part is bounded by
-ZMQ_MAXMSGSIZE, their number and sum by us (SEC-10). Only authenticated peers get that far: every socket
-has a ZAP domain that is enforced (SEC-2). A peer that does not take its answers fills its own pipe, then
-its own outbox here, and is then forgotten; the others notice nothing (SEC-11, SEC-19).
+A ROUTER socket delivers a message when all its parts have arrived. ZMQ_MAXMSGSIZE limits the size of a part,
+and this module limits the number of parts and their total size. Every socket enforces a ZAP domain, so only
+authenticated peers get that far.
+
+A peer that does not read its replies first fills its own pipe, then its own outbox here. Then the outbox is
+dropped and the peer counts as disconnected. Other peers are not affected.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ LIBZMQ_MIN = (4, 3, 5)
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 STRIKES_MAX = 16
-"""Malformed messages after which a connection is not listened to any more."""
+"""Number of malformed messages after which messages of a connection are ignored."""
 _STRIKERS_MAX = 4_096
 
 
 class ReceivedRequest(NamedTuple):
-    """One decoded request. `user_id` is what ZAP established about the connection, "" for nothing."""
+    """One decoded request. `user_id` is the identity that ZAP established for the connection, "" for none."""
 
     client: bytes
     user_id: str
@@ -54,7 +56,7 @@ class ReceivedRequest(NamedTuple):
 
 
 def require_libzmq() -> None:
-    """Refuse to serve with a libzmq that has known holes, or none of the means we rely on (SEC-8)."""
+    """Raise StartRefused if libzmq has known vulnerabilities or lacks a feature that the gateway needs."""
     if zmq.zmq_version_info() < LIBZMQ_MIN:
         raise StartRefused("libzmq is too old", found=zmq.zmq_version(), least="4.3.5")
     if not zmq.has("curve"):
@@ -66,11 +68,14 @@ class _SendOutcome(Enum):
     BLOCKED = "later"
     """Its pipe is full."""
     UNREACHABLE = "never"
-    """There is no such connection any more."""
+    """The connection no longer exists."""
 
 
 class ZmqFrontend:
-    """One bound ROUTER. `tag` is one byte that makes its reply addresses differ from other sockets'."""
+    """One bound ROUTER socket.
+
+    `tag` is one byte that distinguishes its reply addresses from those of other sockets.
+    """
 
     def __init__(
         self,
@@ -109,32 +114,38 @@ class ZmqFrontend:
 
     @property
     def endpoint(self) -> str:
-        """Where it listens, a port chosen by the system included."""
+        """The bound endpoint, including a port that the system chose."""
         return self._listener.endpoint
 
     def guard(self, now_ns: int) -> None:
-        """Listen only while there are descriptors to spare; to be called about every turn, cheap."""
+        """Accept connections only while enough descriptors are free.
+
+        Cheap: call it in every pass of the loop.
+        """
         self._guard.check_descriptors(now_ns)
 
     def owns(self, client: bytes) -> bool:
-        """True for reply addresses of this socket."""
+        """Return whether a reply address is of this socket."""
         return client.startswith(self._tag)
 
     def fileno(self) -> int:
-        """Descriptor that becomes readable when the state changes (edge-triggered: ask has_input too)."""
+        """Return the descriptor that becomes readable when the state changes.
+
+        Edge-triggered: also call has_input.
+        """
         return cast(int, self._socket.getsockopt(zmq.FD))
 
     def has_input(self) -> bool:
-        """Is a message waiting?"""
+        """Return whether a message is waiting."""
         return bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     @property
     def has_backlog(self) -> bool:
-        """Answers wait for slow clients: call flush again soon."""
+        """Whether replies wait for slow clients. If so, call flush again soon."""
         return bool(self._outboxes)
 
     def receive(self, most: int) -> Iterator[ReceivedRequest]:
-        """Yield up to `most` requests; what is none is answered with an error, counted, and costs one."""
+        """Yield up to `most` requests. A malformed message counts as one; its sender receives an error."""
         for _ in range(most):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -148,7 +159,10 @@ class ZmqFrontend:
         self, client: bytes, message: m.Message, corr: int, attachment: Any = None,
         version: int = wire.PROTOCOL,
     ) -> bool:  # fmt: skip
-        """Answer, now or when the client takes it; False when it is gone or was let go as too slow."""
+        """Send a reply, or queue it for a slow client.
+
+        Return False if the client is disconnected or too slow.
+        """
         parts: list[Any] = [client[1:], wire.encode(message, corr, version)]
         if attachment is not None:
             parts.append(attachment)
@@ -156,7 +170,7 @@ class ZmqFrontend:
         return self._queue(client, parts) if sent is _SendOutcome.BLOCKED else sent is _SendOutcome.SENT
 
     def flush(self) -> list[bytes]:
-        """Send what slow clients take by now; returns those that are gone."""
+        """Send queued replies as far as clients accept them; return the clients that are disconnected."""
         gone = []
         for client in list(self._outboxes):
             box = self._outboxes[client]
@@ -170,7 +184,7 @@ class ZmqFrontend:
         return gone
 
     def close(self) -> None:
-        """Send what is queued for at most a second, then let go."""
+        """Send queued messages for at most 1 s, then close the socket."""
         self._socket.close()
 
     def _decoded(self, parts: list[Any]) -> ReceivedRequest | None:
@@ -188,7 +202,7 @@ class ZmqFrontend:
         try:
             envelope = wire.decode(parts[1].buffer)
         except wire.MessageInvalid as e:
-            # A field out of range is a request like others, and refused like others.
+            # A field out of range is a normal refusal and no strike.
             self.malformed += 1
             self.send(client, error_reply(e), e.corr)
             return None
@@ -233,7 +247,7 @@ def _size(parts: list[Any]) -> int:
 
 
 def _user_id(part: Any) -> str:
-    """What the ZAP handler called the sender; libzmq attaches it, no client can."""
+    """Return the user id that the ZAP handler assigned. libzmq attaches it; a client cannot set it."""
     try:
         return str(part.get("User-Id"))
     except zmq.ZMQError:

@@ -1,4 +1,4 @@
-"""`python -m actors.reclaimer <boot>`: started by the supervisor."""
+"""`python -m actors.reclaimer <boot>`: entry point for the supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringlog.runtime.process import main
 
 
 def build(boot: ActorBoot) -> ReclaimerShell:
-    """Make the reclaimer that `boot` describes; raises ConfigError when its cold store cannot be used."""
+    """Create the reclaimer that `boot` describes; raise ConfigError if its cold store cannot be used."""
     return ReclaimerShell(boot, config.from_plain(boot.config))
 
 

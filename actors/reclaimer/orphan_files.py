@@ -1,12 +1,15 @@
-"""Files and directories of topics that no shard knows, and when they may go. Pure.
+"""Orphans: files and directories that no shard has registered, and when they may be deleted. Pure.
 
-A stem on disk that no shard has registered is one of these: made by the compactor a moment ago and not told
-yet; dropped or replaced, and still named by a snapshot that recovery may start from; or left by a crash.
-They look alike, and one rule is right for all: it goes when, seen from when it was first found unknown, every
-shard has SNAPSHOTS_KEPT + 1 more snapshots. By then whoever made it has told or is dead, no snapshot that is
-kept was captured before, and it is still unknown (RC-4, RC-5; SN-5).
+A stem on disk that no shard has registered has one of these origins:
 
-Anything that has no name of ours is never looked at (ST-5).
+- The compactor made it a moment ago and has not registered it yet.
+- It was dropped or replaced, and a snapshot that recovery may start from still lists it.
+- A crash left it.
+
+These cases cannot be distinguished, and one rule is right for all of them. An orphan is deleted when every
+shard has written SNAPSHOTS_KEPT + 1 snapshots since it was first found. By then its maker has registered it
+or has exited, and no kept snapshot is from before. Files whose names have no format of the engine are never
+touched.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ _TEMPORARY = re.compile(r"^packs/[0-9a-f]{16}\.(data|idx|tags|del)$")
 
 
 def group_parts(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """(stem -> paths of its parts, temporaries) among paths below the data directory or the cold store."""
+    """Group paths of parts below a data directory or store: (stem -> paths of its parts, temporary files)."""
     stems: dict[str, list[str]] = {}
     temporaries = []
     for name in names:
@@ -38,7 +41,7 @@ def group_parts(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 
 class OrphanFiles:
-    """What is unknown, since which snapshots."""
+    """Names of orphans, with each shard's newest snapshot when they were first found."""
 
     def __init__(self) -> None:
         self._since: dict[str, dict[int, int]] = {}
@@ -47,17 +50,17 @@ class OrphanFiles:
         return len(self._since)
 
     def add(self, names: Iterable[str], snapshots: Mapping[int, int]) -> None:
-        """These stems, temporaries or empty directories are there and no shard knows them."""
+        """Add stems, temporary files or empty directories that exist and that no shard has registered."""
         for name in names:
             self._since.setdefault(name, dict(snapshots))
 
     def discard(self, stems: Collection[str]) -> None:
-        """These are registered after all, or gone."""
+        """Remove names that were registered or deleted."""
         for stem in stems:
             self._since.pop(stem, None)
 
     def removable(self, snapshots: Mapping[int, int]) -> list[str]:
-        """What may go now, given each shard's newest snapshot; every shard must be in it."""
+        """Return the names that may be deleted. `snapshots` is the newest snapshot of every shard."""
         return sorted(
             name
             for name, since in self._since.items()
@@ -69,7 +72,7 @@ class OrphanFiles:
 
 
 def segment_number(stem: str) -> int:
-    """The segment's number."""
+    """Return the number of a segment from its stem."""
     parsed = parse_stem(stem)
     assert parsed is not None, stem
     return parsed[2]

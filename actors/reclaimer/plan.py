@@ -1,12 +1,13 @@
-"""What to drop, rewrite and merge, decided from index tables and the shards' word. Pure.
+"""Decisions about which segments to drop, rewrite and merge, from index tables and replies of shards. Pure.
 
-P1  a segment is dropped when every position it holds is dead: the topic is gone or lives another life, the
-    position lies below `earliest_seq`, was deleted one by one, or is held by a segment with a greater number
-    that the topic's own shard knows: what others know of it leads nobody to the record.
-P2  only hot segments that are not quarantined are rewritten or merged.
-P3  what is merged into one segment is contiguous for each topic: no other segment holds positions between,
-    since of two segments that span a position the greater number is in force.
-P4  where a shard did not answer, everything of its topics counts as alive.
+- A segment is dropped when every position in it is dead. A position is dead in these cases: its topic was
+  deleted or has another epoch, it lies below `earliest_seq`, it was deleted itself, or a segment with a
+  greater number contains it. The topic's own shard must know that segment, because only it directs readers to
+  the record.
+- Only hot segments that are not quarantined are rewritten or merged.
+- The sources of a merged segment are contiguous for each topic: no other segment contains positions
+  between them. Of two segments that span a position, the greater number is in force.
+- If a shard did not reply, everything of its topics counts as alive.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ NONE = BitMap64()
 
 @dataclass(frozen=True, slots=True)
 class TopicLiveness:
-    """What its shard says of one topic. `epoch` 0: gone."""
+    """Live state of one topic, as its shard reports it. `epoch` 0 means that the topic was deleted."""
 
     epoch: int
     earliest_seq: int
     deleted: BitMap64 = field(default_factory=BitMap64)
     codec: Codec = Codec.NONE
-    """In which the topic wants its records kept; NONE = as storage.compression says."""
+    """Codec that the topic requires for its records; NONE = storage.compression applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSegment:
-    """One registered segment: which shards know it, and its table of topics (layout.TOPIC_DTYPE)."""
+    """One registered segment: the shards that know it, and its table of topics (layout.TOPIC_DTYPE)."""
 
     ref: SegmentRef
     shards: tuple[int, ...]
@@ -51,7 +52,7 @@ class RegisteredSegment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLiveness:
-    """What is alive of a segment; `bytes` are accounted, dead ones included."""
+    """Live records and bytes of a segment. `bytes` are all accounted bytes, including dead ones."""
 
     records: int
     alive_bytes: int
@@ -59,27 +60,27 @@ class SegmentLiveness:
 
     @property
     def is_sparse(self) -> bool:
-        """More than half of the bytes are dead (RC-9)."""
+        """Whether more than half of the bytes are dead."""
         return self.alive_bytes * 2 < self.bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRewrite:
-    """Make new segments of the living records of `sources`, which go then."""
+    """Write the live records of `sources` to new segments. The sources are then dropped."""
 
     sources: tuple[RegisteredSegment, ...]
     reason: str
 
 
 Ranges = list[tuple[int, int]]
-"""Ascending (first, last) of positions."""
+"""Ascending (first, last) ranges of positions."""
 MeasureLive = Callable[[RegisteredSegment, int, TopicLiveness, Ranges], tuple[int, int]]
-"""(segment, row, live, elsewhere) -> (records, accounted bytes) alive of one topic of it, without what
-segments with greater numbers hold."""
+"""(segment, row, live, elsewhere) -> (records, accounted bytes) that are alive of one topic of a segment. It
+excludes the ranges `elsewhere` that segments with greater numbers contain."""
 
 
 def row_state(row: Any, live: TopicLiveness | None) -> str:
-    """`dead`, `alive`, or `mixed`: to be counted."""
+    """Return `dead`, `alive`, or `mixed`. A mixed row must be counted record by record."""
     if live is None:
         return "alive"
     if live.epoch != int(row["epoch"]) or int(row["last_seq"]) < live.earliest_seq:
@@ -97,7 +98,7 @@ def assess_segment(
     elsewhere: Mapping[int, Ranges],
     measure: MeasureLive,
 ) -> SegmentLiveness:
-    """Count what is alive; `elsewhere` says of rows what segments with greater numbers hold of them."""
+    """Count live records and bytes. `elsewhere` is, by row, what segments with greater numbers contain."""
     records = alive = 0
     for at, row in enumerate(held.table):
         live = lives.get(int(row["topic_id"]))
@@ -117,16 +118,20 @@ def assess_segment(
 
 
 StoredRanges = Callable[[RegisteredSegment, int], Ranges]
-"""(segment, row) -> the positions that are really stored: a segment that leaves some out hides nobody who
-holds them."""
+"""(segment, row) -> the positions that are actually stored. A segment does not supersede positions within its
+span that it does not store."""
 
 
 def superseded_ranges(
     segments: Iterable[RegisteredSegment], stored: StoredRanges, shards: int
 ) -> tuple[dict[int, dict[int, Ranges]], set[int]]:
-    """Segment -> row -> what segments with greater numbers hold of its topic, by the word of the topic's
-    shard (of `shards`); and every segment that shares a position with another, which is not merged as
-    long as it does."""
+    """Find rows of segments that segments with greater numbers supersede. `shards` is the number of shards.
+
+    Returns:
+        Segment number -> row -> ranges of the row's topic in segments with greater numbers that the topic's
+        shard knows. And the numbers of all segments that share a position with another one: these are not
+        merged.
+    """
     segments = list(segments)
     by_number = {held.ref.number: held for held in segments}
 
@@ -154,7 +159,7 @@ def superseded_ranges(
 
 
 def _overlapping_topics(segments: list[RegisteredSegment]) -> list[list[tuple[int, int, int, int]]]:
-    """(first, last, number, row) of every row of each life of a topic of which two rows overlap."""
+    """Return the rows of each (topic, epoch) with overlapping rows, as (first, last, number, row)."""
     if not segments:
         return []
     table = np.concatenate([held.table for held in segments])
@@ -178,7 +183,7 @@ def _overlapping_topics(segments: list[RegisteredSegment]) -> list[list[tuple[in
 
 
 def _covers(ranges: Ranges, first: int, last: int) -> bool:
-    """Do ascending ranges hold all of [first, last]?"""
+    """Return whether ascending ranges contain all of [first, last]."""
     for a, b in ranges:
         if a > first:
             return False
@@ -188,7 +193,7 @@ def _covers(ranges: Ranges, first: int, last: int) -> bool:
     return False
 
 
-# -- what to make anew ------------------------------------------------------------------------------------
+# -- rewrites and merges ----------------------------------------------------------------------------------
 
 
 def plan_rewrites(
@@ -196,7 +201,7 @@ def plan_rewrites(
     left_alone: Collection[int], *,
     segment_bytes: int, segment_records: int,
 ) -> list[SegmentRewrite]:  # fmt: skip
-    """What to rewrite and merge, in no order; no segment is in two of them."""
+    """Return the rewrites and merges, in no order. No segment is a source of two of them."""
     usable = [
         held for held in segments
         if held.ref.tier == 0 and held.ref.number not in left_alone and alive[held.ref.number].records
@@ -224,7 +229,10 @@ def plan_rewrites(
 
 
 def _merge_packs(packs: list[RegisteredSegment], alive: Mapping[int, SegmentLiveness]) -> SegmentRewrite:
-    """The smallest ones, as many as leave half of the bound: each record is copied few times in its life."""
+    """Merge the smallest packs until half of the limit is left.
+
+    So each record is copied few times in its life.
+    """
     packs = sorted(packs, key=lambda held: alive[held.ref.number].alive_bytes)
     return SegmentRewrite(
         tuple(packs[: len(packs) - SHARED_SEGMENTS_MAX // 2 + 1]), "many small topics' segments"
@@ -236,7 +244,7 @@ def _merge_own(
     between: SegmentSpans, small: int,
     segment_bytes: int, segment_records: int,
 ) -> list[SegmentRewrite]:  # fmt: skip
-    """Runs of small neighbours that together make no more than one segment."""
+    """Merge runs of small neighbours that together fit into one segment."""
     runs: list[list[RegisteredSegment]] = [[]]
     size = records = 0
     for held in sorted(own, key=lambda held: int(held.table["first_seq"][0])):
@@ -255,7 +263,7 @@ def _merge_own(
 
 
 class SegmentSpans:
-    """Which stretches of positions of a topic lie in which segment, to see what lies between two of them."""
+    """Ranges of positions of each topic by segment, to find segments between two others."""
 
     def __init__(self, segments: Iterable[RegisteredSegment]) -> None:
         segments = list(segments)
@@ -270,14 +278,14 @@ class SegmentSpans:
         self._numbers = np.repeat(np.array([h.ref.number for h in segments], np.uint64), counts)[order]
 
     def is_unoccupied(self, topic_id: int, first: int, last: int, sources: Collection[int]) -> bool:
-        """Does no segment but `sources` hold positions within [first, last] of this topic?"""
+        """Return whether only `sources` contain positions of this topic within [first, last]."""
         start = int(np.searchsorted(self._ids, np.uint64(topic_id), "left"))
         stop = int(np.searchsorted(self._ids, np.uint64(topic_id), "right"))
         touches = (self._first[start:stop] <= last) & (self._last[start:stop] >= first)
         return all(int(number) in sources for number in self._numbers[start:stop][touches])
 
     def may_merge(self, topic_id: int, left: RegisteredSegment, right: RegisteredSegment) -> bool:
-        """May two segments of one topic become one (P3)?"""
+        """Return whether two segments of one topic may be merged: no other segment lies between them."""
         first, last = int(left.table["first_seq"][0]), int(right.table["last_seq"][0])
         return self.is_unoccupied(topic_id, first, last, {left.ref.number, right.ref.number})
 
@@ -285,7 +293,10 @@ class SegmentSpans:
 def contiguous_parts(
     topic_id: int, rows: list[tuple[int, int]], spans: SegmentSpans, sources: set[int]
 ) -> list[int]:
-    """Part, from 0, of each of a topic's ascending (first, last) rows: one part is contiguous (P3)."""
+    """Return the part number, from 0, of each ascending (first, last) row of a topic.
+
+    Each part is contiguous.
+    """
     parts = [0] * len(rows)
     for at in range(1, len(rows)):
         is_unoccupied = spans.is_unoccupied(topic_id, rows[at - 1][0], rows[at][1], sources)

@@ -1,4 +1,4 @@
-"""Pace: so many bytes a second, and an end when the process is to stop."""
+"""Limits work to a number of bytes per second, and ends it when the process stops."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ringlog.errors import ShuttingDown
 
 _NS = 1_000_000_000
 SLEEP_S_MAX = 0.1
-"""Longest wait without a look at whether to stop."""
+"""Longest sleep between two checks of the stop signal, in seconds."""
 
 
 class ByteRateLimiter:
-    """Call it with bytes; it waits when they come too fast. Unused time is not saved up."""
+    """Rate limiter that sleeps if bytes come too fast. Unused time is not saved up."""
 
     def __init__(self, bytes_per_s: int, clock: Clock, is_stopping: Callable[[], bool]) -> None:
         self.bytes_per_s = bytes_per_s
@@ -22,7 +22,7 @@ class ByteRateLimiter:
         self._due_ns = 0
 
     def __call__(self, count: int) -> None:
-        """Take note of bytes and wait until they are due; raises ShuttingDown."""
+        """Count bytes and sleep until they are due. Raises ShuttingDown if the process stops."""
         self.total_bytes += count
         now_ns = self._clock.monotonic_ns()
         self._due_ns = max(self._due_ns, now_ns) + count * _NS // max(self.bytes_per_s, 1)

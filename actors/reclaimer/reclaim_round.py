@@ -1,10 +1,14 @@
-"""A round of the reclaimer: ask the shards, drop what is dead, make anew what is sparse or small, sweep.
+"""A round of the reclaimer: query shards, drop dead segments, rewrite sparse or small ones, remove orphans.
 
-Order, for everything that goes (RC-3, RC-4): the shard's word that it is dead, durable on its side; the
-shard's forgetting of the segment; the snapshots that named it gone; then the files in both tiers, the index
-on the host last, because it says what there is still to remove. Any prefix of this may be repeated after a
-crash: what is on disk and unknown to all shards is found again by the sweep, and what a shard knows is
-judged again.
+A segment is removed in this order:
+
+1. Its shard reports that the records are dead, durably.
+2. The shard deregisters the segment.
+3. The snapshots that list it are deleted.
+4. The files in both tiers are deleted. The index on the host is last: it shows what is left to remove.
+
+After a crash the steps are repeated from the start. The sweep finds files that no shard has registered, and
+registered segments are assessed again.
 """
 
 from __future__ import annotations
@@ -58,22 +62,22 @@ from ringlog.types import Codec
 
 log = logging.getLogger("ringlog.reclaimer")
 LIVE_TOPICS_PER_ASK = 1_024
-"""A shard answers in about a millisecond, and bitmaps of so many topics fit into one envelope."""
+"""Topics per request. A shard replies in about 1 ms, and the bitmaps fit into one envelope."""
 FULL_ROUND_NS = 60 * 1_000_000_000
-"""Without a new snapshot or segment, what is alive is asked for no more often than this (RC-10)."""
+"""Minimum interval of liveness queries while there is no new snapshot or segment, in ns."""
 SWEEP_NS = 60 * 1_000_000_000
 ORPHANS_PER_ROUND = 64
 
 
 class ReclaimRequester(Protocol):
-    """A request to a shard: (reply, attached bytes); see link.shard_requests for what it raises."""
+    """A request to a shard: (reply, attachment). It raises the errors of link.shard_requests."""
 
     def __call__(self, shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any]: ...
 
 
 @dataclass(slots=True)
 class ReclaimCounters:
-    """For the board."""
+    """Counters for the board."""
 
     dropped: int = 0
     rewritten: int = 0
@@ -82,19 +86,22 @@ class ReclaimCounters:
 
 @dataclass(slots=True)
 class _RegisteredState:
-    """What the shards said in this round."""
+    """Replies of the shards in one round."""
 
     snapshots: dict[int, int]
     segments: dict[int, RegisteredSegment]
     is_complete: bool
-    """Every shard answered."""
+    """Whether every shard replied."""
     unreadable: set[str] = field(default_factory=set)
-    """Stems that are registered and whose index we could not read, or of which parts are missing."""
+    """Stems of registered segments with an unreadable index or with missing parts."""
     liveness: dict[int, TopicLiveness] = field(default_factory=dict)
 
 
 class Reclaimer:
-    """Rounds, one after the other. For one thread; cold removals are handed to `later`."""
+    """Runs rounds, one after the other.
+
+    For one thread; removals from the cold store are handed to `later`.
+    """
 
     def __init__(
         self,
@@ -112,8 +119,11 @@ class Reclaimer:
         want_checkpoint: Callable[[], None],
         later: Callable[[Callable[[], None]], bool],
     ) -> None:
-        """`later(job)` runs a job that may block on the cold store elsewhere; False when it has no room.
-        `want_checkpoint` asks for snapshots that no longer name what was dropped."""
+        """Create a reclaimer.
+
+        `later(job)` runs a job that may block on the cold store in another thread, or returns False if its
+        queue is full. `want_checkpoint` requests new snapshots, which no longer list dropped segments.
+        """
         self._disk, self._data_dir, self._settings = disk, data_dir, settings
         self._copies, self._rewriter = copies, rewriter
         self._shards, self._engine_id = shards, engine_id
@@ -131,7 +141,10 @@ class Reclaimer:
         self._reported_orphans: set[str] = set()
 
     def run_round(self) -> None:
-        """One look at everything. Raises ShuttingDown; what else goes wrong is logged and left for later."""
+        """Run one round.
+
+        Raises ShuttingDown; other errors are logged, and the work is left for a later round.
+        """
         view = self._query_shards()
         self._leftovers.discard([held.ref.stem for held in view.segments.values()] + list(view.unreadable))
         if self._is_full_round_due(view):
@@ -148,7 +161,7 @@ class Reclaimer:
         return True
 
     def _drop_and_rewrite(self, view: _RegisteredState) -> None:
-        """Drop and make anew."""
+        """Drop dead segments, and rewrite or merge others."""
         view.liveness = self._query_liveness([each.table["topic_id"] for each in view.segments.values()])
         elsewhere, shared = superseded_ranges(
             self._undamaged_segments(view), self._stored_ranges, self._shards
@@ -162,7 +175,7 @@ class Reclaimer:
                 self._drop(view, view.segments[number])
         self._rewrite(view, alive, shared)
 
-    # -- asking ---------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------
 
     def _query_shards(self) -> _RegisteredState:
         by_number: dict[int, tuple[m.SegmentRef, list[int]]] = {}
@@ -188,7 +201,7 @@ class Reclaimer:
         return _RegisteredState(snapshots, held, len(snapshots) == self._shards, unreadable)
 
     def _try(self, shard: int, message: m.Message, attachment: Any = None) -> tuple[Any, Any] | None:
-        """Ask; None when the shard did not answer."""
+        """Send a request; return None if the shard refused it or did not reply."""
         try:
             return self._ask(shard, message, attachment)
         except ShuttingDown:
@@ -202,7 +215,7 @@ class Reclaimer:
             try:
                 segment = Segment.open(self._disk, self._data_dir, ref.stem)
             except (CorruptData, DiskError) as e:
-                # The scrub finds it too, and says so aloud; here it is only left alone.
+                # The scrub also finds and reports it. Here the segment is only skipped.
                 log_event(log, logging.WARNING, "index not readable", segment=ref.stem, reason=str(e))
                 return None
             self._tables[ref.number] = np.array(segment.topics)
@@ -210,7 +223,7 @@ class Reclaimer:
         return self._tables[ref.number]
 
     def _query_liveness(self, topics: list[Any]) -> dict[int, TopicLiveness]:
-        """What their shards say of all these topics; those of a shard that does not answer are absent."""
+        """Return the live state of all these topics. Topics of a shard that did not reply are missing."""
         if not topics:
             return {}
         ids = np.unique(np.concatenate(topics)).astype("<u8")
@@ -228,7 +241,7 @@ class Reclaimer:
     def _measure(
         self, held: RegisteredSegment, at: int, live: TopicLiveness, elsewhere: Ranges
     ) -> tuple[int, int]:
-        """_count, remembered as long as nothing more of the topic is dead."""
+        """Return the result of `_count`. It is cached until more of the topic is dead."""
         key, facts = (held.ref.number, at), (live.earliest_seq, len(live.deleted), tuple(elsewhere))
         kept = self._measured.get(key)
         if kept is None or kept[0] != facts:
@@ -238,8 +251,10 @@ class Reclaimer:
     def _count(
         self, held: RegisteredSegment, at: int, live: TopicLiveness, elsewhere: Ranges
     ) -> tuple[int, int]:
-        """Records and accounted bytes alive of one topic of a segment, by its index alone; all of them when
-        the index cannot be read."""
+        """Return the live records and accounted bytes of one topic of a segment, from its index.
+
+        If the index cannot be read, all records count as alive.
+        """
         row = held.table[at]
         try:
             segment = Segment.open(self._disk, self._data_dir, held.ref.stem)
@@ -256,12 +271,12 @@ class Reclaimer:
         return int(is_alive.sum()), int(sizes[is_alive].sum())
 
     def _undamaged_segments(self, view: _RegisteredState) -> list[RegisteredSegment]:
-        """Segments that may stand for what others hold as well: none that is known to be damaged."""
+        """Return the segments that may supersede others: those that are not quarantined."""
         quarantined = self._quarantined()
         return [held for number, held in view.segments.items() if number not in quarantined]
 
     def _stored_ranges(self, held: RegisteredSegment, at: int) -> Ranges:
-        """Stretches of positions that are in a segment, by its index; none when that cannot be read."""
+        """Return the ranges of positions in a segment, from its index; [] if it cannot be read."""
         try:
             segment = Segment.open(self._disk, self._data_dir, held.ref.stem)
         except (CorruptData, DiskError) as e:
@@ -276,13 +291,16 @@ class Reclaimer:
         stops = np.append(starts[1:], len(entries)) - 1
         return list(zip(first[starts].tolist(), (after[stops] - 1).tolist(), strict=True))
 
-    # -- dropping -------------------------------------------------------------------------------------
+    # -- drops ----------------------------------------------------------------------------------------
 
     def _change(
         self, shards: Collection[int], added: Mapping[int, list[m.SegmentRef]], removed: list[int]
     ) -> str:
-        """Tell shards, each what is added of its own; `` when all took it, `refused` when none did, else
-        `unknown`."""
+        """Send each shard its added segments and the removed ones.
+
+        Returns:
+            "" if all shards accepted, "refused" if all refused, else "unknown".
+        """
         took = refused = 0
         for shard in sorted({*shards, *added}):
             known = removed if shard in shards else []
@@ -299,7 +317,7 @@ class Reclaimer:
         return "" if not refused else "unknown" if took else "refused"
 
     def _drop(self, view: _RegisteredState, held: RegisteredSegment) -> None:
-        """Have the shards forget a segment whose positions are all dead (RC-2); its files go later."""
+        """Deregister a segment without live records at its shards. Its files are removed later."""
         if self._change(held.shards, {}, [held.ref.number]):
             return
         self._forget_segments(view, [held])
@@ -312,7 +330,7 @@ class Reclaimer:
             view.segments.pop(held.ref.number, None)
             self._leftovers.add([held.ref.stem], view.snapshots)
 
-    # -- making anew ----------------------------------------------------------------------------------
+    # -- rewrites and merges --------------------------------------------------------------------------
 
     def _rewrite(
         self, view: _RegisteredState, alive: Mapping[int, SegmentLiveness], shared: set[int]
@@ -333,7 +351,7 @@ class Reclaimer:
     def _remake_one(self, view: _RegisteredState, each: SegmentRewrite, spans: SegmentSpans) -> None:
         ids = np.unique(np.concatenate([held.table["topic_id"] for held in each.sources]))
         if not all(int(topic_id) in view.liveness for topic_id in ids):
-            return  # a shard did not say what is alive
+            return  # A shard did not report which records are alive.
         lives = self._query_liveness([ids])
         if len(lives) < len(ids):
             return
@@ -342,7 +360,8 @@ class Reclaimer:
         by_shard = self._rewriter.rewrite(each.sources, lives, spans, origin)
         made = [ref for refs in by_shard.values() for ref in refs]
         stop_points.hit("reclaim_after_write")
-        # Deleted while we wrote: the compactor marks what the shards know, so from here on it marks these.
+        # Mark records that were deleted during the rewrite. From the registration on the compactor marks
+        # them.
         self._rewriter.mark_deleted(made, self._query_liveness([ids]))
         outcome = self._change(shards, by_shard, [held.ref.number for held in each.sources])
         if outcome == "refused":
@@ -358,10 +377,10 @@ class Reclaimer:
         log_event(log, logging.INFO, "segments rewritten", reason=each.reason, segments=len(each.sources),
             into=len(made), bytes_before=before, bytes_after=after)  # fmt: skip
 
-    # -- sweeping -------------------------------------------------------------------------------------
+    # -- sweep ----------------------------------------------------------------------------------------
 
     def _sweep(self, view: _RegisteredState) -> None:
-        """Find what no shard knows, and remove what may go. Every shard answered in this round."""
+        """Find orphans, and remove those that may be removed. Every shard replied in this round."""
         while self._cold_done:
             self._remove_index(self._cold_done.popleft())
         now_ns = self._clock.monotonic_ns()
@@ -382,24 +401,30 @@ class Reclaimer:
             self._want_checkpoint()
 
     def _orphan_dirs(self, names: Collection[str]) -> set[str]:
-        """Empty directories of topics that are gone. `names` are all that is, or should be, in one: what is
-        only missing now has its place when it is put back."""
+        """Return the empty directories of deleted topics.
+
+        `names` are all existing and all registered paths: a missing part still needs its directory when it is
+        restored.
+        """
         empty = set(topic_dirs(self._disk, self._data_dir)) - {name.rpartition("/")[0] for name in names}
         topics = {topic_of_dir(name): name for name in empty}
         lives = self._query_liveness([np.array(sorted(topics), dtype=np.uint64)])
-        # A shard that does not answer says nothing; a topic that is halted is there.
+        # If a shard does not reply, its topics are not in `lives`. A halted topic still exists.
         return {name for topic_id, name in topics.items() if topic_id in lives and not lives[topic_id].epoch}
 
     def _remove(self, name: str, view: _RegisteredState) -> None:
-        """Remove a temporary, an empty directory, or a segment's parts in both tiers: the index last, which
-        says what is left to do (RC-5). Raises DiskError; tried again then."""
+        """Remove a temporary file, an empty directory, or the parts of a segment in both tiers.
+
+        The index is removed last, because it shows what is left to remove. Raises DiskError; the next round
+        retries.
+        """
         if name.endswith(TMP_SUFFIX):
             if self._disk.exists(path := f"{self._data_dir}/{name}"):
                 self._disk.unlink(path)
             self._leftovers.discard([name])
         elif topic_of_dir(name):
-            # A topic that is gone never comes back: ids are given once. If its directory is not empty any
-            # more the next sweep checks it again.
+            # A deleted topic never comes back, because ids are not reused. If the directory is not empty any
+            # more, the next sweep checks it again.
             remove_topic_dir(self._disk, self._data_dir, name)
             self._leftovers.discard([name])
         elif self._is_dead(name, view):
@@ -413,8 +438,10 @@ class Reclaimer:
             self._report_kept(name)
 
     def _is_dead(self, stem: str, view: _RegisteredState) -> bool:
-        """Is nothing alive in a segment that no shard knows, but what they hold elsewhere? Damage that nobody
-        can read is not dead: it is left for people to judge (SG-10)."""
+        """Return whether every live record of an orphan is also in a registered segment.
+
+        An orphan with an unreadable index is not dead: an operator must decide about it.
+        """
         try:
             segment = Segment.open(self._disk, self._data_dir, stem)
         except CorruptData:
@@ -424,7 +451,7 @@ class Reclaimer:
                 raise
             return not self._copies.has_local(stem + DATA)
         try:
-            # Number 0: whatever the shards know is in force before it.
+            # Number 0: every registered segment supersedes it.
             held = RegisteredSegment(
                 msgspec.structs.replace(segment.ref, number=0), (), np.array(segment.topics)
             )
@@ -437,13 +464,13 @@ class Reclaimer:
         return not assess_segment(held, lives, elsewhere.get(0, {}), self._count).records
 
     def _report_kept(self, stem: str) -> None:
-        """Look at it again with the next snapshots; say so once."""
+        """Log once that an orphan is kept. It is checked again with the next snapshots."""
         if stem not in self._reported_orphans:
             self._reported_orphans.add(stem)
             log_event(log, logging.WARNING, "segment that no shard knows is left where it is", segment=stem)
 
     def _remove_cold(self, stem: str) -> None:
-        """In a thread that may wait for the store."""
+        """Remove the cold parts of a segment. Runs in a thread that may wait for the store."""
         try:
             self._copies.drop_cold(stem)
         except ColdUnavailable as e:
@@ -467,7 +494,7 @@ def _refs(sources: Iterable[RegisteredSegment]) -> list[m.SegmentRef]:
 
 
 def _decode_liveness(reply: m.LiveReply, attachment: Any) -> dict[int, TopicLiveness]:
-    """Topic -> what is alive of it."""
+    """Decode a LiveReply: topic id -> live state."""
     rows = np.frombuffer(attachment, dtype="<u8").reshape(-1, 5)
     codecs = reply.codecs or bytes(len(rows))
     return {

@@ -1,7 +1,7 @@
-"""New segments from the living records of old ones (RC-9). Sources are only read.
+"""Writes the live records of segments to new segments. Sources are only read.
 
-Every frame is verified before it is copied, and every segment read back before anybody is told of it
-(RD-22). Topics that have grown beyond their share of a pack get segments of their own.
+Every frame is verified before it is copied, and every segment is read back before it is registered. A topic
+that is large enough for a segment of its own does not go to a pack.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Runs = Iterator[tuple[Any, FrameBatch]]
 
 @dataclass(frozen=True, slots=True)
 class SegmentOrigin:
-    """Who makes segments, for their headers."""
+    """Facts about the engine for the headers of new segments."""
 
     engine_id: bytes
     shards: int
@@ -57,7 +57,7 @@ class _SourceRow:
 
 
 class Rewriter:
-    """Makes segments. For one thread."""
+    """Writes segments. For one thread."""
 
     def __init__(
         self,
@@ -77,13 +77,18 @@ class Rewriter:
         spans: SegmentSpans,
         origin: SegmentOrigin,
     ) -> dict[int, list[SegmentRef]]:
-        """Write what is alive of `sources`; the new segments, verified, by the shard whose topics they hold.
-        Nothing is left of them on an error.
+        """Write the live records of `sources`. After an error no new segment is left.
 
-        A segment says whose it is, and no other shard looks at it when it starts: sources that were made
-        under another number of shards, and hold topics of several, are taken apart.
+        Each segment belongs to one shard; other shards do not read it when they start. Sources that were made
+        under another number of shards may contain topics of several shards, and are split.
 
-        Raises CorruptData naming the damaged source, DiskError, FrameInvalid.
+        Returns:
+            The new, verified segments, by the shard that owns their topics.
+
+        Raises:
+            CorruptData: a source is damaged; the error names it.
+            DiskError: a file cannot be read or written.
+            FrameInvalid: a frame of a source cannot be decoded.
         """
         made: dict[int, list[SegmentRef]] = {}
         try:
@@ -99,7 +104,7 @@ class Rewriter:
         return made
 
     def remove_segments(self, refs: list[SegmentRef]) -> None:
-        """Remove segments that no shard was told of."""
+        """Remove segments that were not registered."""
         copies = SegmentCopies(self._disk, self._data_dir, None)
         for ref in refs:
             copies.drop_local(ref.stem, (DATA, IDX, TAGS, DEL))
@@ -111,7 +116,7 @@ class Rewriter:
         spans: SegmentSpans,
         shards: int,
     ) -> list[list[list[_SourceRow]]]:
-        """Rows by topic, for each segment to be made; topics ascending, and of one shard."""
+        """Return the rows of each new segment by topic. Topics ascend and belong to one shard."""
         numbers = {held.ref.number for held in sources}
         packs: dict[tuple[int, int], list[list[_SourceRow]]] = {}
         owns: list[list[list[_SourceRow]]] = []
@@ -161,7 +166,7 @@ class Rewriter:
             fd = self._disk.open_read(path)
             try:
                 for buffer, batch in self._read_verified(fd, path, row):
-                    self._pace(2 * batch.stop)  # read, and written again
+                    self._pace(2 * batch.stop)  # Bytes are read once and written once.
                     yield buffer, batch
             finally:
                 self._disk.close(fd)
@@ -188,7 +193,7 @@ class Rewriter:
             )
 
     def mark_deleted(self, refs: list[SegmentRef], lives: Mapping[int, TopicLiveness]) -> int:
-        """Mark what was deleted since the sources were looked at; returns how many marks were made (TI-8)."""
+        """Mark records that were deleted since the sources were assessed; return the number of new marks."""
         made = 0
         for ref in refs:
             segment = Segment.open(self._disk, self._data_dir, ref.stem)
@@ -209,7 +214,7 @@ class Rewriter:
 def _rows_by_topic(
     sources: tuple[RegisteredSegment, ...], lives: Mapping[int, TopicLiveness]
 ) -> dict[int, list[_SourceRow]]:
-    """Rows of topics that live, one life of each."""
+    """Return the rows of live topics. All rows of a topic have its current epoch."""
     found: dict[int, list[_SourceRow]] = {}
     for held in sources:
         for row in held.table:

@@ -1,4 +1,4 @@
-"""What is verified over and over, in which order, and how long a pass takes (RD-23). Pure."""
+"""The items of a scrub pass, their order, and the duration of a pass. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLD = 2
 
 @dataclass(frozen=True, slots=True)
 class ScrubItem:
-    """One thing to verify: a segment, or with `ref` None the snapshot at `path`."""
+    """One item to verify: a segment, or the snapshot at `path` if `ref` is None."""
 
     path: str
     bytes: int
@@ -22,7 +22,7 @@ class ScrubItem:
 
 
 def scrub_items(refs: Iterable[SegmentRef], snapshots: Iterable[tuple[str, int]]) -> list[ScrubItem]:
-    """Snapshots first, because everything rests on them; then segments by name."""
+    """Return the items of a pass: snapshots first, because recovery needs them, then segments by name."""
     found = [ScrubItem(path, size) for path, size in sorted(snapshots)]
     return found + [
         ScrubItem(ref.stem, ref.data_bytes, ref) for ref in sorted(refs, key=lambda ref: ref.stem)
@@ -31,7 +31,7 @@ def scrub_items(refs: Iterable[SegmentRef], snapshots: Iterable[tuple[str, int]]
 
 @dataclass(slots=True)
 class ScrubPass:
-    """One pass: what is still to be looked at, and what was found."""
+    """State of one pass: pending items and results."""
 
     pending: deque[ScrubItem] = field(default_factory=deque)
     files: int = 0
@@ -41,28 +41,28 @@ class ScrubPass:
 
     @classmethod
     def from_items(cls, everything: Iterable[ScrubItem]) -> ScrubPass:
-        """A pass over these, in their order."""
+        """Create a pass over these items, in their order."""
         return cls(deque(everything))
 
     @property
     def remaining_bytes(self) -> int:
-        """Bytes still to be verified."""
+        """Number of bytes that are not verified yet."""
         return sum(item.bytes for item in self.pending)
 
     def record(self, item: ScrubItem, findings: list[str]) -> None:
-        """An item was looked at."""
+        """Record the result of an item."""
         self.files += 1
         self.bytes += item.bytes
         self.findings_total += len(findings)
         self.findings += findings[: SCRUB_FINDINGS_MAX - len(self.findings)]
 
     def report(self) -> ScrubReport:
-        """What is told to who asked."""
+        """Return the report for the clients that requested the scrub."""
         hidden = self.findings_total - len(self.findings)
         more = [f"and {hidden} more findings"] if hidden else []
         return ScrubReport(self.files, self.bytes, self.findings + more)
 
 
 def pass_seconds(total_bytes: int, bytes_per_s: int) -> int:
-    """How long a whole pass takes at this pace, at least a second; 0 = it is off."""
+    """Return the duration of a whole pass at this rate in seconds, at least 1; 0 = the scrub is off."""
     return max(1, total_bytes // bytes_per_s) if bytes_per_s else 0

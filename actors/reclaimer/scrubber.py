@@ -1,9 +1,9 @@
-"""Scrub: every checksum of every segment in both tiers and of every snapshot; and healing what can be.
+"""Scrub: verifies all checksums of segments in both tiers and of snapshots, and repairs what it can.
 
-A damaged data part is quarantined: nobody moves or rewrites it until it verifies again (SG-10). If the
-other tier has a copy that verifies, that is put in its place; an index or a dictionary that does not agree
-with its sound data part is made anew from it (SG-5). Nothing is ever repaired by guessing, and a scrub that
-was asked for by hand changes nothing (SG-15).
+A segment with a damaged data part is quarantined: it is not moved or rewritten until it verifies again. If
+the other tier has a copy that verifies, the copy replaces the damaged part. An index or dictionary that
+disagrees with a valid data part is rebuilt from it. Nothing is ever repaired by guessing. A scrub that an
+operator requests changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class ScrubCounters:
-    """For the board."""
+    """Counters for the board."""
 
     findings: int = 0
     healed: int = 0
@@ -51,22 +51,26 @@ class Scrubber:
         pace: Callable[[int], None],
         is_current: Callable[[SegmentRef], bool],
     ) -> None:
-        """`is_current` asks the shards whether a segment still lies where it did: what moved or went while we
-        looked is no finding. `pace` is told of bytes before they are read, and waits."""
+        """Create a scrubber.
+
+        `is_current` queries the shards whether a segment is still in its place: a segment that was moved or
+        deleted during its verification is no finding. `pace` is called with a number of bytes before they are
+        read, and may sleep.
+        """
         self._disk, self._data_dir, self._copies = disk, data_dir, copies
         self._pace, self._is_current = pace, is_current
         self.counts = ScrubCounters()
         self.quarantined: set[int] = set()
 
     def list_snapshots(self) -> list[tuple[str, int]]:
-        """(path below the data directory, bytes) of every snapshot. Raises DiskError."""
+        """Return (path below the data directory, bytes) of every snapshot. Raises DiskError."""
         directory = f"{self._data_dir}/{META_DIR}"
         names = self._disk.list_dir(directory) if self._disk.exists(directory) else []
         paths = [f"{META_DIR}/{name}" for name in names if parse_snapshot_name(name) is not None]
         return [(path, self._read(path, self._disk.size) or 0) for path in paths]
 
     def verify_item(self, item: ScrubItem, *, heals: bool) -> list[str]:
-        """Look at one item; what is wrong with it and still is, as `path: reason`."""
+        """Verify one item and repair it if `heals`. Return the remaining findings, as `path: reason`."""
         if item.ref is None:
             return self._log_findings(item, self._snapshot(item))
         ref = item.ref
@@ -85,7 +89,7 @@ class Scrubber:
             log_event(log, logging.ERROR, "damage found at rest", path=item.path, finding=finding)
         return findings
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- verification ---------------------------------------------------------------------------------
 
     def _snapshot(self, item: ScrubItem) -> list[str]:
         self._pace(item.bytes)
@@ -98,7 +102,7 @@ class Scrubber:
         return []
 
     def _read(self, path: str, read: Callable[[int], T]) -> T | None:
-        """What `read` makes of an open file; None when it is gone."""
+        """Return the result of `read` for an open file, or None if the file does not exist."""
         try:
             fd = self._disk.open_read(f"{self._data_dir}/{path}")
         except DiskError as e:
@@ -117,7 +121,8 @@ class Scrubber:
         return verify_segment(self._disk, self._data_dir, ref.stem)
 
     def _cold(self, ref: SegmentRef) -> list[str]:
-        """The data part by its own checksums, the others by those of the host's, which lead."""
+        """Verify a cold segment: its data part in the store, the other parts on the host, which take
+        precedence."""
         findings = []
         try:
             with contextlib.closing(Segment.open(self._disk, self._data_dir, ref.stem)) as segment:
@@ -130,15 +135,15 @@ class Scrubber:
         try:
             self._copies.verify_cold(ref.stem)
         except ColdUnavailable:
-            return findings  # not looked at is not damaged; the next pass comes back
+            return findings  # Not verified is not damaged. The next pass tries again.
         except CorruptData as e:
             findings.append(f"{ref.stem}{DATA}: {e}")
         return findings
 
-    # -- healing --------------------------------------------------------------------------------------
+    # -- repair ---------------------------------------------------------------------------------------
 
     def _heal(self, ref: SegmentRef, findings: list[str]) -> list[str]:
-        """Try what may be tried; what is wrong afterwards."""
+        """Try to repair a segment; return the remaining findings."""
         try:
             if not self._try_to_heal(ref, findings):
                 return findings

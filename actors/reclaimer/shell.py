@@ -1,7 +1,7 @@
-"""The reclaimer, performed: a socket for ScrubNow, a look at the free space, and threads that do the work.
+"""The reclaimer's shell: a socket for ScrubNow, a check of free disk space, and threads that do the work.
 
-One thread makes rounds, one scrubs, one removes what is cold: a store that hangs holds up no other. The
-main one answers, beats, and watches the disk.
+One thread runs rounds, one scrubs, and one removes cold parts, so a hanging store delays no other work. The
+main thread replies to requests, sends heartbeats, and watches the disk.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ COLD_JOBS_MAX = 256
 ASK_S = 10.0
 CHECKPOINT_S = 60.0
 CHECKPOINT_NS = 60 * 1_000_000_000
-"""How often snapshots are asked for while something waits for them to be removed."""
+"""Interval at which snapshots are requested while orphans wait for them, in ns."""
 STOP_S = 2.0
 IDLE_S = HEARTBEAT_INTERVAL_MS / 1_000
 FIRST_PASS_S = 30.0
-"""After a start there is more urgent work."""
+"""Delay of the first pass after a start, when other work is more urgent, in seconds."""
 _NS = 1_000_000_000
 
 
@@ -66,7 +66,7 @@ class ReclaimerShell:
     """One incarnation of the reclaimer."""
 
     def __init__(self, boot: ActorBoot, settings: Config, *, clock: Clock | None = None) -> None:
-        """Raises ConfigError when the settings name a cold store that cannot be opened."""
+        """Create the shell. Raises ConfigError if the settings name a cold store that cannot be opened."""
         self._boot, self._settings = boot, settings
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
@@ -79,7 +79,7 @@ class ReclaimerShell:
         self._links: dict[str, ShardRequests] = {}
         storage, stopping = settings.storage, self._stopping.is_set
         self._scrub_pace = ByteRateLimiter(storage.scrub_bytes_per_s, self._clock, stopping)
-        # By hand it may go as fast as reclaiming may.
+        # A scrub that an operator requests may run at the rate of rewrites.
         self._manual_limiter = ByteRateLimiter(storage.reclaim_bytes_per_s, self._clock, stopping)
         self._is_manual = False
         copies = SegmentCopies(self._disk, boot.data_dir, store, self._limit_scrub)
@@ -94,7 +94,7 @@ class ReclaimerShell:
         self._scrubs_done: deque[tuple[bytes, int, m.Message]] = deque()
         self._checkpoint_ns = 0
         reclaim_pace = ByteRateLimiter(storage.reclaim_bytes_per_s, self._clock, stopping)
-        # Incarnations are never reused, so neither are numbers, whatever became of the segments.
+        # Incarnations are never reused, so segment numbers are not either, even of deleted segments.
         numbers = NumberAllocator(
             MAKER_RECLAIMER, [(MAKER_RECLAIMER << MAKER_SHIFT) | boot.incarnation << 20]
         )
@@ -110,10 +110,10 @@ class ReclaimerShell:
         self._disk_look_ns = 0
         self._is_low = False
 
-    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
+    # -- lifecycle: runtime.duty_cycle.Actor ----------------------------------------------------------
 
     def on_start(self, stop: StopFlag) -> None:
-        """See Actor."""
+        """Check the disk and start the threads."""
         self._sleeper = Sleeper(stop.fileno(), self._bell.fileno(), self._router.fileno())
         self._watch_disk(self._clock.monotonic_ns())
         self._loops = [
@@ -123,7 +123,7 @@ class ReclaimerShell:
         log_event(log, logging.INFO, "ready")
 
     def do_work(self) -> int:
-        """One pass of the main thread."""
+        """One pass of the main thread's loop."""
         for loop in self._loops:
             loop.raise_failure()
         if self._stopping.is_set():
@@ -144,17 +144,17 @@ class ReclaimerShell:
         return work
 
     def idle(self, work: int) -> None:
-        """Sleep until a request, or a thread of ours, wakes us."""
+        """Sleep until a request or a thread of this process wakes the loop up."""
         if not work and not self._router.has_input():
             self._sleeper.sleep(self._clock.monotonic_ns())
 
     def drain(self) -> bool:
-        """Have the threads come to an end."""
+        """Signal the threads to end."""
         self._stopping.set()
         return True
 
     def on_close(self) -> None:
-        """See Actor."""
+        """Close the sockets and clear the flag for low disk space."""
         self._slot.set(ProcessField.DISK_LOW, 0)
         self._router.close()
         self._bell.close()
@@ -187,7 +187,7 @@ class ReclaimerShell:
             self._slot.set(word, value)
 
     def _watch_disk(self, now_ns: int) -> None:
-        """Tell the shards when space runs out, while there is still enough to delete and to stop (ST-13)."""
+        """Publish low disk space to the shards, while there is still enough space to delete and to stop."""
         if now_ns < self._disk_look_ns:
             return
         self._disk_look_ns = now_ns + round(DISK_POLL_S * _NS)
@@ -215,7 +215,7 @@ class ReclaimerShell:
                 try:
                     self.reclaimer.run_round()
                 except ShuttingDown:
-                    # Ours, or a shard's that stops first: the next round tells which.
+                    # This process or a shard is stopping. The next round finds out which.
                     log_event(log, logging.DEBUG, "round ended early")
 
     def _connect(self) -> ShardRequests:
@@ -230,7 +230,10 @@ class ReclaimerShell:
         return self._cold_jobs.submit(0, job)
 
     def _want_checkpoint(self) -> None:
-        """Ask for snapshots, now and then; it is not waited for, they come without being asked too."""
+        """Request snapshots, at most once per CHECKPOINT_NS.
+
+        A failure is only logged: they are also written without it.
+        """
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._checkpoint_ns:
             return
@@ -284,7 +287,7 @@ class ReclaimerShell:
                 findings=self._pass.findings_total)  # fmt: skip
 
     def _scrub_by_hand(self) -> None:
-        """One pass for all that asked before it began; each is answered, whatever becomes of it."""
+        """Run one pass for all waiting requests of operators. Each gets a reply, also after an error."""
         asked = [self._scrubs_asked.popleft() for _ in range(len(self._scrubs_asked))]
         answer: m.Message
         try:
@@ -296,7 +299,7 @@ class ReclaimerShell:
         self._bell.ring()
 
     def _whole_pass(self) -> m.ScrubReport:
-        """Everything once, at the pace of reclaiming, changing nothing (SG-15)."""
+        """Verify all items once, at the rate of rewrites, without repairs."""
         whole = ScrubPass.from_items(scrub_items(self._registered_segments(), self.scrubber.list_snapshots()))
         self._is_manual = True
         try:
@@ -310,11 +313,11 @@ class ReclaimerShell:
     def _limit_scrub(self, count: int) -> None:
         if self._is_manual:
             self._manual_limiter(count)
-        elif not self._scrubs_asked:  # who asks by hand does not wait for the slow one
+        elif not self._scrubs_asked:  # An operator's request does not wait for the slow pass.
             self._scrub_pace(count)
 
     def _registered_segments(self) -> list[m.SegmentRef]:
-        """Every registered segment once, in the hottest tier a shard knows it in."""
+        """Return every registered segment once, in the hottest tier in which a shard knows it."""
         found: dict[int, m.SegmentRef] = {}
         for shard in range(self._boot.shards):
             for ref in self._plan(shard):
@@ -346,14 +349,14 @@ _REPLIES: dict[type[m.Message], type[m.Message]] = {
 
 
 class _ThreadRequests:
-    """Connections of one thread, as long as it runs: a socket belongs to the thread that made it."""
+    """Connections of one thread while it runs: a socket must be used only by the thread that created it."""
 
     def __init__(self, links: dict[str, ShardRequests], who: str, made: ShardRequests) -> None:
         self._links, self._who = links, who
         links[who] = made
 
     def __enter__(self) -> None:
-        """Nothing more to do."""
+        """Do nothing: the constructor has registered the connections."""
 
     def __exit__(self, *_: object) -> None:
         self._links.pop(self._who).close()

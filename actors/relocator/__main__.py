@@ -1,4 +1,4 @@
-"""`python -m actors.relocator <boot>`: started by the supervisor."""
+"""`python -m actors.relocator <boot>`: entry point for the supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringlog.runtime.process import main
 
 
 def build(boot: ActorBoot) -> RelocatorShell:
-    """Make the relocator that `boot` describes; raises ConfigError when its store cannot be used."""
+    """Create the relocator that `boot` describes; raise ConfigError if its store cannot be used."""
     return RelocatorShell(boot, config.from_plain(boot.config))
 
 

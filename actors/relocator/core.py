@@ -1,10 +1,12 @@
-"""The relocator's decisions about reads of cold parts: from memory, or by one fetch for all who wait for the
-same bytes. What is moved, the moving thread decides (plan.py). Pure.
+"""Decisions about reads of cold parts: from the cache, or by one fetch for all waiting clients. Pure.
 
-C1  a request is answered once: with bytes, with a refusal, or, when its time is over, with cold_unavailable.
-C2  at most COLD_READ_THREADS fetches run and COLD_READS_QUEUED_MAX wait; beyond that the answer is Throttled.
-C3  the cache never holds more than its bytes; the blocks that were used longest ago go first.
-C4  a part that the store does not have, or that came in another shape, is never told as an end of data.
+The moving thread decides about moves (plan.py).
+
+- A request gets one reply: bytes, a refusal, or `cold_unavailable` after its timeout.
+- At most COLD_READ_THREADS fetches run and COLD_READS_QUEUED_MAX wait. Further requests are refused with
+  Throttled.
+- The cache never exceeds its limit in bytes. The least recently used blocks are evicted first.
+- If the store lacks a part, or the part has another size, the reply is an error and never an end of data.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Event: what came of a Fetch: its bytes, or None and why."""
+    """Event: result of a Fetch: its bytes, or None and the error."""
 
     ticket: int
     data: bytes | None
@@ -77,7 +79,7 @@ class _OpenFetch:
 
 
 class BlockCache:
-    """Blocks of COLD_BLOCK_BYTES by (path, index), bounded by bytes."""
+    """LRU cache of blocks of COLD_BLOCK_BYTES by (path, index), limited in bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
@@ -85,7 +87,7 @@ class BlockCache:
         self._blocks: OrderedDict[_Key, bytes] = OrderedDict()
 
     def get(self, path: str, start: int, stop: int) -> bytes | None:
-        """Bytes [start, stop), fewer only at the end of the part; None when a block is not here."""
+        """Return bytes [start, stop), fewer only at the end of the part; None if a block is not cached."""
         pieces = []
         first, last = start // COLD_BLOCK_BYTES, (stop - 1) // COLD_BLOCK_BYTES
         for index in range(first, last + 1):
@@ -100,7 +102,10 @@ class BlockCache:
         return b"".join(pieces)[start - base : stop - base]
 
     def put(self, path: str, start: int, data: bytes) -> None:
-        """Keep what was fetched from `start`, a multiple of the block, to the end of a block or the part."""
+        """Cache bytes from `start`, a multiple of the block size.
+
+        They end at the end of a block or of the part.
+        """
         for offset in range(0, len(data), COLD_BLOCK_BYTES):
             key = (path, (start + offset) // COLD_BLOCK_BYTES)
             self.bytes -= len(self._blocks.pop(key, b""))
@@ -111,18 +116,18 @@ class BlockCache:
             self.bytes -= len(oldest)
 
     def check(self) -> None:
-        """Assert C3."""
+        """Check that the cache counts its bytes correctly and is within its limit."""
         if not sum(map(len, self._blocks.values())) == self.bytes <= self._bytes_max:
             raise InvariantViolation("the cache miscounts", bytes=self.bytes, max=self._bytes_max)
 
     def evict(self, path: str) -> None:
-        """The part changed or went."""
+        """Drop the blocks of a part that was changed or deleted."""
         for key in [key for key in self._blocks if key[0] == path]:
             self.bytes -= len(self._blocks.pop(key))
 
 
 class ColdReads:
-    """Which clients wait for which cold bytes. Times come in Tick."""
+    """Requests of clients for cold bytes. Tick events carry the time."""
 
     def __init__(self, cache_bytes: int, timeout_ns: int) -> None:
         self.cache = BlockCache(cache_bytes)
@@ -134,7 +139,7 @@ class ColdReads:
         self._now_ns = 0
 
     def handle(self, events: Sequence[Any]) -> list[Effect]:
-        """Take events in order; returns effects in the order to perform them."""
+        """Process events in order and return the effects in the order to perform them."""
         effects: list[Effect] = []
         for event in events:
             match event:
@@ -182,7 +187,7 @@ class ColdReads:
         return [fetch]
 
     def _fetched(self, done: Fetched) -> list[Reply]:
-        """The answers. Bytes that came too late are kept for the next request."""
+        """Return the replies to a fetch. Late bytes are cached for the next request."""
         opened = self._open.pop(done.ticket)
         fetch, data, error = opened.fetch, done.data, done.error
         self._by_range.pop((fetch.path, fetch.start, fetch.stop), None)
@@ -197,7 +202,10 @@ class ColdReads:
         ]
 
     def _expire_requests(self) -> list[Reply]:
-        """Answer those whose time is over; their fetches go on, and hold their threads (C1, C2)."""
+        """Return replies to the requests whose time is over.
+
+        Their fetches continue and still occupy threads.
+        """
         late: list[Reply] = []
         for opened in self._open.values():
             for asked in [each for each in opened.asked if each.deadline_ns <= self._now_ns]:
@@ -208,11 +216,11 @@ class ColdReads:
         return late
 
     def next_deadline_ns(self) -> int | None:
-        """When the first request is late."""
+        """Return when the next request times out, in ns, or None."""
         return min(_deadlines(self._open.values()), default=None)
 
     def check(self) -> None:
-        """Assert C2 and C3."""
+        """Check the limits of fetches and cache."""
         if len(self._open) > COLD_READ_THREADS + COLD_READS_QUEUED_MAX or len(self._by_range) > len(
             self._open
         ):

@@ -1,14 +1,16 @@
-"""One move after the other: copy, prove, tell the shards, then delete the hot data part.
+"""Moves segments one after the other: copy, verify, inform the shards, then delete the hot data part.
 
-hot      the shards lead readers to the host; a cold copy, if there is one, counts for nothing
-both     SegmentTier 1: a proven copy of every part lies in the store; the hot one is read
-cold     SegmentTier 2: readers of the data go to the store
-dropped  the hot data part is gone; index, tags and marks stay
+States of a segment:
 
-Every step may be repeated, and a crash between any two leaves at least one complete, proven copy where
-readers are led (TI-4, TI-5): the hot data part goes only after every shard that knows the segment said that
-it leads nobody there. Marks that the compactor made meanwhile are carried over before that (TI-8), and
-those it makes later whenever a shard has a new snapshot.
+- hot: shards direct readers to the host. A cold copy, if there is one, is not used.
+- both: tier 1 (TIER_BOTH). A verified copy of every part is in the store. Readers use the hot one.
+- cold: tier 2 (TIER_COLD). Readers of the data use the store.
+- dropped: the hot data part is deleted. Index, tags and marks stay on the host.
+
+Every step may be repeated. A crash between two steps leaves at least one complete, verified copy where
+readers are directed. The hot data part is deleted only after every shard that knows the segment has confirmed
+the cold tier. Marks that the compactor made meanwhile are copied before that, and later marks after each new
+snapshot of a shard.
 """
 
 from __future__ import annotations
@@ -33,14 +35,14 @@ M = TypeVar("M", bound=m.Message)
 
 
 class MoveRequester(Protocol):
-    """A request to a shard; see link.shard_requests for what it raises."""
+    """A request to a shard. It raises the errors of link.shard_requests."""
 
     def __call__(self, shard: int, message: m.Message, wanted: type[M]) -> M: ...
 
 
 @dataclass(slots=True)
 class MoveCounters:
-    """For the board."""
+    """Counters for the board."""
 
     moved: int = 0
     moved_bytes: int = 0
@@ -50,11 +52,11 @@ class MoveCounters:
 
 
 class TierChangeRefused(Exception):
-    """A shard did not take the new tier; the segment stays as it is until the next round."""
+    """A shard refused the new tier. The segment stays as it is until the next round."""
 
 
 class Mover:
-    """Moves what is due. For one thread, which may block for as long as the cold store does."""
+    """Moves segments that are due. For one thread, which may block as long as the cold store does."""
 
     def __init__(
         self,
@@ -68,29 +70,29 @@ class Mover:
         is_stopping: Callable[[], bool] = lambda: False,
         on_change: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`on_change` is told of every cold object that may hold other bytes from now on."""
+        """Create a mover. `on_change` is called with the name of every cold object whose bytes may change."""
         self._copies, self._cold, self._shards = copies, cold, shards
         self._ask, self._clock = ask, clock
         self._is_stopping, self._on_change = is_stopping, on_change
         self.backoff = MoveBackoff(cold.interval_s, jitter)
         self.counts = MoveCounters()
         self._dropped: set[int] = set()
-        """Cold segments known to have no hot data part any more."""
+        """Numbers of cold segments that are known to have no hot data part."""
         self._marks: dict[int, str] = {}
-        """Digest of the marks last carried over, by segment; absent for those this life has not looked at."""
+        """Digest of the last copied marks by segment number, if this incarnation has copied any."""
         self._sent: dict[int, str] = {}
-        """Stems of what this life copied: a copy made while all else of it was removed goes, too."""
+        """Stems by number of copied segments of this incarnation. Copies of dropped segments are deleted."""
         self._snapshots: dict[int, int] = {}
 
     def run_round(self) -> None:
-        """Look at every shard that answers and move what is due, oldest first."""
+        """Query all shards and move the segments that are due, oldest first."""
         plans = self._plans(range(self._shards))
         placed = placements({shard: plan.segments for shard, plan in plans.items()})
         if len(plans) == self._shards:
             self._forget_missing(placed)
         else:
-            # A shard that does not answer may lead readers to any pack, and to no topic's own segment that
-            # another one leads them to.
+            # A shard that did not reply may direct readers to any pack. It does not direct them to a topic's
+            # own segment that another shard knows.
             placed = {number: each for number, each in placed.items() if not each.is_pack}
         waiting = segments_due(placed.values(), self._cold.hot_segments, self._cold.hot_bytes)
         self.counts.segments_due = len(waiting)
@@ -102,7 +104,7 @@ class Mover:
         self._refresh_marks(plans, placed)
 
     def _plans(self, shards: Iterable[int]) -> dict[int, m.CheckpointPlan]:
-        """What those of the shards that answer look after."""
+        """Return the plans of the shards that replied."""
         found = {}
         for shard in shards:
             try:
@@ -120,8 +122,8 @@ class Mover:
         for number in [number for number in self._sent if number not in placed]:
             stem = self._sent[number]
             if self._copies.has_local(stem + IDX):
-                # The reclaimer's: a snapshot that recovery may start from can still list it, and the cold
-                # copy may be the only one. It removes both tiers' parts when that is over, the index last.
+                # Leave it to the reclaimer: a snapshot for recovery may still list it, and the cold copy may
+                # be the only one. The reclaimer later removes the parts in both tiers, the index last.
                 continue
             try:
                 self._copies.drop_cold(stem)
@@ -131,7 +133,10 @@ class Mover:
             del self._sent[number]
 
     def _attempt(self, each: SegmentPlacement, step: Callable[[SegmentPlacement], None]) -> None:
-        """Try one step on one segment; whatever fails leaves it as it is and is tried again later (TI-7)."""
+        """Try one step on one segment.
+
+        After a failure the segment stays as it is and is retried with backoff.
+        """
         ref, now_ns = each.ref, self._clock.monotonic_ns()
         if self._is_stopping() or not self.backoff.may_try(ref.number, now_ns):
             return
@@ -155,10 +160,11 @@ class Mover:
         log_event(log, logging.WARNING, event, segment=ref.stem, reason=str(error))
 
     def _on_damage(self, each: SegmentPlacement, error: CorruptData) -> None:
-        """A copy does not verify: leave the segment alone (SG-10); the next round sees whether it healed.
+        """Quarantine a segment with a damaged copy. This incarnation does not try to move it again.
 
-        But what every shard has let go, the reclaimer removes from both tiers, also while it is being copied:
-        then nothing is damaged. Nor is that said while no shard answers; the next try meets it again.
+        If no shard knows the segment any more, the reclaimer removes it from both tiers, possibly during the
+        copy. Then it is not damaged. The same holds while no shard replies; the next attempt finds the damage
+        again.
         """
         ref = each.ref
         self.counts.failed += 1
@@ -173,10 +179,10 @@ class Mover:
         log_event(log, logging.ERROR, "damaged segment not moved", segment=ref.stem, reason=str(error),
             detail=error.detail)  # fmt: skip
 
-    # -- one move -------------------------------------------------------------------------------------
+    # -- moves ----------------------------------------------------------------------------------------
 
     def move_segment(self, each: SegmentPlacement) -> None:
-        """hot or both -> dropped. Raises what kept it from that, at whatever step."""
+        """Move a segment from hot or both to dropped. Raises the error of the step that failed."""
         ref = each.ref
         size = self._prove_hot(ref)
         self._sent[ref.number] = ref.stem
@@ -199,7 +205,7 @@ class Mover:
         try:
             return self._copies.verify_local(ref.stem)
         except CorruptData as e:
-            # What readers are led to is damaged: the copy from an earlier attempt may be whole.
+            # The hot part is damaged, but the copy of an earlier attempt may be intact.
             if not self._copies.heal_local(ref.stem):
                 raise
             self.counts.healed += 1
@@ -215,11 +221,14 @@ class Mover:
                 raise TierChangeRefused(f"shard {shard} refused tier {tier}: {reply.reason}")
 
     def _drop_hot_data(self, each: SegmentPlacement) -> None:
-        """cold -> dropped. A hot data part found beside a cold segment goes only if the copy is whole."""
+        """Delete the hot data part of a cold segment.
+
+        If the segment was cold before, its copy is verified first.
+        """
         stem = each.ref.stem
         if self._copies.has_local(stem + DATA):
             if each.tier == m.TIER_COLD:
-                # Found so, after a crash or a failed unlink: nobody of this life has proven the copy.
+                # Left by a crash or a failed unlink: this incarnation has not verified the copy.
                 self._prove_cold(each.ref)
             self._marks[each.ref.number] = self._copies.upload_changed_marks(
                 stem, self._marks.get(each.ref.number, "")
@@ -238,12 +247,15 @@ class Mover:
             self.counts.healed += 1
             log_event(log, logging.WARNING, "cold copy healed from the host", segment=ref.stem, reason=str(e))
 
-    # -- marks made later -----------------------------------------------------------------------------
+    # -- later marks ----------------------------------------------------------------------------------
 
     def _refresh_marks(
         self, plans: Mapping[int, m.CheckpointPlan], placed: Mapping[int, SegmentPlacement]
     ) -> None:
-        """The compactor marks in checkpoints: after each, carry over what changed of cold segments (TI-8)."""
+        """Copy changed marks of cold segments.
+
+        The compactor makes marks in checkpoints, so check after each one.
+        """
         changed = {shard for shard, plan in plans.items() if self._snapshots.get(shard) != plan.number}
         for each in placed.values():
             if each.tier == m.TIER_COLD and changed.intersection(each.shards):

@@ -1,10 +1,10 @@
-"""Which segments go to the cold tier, and when what failed is tried again. Pure.
+"""Which segments move to the cold tier, and when a failed move is retried. Pure.
 
-R1  a topic's newest `hot_segments` stay, and no more than `hot_bytes` of it; the stricter one decides (TI-2).
-R2  a segment that several shards know is cold only when all of them were told: packs stay where they are
-    while a shard does not answer.
-R3  what is damaged is not moved (SG-10); what failed waits longer each time, and a store that does not
-    answer holds up all moves and nothing else (TI-7, TI-9).
+- The newest `hot_segments` segments of a topic stay hot, up to `hot_bytes`. The stricter limit applies.
+- A segment that several shards know is cold only after all of them were informed. Packs therefore stay
+  where they are while a shard does not reply.
+- A damaged segment is not moved. A failed move is retried with exponential backoff. If the store does not
+  respond, all moves wait, but nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlacement:
-    """One segment, the shards that know it, and the hottest tier any of them leads readers to."""
+    """One segment, the shards that know it, and the hottest tier in which one of them registers it."""
 
     ref: SegmentRef
     shards: tuple[int, ...]
@@ -29,13 +29,13 @@ class SegmentPlacement:
 
     @property
     def is_pack(self) -> bool:
-        """It holds segments of several topics, which several shards may look after."""
+        """Whether it may contain several topics, of several shards."""
         parsed = parse_stem(self.ref.stem)
         return parsed is None or parsed[0] == 0
 
 
 def placements(by_shard: Mapping[int, Iterable[SegmentRef]]) -> dict[int, SegmentPlacement]:
-    """All segments by number."""
+    """Return all segments by number."""
     found: dict[int, SegmentPlacement] = {}
     for shard, refs in by_shard.items():
         for ref in refs:
@@ -48,7 +48,7 @@ def placements(by_shard: Mapping[int, Iterable[SegmentRef]]) -> dict[int, Segmen
 def segments_due(
     placed: Iterable[SegmentPlacement], hot_segments: int, hot_bytes: int
 ) -> list[SegmentPlacement]:
-    """Segments that are to be cold and are not, oldest first (R1). Packs count as one topic of their own."""
+    """Return the segments that must become cold, oldest first. Packs count as one topic of their own."""
     families: dict[int, list[SegmentPlacement]] = {}
     for each in placed:
         parsed = parse_stem(each.ref.stem)
@@ -64,7 +64,7 @@ def segments_due(
 def _over_hot_limits(
     family: list[SegmentPlacement], hot_segments: int, hot_bytes: int
 ) -> list[SegmentPlacement]:
-    """`family` is sorted, oldest first."""
+    """Return the segments over the limits. `family` is sorted, oldest first."""
     found, held = [], 0
     for rank, each in enumerate(reversed(family)):
         held += each.ref.data_bytes
@@ -91,9 +91,10 @@ class _RetryState:
 
 @dataclass(slots=True)
 class MoveBackoff:
-    """What is not tried now: damaged segments, failed ones that wait, and everything while the store is down.
+    """Backoff of moves: damaged segments, failed segments, and all segments while the store is unavailable.
 
-    `jitter()` is a number in [0, 1) from outside.
+    A quarantined segment is not tried again by this incarnation. `jitter()` returns a random number in [0,
+    1).
     """
 
     base_s: float
@@ -103,31 +104,31 @@ class MoveBackoff:
     _store: _RetryState = field(default_factory=_RetryState)
 
     def may_try(self, number: int, now_ns: int) -> bool:
-        """Is this segment to be moved now?"""
+        """Return whether a move of this segment may be tried now."""
         wait = self._waits.get(number)
         is_waiting = wait is not None and now_ns < wait.until_ns
         return self.store_is_due(now_ns) and number not in self.quarantined and not is_waiting
 
     def store_is_due(self, now_ns: int) -> bool:
-        """Is the store believed to answer, or is it time to ask again?"""
+        """Return whether the store is available, or its retry time has come."""
         return now_ns >= self._store.until_ns
 
     def record_success(self, number: int) -> None:
-        """It was moved; so the store works."""
+        """Record a successful move, which also proves that the store is available."""
         self._waits.pop(number, None)
         self._store = _RetryState()
         self.quarantined.discard(number)
 
     def record_failure(self, number: int, now_ns: int) -> None:
-        """This one did not go."""
+        """Record a failed move and extend the backoff of this segment."""
         self._longer(self._waits.setdefault(number, _RetryState()), now_ns)
 
     def record_store_failure(self, now_ns: int) -> None:
-        """The store did not answer."""
+        """Record that the store did not respond, and extend its backoff."""
         self._longer(self._store, now_ns)
 
     def retain_only(self, numbers: Iterable[int]) -> None:
-        """Segments that are gone are no longer waited for."""
+        """Forget segments that no longer exist."""
         known = set(numbers)
         self.quarantined &= known
         self._waits = {number: wait for number, wait in self._waits.items() if number in known}

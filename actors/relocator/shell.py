@@ -1,7 +1,7 @@
-"""The relocator, performed: a socket for cold reads, threads that fetch, and one that moves.
+"""The relocator's shell: a socket for cold reads, threads that fetch, and one thread that moves segments.
 
-Three kinds of threads, so that nothing waits for a cold store but who asked for cold bytes (TI-9): the main
-one answers and beats, a few fetch, one moves segments.
+Three kinds of threads ensure that only requests for cold bytes wait for the store. The main thread replies to
+requests and sends heartbeats, a few threads fetch, and one moves segments.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = logging.getLogger("ringlog.relocator")
 REQUESTS_PER_TURN = 256
 ASK_S = 10.0
 STOP_S = 2.0
-"""A move in progress may take so long to come to an end; then it is left to the next life."""
+"""Longest wait for a move in progress at the exit, in seconds. The next incarnation repeats the move."""
 
 
 class RelocatorShell:
@@ -62,7 +62,10 @@ class RelocatorShell:
         store: SegmentStore | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`store` is for tests; raises ConfigError when the settings name none that can be opened."""
+        """Create the shell.
+
+        `store` is for tests. Raises ConfigError if the settings name no store that can be opened.
+        """
         self._boot, self._cold = boot, settings.cold
         self._clock = clock or SystemClock()
         self._disk = disk = RealDisk()
@@ -86,16 +89,16 @@ class RelocatorShell:
         self._requests: ShardRequests | None = None
         self.exit_code: ExitCode | None = None
 
-    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
+    # -- lifecycle: runtime.duty_cycle.Actor ----------------------------------------------------------
 
     def on_start(self, stop: StopFlag) -> None:
-        """See Actor."""
+        """Start the moving thread."""
         self._sleeper = Sleeper(stop.fileno(), self._bell.fileno(), self._router.fileno())
         self._moving = BackgroundThread("move", self._move, self._bell.ring)
         log_event(log, logging.INFO, "ready", cold=self._cold.dir or self._cold.url)
 
     def do_work(self) -> int:
-        """One pass of the main thread."""
+        """One pass of the main thread's loop."""
         self._moving.raise_failure()
         if self._stopping.is_set():
             self._moving.join(STOP_S)
@@ -120,17 +123,17 @@ class RelocatorShell:
         return len(events) - 1 + len(effects)
 
     def idle(self, work: int) -> None:
-        """Sleep until a request, a thread of ours or a read's deadline."""
+        """Sleep until a request arrives, a thread finishes, or a read times out."""
         if not work and not self._router.has_input():
             self._sleeper.sleep(self._clock.monotonic_ns(), self.core.next_deadline_ns())
 
     def drain(self) -> bool:
-        """Have a move come to its end."""
+        """Signal the moving thread to end."""
         self._stopping.set()
         return True
 
     def on_close(self) -> None:
-        """See Actor. Threads are daemons and hold nothing that outlives the process."""
+        """Close the sockets. Threads are daemons and have no state that must survive."""
         self._router.close()
         self._bell.close()
 
@@ -152,7 +155,7 @@ class RelocatorShell:
     def _perform(self, effect: Any) -> None:
         if isinstance(effect, Fetch):
             read = functools.partial(self._store.get_range, effect.path, effect.start, effect.stop)
-            # The core admits no more than threads and queue hold.
+            # The core never has more fetches than threads and queue can take.
             is_taken = self._fetchers.submit(effect.ticket, read)
             assert is_taken, "as many fetches as the core counts"
             return
@@ -168,14 +171,17 @@ class RelocatorShell:
                     if self._owns_store():
                         self.mover.run_round()
                 except ShuttingDown:
-                    # Ours, or a shard's that stops first: the next round tells which.
+                    # This process or a shard is stopping. The next round finds out which.
                     log_event(log, logging.DEBUG, "round ended early")
         finally:
             self._requests.close()
 
     def _owns_store(self) -> bool:
-        """Nothing is moved to a store that is not known to be this engine's alone. A directory is asked
-        before each round: its volume may have been unmounted, and what is written then fills another disk."""
+        """Return whether the store belongs to this engine only. If not, nothing is moved to it.
+
+        A directory is checked before each round: its volume may be unmounted, and a write would then fill
+        another disk.
+        """
         if self._owner == self._boot.engine_id and not isinstance(self._store, LocalStore):
             return True
         try:

@@ -1,1 +1,1 @@
-"""The delivery scheduler: says who may read what next."""
+"""The scheduler: gives watches grants to read, runs routers and moves dead letters."""

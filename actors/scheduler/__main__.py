@@ -1,4 +1,4 @@
-"""`python -m actors.scheduler <boot>`: started by the supervisor."""
+"""`python -m actors.scheduler <boot>`: entry point for the supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringlog.runtime.process import main
 
 
 def build(boot: ActorBoot) -> SchedulerShell:
-    """Make the scheduler that `boot` describes."""
+    """Create the scheduler that `boot` describes."""
     settings = config.from_plain(boot.config)
     return SchedulerShell(
         boot, schedulers=settings.delivery.schedulers, routers_max=settings.limits.max_routers,

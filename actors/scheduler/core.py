@@ -1,22 +1,27 @@
-"""The scheduler's decisions: who is told that what may be read, and when (semantics 22).
+"""The scheduler's decisions: which feed gets a grant to read, and when. Pure.
 
-A link subscribes to feeds. A feed whose reader is behind its topic is *dirty*; it then gets a *turn*: at once
-while its subscription has credit and nobody waits there, else when its ready set says that it is next. The
-link gives a turn back and says how far the reader is; still behind, the feed is dirty again. Nothing here is
-kept anywhere: whoever reads does so from the files, and says everything again to a successor (SCH-9). Here
-is who follows what and how far it is; who is next, and what links are told, is in turns.py.
+A link subscribes to feeds. A feed is *lagging* while its topic has records that its reader has no grant for.
 
-What must hold (docs/reference/invariants.md):
+- A lagging feed gets a *grant* at once if its subscription has credit and no other feed waits there.
+  Otherwise it waits in the ready set of the subscription.
+- The link returns each grant with the position of its reader. If that position is still below the end of
+  the topic, the feed is lagging again.
 
-- T1 a subscription never has more turns out than credit;
-- T2 a feed has at most one turn out, or waits in its ready set once, or neither;
-- T3 nobody waits in a ready set while the subscription has credit and its link takes messages, but in the
-  bands that the governor sheds;
-- T4 a feed behind its topic has a turn out or waits, or its topic's wake-ups are being gathered;
-- T5 what ended is told nothing: feeds, subscriptions, links;
-- T6 bounds are kept, and counts are those of what is there.
+The scheduler keeps no durable state. Readers read from the files, and after a restart they subscribe again
+with their positions. This module tracks the feeds of each topic and their positions. grants.py chooses the
+next feed and sends the grants.
 
-States of a feed: *idle → told*, *idle → ready → told*, *told → idle* or *ready*; any → gone.
+Invariants (docs/reference/invariants.md):
+
+- A subscription never has more outstanding grants than credit (T1).
+- A feed has at most one grant, or waits once in its ready set, or neither (T2).
+- No feed waits in a ready set while its subscription has credit and its link accepts messages. Bands that
+  the governor sheds are the exception (T3).
+- A lagging feed has a grant or waits, or the wake-ups of its topic are being coalesced (T4).
+- Ended feeds, subscriptions and links receive nothing (T5).
+- All limits hold, and counters equal a recount (T6).
+
+States of a feed: *idle → granted*, *idle → ready → granted*, *granted → idle* or *ready*; any → removed.
 """
 
 from __future__ import annotations
@@ -77,34 +82,37 @@ from ringlog.topic.priority import TopicPriority, auto_of
 
 NUMBER_MAX = (1 << 32) - 1
 SIFT_ROWS = 16
-"""From so many rows on they are sifted by slot all at once."""
+"""From this many rows on, numpy filters the rows of watched slots in one operation."""
 AUTO_STEP = AGING_TICK_MS // 10
-"""Points by which consumption must lift a topic before those that wait for it are put elsewhere."""
+"""Least rise of a topic's automatic priority, in points, that moves its waiting feeds in their ready sets."""
 _RETRY_AFTER_MS = 1_000
 _TICK_NS = AGING_TICK_MS * 1_000_000
 
 
 class Scheduler:
-    """One scheduler. `handle` is called with a Tick first, then with what happened, in order."""
+    """The core of one scheduler.
+
+    Each call of `handle` starts with a Tick, or reports results of its effects.
+    """
 
     def __init__(self, number: int, incarnation: int, shards: int) -> None:
         self.number, self.incarnation = number, incarnation
         self.shards = [FollowedShard(n) for n in range(shards)]
         self.links: dict[bytes, Link] = {}
-        """In the order in which they were heard."""
+        """In the order of the last message received; the link that has been silent for longest is first."""
         self.feeds = 0
         self.subscriptions = 0
         self._now_ms = self._tick_ns = 0
         self._effects: list[Any] = []
         self.grants = GrantDispatcher(self.shards, self._effects)
         self._named: dict[bytes, None] = {}
-        """Links that want to hear of changed names."""
+        """Links that are notified of created and deleted topics."""
         self._names_changed = False
         self._reprioritized: dict[SchedulerTopic, None] = {}
-        """Topics whose standing changed while somebody waited for them."""
+        """Topics whose priority changed while feeds waited for them."""
         self._to_refresh: deque[SchedulerFeed] = deque()
         self._is_shard_down = False
-        """Some look came to nothing: not before the next tick again."""
+        """True if a slot could not be read. Slots are read again from the next aging tick on."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             Tick: self._tick,
             LinkRequestReceived: self._request_received,
@@ -118,7 +126,7 @@ class Scheduler:
         }
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
-        """Take events in order; returns the effects wanted, in order."""
+        """Process events in order and return the resulting effects, in order."""
         for event in events:
             self._handlers[type(event)](event)
         self.grants.send_grants()
@@ -126,10 +134,10 @@ class Scheduler:
         self._effects.clear()
         return effects
 
-    # -- what the shell asks --------------------------------------------------------------------------
+    # -- queries of the shell -------------------------------------------------------------------------
 
     def next_deadline_ns(self) -> int | None:
-        """When the next Tick is wanted even if nothing else happens; 0 = at once."""
+        """Return the time of the next Tick in ns, 0 for at once, None if only other events need one."""
         if not self._is_shard_down and any(shard.to_look for shard in self.shards):
             return 0
         turns = self.grants
@@ -139,24 +147,24 @@ class Scheduler:
 
     @property
     def has_name_watchers(self) -> bool:
-        """Does anybody want to hear of changed names?"""
+        """Whether any link is notified of created and deleted topics."""
         return bool(self._named)
 
     def awaits_durable(self, shard: int) -> bool:
-        """Does somebody wait for the shard's durable mark?"""
+        """Return whether any strong subscription waits for the shard's durable mark."""
         return bool(self.shards[shard].awaiting_durable)
 
     def is_followed(self, shard: int) -> bool:
-        """Does anybody want the shard's news?"""
+        """Return whether any feed follows a topic of the shard, so that its news must be read."""
         return self.shards[shard].is_followed
 
     def furthest_behind(self) -> Lag | None:
-        """The subscription that has lacked something for longest."""
+        """Return the subscription with the largest lag, or None if there is no subscription."""
         return next(iter(largest_lags(self.links.values(), self._now_ms, 1)), None)
 
     @property
     def topics(self) -> int:
-        """Topics that somebody follows."""
+        """Number of followed topics. A topic with eventual and strong feeds counts twice."""
         return sum(len(shard.slots) for shard in self.shards)
 
     # -- time -----------------------------------------------------------------------------------------
@@ -187,7 +195,7 @@ class Scheduler:
         self.grants.retry_blocked_links(self.links)
 
     def _read_due_slots(self, shard: FollowedShard) -> None:
-        """Read some of the slots that are to be read."""
+        """Request the slots that are due, at most SLOTS_PER_SCAN_MAX of them."""
         if not shard.to_look:
             return
         topics = []
@@ -200,7 +208,7 @@ class Scheduler:
         self._effects.append(ReadSlots(shard.number, tuple(topics)))
 
     def _refresh(self) -> None:
-        """Put those elsewhere who wait for what was consumed or configured meanwhile (SCH-4)."""
+        """Move waiting feeds of topics whose priority changed, at most REFRESHES_PER_TICK_MAX of them."""
         if not self._to_refresh:
             lifted, self._reprioritized = self._reprioritized, {}
             for topic in lifted:
@@ -210,7 +218,7 @@ class Scheduler:
             if feed.subscription.ready is not None:
                 feed.subscription.ready.refresh(feed, self._now_ms)
 
-    # -- what links say -------------------------------------------------------------------------------
+    # -- requests of links ----------------------------------------------------------------------------
 
     def _request_received(self, asked: LinkRequestReceived) -> None:
         link = self.links.get(asked.link)
@@ -273,7 +281,10 @@ class Scheduler:
     def _check_limits(
         self, message: m.Subscribe, link: Link | None, found: SchedulerSubscription | None
     ) -> None:
-        """Raise Refused for what cannot be or is too much, before anything was changed (LIM-2, LIM-3)."""
+        """Raise Refused if a value is out of range or a limit would be exceeded.
+
+        Nothing is changed before.
+        """
         if not 0 <= message.subscription <= NUMBER_MAX:
             raise InvalidRequest("subscription out of range", found=message.subscription, max=NUMBER_MAX)
         if not 0 <= message.credit <= CREDIT_MAX:
@@ -309,8 +320,12 @@ class Scheduler:
             self._named.pop(link.id, None)
 
     def _topic_of(self, told: m.Feed, *, is_strong: bool) -> SchedulerTopic:
-        """The topic of a feed. A client may have learnt where it is from an engine with more shards: what is
-        not found where it says is sought, also where there is no such shard now."""
+        """Return the topic of a feed; follow it if it is new.
+
+        A client may have learned the topic's place from an engine with more shards. A shard number that does
+        not exist is replaced by the last shard. If the slot there contains another topic, the topic is marked
+        lost and the client receives a recheck grant.
+        """
         number = min(told.shard, len(self.shards) - 1)
         shard, key = self.shards[number], (told.slot, told.topic_id)
         kin, other = (shard.strong_topics, shard.topics) if is_strong else (shard.topics, shard.strong_topics)
@@ -324,7 +339,7 @@ class Scheduler:
     def _place_feed(
         self, subscription: SchedulerSubscription, number: int, topic: SchedulerTopic, after: int
     ) -> None:
-        """Make a feed, or move one; a turn that is out stays out."""
+        """Create a feed or move an existing one. A granted feed stays granted."""
         feed = subscription.feeds.get(number)
         if feed is None:
             feed = subscription.feeds[number] = SchedulerFeed(subscription, number, topic, after)
@@ -355,7 +370,7 @@ class Scheduler:
             return
         subscription = link.subscriptions.get(message.subscription)
         if subscription is not None:
-            # What it was given in this turn is said before, or not at all.
+            # Grants of this pass go out before the reply: after Unsubscribed the client receives none.
             self.grants.send_link_grants(link)
             if message.feeds:
                 for number in message.feeds:
@@ -387,7 +402,7 @@ class Scheduler:
             if is_consumed:
                 self._record_consumption(topic, now_ms)
             if topic.is_lost:
-                # Its reader says that it is there: perhaps it is again.
+                # The reader still works with the topic, so the topic may exist again.
                 self.shards[topic.shard].to_look[topic] = None
             if feed.state is FeedGrantState.GRANTED:
                 feed.state = FeedGrantState.IDLE
@@ -413,7 +428,10 @@ class Scheduler:
                 self.grants.serve_subscription(subscription)
 
     def _record_consumption(self, topic: SchedulerTopic, now_ms: int) -> None:
-        """P-4. Those who wait for it are put elsewhere when that makes a difference."""
+        """Record that a consumer read the topic, which raises its automatic priority.
+
+        If the rise is at least AUTO_STEP points, the topic's waiting feeds are moved at the next aging tick.
+        """
         standing = topic.standing
         before, standing.consumed_ms = standing.consumed_ms, now_ms
         if not topic.waiting or not standing.is_auto or topic in self._reprioritized:
@@ -421,7 +439,7 @@ class Scheduler:
         if before is None or auto_of(0) - auto_of(now_ms - before) >= AUTO_STEP:
             self._reprioritized[topic] = None
 
-    # -- what shards say ------------------------------------------------------------------------------
+    # -- reports of shards ----------------------------------------------------------------------------
 
     def _news(self, news: NewsRows) -> None:
         shard = self.shards[news.shard]
@@ -438,7 +456,7 @@ class Scheduler:
             hint = SchedulerReadHint._make(place)
             topic, strong = shard.topics.get(key), shard.strong_topics.get(key)
             if not hint.file_id:
-                # The slot says something else by now.
+                # A row without a place announces a deletion: read the slot again.
                 shard.to_look.update((each, None) for each in (topic, strong) if each is not None)
                 continue
             if topic is not None and self._is_current_epoch(topic, epoch):
@@ -457,7 +475,7 @@ class Scheduler:
             shard.to_look.update(dict.fromkeys(shard.strong_topics.values()))
 
     def _is_current_epoch(self, topic: SchedulerTopic, epoch: int) -> bool:
-        """Does what was published belong to the topic as we know it, or to a life after that?"""
+        """Return whether a row belongs to the topic's epoch or a later one. A later epoch is started here."""
         if epoch < topic.epoch:
             return False
         if epoch > topic.epoch:
@@ -473,7 +491,10 @@ class Scheduler:
         topic.readable_until = max(topic.readable_until, hint.last_seq)
 
     def _reread_all_slots(self, shard: FollowedShard) -> None:
-        """More happened than was said. What waited for a mark may lie elsewhere by now (another life)."""
+        """Schedule a re-read of all slots, because rows of news were missed.
+
+        The shard may have restarted, so positions that wait for its durable mark may no longer be valid.
+        """
         shard.awaiting_durable.clear()
         shard.durable = (0, 0)
         for topics in (shard.topics, shard.strong_topics):
@@ -499,7 +520,7 @@ class Scheduler:
             self.grants.wake_topic(shard, topic)
 
     def _names(self, _: TopicNamesChanged) -> None:
-        """Told at the next tick: many changes are one."""
+        """Record the change. Links are notified at the next aging tick: many changes cause one message."""
         self._names_changed = bool(self._named)
 
     def _shard_given_up(self, given_up: ShardGivenUp) -> None:
@@ -537,7 +558,7 @@ class Scheduler:
             self._mark_lost(topic)
             return
         if fact.epoch < topic.epoch:
-            return  # Seen before what was published since.
+            return  # These facts are older than a published row that was already processed.
         standing = topic.standing
         if (standing.base, standing.is_auto) != (fact.base, fact.is_auto):
             standing.base, standing.is_auto = fact.base, fact.is_auto
@@ -554,7 +575,10 @@ class Scheduler:
         self.grants.offer_topic(topic)
 
     def _begin_epoch(self, topic: SchedulerTopic, epoch: int) -> None:
-        """Seen for the first time; or made anew, which those who read the old one have to find out."""
+        """Start an epoch of the topic.
+
+        If it replaces an epoch, readers of that one receive recheck grants.
+        """
         is_remade = bool(topic.epoch)
         topic.epoch, topic.readable_until, topic.is_lost = epoch, 0, False
         topic.hints.clear()
@@ -581,7 +605,7 @@ class Scheduler:
         if not pressed.is_shedding:
             self.grants.serve_shed()
 
-    # -- what links did not take ----------------------------------------------------------------------
+    # -- undelivered grants ---------------------------------------------------------------------------
 
     def _unsent(self, unsent: GrantsUnsent) -> None:
         link = self.links.get(unsent.send.link)
@@ -592,10 +616,10 @@ class Scheduler:
         else:
             self.grants.take_back_grants(link, unsent.send.feeds)
 
-    # -- ends -----------------------------------------------------------------------------------------
+    # -- removal --------------------------------------------------------------------------------------
 
     def _detach_feed(self, feed: SchedulerFeed, topic: SchedulerTopic) -> None:
-        """A feed leaves a topic; a topic without feeds is forgotten."""
+        """Remove a feed from a topic. A topic without feeds is no longer followed."""
         topic.feeds.pop(feed, None)
         topic.idle.pop(feed, None)
         if not topic.feeds:
@@ -622,10 +646,14 @@ class Scheduler:
         self.grants.forget_link(link)
         del self.links[link.id]
 
-    # -- what must be true ----------------------------------------------------------------------------
+    # -- invariants -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert T1 to T6 by looking at everything; raises InvariantViolation. Between calls of `handle`."""
+        """Check T1 to T6 with a full recount. Call it only between calls of `handle`.
+
+        Raises:
+            InvariantViolation: an invariant does not hold.
+        """
         feeds = ready = subscriptions = 0
         for link in self.links.values():
             _require_invariant(not link.granted_feeds, "T5 every grant was sent")

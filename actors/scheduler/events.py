@@ -1,4 +1,4 @@
-"""What a scheduler is told, and what it asks for."""
+"""Events and effects of the scheduler's core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BoardMark = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LinkRequestReceived:
-    """A link said something. `attachment` is private."""
+    """A link sent a message. `attachment` is a private copy."""
 
     link: bytes
     corr: int
@@ -30,7 +30,7 @@ class LinkRequestReceived:
 
 @dataclass(frozen=True, slots=True)
 class NewsRows:
-    """What a shard published: rows as in board/news.py, shape (n, 8). Unless complete, more than that."""
+    """Rows of a shard's news, as in board/news.py, shape (n, 8). If not complete, rows were missed."""
 
     shard: int
     rows: NDArray[np.uint64]
@@ -39,7 +39,7 @@ class NewsRows:
 
 @dataclass(frozen=True, slots=True)
 class DurableMarkMoved:
-    """A shard's files are synced up to this mark."""
+    """The shard's files are synced up to this mark."""
 
     shard: int
     mark: BoardMark
@@ -47,38 +47,38 @@ class DurableMarkMoved:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPressureChanged:
-    """What the governors have delivery do from now on."""
+    """New instructions of the governors for delivery."""
 
     gaps_ns: tuple[int, ...]
-    """For each shard: least time between two wake-ups of one of its topics."""
+    """For each shard: least time in ns between two wake-ups of one of its topics."""
     is_shedding: bool
-    """The lowest band gets no credit."""
+    """Whether low bands get no grants."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardGivenUp:
-    """A shard failed, and none comes after it in this life of the engine."""
+    """A shard failed permanently. It is not restarted before the engine is."""
 
     shard: int
 
 
 @dataclass(frozen=True, slots=True)
 class TopicNamesChanged:
-    """Topics of a shard were made or removed."""
+    """Topics of a shard were created or deleted."""
 
     shard: int
 
 
 @dataclass(frozen=True, slots=True)
 class GrantsUnsent:
-    """These turns did not get away. The link does not read at present, or it is gone."""
+    """Grants could not be sent. The link does not read at present, or it is disconnected."""
 
     send: SendToLink
     is_disconnected: bool
 
 
 class SlotFacts(NamedTuple):
-    """What a slot of a topic table says."""
+    """Content of a slot of a topic table."""
 
     topic_id: int
     epoch: int
@@ -87,18 +87,18 @@ class SlotFacts(NamedTuple):
     base: int
     is_auto: bool
     is_logged: bool = True
-    """Its records go to a log that is synced, rather than to memory alone."""
+    """Whether its records go to a log on disk, not only to shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFactsRead:
-    """What came of a ReadSlots."""
+    """Result of a ReadSlots."""
 
     request: ReadSlots
     facts: list[SlotFacts | None] | None
-    """For each topic; None for one that cannot be read just now. None for all: the shard does not serve."""
+    """Facts by topic, None if its slot is being written. None instead of a list: the shard does not serve."""
     published: BoardMark = (0, 0)
-    """The shard's published mark, read after the facts: it covers every head among them."""
+    """The shard's published mark, read after the facts. It covers every head among them."""
 
 
 # -- effects ----------------------------------------------------------------------------------------------
@@ -106,9 +106,9 @@ class SlotFactsRead:
 
 @dataclass(slots=True)
 class SendToLink:
-    """Say something to a link. With Turns: the rows, and whose they are, to be handed back if unsent.
+    """Send a message to a link. With Turns (grants): their rows, and the feeds to restore if sending fails.
 
-    Not frozen, which would cost more to make than the rest of a turn.
+    The class is not frozen: creating a frozen object would cost more than the rest of a pass.
     """
 
     link: bytes
@@ -125,7 +125,7 @@ class ReadSlots:
     shard: int
     topics: tuple[SchedulerTopic, ...]
     reply: SendToLink | None = field(default=None)
-    """To be told once what was seen has been told."""
+    """Message to send after the facts were processed and their grants were sent."""
 
 
 Event = (

@@ -1,7 +1,7 @@
-"""The scheduler, performed: a socket, the news of all shards, their topic tables, and sleep.
+"""The scheduler's shell: its socket, the news and topic tables of all shards, and sleep.
 
-A shard is read and never asked: nothing here makes one wait. A link that does not take what it is told is
-passed over, and tried again at the next tick.
+The scheduler reads shared memory and sends shards no requests for delivery, so it delays no shard. A link
+that accepts no messages is skipped, and retried at the next aging tick.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ log = logging.getLogger("ringlog.scheduler")
 
 REQUESTS_PER_TURN = 256
 SOCKET_POLL_TURNS = 8
-"""In a pass out of so many a scheduler that did not sleep looks at its socket as well."""
+"""A scheduler that does not sleep polls its socket in one pass of this many."""
 CHECK_EVERY_TURNS = 4_096
 CHECK_FEEDS_MAX = 1_000
-"""Invariants are looked after on the way while that takes no more than a moment."""
+"""Invariants are checked during operation only up to this many feeds or routers, to limit the time."""
 LATENCY_SHARE = 5
-"""A fifth of the moving average is new each time (G-2)."""
+"""Each new value counts for one fifth of the moving average."""
 _NS_PER_MS = 1_000_000
 _ROUTERS_LOOK_MS = 250
-"""How often it is counted how far all routers are behind."""
+"""Interval at which the lag of all routers is computed."""
 _STATE_MASK = (1 << TOPIC_DURABILITY_SHIFT) - 1
 _SERVING = {ProcessState.READY, ProcessState.DRAINING}
 _FACTS = [0, 1, 2, 3, 14]
-"""Words of a slot that are of use here: topic_id, epoch, state and durability, head, order."""
+"""Indices of the slot words that are used: topic_id, epoch, state and durability, head, order."""
 
 
 class _PollSet:
@@ -101,7 +101,7 @@ class SchedulerShell:
         self._router = ActorControlSocket(scheduler_socket(boot.shm_dir, number), boot, self._slot)
         self._router_fd = self._router.fileno()
         self._woken_by: list[int] = []
-        """What was readable when the last sleep ended; nothing in the passes after the next."""
+        """Descriptors that were readable when the last sleep ended. Empty after the next pass."""
         self._bell = BellListener(scheduler_bell(boot.shm_dir, number))
         self._rings = GrantRings(boot.shm_dir, number, boot.incarnation)
         self._sweep_ns = 0
@@ -115,7 +115,7 @@ class SchedulerShell:
         self._latency = self._slot.histogram(HistogramKind.COMMIT)
         self._latency_ns = 0
         self._encoded_grants: dict[int, bytes] = {}
-        """Encoded Turns by number of rows: the same words again and again."""
+        """Encoded Turns messages by number of rows: the message depends on nothing else."""
         self.exit_code: ExitCode | None = None
         self._missed = 0
         self._spin_policy = SpinPolicy()
@@ -132,10 +132,10 @@ class SchedulerShell:
             ev.ReadSlots: self._read_slots,
         }
 
-    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
+    # -- lifecycle: runtime.duty_cycle.Actor ----------------------------------------------------------
 
     def on_start(self, stop: StopFlag) -> None:
-        """See Actor."""
+        """Register descriptors, start the forwarder and log that the scheduler is ready."""
         for fd in (stop.fileno(), self._router_fd, self._bell.fileno()):
             self._poll.register(fd, select.POLLIN)
         self.forwarder.begin()
@@ -143,12 +143,12 @@ class SchedulerShell:
         log_event(log, logging.INFO, "ready", scheduler=self.core.number)
 
     def drain(self) -> bool:
-        """Readers that get no turns any more read from the files all the same: there is nothing to drain."""
+        """Exit at once. There is nothing to drain: readers without grants still read from the files."""
         self.exit_code = ExitCode.OK
         return True
 
     def on_close(self) -> None:
-        """See Actor."""
+        """Close sockets, rings and shared memory."""
         self._slot.set(ProcessField.ASLEEP, 0)
         self.forwarder.close()
         self._router.close()
@@ -160,10 +160,10 @@ class SchedulerShell:
             table.close()
 
     def do_work(self) -> int:
-        """One pass: gather, decide, do."""
+        """One pass of the loop: collect events, process them, and perform the effects."""
         now_ns = self._clock.monotonic_ns()
         events: list[Any] = [Tick(0, now_ns)]
-        # First what somebody waits for: whoever gives a turn back has time.
+        # News come first: readers wait for them. A link that returns a grant is not waiting.
         self._gather_news(events, now_ns)
         if now_ns >= self._shards_look_ns:
             self._gather_given_up(events, now_ns)
@@ -189,12 +189,15 @@ class SchedulerShell:
         return int(has_done or has_come)
 
     def idle(self, work: int) -> None:
-        """Wait for the bell, a message or the next deadline; look once more after saying so."""
+        """Wait for the bell, a message or the next deadline.
+
+        Announce the sleep on the board, then check news once more.
+        """
         if work:
             return
         core, slot = self.core, self._slot
         follows = [shard for shard in range(self._boot.shards) if core.is_followed(shard)]
-        # While nobody follows anything no shard is to spend time on a bell.
+        # While no topic is followed, shards must not spend time on this scheduler's bell.
         slot.set(ProcessField.ASLEEP, int(bool(follows) or core.has_name_watchers))
         now_ns = self._clock.monotonic_ns()
         has_news = any(self._news[shard].has_rows for shard in follows if shard in self._news)
@@ -209,7 +212,7 @@ class SchedulerShell:
         slot.set(ProcessField.ASLEEP, 0)
 
     def _spin_for_news(self, readers: list[NewsReader]) -> None:
-        """We were woken for news, or for frames that a shard has just taken: news of them come soon."""
+        """Spin for news after the bell rang: a shard has news, or has read frames and will publish soon."""
         if 0 < len(readers) <= SPIN_WORDS_MAX and self._spin_policy.should_spin(self._clock.monotonic_ns()):
             watched = [reader.spin_word() for reader in readers]
             spin_wait([word for word, _ in watched], [seen for _, seen in watched], SPIN_REPLY_NS)
@@ -284,7 +287,7 @@ class SchedulerShell:
                 events.append(ev.NewsRows(shard, taken.rows, taken.is_complete))
 
     def _open_news(self, shard: int, now_ns: int) -> NewsReader | None:
-        """The file is not there before the shard served for the first time."""
+        """Open the news of a shard. Return None before the shard has created the file, in its first start."""
         if now_ns < self._look_for_news_ns:
             return None
         try:
@@ -309,7 +312,7 @@ class SchedulerShell:
                 events.append(ev.TopicNamesChanged(shard))
 
     def _gather_marks(self) -> list[Any]:
-        """Durable marks that somebody waits for."""
+        """Return events for durable marks that moved and that feeds wait for."""
         moved = []
         for shard, page in enumerate(self._pages):
             if not self.core.awaits_durable(shard):
@@ -318,8 +321,8 @@ class SchedulerShell:
                 mark = page.watermark(WatermarkKind.DURABLE)
             except BoardUnstable:
                 continue
-            # A mark of the shard's next life says nothing of the files of this one, and a life begins with
-            # news: so what was read counts only while there are none.
+            # The next incarnation of the shard has other files, so its mark does not apply to these. A new
+            # incarnation first writes news. A mark is therefore valid only if no news are unread.
             reader = self._news.get(shard)
             is_of_this_life = reader is not None and not reader.has_rows
             if is_of_this_life and mark != self.core.shards[shard].durable:
@@ -329,7 +332,7 @@ class SchedulerShell:
     # -- effects --------------------------------------------------------------------------------------
 
     def _pump(self, events: list[Any]) -> bool:
-        """Decide and do until nothing is left to do; True when something was done."""
+        """Process events and perform their effects until none is left; return True if there were effects."""
         effects = self.core.handle(events)
         has_done = bool(effects)
         while effects:
@@ -355,7 +358,7 @@ class SchedulerShell:
         return ev.GrantsUnsent(effect, why == zmq.EHOSTUNREACH) if why else None
 
     def _read_slots(self, effect: ev.ReadSlots) -> ev.SlotFactsRead:
-        """Facts first, mark second: the mark then covers every head that was seen."""
+        """Read slots before the published mark, so that the mark covers every head that was read."""
         shard, page = effect.shard, self._pages[effect.shard]
         if page.state not in _SERVING:
             return ev.SlotFactsRead(effect, None)

@@ -1,4 +1,4 @@
-"""ringlog for asyncio: the same names as `ringlog.client`, awaited where the other one waits.
+"""Asyncio client: the names of `ringlog.client`, with coroutines where the synchronous client blocks.
 
     async with ringlog.aio.connect() as rl:
         await rl.append("orders", b"…")
@@ -8,8 +8,9 @@
         async for item in rl.reader("orders", follow=True):
             ...
 
-A client belongs to the loop in which it is first used; any other raises WrongLoop. It reads its
-descriptors by `loop.add_reader`, so it runs under every loop that has that, uvloop included.
+A client belongs to the event loop in which it is first used. A call from any other loop raises WrongLoop. The
+client watches its descriptors with `loop.add_reader`, so it runs under every loop that supports this,
+including uvloop.
 """
 
 from __future__ import annotations

@@ -32,9 +32,11 @@ from ringlog.link.protocol import Transport
 T = TypeVar("T")
 _live: weakref.WeakSet[Client] = weakref.WeakSet()
 _shells: weakref.WeakSet[LoopShell] = weakref.WeakSet()
-"""They outlive their clients where those were dropped, until the collector finds them."""
+"""Shells of all clients. A shell stays here after its client was dropped, until the garbage collector frees
+it."""
 _parents: list[Session] = []
-"""Sessions of the process we were forked from: freeing their sockets here would disturb it."""
+"""Sessions of the parent process, kept after a fork. Freeing their sockets in the child would disturb the
+parent."""
 
 
 def connect(
@@ -47,14 +49,47 @@ def connect(
     reconnect: bool = True,
     transport: Literal["auto", "ring", "ipc", "tcp"] = "auto",
 ) -> Client:
-    """Make a client; options as in ringlog.connect. `await` it or enter it to have `wait` respected."""
+    """Create a client of one engine for the running event loop.
+
+    `async with connect(…)` and `await connect(…)` wait for the engine if `wait` is set. Without either, the
+    client connects at its first call.
+
+    Args:
+        url: `ringlog:///run/dir` on this host, or `ringlog://host:port?server_key=…`. Default: RINGLOG_URL,
+            else ./ringlog-data/run.
+        client_id: Name of this client in the engine's logs and leases. Default: a random name.
+        key: Secret key of a TCP connection. Default: the content of the file RINGLOG_KEY_FILE, or
+            RINGLOG_KEY.
+        timeout_ms: Timeout of every request and ticket, in milliseconds. Default: RINGLOG_TIMEOUT_MS, or
+            10,000.
+        wait: Seconds to wait until the engine answers. Default: do not wait.
+        reconnect: False closes the client when its engine goes away. Waiting calls then raise NotConnected.
+        transport: Connection to the engine. `auto` uses shared-memory rings on the engine's host.
+
+    Returns:
+        The client. It is an awaitable and an async context manager.
+
+    Raises:
+        UsageError: An option is invalid.
+        NotConnected: On entering or awaiting: the engine did not answer within `wait` seconds.
+
+    Example:
+        async with ringlog.aio.connect(wait=5.0) as client:
+            await client.append("orders", b"...")
+    """
     options = ClientOptions(url, client_id, key, timeout_ms, transport)
     wait = None if wait is None else check_close_timeout(wait, "wait")
     return Client(options, wait=wait, reconnect=check_bool(reconnect, "reconnect"))
 
 
 class Client(Operations):
-    """One connection to one engine, for one loop. `async with connect(…) as client`."""
+    """Asyncio client of one engine, for one event loop.
+
+    Example:
+        async with connect() as client:
+            await client.append("orders", b"...")
+            page = await client.read("orders")
+    """
 
     def __init__(self, options: ClientOptions, *, wait: float | None, reconnect: bool) -> None:
         self._options = options
@@ -66,28 +101,29 @@ class Client(Operations):
         _shells.add(self._shell)
         register_with_multiprocessing()
 
-    # -- how it is ----------------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------------
 
     @property
     def state(self) -> ClientState:
-        """How this client and its engine stand."""
+        """State of the connection to the engine."""
         if self._shell.is_closed:
             return ClientState.CLOSED
         session = self._shell.session_or_none
         return session.state if session is not None else ClientState.CONNECTING
 
     def health(self) -> ClientHealth:
-        """Everything a liveness check may ask."""
+        """Return a snapshot of the connection for a liveness check."""
         return self._shell.session.health()
 
     def events(self) -> Iterator[ClientEvent]:
-        """What happened to the connection, oldest first; the last 256."""
+        """Return the last 256 connection events, oldest first."""
         session = self._shell.session_or_none
         return iter(list(session.events) if session is not None else [])
 
     @property
     def transport(self) -> Transport:
-        """How it talks to the engine; `ring` where that is not decided before the engine was met."""
+        """Transport to the engine. With `transport="auto"` it is `ring` until the first connection
+        decides."""
         session = self._shell.session_or_none
         if session is not None:
             return session.transport
@@ -95,20 +131,28 @@ class Client(Operations):
 
     @property
     def client_id(self) -> str:
-        """This client's name as the engine knows it."""
+        """Name of this client in the engine's logs and leases."""
         return self._node
 
     @property
     def connection(self) -> Session:
-        """What readers need."""
+        """Session that readers use. Raises WrongLoop in any other event loop than the client's own."""
         return self._shell.session
 
-    # -- the end ------------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------------
 
     async def close(self, timeout: float = 10.0) -> CloseReport:
-        """Send what was gathered, wait up to `timeout` seconds, end. Says what was not delivered.
+        """Flush buffered records, then close the client. Idempotent.
 
-        Readers and tailers end with it and let go of their files; what they handed out stays valid.
+        Closing also closes the client's readers, tailers, queues and groups and releases their files. Pages
+        and batches that they returned stay valid. Unstarted jobs return to their queues.
+
+        Args:
+            timeout: Longest time to wait for each of these steps, in seconds: the return of unstarted jobs,
+                the settlement of records, the cancellation of claims.
+
+        Returns:
+            Counts of the records and requests that were not settled.
         """
         shell, timeout = self._shell, check_close_timeout(timeout)
         if shell.is_closed:
@@ -156,7 +200,7 @@ class Client(Operations):
                 raise
         return self
 
-    # -- inside -------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------
 
     def _restart_in_child(self) -> None:
         self._node = self._options.client_id or new_client_id()
@@ -173,7 +217,7 @@ class Client(Operations):
 
 
 def _new_session(options: ClientOptions, node: str, reconnect: bool, fds: FdSet) -> Session:
-    # It knows nothing of the client: that ends when nobody has it any more.
+    # A session must not reference its client, so that a dropped client can be garbage collected.
     return Session(
         options.address, client_id=node, timeout_ms=options.timeout_ms,
         fds=fds, transport=options.transport, secret_key=options.secret_key, reconnect=reconnect,
@@ -184,15 +228,15 @@ def _restart_all_in_child() -> None:
     for client in list(_live):
         client._restart_in_child()
     for shell in list(_shells):
-        parents = shell.restart_in_child()  # Of a client that was dropped; of the others there is none.
+        parents = shell.restart_in_child()  # Only shells of dropped clients still have a parent session.
         if parents is not None:
             _parents.append(parents)
 
 
 def _finish_all() -> None:
-    """At the end of the process: what was sent by clients that were not closed in their loop."""
+    """At process exit, settle what clients sent that were not closed in their loop."""
     for shell in list(_shells):
-        # A loop that is not closed may run in another thread, until the very end.
+        # A loop that is not closed may still run in another thread.
         if shell.is_orphaned:
             shell.close_orphaned(EXIT_CLOSE_S)
 

@@ -1,6 +1,6 @@
-"""Consumer groups: several programs share the records of a topic, and the engine keeps how far they are.
+"""Consumer groups: several programs share the records of a topic, and the engine stores the group's position.
 
-    billing = client.group("orders", "billing")
+    billing = client.group("orders", "billing", mode="queue")
     for job in billing.jobs(max_in_flight=8):
         with job:
             charge(job.json())
@@ -8,8 +8,8 @@
     for order in client.group("orders", "report", mode="stream"):
         add(order)
 
-Records stay in the topic for everybody else. In mode `queue` each is leased to one member at a time until it
-is acked; in mode `stream` one member reads all of them in order, and what it is done with is committed.
+Records stay in the topic for other readers. In mode `queue` the engine leases each record to one member at a
+time until a member acks it. In mode `stream` one member reads all records in order and commits its position.
 """
 
 from __future__ import annotations
@@ -41,8 +41,15 @@ if TYPE_CHECKING:
 
 
 class Group(LeaseClient):
-    """One consumer group, as one member sees it. It is made when it is first used. `node` is the member's
-    name, which holds the leases."""
+    """View of one member on one consumer group. The first use creates the group.
+
+    The engine records leases under the member's name, `node`.
+
+    Example:
+        group = client.group("orders", "report")
+        async for record in group.records():
+            add(record)
+    """
 
     def __init__(self, client: Operations, shell: LoopShell, working: GroupLeaseOperations) -> None:
         super().__init__(client, shell, working)
@@ -51,7 +58,7 @@ class Group(LeaseClient):
 
     @property
     def name(self) -> str:
-        """Its name, and behind an `@` its filter of tags, if it has one."""
+        """Name of the group, followed by `@` and its tag filter if it has one."""
         return self._operations.group
 
     # -- mode queue -----------------------------------------------------------------------------------
@@ -59,14 +66,26 @@ class Group(LeaseClient):
     async def pending(
         self, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0, limit: int = 100
     ) -> list[PendingEntry]:
-        """What was given out and is not done, by number: of one member, untouched for so long, given out so
-        often. Looking changes nothing."""
+        """Return delivered records that are not acked, in order of their seqs. The call changes no state.
+
+        Args:
+            node: Only records of this member; "" = of all members.
+            idle_ms: Only records whose last delivery or lease extension is at least this old, in
+                milliseconds.
+            min_deliveries: Only records that were delivered at least this often.
+            after: Only records above this seq.
+            limit: Most entries to return. An entry may cover several consecutive records.
+        """
         asked = pending_options(node, idle_ms, min_deliveries, after, limit)
         steps = self._operations.pending(self._client.connection, *asked)
         return await self._shell.run(steps)
 
     async def leave(self) -> int:
-        """This member leaves: what it holds is ready for others at once; how many records."""
+        """Leave the group: records that are leased to this member become ready for other members at once.
+
+        Returns:
+            Number of records that were released.
+        """
         return await self._shell.run(self._operations.leave(self._client.connection))
 
     # -- mode stream ----------------------------------------------------------------------------------
@@ -77,13 +96,17 @@ class Group(LeaseClient):
     def records(
         self, *, auto_commit_ms: int | None = AUTO_COMMIT_MS_DEFAULT
     ) -> AsyncIterator[Record | Tombstone]:
-        """Every record behind what is committed, in order, for ever; tombstones between them say what is
-        gone.
+        """Iterate in order over all records after the committed position. The iteration does not end by
+        itself.
 
-        Whoever begins this reads the group alone: a member that read it before is told with LeaseLost when it
-        commits. A record is done when the next one is asked for. What is done is committed every
-        `auto_commit_ms` (0 = with each record), before waiting for more, and at the end; with None only
-        `commit` does.
+        Tombstones between the records report lost records. Starting an iteration fences the previous reader
+        of the group: its next commit raises LeaseLost. A record counts as processed when the program requests
+        the next one.
+
+        Args:
+            auto_commit_ms: Interval in milliseconds between commits of processed records; 0 commits after
+                each record. The iteration also commits before it waits for new records and when it ends. With
+                None only `commit` commits.
         """
         streaming = GroupStreamReader(self._operations, check_auto_commit_ms(auto_commit_ms), SystemClock())
         return self._in_order(streaming, self._shell.begin(lambda: self._begin(streaming)))
@@ -104,7 +127,8 @@ class Group(LeaseClient):
                         return
         except RinglogError:
             if not self._shell.is_closed:
-                raise  # Else what was asked for has failed because the client ended, and so do we.
+                # The request failed because the client was closed; the iteration then ends without an error.
+                raise
         finally:
             if streaming.is_auto and not self._shell.is_closed and streaming is self._stream_reader:
                 with suppress(RinglogError):
@@ -112,7 +136,7 @@ class Group(LeaseClient):
             streaming.close()
 
     async def _page(self, streaming: GroupStreamReader) -> Page | None:
-        """The next records; None, behind a pause, when the engine cannot answer for now (CL-7)."""
+        """Return the next records; None, after a pause, if the engine cannot answer at present."""
         try:
             return await self._shell.run_reading(streaming.page(self._client.connection))
         except RinglogError as e:
@@ -122,8 +146,17 @@ class Group(LeaseClient):
             return None
 
     async def commit(self, seq: int | None = None) -> None:
-        """Everything up to `seq` is done, or everything that was given out so far; durable as the topic's
-        class asks when this returns. Raises LeaseLost when somebody else reads the group now."""
+        """Mark every record up to `seq` as processed.
+
+        When the call returns, the position is as durable as the topic's class requires.
+
+        Args:
+            seq: Last processed seq. None commits every record that the iteration has returned so far.
+
+        Raises:
+            LeaseLost: Another member reads the group now.
+            UsageError: No iteration is active, or `seq` is above the last returned record.
+        """
         if seq is not None:
             seq = check_seq(seq, "seq")
         streaming = self._stream_reader
@@ -132,37 +165,50 @@ class Group(LeaseClient):
         wanted = streaming.delivered if seq is None else seq
         await self._shell.run(streaming.commit(self._client.connection, wanted))
 
-    # -- where it is ----------------------------------------------------------------------------------
+    # -- position -------------------------------------------------------------------------------------
 
     async def seek(self, start: Start) -> int:
-        """Have the group go on from there, back or forth: EARLIEST, LATEST, the first number to deliver, or a
-        time. Nothing is pending then, and every lease has ended. Returns the first number that is given
-        out."""
+        """Move the group to another position, forward or back. All leases end and no record stays pending.
+
+        Args:
+            start: EARLIEST, LATEST, the first seq to deliver, a cursor, or a time.
+
+        Returns:
+            First seq that the group delivers from now on.
+        """
         start = check_start(start)
         self._stream_reader = None
         return await self._shell.run(self._operations.seek(self._client.connection, start))
 
     async def lag(self) -> tuple[int, int]:
-        """Records that nobody was given yet, and records that were given out and are not done."""
+        """Return the number of records that were never delivered, and the number of pending records."""
         found = await self.stats()
         return found.undelivered, found.pending
 
     async def stats(self) -> GroupStats:
-        """How the group is."""
+        """Return the state of the group: position, counts and members."""
         found: GroupStats = await self._shell.run(self._operations.stats(self._client.connection))
         return found
 
     async def members(self) -> tuple[GroupMember, ...]:
-        """Who works for it: who holds something, or asked in the last two minutes."""
+        """Return the members that hold leases or sent a request within the last two minutes."""
         found = await self.stats()
         return found.members
 
     async def delete(self) -> bool:
-        """Remove the group: its place and its pending list are forgotten. Was it there?"""
+        """Delete the group with its position and its pending records.
+
+        Returns:
+            False if the group did not exist.
+        """
         self._stream_reader = None
         return await self._shell.run(self._operations.delete(self._client.connection))
 
     async def close(self, timeout: float = GIVE_BACK_S) -> None:
-        """Give back what was claimed and not begun, and let go of files. The client calls it, too."""
+        """Return unstarted records, then release the files. Closing the client also closes the group.
+
+        Args:
+            timeout: Longest time to wait for the engine, in seconds.
+        """
         self._stream_reader = None
         await super().close(timeout)

@@ -1,4 +1,4 @@
-"""One job of a queue, or one record that a consumer group leases, for who works on it."""
+"""One job of a queue, or one record that a consumer group leases to a worker."""
 
 from __future__ import annotations
 
@@ -19,8 +19,16 @@ if TYPE_CHECKING:
 
 
 class Job(JobFacts):
-    """One job and the right to it. As a context: acked when the block ends well, given back when it does not,
-    to rest for a while (`backoff_ms`)."""
+    """One job with its lease.
+
+    As a context manager, a job is acked when its block succeeds. When the block raises, the job is nacked
+    with backoff (`backoff_ms`).
+
+    Example:
+        async for job in queue.jobs():
+            async with job:
+                handle(job.json())
+    """
 
     __slots__ = ("_ack_pipeline", "_lost", "_queue")
 
@@ -36,15 +44,16 @@ class Job(JobFacts):
         self._queue = queue
         self._lost: asyncio.Event | None = None
         self._ack_pipeline: AckPipeline | None = None
-        """Where its ack goes when its block ends, if nobody waits for that."""
+        """Pipeline that sends the ack when the block ends. None: the end of the block waits for the ack."""
         lease.on_lost = self._was_lost
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set when the lease is known to have ended: somebody else may be at work on the job."""
+        """Event that is set when the lease is known to have ended. Another worker may then process the
+        job."""
         if self._lost is None:
-            # Made when somebody asks: that takes longer than all the rest of a job. In this order, since the
-            # lease may be lost at any moment.
+            # Created on first access, since creating it takes longer than all other work for a job. Create
+            # the event before testing the lease, which may be lost at any moment.
             self._lost = asyncio.Event()
             if self.lease.is_lost:
                 self._lost.set()
@@ -55,25 +64,44 @@ class Job(JobFacts):
             self._lost.set()
 
     async def ack(self) -> None:
-        """The job is done; it is gone for good when this returns. Raises LeaseLost when the lease had ended:
-        the job was or will be handed out again, unless somebody finished it."""
+        """Acknowledge the job. When the call returns, the queue has deleted it and never delivers it again.
+
+        Raises:
+            LeaseLost: The lease had ended. The job is or was delivered again, unless another worker acked it.
+        """
         settled = await self._queue.ack([self])
         if not settled.is_complete:
             raise self.lease_lost_error()
 
     async def nack(self, *, delay_ms: int | None = None, reason: str = "") -> None:
-        """Give the job back, to be claimed by anybody after `delay_ms`; raises LeaseLost. See
-        Queue.nack."""
+        """Return the job to its queue. It is ready after `delay_ms`. See Queue.nack.
+
+        Args:
+            delay_ms: Delay in milliseconds. None uses the backoff of the topic or group.
+            reason: Why the job failed. A dead letter records its first line.
+
+        Raises:
+            LeaseLost: The lease had ended.
+        """
         settled = await self._queue.nack([self], delay_ms=delay_ms, reason=reason)
         if not settled.is_complete:
             raise self.lease_lost_error()
 
     async def reject(self, reason: str = "") -> None:
-        """Send the job to the dead letters: it would fail again. Raises LeaseLost; see Queue.reject."""
+        """Move the job to the dead-letter topic, without further deliveries. See Queue.reject.
+
+        Raises:
+            LeaseLost: The lease had ended.
+            InvalidRequest: The queue or group has no dead-letter topic.
+        """
         await self._queue.reject(self, reason)
 
     async def extend(self, lease_ms: int) -> None:
-        """Hold the job up to `lease_ms` from now; raises LeaseLost."""
+        """Set the lease to end `lease_ms` milliseconds from now.
+
+        Raises:
+            LeaseLost: The lease had ended.
+        """
         settled = await self._queue.extend([self], lease_ms)
         if not settled.is_complete:
             raise self.lease_lost_error()
@@ -85,7 +113,7 @@ class Job(JobFacts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if self.is_from_parent:
-            return False  # What a job forks is no end of it.
+            return False  # The end of the block in a forked child does not settle the parent's job.
         on_error = self._on_error
         if error is None:
             try:
@@ -96,8 +124,8 @@ class Job(JobFacts):
                 report_failure(on_error, self, e)
             return False
         if not self.lease.is_over:
-            # The error of the block is what its caller has to hear of: a lease that is lost besides, or an
-            # engine that is gone, gives the job to somebody else by itself.
+            # The caller must see the error of the block, not a failed nack. If the lease is lost or the
+            # engine is down, the lease expires and the job is delivered again.
             with suppress(RinglogError):
                 await self._queue.nack_with_backoff(self, failure_reason(error))
         if on_error is None or not isinstance(error, Exception):

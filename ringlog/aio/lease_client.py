@@ -1,4 +1,4 @@
-"""Who claims, keeps and settles jobs: a worker of a queue, or a member of a consumer group."""
+"""Claim, extend and settle jobs: the base of a queue's worker and of a consumer group's member."""
 
 from __future__ import annotations
 
@@ -69,8 +69,10 @@ log = logging.getLogger(__name__)
 
 
 class LeaseClient:
-    """What a worker of a queue and a member of a consumer group do alike. A group's jobs are records of its
-    topic, whose ack deletes nothing."""
+    """Operations that a queue's worker and a consumer group's member share.
+
+    The jobs of a group are records of its topic. An ack of a group deletes no record.
+    """
 
     def __init__(
         self, client: Operations, shell: LoopShell, working: LeaseOperations, payload: PayloadCodec[Any] = RAW
@@ -78,43 +80,56 @@ class LeaseClient:
         self._client, self._shell = client, shell
         self._codec, self._operations = check_payload_codec(payload), working
         self._closings = 0
-        """How often it was closed: iterations that were begun before end with it."""
+        """Number of calls of `close`. Iterations that began before a call end with it."""
         self._waiting: set[ClaimHandle] = set()
         self._slots: set[InFlightLimit] = set()
         self._missing_queue_retry = MissingQueueRetry()
         self._extender: LeaseExtender | None = None
         self._unbegun: list[deque[Job]] = []
-        """Of each iteration, jobs that were claimed and not given out."""
+        """For each iteration, the claimed jobs that it has not yet returned."""
         self._ack_pipelines: list[AckPipeline] = []
-        """Of each iteration that asked for it, acks that nobody waits for."""
+        """For each iteration with pipelined acks, its pipeline."""
 
     @property
     def topic(self) -> str:
-        """Its name."""
+        """Name of the topic."""
         return self._operations.topic
 
     @property
     def node(self) -> str:
-        """The worker's name, which holds the leases."""
+        """Name of the worker, under which the engine records its leases."""
         return self._operations.node
 
-    # -- taking them out ------------------------------------------------------------------------------
+    # -- claiming -------------------------------------------------------------------------------------
 
     async def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,
         order: str = "priority", done: Iterable[Job] = (),
     ) -> Jobs[Job]:  # fmt: skip
-        """Lease up to `max` jobs (at most 1,000), those that came back first, then lowest number first.
+        """Lease up to `max` ready jobs: returned jobs first, then the lowest seqs.
 
-        Where the topic has `record_priority` the more urgent of these go first; with `order="seq"` the lowest
-        number does all the same. An empty list: there was none within `wait_ms`. The leases last `lease_ms`,
-        or as long as the topic says; with `auto_extend` as long as this process lives and they are not
-        settled.
+        If the topic has `record_priority`, jobs of higher priority come first, unless `order` is "seq".
 
-        Jobs that are `done` are acked before, and are gone for good when this returns: in the same request,
-        where the engine is on this host and the queue has no priorities and no durable leases, or this is a
-        group without a filter. That takes half the time of an ack and a claim. Raises LeaseLost, and claims
-        nothing, when one of their leases had ended.
+        Jobs in `done` are acked first, and the ack is complete when the call returns. Where possible, one
+        request does both, in half the time of an ack and a claim. This requires an engine on this host. A
+        queue must have neither priorities nor durable leases, and a group must have no tag filter.
+
+        Args:
+            max: Most jobs to lease, 1 to 1,000.
+            wait_ms: Longest time to wait for a ready job, in milliseconds.
+            lease_ms: Length of the leases in milliseconds, 100 to 86,400,000. None uses the topic's
+                `lease_ms`.
+            auto_extend: Extend the leases in the background until the jobs are settled or this process exits.
+            order: "priority", or "seq" for the lowest seqs whatever their priority.
+            done: Jobs to ack first.
+
+        Returns:
+            The leased jobs. The sequence is empty if no job was ready within `wait_ms`.
+
+        Raises:
+            LeaseLost: A lease of a job in `done` had ended. No job was claimed.
+            TopicNotFound: The topic does not exist.
+            NotAQueue: The topic is not of type `queue`.
         """
         max, wait_ms, lease_ms = check_claim(max, wait_ms, lease_ms)
         auto_extend, done = check_bool(auto_extend, "auto_extend"), check_jobs(done, "done")
@@ -142,8 +157,11 @@ class LeaseClient:
         self, steps: Steps[ClaimResult | None], auto_extend: bool, wish: ClaimHandle,
         slots: InFlightLimit | None = None, then: Callable[[Any, BaseException | None], None] | None = None,
     ) -> Jobs[Job] | None:  # fmt: skip
-        """Wait for a claim. What it is given is extended, and counted as in flight; `then` is told of it,
-        also when nobody waits any more."""
+        """Wait for a claim, then extend its leases and count its jobs as in flight. None: it could not be
+        combined with acks.
+
+        `then` receives the result or the error of the claim, even if this call is interrupted.
+        """
         try:
             claimed = await (self._shell.run(steps) if then is None else self._shell.run_then(steps, then))
             if claimed is None:
@@ -163,15 +181,18 @@ class LeaseClient:
         return jobs
 
     def _cancel_claim(self, wish: ClaimHandle) -> None:
-        """Who waited for this claim was interrupted, and whatever it is given goes back."""
+        """Undo an interrupted claim: jobs that the engine leased to it return to the queue."""
         with suppress(RinglogError), self._shell.checked_lock, self._shell.guarded_session as session:
             session.track_claim_cancel(self._operations.cancel_claim(session, wish))
 
     async def _claim_after(
         self, done: Iterable[Job], most: int, lease_ms: int | None, auto_extend: bool, wish: ClaimHandle
     ) -> Jobs[Job] | None:
-        """Ack these, and claim others in the same request; None: that was not possible, and they are acked
-        alone. Raises LeaseLost."""
+        """Ack `done` and claim other jobs in one request. None: that was not possible, and `done` was acked
+        on its own.
+
+        Raises LeaseLost.
+        """
         together = unsplit_claim_of(done)
         jobs = [] if together is not None else list(done)
         leases: Leases = together if together is not None else [job.lease for job in jobs]
@@ -183,7 +204,7 @@ class LeaseClient:
                 mark_lost(leases)
             raise
         finally:
-            # Also where what was claimed cannot be read: by then they are done.
+            # Also if the claimed jobs cannot be read: `done` is settled at this point.
             if jobs:
                 with self._shell.lock:
                     release_settled_slots(jobs)
@@ -198,24 +219,36 @@ class LeaseClient:
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
         pipelined_acks: bool = False, on_error: OnError | None = None, idle_s: float | None = None,
     ) -> AsyncIterator[Job]:  # fmt: skip
-        """Jobs one after the other: waits when there is none, and ends when the queue or the client is closed
-        or, with `idle_s`, when no job came for so many seconds.
+        """Iterate over jobs one at a time. The iteration waits for jobs and ends when the queue or the client
+        is closed.
 
-        An exception in a `with job:` block gives the job back and ends the loop. With `on_error`, a function
-        of (job, error) or "log", the loop goes on with the next job instead; the function is also told of
-        acks that fail. KeyboardInterrupt and its like end the loop all the same.
+        At most `max_in_flight` jobs are claimed and not settled. At the limit the iterator waits until one is
+        acked, nacked, or its lease is lost. Leaving the loop returns unstarted jobs to the queue at once.
 
-        Up to `max_in_flight` are claimed and not settled; more are claimed as these are acked, given back or
-        lost. Whoever asks for the next one before that waits. Leaving the loop gives back at once what was
-        not begun (CL-10).
+        If a `with job:` block raises, the job is nacked and the loop ends, unless `on_error` is set.
+        KeyboardInterrupt and similar exceptions always end the loop.
 
-        With `pipelined_acks` the end of a `with job:` block does not wait for its ack. With one job in
-        flight the
-        ack travels with the claim of the next one, which is given when the first is gone for good: twice as
-        fast. With many in flight acks are sent as blocks end, and jobs wait here meanwhile: many times as
-        fast, where jobs are small. Leaving the loop waits for all acks. That a lease had ended before is
-        logged then, and sets `job.lost`, where it raises LeaseLost otherwise; an error that meets an ack
-        comes out of the loop with the next job.
+        With `pipelined_acks` the end of a `with job:` block does not wait for the ack:
+
+        - With one job in flight, the ack is sent with the claim of the next job. The iterator returns that
+          job after the ack is complete. This doubles the rate.
+        - With several jobs in flight, acks are sent as blocks end. For small jobs this is many times faster.
+        - A lease that had ended is logged and sets `job.lost`, instead of raising LeaseLost. The error of an
+          ack is raised with the next job. Leaving the loop waits for all acks.
+
+        Args:
+            max_in_flight: Most unsettled jobs of this iteration, 1 to 1,000.
+            lease_ms: Length of the leases in milliseconds. None uses the topic's `lease_ms`.
+            auto_extend: Extend the leases in the background until the jobs are settled.
+            pipelined_acks: Do not wait for acks at the end of `with job:` blocks.
+            on_error: A function of (job, error), or "log". Receives failed jobs and failed acks, and the loop
+                continues.
+            idle_s: End the iteration after this time without a job, in seconds. None waits without a limit.
+
+        Example:
+            async for job in queue.jobs(max_in_flight=8, on_error="log"):
+                async with job:
+                    handle(job.json())
         """
         slots = InFlightLimit(check_iteration(max_in_flight))
         return self._iterate(
@@ -244,7 +277,7 @@ class LeaseClient:
                     if is_idle and idle_s is not None:
                         return
                 while unbegun:
-                    job = unbegun[0]  # It is among those that nobody has begun until it is handed out.
+                    job = unbegun[0]  # The job counts as unstarted until it is returned.
                     is_good = not job.lease.is_lost and await self._is_readable(job)
                     unbegun.popleft()
                     if is_good:
@@ -256,7 +289,8 @@ class LeaseClient:
                             log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
         except RinglogError:
             if not self._shell.is_closed:
-                raise  # Else what was asked for has failed because the client ended, and so do we.
+                # The request failed because the client was closed; the iteration then ends without an error.
+                raise
         finally:
             self._unbegun.remove(unbegun)
             self._slots.discard(slots)
@@ -270,17 +304,26 @@ class LeaseClient:
         self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
         auto_extend: bool = True, idle_s: float | None = None,
     ) -> AsyncIterator[Jobs[Job]]:  # fmt: skip
-        """Batch after batch of up to `size` jobs: waits when there is none, and ends as `jobs` does.
+        """Iterate over batches of up to `size` jobs. The iteration waits for jobs and ends as `jobs` does.
 
-        Up to `max_in_flight` jobs (as many as a batch has, if nothing is said; at most 1,000) are claimed at
-        once, and the next ones when these are done: of small jobs several batches at a time are faster. The
-        next claim acks those before it, as far as they were not settled one by one: both travel together, and
-        nobody waits for the ack. Of a claim of several batches those that are done are acked after 10 ms,
-        should the others take longer. `batch.payloads()` looks at all jobs at once.
+        The next claim acks the jobs of earlier batches that were not settled one by one. Both requests are
+        sent together, and the program does not wait for the acks. If a claim covers several batches, finished
+        batches are acked after 10 ms even if others are not finished.
 
-        Leaving the loop in the middle of a batch, by `break` or an error, gives back what was not settled of
-        it and of those behind it, and waits for the acks of the others. Lost leases and errors are told as
-        for `jobs(pipelined_acks=True)`.
+        Leaving the loop inside a batch returns its unsettled jobs and all unstarted jobs to the queue, and
+        waits for the other acks. Lost leases and errors are reported as with `jobs(pipelined_acks=True)`.
+
+        Args:
+            size: Most jobs of one batch, 1 to 1,000.
+            max_in_flight: Most jobs of one claim, from `size` to 1,000. None means `size`. For small jobs,
+                several batches per claim are faster.
+            lease_ms: Length of the leases in milliseconds. None uses the topic's `lease_ms`.
+            auto_extend: Extend the leases in the background until the jobs are settled.
+            idle_s: End the iteration after this time without a job, in seconds. None waits without a limit.
+
+        Example:
+            async for batch in queue.batches(size=100):
+                store(batch.payloads())
         """
         size, most = check_batches(size, max_in_flight)
         return self._in_batches(
@@ -315,7 +358,8 @@ class LeaseClient:
                         raise error
         except RinglogError:
             if not self._shell.is_closed:
-                raise  # Else what was asked for has failed because the client ended, and so do we.
+                # The request failed because the client was closed; the iteration then ends without an error.
+                raise
         finally:
             self._ack_pipelines.remove(behind)
             if begun_in == fork_count():
@@ -323,7 +367,7 @@ class LeaseClient:
             await self._wait_acks(behind, None)
 
     async def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job] | None:
-        """None: the engine could not answer."""
+        """Claim the next jobs; None, after a pause, if the engine could not answer."""
         try:
             jobs = await self._claim(most, wait_s, lease_ms, False, ClaimHandle())
             self._missing_queue_retry.reset()
@@ -350,12 +394,12 @@ class LeaseClient:
             mark_lost(leases)
 
     def pipeline_ack(self, job: Job, behind: AckPipeline) -> None:
-        """The block of a job of this iteration has ended."""
+        """Ack a job through the pipeline of its iteration, at the end of its block."""
         with self._shell.checked_lock, self._shell.guarded_session:
             behind.add_job(job)
 
     async def _wait_acks(self, behind: AckPipeline, timeout: float | None) -> None:
-        """Wait until every ack has its answer, which each has or is refused in its time."""
+        """Wait until the engine answered every ack. Each request fails by itself at its own timeout."""
         if self._shell.is_closed:
             return
         with self._shell.checked_lock, self._shell.guarded_session:
@@ -365,8 +409,11 @@ class LeaseClient:
             log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
 
     async def _is_readable(self, job: Job) -> bool:
-        """What cannot be decoded never will be: it is rejected with the reason, or rests long where there are
-        no dead letters."""
+        """Return True if the payload can be decoded. Otherwise reject the job with the reason.
+
+        A job that cannot be decoded will never succeed. Without a dead-letter topic it is nacked with the
+        longest backoff.
+        """
         reason = None if self._codec is RAW else decode_failure(job)
         if reason is None:
             return True
@@ -385,7 +432,7 @@ class LeaseClient:
         self, slots: InFlightLimit, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
         behind: AckPipeline | None, wait_s: float,
     ) -> bool:  # fmt: skip
-        """As `_fill`, and again as long as the engine cannot answer for now (CL-7)."""
+        """Claim as `_fill` does. If the engine cannot answer at present, pause; the caller tries again."""
         try:
             is_idle = await self._fill(slots, unbegun, lease_ms, auto_extend, behind, wait_s)
             self._missing_queue_retry.reset()
@@ -395,7 +442,7 @@ class LeaseClient:
             return False
 
     async def _pause_after(self, error: RinglogError) -> None:
-        """Wait a moment before asking again; raises the error when that is of no use."""
+        """Sleep before a retry. Raises the error if a retry is of no use."""
         if self._client.state is ClientState.CLOSED or not self._missing_queue_retry.should_retry(error):
             raise error
         await self._shell.pause(RETRY_S)
@@ -404,7 +451,8 @@ class LeaseClient:
         self, slots: InFlightLimit, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
         behind: AckPipeline | None, wait_s: float,
     ) -> bool:  # fmt: skip
-        """Claim as many as may be in flight; waits for room, and for jobs. Was there none in `wait_s`?"""
+        """Wait for room below the limit, then claim as many jobs as fit. Returns True if no job was ready in
+        `wait_s`."""
         jobs = None
         if behind is not None and slots.limit == 1:
             jobs = await self._go_on(behind, slots, lease_ms, auto_extend)
@@ -412,7 +460,7 @@ class LeaseClient:
             with self._shell.checked_lock, self._shell.guarded_session:
                 waits = [slots.wait_room()]
                 if behind is not None:
-                    behind.flush()  # Before the claim: the shard takes them in this order.
+                    behind.flush()  # Before the claim: the shard handles requests in this order.
                     if slots.limit == 1:
                         waits.append(behind.wait_answered())
             for each in waits:
@@ -428,7 +476,8 @@ class LeaseClient:
     async def _go_on(
         self, behind: AckPipeline, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool
     ) -> Jobs[Job] | None:
-        """Ack what is done, and claim the next one in the same request, as far as both are possible."""
+        """Ack finished jobs and claim the next job in one request. None if there is no ack, or both cannot be
+        combined."""
         with self._shell.checked_lock, self._shell.guarded_session:
             leases = behind.take_unsent()
         if not leases:
@@ -438,7 +487,7 @@ class LeaseClient:
         return await self._claimed(steps, auto_extend, wish, slots, partial(behind.on_answered, leases))
 
     async def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
-        """Nobody begins these any more. If the engine is not there, their leases end by themselves."""
+        """Return unstarted jobs to the queue. If the engine is down, their leases expire."""
         left: list[Job] = []
         while unbegun:
             left.append(unbegun.popleft())
@@ -452,29 +501,52 @@ class LeaseClient:
             for job in left:
                 job.lease.mark_lost()
 
-    # -- what becomes of them -------------------------------------------------------------------------
+    # -- settling -------------------------------------------------------------------------------------
 
     async def ack(self, jobs: Iterable[Job]) -> Settled:
-        """These jobs are done, all at once as far as their leases hold; `skipped` are those that do not. A
-        thousand in one request are one record of the log.
+        """Acknowledge jobs. A request of up to 1,000 acks is one record in the log.
 
-        When the engine does not answer, the leases are not extended any more; trying again does no harm."""
+        A retry after an error is harmless. If the engine does not answer, the leases are no longer extended.
+
+        Args:
+            jobs: Jobs of this queue or group; a whole claim is settled fastest.
+
+        Returns:
+            The number of acked jobs, and in `skipped` the seqs of jobs whose leases had ended.
+        """
         return await self._settle(jobs, None)
 
     async def nack(self, jobs: Iterable[Job], *, delay_ms: int | None = None, reason: str = "") -> Settled:
-        """Give these jobs back, ready after `delay_ms` (at most a day), or when that is not said after the
-        back-off of the topic or group (`backoff_ms`), which is none by default. A `reason` says that they
-        failed: should they become dead letters, its first line, the time, and how often that was go with
-        them."""
+        """Return jobs to the queue.
+
+        Args:
+            jobs: Jobs of this queue or group.
+            delay_ms: Delay until the jobs are ready, in milliseconds, at most one day. None uses `backoff_ms`
+                of the topic or group, which is 0 by default.
+            reason: Marks the jobs as failed. Dead letters record its first line, the time and the number of
+                failures.
+
+        Returns:
+            The number of returned jobs, and in `skipped` the seqs of jobs whose leases had ended.
+        """
         return await self._settle(jobs, check_nack_options(delay_ms, reason))
 
     async def nack_with_backoff(self, job: Job, reason: str) -> None:
-        """Its block has failed: it rests as the topic says, or for `backoff_ms`."""
+        """Nack a job whose block failed, with the backoff of the topic, or of `backoff_ms` if the topic has
+        none."""
         await self._settle([job], NackOptions(backoff_ms(job.deliveries), reason, True))
 
     async def reject(self, job: Job, reason: str = "") -> None:
-        """Send a job to the dead letters at once, whatever its deliveries; the first line of `reason` goes
-        with it. Raises InvalidRequest where there are none, and LeaseLost."""
+        """Move a job to the dead-letter topic at once, regardless of its number of deliveries.
+
+        Args:
+            job: Job of this queue or group.
+            reason: Why the job was rejected. The dead letter records its first line.
+
+        Raises:
+            InvalidRequest: The queue or group has no dead-letter topic.
+            LeaseLost: The lease had ended.
+        """
         steps = self._operations.reject(self._client.connection, [check_job(job).lease], check_reason(reason))
         settled = await self._shell.run_then(steps, partial(release_slots, [job]))
         if not settled.is_complete:
@@ -507,7 +579,15 @@ class LeaseClient:
             raise
 
     async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
-        """Hold these jobs up to `lease_ms` from now, which may be earlier than before."""
+        """Set the leases to end `lease_ms` milliseconds from now, which may be earlier than before.
+
+        Args:
+            jobs: Jobs of this queue or group.
+            lease_ms: New length in milliseconds, 100 to 86,400,000.
+
+        Returns:
+            The number of extended leases, and in `skipped` the seqs of jobs whose leases had ended.
+        """
         lease_ms = check_lease(lease_ms)
         leases = [job.lease for job in check_jobs(jobs)]
         return await self._shell.run(self._operations.extend(self._client.connection, leases, lease_ms))
@@ -516,8 +596,19 @@ class LeaseClient:
         self, seqs: Iterable[int], *, min_idle_ms: int = 0, lease_ms: int | None = None,
         auto_extend: bool = False,
     ) -> Jobs[Job]:  # fmt: skip
-        """Lease those of these jobs that were handed out, whoever holds them, if nothing was done about them
-        for `min_idle_ms`. Who held them finds his lease lost."""
+        """Lease delivered jobs that other workers hold. Their leases end, and the workers' next request
+        fails.
+
+        Args:
+            seqs: Seqs of the jobs. Jobs that were never delivered are omitted.
+            min_idle_ms: Only jobs whose last delivery or lease extension is at least this old, in
+                milliseconds.
+            lease_ms: Length of the leases in milliseconds. None uses the topic's `lease_ms`.
+            auto_extend: Extend the leases in the background until the jobs are settled.
+
+        Returns:
+            The leased jobs.
+        """
         seqs, lease_ms = check_seqs(seqs), check_claim_lease(lease_ms)
         min_idle_ms, auto_extend = (
             check_call_setting(min_idle_ms, "min_idle_ms"),
@@ -532,9 +623,12 @@ class LeaseClient:
     # -- dead letters ---------------------------------------------------------------------------------
 
     def dead_letters(self) -> AsyncIterator[Record | Tombstone]:
-        """This queue's jobs, or this group's records, in the topic of its dead letters, oldest first, up to
-        the last one there is now. A tombstone says that some were lost there. Raises InvalidRequest where
-        there is no such topic."""
+        """Iterate over the dead letters of this queue or group, oldest first, up to the current head of the
+        dead-letter topic.
+
+        A tombstone reports letters that the dead-letter topic lost. Raises InvalidRequest if the queue or
+        group has no dead-letter topic.
+        """
         return self._letters(self._shell.begin(lambda: self._operations.dead_letter(self._client.connection)))
 
     async def _letters(self, begun: Any) -> AsyncIterator[Record | Tombstone]:
@@ -548,13 +642,26 @@ class LeaseClient:
     async def redrive(
         self, where: RedriveFilter = None, *, limit: int | None = None, rate: float | None = None
     ) -> RedriveReport:
-        """Put dead letters back into this queue, with all they have, or have the group give out their records
-        once more, as if it never had; and delete the letters: all, those with these numbers there, or those
-        for which `where(record)` is true; the oldest `limit`, at most `rate` a second.
+        """Move dead letters back to their queue, or have the group deliver their records again, and delete
+        the letters.
 
-        Safe to repeat after an error or a crash: nothing is lost, and nothing comes back twice as long as the
-        shard remembers who wrote. Raises what an append raises; what was moved before stays so. Letters of a
-        group whose records have left the topic stay, and are counted as `gone`."""
+        A retry after an error or a crash is safe. No letter is lost. None returns twice as long as the shard
+        remembers the producer of the copies.
+
+        Args:
+            where: A function of a record, or a collection of seqs in the dead-letter topic. None selects all
+                letters.
+            limit: Most letters to move, oldest first. None sets no limit.
+            rate: Most letters per second. None sets no limit.
+
+        Returns:
+            Counts of moved letters. `gone` counts letters of a group that stay because their records left the
+                topic.
+
+        Raises:
+            InvalidRequest: The queue or group has no dead-letter topic.
+            Refused: The append of a copy was refused. Letters that were moved before stay moved.
+        """
         plan = Redrive(self._operations, where, limit, rate)
         name = await self._shell.ask(lambda session: run_steps(plan.begin(session)))
         if name is not None:
@@ -567,8 +674,12 @@ class LeaseClient:
         return plan.report()
 
     async def close(self, timeout: float = GIVE_BACK_S) -> None:
-        """End its loops, also where they wait for jobs, give back what was claimed and not begun, and let go
-        of files. The client calls it, too."""
+        """End all iterations, return unstarted jobs, then release the files. Closing the client does this,
+        too.
+
+        Args:
+            timeout: Longest time to wait for each step, in seconds.
+        """
         timeout = check_close_timeout(timeout)
         self._closings += 1
         for wish in list(self._waiting):
@@ -584,7 +695,7 @@ class LeaseClient:
         self._operations.close()
 
     def restart_in_child(self) -> None:
-        """After a fork: the leases are the parent's, and nobody here extends them or gives them back."""
+        """Reset after a fork: leases belong to the parent, and the child neither extends nor returns them."""
         self._extender = None
         for unbegun in self._unbegun:
             unbegun.clear()

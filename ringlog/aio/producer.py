@@ -22,20 +22,40 @@ T = TypeVar("T")
 
 
 class Producer(Generic[T]):
-    """Async context manager: leaving it flushes, and raises when something was not appended."""
+    """Sends many records to one topic, batched into frames.
+
+    An async context manager: leaving it flushes, and raises an error if a record was not appended.
+
+    Example:
+        async with client.producer("orders", linger_ms=5.0) as producer:
+            for payload in payloads:
+                await producer.send(payload)
+    """
 
     def __init__(self, shell: LoopShell, topic: str, options: ProducerOptions, client: object) -> None:
         self.topic = check_str(topic, "topic")
         self._shell = shell
         self._client = client
-        """Lasts as long as it is of use."""
+        """Reference that keeps the client alive while this producer is in use."""
         self._options = options
         self._core_of_loop: ProducerCore | None = None
         self._is_closed = False
         self._closed_text = CLOSED
 
     async def send(self, data: T, /, **record: Unpack[RecordFields]) -> Ticket:
-        """Add one record to the frame being gathered; waits only when the buffer is full (Backpressure)."""
+        """Add one record to the current frame. Waits only if the buffer is full.
+
+        Args:
+            data: Payload in bytes, or a value that the producer's codec encodes.
+            record: Other fields of the record: key, tag, headers, event_ts and so on.
+
+        Returns:
+            Ticket that resolves when the record is settled.
+
+        Raises:
+            Backpressure: The buffer is full: at once with `on_full="raise"`, otherwise after the client's
+                timeout.
+        """
         core = self._core()
         payload = core.encode(data)
         values = core.fields(dict(record)) if record else None
@@ -44,14 +64,18 @@ class Producer(Generic[T]):
         return Ticket(self._shell, *core.add(payload, values))
 
     async def send_many(self, data: Iterable[T | Record | NewRecord], /) -> Ticket:
-        """Send records as one frame: one ticket, all or nothing."""
+        """Send records as one atomic frame of at most 10,000 records, with one ticket."""
         core = self._core()
         records = core.assemble(data)
         await self._room(core, records.bytes)
         return Ticket(self._shell, core.add_frame(records))
 
     async def send_each(self, payloads: Sequence[T], /, *, records_per_frame: int = 1) -> Ticket:
-        """Send every record as a frame of its own; one ticket for all."""
+        """Send each record as its own frame, or `records_per_frame` records at a time, with one ticket for
+        all.
+
+        Each frame is appended independently. The result is an AppendedEach with the seqs in order.
+        """
         core = self._core()
         encoded = core.encode_all(payloads)
         parts = core.encode_frames(encoded, records_per_frame)
@@ -59,7 +83,15 @@ class Producer(Generic[T]):
         return Ticket(self._shell, core.add_frames(parts, len(encoded), records_per_frame))
 
     async def flush(self, timeout: float | None = None) -> FlushReport:
-        """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""
+        """Send buffered records and wait until all records are settled.
+
+        Args:
+            timeout: Longest time to wait, in seconds. None waits until the client's own timeout settles every
+                record.
+
+        Returns:
+            Counts of acked, failed and unfinished records since the last report.
+        """
         core, timeout = self._core(), check_timeout(timeout, "timeout")
         try:
             await self._shell.result(core.wait_settled(), timeout)
@@ -68,15 +100,19 @@ class Producer(Generic[T]):
         return core.report()
 
     def stats(self) -> ProducerStats:
-        """Counters."""
+        """Return the counters of this producer."""
         return self._core().stats()
 
     async def resume(self) -> ProducerStateReply | None:
-        """Ask the engine what it last settled of this named producer; None for one without a name."""
+        """Query what the engine last settled for this named producer. None for a producer without a name."""
         return await self._shell.result(self._core().stream.query_producer_state())
 
     async def close(self, timeout: float | None = None) -> FlushReport:
-        """Flush and end. Idempotent."""
+        """Flush, then close the producer. Idempotent.
+
+        Args:
+            timeout: Longest time to wait, in seconds.
+        """
         if self._is_closed or self._shell.is_closed:
             return FlushReport(0, 0, 0)
         report = await self.flush(timeout)
@@ -98,7 +134,8 @@ class Producer(Generic[T]):
             )
 
     def restart_in_child(self) -> None:
-        """After a fork: a new identity and an empty buffer; a name is the parent's."""
+        """Reset the producer after a fork: a new identity and an empty buffer. A named producer is closed,
+        since the parent owns the name."""
         self._core_of_loop = None
         if self._options.name is not None and not self._is_closed:
             self._is_closed, self._closed_text = True, OF_PARENT

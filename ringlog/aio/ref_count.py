@@ -1,4 +1,4 @@
-"""A source that its reader uses and that its client ends, perhaps while a step of it goes on."""
+"""Source that a reader uses and that its client may close while an operation on it is still running."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from ringlog.limits import MIB
 from ringlog.link.futures import Pending, Steps, run_steps
 
 WINDOW_BYTES = 1 * MIB
-"""Log scanned for one batch of a tailer, while nothing else goes on in the loop."""
+"""Bytes of log that a tailer scans for one batch. The event loop runs nothing else meanwhile."""
 T = TypeVar("T")
 S = TypeVar("S", bound=Closable)
 
 
 class ReaderClient(Protocol):
-    """What a reader needs of its client."""
+    """Interface that readers need of their client."""
 
     _shell: LoopShell
 
     @property
     def connection(self) -> Connection:
-        """The client's connection."""
+        """Connection of the client."""
         ...
 
 
 def open_ref_counted(open: Callable[[], S]) -> RefCounted[S]:
-    """A source that is opened when it is first used, in the loop."""
+    """Return a source that is opened at its first use, in the event loop."""
     return RefCounted(open)
 
 
 class RefCounted(Generic[S]):
-    """Nobody closes the files under steps that read them: the last of user and ender does."""
+    """Source whose files are closed after both its user and its owner are done with it.
+
+    No operation loses the files that it reads: `close_when_unused` waits for a running operation.
+    """
 
     def __init__(self, open: Callable[[], S]) -> None:
         self._open = open
@@ -45,12 +48,13 @@ class RefCounted(Generic[S]):
 
     @property
     def has_detached_run(self) -> bool:
-        """Who waited for `run` was cancelled. It goes on, and the next call of it takes what it finds."""
+        """True while an operation of `run` continues although its caller was cancelled. The next `run` gets
+        its result."""
         return self._running is not None
 
     @contextmanager
     def use(self) -> Iterator[S]:
-        """Read from it."""
+        """Return a context that opens the source if necessary, and yields it."""
         if self._source is None:
             self._source = self._open()
         try:
@@ -60,15 +64,16 @@ class RefCounted(Generic[S]):
                 self.close_when_unused()
 
     async def read(self, client: ReaderClient, make: Callable[[S], Steps[T]]) -> T:
-        """Run an operation that reads from it; it ends with who waits for it."""
+        """Run an operation that reads from the source. Cancelling the caller ends the operation."""
         with self.use() as source:
             return await client._shell.run_reading(make(source))
 
     def read_if_blocking(self, client: ReaderClient, make: Callable[[S], Steps[Any]]) -> None:
-        """What a property cannot wait for; the next call does it."""
+        """Do nothing: a property cannot await. The next coroutine call does this read."""
 
     async def run(self, shell: LoopShell, make: Callable[[], Steps[T]]) -> T:
-        """Run an operation that reads from it, or go on with the one that was left."""
+        """Run an operation that reads from the source, or wait for the one that a cancelled caller left
+        running."""
         if self._running is None:
             self._running = run_steps(make())
             self._running.when_done(lambda _: self.close_when_unused() if self._is_over else None)
@@ -78,7 +83,7 @@ class RefCounted(Generic[S]):
         return running.result()
 
     def close_when_unused(self) -> None:
-        """Let go of its files, now or when what runs is over. Idempotent, never waits."""
+        """Close the files now, or after the running operation ends. Idempotent; never waits."""
         self._is_over = True
         if self._source is not None and (self._running is None or self._running.is_done):
             self._source.close()

@@ -1,7 +1,7 @@
-"""LoopShell: a session served by an asyncio loop.
+"""LoopShell: runs a session in an asyncio event loop.
 
-Descriptors are readers of the loop, times are its timers. Whatever is done with the session in one pass
-of the loop is followed by one look after it: take what came, arrange the next wake-up.
+Descriptors are readers of the loop, and deadlines are its timers. After any use of the session, the shell
+runs `_serve_once` once in the next pass of the loop. It handles received data and schedules the next wake-up.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ringlog.link.peer import FdSet
 
 T = TypeVar("T")
 CANCELLED: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
-"""What a call raises because nobody waits for it any more."""
+"""Exceptions of a call whose caller no longer waits."""
 NO_ANSWER: tuple[type[BaseException], ...] = (RinglogError, *CANCELLED)
-"""What leaves a request without an answer for who asked."""
+"""Exceptions after which the caller does not know the result of its request."""
 _LOOK_MS = 2
-"""How often is looked for settlements where no loop waits for them."""
+"""Interval in milliseconds between polls for settlements after the loop was closed."""
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """The loop of this thread; raises WrongLoop where none runs."""
+    """Return the running event loop of this thread. Raises WrongLoop if no loop runs."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -46,7 +46,10 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopDescriptors:
-    """Descriptors watched by a loop, for a shell that lasts as long as somebody has it: not the loop."""
+    """Descriptors of one shell that its loop watches.
+
+    Only a weak reference to the shell is kept: the loop must not keep a dropped shell alive.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shell: LoopShell) -> None:
         self._loop = loop
@@ -54,13 +57,13 @@ class LoopDescriptors:
         self.fds: set[int] = set()
 
     def watch(self, fd: int) -> None:
-        """Call back when `fd` is readable."""
+        """Call `shell.readable(fd)` when `fd` is readable."""
         self.fds.add(fd)
         if not self._loop.is_closed():
             self._loop.add_reader(fd, _readable, self._shell, fd)
 
     def unwatch(self, fd: int) -> None:
-        """Stop that."""
+        """Stop watching `fd`."""
         self.fds.discard(fd)
         if not self._loop.is_closed():
             self._loop.remove_reader(fd)
@@ -73,7 +76,8 @@ def _readable(shell: weakref.ref[LoopShell], fd: int) -> None:
 
 
 def close_orphaned(session: Session, descriptors: LoopDescriptors, timeout: float) -> None:
-    """Go on without the loop, which is over, until what was sent is settled, `timeout` seconds at most."""
+    """Serve the session without its closed loop until all records are settled or `timeout` seconds pass, then
+    close it."""
     cores: list[ProducerCore] = list(session.producer_cores)
     waits = [core.wait_settled() for core in cores]
     deadline_ns = session.clock.monotonic_ns() + int(timeout * 1e9)
@@ -88,10 +92,12 @@ def close_orphaned(session: Session, descriptors: LoopDescriptors, timeout: floa
 
 
 def _end_dropped(session: Session, descriptors: LoopDescriptors, loop: asyncio.AbstractEventLoop) -> None:
-    """Nobody has the shell any more: its sockets are closed before they are freed, which would wait for one
-    another."""
+    """Close the session of a shell that was garbage collected.
+
+    Its sockets must be closed before they are freed, since freeing open sockets could deadlock.
+    """
     if not (loop.is_closed() or not loop.is_running()):
-        # We may be anywhere, in any thread: the loop is perhaps just looking at what we are to take away.
+        # A finalizer may run in any thread. The loop may be using the session at this moment.
         loop.call_soon_threadsafe(session.close)
     elif any(stream.pending_records for stream in session.streams) or session.producer_cores:
         close_in_thread(partial(close_orphaned, session, descriptors))
@@ -100,7 +106,8 @@ def _end_dropped(session: Session, descriptors: LoopDescriptors, loop: asyncio.A
 
 
 class LoopShell:
-    """Owns a session once there is a loop. Not for threads; see WrongLoop."""
+    """Owns a session and the loop that serves it. Not thread-safe: calls from another loop raise
+    WrongLoop."""
 
     def __init__(self, make_session: Callable[[FdSet], Session]) -> None:
         self._make_session = make_session
@@ -113,14 +120,15 @@ class LoopShell:
         self._end: weakref.finalize[..., LoopShell] | None = None
         self.is_closed = False
         self.checked_lock = self.lock = nullcontext()
-        """Nobody else is in the loop."""
+        """Null contexts: a loop has no concurrent callers. (The threaded shell has a lock here.)"""
 
     def __reduce__(self) -> NoReturn:
         raise not_picklable_error()
 
     @property
     def session(self) -> Session:
-        """The session, made at first use; raises WrongLoop outside the loop it belongs to."""
+        """Session of this client, created at first use. Raises WrongLoop outside its loop, UsageError after
+        close."""
         running = running_loop()
         if self._loop is None:
             self._loop = running
@@ -137,25 +145,25 @@ class LoopShell:
 
     @property
     def session_or_none(self) -> Session | None:
-        """The session if there is one, from anywhere."""
+        """Session if one exists. May be called from any thread."""
         return self._session
 
     def require_open(self) -> None:
-        """Raise UsageError after close."""
+        """Raise UsageError if the client is closed."""
         if self.is_closed:
             raise UsageError("the client is closed")
 
     @property
     def guarded_session(self) -> AbstractContextManager[Session]:
-        """The session. (With threads somebody looks at its end after what was begun.)"""
+        """Context that yields the session. (The threaded shell ensures progress at its end.)"""
         return nullcontext(self.session)
 
     async def wait(self, pending: Pending[Any], timeout: float | None = None) -> bool:
-        """Wait until it is done; False when the timeout, in seconds, ended first."""
+        """Wait until `pending` is done. Returns False if `timeout` seconds passed first."""
         if not pending.is_done:
             assert self._loop is not None
             future = self._loop.create_future()
-            # Done before: cancelled by who waited; the work itself goes on.
+            # The future is already done if its waiter was cancelled. The operation itself continues.
             pending.when_done(lambda _: None if future.done() else future.set_result(None))
             self._ensure_progress()
             if timeout is None:
@@ -165,28 +173,28 @@ class LoopShell:
         return pending.is_done
 
     async def wait_locked(self, pending: Pending[Any], deadline: None) -> bool:
-        """As `wait`. (For a caller that holds the lock, in the other face.)"""
+        """Wait as `wait` does. (In the threaded shell the caller holds the lock.)"""
         return await self.wait(pending, deadline)
 
     async def result(self, pending: Pending[T], timeout: float | None = None) -> T:
-        """Wait for the result; raises TimeoutError when `timeout` seconds ended first."""
+        """Return the result of `pending`. Raises TimeoutError if `timeout` seconds passed first."""
         if not await self.wait(pending, timeout):
             raise TimeoutError
         return pending.result()
 
     async def ask(self, begin: Callable[[Session], Pending[T]]) -> T:
-        """Begin something and wait for its result."""
+        """Start an operation and wait for its result."""
         pending = begin(self.session)
         await self.wait(pending)
         return pending.result()
 
     def not_settled_error(self, topic: str, timeout: float | None) -> TimeoutError:
-        """What a ticket raises whose fate is still open."""
+        """Return the error of a ticket that is still open after its timeout."""
         return TimeoutError(f"records of {topic} are not settled after {timeout} s")
 
     @property
     def is_orphaned(self) -> bool:
-        """The loop is closed, and the client was not."""
+        """True if the loop was closed before the client."""
         return (
             self._session is not None
             and not self.is_closed
@@ -195,26 +203,27 @@ class LoopShell:
         )
 
     def close_orphaned(self, timeout: float) -> None:
-        """See `close_orphaned`."""
+        """Serve the session without its loop for at most `timeout` seconds, then close it."""
         if self._session is not None and self._descriptors is not None:
             close_orphaned(self._session, self._descriptors, timeout)
         self.close()
 
     def now_s(self) -> float:
-        """Monotonic seconds: what deadlines are counted in."""
+        """Return the monotonic time in seconds, on which deadlines are based."""
         return self._clock.monotonic_ns() / 1e9
 
     async def wait_for_news(self, subscription: ClientSubscription, timeout: float | None) -> bool:
-        """Wait until it has some; False after `timeout` seconds without. The loop has a pass at least."""
+        """Wait until the subscription has work. Returns False after `timeout` seconds. The loop runs at least
+        one pass."""
         return await self.wait(self.session.delivery.wait_for_work(subscription), timeout)
 
     def close_subscription(self, subscription: ClientSubscription) -> None:
-        """Nobody follows it any more."""
+        """End a subscription."""
         if self._session is not None and not self.is_closed:
             self._session.delivery.close_subscription(subscription)
 
     async def wait_claims_cancelled(self, timeout: float) -> None:
-        """Until claims that were called off are, or for so many seconds in all; never raises an error."""
+        """Wait until cancelled claims are undone, at most `timeout` seconds in total. Raises no error."""
         undoing = set() if self._session is None else self._session.cancelling_claims
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -222,30 +231,30 @@ class LoopShell:
                     await self.wait(each)
 
     async def run(self, steps: Steps[T]) -> T:
-        """Run an operation to its end, also when nobody waits any more."""
+        """Run an operation and return its result. The operation continues if the caller is cancelled."""
         return await self.result(run_steps(steps))
 
     async def run_then(self, steps: Steps[T], then: Callable[[T | None, BaseException | None], None]) -> T:
-        """As `run`, and `then` is told the result or the error."""
+        """Run an operation as `run` does, and pass its result or error to `then`."""
         pending = run_steps(steps)
         pending.when_done(lambda done: then(None if done.error else done.result(), done.error))
         return await self.result(pending)
 
     def begin(self, make: Callable[[], Steps[T]]) -> Callable[[], Steps[T]]:
-        """An operation that `finish` runs. (The other face runs it here.)"""
+        """Return an operation that `finish` runs. (The threaded shell runs it here.)"""
         return make
 
     async def finish(self, begun: Callable[[], Steps[T]]) -> T:
-        """Run what was begun."""
+        """Run the operation that `begin` returned."""
         return await self.run(begun())
 
     async def pause(self, seconds: float) -> None:
-        """Do nothing for a while."""
+        """Sleep for `seconds`."""
         await asyncio.sleep(seconds)
 
     async def run_reading(self, steps: Steps[T]) -> T:
-        """Run an operation that changes nothing in the engine: it ends with who waits for it, and lets go of
-        its files then."""
+        """Run an operation that changes no state in the engine. Cancelling the caller ends the operation and
+        releases its files."""
         try:
             return await self.result(run_steps(steps))
         except (asyncio.CancelledError, GeneratorExit):
@@ -253,7 +262,7 @@ class LoopShell:
             raise
 
     def when_done(self, pending: Pending[Any], call: Callable[[], Any]) -> None:
-        """Call a function of the user in a later pass of the loop, once this is done."""
+        """Call a function of the program in a later pass of the loop, once `pending` is done."""
         assert self._loop is not None
         soon = self._loop.call_soon
 
@@ -263,7 +272,7 @@ class LoopShell:
         pending.when_done(done)
 
     def close(self) -> None:
-        """End the session."""
+        """Close the session."""
         self.is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -273,7 +282,10 @@ class LoopShell:
             self._end.detach()
 
     def restart_in_child(self, make_session: Callable[[FdSet], Session] | None = None) -> Session | None:
-        """After a fork: a new loop will get a new session; the parent's must neither be used nor freed."""
+        """Reset the shell after a fork; the next loop creates a new session.
+
+        Returns the parent's session, which must be neither used nor freed in the child.
+        """
         self._make_session = make_session or self._make_session
         if self._end is not None:
             self._end.detach()
@@ -289,13 +301,13 @@ class LoopShell:
             self._loop.call_soon(self._serve_once)
 
     def readable(self, fd: int) -> None:
-        """One of the session's descriptors is readable."""
+        """Handle a session descriptor that is readable."""
         if self._session is not None and not self.is_closed:
             self._session.turn((fd,))
             self._ensure_progress()
 
     def _serve_once(self) -> None:
-        """Serve what is there and arrange the next wake-up."""
+        """Handle received data and schedule the next wake-up."""
         self._is_scheduled = False
         session, loop = self._session, self._loop
         if session is None or loop is None or self.is_closed:

@@ -1,10 +1,10 @@
-"""Tailer: the fast way to read on the engine's own host.
+"""Tailer: the fastest reader on the engine's host.
 
-It maps the log's files and hands out stretches of them, verified but not copied: a gigabyte a second and
-more into Arrow. A stretch keeps its mapping alive as long as it, or anything viewed from it, lives.
+A tailer maps the log files and returns verified batches of records without copying them. It reaches more than
+1 GB/s into Arrow. A batch keeps its mapping alive as long as the batch, or a view into it, exists.
 
-What that costs: if the disk fails under a mapping, the kernel kills the process with SIGBUS. A tailer
-belongs in a process that may die and be started again; elsewhere use `reader().pages()`.
+If the disk fails under a mapping, the kernel kills the process with SIGBUS. Use a tailer only in a process
+that may be restarted; elsewhere use `reader().pages()`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ _NO_LIMIT = 1 << 62
 
 
 class Tailer:
-    """Iterates over TailBatch and Tombstone items of one topic; `async for item in client.tailer("t")`.
+    """Iterator over TailBatch and Tombstone items of one topic.
 
-    With `follow` (the default) it waits for more until it is closed; `next(timeout)` waits a bounded time.
+    With `follow` (the default) the iteration waits for new records until the tailer is closed.
+
+    Example:
+        tailer = client.tailer("orders")
+        async for item in tailer:
+            if isinstance(item, TailBatch):
+                process(item)
     """
 
     def __init__(
@@ -50,23 +56,28 @@ class Tailer:
 
     @property
     def cursor(self) -> Cursor:
-        """Behind the last item given."""
+        """Position of the last item that the iteration returned. Pass it as `start` to resume after this
+        item."""
         if self._start is not None:
             self._files.read_if_blocking(self._client, self._settled)
         return self._cursor
 
     def seek(self, start: Start) -> None:
-        """Go on from there."""
+        """Continue the iteration at another position."""
         self._start = check_start(start)
         self._ready.clear()
 
     async def next(self, timeout: float | None = None) -> TailBatch | Tombstone | None:
-        """Return the next item, or None after `timeout` seconds without one; None = wait for ever."""
+        """Return the next item. None after `timeout` seconds without one.
+
+        Args:
+            timeout: Longest time to wait, in seconds. None waits until the tailer is closed.
+        """
         timeout = check_timeout(timeout, "timeout")
         if self._start is not None:
             await self._files.read(self._client, self._settled)
         if self._ready and (self._source is None or not self._source.is_current):
-            self._ready.clear()  # Read ahead, and some of it may have been deleted since (DL-9).
+            self._ready.clear()  # A record that was read ahead may have been deleted since.
         while not self._ready:
             await self._fetch(inf if timeout is None else timeout)
             if timeout is not None or self._is_closed:
@@ -90,11 +101,11 @@ class Tailer:
 
     @property
     def is_closed(self) -> bool:
-        """After close."""
+        """True after `close`."""
         return self._is_closed
 
     def close(self) -> None:
-        """End the iteration and let go of files. What was handed out stays valid."""
+        """End the iteration and release the files. Returned batches stay valid."""
         self._is_closed = True
         self._ready.clear()
         self._files.close_when_unused()
@@ -106,7 +117,8 @@ class Tailer:
         self.close()
 
     def _settled(self, source: LocalSource) -> Steps[None]:
-        """Look up where to start. Interrupted meanwhile, the next call does; sought elsewhere, this one."""
+        """Resolve the start position. If the call is interrupted, the next call resolves it. A `seek`
+        meanwhile restarts it."""
         while (start := self._start) is not None:
             self._cursor = yield from resolve_start(self._client.connection, source, self._topic, start)
             if self._start is start:

@@ -1,4 +1,4 @@
-"""Watch: `for event in client.watch([...])`."""
+"""Watch: follows many topics, `for event in client.watch([...])`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Follows topics: gives Page, Tombstone, CaughtUp, TopicDeleted and Lagged items as there are any.
+    """Follows many topics and returns Page, Tombstone, CaughtUp, TopicDeleted and Lagged items as they occur.
 
-    Of one topic they come in order; among topics in order of value when there is more than the reader takes,
-    and no topic waits for another's backlog. One task at a time.
+    Items of one topic arrive in order. If the reader is slower than the topics, schedulers grant topics in
+    order of priority. No topic waits for the backlog of another. One task at a time may use a watch.
+
+    Example:
+        async for event in client.watch(["orders", "prices.*"], start=LATEST):
+            if isinstance(event, Page):
+                process(event.topic, event.bytes())
     """
 
     def __init__(
@@ -37,22 +42,24 @@ class Watch:
         self._files = open_ref_counted(lambda: core)
         self._subscription: ClientSubscription | None = None
         self._grant: ReadGrant | None = None
-        """Taken and not over: its topic has no other until it is, whatever interrupts us meanwhile."""
+        """Grant that this watch has taken and not returned, also after an interruption. Its topic gets no
+        other grant until it is returned."""
         self._is_closed = False
 
     @property
     def cursor(self) -> str:
-        """Where to go on later, behind the last event given: `client.watch(..., cursor=watch.cursor)`."""
+        """Position after the last returned event of each topic. Resume with `client.watch(...,
+        cursor=watch.cursor)`."""
         return self._core.cursor
 
     @property
     def topics(self) -> list[str]:
-        """The topics that are followed now; patterns may bring more."""
+        """Topics that the watch follows now. Patterns may add topics later."""
         return self._core.topics
 
     @property
     def has_news(self) -> bool:
-        """`next(0)` has something to look at. Costs next to nothing."""
+        """True if `next(0)` has an event to return or a grant to read. This test costs almost nothing."""
         subscription = self._subscription
         if subscription is None:
             return bool(self._core.events)
@@ -60,16 +67,27 @@ class Watch:
         return bool(is_lined_up) or subscription.has_work
 
     async def open(self) -> Watch:
-        """Find the topics and subscribe; done by the first `next` otherwise. Raises TopicNotFound."""
+        """Resolve the topics and subscribe to them. Otherwise the first `next` does this.
+
+        Raises:
+            TopicNotFound: A named topic does not exist, and the watch is not lenient.
+        """
         if self._subscription is None:
             await self._begin()
         return self
 
     async def next(self, timeout: float | None = None) -> WatchEvent | None:
-        """The next event; None after `timeout` seconds without one, or when no topic is left to follow.
+        """Return the next event. None after `timeout` seconds without one, or if no topic is left to follow.
 
-        Raises CorruptData for damage, TopicHalted for a topic of which a file is missing, and NotReady for
-        one whose shard was given up (reason shard_failed): once for each topic; the other topics go on.
+        Args:
+            timeout: Longest time to wait, in seconds. None waits without a limit.
+
+        Raises:
+            CorruptData: Data of a topic is damaged. The watch drops this topic.
+            TopicHalted: A file of a topic is missing. Raised once for each topic; the watch retries the
+                topic.
+            NotReady: The shard of a topic was given up (reason `shard_failed`). Raised once for each topic.
+                After any of these errors the next call continues with the other topics.
         """
         timeout = check_timeout(timeout, "timeout")
         deadline = self._shell.now_s() + timeout if timeout else None
@@ -96,7 +114,7 @@ class Watch:
             yield event
 
     def close(self) -> None:
-        """End the subscription and let go of files. What was handed out stays valid."""
+        """End the subscription and release the files. Returned pages stay valid."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -112,11 +130,11 @@ class Watch:
 
     @property
     def subscription(self) -> ClientSubscription:
-        """What it has at the schedulers, once it is open."""
+        """Subscription at the schedulers. Only after `open`."""
         assert self._subscription is not None
         return self._subscription
 
-    # -- inside -----------------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
         options = self._core.options
@@ -127,7 +145,8 @@ class Watch:
             )
         try:
             if options.patterns:
-                # First: a topic created from here on is listed below, or reported as a change of names.
+                # Subscribe to changes of names first. A topic created from now on is then listed below, or
+                # reported as a change.
                 await self._shell.ask(lambda session: session.delivery.add_feeds(subscription, []))
             with self._files.use() as core:
                 steps = core.begin_steps(self._client.connection)
@@ -135,7 +154,8 @@ class Watch:
                 if options.patterns:
                     await self._look_for_names(is_new=False)
         except CANCELLED:
-            # Who waits no longer has not said that he wants no events: the next call begins anew.
+            # An interruption does not close the watch. Discard the partial state, so that the next call
+            # starts from the beginning.
             self._shell.close_subscription(subscription)
             self._subscription = None
             self._core.close()
@@ -147,13 +167,14 @@ class Watch:
             raise
 
     def _found(self, core: WatchCore, topics: list[WatchedTopic] | None, _: BaseException | None) -> None:
-        """What was begun goes on without who waited for it, and nobody follows what it finds."""
+        """Close the sources of an interrupted start: the operation continues, but no watch uses its
+        result."""
         if core is not self._core:
             for topic in topics or ():
                 topic.source.close()
 
     async def _follow(self, topics: list[WatchedTopic]) -> None:
-        """Subscribe to them, and say at once which have nothing new."""
+        """Subscribe to topics, and report at once which of them have no new records."""
         subscription = self._subscription
         if not topics or subscription is None:
             return
@@ -196,12 +217,14 @@ class Watch:
             return Delivery.take_grant(subscription)
         if subscription.failure is not None:
             raise subscription.failure
-        subscription.names_changed = False  # First: who sets it again meanwhile has us look again.
+        # Clear the flag before listing, so that a change during the listing sets it again.
+        subscription.names_changed = False
         try:
             with self._files.use():
                 await self._look_for_names(is_new=True)
         except BaseException as e:
-            # A shard that was given up would be asked again and again: new names come with the next start.
+            # Do not list again at once for a shard that was given up. The next start of the engine reports
+            # new names.
             subscription.names_changed |= not is_shard_failed(e)
             raise
         return Delivery.take_grant(subscription)
@@ -229,7 +252,7 @@ class Watch:
         subscription = self._subscription
         if subscription is None or self._is_closed:
             return
-        # The lock is for who has to arrange something; with hundreds of watches that is seldom.
+        # Take the lock only when returns must be collected. With hundreds of watches that is rare.
         delivery = self._shell.session.delivery
         if not delivery.return_grant_unlocked(subscription, turn, after, is_consumed=is_consumed):
             with self._shell.checked_lock, self._shell.guarded_session:
@@ -242,7 +265,7 @@ class Watch:
         with self._shell.checked_lock, self._shell.guarded_session as session:
             if result.is_topic_ended:
                 session.delivery.drop_feed(subscription, turn.feed)
-                subscription.names_changed |= subscription.names  # The topic may have been created again.
+                subscription.names_changed |= subscription.names  # The topic may exist again.
             else:
                 session.delivery.return_grant(
                     subscription, turn, result.after, is_consumed=result.is_consumed

@@ -1,7 +1,7 @@
-"""The board: one page of facts for each process.
+"""The board: one page of numbers for each process.
 
-Each number has one writer: the process whose page it is, or the supervisor where layout.P says so.
-Anybody else of ours maps the board read-only and looks.
+Each word has one writer: the process that owns the page, or the supervisor where layout.ProcessField says so.
+All other processes of the engine map the board read-only.
 """
 
 from __future__ import annotations
@@ -42,36 +42,37 @@ _SHIFTS = {
 
 
 class ProcessSlot:
-    """One process's page. Reading works on any board, writing on one opened writable."""
+    """The page of one process. Reads work on any board, writes only on one that was opened writable."""
 
     def __init__(self, words: memoryview, slot: int) -> None:
         self.slot = slot
         self._words = words
         self.get = words.__getitem__
-        """get(word) -> int: the number P names."""
+        """get(word) -> int: value of a word, see ProcessField."""
         self.set = words.__setitem__
-        """set(word, value): store the number P names, 0..2**64-1."""
+        """set(word, value): store a word, 0..2**64-1, see ProcessField."""
 
     def add(self, word: int, n: int) -> None:
-        """Add to a number only we write."""
+        """Add to a word that only this process writes."""
         words = self._words
         words[word] = (words[word] + n) & _WORD_MASK
 
     @property
     def state(self) -> ProcessState:
-        """P.STATE; FAILED for a number that is no state."""
+        """ProcessField.STATE; FAILED for an unknown number."""
         number = self._words[ProcessField.STATE]
         return ProcessState(number) if number <= ProcessState.GIVEN_UP else ProcessState.FAILED
 
     def set_watermark(self, which: WatermarkKind, file_id: int, offset: int) -> None:
-        """Move a mark to (file_id, offset bytes); also repairs what a dead writer left half done."""
+        """Set a mark to (file_id, offset in bytes). Also repairs a mark that is half written."""
         at = layout.WATERMARK_BASE + which * layout.WATERMARK_WORDS
         seqlock.write(self._words, at, (file_id, offset, _check(file_id, offset)))
 
     def watermark(self, which: WatermarkKind) -> tuple[int, int]:
-        """(file_id, offset) of a mark, (0, 0) if it was never set.
+        """Return (file_id, offset) of a mark, (0, 0) if it was never set.
 
-        Raises BoardUnstable when its writer died half-way or the words do not verify: then believe nothing.
+        Raises BoardUnstable if its writer died half-way or the check word does not match (B3). The caller
+        must then not use the mark.
         """
         at = layout.WATERMARK_BASE + which * layout.WATERMARK_WORDS
         file_id, offset, check = seqlock.read(self._words, at, 3, lambda: self._mark_facts(which))
@@ -80,7 +81,7 @@ class ProcessSlot:
         return file_id, offset
 
     def repair_watermarks(self) -> list[WatermarkKind]:
-        """Set to (0, 0) every mark that cannot be read; returns which. Only for the page's own new writer."""
+        """Reset unreadable marks to (0, 0) and return them. Only for the new writer of the page."""
         broken = []
         for which in WatermarkKind:
             try:
@@ -91,7 +92,7 @@ class ProcessSlot:
         return broken
 
     def histogram(self, which: HistogramKind) -> Histogram:
-        """One of the page's histograms."""
+        """Return one of the page's histograms."""
         base = layout.HISTOGRAM_BASE + which * layout.HISTOGRAM_WORDS
         return Histogram(self._words, base, _SHIFTS[which])
 
@@ -100,7 +101,7 @@ class ProcessSlot:
 
 
 class Board:
-    """All process pages."""
+    """The pages of all processes."""
 
     def __init__(self, file: BoardFile) -> None:
         self._file = file
@@ -109,7 +110,7 @@ class Board:
 
     @classmethod
     def create(cls, dir: str | os.PathLike[str], processes: int = PROCESSES_MAX) -> Board:
-        """Make the board in a directory and open it writable; raises BoardError when it cannot be made."""
+        """Create the board in a directory and open it writable. Raise BoardError on failure."""
         if not 1 <= processes <= PROCESSES_MAX:
             raise BoardError("processes out of bounds", processes=processes, min=1, max=PROCESSES_MAX)
         identity = layout.encode_identity(layout.BOARD_MAGIC, 0, processes, 0)
@@ -118,16 +119,16 @@ class Board:
 
     @classmethod
     def open(cls, dir: str | os.PathLike[str], *, writable: bool) -> Board:
-        """Map the board of a directory; raises BoardError when there is none or it is not ours."""
+        """Map the board of a directory. Raise BoardError if there is none or it is not valid."""
         return cls(BoardFile(_path(dir), layout.BOARD_MAGIC, writable=writable))
 
     @property
     def processes(self) -> int:
-        """How many pages there are."""
+        """Number of pages."""
         return self._file.slots
 
     def process(self, slot: int) -> ProcessSlot:
-        """Page number `slot`; raises BoardError beyond the last."""
+        """Return page number `slot`. Raise BoardError beyond the last page."""
         page = self._pages.get(slot)
         if page is None:
             if not 0 <= slot < self._file.slots:
@@ -139,7 +140,7 @@ class Board:
         return page
 
     def close(self) -> None:
-        """Unmap; pages and histograms taken from this board must not be used any more. Idempotent."""
+        """Unmap the board. Its pages and histograms must not be used afterwards. Idempotent."""
         self._pages.clear()
         for view in self._views:
             view.release()
@@ -152,5 +153,5 @@ def _path(dir: str | os.PathLike[str]) -> str:
 
 
 def _check(file_id: int, offset: int) -> int:
-    """A word that tells a mark from chance; not a secret."""
+    """Return a check word that distinguishes a mark from random bytes. It is not a secret."""
     return (file_id * 0x9E3779B97F4A7C15 + offset * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9) & _WORD_MASK

@@ -1,4 +1,4 @@
-"""A process shows that it makes progress."""
+"""Heartbeat: a process publishes that it makes progress."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from ringlog.board.layout import ProcessField
 
 
 class Heartbeat:
-    """Counts the passes of one incarnation's duty cycle and shows them on its slot."""
+    """Counts the passes of one incarnation's duty cycle and publishes them on the process page."""
 
     def __init__(self, slot: ProcessSlot) -> None:
         self._slot = slot
         self.turns = 0
-        """Passes so far."""
+        """Number of passes."""
 
     def beat(self, now_ns: int) -> None:
-        """A pass, or a step of a long one, is done at `now_ns` (monotonic)."""
+        """Record that a pass, or a step of a long pass, ended at `now_ns` (monotonic)."""
         self.turns += 1
         slot = self._slot
         slot.set(ProcessField.TURNS, self.turns)

@@ -1,8 +1,9 @@
-"""Log-linear histograms on the board: four buckets an octave, one writer, any number of readers.
+"""Log-linear histograms on the board: four buckets per octave, one writer, any number of readers.
 
-Bucket 0 holds what lies below 2**shift; bucket 1 + 4 * octave + quarter holds values from
-2**(shift + octave) * (1 + quarter / 4) on; the last takes everything above. A reader may see a sum that
-is one record ahead of the buckets: these are figures for people, not facts to decide by.
+Bucket 0 counts values below 2**shift. Bucket 1 + 4 * octave + quarter counts values from 2**(shift + octave)
+*
+(1 + quarter / 4) on. The last bucket counts all greater values. A reader may see a sum and buckets that
+differ by one record. The numbers are for monitoring; code must not base decisions on them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ BUCKETS = 127
 OCTAVES = 31
 LAST = 1 + QUARTERS * OCTAVES
 NS_SHIFT = 10
-"""Times begin at 1,024 ns and reach 2**41 ns, half an hour."""
+"""Times begin at 1,024 ns and reach 2**41 ns, about 37 minutes."""
 COUNT_SHIFT = 0
 
 
 def bucket_of(value: int, shift: int) -> int:
-    """Bucket of one value."""
+    """Return the bucket of a value."""
     scaled = value >> shift
     if scaled <= 0:
         return 0
@@ -33,7 +34,7 @@ def bucket_of(value: int, shift: int) -> int:
 
 
 def bucket_floor(bucket: int, shift: int) -> float:
-    """Least value of a bucket."""
+    """Return the least value of a bucket."""
     if bucket == 0:
         return 0.0
     octave, quarter = divmod(bucket - 1, QUARTERS)
@@ -42,25 +43,25 @@ def bucket_floor(bucket: int, shift: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """One reading. `counts` (BUCKETS,) int64; values in the histogram's unit."""
+    """A copy of a histogram. `counts` (BUCKETS,) int64. Values are in the histogram's unit."""
 
     counts: NDArray[np.int64]
     total: int
-    """Sum of the values recorded."""
+    """Sum of the recorded values."""
     shift: int
 
     @property
     def count(self) -> int:
-        """Values recorded."""
+        """Number of recorded values."""
         return int(self.counts.sum())
 
     @property
     def mean(self) -> float:
-        """Arithmetic mean, 0.0 when empty."""
+        """Arithmetic mean, 0.0 if empty."""
         return self.total / self.count if self.count else 0.0
 
     def percentile(self, p: float) -> float:
-        """Value below which `p` percent lie, interpolated inside its bucket; 0.0 when empty."""
+        """Return the value below which `p` percent lie, interpolated in its bucket; 0.0 if empty."""
         cumulative = np.cumsum(self.counts)
         if cumulative[-1] == 0:
             return 0.0
@@ -71,12 +72,12 @@ class HistogramSnapshot:
         return float(floor + (ceiling - floor) * inside)
 
     def since(self, earlier: HistogramSnapshot) -> HistogramSnapshot:
-        """What was recorded between an earlier reading and this one."""
+        """Return the values recorded between an earlier snapshot and this one."""
         return HistogramSnapshot(self.counts - earlier.counts, self.total - earlier.total, self.shift)
 
 
 class Histogram:
-    """A histogram in shared words: the sum at `base`, then BUCKETS counts. Reading needs no write access."""
+    """A histogram in shared words: the sum at `base`, then BUCKETS counts. Reads need no write access."""
 
     def __init__(self, words: memoryview, base: int, shift: int) -> None:
         self._words = words
@@ -90,16 +91,16 @@ class Histogram:
         words[base] = (words[base] + value * n) & 0xFFFFFFFFFFFFFFFF
 
     def snapshot(self) -> HistogramSnapshot:
-        """A private copy of the counts."""
+        """Return a private copy of the counts."""
         base = self._base
         counts = np.array(self._words[base + 1 : base + 1 + BUCKETS], dtype=np.int64)
         return HistogramSnapshot(counts, int(self._words[base]), self._shift)
 
     def percentile(self, p: float) -> float:
-        """As HistogramSnapshot.percentile, of this moment."""
+        """Return the current percentile, see HistogramSnapshot.percentile."""
         return self.snapshot().percentile(p)
 
     def clear(self) -> None:
-        """Forget everything; for a new incarnation that wants to begin at zero."""
+        """Set all counts to 0, for a new incarnation."""
         for index in range(self._base, self._base + 1 + BUCKETS):
             self._words[index] = 0

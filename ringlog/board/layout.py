@@ -1,8 +1,8 @@
-"""The board's files: the drawing, the constants, nothing else knows where anything lies.
+"""Format of the board's files, and their constants. No other module computes offsets in them.
 
-The board is facts that one process writes and any process of ours reads without asking: `board` holds a
-page for each process, `topics-NN-CC` the topics of shard NN, chunk CC, `news-NN` what shard NN published
-lately (board/news.py). All words are 64 bits.
+The board contains numbers that one process writes and other processes of the engine read directly. `board`
+has a page for each process. `topics-NN-CC` has the topics of shard NN, chunk CC. `news-NN` has the latest
+publications of shard NN (board/news.py). All words have 64 bits.
 
 `board`:
 
@@ -27,11 +27,11 @@ The identity, in both:
 
 A process page, in words:
 
- 0..63       numbers by P
+ 0..63       ProcessField
  64..87      three marks of 8 words: [sequence, file_id, offset, check, 4 spare]
- 88..95      a governor's numbers, by G
+ 88..95      GovernorField
  96..479     three histograms of 128 words: [sum, 127 buckets]
- 480..511    a scheduler's numbers, by D
+ 480..511    a scheduler's SchedulerField; a shard's QueueField and ConsumerGroupField
 
 A topic slot, in words:
 
@@ -42,15 +42,17 @@ A topic slot, in words:
     | durability bits << 32                               13  due_us
                                                           14  ttl_us    15 order
 
-Marks and topic slots are seqlocks: the writer makes the sequence odd, writes, makes it even; a reader
-takes the words only when the sequence was even before and is the same afterwards. A writer that died in
-between leaves it odd: readers give up after a bounded time, and the next writer's first write repairs it.
-A mark carries a check word besides, because a successor's recovery is built on it.
+Marks and topic slots are seqlocks. The writer makes the sequence odd, writes the words, and makes the
+sequence even. A reader uses the words only if the sequence was even before and is unchanged afterwards (B1).
+A writer that dies in between leaves the sequence odd. Readers then give up after a bounded time, and the
+first write of the next writer repairs the slot (B2). A mark also has a check word, because a successor's
+recovery depends on it (B3).
 
-Each word has one writer. Assumed: aligned 8-byte stores are whole and are seen in order (x86-64). They
-are made through a view of 64-bit words, never by struct.pack_into, which clears its destination first.
+Each word has one writer. Assumption: aligned 8-byte stores are atomic and are seen in program order (x86-64).
+They are made through a view of 64-bit words. struct.pack_into must not be used, because it clears its
+destination first (R1).
 
-To change a layout: new version number; a board never outlives the engine's start.
+To change a layout, add a version number. A board does not survive a restart of the engine.
 """
 
 from __future__ import annotations
@@ -78,47 +80,47 @@ IDENTITY_BYTES = _IDENTITY.size + 8
 
 
 class BoardUnstable(RinglogError):
-    """A slot's words are being rewritten, or their writer died in between; ask again or do without."""
+    """The words of a slot are being rewritten, or their writer died meanwhile. Retry, or do without them."""
 
     code = "not_ready"
     retriable = True
 
 
 class BoardError(RinglogError):
-    """A board file is not what it should be; names what differs."""
+    """A board file is not valid. The error states the difference."""
 
     code = "board"
 
 
 class ProcessField(IntEnum):
-    """Numbers on a process page. Written by the process itself but where the supervisor is named."""
+    """Words of a process page. Written by the process itself, except where the supervisor is named."""
 
     STATE = 0
     PID = 1
     INCARNATION = 2
     STARTED_NS = 3
     TURNS = 4
-    """Passes of the duty cycle: progress, not liveness (RD-18)."""
+    """Passes of the duty cycle. They show progress, not liveness."""
     HEARTBEAT_NS = 5
     ASLEEP = 6
-    """1 while the process waits and wants its bell rung."""
+    """1 while the process sleeps and must be woken up by its bell."""
     BUSY_NS = 7
     PROGRESS = 8
-    """Recovery, in thousandths."""
+    """Progress of recovery in thousandths."""
     RESTARTS = 9
-    """Supervisor: starts after the first one."""
+    """Supervisor: number of starts after the first one."""
     EXIT = 10
-    """Supervisor: how the last incarnation ended, exit code, or 256 + the signal that killed it."""
+    """Supervisor: end of the last incarnation, exit code, or 256 + number of the signal that killed it."""
     EXIT_NS = 11
-    """Supervisor: when."""
+    """Supervisor: time of that end."""
     SHARD = 12
     """Number of the shard plus 1; 0 = not a shard."""
     KIND = 13
-    """Supervisor: index in its list of kinds of actor."""
+    """Supervisor: index of the kind of actor in processes.KINDS."""
     READ_ONLY = 14
-    """1 while a shard serves reads alone because its directory takes no writes."""
+    """1 while a shard only serves reads, because its directory is not writable."""
     TOPICS_CHANGED = 15
-    """Grows when topics of the shard were made or removed; who watches names lists them again."""
+    """Grows if topics of the shard are created or deleted. Watches of patterns then list the topics again."""
     FRAMES = 16
     RECORDS = 17
     BYTES = 18
@@ -132,87 +134,87 @@ class ProcessField(IntEnum):
     CORRUPT = 28
     RECOVERY_NS = 29
     TRUNCATED = 30
-    """Bytes of a torn tail that recovery dropped."""
+    """Bytes of a torn end that recovery removed."""
     REQUESTS = 31
     TOPICS = 32
-    """Topics of the shard, those that it is about to make included; all shards together have at most
+    """Topics of the shard, including those that are being created. All shards together have at most
     limits.max_topics."""
     DISK_LOW = 40
-    """Reclaimer: 1 while the data directory's device has less free than data.min_free_bytes; shards look."""
+    """Reclaimer: 1 while the data device has less than data.min_free_bytes free. Shards poll this word."""
     DISK_FREE = 41
     SCRUB_BYTES = 42
     """Reclaimer: bytes verified by the scrub so far."""
     SCRUB_LEFT = 43
-    """Reclaimer: bytes to go in the present pass of the scrub."""
+    """Reclaimer: bytes left in the current pass of the scrub."""
     SCRUB_PASS_S = 44
-    """Reclaimer: seconds a whole pass takes at the configured pace."""
+    """Reclaimer: seconds that a whole pass takes at the configured rate."""
     SCRUB_PASSES = 45
     FINDINGS = 46
-    """Damage found at rest, each time it is met."""
+    """Damage found at rest. Each finding of the same damage counts."""
     QUARANTINED = 47
-    """Segments left alone at present because a part of them is damaged."""
+    """Segments that are currently skipped, because a part of them is damaged."""
     HEALED = 48
     SEGMENTS_DROPPED = 49
     SEGMENTS_REWRITTEN = 50
     RECLAIMED_BYTES = 51
     MOVED = 52
-    """Relocator: segments whose data part went to the cold tier."""
+    """Relocator: segments whose data part was moved to the cold tier."""
     MOVED_BYTES = 53
     MOVES_DUE = 54
-    """Relocator: segments that are to go and have not yet."""
+    """Relocator: segments that are due to be moved."""
     MOVES_FAILED = 55
     COLD_READS = 56
     COLD_HITS = 57
-    """Relocator: cold reads answered from memory."""
+    """Relocator: cold reads served from memory."""
     COLD_FAILED = 58
     ABSORBED = 59
     """Compactor: bytes of log turned into segments by this incarnation."""
     SEGMENTS = 60
-    """Compactor: segments made."""
+    """Compactor: segments created."""
     CHECKPOINTS = 61
     SNAPSHOT = 62
     """Compactor: number of the last snapshot written."""
     FAILURES = 63
-    """Compactor: checkpoints that failed; the log says why."""
+    """Compactor: failed checkpoints. The log has the reason."""
 
 
 class QueueField(IntEnum):
-    """Numbers of a shard's queues, where the page of a scheduler has its own."""
+    """Words of a shard's queues, in the range that a scheduler's page uses for SchedulerField."""
 
     EXHAUSTED = 480
-    """Jobs that had all their deliveries, counted when they are set aside: there is something to be moved."""
+    """Jobs that became exhausted so far. A change notifies schedulers that there are dead letters to move."""
     QUEUES = 481
-    """Queues that were asked for something in this life of the shard; the next three are theirs."""
+    """Queues that received a request in this incarnation. The next three words cover these queues."""
     READY = 482
     IN_FLIGHT = 483
     DELAYED = 484
     WAITING = 485
     """Claims that wait for jobs."""
     CLAIMED = 486
-    """Jobs handed out; this and the next four are counted since the engine was started."""
+    """Jobs delivered. This word and the next four count since the start of the engine."""
     ACKED = 487
     NACKED = 488
     REJECTED = 489
     DEAD_LETTERED = 490
-    """Jobs moved to the dead letters."""
+    """Jobs moved to the dead-letter topic."""
 
 
 class ConsumerGroupField(IntEnum):
-    """Numbers of a shard's consumer groups, behind those of its queues."""
+    """Words of a shard's consumer groups, after those of its queues."""
 
     GROUPS = 491
-    """The next four are theirs."""
+    """Number of consumer groups. The next four words cover these groups."""
     LAG = 492
-    """Records that are not done."""
+    """Records that are not acked."""
     PENDING = 493
-    """Of them, those that were given out."""
+    """Records that are delivered and not acked, a part of LAG."""
     MEMBERS = 494
     FLOOR_AGE_MS = 495
-    """For how long the floor that has stood longest has not moved, of groups that are behind."""
+    """Milliseconds since the floor last moved: the maximum over all groups with lag."""
 
 
 class ProcessState(IntEnum):
-    """P.STATE."""
+    """Values of ProcessField.STATE."""
 
     EMPTY = 0
     STARTING = 1
@@ -222,11 +224,11 @@ class ProcessState(IntEnum):
     STOPPED = 5
     FAILED = 6
     GIVEN_UP = 7
-    """Failed, and no further incarnation comes before the next start of the engine."""
+    """Failed, and the supervisor starts no further incarnation before the next start of the engine."""
 
 
 class WatermarkKind(IntEnum):
-    """Which mark: (file_id, offset) up to which frames of a shard's files may be read or are durable."""
+    """Marks: (file_id, offset) up to which frames of a shard's files are readable or durable."""
 
     PUBLISHED = 0
     DURABLE = 1
@@ -234,9 +236,9 @@ class WatermarkKind(IntEnum):
 
 
 class HistogramKind(IntEnum):
-    """Which histogram. COMMIT and SYNC are nanoseconds, GROUP_FRAMES a count.
+    """Histograms of a page. COMMIT and SYNC are in nanoseconds, GROUP_FRAMES is a count.
 
-    A scheduler's COMMIT: from the turn in which it heard of something to its word to a link (G-2).
+    A scheduler's COMMIT is the time from the pass in which it detected new records to its message on a link.
     """
 
     COMMIT = 0
@@ -245,55 +247,57 @@ class HistogramKind(IntEnum):
 
 
 class GovernorField(IntEnum):
-    """Numbers of the governor of a shard, on its page, and of the instance, on the first scheduler's. The
-    others schedulers' pages have BUSY and SAMPLED_NS. Shares are in millionths."""
+    """Words of a governor: of a shard on its page, of the engine on the page of the first scheduler.
+
+    The pages of other schedulers have only BUSY and SAMPLED_NS. Shares are in millionths.
+    """
 
     PRESSURE = 88
     STEP = 89
-    """governor.Step."""
+    """governor.PressureStep."""
     BUSY = 90
-    """Share of the time in which the process worked, averaged."""
+    """Share of the time in which the process worked, as a moving average."""
     FILL = 91
-    """Of the shard's fullest intake ring; the instance: its pressure without the shards'."""
+    """Fill of the shard's fullest ring. On the engine's governor: its pressure without that of the shards."""
     DELAY_NS = 92
-    """The instance: from news to turn, averaged."""
+    """Engine: time from news to grant in nanoseconds, as a moving average."""
     THROTTLED = 93
-    """Writes refused for pressure."""
+    """Writes refused because of pressure."""
     WAITED_NS = 94
-    """Time that pressure made groups or wake-ups wait."""
+    """Time by which pressure delayed commit batches or wake-ups, in nanoseconds."""
     SAMPLED_NS = 95
 
 
 class SchedulerField(IntEnum):
-    """Numbers of a delivery scheduler, behind the histograms of its page. Written by the process itself."""
+    """Words of a delivery scheduler, after the histograms of its page. Written by the process itself."""
 
     GRANTS_SENT = 480
     READY = 481
-    """Feeds that wait for credit at present, in all ready sets (G-2)."""
+    """Feeds that currently wait for credit, in all ready sets."""
     LINKS = 482
     SUBSCRIPTIONS = 483
     FEEDS = 484
     TOPICS_FOLLOWED = 485
     LATENCY_NS = 486
-    """Moving average (0.2) of what H.COMMIT counts (G-2)."""
+    """Moving average (weight 0.2) of the values in HistogramKind.COMMIT, in nanoseconds."""
     NEWS_MISSED = 487
-    """Times that news were incomplete, so that topic tables were looked at."""
+    """How often news were incomplete, so that the scheduler rescanned the topic tables."""
     UNSENT = 488
-    """Messages that a link did not take."""
+    """Messages that a link did not accept."""
     BAND_LOWEST = 489
-    """Feeds that wait for credit at present, by band, from the lowest: this and the next four words."""
+    """Feeds that currently wait for credit, by band: this word for the lowest band and the next four."""
     STANDING = 494
-    """Topics that could be told of and were not all the time since the sample before (G-2)."""
+    """Topics that could have been granted, and were not, for the whole time since the previous sample."""
     LAG_MS = 495
-    """How long the consumer that is furthest behind has had something to take."""
+    """Milliseconds for which records have been available to the consumer with the greatest lag."""
     ROUTERS = 496
     ROUTER_LAG = 497
-    """Positions of sources that are not forwarded yet, summed over routers, as far as was told."""
+    """Records of sources that are not forwarded yet, summed over routers, as known to the scheduler."""
     ROUTER_PASSES = 498
 
 
 VOLATILE_BIT = 1 << 32
-"""In the first word of a row of news: the frames lie in the volatile log. The bits below are the slot."""
+"""In the first word of a row of news: the frames are in the volatile log. The bits below it are the slot."""
 SLOT_MASK = VOLATILE_BIT - 1
 PROCESS_WORDS = 64
 WATERMARK_BASE = 64
@@ -313,27 +317,27 @@ SLOT_BYTES = {
     BOARD_MAGIC: PAGE_BYTES, TOPICS_MAGIC: TOPIC_SLOT_BYTES, NEWS_MAGIC: NEWS_ROW_BYTES,
     GRANTS_MAGIC: NEWS_ROW_BYTES, CALLS_MAGIC: CALLS_ROW_BYTES,
 }  # fmt: skip
-"""Bytes of one of the `slots` that follow the header page, by magic."""
+"""Bytes of each of the `slots` after the header page, by magic."""
 
 
 def chunk_name(shard: int, chunk: int) -> str:
-    """File name of a chunk of a shard's topic table."""
+    """Return the file name of a chunk of a shard's topic table."""
     return f"topics-{shard:02d}-{chunk:02d}"
 
 
 def news_name(shard: int) -> str:
-    """File name of a shard's news."""
+    """Return the file name of a shard's news."""
     return f"news-{shard:02d}"
 
 
 def encode_identity(magic: bytes, shard: int, slots: int, chunk: int) -> bytes:
-    """First bytes of a board file."""
+    """Return the first bytes of a board file."""
     body = _IDENTITY.pack(magic, VERSION, shard, slots, chunk)
     return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
 
 
 def decode_identity(data: bytes, magic: bytes, path: str) -> tuple[int, int, int]:
-    """(shard, slots, chunk); raises BoardError naming what differs."""
+    """Return (shard, slots, chunk). Raise BoardError with the difference."""
     if len(data) < IDENTITY_BYTES:
         raise BoardError("not a board file: too short", path=path, bytes=len(data))
     found, version, shard, slots, chunk = _IDENTITY.unpack_from(data)

@@ -1,4 +1,4 @@
-"""Board files: made, opened, mapped."""
+"""Create, open and map board files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ringlog.board.layout import BoardError
 
 
 def require_ordered_stores() -> None:
-    """Raise BoardError on a machine whose stores other processors may see out of order."""
+    """Raise BoardError on a machine that does not keep stores in order."""
     if not shm.stores_are_ordered():
         raise BoardError("the board needs a processor that keeps stores in order")
 
 
 def make_board_file(path: str, size: int, identity: bytes) -> None:
-    """Make a board file with all its room allocated; raises BoardError when it exists or does not fit."""
+    """Create a board file with all its memory allocated. Raise BoardError if it exists or does not fit."""
     require_ordered_stores()
     shm.make_file(path, size, identity, BoardError)
 
@@ -40,7 +40,7 @@ class BoardFile:
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             self._mapping = mmap.mmap(fd, size, access=access)
         except OSError as e:
-            # A mapping takes a descriptor of its own, which may be the one too many, and memory.
+            # mmap duplicates the descriptor, so it can fail at the descriptor limit, or for lack of memory.
             raise BoardError(f"cannot map board file: {e.strerror}", path=path, errno=e.errno) from None
         finally:
             os.close(fd)
@@ -48,9 +48,9 @@ class BoardFile:
         self.words = memoryview(self._mapping).cast("Q")
 
     def close(self) -> None:
-        """Unmap, as soon as no view of `words` is held any more. Idempotent."""
+        """Unmap when the last view of `words` is released. Idempotent."""
         if not self._mapping.closed:
             self.words.release()
-            # A thread may be looking at a word: it is unmapped when that one has looked.
+            # A thread may be polling a word. The memory is then unmapped when its view is released.
             with contextlib.suppress(BufferError):
                 self._mapping.close()

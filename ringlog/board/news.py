@@ -1,13 +1,13 @@
-"""News of a shard: what it published lately, and where that lies. One writer, any number of readers.
+"""News of a shard: its latest publications and their places. One writer, any number of readers.
 
-A ring of rows (row_ring) in `news-NN`. The shard appends and never waits; a reader that is too slow, or that
-comes later, is told so (`is_complete`) and looks at the topic table instead, which says everything there is.
-So news are a short cut: without them deliveries come later, never wrong.
+News are a ring of rows (row_ring) in `news-NN`. The shard appends and never waits. A reader that falls behind
+or attaches late detects this (`is_complete` is false) and rescans the topic table, which is always complete.
+Without news, deliveries would be later but never wrong.
 
 Row: [slot | volatile << 32, topic_id, epoch, first_seq, last_seq, file_id, offset, stop]
 
-The shard raises `life` when the facts of its incarnation are on the board, so that readers look at them
-once; what the dead one published without saying so is among them.
+The shard increments `life` when the recovered state of its incarnation is on the board. Readers then rescan
+the topic table once (N4). This includes publications that the previous incarnation did not announce.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ N_SLOT, N_TOPIC_ID, N_EPOCH, N_FIRST_SEQ, N_LAST_SEQ, N_FILE_ID, N_OFFSET, N_STO
 
 
 class NewsRow(NamedTuple):
-    """Frames of one topic that lie one behind the other in one file of the log."""
+    """Adjacent frames of one topic in one log file."""
 
     slot: int
     topic_id: int
@@ -38,11 +38,13 @@ class NewsRow(NamedTuple):
 
 
 class NewsWriter(RowWriter):
-    """The shard's end; takes rows as NewsRow."""
+    """The shard's end. Rows are NewsRow."""
 
     def __init__(self, dir: str | os.PathLike[str], shard: int) -> None:
-        """Make the file, or go on with that of the incarnation before: everything it does not say has to be
-        on the board by now. Raises BoardError without room."""
+        """Create the file, or continue with that of the previous incarnation.
+
+        The recovered state must be on the board before this call. Raises BoardError if there is no space.
+        """
         path = os.path.join(os.fspath(dir), layout.news_name(shard))
         if not os.path.lexists(path):
             identity = layout.encode_identity(layout.NEWS_MAGIC, shard, NEWS_ROWS, 0)
@@ -51,10 +53,10 @@ class NewsWriter(RowWriter):
 
 
 class NewsReader(RowReader):
-    """One reader's end; begins with what comes from now on, and says so by an incomplete first `take`."""
+    """A reader's end. It begins with new rows, and its first `take_rows` is incomplete."""
 
     def __init__(self, dir: str | os.PathLike[str], shard: int) -> None:
-        """Raises BoardError while the shard has not made the file."""
+        """Raise BoardError while the shard has not created the file."""
         path = os.path.join(os.fspath(dir), layout.news_name(shard))
         super().__init__(_open(path, shard, writable=False), from_start=False)
 

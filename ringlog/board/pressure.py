@@ -1,4 +1,4 @@
-"""A governor's numbers on a process page: written by its process, read by everybody without asking (G-11)."""
+"""A governor's numbers on a process page, written by its process and read by all others (L7)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _BELIEF_NS = GOVERNOR_STALE_MS * 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """What a governor said last. Shares are in [0, 1]."""
+    """Latest values of a governor. Shares are in [0, 1]."""
 
     pressure: float = 0.0
     step: PressureStep = PressureStep.FREE
     busy: float = 0.0
     fill: float = 0.0
-    """Of the fullest intake ring; of the instance: its pressure without the shards'."""
+    """Fill of the fullest ring. For the engine: its pressure without that of the shards."""
     latency_ns: int = 0
     refused: int = 0
     waited_ns: int = 0
 
 
 def publish(page: ProcessSlot, governor: Governor, fill: float, now_ns: int) -> None:
-    """Say how it is, on the governor's own process's page. `fill` in [0, 1]."""
+    """Publish a governor's values on the page of its process. `fill` is in [0, 1]."""
     page.set(GovernorField.PRESSURE, round(governor.pressure * MILLION))
     page.set(GovernorField.STEP, governor.step)
     page.set(GovernorField.BUSY, round(governor.busy * MILLION))
@@ -38,7 +38,7 @@ def publish(page: ProcessSlot, governor: Governor, fill: float, now_ns: int) -> 
 
 
 def begin(page: ProcessSlot) -> None:
-    """A new incarnation: nothing of what its predecessor said last holds. What it counted stays."""
+    """Reset the predecessor's values for a new incarnation. Counters stay."""
     for word in (
         GovernorField.PRESSURE,
         GovernorField.STEP,
@@ -51,7 +51,7 @@ def begin(page: ProcessSlot) -> None:
 
 
 def read(page: ProcessSlot, now_ns: int) -> Pressure:
-    """What the page's governor said last; nothing of it counts while its process shows no heartbeat."""
+    """Return the governor's latest values. Without a fresh heartbeat, all except the counters are 0 (L7)."""
     refused, waited_ns = page.get(GovernorField.THROTTLED), page.get(GovernorField.WAITED_NS)
     if not is_heartbeat_fresh(page, now_ns):
         return Pressure(refused=refused, waited_ns=waited_ns)
@@ -64,5 +64,5 @@ def read(page: ProcessSlot, now_ns: int) -> Pressure:
 
 
 def is_heartbeat_fresh(page: ProcessSlot, now_ns: int) -> bool:
-    """Is its process alive, so far as its heartbeat tells?"""
+    """Return whether the process is alive according to its heartbeat."""
     return now_ns - page.get(ProcessField.HEARTBEAT_NS) < _BELIEF_NS

@@ -1,4 +1,4 @@
-"""The processes of an engine: their kinds, names, slots of the board, sockets and bells."""
+"""The processes of an engine: kinds, names, slots on the board, sockets and bells."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ RELOCATOR = "relocator"
 SCHEDULER = "scheduler"
 SUPERVISOR = "supervisor"
 KINDS = (WAL_SHARD, GATEWAY, COMPACTOR, RECLAIMER, RELOCATOR, SCHEDULER)
-"""Kinds of actor; the index is what the board's P.KIND holds."""
+"""Kinds of actor. ProcessField.KIND is an index into this tuple."""
 
 SUPERVISOR_SLOT = 0
-"""The supervisor's own process slot; shard n has slot 1 + n, then come the other kinds in their order."""
+"""Process slot of the supervisor. Shard n has slot 1 + n. The other kinds follow in their order."""
 
 
 def shard_slot(shard: int) -> int:
-    """Process slot of a shard."""
+    """Return the process slot of a shard."""
     return SUPERVISOR_SLOT + 1 + shard
 
 
 def slot_of(kind: str, shards: int) -> int:
-    """Process slot of a child that is the only one of its kind; its own whether or not the others run."""
+    """Return the process slot of a kind with a single process. It does not depend on which others run."""
     return shard_slot(shards) + KINDS.index(kind) - KINDS.index(GATEWAY)
 
 
 def scheduler_slot(shards: int, n: int) -> int:
-    """Process slot of a scheduler; they come behind all others."""
+    """Return the process slot of a scheduler. Schedulers come after all other processes."""
     return shard_slot(shards) + KINDS.index(SCHEDULER) - KINDS.index(GATEWAY) + n
 
 
 def shard_name(shard: int) -> str:
-    """Name of a shard's process."""
+    """Return the name of a shard's process."""
     return f"{WAL_SHARD}-{shard:02d}"
 
 
 def scheduler_name(number: int) -> str:
-    """Name of a scheduler's process."""
+    """Return the name of a scheduler's process."""
     return f"{SCHEDULER}-{number:02d}"
 
 
 def socket_of(shm_dir: str, name: str) -> str:
-    """Endpoint of a process's control socket."""
+    """Return the endpoint of a process's control socket."""
     return f"ipc://{shm_dir}/{name}.sock"
 
 
 def bell_of(shm_dir: str, name: str) -> str:
-    """Path of the named pipe a shard or a scheduler sleeps on."""
+    """Return the path of the named pipe that wakes up a shard or a scheduler."""
     return f"{shm_dir}/{name}.bell"
 
 
 def shard_socket(shm_dir: str, shard: int) -> str:
-    """Endpoint of a shard's control socket."""
+    """Return the endpoint of a shard's control socket."""
     return socket_of(shm_dir, shard_name(shard))
 
 
 def shard_bell(shm_dir: str, shard: int) -> str:
-    """Path of the named pipe a shard sleeps on."""
+    """Return the path of the named pipe that wakes up a shard."""
     return bell_of(shm_dir, shard_name(shard))
 
 
 def scheduler_socket(shm_dir: str, number: int) -> str:
-    """Endpoint of a delivery scheduler."""
+    """Return the endpoint of a delivery scheduler."""
     return socket_of(shm_dir, scheduler_name(number))
 
 
 def scheduler_bell(shm_dir: str, number: int) -> str:
-    """Path of the named pipe a scheduler sleeps on."""
+    """Return the path of the named pipe that wakes up a scheduler."""
     return bell_of(shm_dir, scheduler_name(number))

@@ -1,19 +1,19 @@
-"""A ring of rows in shared memory: one writer that never waits, readers that learn when they were too slow.
+"""A ring of rows in shared memory: the writer never waits, and readers detect an overrun.
 
-In words of 64 bits, behind a header page as of all board files (layout):
+In 64-bit words, after the header page of all board files (layout):
 
 word              part
-64                claimed: rows written or being written, since the ring was made
+64                claimed: rows written or being written, since the creation of the ring
 72                count: rows that are complete
-80                life: grows when another writer begins
+80                life: grows when a new writer begins
 512 + 8*(i%N)     row i, eight words
 
-The writer stores `claimed`, the rows, then `count`. A reader copies rows below `count`, then looks at
-`claimed`: those that may have been overwritten meanwhile are not used.
+The writer stores `claimed`, the rows, then `count`. A reader copies rows below `count`, then loads `claimed`,
+and discards rows that may have been overwritten in the meantime.
 
-`claimed` and `count` never become less. A writer that died between them has spoilt the places of the rows
-it claimed, and those alone: its successor goes on at `count`, over the same places, and leaves `claimed` as
-it is, so that nobody takes for whole what lay there before.
+`claimed` and `count` never decrease (N6). A writer that dies between the two stores has damaged only the
+places of the rows that it claimed. Its successor continues at `count` with the same places and leaves
+`claimed` unchanged. A reader therefore never accepts the old contents of these places as complete.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _BASE = layout.PAGE_BYTES // 8
 
 
 class RowsRead(NamedTuple):
-    """What a reader found. `rows` has shape (n, 8); unless `is_complete`, there were more than these."""
+    """Result of a read. `rows` has shape (n, 8). If not `is_complete`, earlier rows are missing."""
 
     rows: NDArray[np.uint64]
     is_complete: bool
 
 
 class RowWriter:
-    """The writer's end; begins another life of the ring."""
+    """The writer's end. Its creation increments `life`."""
 
     def __init__(self, file: BoardFile) -> None:
         self._file = file
@@ -56,14 +56,14 @@ class RowWriter:
         words[_LIFE] += 1
 
     def add(self, rows: Sequence[Sequence[int]]) -> None:
-        """Append rows. Of more than there is room for, the last ones."""
+        """Append rows. If there are more rows than the ring has space for, only the last ones are kept."""
         many = len(rows)
         if many:
-            # All words before the first store: what does not fit into one must not leave a claim behind.
+            # Convert all words before the first store: a value above 64 bits must not leave a claim.
             self.add_words(array("Q", rows[0] if many == 1 else [word for row in rows for word in row]))
 
     def add_words(self, flat: array[int]) -> None:
-        """Append the rows that these words make up, eight each."""
+        """Append rows given as a flat array, eight words each."""
         words, first, many = self._words, self._count, len(flat) // ROW_WORDS
         stop = first + many
         if stop > self._claimed:
@@ -77,7 +77,7 @@ class RowWriter:
         self._count = words[_COUNT] = stop
 
     def _store_round(self, flat: array[int], index: int, stop: int) -> None:
-        """Store the last rows as those from `index` on, round the end of the ring."""
+        """Store the last rows, from index `index` on, around the end of the ring."""
         view = memoryview(flat)
         while index < stop:
             at = index % self._rows
@@ -93,10 +93,11 @@ class RowWriter:
 
 
 class RowReader:
-    """One reader's end."""
+    """A reader's end."""
 
     def __init__(self, file: BoardFile, *, from_start: bool) -> None:
-        """`from_start`: of the life that there is; else from now on, and the first `take` is incomplete."""
+        """`from_start`: read all rows of the current life. Otherwise read new rows; the first read is
+        incomplete."""
         self._file = file
         self._words = file.words
         self._table = np.frombuffer(self._words, dtype=np.uint64)[_BASE:].reshape(-1, ROW_WORDS)
@@ -106,17 +107,17 @@ class RowReader:
 
     @property
     def has_rows(self) -> bool:
-        """Is there anything to take?"""
+        """True if there are rows to take, or a new life."""
         return self._words[_COUNT] != self._next or self._words[_LIFE] != self._life
 
     def spin_word(self) -> tuple[memoryview, int]:
-        """A word, and its value as long as there are no rows to take."""
+        """Return (word, value) for polling: the word has this value while there are no new rows."""
         return self._words[_COUNT : _COUNT + 1], self._next
 
     def take_rows(self) -> RowsRead:
-        """Everything since the last time, in order."""
+        """Return all rows since the previous call, in order."""
         words = self._words
-        # In this order: who sees rows of a new life sees that it is one.
+        # Load count before life: a reader that sees rows of a new life must also see the new life.
         count, life = words[_COUNT], words[_LIFE]
         is_complete = life == self._life
         start, self._next, self._life = self._next, count, life

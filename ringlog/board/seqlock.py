@@ -1,8 +1,8 @@
-"""A few words that are read together or not at all, without a lock.
+"""Seqlock: several words that a reader sees as one consistent state, without a lock (B1).
 
-The writer makes the sequence odd, stores the words, makes it even. A reader takes what it copied only when
-the sequence was even before and unchanged after. One writer at a time; a successor of a writer that died
-in between simply writes: the sequence stays odd until its words are complete.
+The writer makes the sequence odd, stores the words, and makes the sequence even. A reader accepts its copy
+only if the sequence was even before and is unchanged afterwards. There is one writer at a time. The successor
+of a writer that died half-way simply writes: the sequence stays odd until the words are complete (B2).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ PLAIN_TRIES = 16
 YIELD_TRIES = 64
 WAIT_TRIES = 50
 WAIT_S = 0.0001
-"""A writer that was descheduled between its stores is back within a few of these; a dead one never is."""
+"""A writer that lost the CPU between its stores continues within a few of these waits, unless it died."""
 
 _clock = SystemClock()
 
 
 class WordView(Protocol):
-    """What a seqlock lies in: memoryview.cast("Q"), or a test's stand-in that watches each access."""
+    """Words of a seqlock: memoryview.cast("Q"), or a test double that records each access."""
 
     def __getitem__(self, index: int, /) -> int: ...
     def __setitem__(self, index: int, value: int, /) -> None: ...
 
 
 def begin_write(words: WordView, at: int) -> int:
-    """Make the sequence at `at` odd; returns the value for end_write. Readers retry from here on."""
+    """Make the sequence at `at` odd, so that readers retry. Return the value for end_write."""
     odd = (words[at] | 1) & 0xFFFFFFFFFFFFFFFF
     words[at] = odd
     return odd
@@ -53,7 +53,7 @@ def write(words: WordView, at: int, values: Sequence[int]) -> None:
 
 
 def try_read(words: WordView, at: int, count: int) -> list[int] | None:
-    """The `count` words after the sequence at `at`, or None when they were being written."""
+    """Return the `count` words after the sequence at `at`, or None if a write is in progress."""
     before = words[at]
     if before & 1:
         return None
@@ -62,7 +62,7 @@ def try_read(words: WordView, at: int, count: int) -> list[int] | None:
 
 
 def read(words: WordView, at: int, count: int, what: Callable[[], dict[str, Any]]) -> list[int]:
-    """As try_read, trying for some milliseconds; then raises BoardUnstable with the facts of `what`."""
+    """Retry try_read for several milliseconds. Then raise BoardUnstable with the facts of `what`."""
     for attempt in range(PLAIN_TRIES + YIELD_TRIES + WAIT_TRIES):
         values = try_read(words, at, count)
         if values is not None:

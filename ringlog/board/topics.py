@@ -1,7 +1,8 @@
-"""The topic table of a shard: what a reader must know about each topic, without asking the shard.
+"""The topic table of a shard: facts about each topic that readers need without a request to the shard.
 
-The shard writes, anybody of ours reads. Slots are handed out by the shard and may hold another topic after
-it restarted, so a reader compares `topic_id` and `epoch` with what it expects and otherwise asks again.
+The shard writes it, and all processes of the engine read it. The shard assigns the slots. After a restart of
+the shard a slot may have another topic. A reader therefore compares `topic_id` and `epoch` with the expected
+values, and on a difference requests the slot again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _DURABILITY_SHIFT = layout.TOPIC_DURABILITY_SHIFT
 
 
 class TopicFacts(NamedTuple):
-    """What a slot says. `state` is TOPIC_EMPTY, TOPIC_LIVE or TOPIC_DELETED; seqs and floors as in reads."""
+    """Contents of a slot. `state` is TOPIC_EMPTY, TOPIC_LIVE or TOPIC_DELETED. Times are in microseconds."""
 
     topic_id: int
     epoch: int
@@ -49,13 +50,13 @@ class TopicFacts(NamedTuple):
     last_write_us: int
     durability_bits: int
     version: int = 0
-    """Grows with every removal and every change of where records lie."""
+    """Grows with every removal of records and every change of their place (X7)."""
     due_us: int = 0
-    """When the next record expires; at or after it a reader asks the shard before it goes on. 0 = never."""
+    """Time at which the next record expires; 0 = never. From then on a reader must query the shard first."""
     ttl_us: int = 0
-    """A record older than this is expired; 0 = never."""
+    """Age at which a record expires; 0 = never."""
     priority_word: int = 0
-    """What its value follows from; see encode_priority."""
+    """Encoded priority, see encode_priority."""
 
 
 PRIORITY_AUTO = 0
@@ -64,21 +65,21 @@ _ORDER_BIAS = 1 << 16
 
 
 def encode_priority(priority: int | None, *, is_auto: bool) -> int:
-    """The `order` word: a manual priority, or else whether recency of consumption counts (P-1)."""
+    """Encode a manual priority, or else whether the recency of consumption sets the priority."""
     if priority is not None:
         return _ORDER_BIAS + priority
     return PRIORITY_AUTO if is_auto else PRIORITY_NONE
 
 
 def decode_priority(word: int) -> tuple[int, bool]:
-    """(manual priority, 0 when there is none; whether recency counts)."""
+    """Return (manual priority or 0, whether the recency of consumption sets the priority)."""
     if word in {PRIORITY_AUTO, PRIORITY_NONE}:
         return 0, word == PRIORITY_AUTO
     return word - _ORDER_BIAS, False
 
 
 class TopicTable:
-    """One shard's table, grown chunk by chunk."""
+    """The topic table of one shard. It grows in chunks."""
 
     def __init__(self, dir: str, shard: int, *, writable: bool) -> None:
         self._dir = dir
@@ -90,9 +91,10 @@ class TopicTable:
 
     @classmethod
     def create(cls, dir: str | os.PathLike[str], shard: int) -> TopicTable:
-        """Open the shard's table for writing, made if there is none. A successor goes on with the same files.
+        """Open the shard's table for writing. Create it if there is none.
 
-        It calls `reset` before it publishes what recovery found. Raises BoardError when there is no room.
+        A successor continues with the files of its predecessor. It calls `reset` before it publishes the
+        recovered state. Raises BoardError if there is no space.
         """
         table = cls(os.fspath(dir), shard, writable=True)
         if not os.path.lexists(table._chunk_path(0)):
@@ -103,7 +105,7 @@ class TopicTable:
 
     @classmethod
     def open(cls, dir: str | os.PathLike[str], shard: int, writable: bool = False) -> TopicTable:
-        """Map a table that exists; raises BoardError when there is none or it is not ours."""
+        """Map an existing table. Raise BoardError if there is none or it is not valid."""
         table = cls(os.fspath(dir), shard, writable=writable)
         table._map_all()
         if writable:
@@ -113,13 +115,16 @@ class TopicTable:
     # -- the shard ------------------------------------------------------------------------------------
 
     def allocate(self) -> int:
-        """Take the lowest free slot; raises BoardError when a new chunk does not fit in memory."""
+        """Take the lowest free slot. Raise BoardError if memory for a new chunk is not available."""
         if not self._free:
             self._grow()
         return heapq.heappop(self._free)
 
     def ensure_free_slots(self, slots: int) -> int:
-        """Grow the table until so many slots are free, if memory has room; returns how many are."""
+        """Grow by one chunk if fewer than `slots` slots are free. Return the number of free slots.
+
+        Without memory for the chunk the table stays as it is.
+        """
         if len(self._free) < slots:
             with contextlib.suppress(BoardError):
                 self._grow()
@@ -133,12 +138,12 @@ class TopicTable:
             heapq.heappush(self._free, slot)
 
     def release(self, slot: int) -> None:
-        """Empty a slot and give it back."""
+        """Clear a slot and make it free."""
         self._clear(slot)
         heapq.heappush(self._free, slot)
 
     def publish(self, slot: int, facts: TopicFacts) -> None:
-        """Replace everything a slot says."""
+        """Replace the contents of a slot."""
         (
             topic_id, epoch, state, head_seq, earliest, cap, ttl, trim, count, size, last, bits, version,
             due_us, ttl_us, order,
@@ -162,9 +167,9 @@ class TopicTable:
         words[at] = odd + 1
 
     def reset(self) -> dict[int, int]:
-        """Empty every slot, also those a dead writer left half written. Readers keep their mappings.
+        """Clear every slot, including those that a dead writer left half written. Mappings stay valid.
 
-        Returns which topic had which slot, by topic id, for `keep`.
+        Returns the previous slot of each topic, by topic id, for `mark_slots_used`.
         """
         had: dict[int, int] = {}
         for slot in range(len(self._chunks) * TOPICS_PER_CHUNK):
@@ -177,17 +182,17 @@ class TopicTable:
         return had
 
     def mark_slots_used(self, slots: Collection[int]) -> None:
-        """These are free and are not to be allocated: their topics are known to readers by them."""
+        """Remove free slots from allocation, because readers know topics by these slots."""
         taken = set(slots)
         self._free = [slot for slot in self._free if slot not in taken]
         heapq.heapify(self._free)
 
-    # -- anybody --------------------------------------------------------------------------------------
+    # -- readers --------------------------------------------------------------------------------------
 
     def read(self, slot: int) -> TopicFacts:
-        """What a slot says, all from one moment.
+        """Return the contents of a slot as one consistent state (B1).
 
-        Raises BoardUnstable when its writer does not finish in time, BoardError when there is no such slot.
+        Raises BoardUnstable if its writer does not finish in time, BoardError if there is no such slot.
         """
         words, at = self._slot(slot)
         for _ in range(seqlock.PLAIN_TRIES):
@@ -198,15 +203,15 @@ class TopicTable:
         return _facts(values)
 
     def sequence(self, slot: int) -> int:
-        """Another number after each change of what a slot says; odd while it is being changed.
+        """Return a number that differs after each change of the slot. It is odd during a change.
 
-        Raises BoardError when there is no such slot.
+        Raises BoardError if there is no such slot.
         """
         words, at = self._slot(slot)
         return words[at]
 
     def peek(self, slot: int) -> int:
-        """As `sequence`, for any thread: -1 for a slot that is not mapped yet, or not any more."""
+        """Return `sequence` from any thread, or -1 for a slot that is not mapped."""
         if slot < 0:
             return -1
         try:
@@ -215,17 +220,17 @@ class TopicTable:
             return -1
 
     def sequence_word(self, slot: int) -> tuple[memoryview, int]:
-        """Where `sequence` lies: (words, index), for a reader that looks before each record.
+        """Return the place of `sequence` as (words, index), for a reader that polls it before each record.
 
-        The words are released when the table is closed: reading them raises ValueError then. Raises
-        BoardError when there is no such slot.
+        When the table is closed, the words are released, and reading them raises ValueError. Raises
+        BoardError if there is no such slot.
         """
         return self._slot(slot)
 
     def read_words(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        """Words 1 to 15 of many slots, (n, 15), and which of them are all from one moment.
+        """Return words 1 to 15 of many slots, (n, 15), and which of these rows are consistent.
 
-        A slot that there is no room for reads as an empty one.
+        A slot outside of the table reads as empty.
         """
         if len(slots) and int(slots.max()) >= self.capacity:
             self._map_all()
@@ -245,21 +250,21 @@ class TopicTable:
 
     @property
     def capacity(self) -> int:
-        """Slots there is room for in the chunks mapped so far."""
+        """Number of slots in the chunks mapped so far."""
         return len(self._chunks) * TOPICS_PER_CHUNK
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Unmap the table. Idempotent."""
         self._words.clear()
         for chunk in self._chunks:
             chunk.close()
         self._chunks.clear()
         self._free.clear()
 
-    # -- inside ---------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------------
 
     def _slot(self, slot: int) -> tuple[memoryview, int]:
-        """(words of the chunk, index of the slot's sequence); maps chunks made since the last look."""
+        """Return (words of the chunk, index of the slot's sequence). Map new chunks if needed."""
         chunk = slot >> _CHUNK_SHIFT
         if slot >= 0 and chunk >= len(self._chunks):
             self._map_all()
@@ -279,7 +284,7 @@ class TopicTable:
         self._free = [slot for slot in range(self.capacity) if not self._is_used(slot)]
 
     def _adopt(self) -> None:
-        """Become the table's writer: a slot left half written is emptied, never completed."""
+        """Become the table's writer. A slot that is half written is cleared, never completed (B2)."""
         for slot in range(self.capacity):
             words, at = self._slot(slot)
             if words[at] & 1:

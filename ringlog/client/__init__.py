@@ -1,4 +1,5 @@
-"""The client: connect, append, produce, read. Everything public is named here, and loaded when first used."""
+"""Synchronous client: connect, append, produce and read. All public names are here; each is imported at first
+use."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ _NAMES = {
     "client.write.fields": "NewRecord Payload RecordFields",
     "payload": "JSON RAW TEXT PayloadCodec msgspec_codec",
 }
-"""Public names by the module that defines them: the imports above, for when the program runs."""
+"""Public names by the module that defines them: the runtime form of the imports above."""
 _HOMES = {name: f"ringlog.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
@@ -97,23 +98,23 @@ def connect(
     """Connect to an engine.
 
     Args:
-        url: `ringlog:///run/dir` on this host or `ringlog://host:port?server_key=…`. Without one:
-            RINGLOG_URL, else ./ringlog-data/run.
-        client_id: Name of this client in the engine's logs and leases; a random one by default.
-        key: Secret key of a TCP connection; by default that of the file RINGLOG_KEY_FILE, or RINGLOG_KEY.
-        timeout_ms: Bounds every request and every ticket, in milliseconds; by default RINGLOG_TIMEOUT_MS, or
+        url: `ringlog:///run/dir` on this host, or `ringlog://host:port?server_key=…`. Default: RINGLOG_URL,
+            else ./ringlog-data/run.
+        client_id: Name of this client in the engine's logs and leases. Default: a random name.
+        key: Secret key of a TCP connection. Default: the content of the file RINGLOG_KEY_FILE, or
+            RINGLOG_KEY.
+        timeout_ms: Timeout of every request and ticket, in milliseconds. Default: RINGLOG_TIMEOUT_MS, or
             10,000.
-        wait: Seconds to wait until the engine answers. Without it the connection is made by the first call.
-        reconnect: Without it the client ends when its engine goes away; waiting calls then raise
-            NotConnected.
-        transport: How to reach the engine; `auto` takes shared-memory rings on the engine's host.
+        wait: Seconds to wait until the engine answers. Default: connect at the first call.
+        reconnect: False closes the client when its engine goes away. Waiting calls then raise NotConnected.
+        transport: Connection to the engine. `auto` uses shared-memory rings on the engine's host.
 
     Returns:
-        A client: thread-safe, a context manager.
+        The client: thread-safe, and a context manager.
 
     Raises:
-        UsageError: An option makes no sense.
-        NotConnected: `wait` ended before the engine answered.
+        UsageError: An option is invalid.
+        NotConnected: The engine did not answer within `wait` seconds.
 
     Example:
         with ringlog.connect() as log:

@@ -48,7 +48,8 @@ log = logging.getLogger("ringlog.client")
 log.addHandler(logging.NullHandler())
 _live: weakref.WeakSet[Client] = weakref.WeakSet()
 _parents: list[Session] = []
-"""Sessions of the process we were forked from: freeing their sockets here would disturb it."""
+"""Sessions of the parent process, kept after a fork. Freeing their sockets in the child would disturb the
+parent."""
 
 
 def open_client(
@@ -61,7 +62,7 @@ def open_client(
     reconnect: bool,
     transport: Transport | Literal["auto"],
 ) -> Client:
-    """Open a client: see `ringlog.connect`."""
+    """Open a client. See `ringlog.connect`."""
     check_green_threads()
     options = ClientOptions(url, client_id, key, timeout_ms, transport)
     wait = None if wait is None else check_close_timeout(wait, "wait")
@@ -76,10 +77,16 @@ def open_client(
 
 
 class Client(Operations):
-    """One connection to one engine. Context manager, thread-safe, reopens itself after fork()."""
+    """Client of one engine: a thread-safe context manager that reopens itself in a forked child.
+
+    Example:
+        with ringlog.connect() as client:
+            client.append("orders", b"...")
+            page = client.read("orders")
+    """
 
     connection: LockedConnection
-    """What readers need."""
+    """Connection that readers use. Thread-safe."""
 
     def __init__(self, options: ClientOptions, *, reconnect: bool = True) -> None:
         self._options = options
@@ -90,42 +97,49 @@ class Client(Operations):
         _live.add(self)
         register_with_multiprocessing()
 
-    # -- how it is ----------------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------------
 
     @property
     def state(self) -> ClientState:
-        """How this client and its engine stand, looked at now."""
+        """State of the connection to the engine. Handles received data first, so the value is current."""
         with self._shell.lock:
             return self._shell.poll_session().state
 
     def health(self) -> ClientHealth:
-        """Everything a liveness check may ask."""
+        """Return a snapshot of the connection for a liveness check."""
         with self._shell.lock:
             return self._shell.poll_session().health()
 
     def events(self) -> Iterator[ClientEvent]:
-        """What happened to the connection, oldest first; the last 256."""
+        """Return the last 256 connection events, oldest first."""
         with self._shell.lock:
             return iter(list(self._shell.poll_session().events))
 
     @property
     def client_id(self) -> str:
-        """This client's name as the engine knows it."""
+        """Name of this client in the engine's logs and leases."""
         return self._shell.session.client_id
 
     @property
     def transport(self) -> Transport:
-        """How it talks to the engine; `ring` where that is not decided before the engine was met."""
+        """Transport to the engine. With `transport="auto"` it is `ring` until the first connection
+        decides."""
         return self._shell.session.transport
 
-    # -- what threads alone have --------------------------------------------------------------------
+    # -- only in the synchronous client -------------------------------------------------------------
 
     def numbered_producer(
         self, topic: str, producer_id: int, *, durability: Durability | str | None = None
     ) -> NumberedProducer:
-        """Send encoded frames under a producer id and numbers of the caller's, who may resume after a crash.
+        """Open a producer of encoded frames whose producer id and frame numbers the caller chooses.
 
-        The topic has to exist. Nothing is ever tried again under another number: see NumberedProducer.
+        A program can resume it after a crash without duplicates. The client never resends a frame under
+        another number. See NumberedProducer.
+
+        Args:
+            topic: Existing topic.
+            producer_id: Id of the producer, 1 to 2**64 - 1.
+            durability: Durability class of the frames, if stronger than the topic's.
         """
         import_in_thread("ringlog.client.write.explicit_sequence_producer")
         from ringlog.client.write.explicit_sequence_producer import NumberedProducer
@@ -134,9 +148,14 @@ class Client(Operations):
         return NumberedProducer(self._shell, topic, producer_id, parse_durability(durability), self)
 
     def ready_watches(self, watches: Sequence[Watch], timeout: float | None = None) -> list[Watch]:
-        """Those of this client's watches whose `next(0)` has something to look at, for one thread with many.
+        """Return the watches for which `next(0)` has work. Lets one thread serve many watches.
 
-        Waits until there is one; an empty list after `timeout` seconds.
+        Args:
+            watches: Watches of this client.
+            timeout: Longest time to wait for a watch with work, in seconds. None waits without a limit.
+
+        Returns:
+            The watches with work; an empty list after `timeout`.
         """
         timeout = check_timeout(timeout, "timeout")
         watches = our_watches(watches)
@@ -152,13 +171,20 @@ class Client(Operations):
             ready = [watch for watch in watches if watch.has_news]
         return ready
 
-    # -- the end ------------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------------
 
     def close(self, timeout: float = 10.0) -> CloseReport:
-        """Send what was gathered, wait up to `timeout` seconds, end. Says what was not delivered.
+        """Flush buffered records, then close the client. Idempotent.
 
-        Readers and tailers end with it and let go of their files; what they handed out stays valid. Jobs that
-        were claimed and not begun are given back.
+        Closing also closes the client's readers, tailers, queues and groups and releases their files. Pages
+        and batches that they returned stay valid. Unstarted jobs return to their queues.
+
+        Args:
+            timeout: Longest time to wait for the return of unstarted jobs, and then for the settlement of
+                records, in seconds.
+
+        Returns:
+            Counts of the records and requests that were not settled.
         """
         shell, timeout = self._shell, check_close_timeout(timeout)
         if shell.is_closed:
@@ -186,7 +212,7 @@ class Client(Operations):
     def __repr__(self) -> str:
         return f"<Client {self._options.address} {self._shell.session.state.value}>"
 
-    # -- inside -------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------
 
     def _restart_in_child(self) -> None:
         _parents.append(self._shell.restart_in_child())
@@ -207,7 +233,7 @@ def _new_session(options: ClientOptions, reconnect: bool, fds: FdSet) -> Session
 
 
 def our_watches(watches: Any) -> list[Watch]:
-    """Watches that were given; raises UsageError for anything else."""
+    """Check a sequence of watches. Raises UsageError for anything else."""
     from ringlog.client.watch import Watch
 
     found = list(check_sequence(watches, "watches"))
@@ -224,7 +250,7 @@ def _restart_all_in_child() -> None:
 
 
 def _close_all() -> None:
-    """At the end of the process: what was sent and not flushed still gets a moment."""
+    """At process exit, wait up to EXIT_CLOSE_S for records that were sent and not settled."""
     for client in list(_live):
         report = client.close(EXIT_CLOSE_S)
         warn_unsettled(report.unsent, report.unknown)

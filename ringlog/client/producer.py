@@ -1,4 +1,4 @@
-"""Producer: many records to one topic, gathered into frames."""
+"""Producer: sends many records to one topic, batched into frames."""
 
 from __future__ import annotations
 
@@ -22,13 +22,21 @@ T = TypeVar("T")
 
 
 class Producer(Generic[T]):
-    """Context manager: leaving it flushes, and raises when something was not appended. Thread-safe."""
+    """Sends many records to one topic, batched into frames. Thread-safe.
+
+    A context manager: leaving it flushes, and raises an error if a record was not appended.
+
+    Example:
+        with client.producer("orders", linger_ms=5.0) as producer:
+            for payload in payloads:
+                producer.send(payload)
+    """
 
     def __init__(self, shell: ThreadedShell, topic: str, options: ProducerOptions, client: object) -> None:
         self.topic = check_str(topic, "topic")
         self._shell = shell
         self._client = client
-        """Lasts as long as it is of use."""
+        """Reference that keeps the client alive while this producer is in use."""
         self._options = options
         self._is_closed = False
         self._closed_text = CLOSED
@@ -38,10 +46,18 @@ class Producer(Generic[T]):
     # -- sending ------------------------------------------------------------------------------------
 
     def send(self, data: T, /, **record: Unpack[RecordFields]) -> Ticket:
-        """Add one record to the frame being gathered; its ticket resolves when that is settled.
+        """Add one record to the current frame. The ticket resolves when the record is settled.
 
-        On a full buffer it waits up to the client's timeout, then raises Backpressure; nothing is dropped.
-        Raises RecordTooLarge, InvalidRequest or UsageError for a record that cannot be written.
+        If the buffer is full, the call waits up to the client's timeout, unless the producer has
+        `on_full="raise"`. No record is dropped.
+
+        Args:
+            data: Payload in bytes, or a value that the producer's codec encodes.
+            record: Other fields of the record: key, tag, headers, event_ts and so on.
+
+        Raises:
+            Backpressure: The buffer is full.
+            RecordTooLarge, InvalidRequest, UsageError: The record is invalid.
         """
         core = self._core
         payload = core.encode(data)
@@ -64,7 +80,7 @@ class Producer(Generic[T]):
         return Ticket(shell, batch, index)
 
     def send_many(self, data: Iterable[T | Record | NewRecord], /) -> Ticket:
-        """Send records as one frame: one ticket, all or nothing; raises BatchTooLarge beyond 10,000."""
+        """Send records as one atomic frame with one ticket. Raises BatchTooLarge above 10,000 records."""
         core = self._core
         records = core.assemble(data)
         with self._shell.checked_lock, self._shell.guarded_session as session:
@@ -74,11 +90,15 @@ class Producer(Generic[T]):
         return Ticket(self._shell, batch)
 
     def send_each(self, payloads: Sequence[T], /, *, records_per_frame: int = 1) -> Ticket:
-        """Send many frames at once, each durable for itself, with one ticket for all: every record as a
-        frame of its own, or `records_per_frame` at a time, which then are appended together or not at all.
+        """Send many frames at once with one ticket. Each frame is appended independently.
 
-        The result is an AppendedEach whose `seqs` are the numbers of the records in order. One refused
-        record does not undo the others: the error says how many failed.
+        Args:
+            payloads: Payloads, in order.
+            records_per_frame: Records of one frame. A frame is appended atomically.
+
+        Returns:
+            Ticket of an AppendedEach, whose `seqs` are the seqs of the records in order. A refused frame does
+                not affect the others; the error contains the number of failed records.
         """
         core = self._core
         encoded = core.encode_all(payloads)
@@ -91,7 +111,15 @@ class Producer(Generic[T]):
         return Ticket(self._shell, batch)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
-        """Send what was gathered and wait until everything has its fate, at most `timeout` seconds."""
+        """Send buffered records and wait until all records are settled.
+
+        Args:
+            timeout: Longest time to wait, in seconds. None waits until the client's own timeout settles every
+                record.
+
+        Returns:
+            Counts of acked, failed and unfinished records since the last report.
+        """
         shell, timeout = self._shell, check_timeout(timeout, "timeout")
         with shell.checked_lock, shell.guarded_session:
             idle = self._core.wait_settled()
@@ -100,23 +128,28 @@ class Producer(Generic[T]):
             return self._core.report()
 
     def stats(self) -> ProducerStats:
-        """Counters."""
+        """Return the counters of this producer."""
         with self._shell.lock:
             return self._core.stats()
 
     @property
     def resumed(self) -> ProducerStateReply | None:
-        """For a named producer, once it has sent or `resume` was called: what the engine had of it before."""
+        """State that the engine had of this named producer, after the first send or `resume`. None before."""
         return self._core.stream.resumed
 
     def resume(self) -> ProducerStateReply | None:
-        """Ask the engine now what it last settled of this named producer; None for one without a name."""
+        """Query what the engine last settled for this named producer. None for a producer without a name."""
         if self._is_closed:
             raise UsageError(self._closed_text, topic=self.topic)
         return self._shell.ask(lambda _: self._core.stream.query_producer_state())
 
     def close(self, timeout: float | None = None) -> FlushReport:
-        """Flush and end. What is not settled by then goes on without a report. Idempotent."""
+        """Flush, then close the producer. Records that are not settled after `timeout` continue without a
+        report. Idempotent.
+
+        Args:
+            timeout: Longest time to wait, in seconds.
+        """
         if self._is_closed:
             return FlushReport(0, 0, 0)
         report = self._core.report() if self._shell.interrupted_by else self.flush(timeout)
@@ -140,10 +173,10 @@ class Producer(Generic[T]):
                 "records were not settled", outcome="unknown", topic=self.topic, records=report.unfinished
             )
 
-    # -- inside -------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------
 
     def _require_room(self, size: int) -> None:
-        """With the lock held: wait for room, or raise Backpressure."""
+        """Wait for room in the buffer, or raise Backpressure. Call with the lock held."""
         shell = self._shell
         shell.require_usable()
         if self._is_closed:
@@ -162,7 +195,8 @@ class Producer(Generic[T]):
             room.result()
 
     def restart_in_child(self, session: Session) -> None:
-        """After a fork: a new identity and an empty buffer; the parent keeps its records and name."""
+        """Reset the producer after a fork: a new identity and an empty buffer. The parent keeps its records
+        and the name."""
         self._core = ProducerCore(session, self.topic, self._options)
         if self._options.name is not None and not self._is_closed:
             self._is_closed, self._closed_text = True, OF_PARENT

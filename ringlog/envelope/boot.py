@@ -1,4 +1,4 @@
-"""What a supervisor tells an actor when it starts it: one JSON argument, validated at both ends."""
+"""Boot message of an actor: one JSON argument from the supervisor, which both processes validate."""
 
 from __future__ import annotations
 
@@ -6,54 +6,58 @@ import msgspec
 
 
 class ActorBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything one incarnation of an actor needs to know. Paths are absolute."""
+    """Everything that one incarnation of an actor needs to start. Paths are absolute."""
 
     kind: str
     name: str
-    """`wal_shard-00`; also the process title and the stem of its socket and bell."""
+    """For example `wal_shard-00`. Also the process title and the stem of the socket's and the bell's file
+    name."""
     engine_id: str
     incarnation: int
     """Grows with every start of any actor of this data directory; never reused."""
     boot_incarnation: int
-    """First incarnation number of this start of the engine: files of other streams below it are history."""
+    """First incarnation number of this start of the engine. Log files with a lower number are from earlier
+    starts."""
     boot_id: str
-    """The kernel's boot identity (D-19)."""
+    """Boot id of the kernel. It changes when the host restarts."""
     time_base_us: int = 0
-    """What is added to monotonic time for the time in which leases and waits are counted; 0 = find one."""
+    """Offset in microseconds that is added to monotonic time. Leases and delays use the sum. 0 = the actor
+    computes an offset."""
     slot: int
-    """Index of its process slot on the board."""
+    """Index of the actor's process slot on the board."""
     data_dir: str
     shm_dir: str
-    """Rings, board, sockets and bells of this engine; 0700."""
+    """Directory with the rings, board, sockets and bells of this engine; mode 0700."""
     gateway_socket: str = ""
-    """Where the gateway listens for programs of this host."""
+    """Path of the socket on which the gateway listens for local clients."""
     supervisor_pid: int
     shard: int = -1
     shards: int = 1
     config: dict[str, object] = {}
     """The effective configuration (config.Config as plain values)."""
     is_background: bool = False
-    """It tidies up behind the others, at the lowest priority."""
+    """The actor is a background process (compactor, reclaimer, relocator) and runs at the lowest priority."""
     is_expendable: bool = False
-    """It keeps no promise and begins anew what was begun: when its supervisor dies it is killed."""
+    """The actor makes no promise that must survive it: its successor repeats unfinished work. It receives
+    SIGKILL when the supervisor dies; other actors receive SIGTERM."""
     read_only_ms: int = 0
-    """Not 0: serve reads without writing anything, and look after so many milliseconds, then again, whether
-    the directory takes writes; end when it does."""
+    """Not 0: the shard serves reads and writes nothing. After this many milliseconds it first checks whether
+    its directory is writable, then after twice the time. It exits when the directory is writable."""
     test_stop_points: str = ""
-    """`name:n:action,…` for test builds (FH-6); empty in production."""
+    """Stop points of test builds: `name:n:action,…`. Empty in production."""
 
 
 FORK_REQUEST_BYTES_MAX = 65_536
-"""One larger than this is not sent: its child is spawned."""
+"""If a fork request is larger, the supervisor does not send it and starts the child from its command line."""
 PID_BYTES_MAX = 16
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child that was forked is to be (MessagePack, one packet)."""
+    """Request to the fork server: the child to fork (MessagePack, one packet)."""
 
     kind: str
     boot: str
-    """As `dump_boot` makes it."""
+    """Encoded by `dump_boot`."""
     environ: dict[str, str]
 
 
@@ -63,5 +67,5 @@ def dump_boot(boot: ActorBoot) -> str:
 
 
 def load_boot(text: str) -> ActorBoot:
-    """Decode; raises msgspec.ValidationError naming the field."""
+    """Decode a boot message. Raises msgspec.ValidationError, which names the field."""
     return msgspec.json.decode(text, type=ActorBoot)

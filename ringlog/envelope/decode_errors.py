@@ -1,4 +1,4 @@
-"""Bytes that are no message, and what exactly is wrong with those that are one with a field out of range."""
+"""Errors of decoding: bytes that are no envelope, and the exact fault of a message with an invalid field."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ _parts = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class EnvelopeInvalid(InvalidRequest):
-    """Bytes are not an envelope of this protocol."""
+    """The bytes are not an envelope of this protocol."""
 
     corr: int = 0
-    """Under which its sender waits for an answer, as far as that could be read; 0 = unknown."""
+    """Correlation id under which the sender waits for a reply; 0 = it could not be read."""
     version: int = 0
-    """Of the protocol, where it is another one than ours: the sender reads an error under its own."""
+    """Protocol version of the sender if it differs from ours, else 0. The error reply must use this
+    version."""
 
 
 class MessageInvalid(EnvelopeInvalid):
-    """The body of an envelope is no message: a field is missing, of a wrong type, or out of range."""
+    """The body of an envelope is no message: a field is missing, has the wrong type, or is out of range."""
 
 
 def message_invalid(
     name: str, kind: type[msgspec.Struct], corr: int, body: bytes | memoryview | msgspec.Raw, error: Exception
 ) -> MessageInvalid:
-    """The error for a body that does not decode; names field, value and limit where they are known."""
+    """Return the error for a body that does not decode. It names field, value and limit where they are known.
+    """
     found = _FAULT.fullmatch(str(error)) if isinstance(error, msgspec.ValidationError) else None
     steps = _STEP.findall(found["path"] or "") if found is not None else []
     if isinstance(error, UnicodeDecodeError) and (field := _text_field(kind, body)):
@@ -66,14 +68,14 @@ def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
-    """The struct that a type is, or that its elements are."""
+    """Return the struct type that `hint` is or contains (as an element type); None if there is none."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
     return next((found for part in typing.get_args(hint) if (found := _struct_in(part)) is not None), None)
 
 
 def _field(kind: type[msgspec.Struct], steps: list[str]) -> str:
-    """The field that a path of places leads to, as a program writes it: `feeds[3].topic`."""
+    """Return the field at a path of indexes, in the form that a program uses: `feeds[3].topic`."""
     path, inside, current = "", kind, True
     for step in steps:
         names = inside.__struct_fields__
@@ -96,7 +98,7 @@ def _is_struct(hint: Any) -> bool:
 
 
 def _text_field(kind: type[msgspec.Struct], body: bytes | memoryview | msgspec.Raw) -> str:
-    """The first field that holds text which is none; "" = unknown."""
+    """Return the name of the first field whose text is not UTF-8; "" = unknown."""
     with contextlib.suppress(msgspec.MsgspecError, RecursionError):
         for name, value in zip(kind.__struct_fields__, _parts.decode(body), strict=False):
             try:
@@ -107,7 +109,7 @@ def _text_field(kind: type[msgspec.Struct], body: bytes | memoryview | msgspec.R
 
 
 def _value(body: bytes | memoryview | msgspec.Raw, steps: list[str]) -> Any:
-    """What lies at a path of places."""
+    """Return the value at a path of indexes; `_NOTHING` if the body cannot be decoded that far."""
     try:
         value: Any = msgspec.msgpack.decode(bytes(body))
         for step in steps:

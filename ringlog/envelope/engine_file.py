@@ -1,4 +1,4 @@
-"""The file a running engine leaves in its run directory, for its clients."""
+"""The file engine.json: a running engine writes it to its run directory, and clients read it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ ENGINE_FILE = "engine.json"
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """Contents of engine.json: how to reach the engine. Fields may be added; the last ones may be missing."""
+    """Contents of engine.json: how to reach the engine.
+
+    Later versions may append fields. In a file of an older engine the last fields may be missing.
+    """
 
     engine_id: str
     start_id: str
-    """New for every start: a client that sees another one opens new rings and resends."""
+    """Changes with every start. A client that reads a different value opens new rings and resends its
+    frames."""
     shm_dir: str
     data_dir: str
     shards: int
     protocol: int = 1
     version: str = ""
     supervisor_pid: int = 0
-    """For people."""
+    """Informational only."""
     gateway_ipc: str = ""
-    """Endpoint of the gateway's local socket; a bare name lies in the run directory."""
+    """Endpoint of the gateway's local socket. A bare name is relative to the run directory."""
     gateway_tcp: str = ""
     public_key: str = ""
     """CURVE key of the TCP endpoint (Z85)."""
     cold_dir: str = ""
-    """Where cold segments lie, when that is a directory: clients of this host read them there."""
+    """Directory with the cold segments, from which clients on this host read them; "" if the cold tier is not
+    a directory."""
     schedulers: int = 0
-    """How many share the topics: clients find a topic's own by its id."""
+    """Number of schedulers. A client finds the scheduler of a topic by the topic's id."""

@@ -1,4 +1,4 @@
-"""How an error becomes a reply."""
+"""Conversion of an error to a reply."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from ringlog.errors import Refused
 
 
 def error_reply(error: Refused) -> ErrorReply:
-    """The wire form of a refusal."""
+    """Return the wire form of a refusal."""
     return ErrorReply(int(error.status), error.message, error.detail, error.outcome)

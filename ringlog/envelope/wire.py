@@ -1,9 +1,11 @@
-"""Message <-> bytes.
+"""Encode and decode messages.
 
-An envelope is a MessagePack array of four: [version, kind, correlation id, body]. The body is the
-message's fields as an array. Attachments (frames) are further parts of the ZeroMQ message and never
-pass through the codec. Decoding is total: any bytes end in a message or an EnvelopeInvalid; a field out
-of its range (envelope/messages/ranges.py) is a MessageInvalid, which its sender gets as the answer.
+An envelope is a MessagePack array of four: [version, kind, correlation id, body]. The body is an array of the
+message's fields. Attachments (frames) are further parts of the ZeroMQ message and never pass through this
+module.
+
+Decoding is total: any bytes give a message or an EnvelopeInvalid. If a field is out of its range
+(envelope/messages/ranges.py), the error is a MessageInvalid, which the sender receives as its reply.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ __all__ = [
 ]  # fmt: skip
 
 PROTOCOL = 2
-"""Of messages, and of frames in them. The envelope itself and ErrorReply are the same in every version."""
+"""Version of the messages, and of the frames in them. The envelope and ErrorReply have the same form in every
+version."""
 ERROR_BYTES_MAX = 8_192
-"""An error longer than this is cut: it repeats what it was sent, and must fit an envelope."""
+"""Longer errors are shortened. An error repeats parts of the request, and it must fit an envelope."""
 _FACT_CHARS_MAX = 256
 _CORR_MAX = (1 << 64) - 1
 
@@ -43,7 +46,10 @@ _bodies = {name: msgspec.msgpack.Decoder(kind, strict=True) for name, kind in KI
 
 
 def encode(message: Message, corr: int = 0, version: int = PROTOCOL) -> bytes:
-    """Encode one message under a correlation id (0..2**64-1). `version`: of an ErrorReply the receiver's."""
+    """Encode one message under a correlation id (0..2**64-1).
+
+    `version` is the protocol version of the receiver. It differs from PROTOCOL only for an ErrorReply.
+    """
     data = _encoder.encode((version, type(message).__name__, corr, message))
     if len(data) > ERROR_BYTES_MAX and isinstance(message, ErrorReply):
         return _encoder.encode((version, "ErrorReply", corr, _cut(message)))
@@ -51,7 +57,7 @@ def encode(message: Message, corr: int = 0, version: int = PROTOCOL) -> bytes:
 
 
 def version_mismatch_message(other: int) -> str:
-    """What to say where a client and an engine of different versions meet."""
+    """Return the error text for a client and an engine of different protocol versions."""
     return (
         f"client and engine speak different versions of ringlog's protocol, {other} and {PROTOCOL}: "
         "install the same release for both"
@@ -59,7 +65,7 @@ def version_mismatch_message(other: int) -> str:
 
 
 def _cut(error: ErrorReply) -> ErrorReply:
-    """The same error, each fact no longer than helps to recognise it."""
+    """Return the same error with every text cut to 256 characters."""
     detail: dict[str, Any] = {
         name: fact if isinstance(fact, int | float | None) else str(fact)[:_FACT_CHARS_MAX]
         for name, fact in error.detail.items()
@@ -68,9 +74,9 @@ def _cut(error: ErrorReply) -> ErrorReply:
 
 
 def decode(data: bytes | memoryview, *, bytes_max: int = ENVELOPE_BYTES_MAX) -> Envelope:
-    """Decode one envelope; raises EnvelopeInvalid for anything else.
+    """Decode one envelope. Raises EnvelopeInvalid for all other bytes.
 
-    `bytes_max` is raised only for what a shard of ours answers.
+    `bytes_max` is larger than the default only for replies of this engine's shards.
     """
     if len(data) > bytes_max:
         raise EnvelopeInvalid("envelope too large", bytes=len(data), max=bytes_max)

@@ -1,7 +1,8 @@
-"""Columns to frames and back. Pure: no file, no clock, no process.
+"""Encode columns of records as frames, and decode them. Pure: no file, no clock, no process.
 
-layout draws a frame; columns and codec make one; view reads one; batch finds, checks and seals many;
-measure judges them for the shard; settle is what a shard answers. arrow needs the extra of that name.
+`layout` defines a frame. `columns` and `codec` encode one, `view` decodes one. `batch` scans, verifies and
+seals many. `measure` validates them for the shard. `settle_entry` is the shard's result for a frame. `arrow`
+needs the extra `arrow`.
 """
 
 from ringlog.frame.arrow import encode_arrow

@@ -1,6 +1,6 @@
-"""Frames to Arrow and back, without a copy of what is already laid out like Arrow.
+"""Convert frames to Arrow and back. Columns with Arrow's memory layout are not copied.
 
-pyarrow is optional and imported where it is used (extra `arrow`).
+pyarrow is optional (extra `arrow`), so it is imported only inside the functions that need it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NAMES = {column: column.name.lower() for column in Column if PRODUCER_COLUMNS >> column & 1}
-"""Arrow field of each column; commit stamps are the field `ts`."""
+"""Arrow field name of each column. Commit stamps have the field `ts`."""
 _TEXT = frozenset({Column.TAG, Column.NODE, Column.META})
 
 
 def to_arrow(view: FrameView, *, nulls: bool = False, columns: int | None = None) -> pa.RecordBatch:
-    """View a frame's records as a RecordBatch: seq, ts, then columns in bit order.
+    """Return a frame's records as a RecordBatch: seq, ts, then the columns in bit order.
 
-    seq uint64; ts, event_ts, expires_at, not_before timestamp[us, UTC]; payload, key binary; tag, node,
-    meta string; headers list<struct<key: string, value: binary>>; priority uint8. Values that a record
-    does not have are empty, of event_ts -2**63, of expires_at and not_before 0. With `nulls` they are
-    nulls. `columns` (a bitmap; default:
-    those the frame has) fixes the schema: a column the frame lacks is filled with absent values.
-    Raises UsageError for a control frame and when pyarrow is missing.
+    Types: seq uint64; ts, event_ts, expires_at, not_before timestamp[us, UTC]; payload, key binary; tag,
+    node, meta string; headers list<struct<key: string, value: binary>>; priority uint8.
+
+    Args:
+        view: Frame with records.
+        nulls: Represent values that a record lacks as nulls. Otherwise they are empty, -2**63 in event_ts,
+            and 0 in expires_at and not_before.
+        columns: Bitmap of columns that fixes the schema (default: those of the frame). A column that the
+            frame lacks is filled with absent values.
+
+    Raises:
+        UsageError: The frame is a control frame, or pyarrow is missing.
     """
     if not view.columns:
         raise UsageError("a control frame has no records", frame_type=view.frame_type.name)
@@ -52,9 +58,9 @@ def to_arrow(view: FrameView, *, nulls: bool = False, columns: int | None = None
 
 
 def column_arrays(view: FrameView, columns: int, *, nulls: bool = False) -> dict[str, Any]:
-    """Arrow arrays by field name: seq, ts, then exactly the columns of the bitmap; as to_arrow makes them.
+    """Return Arrow arrays by field name: seq, ts, then exactly the columns of the bitmap, as in to_arrow.
 
-    The frame has records. Raises UsageError when pyarrow is missing.
+    The frame must have records. Raises UsageError if pyarrow is missing.
     """
     arrow = _pyarrow()
     body = arrow.py_buffer(view.body)
@@ -70,9 +76,9 @@ def column_arrays(view: FrameView, columns: int, *, nulls: bool = False) -> dict
 
 
 def producer_arrays(view: FrameView, columns: int) -> dict[Column, Any]:
-    """Arrow arrays of those columns of the bitmap that the frame has, as to_arrow makes them with `nulls`.
+    """Return Arrow arrays of the bitmap's columns that the frame has, as to_arrow does with `nulls`.
 
-    Raises UsageError when pyarrow is missing.
+    Raises UsageError if pyarrow is missing.
     """
     arrow = _pyarrow()
     body = arrow.py_buffer(view.body)
@@ -80,11 +86,11 @@ def producer_arrays(view: FrameView, columns: int) -> dict[Column, Any]:
 
 
 def encode_arrow(source: Any, header: bytes = append_header()) -> EncodedRecords:
-    """Encode an Arrow array of payloads, or a RecordBatch or Table with fields named as in to_arrow.
+    """Encode an Arrow array of payloads, or a RecordBatch or Table with the field names of to_arrow.
 
-    Payloads may be (large_)binary or (large_)string; nulls mean that the record has none. Slices are read
-    where they lie. Raises as encode_records, and UsageError for unknown fields, types that do not convert
-    and when pyarrow is missing.
+    Payloads may be (large_)binary or (large_)string. A null means that the record has no value. Slices are
+    read without a copy. Raises as encode_records, and UsageError for unknown fields, for types that do not
+    convert, and if pyarrow is missing.
     """
     arrow = _pyarrow()
     named = _named_arrays(arrow, source)
@@ -254,7 +260,7 @@ def _arrow_values(arrow: ModuleType, named: dict[Column, Any]) -> tuple[Values, 
 
 
 def _bytes_of(arrow: ModuleType, name: str, values: Any, text: bool) -> BufferColumn:
-    """Read a bytes column where it lies; a null slot may hide bytes, which are none of it."""
+    """Return a bytes column without a copy. Bytes in a null slot are marked as no value."""
     types = arrow.types
     if text and not (types.is_string(values.type) or types.is_large_string(values.type)):
         values = values.cast(arrow.string())
@@ -282,13 +288,13 @@ def _numbers_of(arrow: ModuleType, column: Column, values: Any) -> NDArray[Any]:
 
 
 def _headers_of(arrow: ModuleType, values: Any) -> BufferHeaders:
-    """Take list<struct<key, value>> or map<string, binary>; a null list has no headers."""
+    """Convert list<struct<key, value>> or map<string, binary>. A null list means no headers."""
     types = arrow.types
     if not (types.is_list(values.type) or types.is_large_list(values.type) or types.is_map(values.type)):
         raise UsageError("headers: list<struct<key, value>> or map is wanted", found=str(values.type))
     counts = np.diff(np.asarray(values.offsets).astype(np.int64))
     if values.null_count:
-        # A null list may still span entries: take the valid lists only, and count none for the others.
+        # A null list may still span entries: use only the valid lists, and count 0 for the others.
         valid = np.asarray(values.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
         counts = np.where(valid, counts, 0)
         values = values.drop_null()

@@ -1,6 +1,7 @@
-"""Many frames at once: find them, lift their headers into a matrix, check, fill in and seal.
+"""Operations on many frames: scan a buffer, copy the headers into a matrix, verify, number and seal.
 
-The kernel does the work; nothing here loops over frames. Offset 0 of a buffer is where words are counted.
+The compiled kernel does the work; no function here loops over frames in Python. Offsets count from the start
+of the buffer.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ _LARGEST: Final = 3
 _FAULTS: Final = 4
 _FOLLOWS: Final = 5
 _TAKEN: Final = 6
-"""Stretches of words behind the headers that the kernel's `take` returns, and how many they are."""
+"""Word columns after the headers in the result of the kernel's `take`, and (_TAKEN) their number."""
 _PARTIAL: Final = 2
 _PAD: Final = 3
 _LEFT_OVER: Final = 4
 _ZERO: Final = 5
-"""Why the kernel found no further frame."""
+"""Codes of the kernel for why it found no further frame."""
 
 
 class ScanEnd(Enum):
-    """Why a scan stopped."""
+    """Reason why a scan stopped."""
 
     LIMIT = "limit"
-    """As many frames as were asked for; more may follow."""
+    """The requested number of frames was found. More may follow."""
     CLEAN = "clean"
-    """The buffer ended exactly after a frame, or unwritten zeros follow."""
+    """The buffer ends exactly after a frame, or unwritten zeros follow."""
     PARTIAL = "partial"
-    """The next frame's header is plausible but its bytes run past the buffer."""
+    """The next header is plausible, but its frame extends beyond the buffer."""
     PAD = "pad"
-    """Ring padding follows: the rest of this lap holds no frame."""
+    """Ring padding follows: the rest of the ring's buffer before its wrap-around has no frame."""
     INVALID = "invalid"
-    """What follows is not a frame; `reason` says why."""
+    """The following bytes are not a frame. `reason` states why."""
 
 
 _ENDS = (
@@ -67,82 +68,84 @@ _ENDS = (
 
 
 class CheckedFrameRange(NamedTuple):
-    """Rows [start, stop) of a batch: one frame, or sound ones of one topic, epoch, producer, claim and class,
-    with producer numbers that follow each other."""
+    """Rows [start, stop) of a batch: one frame of any kind, or several consecutive valid frames.
+
+    Several frames have the same topic, epoch, producer, claim and class, and consecutive producer numbers.
+    """
 
     start: int
     stop: int
     fault: int
-    """What is wrong with the one frame there is: a measure.Fault, 0 = nothing."""
+    """FrameFault of the single frame; 0 = valid."""
     records: int
     bytes: int
-    """Accounted bytes of all, 0 for a fault."""
+    """Accounted bytes of all frames; 0 for an invalid frame."""
     record_bytes_max: int
     records_max: int
-    """Most records of any frame."""
+    """Largest number of records in one frame."""
     equal_counts: int
-    """As many records in each."""
+    """1 if all frames have the same number of records, else 0."""
     columns: int
-    """Bitmap of the columns that any of them has."""
+    """Bitmap of the columns that at least one frame has."""
 
 
 class ProducerFrameChecks:
-    """What is known of frames that a producer sent, beside their headers. Their flag FOLLOWS is off."""
+    """Results of checking frames that a producer sent. Flag FOLLOWS is already removed from the headers."""
 
     __slots__ = ("_facts", "entries", "follows", "runs")
 
     def __init__(self, entries: U64, facts: I64, follows: Mask | None, runs: list[CheckedFrameRange]) -> None:
         self.entries = entries
-        """(n, 8) settle entries (settle.py) with position, topic, producer_seq."""
+        """(n, 8) settle entries (settle_entry.py) with position, topic and producer_seq set."""
         self._facts = facts
         self.follows = follows
-        """(n,) frames that were sent as following the producer's one before; None = none was."""
+        """(n,) True if the frame was sent with FLAG_FOLLOWS; None if no frame was."""
         self.runs = runs
 
     @property
     def accounted(self) -> I64:
-        """(n,) accounted bytes of each frame, 0 for a fault."""
+        """(n,) accounted bytes of each frame, 0 for an invalid frame."""
         found: I64 = self._facts[_ACCOUNTED]
         return found
 
     @property
     def largest(self) -> I64:
-        """(n,) accounted bytes of each frame's largest record, 0 for a fault."""
+        """(n,) accounted bytes of each frame's largest record, 0 for an invalid frame."""
         found: I64 = self._facts[_LARGEST]
         return found
 
     @property
     def faults(self) -> I64:
-        """(n,) measure.Fault of each frame by itself."""
+        """(n,) FrameFault of each frame, without regard to other frames."""
         found: I64 = self._facts[_FAULTS]
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedCopies:
-    """Which of a batch's frames were resolved from routed ones (routed.py), and what those say of them.
+    """Facts of the frames of a batch that were resolved from routed frames (routed_frame.py).
 
-    Such a frame is an append in everything that its header row says. Its body lies in the buffer; where its
-    header would lie there is something else.
+    The header row of such a frame is that of an append. Its body lies in the buffer, but no header lies
+    before the body.
     """
 
     container_offsets: I64
-    """(n,) where the frame begins that holds it, from the start of the buffer; of others their offset."""
+    """(n,) offset of the routed frame that contains the frame; for all other frames their own offset."""
     routers: U64
-    """(n,) router that made the copy; 0 = none did."""
+    """(n,) router that made the copy; 0 = not a copy."""
     cursors: U64
-    """(n,) how far that router is with its source."""
+    """(n,) position of that router in its source topic."""
 
     def take(self, rows: slice | NDArray[Any]) -> RoutedCopies:
-        """Those of the chosen rows."""
+        """Return the facts of the chosen rows."""
         return RoutedCopies(self.container_offsets[rows], self.routers[rows], self.cursors[rows])
 
 
 class FrameBatch:
     """Frames found in one buffer.
 
-    `offsets` (n,) int64: bytes from the start of the buffer; `words` (n, 10) uint64: a private copy
-    of the headers; `stop`: offset just past the last frame found.
+    `offsets` (n,) int64 count bytes from the start of the buffer. `words` (n, 10) uint64 is a private copy of
+    the headers. `stop` is the offset after the last frame found.
     """
 
     __slots__ = ("_totals", "checked", "copies", "end", "offsets", "reason", "stop", "words")
@@ -156,14 +159,14 @@ class FrameBatch:
         self._totals = totals
         self.checked: ProducerFrameChecks | None = None
         self.copies = copies
-        """What is known of frames that were resolved from routed ones; None = none was."""
+        """Facts of frames that were resolved from routed frames; None if there are none."""
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     @property
     def total_bytes(self) -> I64:
-        """(n,) whole size of each frame, in bytes."""
+        """(n,) size of each frame in bytes, header included."""
         if self._totals is None:
             lengths = self.words[:, layout.W_HEAD] & np.uint64(layout.LEN_MASK)
             self._totals = lengths.astype(np.int64) + layout.LEN_FIELD_BYTES
@@ -171,11 +174,11 @@ class FrameBatch:
 
     @property
     def stored_offsets(self) -> I64:
-        """(n,) where each frame begins that is stored: its own offset, or that of the routed one it is in."""
+        """(n,) offset of each stored frame: its own, or that of the routed frame that contains it."""
         return self.offsets if self.copies is None else self.copies.container_offsets
 
     def take(self, rows: slice | NDArray[Any]) -> FrameBatch:
-        """Return the batch of the chosen rows; headers are shared when `rows` is a slice."""
+        """Return a batch of the chosen rows. It shares the headers if `rows` is a slice."""
         found = FrameBatch(self.offsets[rows], self.words[rows], self.stop, self.end, self.reason)
         if self.copies is not None:
             found.copies = self.copies.take(rows)
@@ -183,16 +186,17 @@ class FrameBatch:
 
 
 def words_of(buffer: Any) -> U64:
-    """View a buffer, whose length must be a multiple of 8, as 64-bit little-endian words."""
+    """Return a view of a buffer as little-endian 64-bit words. Its length must be a multiple of 8."""
     return np.frombuffer(buffer, dtype="<u8")
 
 
 def scan(
     buffer: Any, start: int = 0, stop: int | None = None, *, frames_max: int = _FRAMES_MAX
 ) -> FrameBatch:
-    """Find the frames in `buffer[start:stop]`; `start` is a multiple of 8.
+    """Find the frames in `buffer[start:stop]`. `start` must be a multiple of 8.
 
-    Judges lengths only: nothing outside the range is read and nothing is allocated by an unchecked length.
+    Only lengths are validated. The function reads nothing outside the range and allocates nothing by an
+    unchecked length.
     """
     limit = memoryview(buffer).nbytes if stop is None else stop
     if limit & 7 and stop is None:
@@ -206,10 +210,10 @@ def scan(
 
 
 def scan_checked(buffer: bytearray, position: int = 0, *, frames_max: int = _FRAMES_MAX) -> FrameBatch:
-    """As scan, of what a producer sent: every frame is checked, and the batch says what was found.
+    """Scan frames that a producer sent and check each of them. The result is in `checked` of the batch.
 
-    `position`: of the buffer's first byte in the ring it came from. `buffer` is private: nobody may change it
-    meanwhile. Flags of the way to the shard are taken off in it.
+    `position` is the position in the ring of the buffer's first byte. `buffer` must be private to the caller.
+    The function removes from it the header flags that only frames on their way to a shard have.
     """
     table, entries, count, stop, end, has_follows, runs = kernel.take(buffer, frames_max, position, LIMITS)
     words = words_of(table)
@@ -226,7 +230,7 @@ def scan_checked(buffer: bytearray, position: int = 0, *, frames_max: int = _FRA
 
 
 def _reason(buffer: Any, at: int, limit: int, end: int) -> str:
-    """Why no frame follows at this offset, where something is wrong."""
+    """Return why no frame follows at this offset; empty if that is not an error."""
     if end < _PARTIAL or end == _PAD:
         return ""
     if end == _LEFT_OVER:
@@ -242,15 +246,17 @@ def _reason(buffer: Any, at: int, limit: int, end: int) -> str:
 def assign_seqs(
     words: U64, entries: U64, start: int, stop: int, first: int, stamp: int, epoch: int, durability: int
 ) -> int:
-    """Give rows [start, stop) numbers from `first` on, stamp, epoch and class, and note them in `entries`;
-    returns the number behind the last record.
+    """Assign seqs from `first` on, stamp, epoch and class to rows [start, stop), and set them in `entries`.
+
+    Return the seq after the last record.
     """
     return kernel.number(words, entries, start, stop, first, stamp, epoch, durability)
 
 
 def seal_rows(buffer: bytearray, batch: FrameBatch, start: int, stop: int, salt: int) -> int:
-    """Seal rows [start, stop) of the batch, at least one, and write their headers into the buffer they were
-    found in; returns the last seal.
+    """Seal rows [start, stop), at least one, and write their headers into the scanned buffer.
+
+    Return the last seal.
     """
     return kernel.seal(buffer, batch.offsets, batch.words, start, stop, salt)
 
@@ -262,7 +268,7 @@ def headers_at(words: U64, offsets: I64) -> U64:
 
 
 def put_headers(words: U64, batch: FrameBatch) -> None:
-    """Write the batch's headers back to where they came from; `words` must be writable and private."""
+    """Write the batch's headers to their offsets. `words` must be writable and private to the caller."""
     words[(batch.offsets >> 3)[:, None] + _HEADER_INDEX] = batch.words
 
 
@@ -273,7 +279,7 @@ def body_hashes(buffer: Any, batch: FrameBatch) -> U64:
 
 
 def seals(words: U64, seed: int) -> U64:
-    """(n,) seal of each header row under the salt of the file the frames lie in."""
+    """(n,) seal of each header row under the salt of the frames' file."""
     headers = np.ascontiguousarray(words)
     return words_of(kernel.seals(headers, seed))
 
@@ -307,12 +313,12 @@ def columns_of(words: U64) -> U64:
 
 
 def shapes_of(words: U64) -> U64:
-    """(n,) format version, above 8 bits the columns."""
+    """(n,) format version, with the column bitmap above its 8 bits."""
     return words[:, layout.W_HEAD] >> np.uint64(layout.VERSION_SHIFT)
 
 
 def shapes_but_nulls_of(words: U64) -> U64:
-    """The same without the validity columns: frames with the same are decoded together (spans.py)."""
+    """(n,) as shapes_of, without validity columns. spans.py decodes frames with equal values together."""
     return shapes_of(words) & ~np.uint64(((1 << len(layout.NULLABLE)) - 1) << layout.VALID_SHIFT + 8)
 
 
@@ -342,12 +348,12 @@ def flags_of(words: U64) -> U64:
 
 
 def hops_of(words: U64) -> U64:
-    """(n,) routers that the records of each frame came through."""
+    """(n,) number of routers that the records of each frame passed."""
     return words[:, layout.W_TAIL] >> np.uint64(layout.HOPS_SHIFT)
 
 
 def as_stored(words: U64) -> U64:
-    """(n, 10) the headers without what only frames on their way to a shard may say; a copy if they say it."""
+    """(n, 10) headers without FLAG_FOLLOWS, which stored frames never have. A copy if a row has the flag."""
     if not (words[:, layout.W_TAIL] & FOLLOWS).any():
         return words
     words = words.copy()
@@ -356,5 +362,5 @@ def as_stored(words: U64) -> U64:
 
 
 def malformed(words: U64) -> Mask:
-    """(n,) True where a header is not one this version may hold: see header.header_fault."""
+    """(n,) True where this version does not permit the header; see header.header_fault."""
     return np.frombuffer(kernel.header_faults(np.ascontiguousarray(words), LIMITS), np.bool_)

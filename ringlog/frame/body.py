@@ -1,7 +1,7 @@
-"""Where each column lies in a body, found and checked in one walk.
+"""Offsets of the columns in a body, determined and checked in one pass.
 
-A body that passes can be read without a further check: offsets start at 0, never fall and end inside
-the body, so that no slice, NumPy view or Arrow array made from them reaches outside of it.
+A body that passes needs no further bounds check. Its offsets start at 0, never decrease and end inside the
+body, so no slice, NumPy view or Arrow array made from them reaches outside of it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FAULTS = (
     "bytes left over in the body",
     "a null has bytes",
 )
-"""By the kernel's numbers, the enum with B_SOUND."""
+"""Texts for the kernel's codes, in the order of its enum that begins with B_SOUND."""
 
 
 class BytesColumnSpan(NamedTuple):
-    """One bytes column: `entries + 1` int32 offsets at `offsets_at`, then the bytes; places in the body."""
+    """One bytes column: `entries + 1` int32 offsets at `offsets_at`, then the bytes. Offsets in the body."""
 
     entries: int
     offsets_at: int
@@ -53,31 +53,32 @@ class HeaderSpans(NamedTuple):
 
 @dataclass(slots=True)
 class BodyLayout:
-    """Places of the columns that are there; fixed columns by the offset of their values."""
+    """Offsets in the body of the columns that the frame has. `fixed` has the offsets of the values."""
 
     spans: dict[Column, BytesColumnSpan] = field(default_factory=dict)
     headers: HeaderSpans | None = None
     fixed: dict[Column, int] = field(default_factory=dict)
     valid: dict[Column, int] = field(default_factory=dict)
-    """Where validity bitmaps are; of version 2 a column without one has no nulls."""
+    """Offsets of validity bitmaps. In version 2, a column without a bitmap has no nulls."""
 
 
 @cache
 def columns_in(bitmap: int) -> tuple[Column, ...]:
-    """Columns of a bitmap, in the order of their bits. `bitmap` is at most layout.COLUMNS_KNOWN."""
+    """Return the columns of a bitmap in bit order. `bitmap` is at most layout.COLUMNS_KNOWN."""
     return tuple(column for column in Column if bitmap >> column & 1)
 
 
 @cache
 def validity_in(bitmap: int) -> tuple[Column, ...]:
-    """Columns that have a validity bitmap, in the order of their bits."""
+    """Return the columns with a validity bitmap, in bit order."""
     return columns_in(bitmap >> VALID_SHIFT)
 
 
 def walk_body(body: memoryview, columns: int, count: int) -> BodyLayout:
     """Find every column of an uncompressed body of `count` (>= 1) records.
 
-    Raises FrameInvalid (its offset counts in the body) unless the columns fill the body exactly.
+    Raises FrameInvalid unless the columns fill the body exactly. Its offset counts from the start of the
+    body.
     """
     places: Any = kernel.walk(body, columns, count)
     found = BodyLayout()
@@ -100,7 +101,7 @@ def walk_body(body: memoryview, columns: int, count: int) -> BodyLayout:
 
 
 def with_nulls(values: list[T], valid: NDArray[np.bool_] | None) -> list[T | None]:
-    """The values, with None where there is none; `valid` is None where there is one everywhere."""
+    """Return the values with None for nulls. `valid` None = no nulls."""
     found: list[T | None] = values  # type: ignore[assignment]
     if valid is None:
         return found
@@ -108,5 +109,5 @@ def with_nulls(values: list[T], valid: NDArray[np.bool_] | None) -> list[T | Non
 
 
 def offsets_in(body: memoryview, at: int, entries: int) -> NDArray[np.int32]:
-    """View the `entries + 1` offsets at `at`."""
+    """Return a view of the `entries + 1` offsets at `at`."""
     return np.frombuffer(body, dtype="<i4", count=entries + 1, offset=at)

@@ -1,6 +1,6 @@
-"""From encoded columns to whole frames, and patching single frames in place.
+"""Build frames from encoded columns, and patch single frames in place.
 
-A producer fills in everything but base_seq, commit_ts and the seal, which are the shard's.
+A producer fills in all fields except base_seq, commit_ts and the seal. The shard sets these three.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def frame(
     payload_kind: PayloadKind = PayloadKind.BYTES,
     codec: Codec = Codec.NONE,
 ) -> bytearray:
-    """Build one append frame. The codec is what to try: a body it does not shrink is stored as it is.
+    """Build one append frame. If `codec` does not shrink the body, the body is stored uncompressed.
 
     Raises UsageError for a field out of range.
     """
@@ -71,11 +71,11 @@ def control_frame(
     durability: Durability = Durability.FSYNC,
     is_known: bool = False,
 ) -> bytearray:
-    """Build one control frame around a MessagePack value; `raw_len` is its length before padding.
-    `is_known`: the body is one of those that records.py makes, and is not looked at.
+    """Build one control frame around a MessagePack value. `raw_len` is its length before padding.
 
-    Raises UsageError for an append type or a field out of range, FrameInvalid for a body that is not
-    one value of the types that control.py allows.
+    With `is_known` the body is not checked: the caller made it itself. Raises UsageError for an append type
+    or a field out of range. Raises FrameInvalid for a body that is not one value of the types that control.py
+    permits.
     """
     if frame_type in layout.TYPES_WITH_COLUMNS:
         raise UsageError("an append is not a control frame", frame_type=frame_type.name)
@@ -104,11 +104,11 @@ def encode_frames(
     durability: Durability | int = Durability.DISK,
     payload_kind: PayloadKind = PayloadKind.BYTES,
 ) -> tuple[bytearray, I64]:
-    """Build frames of `records` records each back to back; the last frame holds what is left.
+    """Build adjacent frames of `records` records each. The last frame has the remaining records.
 
-    `columns`: lists of values beside the payloads, by the names of encode_records' arguments. Returns the
-    buffer and (n + 1,) int64 offsets: frame i is `buffer[offsets[i]:offsets[i + 1]]` and has producer_seq
-    first + i. Raises as encode_records, and BatchTooLarge for too many records a frame.
+    `columns` maps argument names of encode_records to lists of values. Returns the buffer and (n + 1,) int64
+    offsets: frame i is `buffer[offsets[i]:offsets[i + 1]]` and has producer_seq `first_producer_seq + i`.
+    Raises as encode_records, and BatchTooLarge for too many records per frame.
     """
     if not 0 < records <= BATCH_RECORDS_MAX:
         raise BatchTooLarge("too many records in one write", records=records, max=BATCH_RECORDS_MAX)
@@ -122,7 +122,7 @@ def encode_frames(
 def encode_single_frame(
     payloads: Sequence[bytes | None], columns: Mapping[str, Any], header: bytes
 ) -> bytearray:
-    """As encode_frames, one frame of all records, with a header that was made before by `append_header`."""
+    """Build one frame of all records, as encode_frames, with a header from `append_header`."""
     return encode_values(_values(payloads, columns), header)[0]
 
 
@@ -143,8 +143,8 @@ def patch_header(
 ) -> None:
     """Change header fields of the frame at `offset` of a private, writable buffer.
 
-    The body's checksum stays right; the seal, if there was one, does not. Raises UsageError for a
-    value that does not fit its field.
+    The checksum of the body stays valid, the seal does not. Raises UsageError for a value that does not fit
+    its field.
     """
     with memoryview(buffer).cast("B")[offset : offset + layout.HEADER_BYTES].cast("Q") as words:
         changes = (
@@ -167,12 +167,12 @@ def patch_header(
 
 
 def seal(buffer: Any, seed: int, offset: int = 0) -> int:
-    """Seal one frame of a private, writable buffer under `seed`; return the seal. Many: batch.seals."""
+    """Seal one frame of a private, writable buffer under `seed`. Return the seal. For many: batch.seals."""
     return kernel.seal_at(buffer, offset, seed)
 
 
 def total_bytes_at(buffer: Any, offset: int = 0) -> int:
-    """Whole size of the frame that begins at `offset`, as its frame_len says. Judges nothing."""
+    """Return the size of the frame at `offset` according to its frame_len, which is not validated."""
     with memoryview(buffer).cast("B") as view:
         return (
             int.from_bytes(view[offset : offset + layout.LEN_FIELD_BYTES], "little") + layout.LEN_FIELD_BYTES

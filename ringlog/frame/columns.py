@@ -1,8 +1,8 @@
-"""From records to frames: lists of Python values, or buffers with offsets, encoded by the kernel.
+"""Encode records, given as Python lists or as buffers with offsets, into frames. The kernel does the work.
 
-The kernel checks every limit of a record. Where it takes something for none, what is wrong is found here, so
-that the error names the record. The shard checks the same limits again (measure.py), since it cannot know who
-encoded a frame.
+The kernel checks every limit of a record but does not report which one failed. If it refuses the input, this
+module determines the cause, so that the error names the record. The shard checks the same limits again
+(measure.py), because it cannot trust the encoder.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ I64 = NDArray[np.int64]
 Headers = Mapping[str, bytes] | Sequence[tuple[str, bytes]] | None
 Integers = Sequence[int | None] | NDArray[Any] | None
 Values = tuple[Any, ...]
-"""What the kernel's `encode` takes: of each column by its bit, up to the last that is there, None, a list of
-values, or buffers."""
+"""Input of the kernel's `encode`: for each column in bit order None, a list of values, or buffers. Trailing
+columns may be omitted."""
 
 COLUMN_NAMES = (
     "payloads", "keys", "tags", "nodes", "headers", "metas", "event_ts", "expires_at", "not_before",
     "priorities",
 )  # fmt: skip
-"""Arguments of encode_records, by bit."""
+"""Arguments of encode_records in bit order of the columns."""
 _COLUMN_BYTES_MAX = {
     Column.KEY: KEY_BYTES_MAX,
     Column.TAG: TAG_BYTES_MAX,
@@ -57,16 +57,16 @@ _meta_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class BufferColumn(NamedTuple):
-    """Values in one buffer: value i is `data[offsets[i]:offsets[i + 1]]`; (n + 1,) int64."""
+    """Values in one buffer: value i is `data[offsets[i]:offsets[i + 1]]`. Offsets are (n + 1,) int64."""
 
     data: memoryview
     offsets: I64
     valid: NDArray[np.bool_] | None = None
-    """(n,) where there is a value; None = everywhere. What lies in a null's place is not looked at."""
+    """(n,) True where there is a value; None = everywhere. Bytes in a null's place are ignored."""
 
 
 class BufferHeaders(NamedTuple):
-    """Headers in buffers: record i has the entries `lists[i]:lists[i + 1]`; (n + 1,) int64."""
+    """Headers in buffers: record i has the entries `lists[i]:lists[i + 1]`. `lists` is (n + 1,) int64."""
 
     lists: I64
     keys: BufferColumn
@@ -75,28 +75,28 @@ class BufferHeaders(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """Encoded records: a frame that says nothing yet of topic, producer and class. See codec.frame."""
+    """Encoded records: a frame without topic, producer and class. codec.frame sets them."""
 
     buffer: bytearray
 
     @property
     def header(self) -> FrameHeader:
-        """What the frame says of itself."""
+        """The header of the frame."""
         return unpack_header(self.buffer, 0)
 
     @property
     def bitmap(self) -> int:
-        """Bit i = Column i is present."""
+        """Column bitmap: bit i = Column i is present."""
         return self.header.columns
 
     @property
     def count(self) -> int:
-        """Records, at least 1."""
+        """Number of records, at least 1."""
         return self.header.records
 
     @property
     def body(self) -> bytes:
-        """The columns, not compressed."""
+        """The columns, uncompressed."""
         return bytes(memoryview(self.buffer)[HEADER_BYTES:])
 
 
@@ -108,16 +108,16 @@ DEAD_LETTER_LAST_FAILURE = "$dead_letter_last_failure"
 DEAD_LETTER_NACKS = "$dead_letter_nacks"
 DEAD_LETTER_GROUP = "$dead_letter_group"
 DEAD_LETTER_SRC_ID = "$dead_letter_src_id"
-"""Of a group's letter: the number of its topic, which no other topic of that name ever has (ST-15)."""
+"""For a dead letter of a consumer group: id of its source topic, which is never reused for another topic."""
 DEAD_LETTER_HEADERS_LEFT_OUT = "$dead_letter_headers_left_out"
-"""How many of the job's headers had no room beside what is noted; only of a job that fills all there is."""
+"""Number of omitted headers of the job. Headers are omitted only if the job's size leaves no room."""
 DEAD_LETTER_META = "$dead_letter_meta"
-"""The job's metadata as text, where that was no JSON object."""
+"""The job's metadata as text, if it was not a JSON object."""
 DEAD_LETTER_META_KEYS = frozenset({
     DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ, DEAD_LETTER_REASON, DEAD_LETTER_GROUP,
     DEAD_LETTER_SRC_ID, DEAD_LETTER_LAST_FAILURE, DEAD_LETTER_NACKS, DEAD_LETTER_HEADERS_LEFT_OUT,
 })  # fmt: skip
-"""Keys in the metadata of a dead letter: where it comes from, how often it was handed out, why (QD-6)."""
+"""Metadata keys of a dead letter: its source, the number of deliveries, the reason."""
 
 
 def encode_records(
@@ -133,12 +133,20 @@ def encode_records(
     not_before: Integers = None,
     priorities: Integers = None,
 ) -> EncodedRecords:
-    """Encode records given column by column; a column that is None is left out of the frame.
+    """Encode records given column by column. A column that is None is omitted from the frame.
 
-    In a column, None means that the record has none; of payloads, keys, tags and nodes an empty value is a
-    value. `metas` are JSON objects as
-    compact bytes. Times are microseconds since the epoch. Raises RecordTooLarge, InvalidRequest,
-    BatchTooLarge or PayloadTooLarge naming index, bytes and max, and UsageError for wrong types.
+    Args:
+        payloads: Payload bytes. None = no payload.
+        keys, tags, nodes: None = no value. An empty value is a value.
+        headers: Mappings or (name, value) pairs.
+        metas: JSON objects as compact bytes.
+        event_ts, expires_at, not_before: Microseconds since the epoch.
+        priorities: 0 to 255.
+
+    Raises:
+        RecordTooLarge, InvalidRequest, BatchTooLarge, PayloadTooLarge: A limit is exceeded or a value is
+            invalid. The error has the index of the record if there is one, the size and the maximum.
+        UsageError: A value has the wrong type.
     """
     values = (
         payloads, keys, tags, nodes, headers, metas, event_ts, expires_at, not_before, priorities,
@@ -149,10 +157,10 @@ def encode_records(
 def encode_values(
     values: Values, header: bytes, count: int = -1, records: int = -1
 ) -> tuple[bytearray, bytes]:
-    """Encode frames of `records` records each, back to back, the last one perhaps smaller; -1: one frame.
+    """Encode adjacent frames of `records` records each; the last may have fewer. -1: a single frame.
 
-    `header` gives what they have in common and the first producer_seq. `count`: records in all, -1: as many
-    as payloads. Returns the buffer and (n + 1,) int64 offsets, as bytes. Raises as encode_records.
+    `header` has the common header fields and the first producer_seq. `count` is the number of records; -1: as
+    many as payloads. Returns the buffer and (n + 1,) int64 offsets as bytes. Raises as encode_records.
     """
     if count < 0:
         try:
@@ -180,7 +188,7 @@ def encode_values(
 
 
 def buffer_values(name: str, data: Any, offsets: Any) -> BufferColumn:
-    """A bytes column from one buffer with n + 1 offsets; raises UsageError if they do not fit it."""
+    """Return a bytes column of one buffer with n + 1 offsets. Raise UsageError if they do not fit."""
     view = memoryview(data).cast("B")
     bounds = np.ascontiguousarray(offsets, dtype=np.int64)
     start, stop = int(bounds[0]), int(bounds[-1])
@@ -192,7 +200,7 @@ def buffer_values(name: str, data: Any, offsets: Any) -> BufferColumn:
 
 
 def fixed_input(column: Column, values: Any, count: int) -> NDArray[Any]:
-    """Take a fixed column from integers or None; raises UsageError for types, InvalidRequest for range."""
+    """Convert integers or None to a fixed column. Raise UsageError for types, InvalidRequest for range."""
     name = column.name.lower()
     absent = EVENT_TS_NONE if column == Column.EVENT_TS else 0
     found = (
@@ -212,7 +220,7 @@ def fixed_input(column: Column, values: Any, count: int) -> NDArray[Any]:
 
 
 def _ready(bit: int, values: Any, count: int) -> Any:
-    """A column as the kernel takes it, unless its values are wrong."""
+    """Convert a column to a form that the kernel accepts. Only the values of fixed columns are validated."""
     if isinstance(values, list | BufferColumn | BufferHeaders):
         return values
     if bit >= Column.EVENT_TS:
@@ -223,11 +231,11 @@ def _ready(bit: int, values: Any, count: int) -> Any:
         raise UsageError(f"{COLUMN_NAMES[bit]} must be a sequence", reason=str(e)) from None
 
 
-# -- what is wrong ------------------------------------------------------------------------------------
+# -- diagnosis ----------------------------------------------------------------------------------------
 
 
 def _checked(values: Values, count: int) -> tuple[Values, int]:
-    """(values, their bytes): raises for what cannot be encoded; other buffers of bytes become bytes."""
+    """Return (values, their total bytes). Values become bytes objects. Raise for invalid values."""
     check_record_count(count)
     found = list(values)
     sizes: dict[Column, I64] = {}
@@ -324,7 +332,7 @@ def _check_count(name: str, found: int, count: int) -> None:
 
 
 def check_record_count(count: int) -> None:
-    """Raise InvalidRequest for no records (N-6i), BatchTooLarge for too many (N-6a)."""
+    """Raise InvalidRequest for 0 records, BatchTooLarge for more than BATCH_RECORDS_MAX."""
     if count == 0:
         raise InvalidRequest("a write holds at least one record", records=0, min=1)
     if count > BATCH_RECORDS_MAX:
@@ -340,7 +348,7 @@ def _check_most(
 
 
 def _check_metas(metas: Any) -> None:
-    """Each meta must be a JSON object (R-12) with a bounded number of keys (N-6f)."""
+    """Check that each meta is a JSON object with at most META_KEYS_MAX keys. Raise InvalidRequest."""
     if isinstance(metas, BufferColumn):
         found = [metas.data[start:stop] for start, stop in pairwise(metas.offsets.tolist())]
         metas = with_nulls(found, metas.valid)
@@ -351,6 +359,6 @@ def _check_metas(metas: Any) -> None:
             names = _meta_decoder.decode(meta)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             raise InvalidRequest("meta is not a JSON object", index=index, reason=str(e)) from None
-        # What the engine stamps on a copy is not counted (R-11).
+        # The keys that the engine adds to a dead letter do not count.
         if len(names) > META_KEYS_MAX and len(names.keys() - DEAD_LETTER_META_KEYS) > META_KEYS_MAX:
             raise InvalidRequest("meta has too many keys", index=index, keys=len(names), max=META_KEYS_MAX)

@@ -1,9 +1,9 @@
-"""Compression of bodies, and decompression that trusts nothing it was told (SEC-15).
+"""Compression of bodies, and decompression that trusts no declared size.
 
-A compressed body is a 64-bit length, then that many compressed bytes, then zeros up to a multiple of
-8. What is allocated for the result is `raw_len`, which is believed only when it is below the frame
-limit, within the ratio limit of the compressed length, and, for Zstandard, when the compressed
-frame's own header declares the same size: Zstandard would otherwise allocate what the header says.
+A compressed body is a 64-bit length, the compressed bytes, and zeros up to a multiple of 8. The result is
+allocated by `raw_len` only after three checks. It must be below the frame limit and within the ratio limit of
+the compressed length. For Zstandard, the compressed frame's own header must declare the same size, because
+Zstandard allocates what that header declares.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ringlog.types import Codec
 PREFIX_BYTES = 8
 ZSTD_LEVEL = 3
 ZSTD_WINDOW_BYTES_MAX = 8 * MIB
-"""What RFC 8878 recommends every decoder to support; level 3 writes 2 MiB at most."""
+"""Window size that RFC 8878 recommends every decoder to support. Level 3 writes at most 2 MiB."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class _Zstd(threading.local):
-    """One compressor and decompressor for each thread: they must not be shared, and are slow to make."""
+    """One compressor and decompressor per thread: they are not thread-safe and slow to create."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
@@ -39,9 +39,9 @@ _zstd = _Zstd()
 
 
 def compress(raw: bytes, codec: Codec) -> tuple[Codec, bytes]:
-    """Compress a body if that makes it smaller; return the codec used and the body to store.
+    """Compress a body if that makes it smaller. Return the codec used and the body to store.
 
-    What Zstandard shrinks beyond the ratio that readers accept is compressed with LZ4, which cannot.
+    If Zstandard exceeds the ratio that readers accept, LZ4 is used, which cannot exceed it.
     """
     if codec == Codec.NONE:
         return codec, raw
@@ -57,9 +57,9 @@ def compress(raw: bytes, codec: Codec) -> tuple[Codec, bytes]:
 
 
 def decompress(stored: memoryview, codec: int, raw_len: int) -> bytes:
-    """Return the body of exactly `raw_len` bytes, which the caller has checked against the frame limit.
+    """Return the body of exactly `raw_len` bytes. The caller has checked `raw_len` against the frame limit.
 
-    Raises FrameInvalid; allocates nothing before every declared size was compared.
+    Raises FrameInvalid. Allocates nothing before all declared sizes are compared.
     """
     packed = _packed_part(stored)
     if raw_len > len(packed) * DECOMPRESS_RATIO_MAX:

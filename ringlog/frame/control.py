@@ -1,8 +1,8 @@
-"""Bodies of control frames: exactly one MessagePack value of plain types, checked before it is decoded.
+"""Bodies of control frames: exactly one MessagePack value of plain types, validated before it is decoded.
 
-Decoders differ in what they let pass (extension types, doubled keys, keys that are not text, deep
-nesting), so the format says what a body may hold and this walk holds it to that (SEC-13): integers,
-floats, booleans, nil, text in UTF-8, byte strings, arrays, and maps whose keys are distinct text.
+Decoders differ in what they accept: extension types, duplicate keys, keys that are not text, deep nesting.
+The format therefore limits a body to these types, and this module enforces it: integers, floats, booleans,
+nil, UTF-8 text, byte strings, arrays, and maps with distinct text keys.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ringlog.errors import FrameInvalid
 from ringlog.limits import ENVELOPE_BYTES_MAX
 
 CONTROL_DEPTH_MAX = 16
-"""Arrays and maps inside one another; ours need four."""
+"""Maximum nesting of arrays and maps. The engine's own frames need four levels."""
 CONTROL_BYTES_MAX = ENVELOPE_BYTES_MAX
-"""What a control frame says arrived in an envelope, so it is never larger than one."""
+"""A control frame's contents arrived in an envelope, so a control frame is never larger than one."""
 
 _SCALAR_BYTES = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8} | dict(
     zip(range(0xCC, 0xD4), (1, 2, 4, 8, 1, 2, 4, 8), strict=True)
@@ -29,7 +29,7 @@ _MAP = {0xDE: 2, 0xDF: 4}
 
 
 def check_control(body: bytes) -> None:
-    """Raise FrameInvalid (its offset counts in the body) unless `body` is one value as described above."""
+    """Raise FrameInvalid (with an offset in the body) unless `body` is one value as described above."""
     if len(body) > CONTROL_BYTES_MAX:
         raise FrameInvalid("control body too large", bytes=len(body), max=CONTROL_BYTES_MAX)
     if _past_value(body, 0, 0) != len(body):
@@ -42,7 +42,7 @@ def decode_control(body: bytes) -> Any:
 
 
 def _past_value(body: bytes, at: int, depth: int) -> int:
-    """Return the offset just past the value at `at`. Recurses at most CONTROL_DEPTH_MAX deep."""
+    """Return the offset after the value at `at`. Recurses at most CONTROL_DEPTH_MAX levels."""
     if at >= len(body):
         raise FrameInvalid("control body is cut short", offset=at)
     first = body[at]
@@ -99,7 +99,7 @@ def _past_map(body: bytes, at: int, length: int, depth: int) -> int:
         if not _is_text_at(body, at):
             raise FrameInvalid("control body holds a key that is not text", offset=at)
         stop = _past_value(body, at, depth + 1)
-        # The same key may be written with a length field of another width: compare the text alone.
+        # The same key may have a length field of another width, so only the text is compared.
         keys.add(body[at + 1 + _STR.get(body[at], 0) : stop])
         at = _past_value(body, stop, depth + 1)
     if len(keys) != length:

@@ -1,6 +1,6 @@
-"""What retention and deletes must know of each record: its number, size, stamps and tag. Nothing of content.
+"""Facts of each record that retention and deletes need: seq, size, stamps and tag. No contents.
 
-Frames are taken as verified (checksums looked at). Compressed ones are opened one by one.
+The frames must be verified already. Compressed frames are decoded one by one.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from ringlog.frame.spans import spans_of
 from ringlog.frame.view import FrameView, open_row
 
 _CODEC_SHIFT = 24
-"""Of the codec, above the shape."""
+"""Position of the codec in a combined key, above the shape."""
 
 
 @dataclass(slots=True)
 class RecordFacts:
-    """One row a record, numbers ascending. Times are microseconds since the epoch."""
+    """One row per record, seqs ascending. Times are microseconds since the epoch."""
 
     seqs: U64
     sizes: I64
-    """(n,) accounted bytes (R-10)."""
+    """(n,) accounted bytes."""
     stamps: I64
     """(n,) commit stamps."""
     expires: I64 | None
-    """(n,) own `expires_at`, 0 = none; None when no record has one."""
+    """(n,) own `expires_at`, 0 = none; None if no record has one."""
     tags: list[bytes] | None
-    """One a record, b"" = none; None when no record has one, or when they were not asked for."""
+    """One tag per record, b"" = none; None if no record has one, or if they were not requested."""
     not_before: I64 | None = None
-    """(n,) own `not_before`, 0 = none; None when no record has one."""
+    """(n,) own `not_before`, 0 = none; None if no record has one."""
     priorities: NDArray[np.uint8] | None = None
-    """(n,) own priority; None when no record has one."""
+    """(n,) own priority; None if no record has one."""
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -46,9 +46,9 @@ NO_FACTS = RecordFacts(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0
 
 
 def record_facts(buffer: Any, batch: FrameBatch, *, with_tags: bool = False) -> RecordFacts:
-    """Facts of every record of a batch of verified APPEND frames of one topic, ascending, found in `buffer`.
+    """Return the facts of every record of verified, ascending APPEND frames of one topic in `buffer`.
 
-    Raises FrameInvalid when a column reaches outside of its frame.
+    Raises FrameInvalid if a column reaches outside of its frame.
     """
     if not len(batch):
         return NO_FACTS
@@ -63,7 +63,7 @@ def record_facts(buffer: Any, batch: FrameBatch, *, with_tags: bool = False) -> 
 
 
 def concat_facts(parts: list[RecordFacts]) -> RecordFacts:
-    """All rows of the parts, in the order of their numbers."""
+    """Return all rows of the parts, in the order of their seqs."""
     if len(parts) == 1:
         return parts[0]
     seqs = np.concatenate([part.seqs for part in parts])
@@ -84,7 +84,7 @@ def concat_facts(parts: list[RecordFacts]) -> RecordFacts:
 
 
 def _filled(parts: list[RecordFacts], columns: list[Any], order: I64) -> Any:
-    """One column of all rows, in this order, with 0 where a part has none; None when no part has one."""
+    """Return one column of all rows in `order`, with 0 for parts without it; None if no part has it."""
     known = next((column for column in columns if column is not None), None)
     if known is None:
         return None

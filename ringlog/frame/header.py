@@ -1,4 +1,4 @@
-"""One frame's header as named numbers. Many headers at once are batch.py's matrix."""
+"""The header of one frame as named integers. batch.py handles many headers as a matrix."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ringlog.frame.kernel import LIMITS, kernel
 
 _HEADER = struct.Struct("<IBBHQQQIIQQIBBHQQ")
 _HEADERS_MAX = 64
-"""Headers kept: a client's frames get topic and producer later, and differ in class and kind alone."""
+"""Cache size. Before topic and producer are set, headers of one client differ only in class and kind."""
 
 assert _HEADER.size == layout.HEADER_BYTES
 
 
 class FrameHeader(NamedTuple):
-    """The fields in the order in which they lie; all are unsigned. `records` is the drawing's count."""
+    """The header fields in stored order, all unsigned. `records` is the field `count` of layout.py."""
 
     frame_len: int
     type: int
@@ -35,23 +35,23 @@ class FrameHeader(NamedTuple):
     codec: int
     flags: int
     hops: int
-    """With the reserved byte behind it, which is zero."""
+    """Includes the reserved byte after it, which is zero."""
     body_xxh3: int
     seal_xxh3: int
 
     @property
     def total_bytes(self) -> int:
-        """Whole size of the frame."""
+        """Size of the whole frame in bytes."""
         return self.frame_len + layout.LEN_FIELD_BYTES
 
     @property
     def stored_bytes(self) -> int:
-        """Size of the body as it lies there, padding and compression included."""
+        """Size of the stored body in bytes, with padding and after compression."""
         return self.frame_len - layout.FRAME_LEN_MIN
 
 
 def pack_header(header: FrameHeader) -> bytes:
-    """Return the 80 bytes; raises UsageError naming the fields that do not fit theirs."""
+    """Return the 80 bytes. Raise UsageError with the fields whose values do not fit."""
     try:
         return _HEADER.pack(*header)
     except struct.error:
@@ -68,7 +68,7 @@ def pack_header(header: FrameHeader) -> bytes:
 def append_header(
     topic_id: int = 0, producer_id: int = 0, producer_seq: int = 0, epoch: int = 0, flags: int = 0
 ) -> bytes:
-    """What a frame of records says of itself, for the kernel to fill in the rest; raises as pack_header."""
+    """Return a header template for append frames. The kernel fills in the rest. Raises as pack_header."""
     return pack_header(
         FrameHeader(
             0, layout.FrameType.APPEND, layout.VERSION, 0, topic_id, 0, 0, 0, epoch, producer_id,
@@ -78,12 +78,12 @@ def append_header(
 
 
 def unpack_header(buffer: Any, offset: int) -> FrameHeader:
-    """Read the 80 bytes at `offset`, which must lie inside the buffer. Judges nothing."""
+    """Read the 80 bytes at `offset`, which must lie inside the buffer. Validates nothing."""
     return FrameHeader._make(_HEADER.unpack_from(buffer, offset))
 
 
 def header_fault(header: Any) -> str | None:
-    """Say what makes these 80 bytes a header that its version does not allow, or None."""
+    """Return why the format does not permit this 80-byte header, or None if it does."""
     return _FAULTS[kernel.header_faults(header, LIMITS)[0]]
 
 
@@ -104,4 +104,4 @@ _FAULTS = (
     "raw_len does not agree with the body",
     "raw_len is impossible",
 )
-"""By the kernel's numbers, the enum with H_SOUND."""
+"""Texts for the kernel's codes, in the order of its enum that begins with H_SOUND."""

@@ -1,8 +1,8 @@
-"""What a shard must know of each frame before it admits it: structure, limits, accounted bytes.
+"""Checks that a shard makes before it admits a frame: structure, limits, accounted bytes.
 
-The verdict agrees with open_frame's on everything but checksums (batch.py looks at those) and limits:
-a frame is `Fault.STRUCTURE` or `Fault.TEXT` exactly when open_frame refuses it. Limits are a matter of
-admission, not of format.
+The result agrees with open_frame, except for checksums (batch.py verifies them) and limits. A frame is
+`FrameFault.STRUCTURE` or `FrameFault.TEXT` exactly if open_frame refuses it. Limits apply to admission and
+are no part of the format.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ I64 = NDArray[np.int64]
 
 
 class FrameFault(IntEnum):
-    """Why a frame must not be admitted; the first that applies, in this order."""
+    """Reason to refuse a frame. STRUCTURE to HEADERS_TOO_LARGE: the first that applies is reported."""
 
     OK = 0
     STRUCTURE = 1
@@ -37,11 +37,11 @@ class FrameFault(IntEnum):
     META_TOO_LONG = 6
     HEADERS_TOO_LARGE = 7
     UNCHECKED = 8
-    """Not known yet: the kernel does not look into compressed bodies, nor into those of control frames."""
+    """Not determined yet: the kernel does not check compressed bodies and bodies of control frames."""
     CORRUPT = 9
-    """Of a frame that a producer sent: its body does not match its checksum."""
+    """Only for frames from a producer: the body does not match its checksum."""
     UNSOUND = 10
-    """Of a frame that a producer sent: its header is none, or none that a producer may send."""
+    """Only for frames from a producer: the header is invalid, or one that a producer must not send."""
 
 
 FORMAT_FAULTS = frozenset({FrameFault.STRUCTURE, FrameFault.TEXT})
@@ -49,20 +49,20 @@ FORMAT_FAULTS = frozenset({FrameFault.STRUCTURE, FrameFault.TEXT})
 
 @dataclass(slots=True)
 class Measures:
-    """Row i belongs to frame i of the batch. The numbers are 0 where `bad` is STRUCTURE or TEXT."""
+    """Row i belongs to frame i of the batch. Numbers are 0 if `faults` is STRUCTURE or TEXT."""
 
     accounted: I64
-    """(n,) accounted bytes (R-10): payloads and metas."""
+    """(n,) accounted bytes: payloads and metas."""
     largest: I64
     """(n,) accounted bytes of the largest record."""
     faults: I64
-    """(n,) Fault."""
+    """(n,) FrameFault of each frame."""
 
 
 def measure(buffer: Any, batch: FrameBatch) -> Measures:
-    """Measure each frame of a batch found in `buffer`, whose content must not change meanwhile.
+    """Measure each frame of a batch found in `buffer`. The buffer must not change during the call.
 
-    Total: whatever the bodies hold ends in a row. Control frames have no records and measure 0.
+    Never raises for any content: an invalid body gives a fault. Control frames have no records and measure 0.
     """
     offsets, words = np.ascontiguousarray(batch.offsets), np.ascontiguousarray(batch.words)
     table = kernel.measure(buffer, offsets, words, LIMITS)
@@ -72,7 +72,7 @@ def measure(buffer: Any, batch: FrameBatch) -> Measures:
 
 
 def measure_unchecked(buffer: Any, batch: FrameBatch, accounted: I64, largest: I64, bad: I64) -> list[int]:
-    """Fill in what the kernel left open: control frames and compressed ones; returns their rows."""
+    """Measure the rows that the kernel left open: control frames and compressed ones. Return these rows."""
     rows: list[int] = np.flatnonzero(bad == FrameFault.UNCHECKED).tolist()
     view = memoryview(buffer).cast("B") if rows else None
     for row in rows:

@@ -1,14 +1,13 @@
-"""Routed frames: records that a router copied, stored once for all destinations: docs/reference/format.md.
-Pure.
+"""Routed frames: copies of records by routers, stored once for all destinations. Pure.
 
-The body is a prefix of PREFIX_WORDS words, a row of ROW_WORDS words for each copy, then the columns of the
-records as an append would have them. Each row says what the header of that append would say of its own:
-topic, numbers, stamp, class; the prefix says what they have in common. So a copy costs a row, and one
-frame, with one checksum and one seal, holds the copies and how far their routers are: they are there
-together or not at all.
+docs/reference/format.md defines the format. The body is a prefix of PREFIX_WORDS words, one row of ROW_WORDS
+words for each copy, and the columns of the records as in an append. A row has the header fields that differ
+between copies: topic, seqs, stamp, class. The prefix has the fields that are equal. A copy therefore costs
+one row. One frame, with one checksum and one seal, contains the copies and the cursors of their routers. It
+is written completely or not at all (F1).
 
-`resolve` turns such frames into the appends they stand for, without copying a byte. Everybody who reads the
-log does that first and knows of appends alone from there on.
+`resolve_copies` replaces such frames by equivalent appends without copying bytes. Every reader of the log
+does that first, so that its other code only handles appends.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ _hash = xxhash.xxh3_64_intdigest
 
 
 class RoutedContent(NamedTuple):
-    """What the copies of one routed frame have in common, as words of an append's header, and the columns."""
+    """Common header words of the copies in one routed frame, and the columns."""
 
     head: int
     tail: int
-    """Without a class."""
+    """Without the durability class."""
     body_xxh3: int
     records: int
     columns: memoryview
 
 
 class CopyRow(NamedTuple):
-    """One copy: the records of the frame in one topic."""
+    """One copy: the frame's records in one destination topic."""
 
     topic_id: int
     base_seq: int
@@ -60,7 +59,7 @@ class CopyRow(NamedTuple):
 
 
 def routed_content_of(buffer: Any, batch: FrameBatch, row: int, *, hops: int) -> RoutedContent:
-    """What a verified append holds, for copies whose records came through `hops` routers."""
+    """Return the content of a verified append, for copies whose records passed `hops` routers."""
     if not 0 <= hops <= ROUTER_HOPS_MAX:
         raise UsageError("too many hops", hops=hops, max=ROUTER_HOPS_MAX)
     words = [int(word) for word in batch.words[row]]
@@ -75,12 +74,12 @@ def routed_content_of(buffer: Any, batch: FrameBatch, row: int, *, hops: int) ->
 
 
 def routed_bytes(rows: int, columns_bytes: int) -> int:
-    """Size of the frame that holds so many copies of so many bytes of columns."""
+    """Return the size in bytes of a frame with this number of copies and of column bytes."""
     return layout.HEADER_BYTES + 8 * (PREFIX_WORDS + ROW_WORDS * rows) + columns_bytes
 
 
 def routed_frame(carried: RoutedContent, rows: Sequence[CopyRow]) -> bytearray:
-    """Build the frame, not sealed; raises UsageError when it would be too large or holds no copy."""
+    """Build the frame without a seal. Raise UsageError if it would be too large or has no copy."""
     total = routed_bytes(len(rows), len(carried.columns))
     if not rows or total > FRAME_BYTES_MAX:
         raise UsageError("not a routed frame", rows=len(rows), bytes=total, max=FRAME_BYTES_MAX)
@@ -102,18 +101,19 @@ def routed_frame(carried: RoutedContent, rows: Sequence[CopyRow]) -> bytearray:
 
 
 def has_routed(batch: FrameBatch) -> bool:
-    """Is there a frame that `resolve` has to look at?"""
+    """Return whether the batch has a routed frame, so that `resolve_copies` would change it."""
     return bool((types_of(batch.words) == FrameType.ROUTED).any())
 
 
 def resolve_copies(
     buffer: Any, batch: FrameBatch, salt: int, *, topic_id: int | None = None, is_verified: bool = False
 ) -> FrameBatch:
-    """The batch with the appends of copies where its routed frames are; of one topic alone, if it is named.
+    """Return the batch with its routed frames replaced by the appends of their copies.
 
-    The rows have seals under `salt`, as if they lay in that file. With `is_verified` the checksums of the
-    batch were looked at; else they are here, of frames that hold something of the topic. Raises FrameInvalid
-    with the offset of a routed frame that is none.
+    With `topic_id`, only copies of this topic are included. The new rows have seals under `salt`, as if they
+    were stored in that file. `is_verified` states that the checksums of the batch are verified; otherwise
+    they are verified here for frames with copies of the topic. Raises FrameInvalid with the offset of an
+    invalid routed frame.
     """
     routed = np.flatnonzero(types_of(batch.words) == FrameType.ROUTED)
     if not len(routed):
@@ -150,7 +150,7 @@ def _keep(
     offsets: list[NDArray[np.int64]],
     copies: list[RoutedCopies],
 ) -> None:
-    """Frames that are what they are."""
+    """Add frames that are not routed frames, unchanged."""
     places = batch.offsets[rows]
     nothing = np.zeros(len(places), dtype=np.uint64)
     words.append(batch.words[rows])
@@ -161,13 +161,13 @@ def _keep(
 def _opened(
     view: memoryview, batch: FrameBatch, row: int, salt: int, topic_id: int | None, *, is_verified: bool
 ) -> tuple[U64, NDArray[np.int64], RoutedCopies] | None:
-    """Headers, offsets and what is said of the copies in one routed frame; None when none is wanted."""
+    """Return headers, offsets and facts of the copies in one routed frame; None if none is wanted."""
     start, total = int(batch.offsets[row]), int(batch.total_bytes[row])
     frame = view[start : start + total]
     try:
         rows = _table(frame[layout.HEADER_BYTES :])[1]
         if topic_id is not None:
-            # Garbage that names others is not ours to judge: had it been ours, numbers would be missing.
+            # Damaged rows of other topics are ignored. If this topic's row is damaged, seqs are missing.
             rows = rows[rows[:, R_TOPIC] == np.uint64(topic_id)]
             if not len(rows):
                 return None
@@ -183,15 +183,16 @@ def _opened(
 
 
 def topics_of(buffer: Any, batch: FrameBatch, row: int) -> U64:
-    """(n,) topic ids that this routed frame says it holds copies for; nothing of it is verified. Raises
-    FrameInvalid."""
+    """Return the (n,) topic ids of the copies in a routed frame, unverified. Raise FrameInvalid."""
     start, total = int(batch.offsets[row]), int(batch.total_bytes[row])
     return _table(memoryview(buffer).cast("B")[start + layout.HEADER_BYTES : start + total])[1][:, R_TOPIC]
 
 
 def is_valid_routed_frame(buffer: Any, batch: FrameBatch, row: int, *, has_sums: bool = True) -> bool:
-    """Does this routed frame say what appends it stands for? Without `has_sums` its body is verified
-    first."""
+    """Return whether the copies in this routed frame are valid appends.
+
+    `has_sums` states that the caller has verified the checksums. If it is False, the body's is verified here.
+    """
     start, total = int(batch.offsets[row]), int(batch.total_bytes[row])
     body = memoryview(buffer).cast("B")[start + layout.HEADER_BYTES : start + total]
     if not has_sums and _hash(body) != int(batch.words[row, layout.W_BODY_XXH3]):
@@ -204,8 +205,10 @@ def is_valid_routed_frame(buffer: Any, batch: FrameBatch, row: int, *, has_sums:
 
 
 def append_headers(body: memoryview, rows: U64 | None = None) -> tuple[U64, int]:
-    """(n, 10) headers, without seals, of the appends that a routed frame's body stands for, of all its rows
-    or of these; and the offset in the body at which the columns of each begin. Raises FrameInvalid.
+    """Return the (n, 10) headers of the appends in a routed frame's body, without seals, and an offset.
+
+    The offset is the place of the columns in the body, common to all appends. `rows` selects copies; None =
+    all. Raises FrameInvalid.
     """
     prefix, table = _table(body)
     rows = table if rows is None else rows
@@ -234,7 +237,7 @@ def append_headers(body: memoryview, rows: U64 | None = None) -> tuple[U64, int]
 
 
 def _table(body: memoryview) -> tuple[U64, U64]:
-    """Prefix, and (n, ROW_WORDS) rows."""
+    """Return the prefix and the (n, ROW_WORDS) rows. Raise FrameInvalid."""
     words = np.frombuffer(body, dtype="<u8")
     count = int(words[P_ROWS]) if len(words) >= PREFIX_WORDS else 0
     stop = PREFIX_WORDS + ROW_WORDS * count

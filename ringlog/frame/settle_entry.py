@@ -1,19 +1,19 @@
-"""Settle entries: what a shard tells a producer about one frame. Eight 64-bit words, 64 bytes.
+"""Settle entries: the result of one frame, from the shard to the producer. Eight 64-bit words, 64 bytes.
 
-word  meaning                        when refused
+word  meaning                        if refused
  0    position                       the same
  1    first_seq                      detail a
  2    commit_ts, microseconds        detail b
  3    bits 0..31 count | bits 32..47 status (errors.Status) | bits 48..63 flags
- 4    head_seq when it was settled   detail c
+ 4    head_seq at settlement         detail c
  5    epoch of the topic             detail d
  6    topic_id                       topic_id
  7    producer_seq                   producer_seq
 
-`position` is the byte position of the frame in its ring, counted since the ring was made (never
-wraps), or the number of the frame in its message when it came by socket. Entries come in the order
-of positions; one may come twice after a shard restarted, and the second is ignored by position.
-What the details of a refusal mean is in DETAILS.
+`position` is the byte position of the frame in its ring, counted since the creation of the ring without
+wrap-around. For a frame sent by socket it is the index of the frame in its message. Entries come in the order
+of positions. After a restart of the shard an entry may come twice; the producer ignores the second one by its
+position. DETAILS defines the details of each refusal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FENCED = (
     "and give producers that live at the same time names of their own"
 )
 CAP_BYTES, CAP_RECORDS = 1, 2
-"""What a frame that is too large exceeds: the third detail of RECORD_TOO_LARGE; 0 = the record limit."""
+"""Limit that a too large frame exceeds, in the third detail of RECORD_TOO_LARGE; 0 = the record limit."""
 DISK_FULL = (
     "no disk space: the engine takes records again when {missing} more bytes are free (data.min_free_bytes)"
 )
@@ -64,7 +64,7 @@ DETAILS: dict[Status, tuple[str, tuple[str, ...]]] = {
     Status.PRODUCER_FENCED: (FENCED, ("in_doubt",)),
     Status.TOPIC_HALTED: (TopicHalted.TEXT, ("in_doubt", "segment", "first_seq")),
 }
-"""Message and names of details a, b, c, d, by status."""
+"""Message, and names of the details a, b, c, d, for each status."""
 
 _DETAIL_WORDS = (S_FIRST_SEQ, S_COMMIT_TS, S_HEAD_SEQ, S_EPOCH)
 
@@ -72,7 +72,7 @@ _DETAIL_WORDS = (S_FIRST_SEQ, S_COMMIT_TS, S_HEAD_SEQ, S_EPOCH)
 def refused_entry(
     position: int, status: Status, topic_id: int, producer_seq: int, *details: int
 ) -> list[int]:
-    """Build one refused entry as a list of eight words."""
+    """Return a refused entry as a list of eight words."""
     words = [position, 0, 0, int(status) << STATUS_SHIFT, 0, 0, topic_id, producer_seq]
     for word, value in zip(_DETAIL_WORDS, details, strict=False):
         words[word] = value & 0xFFFFFFFFFFFFFFFF
@@ -80,7 +80,7 @@ def refused_entry(
 
 
 def entry_error(entry: Any, topic: str) -> Refused | None:
-    """Turn one entry (eight words) into the error it carries, or None when it is an ack."""
+    """Return the error of one entry (eight words), or None if the entry is an ack."""
     status = (int(entry[S_COUNT_STATUS]) >> STATUS_SHIFT) & 0xFFFF
     if status == Status.OK:
         return None
@@ -107,6 +107,6 @@ def entry_error(entry: Any, topic: str) -> Refused | None:
         if first:
             part = f"topics/{int(entry[S_TOPIC]):016x}/seg-{first:020d}-{segment:016x}"
         facts["part"] = part
-    # A frame that an earlier life of the shard, or of the producer, may have written can be found later.
+    # An earlier incarnation of the shard or of the producer may have written this frame.
     outcome: Outcome = "unknown" if facts.pop("in_doubt", 0) else "not_applied"
     return error_from_status(status, message, {"topic": topic, **facts}, outcome)

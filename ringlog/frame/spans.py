@@ -1,6 +1,6 @@
-"""Where every value of many frames lies, found for all of them at once.
+"""Places of all values of many frames, determined together.
 
-The frames are uncompressed, of one version and with the same columns, of which some may have nulls.
+The frames must be uncompressed, of one version and with the same columns. Nulls may differ.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ ValueRanges = tuple[I64, I64]
 
 @dataclass(slots=True)
 class ValueSpans:
-    """Values of many frames. Every array has one entry a record, in the order of the frames."""
+    """Values of many frames. Every array has one entry per record, in the order of the frames."""
 
     buffer: memoryview
     seqs: I64
     times: I64
-    """Commit stamps: the column, or the header's."""
+    """Commit stamps from the column COMMIT_TS, or else from the headers."""
     batch_rows: I64
-    """Row of the batch that holds the record."""
+    """Row in the batch of the record's frame."""
     spans: dict[Column, ValueRanges]
     fixed: dict[Column, NDArray[Any]]
     """Without COMMIT_TS, which is in `times`."""
     valid: dict[Column, Mask]
-    """Where there is a value; of a column that is not in it each record has one. Of NULLABLE columns."""
+    """True where there is a value. Only for NULLABLE columns. A column without an entry has no nulls."""
     headers: tuple[ValueRanges, ValueRanges, ValueRanges] | None
-    """(which entries are a record's, where keys lie, where values lie)."""
+    """(range of entries of each record, places of the keys, places of the values)."""
 
 
 def spans_of(buffer: Any, batch: FrameBatch) -> ValueSpans:
-    """Find the values of uncompressed append frames, one or more, of one shape (batch.shapes_but_nulls_of).
+    """Return the values of one or more uncompressed append frames with equal batch.shapes_but_nulls_of.
 
-    Raises FrameInvalid, with the offset of the frame, when a body is not what its header says. Checksums are
-    not looked at.
+    Raises FrameInvalid, with the offset of the frame, if a body contradicts its header. Checksums are not
+    verified.
     """
     view = memoryview(buffer).cast("B").toreadonly()
     words = np.ascontiguousarray(batch.words)
@@ -83,7 +83,7 @@ def spans_of(buffer: Any, batch: FrameBatch) -> ValueSpans:
 
 
 def empty_is_null(span: ValueRanges) -> Mask:
-    """Which keys, tags or nodes of version 1 are some."""
+    """Return which keys, tags or nodes of version 1 have a value: those that are not empty."""
     starts, stops = span
     found: Mask = starts != stops
     return found

@@ -1,6 +1,6 @@
-"""Reading one frame: verified once when it is opened, then viewed without a copy.
+"""Read access to one frame. The frame is verified when it is opened, then read without a copy.
 
-Views of an uncompressed frame share the buffer's memory, which must not change while they live.
+Views of an uncompressed frame share the memory of the buffer, which must not change while they exist.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _hash = xxhash.xxh3_64_intdigest
 
 
 class BytesColumn(NamedTuple):
-    """Record i is `data[offsets[i]:offsets[i + 1]]`; (n + 1,) int32, of a slice not beginning at 0."""
+    """Record i is `data[offsets[i]:offsets[i + 1]]`. (n + 1,) int32, in a slice from any value."""
 
     offsets: I32
     data: NDArray[np.uint8]
 
     def to_list(self) -> list[bytes]:
-        """Copy every value out, at about 60 ns each; equal lengths take the short way."""
+        """Copy all values into a list, about 60 ns each. Values of equal length are faster."""
         count = len(self.offsets) - 1
         if count <= 0:
             return []
@@ -57,7 +57,7 @@ class BytesColumn(NamedTuple):
 
 
 class HeadersColumn(NamedTuple):
-    """Record i has the headers `lists[i]:lists[i + 1]` of `keys` and `values`; lists is (n + 1,) int32."""
+    """Record i has the headers `lists[i]:lists[i + 1]` of `keys` and `values`. `lists` is (n + 1,) int32."""
 
     lists: I32
     keys: BytesColumn
@@ -66,7 +66,7 @@ class HeadersColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records as Python lists. A column the frame does not have is None, and so is a value a record lacks.
+    """Records as Python lists. None for a column that the frame lacks, and for a value that a record lacks.
 
     Times are microseconds since the epoch.
     """
@@ -85,7 +85,7 @@ class Records:
 
 
 class FrameView:
-    """A verified frame, or the records [start, stop) of one. Made by open_frame."""
+    """A verified frame, or its records [start, stop). Created by open_frame."""
 
     __slots__ = ("_body", "_columns", "_layout", "_start", "_stop", "header", "offset")
 
@@ -100,13 +100,13 @@ class FrameView:
         self._start = start
         self._stop = stop
         self._columns = {} if columns is None else columns
-        """Those of the whole frame that were looked at, shared by all views of it."""
+        """Decoded columns of the whole frame, shared by all views of it."""
 
     def __len__(self) -> int:
         return self._stop - self._start
 
     def read_only(self) -> FrameView:
-        """The same, with payloads that nobody can write to."""
+        """Return the same view with payloads that are not writable."""
         body = self._body.toreadonly()
         return FrameView(self.header, body, self._layout, self.offset, self._start, self._stop)
 
@@ -120,22 +120,22 @@ class FrameView:
 
     @property
     def frame_type(self) -> FrameType:
-        """What the frame records."""
+        """Type of the frame."""
         return FrameType(self.header.type)
 
     @property
     def total_bytes(self) -> int:
-        """Size of the whole frame where it lies."""
+        """Stored size of the whole frame in bytes."""
         return self.header.total_bytes
 
     @property
     def topic_id(self) -> int:
-        """Topic the frame belongs to."""
+        """Id of the frame's topic."""
         return self.header.topic_id
 
     @property
     def base_seq(self) -> int:
-        """Seq of the frame's record 0, whatever slice this is; 0 until the shard sets it."""
+        """Seq of the frame's first record, also in a slice; 0 until the shard sets it."""
         return self.header.base_seq
 
     @property
@@ -145,38 +145,38 @@ class FrameView:
 
     @property
     def last_seq(self) -> int:
-        """Seq of the last record of this view; first_seq - 1 when it is empty."""
+        """Seq of the last record of this view; first_seq - 1 if the view is empty."""
         return self.header.base_seq + self._stop - 1
 
     @property
     def commit_ts(self) -> int:
-        """Microseconds since the epoch; 0 until the shard sets it. Of record 0: see commit_stamps."""
+        """Commit stamp of the frame's record 0 in microseconds since the epoch; 0 until the shard sets it."""
         return self.header.commit_ts
 
     @property
     def commit_stamps(self) -> NDArray[np.int64]:
-        """(n,) microseconds since the epoch: when each record was committed, never falling."""
+        """(n,) commit stamp of each record in microseconds since the epoch, never decreasing."""
         found = self.fixed_column(Column.COMMIT_TS)
         return np.full(self.count, self.header.commit_ts, dtype=np.int64) if found is None else found
 
     @property
     def count(self) -> int:
-        """Records in this view."""
+        """Number of records in this view."""
         return self._stop - self._start
 
     @property
     def epoch(self) -> int:
-        """Life of the topic."""
+        """Epoch of the topic."""
         return self.header.epoch
 
     @property
     def producer_id(self) -> int:
-        """Producer, 0 = none."""
+        """Id of the producer, 0 = none."""
         return self.header.producer_id
 
     @property
     def producer_seq(self) -> int:
-        """The producer's number of the frame."""
+        """Frame number of the producer."""
         return self.header.producer_seq
 
     @property
@@ -186,23 +186,23 @@ class FrameView:
 
     @property
     def codec(self) -> Codec:
-        """How the body is stored."""
+        """Compression of the stored body."""
         return Codec(self.header.codec)
 
     @property
     def durability(self) -> Durability:
-        """Class the producer asked for."""
+        """Durability class that the producer requested."""
         return Durability(self.header.flags & layout.DURABILITY_MASK)
 
     @property
     def payload_kind(self) -> PayloadKind:
-        """What the payload bytes mean."""
+        """Meaning of the payload bytes."""
         return PayloadKind((self.header.flags & layout.PAYLOAD_KIND_MASK) >> layout.PAYLOAD_KIND_SHIFT)
 
     # -- records --------------------------------------------------------------------------------------
 
     def slice(self, start: int, stop: int) -> FrameView:
-        """View the records [start, stop) of this view, without a copy; bounds are clipped to it."""
+        """Return a view of records [start, stop) of this view. Bounds are clipped. No copy."""
         first = min(max(start, 0), self.count)
         last = min(max(stop, first), self.count)
         return FrameView(
@@ -212,13 +212,13 @@ class FrameView:
 
     @property
     def full_frame(self) -> FrameView:
-        """All records of the frame that this is a view of."""
+        """View of all records of the frame."""
         return FrameView(
             self.header, self._body, self._layout, self.offset, 0, self.header.records, self._columns
         )
 
     def slice_after(self, seq: int) -> FrameView:
-        """View the records of this view whose seq is greater than `seq`."""
+        """Return a view of the records with a seq greater than `seq`."""
         return self.slice(seq + 1 - self.first_seq, self.count)
 
     @property
@@ -230,7 +230,7 @@ class FrameView:
         return found
 
     def bytes_column(self, column: Column) -> BytesColumn | None:
-        """View a bytes column (payload, key, tag, node, meta), or None if the frame does not have it."""
+        """Return a bytes column (payload, key, tag, node, meta), or None if the frame lacks it."""
         found = self._columns.get(column)
         if found is None:
             span = self._layout.spans.get(column)
@@ -243,7 +243,7 @@ class FrameView:
 
     @property
     def headers(self) -> HeadersColumn | None:
-        """View the headers, or None if the frame does not have them."""
+        """Headers of the records, or None if the frame lacks them."""
         found = self._layout.headers
         if found is None:
             return None
@@ -255,7 +255,7 @@ class FrameView:
         )
 
     def fixed_column(self, column: Column) -> NDArray[Any] | None:
-        """View a fixed column: (n,) int64 times or uint8 priorities; None if the frame does not have it."""
+        """Return a fixed column: (n,) int64 times or uint8 priorities; None if the frame lacks it."""
         at = self._layout.fixed.get(column)
         if at is None:
             return None
@@ -265,7 +265,7 @@ class FrameView:
         ]
 
     def validity(self, column: Column) -> NDArray[np.bool_] | None:
-        """(n,) which records have a value in this column, which the frame has; None = all of them."""
+        """Return (n,) True for records with a value in this column of the frame; None = all of them."""
         at = self._layout.valid.get(column)
         if at is not None:
             bits = np.frombuffer(self._body, np.uint8, count=(self.header.records + 7) // 8, offset=at)
@@ -277,11 +277,11 @@ class FrameView:
         return None if span is None else np.asarray(np.diff(span.offsets) > 0)
 
     def to_list(self) -> list[bytes | None]:
-        """Copy the payloads out; None for a null."""
+        """Copy the payloads into a list; None for a null."""
         return with_nulls(self.payloads.to_list(), self.validity(Column.PAYLOAD))
 
     def records(self) -> Records:
-        """Copy every column out into Python lists."""
+        """Copy every column into Python lists."""
         return Records(
             seqs=list(range(self.first_seq, self.last_seq + 1)),
             payloads=self.to_list(),
@@ -297,28 +297,28 @@ class FrameView:
         )
 
     def to_arrow(self, *, nulls: bool = False, columns: int | None = None) -> pa.RecordBatch:
-        """View the records as an Arrow RecordBatch; see arrow.to_arrow. Needs the extra `arrow`."""
+        """Return the records as an Arrow RecordBatch, see arrow.to_arrow. Needs the extra `arrow`."""
         from ringlog.frame.arrow import to_arrow
 
         return to_arrow(self, nulls=nulls, columns=columns)
 
     @property
     def body(self) -> memoryview:
-        """The body before compression, padding included."""
+        """The uncompressed body, padding included."""
         return self._body
 
     @property
     def body_layout(self) -> BodyLayout:
-        """Where the columns lie in `body`."""
+        """Places of the columns in `body`."""
         return self._layout
 
     @property
     def start(self) -> int:
-        """Index in the frame of this view's first record."""
+        """Index of this view's first record in the frame."""
         return self._start
 
     def control(self) -> Any:
-        """Decode a control frame's body. Raises UsageError for a frame of records."""
+        """Decode a control frame's body. Raise UsageError for a frame of records."""
         if self.frame_type in layout.TYPES_WITH_COLUMNS:
             raise UsageError("a frame of records has no control body", frame_type=self.frame_type.name)
         return decode_control(bytes(self._body[: self.header.raw_len]))
@@ -368,10 +368,18 @@ class FrameView:
 def open_frame(buffer: Any, offset: int = 0, *, seed: int | None, verify: bool = True) -> FrameView:
     """Open the frame at byte `offset` (a multiple of 8) of a buffer.
 
-    Checks everything the format says: lengths, header, both checksums, structure, UTF-8, padding. The
-    seal is checked under `seed`, unless that is None. With verify=False the checksums are not looked
-    at, for a caller that has checked them for a whole batch; structure is always checked. Total: every
-    content ends in a view or in FrameInvalid, whose `offset` is that of the frame.
+    All properties of the format are checked: lengths, header, both checksums, structure, UTF-8, padding.
+
+    Args:
+        buffer: Buffer with the frame. It must not change while the view exists.
+        offset: Start of the frame.
+        seed: Salt under which the seal is verified. None skips the seal.
+        verify: False skips both checksums, for a caller that has verified a whole batch. The structure is
+            always checked.
+
+    Raises:
+        FrameInvalid: The frame is invalid. Its `offset` is that of the frame. No content raises another
+        error.
     """
     view = memoryview(buffer).cast("B").toreadonly()
     try:
@@ -386,8 +394,10 @@ def open_frame(buffer: Any, offset: int = 0, *, seed: int | None, verify: bool =
 
 
 def open_row(buffer: Any, batch: FrameBatch, row: int) -> FrameView:
-    """Open one frame of a verified batch by what its header row says: of a copy that was resolved from a
-    routed frame nothing else says it. Structure is checked; raises FrameInvalid as open_frame.
+    """Open one frame of a verified batch by its header row.
+
+    A copy that was resolved from a routed frame has no other header. The structure is checked. Raises
+    FrameInvalid as open_frame.
     """
     offset = int(batch.offsets[row])
     words = batch.words[row].tobytes()
@@ -404,14 +414,16 @@ def open_row(buffer: Any, batch: FrameBatch, row: int) -> FrameView:
 
 
 def checked_body(header: FrameHeader, stored: memoryview) -> tuple[memoryview, BodyLayout]:
-    """Decompress, if need be, and walk the body of a header that passed header_fault; raises FrameInvalid."""
+    """Decompress and walk the body of a header that passed header_fault. Raise FrameInvalid."""
     body = unpacked_body(header, stored)
     return body, walk_body(body, header.columns, header.records) if header.records else BodyLayout()
 
 
 def unpacked_body(header: FrameHeader, stored: memoryview) -> memoryview:
-    """The body before compression of a header that passed header_fault. A control frame's is checked, one of
-    records is not; raises FrameInvalid."""
+    """Return the uncompressed body of a header that passed header_fault.
+
+    The body of a control frame or a routed frame is checked, that of an append is not. Raises FrameInvalid.
+    """
     if header.type == FrameType.ROUTED:
         _check_routed(stored)
     elif header.type not in layout.TYPES_WITH_COLUMNS:
@@ -424,7 +436,7 @@ def unpacked_body(header: FrameHeader, stored: memoryview) -> memoryview:
 
 
 def _check_routed(stored: memoryview) -> None:
-    """Raise FrameInvalid unless the copies are appends whose columns are sound."""
+    """Raise FrameInvalid unless the copies are appends with valid columns."""
     made, columns_at = append_headers(stored)
     columns = stored[columns_at:]
     if _hash(columns) != int(made[0, layout.W_BODY_XXH3]):

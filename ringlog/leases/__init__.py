@@ -1,1 +1,4 @@
-"""Leases of queues and consumer groups: who works on which record, and until when. Pure."""
+"""Leases of queues and consumer groups: the exclusive right of one worker to one record until a deadline.
+
+Pure.
+"""

@@ -1,10 +1,12 @@
-"""Changes: what a call did to the leases of a queue or consumer group, and what its shard logs of it. Pure.
+"""Changes: the effect of one call on the leases of a queue or consumer group, as the shard logs it. Pure.
 
-A change says results, not requests: which numbers are leased to whom under which tokens, not how many were
-asked for. The state of a group is what its changes say, applied in the order of their numbers, live and in
-replay alike; one that is applied already, by its number, is passed over. Two things happen without a change,
-because they follow from what is there: a lease or a delay ends when its time is over, and what leaves the
-topic is not leased any more. So an ack of a queue is none: it is a deletion.
+A change states results, not requests: the leased seqs, their holder and their tokens, not the number that was
+requested. The state of a group is the sequence of its changes, in operation and in replay. A change with a
+number that is applied already has no effect.
+
+Two events have no change, because they follow from the state: a lease or a delay ends at its deadline, and a
+record that leaves the topic is not leased any more. An ack of a queue is therefore no change: it is a
+deletion.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ U64 = Annotated[int, Meta(ge=0)]
 
 
 class Mode(IntEnum):
-    """What a group gives out; fixed when it is made."""
+    """How a group delivers records; fixed at its creation."""
 
     QUEUE = 1
-    """Records one by one, leased to its members until each is acked."""
+    """Records one by one, leased to members until each is acked."""
     STREAM = 2
-    """All records in their order, to one member at a time, which says how far it is."""
+    """All records in order, to one member at a time, which commits its position."""
 
 
 class Op(IntEnum):
-    """What a change does."""
+    """The operation of a change."""
 
     CREATED = 1
     CLAIMED = 2
@@ -40,46 +42,49 @@ class Op(IntEnum):
     RELEASED = 4
     EXTENDED = 5
     STOLEN = 6
-    """Leased to another member, whoever held it before; applied like CLAIMED."""
+    """Leased to another member, whichever member held it; applied like CLAIMED."""
     SEEK = 7
     TAKEN_OVER = 8
-    """A stream group is read by this member from here on; its reader before is fenced when it commits."""
+    """This member reads the stream group from now on. A commit of the previous reader is refused."""
     COMMITTED = 9
     REMOVED = 10
     REJECTED = 11
-    """Leased no more, and never handed out again; waits to be moved to the dead letters."""
+    """No longer leased and never delivered again; waits for its move to the dead-letter topic."""
     REDELIVERED = 12
-    """Of a group: done, and to be handed out once more: dead letters that come back."""
+    """For a group: deliver an acked record again, because its dead letter is redriven."""
     SNAPSHOT = 13
-    """Of a queue: a part of what was known when its leases became durable."""
+    """For a queue: a part of its state at the time at which its leases became durable."""
     UNDONE = 14
-    """Leased no more, and ready at once; the delivery does not count."""
+    """No longer leased, and ready at once. The delivery does not count."""
     DEAD_LETTERED = 15
-    """Of a queue: so many jobs in all were moved to the dead letters."""
+    """For a queue: total number of jobs that were moved to the dead-letter topic."""
 
 
 class GroupConfig(msgspec.Struct, array_like=True, frozen=True):
-    """What a group is, from its creation on."""
+    """Settings of a group, fixed at its creation."""
 
     name: str
     """Empty: the queue's own group, whose ack deletes."""
     mode: Mode
     tags: str = ""
-    """Filter of tags, as its members apply it; empty = every record."""
+    """Tag filter, which the members apply; empty = every record."""
     pending_max: U64 = 0
-    """Most positions given out and not done, in all and of one member; 0 = as many as there may be."""
+    """Highest number of pending positions, of the group and of one member; 0 = the largest possible."""
     member_max: U64 = 0
     deliveries_max: U64 = 0
-    """What was given out so often and came back is exhausted; 0 = nothing is."""
+    """A record with this number of deliveries that returns is exhausted; 0 = no bound."""
     dead_letter: str = ""
-    """The topic where exhausted records go; "" = the group has none."""
+    """Topic for exhausted records; "" = the group has none."""
     backoff_ms: U64 = 0
-    """What comes back rests so long, doubled with each delivery up to the other one; 0 = not at all."""
+    """Delay of a returned record. It doubles with each delivery up to `backoff_max_ms`. 0 = no delay."""
     backoff_max_ms: U64 = 0
 
     @property
     def key(self) -> str:
-        """What the group is called in its topic: groups of one name with other filters are others (F51)."""
+        """Name of the group within its topic.
+
+        Groups with the same name and different filters are different groups.
+        """
         return f"{self.name}@{self.tags}" if self.tags else self.name
 
 
@@ -91,47 +96,48 @@ class LeaseChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One change of one group."""
 
     group: U64
-    """Its number: never used twice in the topic's life. 0: the queue's own group."""
+    """Number of the group, never reused within the life of the topic. 0: the queue's own group."""
     number: U64
-    """Of the change, ascending: 1 is a group's creation."""
+    """Number of the change, ascending: 1 is the creation of the group."""
     op: Op
     at_ms: U64
     cursor: U64 = 0
-    """After the change: no position from here on was given out. Of a queue's own group it is 0."""
+    """After the change: no position from here on was delivered. 0 for a queue's own group."""
     node: str = ""
-    """Whose call it was."""
+    """The node that made the call."""
     until_ms: U64 = 0
-    """CLAIMED, STOLEN, EXTENDED: the leases hold up to this millisecond, included. RELEASED: ready from it
-    on; 0 = at once."""
+    """CLAIMED, STOLEN, EXTENDED: end of the leases in milliseconds, inclusive. RELEASED: time at which the
+    records are ready; 0 = at once."""
     rows: list[U64] = []
     """CLAIMED, STOLEN: [first, count, deliveries, token] …; ACKED, RELEASED, EXTENDED, REJECTED, REDELIVERED,
-    UNDONE: [first, count] …; TAKEN: [token]; COMMITTED: [committed]; MOVED: [jobs]. RELEASED without any:
-    all that `node` holds."""
+    UNDONE: [first, count] …; TAKEN_OVER: [token]; COMMITTED: [committed]; DEAD_LETTERED: [jobs]. RELEASED
+    without rows: all records that `node` holds."""
     call: U64 = 0
-    """Number of the request, so that it has the same answer when it comes again; 0 = it has none."""
+    """Number of the request, for the reply to a repeat; 0 = it has none."""
     skipped: list[int] = []
-    """What the answer to it names as not held."""
+    """Seqs that the reply names as not held."""
     config: GroupConfig | None = None
-    """CREATED alone."""
+    """Only with CREATED."""
     reason: str = ""
-    """REJECTED, RELEASED: why."""
+    """REJECTED, RELEASED: reason of the failure."""
     process_id: tuple[U64, U64] = NO_PROCESS
-    """CLAIMED, STOLEN: the process that claimed, and when it began (lives.py); zeros: it is not watched."""
+    """CLAIMED, STOLEN: the process that claimed and its start time (process_id); zeros: it is not
+    observed."""
     exhausted: list[U64] = []
-    """CLAIMED: [first, count] … of numbers that had all their deliveries, and were exhausted instead."""
+    """CLAIMED: [first, count] … of records that the claim exhausted instead of delivering them."""
     run_columns: bytes | None = None
-    """WRITTEN: see run_columns.py."""
+    """SNAPSHOT: see run_columns.py."""
 
     @property
     def count(self) -> int:
-        """Numbers in all rows."""
+        """Number of seqs in all rows."""
         return sum(self.rows[1 :: CLAIM_ROW if self.op in _LEASES else SPAN_ROW])
 
 
 CLAIM_ROW = 4
-"""Numbers of a run in `rows` of a claim."""
+"""Numbers of one run in `rows` of a claim."""
 SPAN_ROW = 2
-"""Numbers of a span in `rows` of the others."""
+"""Numbers of one span in `rows` of other changes."""
 _LEASES = frozenset({Op.CLAIMED, Op.STOLEN})
 _WIDTHS = {Op.CLAIMED: CLAIM_ROW, Op.STOLEN: CLAIM_ROW} | dict.fromkeys(
     (Op.ACKED, Op.RELEASED, Op.EXTENDED, Op.REJECTED, Op.REDELIVERED, Op.UNDONE), SPAN_ROW
@@ -156,7 +162,7 @@ def require_valid_change(change: LeaseChange) -> None:
 
 
 class _LegacyQueueChange(msgspec.Struct, array_like=True, frozen=True):
-    """A change of a queue as it was written before queues and groups had the same."""
+    """A change of a queue in the format from before queues and groups shared one."""
 
     group: U64
     number: U64
@@ -180,7 +186,7 @@ _decode_jobs = msgspec.msgpack.Decoder(_LegacyQueueChange).decode
 
 
 def decode_change(data: Any) -> LeaseChange:
-    """The change of these bytes; raises msgspec's errors for what no version wrote."""
+    """Decode a change. Raises msgspec's errors for bytes that no version wrote."""
     try:
         change = _decode(data)
     except msgspec.ValidationError as e:
@@ -189,5 +195,5 @@ def decode_change(data: Any) -> LeaseChange:
         except msgspec.ValidationError:
             raise e from None
     if not change.group and change.op == Op.REDELIVERED:
-        return structs.replace(change, op=Op.DEAD_LETTERED)  # As queues numbered it.
+        return structs.replace(change, op=Op.DEAD_LETTERED)  # The old number for queues.
     return change

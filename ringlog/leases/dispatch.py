@@ -1,10 +1,12 @@
-"""Which numbers are handed out next: those that came back, then those that were never handed out. Pure.
+"""Dispatch: the order of deliveries. Returned records come first, then records that were never delivered.
 
-The topic says which numbers are alive; one that was never handed out has no state here but that it lies
-behind `cursor`, unless its record asks for another time or place (ready_index.py).
+Pure.
 
-Invariants, which `check` counts again, beside those of the table:
-  runs lie below `cursor`, or are passed over by it.
+The topic provides the live seqs. A record that was never delivered has no state here: its seq is at or above
+`cursor`. Exception: records with a `not_before` or a priority (ready_index.py).
+
+Invariants, which `check` recounts, in addition to those of the table:
+  runs are below `cursor`, or the cursor skips them.
 """
 
 from __future__ import annotations
@@ -25,54 +27,58 @@ from ringlog.leases.wait_times import EnqueueTimes, WaitHistogram
 from ringlog.limits import QUEUE_AGES_MAX
 
 _EMPTY_INDEX = ReadyIndex()
-"""Of groups no record of which asks for a time or place: there may be millions of these."""
+"""Shared by groups without records that have a time or priority; there may be millions of these groups."""
 
 
 class Dispatch(LeaseTable):
-    """A table of leases, and what is ready beside it."""
+    """A lease table, and the records that are ready to be delivered."""
 
     def __init__(self, holders: Holders, cursor: int) -> None:
         super().__init__(holders)
         self.cursor = cursor
-        """Numbers from here on were never handed out, but for those it passes over."""
+        """Seqs from here on were never delivered, except for those that it skips."""
         self.promoted = 0
-        """Jobs that were handed out before others of a higher level, for their long wait (L12)."""
+        """Number of jobs that were delivered before jobs of a higher level because they had waited too
+        long."""
         self.attributes_loaded_to = 0
-        """Marks of jobs up to this one are known."""
+        """Attributes of jobs up to this seq are known."""
         self.levels = 0
-        """Levels of priority that the known marks stand for."""
+        """Number of priority levels for which the known attributes hold."""
         self.ready_index = _EMPTY_INDEX
         self.enqueue_times = EnqueueTimes()
         self.wait_histogram: WaitHistogram | None = None
         self.wall_clock_offset_ms = 0
-        """Of the wall clock, in which records say until when they are delayed, against the time used here."""
+        """Difference of the wall clock, which `not_before` uses, to the time that this class uses."""
         self.pending_limit = 0
-        """Most numbers that may have a row: beyond it none is handed out for the first time. 0 = no bound."""
+        """Highest number of seqs with a row: at this bound no new record is delivered. 0 = no bound."""
 
     @property
     def has_ready_index(self) -> bool:
-        """Has it an index of its own?"""
+        """The group has a ready index of its own."""
         return self.ready_index is not _EMPTY_INDEX
 
     @property
     def lowest_undelivered(self) -> int:
-        """Numbers below this one were handed out, or are alive no more."""
+        """Every seq below this one was delivered, or is not alive any more."""
         return min(self.cursor, self.ready_index.lowest_number) if self.ready_index else self.cursor
 
     def create_ready_index(self, passed: BitMap64 | None = None) -> None:
-        """Records may ask for a time or place from here on; the cursor passes over these numbers."""
+        """Create the ready index: records may have a time or priority.
+
+        The cursor skips the seqs of `passed`.
+        """
         self.ready_index = ReadyIndex()
         if passed:
             self.ready_index.skipped_by_cursor |= passed
 
     def drop_ready_index(self) -> None:
-        """Nothing is known of what records ask for."""
+        """Drop the ready index and all known attributes."""
         self.ready_index, self.attributes_loaded_to = _EMPTY_INDEX, 0
 
     # -- time -----------------------------------------------------------------------------------------
 
     def apply_expirations(self, now_ms: int) -> None:
-        """What has expired by now is ready again."""
+        """Make records ready whose lease or delay ended by now."""
         if self.ready_index.delayed and self.ready_index.release_due(
             self.cursor, now_ms, self.wall_clock_offset_ms
         ):
@@ -80,7 +86,7 @@ class Dispatch(LeaseTable):
         super().apply_expirations(now_ms)
 
     def next_due_ms(self) -> int | None:
-        """When the next lease or delay ends; None = none will."""
+        """Return the time at which the next lease or delay ends; None if there is none."""
         ends_ms, delayed_ms = super().next_due_ms(), self.ready_index.next_ms()
         if delayed_ms is None:
             return ends_ms
@@ -94,8 +100,10 @@ class Dispatch(LeaseTable):
         beside: int = 0, *,
         fresh_max: int = 1 << 62,
     ) -> list[SeqRun]:  # fmt: skip
-        """Up to `most` ready numbers, ascending, that are to be leased now; `beside` were collected before
-        that have no row yet. What is exhausted meanwhile is in `aside`."""
+        """Collect up to `most` ready seqs, ascending, which the caller must lease now.
+
+        `beside` is the number of seqs that were collected before and have no row yet. At most `fresh_max`
+        seqs are new. Records that were exhausted instead are in `newly_exhausted`."""
         self.apply_expirations(now_ms)
         if len(self.enqueue_times) > QUEUE_AGES_MAX // 2:
             self.enqueue_times.forget(live.front)
@@ -139,7 +147,7 @@ class Dispatch(LeaseTable):
     def _take_overdue(
         self, live: LiveSeqs, most: int, until_ms: int, top: int
     ) -> list[SeqRun]:  # fmt: skip
-        """Jobs below the highest level that were ready before `until_ms`, those put first before others."""
+        """Take jobs below the highest level that were ready before `until_ms`, the oldest first."""
         below = min(self.enqueue_times.first_after(until_ms - 1), live.head + 1)
         found = self._take_lowest(live, most, below, lambda: self.ready_index.overdue(top, below))
         self.promoted += count_of(found)
@@ -148,7 +156,7 @@ class Dispatch(LeaseTable):
     def _take_lowest(
         self, live: LiveSeqs, most: int, below: int, spans_of: Callable[[], Iterable[tuple[int, Span]]]
     ) -> list[SeqRun]:
-        """Jobs below a number, the lowest first: the cursor's, and of levels as `spans_of` shows them."""
+        """Take jobs below the seq `below`, the lowest first, from the cursor and from levels (`spans_of`)."""
         found: list[SeqRun] = []
         while most:
             spans = list(spans_of())
@@ -158,7 +166,7 @@ class Dispatch(LeaseTable):
             if not spans:
                 break
             level, (first, stop) = min(spans, key=lambda span: span[1])
-            # Only up to where another level's next one was put before.
+            # Stop at the first job of another level, because that one is older.
             stop = min(stop, first + most, *(span[0] for _, span in spans if span[0] > first))
             if level < 0:
                 self.cursor = stop
@@ -182,17 +190,20 @@ class Dispatch(LeaseTable):
         return found
 
     def _note_waits(self, found: list[SeqRun], now_ms: int) -> None:
-        """How long these waited, as far as it is known when they were put."""
+        """Record the wait times of these jobs, if their enqueue times are known."""
         for first, stop, _ in found:
             for count, put_ms in self.enqueue_times.counts_by_put_time(first, stop):
                 if self.wait_histogram is None:
                     self.wait_histogram = WaitHistogram()
                 self.wait_histogram.record_waits(count, now_ms - put_ms, now_ms)
 
-    # -- marks ----------------------------------------------------------------------------------------
+    # -- attributes of records ------------------------------------------------------------------------
 
     def invalidate_priorities(self, levels: int) -> None:
-        """Priorities mean something else from now on: nothing is handed out until all marks are fed again."""
+        """Change the number of priority levels.
+
+        Nothing is delivered until all attributes are loaded again.
+        """
         self.levels, self.attributes_loaded_to = levels, 0
         self.version += 1
         if self.has_ready_index:
@@ -201,7 +212,7 @@ class Dispatch(LeaseTable):
     def add_delivery_attributes(
         self, marks: DeliveryAttributes, live: LiveSeqs, marked_to: int, now_ms: int
     ) -> None:
-        """What the records up to `marked_to` say of when and how urgently they want to be handed out."""
+        """Add the `not_before` times and priorities of the records up to `marked_to`."""
         self.attributes_loaded_to = marked_to
         self.version += 1
         if not self.has_ready_index:
@@ -211,7 +222,7 @@ class Dispatch(LeaseTable):
         self.ready_index.add_delivery_attributes(marks, live, self.cursor, now_ms + self.wall_clock_offset_ms)
 
     def apply_removal(self, floor: int, seqs: BitMap64 | None = None, *, on_request: bool = False) -> None:
-        """As of the table; numbers that were never handed out go as well."""
+        """As in the table. Seqs that were never delivered are removed as well."""
         if self.ready_index:
             self.ready_index.apply_removal(floor, seqs)
         super().apply_removal(floor, seqs, on_request=on_request)
@@ -220,7 +231,7 @@ class Dispatch(LeaseTable):
         self, first: int, stop: int, state: int, *, at: int, token: int, node: str, deliveries: int,
         life: ProcessId, begun: int = 0, given: int = 0,
     ) -> None:  # fmt: skip
-        """As of the table; the cursor passes over them."""
+        """As in the table. The cursor skips these seqs."""
         if self.has_ready_index:
             self.ready_index.skipped_by_cursor.add_range(first, stop)
         super().add_run(
@@ -231,14 +242,14 @@ class Dispatch(LeaseTable):
     # -- counting -------------------------------------------------------------------------------------
 
     def counts(self, live: int) -> QueueCounts:
-        """Of `live` jobs (QS-1). What has expired counts as it stood at the last `settle`."""
+        """Count `live` jobs by state. Expired leases count as at the last `apply_expirations`."""
         leased, delayed = self.counts_by_state[LEASED], self.delayed
         if self.ready_index.delayed:
             delayed += len(self.ready_index.delayed)
         return QueueCounts(live - leased - delayed, leased, delayed)
 
     def oldest_ready(self, live: LiveSeqs) -> int | None:
-        """The lowest number of a job that may be claimed; None = there is none."""
+        """Return the lowest seq of a job that can be claimed; None if there is none."""
         lowest = self.lowest_returned()
         lowest += [seqs.min() for seqs in self.ready_index.levels.values()]
         fresh, _ = next_alive(live, max(self.cursor, live.front), self.ready_index.skipped_by_cursor)
@@ -247,7 +258,7 @@ class Dispatch(LeaseTable):
         return min(lowest, default=None)
 
     def check(self) -> None:
-        """Assert the invariants by counting again."""
+        """Verify the invariants by a recount."""
         super().check()
         for row in self.runs.rows():
             first, stop = max(self.runs.first[row], self.cursor), self.runs.stop[row]

@@ -1,4 +1,7 @@
-"""Why jobs were given back or rejected, until they are done or moved to the dead letters. Pure."""
+"""Reasons for which jobs were nacked or rejected, until they are acked or moved to the dead-letter topic.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ from ringlog.limits import DEAD_LETTER_REASONS_MAX
 
 
 class Failure(NamedTuple):
-    """The last time that a job failed, as who held it said."""
+    """The last failure of a job, as its holder reported it."""
 
     reason: str
     at_ms: int
-    """0 = not known."""
+    """0 = unknown."""
     nacks: int
-    """How often it was given back with a reason."""
+    """Number of nacks with a reason."""
 
 
 class Failures:
-    """Of one queue, by number; the longest unchanged go when there are too many."""
+    """Failures of one queue, by seq. If there are too many, the oldest are dropped."""
 
     __slots__ = ("_of",)
 
@@ -34,11 +37,11 @@ class Failures:
         return iter(self._of.items())
 
     def find(self, seq: int) -> Failure | None:
-        """What is known of this job."""
+        """Return the last failure of this job; None if there is none."""
         return self._of.get(seq)
 
     def record_failure(self, first: int, stop: int, reason: str, at_ms: int, nacks: int) -> None:
-        """These jobs failed; `nacks` is 1 when they were given back for it."""
+        """Record a failure of these jobs; `nacks` is 1 for a nack and 0 for a rejection."""
         for seq in range(first, stop):
             old = self._of.pop(seq, None)
             self._of[seq] = Failure(reason, at_ms, nacks + (old.nacks if old is not None else 0))
@@ -46,7 +49,7 @@ class Failures:
             self._of.popitem(last=False)
 
     def forget(self, first: int, stop: int) -> None:
-        """These jobs are no more."""
+        """Forget these jobs, which are deleted or acked."""
         if stop - first < len(self._of):
             for seq in range(first, stop):
                 self._of.pop(seq, None)

@@ -1,7 +1,9 @@
-"""Cohorts: jobs dealt out to claims that came in together, in equal shares as far as they want them. Pure.
+"""Fair shares: distribute jobs over claims that arrived together, in equal shares up to their wishes.
 
-Shares are what dealing one job per turn gives, round and round in order of arrival (QC-12); which of the jobs
-are whose is not: each claim has its own stretch of them, so that a thousand jobs are not a thousand leases.
+Pure.
+
+The sizes of the shares are those of dealing one job at a time, in order of arrival. The jobs of a share are
+different: each claim gets consecutive jobs, so that 1,000 jobs are not 1,000 leases.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from ringlog.leases.spans import SeqRun
 
 
 def fair_shares(wants: Sequence[int], supply: int) -> list[int]:
-    """How much each gets: max-min fair, what is left over to those who came first (QC-13)."""
+    """Return the size of each share: max-min fair, with the remainder for the claims that arrived first."""
     shares = [0] * len(wants)
     by_want = sorted(range(len(wants)), key=wants.__getitem__)
     for place, n in enumerate(by_want):
         level, rest = divmod(supply, len(wants) - place)
         if wants[n] > level:
-            # All others want more than there is for each.
+            # Every other claim wants more than its share.
             for each in by_want[place:]:
                 shares[each] = level
             for each in sorted(by_want[place:])[:rest]:
@@ -30,7 +32,7 @@ def fair_shares(wants: Sequence[int], supply: int) -> list[int]:
 
 
 def split_runs(found: Sequence[SeqRun], shares: Sequence[int]) -> list[list[SeqRun]]:
-    """The jobs in parts of these sizes, one after the other; there are as many."""
+    """Split the jobs into consecutive parts of these sizes. There must be enough jobs."""
     parts: list[list[SeqRun]] = []
     left, at = list(reversed(found)), 0
     for share in shares:

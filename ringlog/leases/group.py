@@ -1,20 +1,22 @@
-"""One consumer group of one topic: what every call does, the changes that say so, and their replay. Pure.
+"""One consumer group of one topic: the effect of every call, its changes, and their replay. Pure.
 
-A queue is its topic's own group, which has no name (OWN). Both are the same code; what differs is data:
+A queue uses its topic's own group, which has no name (DEFAULT_GROUP). Both kinds are the same code and differ
+in data:
 
-                       own group                      named group
-    ack                deletes: `end`                 settles the position: `ack`; a change
-    changes            logged if leases are durable   logged
-    handed out         what is not there any more     below the cursor in each change, or in `taken`
-    all deliveries     tested by the next claim       tested when it comes back
-    members            while they hold something      while they ask as well
-    of mode stream     never                          one reader, fenced; `commit` moves the cursor
+                      own group                     named group
+   ack                deletes: `finish_jobs`        settles the position: `ack`; a change
+   changes            logged if leases are durable  logged
+   delivered          seqs that are not there       below the cursor in each change, or `delivered_ahead`
+   all deliveries     tested by the next claim      tested when a record is returned
+   members            while they hold a lease       also while they send requests
+   mode stream        never                         one fenced reader; `commit` moves the cursor
 
-Each call decides a Change and puts it into force by the same `apply` that replays it from the log; it returns
-it to be logged, or None when nothing changed. Times are milliseconds and come as arguments.
+Each call makes a LeaseChange and applies it with the same `apply` that replays it from the log. It returns
+the change, which must be logged, or None if nothing changed. Times are milliseconds and are passed as
+arguments.
 
-Invariants, which `check` counts again, beside those of table and dispatch:
-  a token is never given twice (QL-7); `committed` is below `cursor`; what was handed out is known.
+Invariants, which `check` recounts, in addition to those of table and dispatch:
+  no token is issued twice; `committed` is below `cursor`; delivered seqs are known as such.
 """
 
 from __future__ import annotations
@@ -82,27 +84,27 @@ _CLAIMED: Final = Op.CLAIMED
 _STOLEN: Final = Op.STOLEN
 _PENDING = (LEASED, DELAYED, RETURNED, EXHAUSTED)
 _EVENTS = {Op.ACKED: ACK, Op.REJECTED: REJECT, Op.EXTENDED: EXTEND, Op.UNDONE: NACK}
-"""What an operation that ends or changes leases does to each of them; a nack also delays."""
+"""Effect of an operation on each of its leases. RELEASED, which is not listed, causes NACK or DELAY."""
 _WRITTEN_ROWS = 4_096
-"""Runs in one part of what is written when leases become durable."""
+"""Runs in one part of the snapshot that is logged when leases become durable."""
 _NONE: I64 = np.zeros(0, np.int64)
 
 
 class PendingRange(NamedTuple):
-    """Positions first up to stop, exclusive, of the pending list, that share all this."""
+    """Positions [first, stop) of the pending list with the same facts."""
 
     first: int
     stop: int
     state: int
     node: str
-    """Who holds them; "" = nobody."""
+    """The holder; "" = none."""
     deliveries: int
     begun_ms: int
     given_ms: int
     until_ms: int
-    """LEASED: held up to it. DELAYED: ready from it on. Else 0."""
+    """LEASED: deadline, inclusive. DELAYED: time at which they are ready. Else 0."""
     token: int
-    """Of the first."""
+    """Token of the first position."""
 
 
 class ConsumerGroup(Dispatch):
@@ -119,27 +121,26 @@ class ConsumerGroup(Dispatch):
         self.is_default_group = not made.name
         super().__init__(Holders(keeps_idle=not self.is_default_group), cursor)
         self.delivered_ahead: BitMap64 | None = None
-        """Named group: what was handed out before others of lower numbers, from `lowest_undelivered` on;
-        those that
-        are deleted are not in it."""
+        """Named group: positions from `lowest_undelivered` on that were delivered before lower ones. It has
+        no deleted positions."""
         self.number = number
         self.config = made
         self.tokens = tokens or LeaseTokens(0)
-        """New leases are named by these; a replayed group is given its shard's by `recovered`."""
+        """Source of the tokens of new leases. A replayed group receives its shard's in `finish_recovery`."""
         self.is_logged = not self.is_default_group
-        """Are its changes in the log?"""
+        """Its changes are in the log."""
         self.last_change_number = 0
         """Number of its last change."""
         self.at_ms = 0
-        """When that was; never less than of one before."""
+        """Time of the last change; it never decreases."""
         self.recent_calls = RecentCalls()
         self.committed = cursor - 1
-        """STREAM: everything up to here is done with."""
+        """STREAM: every record up to here is processed."""
         self.reader_token = 0
-        """STREAM: fences who reads now; 0 = nobody."""
+        """STREAM: token of the current reader, which fences earlier ones; 0 = there is no reader."""
         self.reader = ""
         self.dead_lettered = 0
-        """Own group: jobs that were moved to the dead letters (QD-8)."""
+        """Own group: number of jobs that were moved to the dead-letter topic."""
         if self.is_default_group:
             self.create_ready_index()
         else:
@@ -148,21 +149,21 @@ class ConsumerGroup(Dispatch):
             self.backoff = RedeliveryBackoff(made.backoff_ms, max(made.backoff_max_ms, made.backoff_ms))
             self.has_dead_letters = False
 
-    # -- what it says ---------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------
 
     @property
     def is_queue_mode(self) -> bool:
-        """Does it lease records?"""
+        """The group leases records."""
         return self.config.mode == Mode.QUEUE
 
     @property
     def pending(self) -> int:
-        """Numbers that were handed out and are not done."""
+        """Number of seqs that were delivered and are not done."""
         return self.runs.jobs
 
     @property
     def ack_floor(self) -> int:
-        """The highest position with everything up to it done (F27)."""
+        """The highest position up to which every record is done."""
         if not self.is_queue_mode:
             return self.committed
         fresh = self.lowest_undelivered
@@ -170,12 +171,12 @@ class ConsumerGroup(Dispatch):
 
     @property
     def total_delayed(self) -> int:
-        """Numbers that nobody may be given yet: those that came back, and those whose records say so."""
+        """Number of seqs that wait for their time: delayed after a return, or because of a `not_before`."""
         return self.delayed + len(self.ready_index.delayed)
 
     @property
     def delivered_ahead_count(self) -> int:
-        """Named group: how many positions from `lowest_undelivered` on were handed out and are there."""
+        """Named group: number of positions from `lowest_undelivered` on that were delivered and exist."""
         return (
             self.delivered_ahead.range_cardinality(self.lowest_undelivered, 1 << 63)
             if self.delivered_ahead
@@ -183,23 +184,24 @@ class ConsumerGroup(Dispatch):
         )
 
     def was_delivered(self, seq: int) -> bool:
-        """Named group: was this position ever handed out?"""
+        """Named group: return True if this position was ever delivered."""
         return seq < self.lowest_undelivered or (
             self.delivered_ahead is not None and seq in self.delivered_ahead
         )
 
-    # -- handing out ----------------------------------------------------------------------------------
+    # -- delivery ------------------------------------------------------------------------------------
 
     def claim(
         self, live: LiveSeqs, node: str, most: int, lease_ms: int, now_ms: int, *, deliveries_max: int = 0,
         order: DispatchOrder = SEQ_ORDER, fresh_max: int = 1 << 62, min_idle_ms: int = 0, call: int = 0,
         life: ProcessId = NO_PROCESS,
     ) -> LeaseChange | None:  # fmt: skip
-        """Lease up to `most` numbers: those that came back, lowest first, then those that were never handed
-        out (`fresh_max` at most), lowest first (QC-5) or by `order` (L11); with `min_idle_ms` then those that
-        another member holds and did nothing about for so long. The rows of the change ascend (QC-3).
+        """Lease up to `most` seqs to `node`. The rows of the change ascend.
 
-        With `deliveries_max` numbers that had so many are exhausted instead: see `take_returned`.
+        Returned seqs come first, lowest first. Then at most `fresh_max` new seqs follow, lowest first or by
+        `order`. With `min_idle_ms`, seqs that another member holds and left idle for that time are last.
+
+        With `deliveries_max`, seqs with that many deliveries are exhausted instead: see `take_returned`.
         """
         if not self.is_default_group:
             most = self._room_of(node, most, now_ms)
@@ -213,8 +215,9 @@ class ConsumerGroup(Dispatch):
         self, live: LiveSeqs, requests: Sequence[ClaimRequest], most: int, now_ms: int, *,
         deliveries_max: int = 0, order: DispatchOrder = SEQ_ORDER,
     ) -> list[LeaseChange | None]:  # fmt: skip
-        """The same for claims that came in together: fair shares of up to `most` jobs, a change each. What is
-        exhausted meanwhile is in the first."""
+        """Claim for requests that arrived together: fair shares of up to `most` jobs, one change for each.
+
+        The first change also contains the seqs that were exhausted."""
         wants = fair_shares([request.most for request in requests], most)
         parts: list[list[SeqRun]] = [[] for _ in requests]
         rest: list[SeqRun] = []
@@ -230,7 +233,7 @@ class ConsumerGroup(Dispatch):
                     for n, part in zip(places, split_runs(found, [wants[n] for n in places]), strict=True):
                         parts[n] = part
         if count_of(rest) < sum(wants):
-            # All there is is handed out, so that only the shares are left to decide.
+            # All ready jobs are taken, so only the shares remain to be decided.
             shares = fair_shares(wants, count_of(rest))
             places = sorted(range(len(requests)), key=lambda n: not requests[n].by_number)
             for n, part in zip(places, split_runs(sorted(rest), [shares[n] for n in places]), strict=True):
@@ -244,8 +247,9 @@ class ConsumerGroup(Dispatch):
         self, seqs: I64, node: str, lease_ms: int, now_ms: int, *, min_idle_ms: int = 0, call: int = 0,
         life: ProcessId = NO_PROCESS,
     ) -> LeaseChange | None:  # fmt: skip
-        """Lease those of these ascending positions that are pending to `node`, whoever has them, if nothing
-        was done about them for `min_idle_ms`. Their holder before is told when it acks (F32)."""
+        """Lease the pending ones of these ascending positions to `node`, if they were idle for `min_idle_ms`.
+
+        The ack of the previous holder reports them as skipped."""
         self.apply_expirations(now_ms)
         room = len(seqs) if self.is_default_group else self._room_of(node, len(seqs), now_ms)
         runs, found = self.runs, list[SeqRun]()
@@ -257,13 +261,16 @@ class ConsumerGroup(Dispatch):
         return self._lease(_STOLEN, truncate_runs(found, room), node, lease_ms, now_ms, call, life)
 
     def _room_of(self, node: str, most: int, now_ms: int) -> int:
-        """How much a member that asks may be given; raises Throttled when there are too many members."""
+        """Return how many records this member may get. Raises Throttled if there are too many members."""
         self.holders.require_room(node, now_ms)
         self.holders.touch_member(node, now_ms)
         return min(most, (self.config.member_max or GROUP_PENDING_MAX) - self.holders.held_by(node))
 
     def room_for(self, nodes: Iterable[str]) -> list[bool]:
-        """Of each of those who claim together: may it be given something? A snapshot names only so many."""
+        """Return for each of these nodes, which claim together, whether it may hold leases.
+
+        A snapshot can name only DURABLE_HOLDERS_MAX holders.
+        """
         holders, new = self.holders, set[str]()
         found = []
         for node in nodes:
@@ -296,22 +303,24 @@ class ConsumerGroup(Dispatch):
         until_ms = now_ms + lease_ms if rows else 0
         return self._change(op, now_ms, node, until_ms, rows, call, life=life, aside=aside)
 
-    # -- what becomes of it ---------------------------------------------------------------------------
+    # -- settlement ----------------------------------------------------------------------------------
 
     def match(self, seqs: I64, tokens: U64 | None, node: str, now_ms: int) -> LeaseMatch:
-        """As of the table; a member that asks is alive."""
+        """As in the table. The request shows that a member is alive."""
         if not self.is_default_group and self.holders.find(node) >= 0:
             self.holders.touch_member(node, now_ms)
         return super().match(seqs, tokens, node, now_ms)
 
     def finish_jobs(self, found: LeaseMatch) -> None:
-        """Own group: these jobs are done; their deletion is on its way, and says so in the log."""
+        """Own group: remove the leases of acked jobs. The caller logs their deletion."""
         for row in (*self.rows_of(found.leased), *self.rows_of(found.gone)):
             self.apply_event(row, ACK)
 
     def ack_lease(self, first: int, count: int, token: int, node: str, now_ms: int) -> bool:
-        """As `end` of jobs from `first` on, if all of them are held by `node` under tokens from `token` on
-        and were claimed together; else False, and nothing changes but what has expired."""
+        """Ack jobs as `finish_jobs` does, if `node` holds all of them under one lease with these tokens.
+
+        The jobs are `count` seqs from `first` on, with tokens from `token` on. Otherwise return False; then
+        only expirations changed the table."""
         self.apply_expirations(now_ms)
         runs = self.runs
         row = runs.find(first)
@@ -328,22 +337,22 @@ class ConsumerGroup(Dispatch):
         return True
 
     def ack(self, found: LeaseMatch, node: str, now_ms: int, *, call: int = 0) -> LeaseChange | None:
-        """These positions are done."""
+        """Settle these positions."""
         return self._settled(Op.ACKED, found, node, now_ms, 0, call)
 
     def nack(
         self, found: LeaseMatch, node: str, delay_ms: int, now_ms: int, *, call: int = 0, reason: str = ""
     ) -> LeaseChange | None:
-        """These numbers are given back: ready now, or when the delay is over (QN-3); with a reason they
-        failed."""
+        """Return these seqs, ready now or after the delay. With a reason they failed."""
         until_ms = now_ms + delay_ms if delay_ms else 0
         return self._settled(Op.RELEASED, found, node, now_ms, until_ms, call, reason)
 
     def nack_resting(
         self, found: LeaseMatch, node: str, now_ms: int, *, call: int = 0, reason: str = ""
     ) -> list[LeaseChange]:
-        """These numbers are given back, each to rest as long as its deliveries make it. The last change is
-        what a repeat of the request is answered by."""
+        """Return these seqs, each with the backoff of its number of deliveries.
+
+        The last change answers a repeat of the request."""
         parts: dict[int, list[int]] = {}
         for row in self.rows_of(found.leased):
             rest_ms = self.backoff.delay_after(self.deliveries_of(row))
@@ -359,23 +368,23 @@ class ConsumerGroup(Dispatch):
         return changes
 
     def undo(self, found: LeaseMatch, node: str, now_ms: int, *, call: int = 0) -> LeaseChange | None:
-        """These numbers were not begun: they are ready at once, and this delivery does not count."""
+        """Return seqs that were not started: they are ready at once, and the delivery does not count."""
         return self._settled(Op.UNDONE, found, node, now_ms, 0, call)
 
     def extend(
         self, found: LeaseMatch, node: str, lease_ms: int, now_ms: int, *, call: int = 0
     ) -> LeaseChange | None:
-        """These numbers are held up to another instant, which may be an earlier one (QE-2)."""
+        """Set a new deadline, which may be earlier than the old one."""
         return self._settled(Op.EXTENDED, found, node, now_ms, now_ms + lease_ms, call)
 
     def reject(
         self, found: LeaseMatch, node: str, reason: str, now_ms: int, *, call: int = 0
     ) -> LeaseChange | None:
-        """These numbers are to go to the dead letters, whatever their deliveries."""
+        """Exhaust these seqs, whatever their number of deliveries."""
         return self._settled(Op.REJECTED, found, node, now_ms, 0, call, reason)
 
     def release(self, life: ProcessId, now_ms: int) -> list[LeaseChange]:
-        """This process is gone: what it holds is ready at once; deliveries stay counted (CL-10)."""
+        """Return all seqs of a process that exited. They are ready at once, and the deliveries count."""
         link = self.forget_process(life)
         if not link:
             return []
@@ -388,7 +397,7 @@ class ConsumerGroup(Dispatch):
         ]
 
     def leave(self, node: str, now_ms: int) -> LeaseChange | None:
-        """A member leaves: what it holds is ready at once (F63)."""
+        """Remove a member. The seqs that it holds are ready at once."""
         self.apply_expirations(now_ms)
         change = None
         if self.holders.held_by(node):
@@ -401,23 +410,26 @@ class ConsumerGroup(Dispatch):
     ) -> LeaseChange | None:
         if not len(found.leased):
             return None
-        # Of others than acks: jobs that were deleted are not held either.
+        # Except for acks: deleted jobs are not held either.
         skipped = [*found.skipped.tolist(), *found.gone.tolist()]
         return self._change(
             op, now_ms, node, until_ms, flatten_spans(spans_of(found.leased)), call, skipped, reason
         )
 
     def redeliver(self, seq: int, now_ms: int, *, call: int = 0) -> LeaseChange:
-        """Give this position out once more, as if it never had been. One that is pending, or was not given
-        out yet, will be anyway; the call is remembered all the same."""
+        """Deliver this position again, as if for the first time.
+
+        A position that is pending or was not delivered yet stays as it is. The call is remembered in any
+        case."""
         is_done = self.was_delivered(seq) and self.runs.find(seq) < 0
         return self._change(Op.REDELIVERED, now_ms, "", 0, [seq, 1] if is_done else [], call)
 
-    # -- where it is ----------------------------------------------------------------------------------
+    # -- position ------------------------------------------------------------------------------------
 
     def seek(self, cursor: int, now_ms: int) -> LeaseChange:
-        """Go on from `cursor`, as if the group had begun there: nothing is pending, leases have ended,
-        everything from there on is given out, again perhaps."""
+        """Restart the group at `cursor`: all leases end.
+
+        Every position from there on is delivered, possibly again."""
         self._restart_at(cursor)
         return self._change(Op.SEEK, now_ms, "", 0, [], 0)
 
@@ -426,11 +438,14 @@ class ConsumerGroup(Dispatch):
         self.drop_ready_index()
 
     def take_over_stream(self, node: str, token: int, now_ms: int, *, call: int = 0) -> LeaseChange:
-        """STREAM: `node` reads from here on, behind what is committed."""
+        """STREAM: make `node` the reader. It continues after the committed position."""
         return self._change(Op.TAKEN_OVER, now_ms, node, 0, [token], call)
 
     def commit(self, committed: int, cursor: int, now_ms: int) -> LeaseChange | None:
-        """STREAM: everything up to `committed` is done with, and everything before `cursor` was delivered."""
+        """STREAM: commit positions. Return None if nothing changed.
+
+        Every position up to `committed` is processed, and every position before `cursor` was delivered.
+        """
         committed, cursor = max(committed, self.committed), max(cursor, self.cursor)
         if (committed, cursor) == (self.committed, self.cursor):
             return None
@@ -438,7 +453,7 @@ class ConsumerGroup(Dispatch):
         return self._change(Op.COMMITTED, now_ms, self.reader, 0, [committed], 0)
 
     def remove(self, now_ms: int) -> LeaseChange:
-        """The group is no more."""
+        """Return the change that deletes the group."""
         return self._change(Op.REMOVED, now_ms, "", 0, [], 0)
 
     # -- changes --------------------------------------------------------------------------------------
@@ -457,7 +472,7 @@ class ConsumerGroup(Dispatch):
         return change
 
     def apply(self, change: LeaseChange) -> None:
-        """Put a change into force."""
+        """Apply a change to the state."""
         self.last_change_number, op = change.number, change.op
         self.at_ms = max(self.at_ms, change.at_ms)
         if op is _CLAIMED or op is _STOLEN:
@@ -500,7 +515,7 @@ class ConsumerGroup(Dispatch):
             begun = (runs.begun[row] if row >= 0 else 0) or at_ms
             if row >= 0 or stop - first > 1:
                 for row in self.isolate_rows(first, stop):
-                    self.drop(row)  # Handed out again: why it failed is not forgotten.
+                    self.drop(row)  # Delivered again; the reason of its last failure is kept.
             self.lease(
                 first, stop, change.until_ms, rows[at + 3], holder, rows[at + 2], link=link, begun=begun,
                 given=at_ms,
@@ -517,7 +532,7 @@ class ConsumerGroup(Dispatch):
         for first, stop in spans:
             for row in self.isolate_rows(first, stop):
                 if runs.state[row] != LEASED and op != Op.ACKED:
-                    continue  # A replay: the lease had run out (QL-17).
+                    continue  # A replay: the lease had expired.
                 if change.reason:
                     self.failures.record_failure(
                         runs.first[row], runs.stop[row], change.reason, change.at_ms, int(op == Op.RELEASED)
@@ -543,14 +558,16 @@ class ConsumerGroup(Dispatch):
             self.apply_event(row, REMOVE)
         self._restart_at(cursor)
         self.committed = cursor - 1
-        # Who reads a stream group goes on from where he is no more: he has to look where that is.
+        # The reader's position is not valid any more, so it must take over the group again.
         self.reader, self.reader_token = "", 0
 
     # -- replay ---------------------------------------------------------------------------------------
 
     def replay(self, change: LeaseChange) -> None:
-        """Put a change from the log into force, unless it is already. What had expired by then is so, also
-        when the clock went back (QL-20). Raises CorruptData for a change that no version can have written."""
+        """Apply a change from the log, unless it is applied already.
+
+        Leases that had expired at the time of the change expire first, even if the clock went back since.
+        Raises CorruptData for a change that no version can have written."""
         if change.number <= self.last_change_number:
             return
         require_valid_change(change)
@@ -558,7 +575,8 @@ class ConsumerGroup(Dispatch):
         if not self.is_default_group:
             self.cursor = change.cursor
         elif change.op == Op.CLAIMED:
-            # The cursor is not in the log: it begins again, and passes over what was ever handed out.
+            # The cursor is not logged. It starts from the beginning and skips every seq that was ever
+            # delivered.
             for first, count in zip(change.rows[::CLAIM_ROW], change.rows[1::CLAIM_ROW], strict=True):
                 self.ready_index.skipped_by_cursor.add_range(first, first + count)
         self.apply(change)
@@ -569,8 +587,7 @@ class ConsumerGroup(Dispatch):
                 raise CorruptData("a part of a queue's leases does not decode", reason=str(e)) from None
 
     def finish_recovery(self, live: LiveSeqs, tokens: LeaseTokens) -> None:
-        """The log is applied: what left the topic meanwhile is not leased any more, and new leases are named
-        by `tokens`."""
+        """Finish the replay: end the leases of records that left the topic. New leases use `tokens`."""
         self.tokens = tokens
         runs = self.runs
         for row in runs.rows():
@@ -591,7 +608,7 @@ class ConsumerGroup(Dispatch):
                 self.create_ready_index(self.delivered_ahead)
 
     def apply_removal(self, floor: int, seqs: BitMap64 | None = None, *, on_request: bool = False) -> None:
-        """As of dispatch."""
+        """As in Dispatch."""
         super().apply_removal(floor, seqs, on_request=on_request)
         self._forget_delivered(floor, seqs)
 
@@ -602,16 +619,16 @@ class ConsumerGroup(Dispatch):
                 self.delivered_ahead -= seqs
 
     def begin_log(self) -> None:
-        """Own group: its changes are in the log from here on, from number 1."""
+        """Own group: log its changes from now on, starting with number 1."""
         self.is_logged, self.last_change_number, self.at_ms, self.recent_calls = True, 0, 0, RecentCalls()
         self.pending_limit = DURABLE_LEASES_MAX
 
     def end_log(self) -> None:
-        """Own group: its changes are not in the log any more; leases stay as they are."""
+        """Own group: stop logging its changes. The leases stay."""
         self.is_logged, self.pending_limit = False, 0
 
     def snapshot_changes(self, now_ms: int) -> list[LeaseChange]:
-        """Everything that is known, when leases become durable (QL-21)."""
+        """Return the complete state as changes, for the log, when leases become durable."""
         changes = [
             self._change(Op.SNAPSHOT, now_ms, "", 0, [], 0, saved=part)
             for part in encode_runs(self, _WRITTEN_ROWS)
@@ -621,36 +638,39 @@ class ConsumerGroup(Dispatch):
     # -- dead letters ---------------------------------------------------------------------------------
 
     def set_dead_lettering(self, has_mover: bool) -> None:
-        """Named group: from here on dead letters are moved, or they are not."""
+        """Named group: set whether a scheduler moves its dead letters."""
         self.has_dead_letters = has_mover and bool(self.config.dead_letter)
         for row in self.runs.rows():
             if self.runs.state[row] == EXHAUSTED or self.becomes_exhausted(row, self.runs.state[row]):
                 self.apply_event(row, EXHAUST if self.has_dead_letters else RESTORE)
 
     def filter_exhausted(self, seqs: I64) -> I64:
-        """Those of these ascending numbers that wait for the dead letters."""
+        """Return those of these ascending seqs that wait for their move to the dead-letter topic."""
         return np.array([seq for seq in seqs.tolist() if self.is_exhausted(seq)], dtype=np.int64)
 
     def restore_exhausted(self) -> None:
-        """Own group: what was exhausted is handed out again: there are no dead letters any more (QD-5)."""
+        """Own group: deliver exhausted jobs again, because there is no dead-letter topic any more."""
         for first, stop, _ in self.exhausted_runs(self.exhausted):
             for row in self.isolate_rows(first, stop):
                 self.apply_event(row, RESTORE)
 
     def count_dead_lettered(self, jobs: int, now_ms: int) -> LeaseChange:
-        """Own group: so many more jobs were moved to the dead letters (QD-8)."""
+        """Own group: count `jobs` more jobs as moved to the dead-letter topic."""
         return self._change(Op.DEAD_LETTERED, now_ms, "", 0, [self.dead_lettered + jobs], 0)
 
     def token_of(self, seq: int) -> int:
-        """Of the lease under which this pending position was given out last; 0 = it was not since it came
-        back."""
+        """Return the token of the last delivery of this position, which must be pending.
+
+        For a redelivered position without a delivery since it is 0."""
         row = self.runs.find(seq)
         return self.runs.token[row] + seq - self.runs.first[row]
 
     def confirm_dead_lettered(self, seqs: I64, tokens: U64, now_ms: int) -> LeaseChange | None:
-        """Copies of these ascending positions are durable among the dead letters, made of what was given out
-        last under these leases: those that are spent since are done. One that came back meanwhile and was
-        given up again stays: its second letter is not written yet, and this may be a late repeat."""
+        """Ack positions whose copies in the dead-letter topic are durable, if they are still exhausted.
+
+        `seqs` ascends. `tokens` are those of the leases under which the copied records were last delivered. A
+        record that was redelivered and exhausted again has another token. It stays, because its second dead
+        letter is not written yet and this call may be a late repeat."""
         runs, done = self.runs, np.zeros(len(seqs), np.bool_)
         for first, stop in spans_of(seqs):
             for row in runs.within(first, stop):
@@ -661,14 +681,15 @@ class ConsumerGroup(Dispatch):
             return None
         return self._change(Op.ACKED, now_ms, "", 0, flatten_spans(spans_of(seqs[done])), 0)
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------
 
     def list_pending(
         self, now_ms: int, *, node: str = "", idle_ms: int = 0, min_deliveries: int = 0, after: int = 0,
         limit: int = 100,
     ) -> tuple[list[PendingRange], bool]:  # fmt: skip
-        """Entries of the pending list behind `after`, ascending, at most `limit` runs, and whether there are
-        more. It changes nothing."""
+        """Return the pending positions after `after`, ascending, at most `limit` runs; and: are there more?
+
+        It changes only what has expired."""
         self.apply_expirations(now_ms)
         holder = self.holders.find(node)
         if node and holder < 0:
@@ -690,7 +711,7 @@ class ConsumerGroup(Dispatch):
         )  # fmt: skip
 
     def check(self) -> None:
-        """Assert the invariants by counting again."""
+        """Verify the invariants by a recount."""
         super().check()
         if self.committed >= self.cursor:
             raise InvariantViolation(
@@ -717,12 +738,12 @@ class ConsumerGroup(Dispatch):
 
 
 def created(number: int, made: GroupConfig, cursor: int, now_ms: int) -> LeaseChange:
-    """The change that makes a group."""
+    """Return the change that creates a group."""
     return LeaseChange(number, 1, Op.CREATED, now_ms, cursor, config=made)
 
 
 def create_group(change: LeaseChange, tokens: LeaseTokens | None = None) -> ConsumerGroup:
-    """The group that such a change makes."""
+    """Return the group that such a change creates."""
     assert change.config is not None
     group = ConsumerGroup(change.config, number=change.group, cursor=change.cursor, tokens=tokens)
     group.last_change_number = change.number

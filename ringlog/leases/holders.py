@@ -1,7 +1,7 @@
-"""Holders: short numbers for the names of those who hold leases, and of members who asked lately. Pure.
+"""Holders: short numbers for the names of nodes that hold leases, and of active members. Pure.
 
-The name of a holder of nothing is forgotten at once, or kept until it was silent for long (`keeps_idle`):
-those of a named group are its members. When a member last asked is memory.
+A holder without leases is forgotten at once. With `keeps_idle` it is forgotten after a long silence: the
+holders of a named group are its members. The time of a member's last request is not logged.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from ringlog.errors import Throttled
 from ringlog.limits import GROUP_MEMBER_SILENT_MS, GROUP_MEMBERS_MAX
 
 ProcessId = tuple[int, int]
-"""(pid, when it began) of a process on the shard's host."""
+"""(pid, start time in clock ticks) of a process on the shard's host."""
 NO_PROCESS: ProcessId = (0, 0)
 
 
 @dataclass(slots=True)
 class Holder:
-    """One of them."""
+    """One holder."""
 
     name: str
     number: int
     seen_ms: int = 0
-    """When it last asked for anything."""
+    """Time of its last request."""
     held: int = 0
-    """Numbers leased to it."""
+    """Number of seqs leased to it."""
     runs: int = 0
-    """In so many runs."""
+    """Number of runs with these seqs."""
 
 
 class Holders:
-    """Holders by number. A number is used again once its holder is forgotten."""
+    """Holders by number. The number of a forgotten holder is reused."""
 
     def __init__(self, *, keeps_idle: bool = False) -> None:
         self._keeps_idle = keeps_idle
         self._numbers: dict[str, int] = {}
         self._all: list[Holder] = []
-        """By number; those in `_free` stand for nobody."""
+        """By number; the entries in `_free` are not in use."""
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -48,20 +48,20 @@ class Holders:
         return iter([self._all[number] for number in self._numbers.values()])
 
     def find(self, name: str) -> int:
-        """Its number; -1 = there is none of this name."""
+        """Return its number; -1 if there is no holder with this name."""
         return self._numbers.get(name, -1)
 
     def name_of(self, number: int) -> str:
-        """Who has this number."""
+        """Return the name of this number."""
         return self._all[number].name
 
     def held_by(self, name: str) -> int:
-        """Numbers leased to it."""
+        """Return the number of seqs leased to it."""
         number = self.find(name)
         return self._all[number].held if number >= 0 else 0
 
     def get_or_add(self, name: str) -> int:
-        """Its number, a new one if it had none. Call `forget_idle` if it is given nothing after all."""
+        """Return its number; add it if it is new. Call `forget_idle` if it gets no lease in the end."""
         number = self._numbers.get(name, -1)
         if number < 0:
             if self._free:
@@ -75,13 +75,13 @@ class Holders:
         return number
 
     def add(self, number: int, size: int, runs: int = 1) -> None:
-        """It holds one run more, or the same numbers in one run more."""
+        """Count `size` seqs in `runs` more runs. A split of a run adds no seqs."""
         holder = self._all[number]
         holder.held += size
         holder.runs += runs
 
     def drop(self, number: int, size: int) -> None:
-        """It holds one run less."""
+        """Count one run less."""
         holder = self._all[number]
         holder.held -= size
         holder.runs -= 1
@@ -89,7 +89,7 @@ class Holders:
             self.forget_idle(number)
 
     def forget_idle(self, number: int) -> None:
-        """Forget this one if it holds nothing, unless such holders are kept."""
+        """Forget this holder if it has no lease, unless idle holders are kept."""
         holder = self._all[number]
         if not self._keeps_idle and not holder.runs:
             del self._numbers[holder.name]
@@ -98,7 +98,7 @@ class Holders:
     # -- members --------------------------------------------------------------------------------------
 
     def require_room(self, name: str, now_ms: int) -> None:
-        """Raise Throttled when it would be one member too many; silent ones make room."""
+        """Raise Throttled if this would be one member too many. Silent members are removed to make space."""
         if name in self._numbers or len(self) < GROUP_MEMBERS_MAX:
             return
         self.sweep(now_ms)
@@ -112,21 +112,21 @@ class Holders:
         self.leave(min(idle, key=lambda each: each.seen_ms).name)
 
     def touch_member(self, name: str, now_ms: int) -> int:
-        """It asked for something; returns its number."""
+        """Record a request of this member and return its number."""
         number = self.get_or_add(name)
         holder = self._all[number]
         holder.seen_ms = max(holder.seen_ms, now_ms)
         return number
 
     def leave(self, name: str) -> None:
-        """It is no member any more; a member that holds something stays one."""
+        """Remove a member. A member with leases stays."""
         number = self.find(name)
         if number >= 0 and not self._all[number].runs:
             del self._numbers[name]
             self._free.append(number)
 
     def sweep(self, now_ms: int) -> None:
-        """Forget members that were silent for long and hold nothing."""
+        """Remove members without leases that were silent for a long time."""
         silent = now_ms - GROUP_MEMBER_SILENT_MS
         for member in [each for each in self if each.seen_ms < silent]:
             self.leave(member.name)

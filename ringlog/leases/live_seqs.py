@@ -1,4 +1,4 @@
-"""Which of a queue's numbers are alive, and how to walk over them in stretches. Pure."""
+"""The live seqs of a queue, and iteration over ranges of them. Pure."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ I64 = NDArray[np.int64]
 
 
 class LiveSeqs:
-    """Which jobs are alive and published: `front` to `head`, both included, but for dead and lost ones."""
+    """The live and published jobs: `front` to `head`, inclusive, without dead and lost ones."""
 
     __slots__ = ("dead", "front", "head", "lost")
 
     def __init__(
         self, front: int, head: int, dead: BitMap64 | None = None, lost: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """`lost`: inclusive, ascending."""
+        """`lost` has inclusive ranges, ascending."""
         self.front, self.head, self.dead, self.lost = front, head, dead, lost
 
 
 def bitmap_of(seqs: NDArray[np.int64]) -> BitMap64:
-    """The set of these numbers."""
+    """Return the set of these seqs."""
     return BitMap64(array("Q", np.ascontiguousarray(seqs, dtype="<u8").tobytes()))
 
 
 def next_alive(live: LiveSeqs, at: int, passed: BitMap64 | None = None) -> Span:
-    """The first stretch of live jobs from `at` on that are not `passed` over; it begins behind the head when
-    there is none."""
+    """Return the first range of live jobs at or above `at` that are not in `passed`.
+
+    If there is none, the range starts after the head."""
     at, stop = _next_alive(live, at)
     if not passed:
         return at, stop
@@ -68,7 +69,8 @@ def _next_alive(live: LiveSeqs, at: int) -> Span:
 
 
 def end_of(numbers: BitMap64, first: int) -> int:
-    """One past the last of the numbers of a set that follow `first`, which is in it, without a gap."""
+    """Return the end (exclusive) of the gapless range in a set that starts at `first`, which is in the set.
+    """
     step = 1
     while numbers.contains_range(first, first + 2 * step):
         step *= 2
@@ -83,7 +85,7 @@ def end_of(numbers: BitMap64, first: int) -> int:
 
 
 def alive_within(live: LiveSeqs, first: int, stop: int) -> list[Span]:
-    """The live positions of [first, stop)."""
+    """Return the live ranges within [first, stop)."""
     first, stop = max(first, live.front), min(stop, live.head + 1)
     if first >= stop:
         return []
@@ -105,7 +107,7 @@ def alive_within(live: LiveSeqs, first: int, stop: int) -> list[Span]:
 
 
 def is_alive(live: LiveSeqs, seqs: I64) -> NDArray[np.bool_]:
-    """(n,) Which of these are there."""
+    """Return (n,) which of these seqs are alive."""
     alive: NDArray[np.bool_] = (seqs >= live.front) & (seqs <= live.head)
     for first, last in live.lost:
         alive &= (seqs < first) | (seqs > last)

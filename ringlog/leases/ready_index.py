@@ -1,11 +1,14 @@
-"""Jobs nobody was given yet and that do not wait for the cursor: delayed ones, and those of a level. Pure.
+"""Ready index: undelivered jobs that the cursor does not find, because they are delayed or have a level.
 
-A job that has neither a `not_before` ahead of it nor a priority is known by the cursor alone. The others are
-numbers in bitmaps, and the times of the delayed ones a Schedule: less than thirty bytes a job. The cursor
-passes over `passed`; what becomes ready ahead of it, at level 0, is left to it again.
+Pure.
 
-    delayed ──(its time)──▶ levels[n], n > 0, or 0 when the cursor is past it ──▶ handed out
-                        └─▶ the cursor's again, when it has not come that far
+A job without a future `not_before` and without a priority is represented by the cursor alone. Other jobs are
+bits in bitmaps, and the times of delayed ones are in a DelaySchedule: less than 30 bytes for each job. The
+cursor skips `skipped_by_cursor`. A job of level 0 that becomes ready above the cursor is left to the cursor
+again.
+
+    delayed ──(its time)──▶ levels[n], n > 0, or 0 if the cursor has passed it ──▶ delivered
+                        └─▶ left to the cursor, if the cursor has not passed it
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ from ringlog.limits import QUEUE_READY_INSTANTS_MAX
 
 I64 = NDArray[np.int64]
 _STALE_MAX = 1_024
-"""Numbers of the schedule that are delayed no longer, beside as many as are."""
+"""Number of obsolete entries of the schedule, in addition to the valid ones, that are tolerated."""
 _NO_NUMBER = 1 << 63
 
 
 class DeliveryAttributes(NamedTuple):
-    """Of some jobs, ascending: when each may be handed out (milliseconds, 0 = at any time), and its level."""
+    """Of some jobs, ascending: earliest delivery time (milliseconds, 0 = any time) and level."""
 
     seqs: I64
     at_ms: I64
@@ -37,51 +40,53 @@ class DeliveryAttributes(NamedTuple):
 
 
 class ReadyIndex:
-    """What one queue knows of such jobs."""
+    """The jobs of one queue that the cursor does not find."""
 
     def __init__(self) -> None:
         self.delayed = BitMap64()
         self.levels: dict[int, BitMap64] = {}
-        """Ready jobs by level; of level 0 those that the cursor is past."""
+        """Ready jobs by level; with level 0 only those that the cursor has passed."""
         self.skipped_by_cursor = BitMap64()
-        """Numbers from the cursor on that it does not hand out: these, and what was given ahead of it."""
+        """Seqs at or above the cursor that it does not deliver: these jobs, and jobs that were delivered
+        ahead of it."""
         self._later: dict[int, BitMap64] = {}
-        """Delayed jobs by their level, but for level 0."""
+        """Delayed jobs by level, without level 0."""
         self._schedule = DelaySchedule()
         self._recently_due: list[tuple[int, BitMap64]] = []
-        """Jobs that were delayed, by when they became ready: they have not waited since they were put."""
+        """Jobs that were delayed, by the time at which they became ready. They have not waited since they
+        were enqueued."""
         self._awaiting_reload: BitMap64 | None = None
-        """While all marks are awaited anew: the jobs below the cursor that nobody was given."""
+        """While all attributes are loaded again: the undelivered jobs below the cursor."""
 
     def __bool__(self) -> bool:
         return bool(self.delayed or self.levels or self.skipped_by_cursor or self._awaiting_reload)
 
     def __len__(self) -> int:
-        """Jobs nobody was given, but for those that wait for the cursor."""
+        """Number of undelivered jobs, without those that wait for the cursor."""
         return len(self.delayed) + sum(map(len, self.levels.values()))
 
     @property
     def unclaimed(self) -> BitMap64:
-        """Jobs nobody was given, but for those that wait for the cursor."""
+        """Undelivered jobs, without those that wait for the cursor."""
         return BitMap64.union(self.delayed, *self.levels.values(), self._awaiting_reload or BitMap64())
 
     @property
     def lowest_number(self) -> int:
-        """The first of these; if there is none, one that no job has."""
+        """The lowest of these jobs; a number above all seqs if there is none."""
         known = (self.delayed, *self.levels.values(), self._awaiting_reload)
         return min((seqs.min() for seqs in known if seqs), default=_NO_NUMBER)
 
     @property
     def is_reloading(self) -> bool:
-        """Are all marks to be fed anew?"""
+        """All attributes must be loaded again."""
         return self._awaiting_reload is not None
 
-    # -- coming and going -----------------------------------------------------------------------------
+    # -- jobs enter and leave -------------------------------------------------------------------------
 
     def add_delivery_attributes(
         self, marks: DeliveryAttributes, live: LiveSeqs, cursor: int, wall_ms: int
     ) -> None:
-        """Take in published jobs' marks. Those that were fed before come again only after `unmark`."""
+        """Add the attributes of published jobs. A job is added again only after `invalidate_priorities`."""
         again, self._awaiting_reload = self._awaiting_reload, None
         fresh = self._fresh(marks.seqs, live, cursor, again)
         seqs, at_ms, levels = marks.seqs[fresh], marks.at_ms[fresh], marks.levels[fresh]
@@ -96,11 +101,11 @@ class ReadyIndex:
                 _join(self._later, level, bitmap_of(seqs[of_level & later]))
                 self._ready(level, bitmap_of(seqs[of_level & ~later]), cursor)
         if again:
-            # What has no mark any more, or one that holds no longer, is ready.
+            # A job without attributes, or with attributes that have no effect any more, is ready.
             self._ready(0, again - self.delayed - _union(self.levels), cursor)
 
     def _fresh(self, seqs: I64, live: LiveSeqs, cursor: int, again: BitMap64 | None) -> NDArray[np.bool_]:
-        """Which of these jobs are alive, and were never handed out."""
+        """Return which of these jobs are alive and were never delivered."""
         fresh = seqs >= live.front
         for first, last in live.lost:
             fresh &= (seqs < first) | (seqs > last)
@@ -115,7 +120,7 @@ class ReadyIndex:
         return np.isin(seqs, _numbers(kept)) if len(kept) < int(fresh.sum()) else fresh
 
     def invalidate_priorities(self, cursor: int) -> None:
-        """Levels mean something else from now on: all marks are fed anew."""
+        """Drop all levels, because their meaning changes. All attributes must be loaded again."""
         known = self.delayed | _union(self.levels)
         self.skipped_by_cursor -= known
         known.remove_range(cursor, 1 << 63)
@@ -125,12 +130,16 @@ class ReadyIndex:
         self._recently_due.clear()
 
     def next_ms(self) -> int | None:
-        """When the next delayed job may be handed out, by the wall; a job that was deleted may be meant."""
+        """Return the wall-clock time at which the next delayed job is ready.
+
+        That job may be deleted already.
+        """
         return self._schedule.next_ms() if self.delayed else None
 
     def release_due(self, cursor: int, now_ms: int, wall_clock_offset_ms: int = 0) -> bool:
-        """What was delayed up to now is ready; False when nothing was. Delays are of the wall clock, which is
-        so far ahead of `now_ms`."""
+        """Make jobs ready whose delay ended by now. Return False if there are none.
+
+        Delays use the wall clock, which is `wall_clock_offset_ms` ahead of `now_ms`."""
         due_ms, wall_ms = self._schedule.next_ms(), now_ms + wall_clock_offset_ms
         if due_ms is None or due_ms > wall_ms:
             return False
@@ -156,7 +165,7 @@ class ReadyIndex:
         _join(self.levels, level, seqs)
 
     def apply_removal(self, floor: int, seqs: BitMap64 | None) -> None:
-        """Jobs below `floor` and those in `seqs` are alive no longer."""
+        """Remove the jobs below `floor` and those in `seqs`, which are not alive any more."""
         for level in (*self.levels, *self._later):
             for by_level in (self.levels, self._later):
                 if level in by_level:
@@ -182,14 +191,14 @@ class ReadyIndex:
             del by_level[level]
 
     def forget_below(self, cursor: int) -> None:
-        """The cursor has come so far."""
+        """Forget skipped seqs below the cursor."""
         if self.skipped_by_cursor:
             self.skipped_by_cursor.remove_range(0, cursor)
 
     # -- handing out ----------------------------------------------------------------------------------
 
     def lowest(self, level: int) -> Span | None:
-        """The first stretch of ready jobs of a level."""
+        """Return the first span of ready jobs of a level; None if there is none."""
         seqs = self.levels.get(level)
         if not seqs:
             return None
@@ -197,13 +206,13 @@ class ReadyIndex:
         return first, end_of(seqs, first)
 
     def lowest_of_each(self) -> Iterator[tuple[int, Span]]:
-        """(level, its first stretch of ready jobs) of each level."""
+        """Yield (level, its first span of ready jobs) of each level."""
         for level, seqs in self.levels.items():
             first = seqs.min()
             yield level, (first, end_of(seqs, first))
 
     def take_range(self, level: int, first: int, stop: int) -> None:
-        """These jobs of a level are handed out; all of them are among the ready ones."""
+        """Remove jobs of a level that are delivered now. All of them must be ready."""
         self.levels[level].remove_range(first, stop)
         if not self.levels[level]:
             del self.levels[level]
@@ -219,13 +228,14 @@ class ReadyIndex:
             self._recently_due[:2] = [(at, older | newer)]
 
     def forget_due_before(self, until_ms: int) -> None:
-        """What became ready before has waited long enough, if it was put early enough."""
+        """Forget jobs that became ready before this time: from now on only their enqueue time decides."""
         while self._recently_due and self._recently_due[0][0] < until_ms:
             del self._recently_due[0]
 
     def overdue(self, top: int, below: int) -> Iterator[tuple[int, Span]]:
-        """(level, its first stretch of jobs below a number that waited long enough) of each level below the
-        highest. See `ripen`."""
+        """Yield (level, its first span of jobs below `below` that waited too long) of each level below `top`.
+
+        Jobs in `_recently_due` are left out; see `forget_due_before`."""
         for level in sorted(self.levels):
             if level >= top:
                 continue
@@ -236,7 +246,7 @@ class ReadyIndex:
                 yield level, (first, min(end_of(seqs, first), below))
 
     def check(self, cursor: int) -> list[str]:
-        """What contradicts itself."""
+        """Return the inconsistencies."""
         wrong = []
         if not all(self.levels.values()) or not all(self._later.values()):
             wrong.append("an empty level is kept")

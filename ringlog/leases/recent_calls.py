@@ -1,4 +1,4 @@
-"""The latest changes of a group by the number of their call, so that a repeat has the same answer. Pure."""
+"""The latest changes of a group by call number, so that a repeat of a call gets the same reply. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ringlog.limits import LEASE_CALL_ROWS_KEPT_MAX, LEASE_CALLS_KEPT_MAX, LEASE
 
 
 class RecentCalls:
-    """Bounded by how many there are in all and of one node, and by the numbers in them."""
+    """Bounded by the number of calls in total and of one node, and by the numbers in their changes."""
 
     def __init__(self) -> None:
         self._changes: OrderedDict[int, LeaseChange] = OrderedDict()
         self._rows = 0
         self._of_node: dict[str, OrderedDict[int, None]] = {}
-        """Calls by node, each the oldest first."""
+        """Calls by node, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._changes)
@@ -27,16 +27,16 @@ class RecentCalls:
         return iter(self._changes.values())
 
     def find(self, call: int) -> LeaseChange | None:
-        """What a call changed that has been made before."""
+        """Return the change of an earlier call with this number; None if it is not known."""
         return self._changes.get(call) if call else None
 
     def restore_changes(self, changes: Iterable[LeaseChange]) -> None:
-        """Remember these."""
+        """Remember these changes."""
         for change in changes:
             self.remember_change(change)
 
     def remember_change(self, change: LeaseChange) -> None:
-        """Remember a change, for a request that comes again."""
+        """Remember a change, for a repeat of its request."""
         if change.call in self._changes:
             self._forget(change.call)
         if change.reason:

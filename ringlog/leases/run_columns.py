@@ -1,6 +1,6 @@
 """Runs as bytes: for a row of a snapshot, and for the log when leases become durable. Pure.
 
-The runs lie in columns, ascending by number. A later version may append fields, never move them.
+The runs are stored in columns, ascending by seq. A later version may append fields and never moves them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringlog.limits import DURABLE_HOLDERS_MAX, DURABLE_REASONS_MAX
 
 Columns = dict[str, NDArray[Any]]
 SavedFailure = tuple[U64, str, U64, U64]
-"""Of a number that failed last: it, and the fields of Failure."""
+"""A seq and the fields of its Failure."""
 _STATES = (LEASED, DELAYED, RETURNED, EXHAUSTED)
 _WIDE, _NARROW = ("first", "at", "token"), ("count", "holder", "link", "deliveries")
 
@@ -30,13 +30,14 @@ class _SavedRuns(msgspec.Struct, array_like=True, frozen=True):
     wide: bytes
     """8 bytes each, little-endian, column by column: first, at, token."""
     narrow: bytes
-    """4 bytes each, as the others: count, holder and link as places in the next two, deliveries."""
+    """4 bytes each, little-endian: count, holder (index in `nodes`), link (index in `lives`, from 1 on),
+    deliveries."""
     states: bytes
     nodes: list[bytes]
     lives: list[tuple[U64, U64]]
-    """Of the processes that claimed."""
+    """The processes that claimed."""
     reasons: dict[U64, str] = {}
-    """Why jobs were rejected, as it was written before `failures`."""
+    """Reasons of rejections, in the format from before `failures`."""
     failures: list[SavedFailure] = []
 
 
@@ -45,7 +46,8 @@ _decode = msgspec.msgpack.Decoder(_SavedRuns).decode
 
 
 def columns_of(table: LeaseTable) -> Columns:
-    """Every fact of all runs, ascending by number, but of deleted ones whose holder may still ack them.
+    """Return all columns of all runs, ascending by seq, without deleted runs that their holder may still ack.
+
     `holder` and `link` of runs that are not leased are 0."""
     runs = table.runs
     state = np.frombuffer(bytes(runs.state), dtype=np.uint8)
@@ -63,12 +65,15 @@ def columns_of(table: LeaseTable) -> Columns:
 
 
 def packed(columns: Columns, names: tuple[str, ...], dtype: str) -> bytes:
-    """These columns, one behind the other."""
+    """Return these columns, concatenated."""
     return b"".join(columns[name].astype(dtype).tobytes() for name in names)
 
 
 def index_processes(links: NDArray[Any], table: LeaseTable) -> tuple[NDArray[Any], list[ProcessId]]:
-    """Of each link its place in the processes that claimed, from 1 on, 0 = none; and these."""
+    """Return the index of each link in the list of processes that claimed, and the list.
+
+    Indexes start at 1; 0 = none.
+    """
     known = [link for link in np.unique(links).tolist() if link in table.process_by_link][
         :DURABLE_HOLDERS_MAX
     ]
@@ -78,7 +83,7 @@ def index_processes(links: NDArray[Any], table: LeaseTable) -> tuple[NDArray[Any
 
 
 def encode_runs(table: LeaseTable, most: int) -> Iterator[bytes]:
-    """Encode what is known, at most so many runs a part."""
+    """Encode all runs, at most `most` in one part."""
     columns = columns_of(table)
     for at in range(0, len(columns["first"]), most):
         yield _encode(_part({name: column[at : at + most] for name, column in columns.items()}, table))
@@ -100,8 +105,9 @@ def _part(columns: Columns, table: LeaseTable) -> _SavedRuns:
 
 
 def decode_runs_into(table: LeaseTable, data: bytes) -> None:
-    """Put what these bytes say into force; raises ValueError, IndexError or msgspec's errors for what no
-    version can have written."""
+    """Apply encoded runs to a table.
+
+    Raises ValueError, IndexError or msgspec's errors for bytes that no version can have written."""
     saved = _decode(data)
     wide, narrow = unpacked(saved.wide, len(_WIDE), "<u8"), unpacked(saved.narrow, len(_NARROW), "<u4")
     first, at, token = wide
@@ -116,13 +122,13 @@ def decode_runs_into(table: LeaseTable, data: bytes) -> None:
 
 
 def unpacked(data: bytes, count: int, dtype: str) -> list[list[int]]:
-    """So many columns."""
+    """Return `count` columns."""
     columns: list[list[int]] = np.frombuffer(data, dtype=dtype).reshape(count, -1).tolist()
     return columns
 
 
 def add_failures(failures: Failures, saved: list[SavedFailure]) -> None:
-    """Why numbers failed last."""
+    """Add the last failures of seqs."""
     for seq, reason, at_ms, nacks in saved:
         failures.record_failure(seq, seq + 1, reason, at_ms, nacks)
 
@@ -132,7 +138,7 @@ def add_runs(
     holder: list[int], nodes: list[str], deliveries: list[int], link: list[int], lives: list[ProcessId],
     begun: list[int] | None = None, given: list[int] | None = None,
 ) -> None:  # fmt: skip
-    """Runs of columns; raises ValueError or IndexError where they make no sense."""
+    """Add runs from columns. Raises ValueError or IndexError for impossible values."""
     processes, before = [NO_PROCESS, *lives], 0
     nothing = [0] * len(states)
     begun, given, link = begun or nothing, given or nothing, link or nothing

@@ -1,13 +1,13 @@
-"""Runs: stretches of jobs that are in one state together, found by number. Pure.
+"""Runs: ranges of jobs in one state, found by seq. Pure.
 
-    block (1,024 numbers)     rows, in columns
+    block (1,024 seqs)        rows, in columns
     ┌────────────┬──────┐     first  stop  at  token  holder  deliveries  state  begun  given
     │ 2048, 2060 │ 7, 3 │ ──▶   2048  2060  …
     └────────────┴──────┘
 
-Only numbers that were handed out have a row; the others are known from the topic. A run never crosses a
-block, so that finding one costs a look into a dictionary and a search among at most 1,024 numbers. All is
-kept in arrays: a million rows are not a million objects.
+Only delivered seqs have a row; the topic knows the others. A run never crosses a block. A search costs one
+dictionary lookup and a binary search among at most 1,024 seqs. All data is in arrays: a million rows are not
+a million objects.
 """
 
 from __future__ import annotations
@@ -25,63 +25,63 @@ I64 = NDArray[np.int64]
 
 BLOCK_SHIFT = 10
 BLOCK = 1 << BLOCK_SHIFT
-"""Numbers in a block: about as many as one claim takes."""
+"""Seqs in a block: about as many as one claim takes."""
 
 
 STATES = ("free", "leased", "delayed", "returned", "gone", "exhausted")
-"""What a run's numbers are; each is known by its place here. Plain numbers: enumerations cost too much where
-each row is looked at."""
+"""State names of runs; the index is the state. Plain integers, because an enumeration costs too much in loops
+over rows."""
 FREE: Final = 0
 """The row is not in use."""
 LEASED: Final = 1
 DELAYED: Final = 2
-"""Came back, and its delay is not over."""
+"""Returned, and its delay has not ended."""
 RETURNED: Final = 3
-"""Ready, and handed out before."""
+"""Ready, and delivered before."""
 GONE: Final = 4
-"""Deleted on request while leased: an ack still counts (QA-9)."""
+"""Deleted by a request while leased; an ack of it still counts."""
 EXHAUSTED: Final = 5
-"""Rejected, or had all its deliveries: on its way to the dead letters."""
+"""Rejected, or all deliveries used: waits for its move to the dead-letter topic."""
 
 
 class LeaseRuns:
-    """The table. Columns are read freely; rows are changed through the methods alone."""
+    """The table of runs. Columns may be read directly; only the methods change rows."""
 
     def __init__(self) -> None:
         self.first = array("Q")
         self.stop = array("Q")
-        """One past the last job."""
+        """Exclusive end."""
         self.at = array("Q")
-        """LEASED, GONE: held up to this millisecond, included. DELAYED: ready from it on."""
+        """LEASED, GONE: deadline in milliseconds, inclusive. DELAYED: time at which it is ready."""
         self.token = array("Q")
-        """Of the first job; those of the others follow."""
+        """Token of the first job; the others follow."""
         self.holder = array("I")
         self.link = array("I")
-        """Of a leased run: through whom it was claimed; 0 = nobody whose end would be noticed."""
+        """For a leased run: number of the process that claimed it; 0 = no process is observed."""
         self.deliveries = array("I")
         self.begun = array("Q")
         self.given = array("Q")
-        """When its numbers were handed out for the first and for the last time, milliseconds; an extension
-        counts as a hand-out here: its holder is alive."""
+        """Times of the first and of the last delivery of its seqs, in milliseconds. An extension counts as a
+        delivery here, because it shows that the holder is alive."""
         self.state = bytearray()
         self.jobs = 0
-        """In all runs together."""
+        """Number of seqs in all runs."""
         self._free: list[int] = []
         self._blocks: dict[int, tuple[array[int], array[int]]] = {}
-        """Block -> first number and row of each run in it, ascending."""
+        """Block -> first seq and row of each run in it, ascending."""
         self._order: list[int] = []
-        """Heap of the blocks there are or were."""
+        """Heap of the blocks with runs; it may contain blocks that have none any more."""
 
     def __len__(self) -> int:
         return len(self.state) - len(self._free)
 
     @property
     def blocks(self) -> dict[int, tuple[array[int], array[int]]]:
-        """Blocks with a run in them."""
+        """Blocks with runs."""
         return self._blocks
 
     def find(self, seq: int) -> int:
-        """Row of the run with this job; -1 = it has none."""
+        """Return the row of the run with this seq; -1 if there is none."""
         block = self._blocks.get(seq >> BLOCK_SHIFT)
         if block is None:
             return -1
@@ -92,7 +92,7 @@ class LeaseRuns:
         return row if seq < self.stop[row] else -1
 
     def within(self, first: int, stop: int) -> list[int]:
-        """Rows of the runs that have a job in [first, stop), ascending."""
+        """Return the rows of the runs with a seq in [first, stop), ascending."""
         low, high = first >> BLOCK_SHIFT, (stop - 1) >> BLOCK_SHIFT
         if high - low < len(self._blocks):
             wanted: Iterator[int] = (n for n in range(low, high + 1) if n in self._blocks)
@@ -108,7 +108,7 @@ class LeaseRuns:
         return found
 
     def below(self, floor: int) -> list[int]:
-        """Rows of the runs that have a job below `floor`, ascending; blocks wholly above cost nothing."""
+        """Return the rows of the runs with a seq below `floor`, ascending. Blocks above it cost nothing."""
         found: list[int] = []
         order = self._order
         passed: list[int] = []
@@ -127,7 +127,7 @@ class LeaseRuns:
         self, first: int, stop: int, state: int, *, at: int = 0, token: int = 0, holder: int = 0,
         deliveries: int = 0, link: int = 0, begun: int = 0, given: int = 0,
     ) -> int:  # fmt: skip
-        """Make a run inside one block, where there is none; returns its row."""
+        """Add a run inside one block, where there is none. Return its row."""
         if self._free:
             row = self._free.pop()
             self.first[row], self.stop[row], self.at[row], self.token[row] = first, stop, at, token
@@ -158,7 +158,7 @@ class LeaseRuns:
         return row
 
     def drop(self, row: int) -> None:
-        """Its jobs need no state any more."""
+        """Remove a run."""
         first = self.first[row]
         self.jobs -= self.stop[row] - first
         number = first >> BLOCK_SHIFT
@@ -174,7 +174,10 @@ class LeaseRuns:
         self._free.append(row)
 
     def split_row(self, row: int, at: int) -> int:
-        """Split a run: it ends before `at`, and a new one with the same facts begins there; returns that."""
+        """Split a run: it ends before `at`, and a new run with the same facts starts there.
+
+        Return the new row.
+        """
         first, stop = self.first[row], self.stop[row]
         self.stop[row] = at
         self.jobs -= stop - at
@@ -185,17 +188,17 @@ class LeaseRuns:
         )  # fmt: skip
 
     def rows_leased_by(self, link: int) -> list[int]:
-        """Rows of the runs that were claimed so and are leased."""
+        """Return the rows of the leased runs that were claimed through this link."""
         links, states = np.frombuffer(self.link, np.uint32), np.frombuffer(self.state, np.uint8)
         return np.flatnonzero((links == link) & (states == LEASED)).tolist() if len(links) else []
 
     def rows(self) -> list[int]:
-        """Every row in use, by number of its first job."""
+        """Return all rows in use, ascending by first seq."""
         return [row for number in sorted(self._blocks) for row in self._blocks[number][1]]
 
     @property
     def lowest(self) -> int:
-        """The first position of all runs; 0 = there is none."""
+        """The lowest seq of all runs; 0 = there are no runs."""
         order, blocks = self._order, self._blocks
         while order and order[0] not in blocks:
             heappop(order)
@@ -210,8 +213,11 @@ class LeaseRuns:
         not_holder: int,
         after: int,
     ) -> I64:
-        """Rows in one of these states, given out at or before `given_by`, at least so often; of one holder,
-        or of all but one (-1 = of any); with a position behind `after`. Ascending by position."""
+        """Return rows that satisfy all conditions, ascending by seq.
+
+        The state is one of `states`, the last delivery was at or before `given_by`, and there were at least
+        `deliveries` deliveries. The holder is `holder` and not `not_holder` (-1 = no condition). The run has
+        a seq above `after`."""
         state = np.frombuffer(bytes(self.state), dtype=np.uint8)
         wanted = np.isin(state, states)
         wanted &= _column(self.given) <= given_by
@@ -226,5 +232,5 @@ class LeaseRuns:
 
 
 def _column(values: array[int]) -> I64:
-    """A copy, since an array that is looked at cannot grow."""
+    """Return a copy, because an array with an exported buffer cannot grow."""
     return np.array(values, dtype=np.int64)

@@ -1,7 +1,9 @@
-"""Schedule: which numbers are due when. Sixteen bytes each, whatever their order; no object for any. Pure.
+"""DelaySchedule: seqs by the time at which they are due, 16 bytes each and without an object for each.
 
-Sorted runs, each at least twice as long as the next: what is added is sorted alone and merged with runs of
-about its size, so that every number is moved some twenty times among a million, a whole run at once.
+Pure.
+
+It has sorted arrays, each at least twice as long as the next. New seqs are sorted and then merged with arrays
+of about the same size. Among a million seqs each one is moved about 20 times, always with its whole array.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ I64 = NDArray[np.int64]
 
 
 class DelaySchedule:
-    """Numbers by the instant at which they are due, milliseconds."""
+    """Seqs by the time in milliseconds at which they are due."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[I64, I64]] = []
-        """(instants ascending, numbers)."""
+        """(times ascending, seqs)."""
 
     def __len__(self) -> int:
         return sum(len(seqs) for _, seqs in self._runs)
 
     def add(self, at_ms: I64, seqs: I64) -> None:
-        """Each of these numbers is due at its instant."""
+        """Add these seqs, each due at its time."""
         if not len(seqs):
             return
         order = np.argsort(at_ms, kind="stable")
@@ -36,11 +38,11 @@ class DelaySchedule:
             self._runs.append((at[order], numbers[order]))
 
     def next_ms(self) -> int | None:
-        """When the next one is due; None = there is none."""
+        """Return the time at which the next seq is due; None if there is none."""
         return min((int(at[0]) for at, _ in self._runs), default=None)
 
     def pop_due(self, now_ms: int) -> I64:
-        """Those that are due by now, in no order; they leave."""
+        """Remove and return the seqs that are due by now, in any order."""
         taken, left = [], []
         for at, seqs in self._runs:
             due = int(np.searchsorted(at, now_ms, side="right"))
@@ -52,7 +54,7 @@ class DelaySchedule:
         return np.concatenate(taken) if taken else np.zeros(0, np.int64)
 
     def keep_only(self, seqs: BitMap64) -> None:
-        """Forget all others, and the room of what left."""
+        """Remove all other seqs and free their memory."""
         wanted = np.array(seqs.to_array(), dtype=np.int64)
         runs, self._runs = self._runs, []
         for at, numbers in runs:

@@ -1,7 +1,7 @@
-"""The whole state of a group as bytes, for the row of its topic in a snapshot (QL-22). Pure.
+"""The complete state of a group as bytes, for the row of its topic in a snapshot. Pure.
 
-Named groups and the queue's own one with durable leases have a layout each. A later version may append
-fields, never move them.
+Named groups, and the queue's own group with durable leases, have a format each. A later version may append
+fields and never moves them.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ class _SavedGroup(msgspec.Struct, array_like=True, frozen=True):
     holder: str
     holder_token: U64
     members: list[tuple[str, U64]]
-    """(name, when it was last heard of) of those who hold something; `holders` are places in it."""
+    """(name, time of the last request) of the members with leases; `holders` are indexes into it."""
     wide: bytes
     """8 bytes each, little-endian, column by column: first, at, token, begun, given."""
     counts: bytes
-    """4 bytes each, as the next two and `links`."""
+    """4 bytes each, little-endian, like `holders`, `deliveries` and `links`."""
     holders: bytes
     deliveries: bytes
     states: bytes
     calls: list[LeaseChange] = []
     reasons: list[tuple[U64, str]] = []
-    """(position, why it was rejected), as it was written before `failures`."""
+    """(position, reason of its rejection), in the format from before `failures`."""
     failures: list[SavedFailure] = []
-    """As many as a snapshot keeps."""
+    """At most GROUP_REASONS_SAVED_MAX."""
     links: bytes = b""
-    """Places in `lives`, from 1 on, 0 = none; empty = none of any run."""
+    """Indexes into `lives`, from 1 on, 0 = none; empty = 0 for all runs."""
     lives: list[tuple[U64, U64]] = []
-    """Of the processes that claimed."""
+    """The processes that claimed."""
     at_ms: U64 = 0
     delivered_ahead: bytes = b""
-    """What was handed out from the cursor on: a 64-bit roaring bitmap; empty = nothing."""
+    """Positions that were delivered at or above the cursor: a 64-bit roaring bitmap; empty = none."""
 
 
 class _SavedQueueLeases(msgspec.Struct, array_like=True, frozen=True):
@@ -66,7 +66,7 @@ class _SavedQueueLeases(msgspec.Struct, array_like=True, frozen=True):
     at_ms: U64
     dead_lettered: U64
     runs: bytes
-    """As run_columns.py encodes them; empty = none."""
+    """Encoded by run_columns.py; empty = none."""
     calls: list[msgspec.Raw] = []
 
 
@@ -74,13 +74,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_group = msgspec.msgpack.Decoder(_SavedGroup).decode
 _decode_own = msgspec.msgpack.Decoder(_SavedQueueLeases).decode
 _DAMAGE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, InvariantViolation)
-"""What decoding of bytes raises that no version wrote."""
+"""Exceptions for bytes that no version wrote."""
 
 
 def encode_group(group: ConsumerGroup) -> bytes:
-    """Encode a group with a name."""
+    """Encode a named group."""
     columns = columns_of(group)
-    # Whether anything is exhausted depends on a scheduler that may be there after a restart, or not.
+    # Whether a record is exhausted depends on a scheduler, which may be missing after a restart.
     columns["state"][columns["state"] == EXHAUSTED] = RETURNED
     leased = columns["state"] == LEASED
     held, columns["holder"][leased] = np.unique(columns["holder"][leased], return_inverse=True)
@@ -102,7 +102,7 @@ def encode_group(group: ConsumerGroup) -> bytes:
 
 
 def decode_group(data: bytes) -> ConsumerGroup:
-    """The named group that these bytes speak of; raises CorruptData for what no version can have written."""
+    """Decode a named group. Raises CorruptData for bytes that no version can have written."""
     try:
         saved = _decode_group(data)
         group = ConsumerGroup(saved.config, number=saved.number, cursor=saved.cursor)
@@ -142,7 +142,7 @@ def encode_queue_leases(group: ConsumerGroup) -> bytes:
 
 
 def decode_queue_leases(data: bytes) -> ConsumerGroup:
-    """The durable leases of these bytes; raises CorruptData for what no version can have written."""
+    """Decode the durable leases of a queue. Raises CorruptData for bytes that no version can have written."""
     group = new_durable_group()
     try:
         saved = _decode_own(data)
@@ -158,7 +158,7 @@ def decode_queue_leases(data: bytes) -> ConsumerGroup:
 
 
 def new_durable_group() -> ConsumerGroup:
-    """The own group of a queue whose leases are in the log, of which nothing is known yet."""
+    """Return an empty own group of a queue with durable leases."""
     group = ConsumerGroup()
     group.begin_log()
     return group

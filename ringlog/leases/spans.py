@@ -1,4 +1,4 @@
-"""Spans of numbers, [first, stop): found among numbers, joined, counted, cut. Pure."""
+"""Spans of seqs, [first, stop): find, merge, count and split them. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ringlog.leases.runs import BLOCK
 
 I64 = NDArray[np.int64]
 Span = tuple[int, int]
-"""Numbers [first, stop)."""
+"""Seqs [first, stop)."""
 SeqRun = tuple[int, int, int]
-"""Numbers [first, stop), and how often they were handed out."""
+"""Seqs [first, stop) and their number of deliveries."""
 
 
 def keep_first(chosen: NDArray[np.bool_], ascending: I64) -> None:
-    """A number that is listed twice counts once (QA-4)."""
+    """Clear the second entry of a seq that occurs twice: it counts once."""
     places = np.flatnonzero(chosen)
     again = np.flatnonzero(ascending[places[1:]] == ascending[places[:-1]]) + 1
     chosen[places[again]] = False
 
 
 def spans_of(seqs: I64) -> list[Span]:
-    """Ascending numbers as stretches without a gap."""
+    """Return ascending seqs as spans without gaps."""
     if not len(seqs):
         return []
     if int(seqs[-1]) - int(seqs[0]) == len(seqs) - 1:
@@ -37,7 +37,7 @@ def spans_of(seqs: I64) -> list[Span]:
 
 
 def merge_adjacent(found: list[SeqRun]) -> list[SeqRun]:
-    """SeqRunes that follow each other and were handed out as often are one."""
+    """Merge adjacent runs with the same number of deliveries."""
     found_together: list[SeqRun] = []
     for first, stop, deliveries in found:
         if found_together and found_together[-1][1:] == (first, deliveries):
@@ -48,7 +48,7 @@ def merge_adjacent(found: list[SeqRun]) -> list[SeqRun]:
 
 
 def blocks_of(first: int, stop: int) -> list[Span]:
-    """[first, stop) cut at the ends of blocks, which no run crosses."""
+    """Split [first, stop) at the ends of blocks, which no run crosses."""
     cuts = [first, *range((first & -BLOCK) + BLOCK, stop, BLOCK), stop]
     if stop <= (first & -BLOCK) + BLOCK:
         return [(first, stop)]
@@ -56,12 +56,12 @@ def blocks_of(first: int, stop: int) -> list[Span]:
 
 
 def count_of(found: Iterable[SeqRun]) -> int:
-    """How many there are in these stretches; what else they say is not looked at."""
+    """Return the number of seqs in these runs."""
     return sum(stop - first for first, stop, _ in found)
 
 
 def truncate_runs(found: list[SeqRun], most: int) -> list[SeqRun]:
-    """The first `most` positions of these."""
+    """Return the first `most` seqs of these runs."""
     kept: list[SeqRun] = []
     for first, stop, deliveries in found:
         if most <= 0:
@@ -72,12 +72,12 @@ def truncate_runs(found: list[SeqRun], most: int) -> list[SeqRun]:
 
 
 def flatten_spans(spans: Iterable[Span]) -> list[int]:
-    """First, count, first, count and so on, as a change has them."""
+    """Return first, count, first, count, …, the format of a change."""
     return [number for first, stop in spans for number in (first, stop - first)]
 
 
 def gaps(first: int, stop: int, spans: list[Span]) -> list[Span]:
-    """What of [first, stop) is in none of these ascending spans."""
+    """Return the parts of [first, stop) that are in none of these ascending spans."""
     found: list[Span] = []
     for low, high in [*spans, (stop, stop)]:
         if first < low:

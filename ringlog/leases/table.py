@@ -1,15 +1,15 @@
-"""One table of leases: which numbers of a topic were handed out, to whom, and what every event does. Pure.
+"""Lease table: the delivered seqs of a topic, their holders, and the effect of every event on them. Pure.
 
-Queue and consumer group keep their leases in one of these each. A number without a row is ready and was
-never handed out, or is done: which of both, its topic and the owner's cursor tell. Numbers in one state with
-equal facts share a row (runs.py). Times are milliseconds and come as arguments; what has expired is applied
-at the beginning of every operation (QL-9), in the order in which it expires.
+A queue and a consumer group keep their leases in one table each. A seq without a row is ready and was never
+delivered, or is done; the topic and the owner's cursor distinguish the two. Seqs in one state with equal
+facts share a row (runs.py). Times are milliseconds and are passed as arguments. Every operation first applies
+the expirations of leases and delays, in the order of their times.
 
-What an event does to a run is drawn once, in TRANSITIONS, and executed from there.
+The constant TRANSITIONS defines the effect of each event on a run, and the code executes this table.
 
-Invariants, which `check` counts again:
-  runs are disjoint, and their counts by state are what the rows say (QS-3);
-  a holder's counts are what the rows say; no number is in two leases (QL-4).
+Invariants, which `check` recounts:
+  runs are disjoint, and the counts by state equal those of the rows;
+  the counts of a holder equal those of the rows; no seq is in two leases.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from ringlog.leases.types import I64, NO_BACKOFF, U64, LeaseMatch
 from ringlog.limits import DEAD_LETTERS_PER_CLAIM_MAX, LINKS_MAX
 
 ACK: Final = 0
-"""Its holder is done with it; or its copy is durable among the dead letters."""
+"""The holder processed it, or its copy in the dead-letter topic is durable."""
 NACK: Final = 1
-"""Its holder gives it back, or is gone: ready at once."""
+"""The holder returns it, or its process exited: ready at once."""
 DELAY: Final = 2
-"""Its holder gives it back: ready when a delay is over."""
+"""The holder returns it: ready after a delay."""
 REJECT: Final = 3
 EXTEND: Final = 4
 EXPIRE: Final = 5
-"""The time of a lease or a delay is over."""
+"""The deadline of a lease, or the end of a delay, has passed."""
 BACK_OFF: Final = 6
-"""The time of a lease is over, and the back-off after it is not."""
+"""The deadline of a lease has passed, and the backoff after it has not ended."""
 EXHAUST: Final = 7
-"""It came back, and had all its deliveries."""
+"""It was returned after all its deliveries."""
 RESTORE: Final = 8
-"""There are no dead letters any more."""
+"""The dead-letter topic does not exist any more."""
 DELETE: Final = 9
-"""Its records were deleted on request."""
+"""Its records were deleted by a request."""
 REMOVE: Final = 10
-"""Its records left the topic otherwise."""
+"""Its records left the topic for another reason."""
 _STATES: Final = 6
 
 TRANSITIONS = """
@@ -76,14 +76,16 @@ restore   -          -         -          -     returned
 delete    gone       done      done       -     done
 remove    done       done      done       -     done
 """
-"""Event x state: the state after it; "done": there is no run any more; "-": the event passes it over. A claim
-makes leased runs of returned ones and of numbers without a run, a thief's also of leased and delayed ones.
-Requests reach only runs that `match` found held by the node that asks; a replay may be ahead of the time."""
+"""Event x state: the next state. "done": the run is removed; "-": the event has no effect.
+
+A claim creates leased runs from returned ones and from seqs without a run; a steal also from leased and
+delayed ones. Requests reach only runs that `match` found to be held by the requesting node. A replay may be
+ahead of the time."""
 _PASSED: Final = 255
 
 
 def _parsed(drawing: str) -> bytes:
-    """The next state at [event * len(STATES) + state]."""
+    """Return the next states as bytes, indexed by event * len(STATES) + state."""
     head, *lines = (line.split() for line in drawing.strip().splitlines())
     numbers = {name: number for number, name in enumerate(STATES)} | {"done": FREE, "-": _PASSED}
     found = bytearray()
@@ -95,71 +97,72 @@ def _parsed(drawing: str) -> bytes:
 
 _NEXT = _parsed(TRANSITIONS)
 REJECTED_BIT = 1 << 31
-"""Beside the deliveries of what was rejected: it is exhausted whatever its count."""
+"""Flag in the deliveries of a rejected run: it is exhausted, whatever its count."""
 _NONE: I64 = np.zeros(0, np.int64)
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 _STALE_MAX = 1_024
-"""Entries of a heap that hold no longer, beside as many as hold; beyond it the heap is made anew."""
+"""Number of obsolete heap entries, in addition to the valid ones, after which a heap is rebuilt."""
 
 
 class LeaseTable:
-    """The leases of one queue or consumer group, and what came back from them."""
+    """The leases of one queue or consumer group, and the records that were returned."""
 
     def __init__(self, holders: Holders) -> None:
         self.runs = LeaseRuns()
         self.holders = holders
         self.failures = Failures()
-        """Why numbers were given back or rejected, until they are done."""
+        """Reasons of nacks and rejections, until the records are done."""
         self.backoff = NO_BACKOFF
-        """How long numbers rest whose leases ended."""
+        """Delay of records whose lease expired."""
         self.process_by_link: dict[int, ProcessId] = {}
-        """The processes that claimed, by their links, which their runs have; some hold nothing any more."""
+        """The processes that claimed, by the link number in their runs; some hold no lease any more."""
         self._links: dict[ProcessId, int] = {}
         self._links_made = 0
         self.newly_exhausted: list[Span] = []
-        """What claims exhausted since this was emptied."""
+        """Spans that claims exhausted since the list was last emptied."""
         self.has_dead_letters = True
-        """Do exhausted numbers wait to be moved? Else they are returned ones."""
+        """Exhausted records wait for their move. If false, they count as returned."""
         self.deliveries_max = 0
-        """How often a number is handed out at most, tested whenever it comes back; 0 = not then."""
+        """Highest number of deliveries, tested whenever a record is returned; 0 = not tested then."""
         self.version = 0
-        """Grows whenever a run does anything: what was found out before holds while it is the same."""
+        """Grows with every change of a run. Derived data is valid while it stays the same."""
         self.counts_by_state = [0] * len(STATES)
-        """Numbers by state."""
+        """Number of seqs by state."""
         self._runs_of = [0] * len(STATES)
-        """Runs by state."""
+        """Number of runs by state."""
         self._deadlines: list[int] = []
-        """Heap of (instant, row) in one number; one counts only while its row ends at that instant."""
+        """Heap of (time, row), packed into one integer. An entry is valid only while its row ends at that
+        time."""
         self._returned: list[int] = []
-        """Heap of first numbers of returned runs; one counts only while its run is there and returned."""
+        """Heap of first seqs of returned runs. An entry is valid only while such a run starts there."""
         self._exhausted: list[int] = []
-        """Of exhausted ones; the same."""
+        """The same for exhausted runs."""
 
     @property
     def leased(self) -> int:
-        """Numbers that are leased, and live."""
+        """Number of leased seqs that are alive."""
         return self.counts_by_state[LEASED]
 
     @property
     def delayed(self) -> int:
-        """Numbers that came back, and are not ready yet."""
+        """Number of seqs that were returned and are not ready yet."""
         return self.counts_by_state[DELAYED]
 
     @property
     def returned(self) -> int:
-        """Numbers that came back and are ready."""
+        """Number of seqs that were returned and are ready."""
         return self.counts_by_state[RETURNED]
 
     @property
     def exhausted(self) -> int:
-        """Numbers on their way to the dead letters: none of them is handed out."""
+        """Number of seqs that wait for their move to the dead-letter topic. They are not delivered."""
         return self.counts_by_state[EXHAUSTED]
 
     # -- time -----------------------------------------------------------------------------------------
 
     def apply_expirations(self, now_ms: int) -> None:
-        """What has expired by now is ready again."""
+        """Make records ready whose lease or delay ended by now."""
         heap, runs = self._deadlines, self.runs
         while heap and heap[0] >> _ROW_BITS <= now_ms:
             entry = heappop(heap)
@@ -174,15 +177,17 @@ class LeaseTable:
             self.apply_event(row, EXPIRE)
 
     def next_due_ms(self) -> int | None:
-        """When the next lease or delay ends; None = none will."""
+        """Return the time at which the next lease or delay ends; None if there is none."""
         heap = self._deadlines
         while heap and self._instant(heap[0] & _ROW_MASK) != heap[0] >> _ROW_BITS:
             heappop(heap)
         return heap[0] >> _ROW_BITS if heap else None
 
     def _instant(self, row: int) -> int:
-        """When this run's state ends; -1 = never. A lease is held at its deadline still (QL-8), a delay is
-        over at its end (QN-3)."""
+        """Return the time at which the state of this run ends; -1 = never.
+
+        A lease is still held in the millisecond of its deadline. A delay has ended in the millisecond of its
+        end."""
         if row >= len(self.runs.state):
             return -1
         state = self.runs.state[row]
@@ -190,10 +195,10 @@ class LeaseTable:
             return self.runs.at[row] + 1
         return self.runs.at[row] if state == DELAYED else -1
 
-    # -- the drawing, executed ------------------------------------------------------------------------
+    # -- transitions ---------------------------------------------------------------------------------
 
     def apply_event(self, row: int, event: int, at_ms: int = 0) -> None:
-        """Let an event happen to a run; a lease holds up to `at_ms` then, a delay is over at it."""
+        """Apply an event to a run. `at_ms` is the new deadline of a lease or the end of a delay."""
         runs = self.runs
         state = runs.state[row]
         to = _NEXT[event * _STATES + state]
@@ -220,7 +225,7 @@ class LeaseTable:
         self, first: int, stop: int, at: int, token: int, holder: int, deliveries: int, *, link: int = 0,
         begun: int = 0, given: int = 0,
     ) -> None:  # fmt: skip
-        """Lease numbers without a row."""
+        """Lease seqs without a row."""
         for low, high in blocks_of(first, stop):
             row = self.runs.add(
                 low, high, LEASED, at=at, token=token + low - first, holder=holder, deliveries=deliveries,
@@ -232,7 +237,7 @@ class LeaseTable:
         self, first: int, stop: int, state: int, *, at: int, token: int, node: str, deliveries: int,
         life: ProcessId, begun: int = 0, given: int = 0,
     ) -> None:  # fmt: skip
-        """These numbers are what a log or a snapshot says of them, whatever was known."""
+        """Set the state of these seqs to that of a log or a snapshot, and replace what was known."""
         for row in self.isolate_rows(first, stop):
             self.drop(row)
         if state == LEASED:
@@ -250,7 +255,7 @@ class LeaseTable:
             self.enter(row, state)
 
     def link_of_process(self, life: ProcessId) -> int:
-        """The number of a process in its runs; 0 = its end would not be noticed."""
+        """Return the number of a process for its runs; 0 = the process is not observed."""
         if not life[0]:
             return 0
         link = self._links.get(life, 0)
@@ -263,21 +268,21 @@ class LeaseTable:
         return link
 
     def forget_idle_processes(self) -> None:
-        """Forget the processes that hold nothing."""
+        """Forget the processes that hold no lease."""
         runs = self.runs
         held = {runs.link[row] for row in runs.rows() if runs.state[row] == LEASED}
         self.process_by_link = {link: life for link, life in self.process_by_link.items() if link in held}
         self._links = {life: link for link, life in self.process_by_link.items()}
 
     def forget_process(self, life: ProcessId) -> int:
-        """This process is gone; returns the link of its runs, 0 = it never had any."""
+        """Forget a process that exited. Return the link number of its runs; 0 = it never had any."""
         link = self._links.pop(life, 0)
         if link:
             del self.process_by_link[link]
         return link
 
     def drop(self, row: int) -> None:
-        """A run has no row any more: it is done, or handed out under another one."""
+        """Remove the row of a run that is done, or that is delivered under another row."""
         runs = self.runs
         state, size = runs.state[row], runs.stop[row] - runs.first[row]
         self._count(state, -1, -size)
@@ -286,7 +291,7 @@ class LeaseTable:
         runs.drop(row)
 
     def enter(self, row: int, state: int) -> None:
-        """A new row is in this state."""
+        """Count and index a new row in this state."""
         runs = self.runs
         if state in {RETURNED, EXHAUSTED}:
             state = EXHAUSTED if self.becomes_exhausted(row, state) else RETURNED
@@ -303,14 +308,14 @@ class LeaseTable:
         self._runs_of[state] += runs
 
     def becomes_exhausted(self, row: int, state: int) -> bool:
-        """Does a run that comes into this state, and is not held, wait for the dead letters?"""
+        """Return True if a run that enters this state waits for its move to the dead-letter topic."""
         if not self.has_dead_letters:
             return False
         most, deliveries = self.deliveries_max, self.runs.deliveries[row]
         return state == EXHAUSTED or deliveries >= REJECTED_BIT or 0 < most <= deliveries
 
     def _index(self, row: int, state: int) -> None:
-        """Have a run found by its instant, or by its number where it is ready."""
+        """Add a run to the heap by time, or to the heap of its state."""
         if state in {LEASED, DELAYED, GONE}:
             heap, of = self._deadlines, self._runs_of
             heappush(heap, self._instant(row) << _ROW_BITS | row)
@@ -329,14 +334,14 @@ class LeaseTable:
                 )
 
     def _begins(self, first: int, state: int) -> bool:
-        """Does a run in this state begin here?"""
+        """Return True if a run in this state starts at `first`."""
         row = self.runs.find(first)
         return row >= 0 and self.runs.state[row] == state and self.runs.first[row] == first
 
     # -- rows -----------------------------------------------------------------------------------------
 
     def isolate_rows(self, first: int, stop: int) -> list[int]:
-        """Rows that hold exactly what has rows of [first, stop); made by splitting."""
+        """Return the rows within [first, stop), and split runs that cross its ends."""
         rows: list[int] = []
         for row in self.runs.within(first, stop):
             if self.runs.stop[row] > stop:
@@ -347,14 +352,14 @@ class LeaseTable:
         return rows
 
     def rows_of(self, seqs: I64) -> list[int]:
-        """The same of these ascending numbers."""
+        """Return the rows of these ascending seqs, with splits as in `isolate_rows`."""
         rows: list[int] = []
         for first, stop in spans_of(seqs):
             rows += self.isolate_rows(first, stop)
         return rows
 
     def split(self, row: int, at: int) -> int:
-        """Cut a run in two; the second half is known wherever the first one is. Returns it."""
+        """Split a run. The second half is counted and indexed like the first. Return its row."""
         new = self.runs.split_row(row, at)
         state = self.runs.state[new]
         self._runs_of[state] += 1
@@ -364,28 +369,28 @@ class LeaseTable:
         return new
 
     def deliveries_of(self, row: int) -> int:
-        """How often its numbers were handed out."""
+        """Return the number of deliveries of a row."""
         return self.runs.deliveries[row] & ~REJECTED_BIT
 
     def state_of(self, seq: int) -> int:
-        """The state of this number's run; FREE = it has none."""
+        """Return the state of this seq's run; FREE if it has none."""
         row = self.runs.find(seq)
         return self.runs.state[row] if row >= 0 else FREE
 
-    # -- handing out ----------------------------------------------------------------------------------
+    # -- delivery ------------------------------------------------------------------------------------
 
     def take_returned(self, most: int, deliveries_max: int = 0) -> list[int]:
-        """Rows of up to `most` numbers that came back, lowest first; they are to be leased now.
+        """Return rows of up to `most` returned seqs, lowest first, which the caller must lease now.
 
-        With `deliveries_max` numbers that had so many are exhausted instead, at most
-        DEAD_LETTERS_PER_CLAIM_MAX of them (QD-1, QD-10): see `aside`.
+        With `deliveries_max`, seqs with that many deliveries are exhausted instead, at most
+        DEAD_LETTERS_PER_CLAIM_MAX of them: see `newly_exhausted`.
         """
         rows: list[int] = []
         runs, heap, left = self.runs, self._returned, DEAD_LETTERS_PER_CLAIM_MAX
         while most > 0 and heap:
             first = heap[0]
             if not self._begins(first, RETURNED) or (rows and runs.first[rows[-1]] == first):
-                heappop(heap)  # It is no more, or is there twice.
+                heappop(heap)  # The run does not exist any more, or the entry is a duplicate.
                 continue
             row = runs.find(first)
             is_spent = 0 < deliveries_max <= self.deliveries_of(row)
@@ -405,16 +410,18 @@ class LeaseTable:
         return rows
 
     def lowest_returned(self) -> list[int]:
-        """The lowest number that came back and is ready; none when there is none."""
+        """Return a list with the lowest returned and ready seq; empty if there is none."""
         while self._returned and not self._begins(self._returned[0], RETURNED):
             heappop(self._returned)
         return self._returned[:1]
 
-    # -- what becomes of leases -----------------------------------------------------------------------
+    # -- settlement ----------------------------------------------------------------------------------
 
     def match(self, seqs: I64, tokens: U64 | None, node: str, now_ms: int) -> LeaseMatch:
-        """Which of these numbers does `node` hold (QA-3, QA-4, QA-10)? A token of 0 asks for none; a number
-        that is named twice counts once. Changes nothing but what has expired."""
+        """Return which of these seqs `node` holds.
+
+        A token of 0 matches any lease. A seq that occurs twice counts once. Only expirations change the
+        table."""
         self.apply_expirations(now_ms)
         holder = self.holders.find(node)
         if len(seqs) == 1:
@@ -445,7 +452,10 @@ class LeaseTable:
         return LeaseMatch(ascending[leased], ascending[gone], seqs[passed])
 
     def _is_one_lease(self, seqs: I64, tokens: U64 | None, holder: int) -> bool:
-        """Are these numbers that were claimed together, in order, and are they all held still? Mostly so."""
+        """Return True if these seqs were claimed together, are in order, and are all still held.
+
+        The common case.
+        """
         count, first = len(seqs), int(seqs[0]) if len(seqs) else 0
         if not count or int(seqs[-1]) - first != count - 1:
             return False
@@ -460,7 +470,7 @@ class LeaseTable:
         return tokens is None or np.array_equal(tokens, self.tokens_of(row, seqs))
 
     def _match_one(self, seqs: I64, token: int, holder: int) -> LeaseMatch:
-        """The same for one number, which is all latency."""
+        """Match a single seq; optimized for latency."""
         seq, runs = int(seqs[0]), self.runs
         row = runs.find(seq)
         state = runs.state[row] if row >= 0 else FREE
@@ -479,11 +489,12 @@ class LeaseTable:
         return fits
 
     def tokens_of(self, row: int, seqs: I64) -> U64:
-        """Of the lease under which these numbers of a row were handed out last."""
+        """Return the tokens of the leases under which these seqs of a row were last delivered."""
         return (seqs - self.runs.first[row]).astype(np.uint64) + np.uint64(self.runs.token[row])
 
     def apply_removal(self, floor: int, seqs: BitMap64 | None = None, *, on_request: bool = False) -> None:
-        """Numbers below `floor` and those in `seqs` are not alive: their leases and delays end (QL-11)."""
+        """End the leases and delays of seqs below `floor` and in `seqs`, because they are not alive any more.
+        """
         if not len(self.runs):
             return
         event = DELETE if on_request else REMOVE
@@ -496,7 +507,7 @@ class LeaseTable:
                 self.apply_event(row, event)
 
     def _known(self, seqs: BitMap64) -> I64:
-        """Those of the numbers whose blocks have runs; a delete may name millions."""
+        """Return the seqs whose blocks have runs. A delete may name millions of seqs."""
         if len(seqs) <= BLOCK:
             return np.array([seq for seq in seqs if seq >> BLOCK_SHIFT in self.runs.blocks], dtype=np.int64)
         numbers = np.frombuffer(seqs.to_array(), dtype=np.int64)
@@ -506,8 +517,7 @@ class LeaseTable:
     # -- dead letters ---------------------------------------------------------------------------------
 
     def exhausted_runs(self, most: int) -> list[SeqRun]:
-        """(first, stop, deliveries) of what waits for the dead letters, lowest first, at most so many
-        numbers."""
+        """Return (first, stop, deliveries) of exhausted runs, lowest first, at most `most` seqs."""
         found: list[SeqRun] = []
         kept: list[int] = []
         while most and self._exhausted:
@@ -524,13 +534,13 @@ class LeaseTable:
         return found
 
     def is_exhausted(self, seq: int) -> bool:
-        """Does this number wait for the dead letters?"""
+        """Return True if this seq waits for its move to the dead-letter topic."""
         return self.state_of(seq) == EXHAUSTED
 
     # -- counting -------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert the invariants by counting again."""
+        """Verify the invariants by a recount."""
         runs, before = self.runs, 0
         counts, rows = [0] * len(STATES), [0] * len(STATES)
         held: dict[int, tuple[int, int]] = {}

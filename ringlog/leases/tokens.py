@@ -1,7 +1,8 @@
-"""Tokens: a number for every lease of a job, never given twice (QL-7). Pure.
+"""Lease tokens: a number for each lease of a job, never reused. Pure.
 
-A token's upper 24 bits are the incarnation of the shard that gave it, the rest counts. A shard's incarnations
-only grow over the life of the data directory, so a token from before a restart matches no later lease.
+The upper 24 bits of a token are the incarnation of the shard, the others are a counter. Incarnations of a
+shard only grow over the life of the data directory. A token from before a restart therefore matches no later
+lease.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from ringlog.errors import InvariantViolation
 NUMBER_BITS = 40
 INCARNATION_MAX = (1 << 24) - 1
 NUMBER_MAX = (1 << NUMBER_BITS) - 1
-"""At a million leases a second it lasts for twelve days; then the shard starts anew."""
+"""At a million leases per second it lasts for 12 days. Then the shard restarts."""
 
 
 class LeaseTokens:
@@ -24,7 +25,7 @@ class LeaseTokens:
         self._next = 1
 
     def allocate(self, count: int) -> int:
-        """The first of `count` tokens that follow each other."""
+        """Return the first of `count` consecutive tokens."""
         first, self._next = self._next, self._next + count
         if self._next > NUMBER_MAX:
             raise InvariantViolation("all tokens of this incarnation are given", most=NUMBER_MAX)
@@ -32,5 +33,5 @@ class LeaseTokens:
 
 
 def incarnation_of(token: int) -> int:
-    """Who gave it."""
+    """Return the incarnation that issued this token."""
     return token >> NUMBER_BITS

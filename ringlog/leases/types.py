@@ -1,4 +1,4 @@
-"""What a queue is asked and answers: plain values. Pure."""
+"""Parameters and results of queue operations: plain values. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ringlog.leases.holders import NO_PROCESS, ProcessId
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 _DOUBLINGS_MAX = 40
-"""Beyond it every rest is the longest one: a day's milliseconds double 27 times."""
+"""More doublings change nothing: the milliseconds of a day have 27 bits."""
 
 
 class LeaseMatch(NamedTuple):
-    """Which entries of a request hold their lease. Numbers ascend, but for `skipped`: in request order."""
+    """Which entries of a request hold their lease. Seqs ascend, except in `skipped`: in request order."""
 
     leased: I64
     gone: I64
-    """Deleted by others meanwhile (QA-9)."""
+    """Deleted by another request in the meantime; an ack of them still counts."""
     skipped: I64
 
 
 class QueueCounts(NamedTuple):
-    """QS-1."""
+    """Jobs of a queue by state; together they are all of its jobs."""
 
     ready: int
     in_flight: int
@@ -33,40 +33,44 @@ class QueueCounts(NamedTuple):
 
 
 class ClaimRequest(NamedTuple):
-    """One claim among several."""
+    """One of several claims."""
 
     node: str
     most: int
     lease_ms: int
     process_id: ProcessId = NO_PROCESS
-    """The process that claims; see `release`."""
+    """The process that claims; see `ConsumerGroup.release`."""
     call: int = 0
     by_number: bool = False
-    """As of `Order`: it is given the lowest numbers whatever the others are given by."""
+    """As in `DispatchOrder`: this claim gets the lowest seqs, whatever the order of the others."""
 
 
 class DispatchOrder(NamedTuple):
-    """In which order jobs are handed out that nobody had yet."""
+    """Order in which jobs are delivered for the first time."""
 
     levels: int = 0
-    """Levels of priority, the highest first; a priority above them is the highest. 0: there are none."""
+    """Number of priority levels, the highest first. A priority above them counts as the highest. 0: no
+    priorities."""
     starvation_ms: int = 0
-    """A job below the highest level that waited longer goes before all of these; 0 = none does."""
+    """A job below the highest level that waited longer is delivered before all others; 0 = no such rule."""
     by_number: bool = False
-    """Whatever their level: the lowest number first (L14)."""
+    """Ignore levels: the lowest seq first."""
 
 
 SEQ_ORDER = DispatchOrder()
 
 
 class RedeliveryBackoff(NamedTuple):
-    """After the first delivery `base_ms`, then twice as long each time, `most_ms` at most; 0 = none."""
+    """Delay `base_ms` after the first delivery, doubled with each further one, at most `most_ms`.
+
+    `base_ms` 0 = no delay.
+    """
 
     base_ms: int = 0
     most_ms: int = 0
 
     def delay_after(self, deliveries: int) -> int:
-        """After so many deliveries."""
+        """Return the delay after this number of deliveries."""
         if not self.base_ms:
             return 0
         return min(self.base_ms << min(max(deliveries - 1, 0), _DOUBLINGS_MAX), self.most_ms)

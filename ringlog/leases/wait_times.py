@@ -1,8 +1,8 @@
-"""Ages: about when each job was put, and how long jobs waited until they were first handed out. Pure.
+"""Wait times: approximate enqueue times of jobs, and the waits before their first delivery. Pure.
 
-Numbers and commit stamps both only grow (CK-3), so a few of them say all: of each change of the stamp, in
-milliseconds, the first number under it. When there are too many, only those stay that lie further apart,
-twice as far each time: then a job may look older than it is by as much.
+Seqs and commit times both only grow, so a short list represents them: for each change of the time in
+milliseconds, the first seq with this time. If the list is too long, its resolution is halved. A job may then
+appear older than it is by that resolution.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from bisect import bisect_right
 from ringlog.limits import QUEUE_AGES_MAX, WAIT_WINDOW_MS
 
 _STEP_BITS = 3
-"""Eight steps an octave: a wait is known to an eighth of itself."""
+"""Eight steps for each doubling: a wait is known to an eighth of its value."""
 _STEPS = 1 << _STEP_BITS
 _BUCKETS = 48 * _STEPS
 
 
 class EnqueueTimes:
-    """When the jobs of one queue were put, as far as this incarnation saw it."""
+    """Enqueue times of the jobs of one queue, as far as this incarnation observed them."""
 
     def __init__(self) -> None:
         self._firsts = array("Q")
         self._times = array("Q")
         self._grain_ms = 1
-        """Instants are at least so far apart."""
+        """Smallest distance between two times."""
 
     def __len__(self) -> int:
         return len(self._firsts)
 
     def record_enqueue(self, first: int, put_ms: int) -> None:
-        """Jobs from `first` on were put at this time."""
+        """Record that the jobs from `first` on were enqueued at this time."""
         if self._times and put_ms < self._times[-1] + self._grain_ms:
             return
         self._firsts.append(first)
@@ -43,7 +43,7 @@ class EnqueueTimes:
                 self.record_enqueue(each, at_ms)
 
     def forget(self, below: int) -> None:
-        """Jobs below this one are gone."""
+        """Forget jobs below this seq, which are deleted."""
         at = bisect_right(self._firsts, below) - 1
         if at > 0:
             del self._firsts[:at], self._times[:at]
@@ -51,20 +51,21 @@ class EnqueueTimes:
             self._grain_ms = max(self._grain_ms // 2, 1)
 
     def put_ms(self, seq: int) -> int | None:
-        """When this job was put, or a little earlier; None = before anybody looked."""
+        """Return the enqueue time of this job, or a slightly earlier time; None if it was not observed."""
         at = bisect_right(self._firsts, seq) - 1
         return self._times[at] if at >= 0 else None
 
     def first_after(self, ms: int) -> int:
-        """Jobs below this number were put by then; those of which nothing is known count from the first time
-        that is known. 0 = none was."""
+        """Return the seq below which all jobs were enqueued by then; 0 if none was.
+
+        Jobs without an observed time count with the first observed time."""
         at = bisect_right(self._times, ms)
         if not at:
             return 0
         return self._firsts[at] if at < len(self._firsts) else 1 << 63
 
     def counts_by_put_time(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Of the jobs in [first, stop), those of which it is known: (how many, when they were put)."""
+        """Return (number of jobs, enqueue time) for the jobs in [first, stop) whose time is known."""
         found: list[tuple[int, int]] = []
         at = bisect_right(self._firsts, first) - 1
         if at < 0 and self._firsts:
@@ -77,7 +78,7 @@ class EnqueueTimes:
 
 
 class WaitHistogram:
-    """How long jobs waited, lately: a histogram of this window of time and of the one before it."""
+    """Recent waits of jobs: histograms of the current time window and of the previous one."""
 
     def __init__(self) -> None:
         self._now = array("Q", bytes(8 * _BUCKETS))
@@ -85,12 +86,12 @@ class WaitHistogram:
         self._window = -1
 
     def record_waits(self, count: int, waited_ms: int, now_ms: int) -> None:
-        """So many jobs were handed out for the first time after so long."""
+        """Record that `count` jobs were delivered for the first time after this wait."""
         self._rotate_windows(now_ms)
         self._now[min(_bucket(max(waited_ms, 0)), _BUCKETS - 1)] += count
 
     def p99_ms(self, now_ms: int) -> int:
-        """99 in 100 of them waited no longer than this; 0 when none was handed out lately."""
+        """Return the 99th percentile of the waits; 0 if no job was delivered recently."""
         self._rotate_windows(now_ms)
         counts = [a + b for a, b in zip(self._now, self._before, strict=True)]
         left = sum(counts) - sum(counts) // 100
@@ -114,7 +115,7 @@ def _bucket(ms: int) -> int:
 
 
 def _most(bucket: int) -> int:
-    """The longest wait that is counted in a bucket."""
+    """Return the longest wait that a bucket counts."""
     if bucket < 2 * _STEPS:
         return bucket
     shift = bucket // _STEPS - 1

@@ -1,4 +1,4 @@
-"""Where an engine is: URLs, the file a running engine leaves in its run directory."""
+"""Address of an engine: URLs, and the file engine.json in the run directory of a running engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Address:
 
 
 def parse_url(url: str | None) -> Address:
-    """Read a URL; None means RINGLOG_URL, else the default run directory. Raises UsageError."""
+    """Parse a URL. None = RINGLOG_URL, or the default run directory. Raises UsageError."""
     if url is None:
         url = os.environ.get(environment.URL) or _default_url()
     if not isinstance(url, str):
@@ -68,12 +68,12 @@ def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as e:
-        # Brackets without an address between them, characters that other characters stand for.
+        # For example brackets without an address, or characters that normalize to a delimiter.
         raise UsageError("not a URL", url=url, reason=str(e), expected=_RULE) from None
 
 
 def _remote(url: str) -> Address:
-    # Cut by hand: a key may hold any of & # % + ?, which a URL parser takes for its own.
+    # The code splits the URL itself: a key may contain & # % + or ?, which a URL parser treats as delimiters.
     base, _, query = url.partition("?")
     parts = _split(base)
     try:
@@ -88,9 +88,9 @@ def _remote(url: str) -> Address:
 
 
 def _server_key(query: str) -> str:
-    """The key of `server_key=…`, as the engine prints it or percent-encoded.
+    """Return the key of `server_key=…`, in the form that the engine prints or percent-encoded.
 
-    40 characters are the key itself; an encoded one is longer wherever encoding changed anything.
+    40 characters are the key itself. An encoded key is longer if encoding changed any character.
     """
     name, equals, raw = query.partition("=")
     if name != "server_key" or not equals:
@@ -102,7 +102,7 @@ def _server_key(query: str) -> str:
 
 
 def read_engine_file(run_dir: str) -> EngineInfo | None:
-    """Read `engine.json` in `run_dir`, or in `run` below it; None when no engine has left one there."""
+    """Read `engine.json` in `run_dir` or in its subdirectory `run`; None if there is no such file."""
     for directory in (Path(run_dir), Path(run_dir) / "run"):
         try:
             found = msgspec.json.decode((directory / ENGINE_FILE).read_bytes(), type=EngineInfo)
@@ -116,7 +116,7 @@ def read_engine_file(run_dir: str) -> EngineInfo | None:
         except OSError as e:
             if e.errno in {errno.EMFILE, errno.ENFILE}:
                 raise UsageError(descriptor_limit_message(), run_dir=run_dir) from None
-            # A device that fails; whoever keeps looking finds the engine once it is back.
+            # The device fails. A caller that tries again finds the engine when the device works again.
             raise UsageError("engine.json cannot be read", run_dir=run_dir, reason=e.strerror) from None
     return None
 
@@ -133,17 +133,20 @@ def _not_ours(directory: Path) -> str:
 
 
 def _with_gateway_in(directory: Path, found: EngineInfo) -> EngineInfo:
-    """The endpoint of a socket in the run directory, by the path that this directory has here."""
+    """Return `found` with the path of the gateway's socket in `directory`.
+
+    An endpoint with a scheme stays as it is.
+    """
     if not found.gateway_ipc or "://" in found.gateway_ipc:
         return found
     return msgspec.structs.replace(found, gateway_ipc=f"ipc://{directory.absolute() / found.gateway_ipc}")
 
 
 def is_shared_memory_unreachable(engine: EngineInfo) -> bool:
-    """True when this engine runs, and its shared memory is not there for this process.
+    """Return True if the engine runs and this process cannot see its shared memory.
 
-    So it is for a program in another container that shares the data volume alone. The shared memory of an
-    engine that was killed may be missing, too, but then no gateway accepts connections.
+    This is the case for a program in another container that shares only the data volume. If the engine was
+    killed, its shared memory may be missing as well, but then no gateway accepts connections.
     """
     if os.path.isdir(engine.shm_dir) or not engine.gateway_ipc:
         return False

@@ -1,7 +1,7 @@
-"""CURVE key files: who a server or a client is on a TCP connection.
+"""CURVE key files: the identity of a server or a client on a TCP connection.
 
-A key file is TOML with `public_key` and, in a file of one's own, `secret_key`, both in Z85 (40
-characters). A file with a secret key must be ours and closed to others (0600), or it is refused.
+A key file is TOML with `public_key` and, for the owner of the key, `secret_key`, both in Z85 (40 characters).
+A file with a secret key must belong to the current user and have mode 0600, or it is refused.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?
 
 @dataclass(frozen=True, slots=True)
 class CurveKey:
-    """One key pair, or the public half of somebody else's (then `secret` is empty)."""
+    """One key pair, or only a public key (then `secret` is empty)."""
 
     public: bytes
     secret: bytes = field(default=b"", repr=False)
 
 
 def new_key() -> CurveKey:
-    """Make a fresh random key pair."""
+    """Return a new random key pair."""
     import zmq
 
     public, secret = zmq.curve_keypair()
@@ -36,7 +36,7 @@ def new_key() -> CurveKey:
 
 
 def key_file_text(key: CurveKey) -> str:
-    """Text of the key file; write it with mode 0600 when it holds the secret."""
+    """Return the text of a key file. Write it with mode 0600 if it has the secret key."""
     lines = [f'public_key = "{key.public.decode()}"']
     if key.secret:
         lines.append(f'secret_key = "{key.secret.decode()}"')
@@ -44,7 +44,10 @@ def key_file_text(key: CurveKey) -> str:
 
 
 def read_key_file(path: str, *, needs_secret: bool) -> CurveKey:
-    """Read and check a key file; raises ConfigError naming the file and what is wrong, never a key."""
+    """Read and validate a key file.
+
+    Raises ConfigError, which names the file and the fault, and never a key.
+    """
     facts = _facts(path, is_private=needs_secret)
     public = facts.get("public_key")
     secret = facts.get("secret_key", "")
@@ -58,12 +61,12 @@ def read_key_file(path: str, *, needs_secret: bool) -> CurveKey:
 
 
 def read_private_text(path: str, bytes_max: int) -> str:
-    """Read a file that others must not be able to change or read; raises ConfigError."""
+    """Read a file that other users can neither read nor change. Raises ConfigError otherwise."""
     return _read(path, bytes_max, is_private=True)
 
 
 def is_public_key(text: object) -> bool:
-    """Say whether this is a key in Z85: five characters are a number below 2^32, and not all are."""
+    """Return True for a key in Z85: 40 characters, and each group of five is a number below 2^32."""
     if not isinstance(text, str) or len(text) != KEY_CHARS or not set(text) <= set(_Z85):
         return False
     return all(_number_of(text[at : at + 5]) < 1 << 32 for at in range(0, KEY_CHARS, 5))
@@ -80,7 +83,7 @@ def _facts(path: str, *, is_private: bool) -> dict[str, object]:
     try:
         return tomllib.loads(_read(path, _FILE_BYTES_MAX, is_private=is_private))
     except tomllib.TOMLDecodeError:
-        # The parser's words may quote the line, and the line may hold the secret.
+        # The parser's message may quote the line, which may contain the secret key.
         raise ConfigError(
             'key file is not TOML: it needs a line public_key = "…" and, in one\'s own, secret_key = "…"',
             file=path,
@@ -98,7 +101,7 @@ def _read(path: str, bytes_max: int, *, is_private: bool) -> str:
         raise ConfigError("key file is not a regular file", file=path)
     with open(fd, "rb") as file:
         if not hasattr(os, "geteuid"):
-            is_private = False  # Windows: access control lists say who may read it.
+            is_private = False  # Windows: access control lists decide which user may read it.
         if is_private and facts.st_mode & 0o077:
             raise ConfigError(
                 "key file is open to others", file=path, mode=oct(facts.st_mode & 0o777), needs="0o600"

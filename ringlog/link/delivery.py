@@ -1,12 +1,12 @@
-"""Delivery: what a client has asked the schedulers to be told of, kept true over any connection.
+"""Delivery: the subscriptions of one client at the schedulers, restored on every new connection.
 
-A *subscription* is a set of *feeds* (a topic, and how far its reader is). Schedulers answer with *turns*:
-this feed may be read. Turns are hints and permissions, never data, so everything here may be lost and asked
-for again: when a connection is new, or a scheduler says that it knows nothing of us, all subscriptions are
-sent again with the positions their readers have by then.
+A *subscription* is a set of *feeds* (a topic and the position of its reader). Schedulers answer with *grants*
+(*turns* in the messages): the reader may read a feed up to a position. Grants are hints and permissions,
+never data, so all of this may be lost and requested again. On a new connection, or when a scheduler reports
+that it does not know the client, Delivery sends all subscriptions again with the current positions of their
+readers.
 
-A client's session has one Delivery, and so has a gateway, for the clients it speaks for. Nothing here waits
-or locks.
+A client's session has one Delivery. The gateway has one for its clients. Nothing here blocks or locks.
 """
 
 from __future__ import annotations
@@ -53,22 +53,24 @@ from ringlog.placement import scheduler_of
 
 KEEPALIVE_NS = LINK_SILENCE_MS * MS // 3
 RETRY_PAUSE_NS = 100 * MS
-"""Pause before a scheduler that refused is asked again."""
+"""Pause before the next request to a scheduler that refused."""
 _LATER = (NotReady, NotConnected, ShuttingDown)
 UNBOUNDED = (1 << 63) - 1
 RETURNS_PER_MESSAGE_MAX = 256
 NAMES_SCHEDULER = 0
-"""The scheduler that reports changed topic names to this client: each scheduler sees those of all shards."""
+"""The scheduler that reports changed topic names to this client. Each scheduler sees the names of all
+shards."""
 RELOCATIONS_AT_ONCE = 64
-"""So many topics are looked for at the same time: a restarted shard has other things to do."""
+"""Number of topics that are located at the same time, to limit the load on a restarted shard."""
 RETURN_DELAY_NS = 5 * MS
-"""Turns that are over are said together: this late at most when their reader looks for more now and then."""
+"""Longest delay of returned grants, which are sent together, if the reader requests more grants now and
+then."""
 RETURN_DELAY_BUSY_NS = 50 * MS
-"""And this late in a client whose thread does not: it is busy, and another one would disturb it."""
+"""The same for a client whose thread is busy: a wake-up would disturb it."""
 
 
 class DeliveryHost(Protocol):
-    """Who has the connections and the time: a client's session, or the gateway."""
+    """Provides connections and time: a client's session, or the gateway."""
 
     @property
     def links(self) -> Links: ...
@@ -78,20 +80,20 @@ class DeliveryHost(Protocol):
     def timers(self) -> Timers: ...
 
     def deadline_ns(self) -> int:
-        """When a request made now is given up."""
+        """Return the deadline of a request that is made now."""
         ...
 
     def pause(self, seconds: float) -> Pending[None]:
-        """Done after a while."""
+        """Return a result that is done after this time."""
         ...
 
     def wait_connected(self) -> Pending[None]:
-        """Done once the engine was met."""
+        """Return a result that is done after the first connection to the engine."""
         ...
 
 
 class LocationHint(NamedTuple):
-    """Where the next frames of a feed lie, if the scheduler knew."""
+    """Location of the next frames of a feed, if the scheduler knows it."""
 
     first_seq: int
     last_seq: int
@@ -102,17 +104,18 @@ class LocationHint(NamedTuple):
 
 @dataclass(slots=True)
 class ReadGrant:
-    """A feed may be read, up to `until`."""
+    """Permission to read a feed up to `until`."""
 
     feed: int
     until: int
     hint: LocationHint | None
     granted_ns: int
-    """When it was offered."""
+    """Time at which the client received it."""
     is_self_granted: bool = False
-    """Nobody gave it: its reader wants to look, and nothing is to be given back."""
+    """The client made this grant itself so that the reader checks the feed. It is not returned to a
+    scheduler."""
     error: RinglogError | None = None
-    """What is to be said of the feed instead of reading it."""
+    """Error to raise for the feed instead of reading it."""
 
 
 @dataclass(slots=True)
@@ -123,14 +126,15 @@ class _FeedState:
     after: int
     grant: ReadGrant | None = None
     error: RinglogError | None = None
-    """To be said in the next turn, since one is out."""
+    """Error for the next grant, because one is outstanding."""
     is_relocating: bool = False
-    """Its scheduler does not find it where we said it is; its shard is asked, or will be."""
+    """Its scheduler does not find the topic in its slot. The client requests its location from the shard, or
+    will do so."""
 
 
 @dataclass(slots=True, eq=False)
 class ClientSubscription:
-    """One ready set at the schedulers. Made by Delivery.open."""
+    """One ready set at the schedulers. Created by Delivery.open_subscription."""
 
     number: int
     credit: int
@@ -138,18 +142,19 @@ class ClientSubscription:
     names: bool
     feeds: dict[int, _FeedState] = field(default_factory=dict)
     ready: deque[ReadGrant] = field(default_factory=deque)
-    """Turns that were not taken, in the order in which they were given."""
+    """Grants that the reader did not take, in the order of arrival."""
     names_changed: bool = False
     failure: RinglogError | None = None
-    """Why there will be no turns any more."""
+    """Why there will be no more grants."""
     waiting: Pending[None] | None = None
     feeds_made: int = 0
     schedulers: set[int] = field(default_factory=set)
-    """Schedulers that were told of it; with `names` NAMES_SCHEDULER is one, also without a feed there."""
+    """Schedulers that received a part of the subscription. With `names` NAMES_SCHEDULER is one of them, even
+    without a feed."""
 
     @property
     def has_work(self) -> bool:
-        """There is something to look at without waiting."""
+        """The reader has something to process without waiting."""
         return bool(self.ready) or self.names_changed or self.failure is not None
 
 
@@ -158,10 +163,10 @@ def _no_schedulers_error() -> InvalidRequest:
 
 
 class Delivery:
-    """All subscriptions of one host. Implements link.protocol.Hears."""
+    """All subscriptions of one host. Implements link.protocol.SchedulerListener."""
 
     def __init__(self, host: DeliveryHost, give_back_ns: int = RETURN_DELAY_NS) -> None:
-        """`give_back_ns`: how late turns that are over are said when nobody asks for more."""
+        """`give_back_ns`: longest delay of returned grants if no reader requests more."""
         self._host = host
         self._give_back_ns = give_back_ns
         self._subscriptions: dict[int, ClientSubscription] = {}
@@ -170,17 +175,18 @@ class Delivery:
         self._taken: dict[int, list[int]] = {}
         """Words of rows of Taken that were not sent yet, by scheduler."""
         self._over: deque[tuple[ClientSubscription, ReadGrant, int, bool]] = deque()
-        """Turns that are over and were not looked at yet: at most one a feed. See `return_grant_unlocked`."""
+        """Returned grants that are not processed yet: at most one for each feed. See
+        `return_grant_unlocked`."""
         self._giving_back: Timer | None = None
         self._over_since_ns = 0
-        """When the first of the turns that are over and not said yet was noted."""
+        """Time at which the first returned grant that was not sent was noted."""
         self._sought: deque[tuple[ClientSubscription, int]] = deque()
         self._is_seeking = False
 
-    # -- what a watch does ------------------------------------------------------------------------------
+    # -- calls of a watch -------------------------------------------------------------------------------
 
     def open_subscription(self, *, credit: int, strong: bool, names: bool) -> ClientSubscription:
-        """A new subscription without feeds; raises UsageError for a credit out of range."""
+        """Return a new subscription without feeds. Raises UsageError for a credit out of range."""
         if not 1 <= credit <= CREDIT_MAX:
             raise UsageError("credit out of range", found=credit, min=1, max=CREDIT_MAX)
         self._numbers += 1
@@ -192,30 +198,33 @@ class Delivery:
     def add_feeds(
         self, subscription: ClientSubscription, wanted: Iterable[tuple[TopicInfo, int]]
     ) -> Pending[list[int]]:
-        """Add feeds, (topic, position) each; done with their numbers once the schedulers know them.
+        """Add feeds, (topic, position) each.
 
-        Without feeds: with `names`, done once changed topic names are reported.
+        The result has their numbers and is done when the schedulers know them.
+
+        Without feeds and with `names`, the result is done when changed topic names are reported.
         """
         return run_steps(self._add_steps(subscription, list(wanted)))
 
     @staticmethod
     def take_grant(subscription: ClientSubscription) -> ReadGrant | None:
-        """The next turn in order of value, if there is one; its feed gets no other before `finished`.
+        """Return the next grant in order of priority; None if there is none.
 
-        Only the subscription's reader calls it; that needs no lock.
+        The feed gets no other grant before `return_grant`. Only the subscription's reader calls this; it
+        needs no lock.
         """
         ready = subscription.ready
         while ready:
             try:
                 turn = ready.popleft()
             except IndexError:
-                return None  # Closed just now.
+                return None  # The subscription was closed at this moment.
             if turn.feed in subscription.feeds:
                 return turn
         return None
 
     def self_grant(self, subscription: ClientSubscription, feed: int, *, after_ns: int = 0) -> None:
-        """Give a feed a turn of its reader's own, now or in a while."""
+        """Create a grant for a feed without a scheduler, now or after `after_ns`."""
         if after_ns:
             now = self._host.clock.monotonic_ns()
             self._host.timers.call_at(now + after_ns, lambda: self.self_grant(subscription, feed))
@@ -229,23 +238,25 @@ class Delivery:
     def return_grant(
         self, subscription: ClientSubscription, turn: ReadGrant, after: int, *, is_consumed: bool
     ) -> None:
-        """The turn's feed was read up to `after`."""
+        """Return a grant: the feed was read up to `after`."""
         self._over.append((subscription, turn, after, is_consumed))
         self.collect_returns()
 
     def return_grant_unlocked(
         self, subscription: ClientSubscription, turn: ReadGrant, after: int, *, is_consumed: bool
     ) -> bool:
-        """As `finished`, for a caller without the lock: two locks a turn are a good part of its cost.
+        """Return a grant without the lock.
 
-        False when the caller has to `collect` with the lock, since nobody else will soon.
+        Two lock operations for each grant would be a large part of its cost. Return False if the caller must
+        call `collect_returns` with the lock, because no timer will do it soon.
         """
         self._over.append((subscription, turn, after, is_consumed))
-        # `give_back` forgets its timer before it looks what is over: who still sees one will be looked at.
+        # `send_returns` clears its timer before it reads `_over`. If the timer is still set here, this entry
+        # is read.
         return self._giving_back is not None and len(self._over) < RETURNS_PER_MESSAGE_MAX
 
     def collect_returns(self) -> None:
-        """Note which turns are over, and have that said soon."""
+        """Process returned grants, and arrange that they are sent soon."""
         self._apply_returns()
         if any(len(words) >= RETURNS_PER_MESSAGE_MAX * TAKEN_WORDS for words in self._taken.values()):
             self.send_returns()
@@ -255,7 +266,7 @@ class Delivery:
 
     @property
     def is_return_overdue(self) -> bool:
-        """Turns have been over for long enough; asked by readers that do not wait, without the lock."""
+        """Returned grants have waited long enough. Readers that do not wait check this without the lock."""
         return self._giving_back is not None and self._now_ns() - self._over_since_ns >= RETURN_DELAY_NS
 
     def _apply_returns(self) -> None:
@@ -274,7 +285,7 @@ class Delivery:
             rows += (subscription.number, turn.feed, state.after, int(is_consumed))
 
     def send_returns(self) -> None:
-        """Say which turns are over: together, when there are many, or when somebody waits for more."""
+        """Send all returned grants now."""
         timer, self._giving_back = self._giving_back, None
         if timer is not None:
             timer.cancel()
@@ -285,16 +296,19 @@ class Delivery:
             peer = self._host.links.scheduler(number)
             peer.send_oneway(
                 Taken(len(words) // TAKEN_WORDS), rows.tobytes()
-            )  # Lost with its link: said anew then.
+            )  # If it is lost with the connection, the next Subscribe sends the positions.
 
     def drop_feed(self, subscription: ClientSubscription, feed: int) -> None:
-        """End one feed."""
+        """Remove one feed."""
         state = subscription.feeds.pop(feed, None)
         if state is not None:
             self._unsubscribe(state.scheduler, Unsubscribe(subscription.number, [feed]))
 
     def wait_for_work(self, *subscriptions: ClientSubscription) -> Pending[None]:
-        """Done when one of the subscriptions has news."""
+        """Return a result that is done when one of the subscriptions has work.
+
+        Send all returned grants first.
+        """
         if self._taken or self._over:
             self.send_returns()
         pending: Pending[None] = Pending()
@@ -306,7 +320,7 @@ class Delivery:
         return pending
 
     def close_subscription(self, subscription: ClientSubscription) -> None:
-        """End a subscription. Idempotent."""
+        """Close a subscription. Idempotent."""
         if self._subscriptions.pop(subscription.number, None) is None:
             return
         for number in subscription.schedulers:
@@ -322,17 +336,18 @@ class Delivery:
             self._taken.clear()
             self._over.clear()
 
-    # -- what schedulers say ----------------------------------------------------------------------------
+    # -- messages of schedulers --------------------------------------------------------------------------
 
     def schedulers_changed(self, schedulers: int) -> None:
-        """Deal out feeds anew among those that there are. A connection to each comes, and with it is said
-        what it is to look after; without schedulers all subscriptions end as a new one would."""
+        """Assign the feeds to the new number of schedulers.
+
+        Each scheduler receives its feeds when it is connected. Without schedulers all subscriptions fail."""
         if not schedulers:
             self.fail_all(_no_schedulers_error())
             return
         for subscription in self._subscriptions.values():
             if not subscription.schedulers:
-                continue  # Not said to anybody yet.
+                continue  # No scheduler received it yet.
             for state in subscription.feeds.values():
                 state.scheduler = scheduler_of(state.info.topic_id, schedulers)
             subscription.schedulers = {state.scheduler for state in subscription.feeds.values()}
@@ -342,13 +357,13 @@ class Delivery:
             self._host.links.scheduler(number)
 
     def scheduler_connected(self, number: int) -> None:
-        """It knows nothing of us: say everything again."""
+        """Send all subscriptions of this scheduler again: it does not know them."""
         for subscription in list(self._subscriptions.values()):
             if number in subscription.schedulers:
                 run_steps(self._send_again_steps(subscription, number))
 
     def scheduler_message(self, number: int, said: PeerReply) -> None:
-        """Turns, or a word of another kind."""
+        """Handle an unsolicited message: grants, changed topic names, or lost subscriptions."""
         message = said.message
         if isinstance(message, Turns):
             self._turns(said.attachment)
@@ -356,7 +371,7 @@ class Delivery:
             for subscription in self._subscriptions.values():
                 self._names_may_have_changed(subscription)
         elif isinstance(message, SubscriptionsLost):
-            # It took us for dead, and our ring away.
+            # The scheduler considered this client dead and removed its ring.
             self._host.links.request_grants(number)
             self.scheduler_connected(number)
 
@@ -371,7 +386,10 @@ class Delivery:
         self._accept_grants(np.frombuffer(attachment, dtype=np.uint64).reshape(-1, TURN_WORDS).tolist())
 
     def scheduler_grants(self, number: int, rows: list[list[int]], *, is_complete: bool) -> None:
-        """Turns through shared memory. Who has none and may have missed one looks by himself."""
+        """Accept grants from shared memory.
+
+        If some were lost, every feed without a grant is granted to its reader, which then checks it.
+        """
         self._accept_grants(rows)
         if is_complete:
             return
@@ -391,11 +409,11 @@ class Delivery:
             if until >= UNBOUNDED:
                 self._relocate(subscription, feed, state)
             if state.grant is not None:
-                # Told a second time, by a scheduler that has forgotten the first: it is one and the same.
+                # A second grant from a scheduler that has forgotten the first. Both are one grant.
                 state.grant.until, state.grant.is_self_granted = max(state.grant.until, until), False
                 continue
             if hint != words:
-                # Many watches of a topic have turns at the same place.
+                # Many watches of one topic have grants with the same location.
                 words, place = hint, LocationHint(*hint) if hint[2] else None
             self._offer(subscription, state, ReadGrant(feed, until, place, now_ns))
 
@@ -410,7 +428,7 @@ class Delivery:
         if waiting is not None:
             waiting.resolve(None)
 
-    # -- saying it --------------------------------------------------------------------------------------
+    # -- subscribe ---------------------------------------------------------------------------------------
 
     def _add_steps(
         self, subscription: ClientSubscription, wanted: list[tuple[TopicInfo, int]]
@@ -432,7 +450,8 @@ class Delivery:
             numbers.append(feed)
         if subscription.names and NAMES_SCHEDULER not in subscription.schedulers:
             by_scheduler.setdefault(NAMES_SCHEDULER, [])
-        # All before the first is told: with another number of schedulers they are dealt out anew.
+        # Registered before the first request is sent: if the number of schedulers changes, they are
+        # reassigned.
         subscription.schedulers.update(by_scheduler)
         for number, feeds in by_scheduler.items():
             if feeds and not self._is_followed(number, feeds, subscription):
@@ -443,7 +462,7 @@ class Delivery:
         return numbers
 
     def _is_followed(self, number: int, feeds: list[int], subscription: ClientSubscription) -> bool:
-        """Has this scheduler been asked for turns of others than these feeds of the subscription?"""
+        """Return True if this scheduler serves other feeds of this client than these."""
         fresh = set(feeds)
         return any(
             state.scheduler == number and not (each is subscription and feed in fresh)
@@ -452,7 +471,10 @@ class Delivery:
         )
 
     def _send_again_steps(self, subscription: ClientSubscription, number: int) -> Steps[None]:
-        """Tell a scheduler that has forgotten the subscription of it; names may have changed meanwhile."""
+        """Send a subscription to a scheduler that does not know it.
+
+        Topic names may have changed in the meantime.
+        """
         feeds = [feed for feed, state in subscription.feeds.items() if state.scheduler == number]
         yield from self._send_steps(subscription, number, feeds, is_known=True)
         if number == NAMES_SCHEDULER:
@@ -461,8 +483,9 @@ class Delivery:
     def _send_steps(
         self, subscription: ClientSubscription, number: int, feeds: list[int], *, is_known: bool = False
     ) -> Steps[None]:
-        """Tell one scheduler of feeds, and whether names are wanted of it; on refusals that pass, again.
-        With `is_known` they were accepted before: a request without an answer is sent again, too."""
+        """Send feeds, and the interest in names, to one scheduler. Repeat after temporary refusals.
+
+        With `is_known` the scheduler accepted them before; then a request that timed out is repeated, too."""
         host = self._host
         later = (*_LATER, RequestTimeout) if is_known else _LATER
         names = subscription.names and number == NAMES_SCHEDULER
@@ -489,7 +512,7 @@ class Delivery:
                 break
 
     def _feed_requests(self, subscription: ClientSubscription, number: int, feeds: list[int]) -> list[Feed]:
-        """What a scheduler is told of feeds: of those that it looks after."""
+        """Return the Feed entries of those feeds that this scheduler serves."""
         found = [(feed, state) for feed in feeds if (state := subscription.feeds.get(feed)) is not None]
         return [
             Feed(feed, state.topic, info.topic_id, info.shard, info.slot, state.after)
@@ -498,7 +521,10 @@ class Delivery:
         ]
 
     def _relocate(self, subscription: ClientSubscription, feed: int, state: _FeedState) -> None:
-        """A shard that restarted may show a topic elsewhere. If the topic is no more its reader will see."""
+        """Locate a topic again: a restarted shard may have moved it.
+
+        If the topic is deleted, its reader detects that.
+        """
         if state.is_relocating:
             return
         state.is_relocating = True
@@ -508,7 +534,7 @@ class Delivery:
             run_steps(self._relocate_steps())
 
     def _relocate_steps(self) -> Steps[None]:
-        """Ask where topics are, some at a time, and subscribe to those that are elsewhere there."""
+        """Locate topics, some at a time, and send moved feeds to their schedulers."""
         host = self._host
         while self._sought:
             asked = []
@@ -528,7 +554,7 @@ class Delivery:
                         state.is_relocating = False
                         self._report_error(subscription, feed, state, e)
                         continue
-                    # Nor is no answer in time the word of its shard: nobody will tell us to look again.
+                    # A timeout does not come from the shard: no process would report the move later.
                     again.append((subscription, feed))
                     continue
                 except RinglogError:
@@ -548,14 +574,14 @@ class Delivery:
     def _report_error(
         self, subscription: ClientSubscription, feed: int, state: _FeedState, error: RinglogError
     ) -> None:
-        """Have a feed's reader hear why nothing comes, behind what it reads now."""
+        """Report an error to the reader of a feed, after the grant that it processes now."""
         state.error = error if state.grant is not None else None
         if state.grant is None:
             turn = ReadGrant(feed, UNBOUNDED, None, self._now_ns(), is_self_granted=True, error=error)
             self._offer(subscription, state, turn)
 
     def _ask_place(self, state: _FeedState) -> Steps[TopicInfo]:
-        """Ask the name's home, or whom it points to."""
+        """Query the home shard of the name, and then the shard that it names."""
         links, request = self._host.links, TopicResolve(state.topic)
         shard = links.home_shard(state.topic)
         info: TopicInfo = (yield links.request(shard, request, self._host.deadline_ns())).message
@@ -564,7 +590,7 @@ class Delivery:
         return info
 
     def fail_all(self, error: RinglogError) -> None:
-        """No scheduler will be reached any more."""
+        """Fail all subscriptions with this error."""
         for subscription in list(self._subscriptions.values()):
             self._fail(subscription, error)
 
@@ -577,11 +603,12 @@ class Delivery:
     def _unsubscribe(self, number: int, request: Unsubscribe) -> None:
         peer = self._host.links.scheduler(number)
         if peer.is_up:
-            # Should it be lost: turns of unknown subscriptions are passed over, and silence ends them.
+            # If it is lost: the client ignores grants of unknown subscriptions, and silence ends the
+            # subscription.
             peer.request(request, self._host.deadline_ns(), is_patient=False)
 
     def _schedule_keepalive(self) -> None:
-        """Say a word now and then, so that a scheduler does not take us for dead."""
+        """Start the timer of the heartbeat. Without heartbeats a scheduler considers this client dead."""
         if self._alive is None and self._subscriptions:
             self._alive = self._host.timers.call_at(self._now_ns() + KEEPALIVE_NS, self._send_keepalive)
 

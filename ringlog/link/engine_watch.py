@@ -1,4 +1,4 @@
-"""EngineWatch: which engine is running in a run directory, and is it another one than before."""
+"""EngineWatch: find the engine that runs in a run directory, and detect a new start of it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ POLL_NS_MAX = 250 * MS
 
 
 class EngineWatch:
-    """Looks into the run directory, ever more slowly, while it is told that the engine is not there."""
+    """Polls the run directory between `start` and `stop`, every 20 ms at first and every 250 ms later."""
 
     def __init__(
         self, run_dir: str, *, clock: Clock, timers: Timers, on_engine: Callable[[EngineInfo], None],
         on_mismatch: Callable[[VersionMismatch], None],
     ) -> None:  # fmt: skip
-        """`on_mismatch`: the engine there speaks another version of the protocol; said at each look."""
+        """`on_mismatch` is called at each poll at which the engine has another protocol version."""
         self.engine: EngineInfo | None = None
         self.starts_seen = 0
         self.read_error = ""
-        """Why the run directory could not be read when it was looked at last; empty: it could."""
+        """Reason why the last poll could not use the run directory; "" = it could."""
         self._run_dir = run_dir
         self._clock, self._timers, self._on_engine = clock, timers, on_engine
         self._on_mismatch = on_mismatch
@@ -35,13 +35,13 @@ class EngineWatch:
         self._pause_ns = POLL_NS_MIN
 
     def start(self) -> None:
-        """Look now and keep looking until `stop`."""
+        """Poll now and continue until `stop`."""
         if self._timer is None:
             self._pause_ns = POLL_NS_MIN
             self._look()
 
     def stop(self) -> None:
-        """The engine is there: no need to look."""
+        """Stop polling, because the engine is connected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -53,10 +53,10 @@ class EngineWatch:
             found = read_engine_file(self._run_dir)
         except UsageError as e:
             self.read_error = e.message
-            return  # Unreadable now; who waits gets NotConnected at the deadline.
+            return  # Not readable now. Waiting callers fail with NotConnected at their deadlines.
         self.read_error = ""
         if found is not None and found.protocol != PROTOCOL:
-            # Looked at again: it may be restarted by our release.
+            # Polling continues: the next start may have our version.
             self.read_error = version_mismatch_message(found.protocol)
             self._on_mismatch(VersionMismatch(self.read_error, engine=found.version))
             return

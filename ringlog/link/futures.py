@@ -1,9 +1,9 @@
-"""Work that is not finished yet, and multi-step operations written once for threads and for loops.
+"""Results that are not available yet, and multi-step operations that threads and event loops share.
 
-A Pending is resolved or failed exactly once, by whoever does the input and output. A `Steps` is a
-generator that yields Pendings and returns a result: it says what has to happen in which order and knows
-nothing of waiting. `start` runs one as the Pendings it yields are resolved. The synchronous client then
-sleeps until the result is there, the asyncio client awaits it, and neither repeats any logic.
+The code that performs the I/O resolves or fails a Pending exactly once. A `Steps` is a generator that yields
+Pendings and returns a result. It states the order of the steps and never waits. `run_steps` continues it
+whenever the Pending that it yielded is done. The synchronous client then sleeps until the result is
+available, and the asyncio client awaits it. Both use the same logic.
 
 Nothing here locks: the owner of the connection calls it under its own lock or from its own loop.
 """
@@ -18,7 +18,7 @@ Steps: TypeAlias = Generator["Pending[Any]", Any, T]
 
 
 class Pending(Generic[T]):
-    """A result that is not there yet."""
+    """A result that is not available yet."""
 
     __slots__ = ("_callbacks", "_error", "_value", "is_done")
 
@@ -29,13 +29,13 @@ class Pending(Generic[T]):
         self._callbacks: list[Callable[[Pending[T]], None]] | None = None
 
     def resolve(self, value: T) -> None:
-        """Give the result; a second result is ignored, since answers may come twice."""
+        """Set the result. If there is one already, it stays, because a reply may arrive twice."""
         if not self.is_done:
             self._value = value
             self._finish()
 
     def fail(self, error: BaseException) -> None:
-        """Give the reason why there will be no result; ignored when there is one already."""
+        """Set the error. If there is a result or an error already, it stays."""
         if not self.is_done:
             self._error = error
             self._finish()
@@ -47,7 +47,7 @@ class Pending(Generic[T]):
             callback(self)
 
     def when_done(self, callback: Callable[[Pending[T]], None]) -> None:
-        """Call `callback(self)` once it is done, at once if it is."""
+        """Call `callback(self)` when it is done; at once if it is done already."""
         if self.is_done:
             callback(self)
         elif self._callbacks is None:
@@ -56,43 +56,49 @@ class Pending(Generic[T]):
             self._callbacks.append(callback)
 
     def forward_to(self, other: Pending[T]) -> None:
-        """Settle another one as this one, which is done."""
+        """Resolve or fail `other` with the outcome of this one, which must be done."""
         if self._error is not None:
             other.fail(self._error)
         else:
             other.resolve(self.result())
 
     def start_timer(self) -> None:
-        """Somebody is about to sleep until it is done, and has only looked on so far."""
+        """Start the timeout of the operation: the caller spun until now and is about to sleep.
+
+        The base class has no timeout and does nothing.
+        """
 
     def result(self) -> T:
-        """Return the result or raise the reason; only when done."""
+        """Return the result or raise the error. Call it only when `is_done`."""
         if self._error is not None:
             raise self._error
         return cast("T", self._value)
 
     @property
     def error(self) -> BaseException | None:
-        """Why it failed; None while it is not done or when it did not."""
+        """The error; None if it is not done or succeeded."""
         return self._error
 
 
 def resolved(value: T) -> Pending[T]:
-    """Return a Pending that is done."""
+    """Return a Pending with this result."""
     pending: Pending[T] = Pending()
     pending.resolve(value)
     return pending
 
 
 def run_steps(steps: Steps[T]) -> Pending[T]:
-    """Run `steps` as far as it goes now, and further whenever what it waits for is done."""
+    """Run `steps` until it yields a Pending that is not done, and continue when that is done.
+
+    Return its result.
+    """
     result: Pending[T] = Pending()
     _advance(steps, result, None)
     return result
 
 
 def _advance(steps: Steps[T], result: Pending[T], done: Pending[Any] | None) -> None:
-    """Feed `done` to the generator; loops over what is done already, so that the stack stays flat."""
+    """Send `done` to the generator. A loop continues while results are available, to keep the stack flat."""
     while True:
         try:
             if done is None:
@@ -114,7 +120,7 @@ def _advance(steps: Steps[T], result: Pending[T], done: Pending[Any] | None) -> 
 
 
 def gather(pendings: Iterable[Pending[T]]) -> Pending[list[T]]:
-    """Wait for all, in order; fails with the first failure in that order."""
+    """Wait for all, in order. The result fails with the first failure in that order."""
 
     def steps() -> Steps[list[T]]:
         results = []

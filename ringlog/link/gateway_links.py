@@ -1,7 +1,7 @@
 """GatewayLinks: one client's connection to a gateway, over a local socket or encrypted TCP.
 
-Everything is a request. Frames travel as attachments of Append messages, a bounded number of them
-unanswered at a time; the connection keeps their order and so does resending them (see Peer).
+Every interaction is a request. Frames are attachments of Append messages, of which a bounded number is
+unanswered at a time. The connection keeps their order, and resends keep it as well (see Peer).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from ringlog.link.protocol import LinkStats, SchedulerListener, Transport
 from ringlog.link.timers import Timers
 
 APPEND_BYTES_MAX = 1 * MIB
-"""Frames are gathered into one message up to this size; one frame that is larger goes alone."""
+"""Frames are combined into messages up to this size. A larger frame is sent on its own."""
 WINDOW_BYTES = 16 * MIB
 WINDOW_APPENDS = 128
 
 
 @dataclass(slots=True)
 class _Part:
-    """Frames of a run that went in one message."""
+    """Frames of one run that were sent in one message."""
 
     count: int
     answer: Pending[PeerReply] | None = None
 
 
 class GatewayLinks:
-    """One DEALER to a gateway. Implements protocol.Links with transport `ipc` or `tcp`."""
+    """One DEALER socket to a gateway. Implements protocol.Links with transport `ipc` or `tcp`."""
 
     def __init__(
         self,
@@ -71,13 +71,14 @@ class GatewayLinks:
         self._connecting: Pending[None] = Pending()
         self._outbox: deque[OutboundFrames] = deque()
         self._parts: dict[OutboundFrames, deque[_Part]] = {}
-        """Messages of each run whose answer has not come, or only after that to a later one."""
+        """For each run: messages without a reply, and messages whose reply waits for that of an earlier
+        one."""
         self._window_bytes = self._window_appends = 0
         self._is_sending = False
 
     @property
     def shards(self) -> int:
-        """A gateway speaks for all of them."""
+        """1: the gateway accepts requests for all shards. 0 before the first connection."""
         return 1 if self._connecting.is_done else 0
 
     @property
@@ -92,22 +93,22 @@ class GatewayLinks:
 
     @property
     def generation(self) -> int:
-        """Connections made so far."""
+        """Number of connections made."""
         return self._peer.connections
 
     @property
     def open_requests(self) -> int:
-        """Requests without an answer."""
+        """Number of requests without a reply."""
         return self._peer.open_requests
 
     @property
     def stats(self) -> LinkStats:
-        """Counters."""
+        """The counters."""
         peer = self._peer
         return LinkStats(peer.connections, max(0, peer.connections - 1), 0, peer.resent, peer.last_heard_ns)
 
     def connect(self) -> Pending[None]:
-        """Begin connecting if that was not done; done once the gateway has been met."""
+        """Start to connect, unless that was done. The result is done after the first connection."""
         if not self._connecting.is_done and self._peer.fd < 0:
             if self._address.is_local:
                 self._watch.start()
@@ -116,7 +117,7 @@ class GatewayLinks:
         return self._connecting
 
     def home_shard(self, topic: str) -> int:
-        """The gateway."""
+        """Return 0, the gateway."""
         return 0
 
     def request(
@@ -129,16 +130,16 @@ class GatewayLinks:
         is_patient: bool = True,
         by_ring: bool = False,
     ) -> Pending[PeerReply]:
-        """Ask the gateway; it knows which shard has what."""
+        """Send a request to the gateway, which finds the shard."""
         return self._peer.request(message, deadline_ns, attachment, is_patient=is_patient)
 
     @property
     def schedulers(self) -> int:
-        """The gateway speaks for all of them."""
+        """1: the gateway sends the grants of all schedulers. 0 before the first connection."""
         return self.shards
 
     def scheduler(self, number: int) -> Peer:
-        """The gateway."""
+        """Return the connection to the gateway."""
         return self._peer
 
     def _said(self, _: Peer, said: PeerReply) -> None:
@@ -146,41 +147,41 @@ class GatewayLinks:
             self._scheduler_listener.scheduler_message(0, said)
 
     def request_grants(self, number: int) -> None:
-        """They come as messages."""
+        """Without effect: grants of a gateway come as messages."""
 
     def submit(self, shard: int, run: OutboundFrames) -> None:
-        """Send frames behind all others."""
+        """Send frames after all earlier ones."""
         self._outbox.append(run)
         self._send()
 
     def is_full(self, shard: int) -> bool:
-        """The gateway says so itself."""
+        """Return False: the gateway refuses frames itself if it is full."""
         return False
 
     def pump(self) -> bool:
-        """Take replies; True when anything happened."""
+        """Process replies. Return True if anything happened."""
         return self._peer.pump()
 
     def on_readable(self, fd: int) -> None:
-        """This descriptor became readable."""
+        """Process replies if this descriptor is ours."""
         if fd == self._peer.fd:
             self._peer.pump()
 
     @property
     def frames_in_flight(self) -> int:
-        """None in rings."""
+        """0: there are no rings."""
         return 0
 
     def spin_words(self) -> tuple[list[memoryview], list[int]]:
-        """A socket is not looked at, it wakes."""
+        """Return empty lists: the socket wakes the owner."""
         return [], []
 
     def arm(self, *, for_settlements: bool = True) -> bool:
-        """A socket always wakes; False when something was there already."""
+        """Return False if a reply is available already. A socket needs no request for wake-ups."""
         return not self._peer.pump()
 
     def disarm(self) -> None:
-        """A socket needs no telling that its owner is awake."""
+        """Without effect for a socket."""
 
     def close(self, why: RinglogError | None = None) -> list[OutboundFrames]:
         """See Links.close."""
@@ -192,7 +193,7 @@ class GatewayLinks:
         return left
 
     def close_after_fork(self) -> None:
-        """After a fork, in the child: the socket is the parent's and must not be touched."""
+        """Without effect: the socket belongs to the parent, and the child must not use it."""
 
     def _peer_changed(self, peer: Peer) -> None:
         if peer.is_up:
@@ -207,7 +208,10 @@ class GatewayLinks:
         self._on_change()
 
     def _not_admitted(self, error: RinglogError) -> None:
-        """Tell who waits. It is tried again: the key may be made known there, the engine be restarted."""
+        """Fail the waiting `connect`.
+
+        The client keeps trying: a key may be added, or the engine may be restarted.
+        """
         if not self._connecting.is_done:
             refused, self._connecting = self._connecting, Pending()
             refused.fail(error)
@@ -220,7 +224,7 @@ class GatewayLinks:
     # -- frames -------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        # Asking may answer others, whose owners submit more: one loop is enough.
+        # A request may resolve others, whose owners submit more frames. The outer loop sends these.
         if self._is_sending:
             return
         self._is_sending = True
@@ -254,7 +258,8 @@ class GatewayLinks:
         self._window_bytes -= size
         self._window_appends -= 1
         part.answer = answer
-        # A refusal at the door overtakes answers to what went in before; a run takes all in its own order.
+        # A refusal by the gateway may overtake replies to earlier messages. A run accepts results only in
+        # order.
         parts = self._parts[run]
         while parts and parts[0].answer is not None:
             first = parts.popleft()
@@ -280,7 +285,10 @@ class GatewayLinks:
 
 
 def curve_of(server_key: str, secret_key: str) -> Curve:
-    """Keys of a connection from the server's public and the client's secret key; a new pair for none."""
+    """Return the keys of a connection from the server's public key and the client's secret key.
+
+    Without a secret key the client uses a new key pair.
+    """
     if not server_key:
         raise NotConnected("a TCP address needs the engine's public key: ?server_key=…")
     if secret_key:

@@ -1,8 +1,8 @@
-"""LocalLinks: one client's connections to an engine on the same host, all shards of it.
+"""LocalLinks: the connections of one client to all shards of an engine on the same host.
 
-It knows the engine by its `engine.json`. The socket to the supervisor is kept open and tells when the
-engine ends; then the run directory is watched for its next start, and with that everything is opened
-anew: board, sockets, rings. Open requests and unsettled frames are carried over.
+The file `engine.json` identifies the engine. The socket to the supervisor stays open and detects the end of
+the engine. Then the client polls the run directory for the next start, and opens board, sockets and rings
+again. Open requests and unsettled frames move to the new start.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ OPEN_BOARD_RETRY_NS = 20 * MS
 
 
 SPIN_FRAMES_MAX = 2
-"""Up to so many frames in flight a sender is one that waits for each."""
+"""With at most this many frames and requests in flight, the client spins for each result."""
 
 
 class ShardConnections(NamedTuple):
-    """All there is between one client and one shard."""
+    """The connections between one client and one shard."""
 
     control: Peer
     calls: CallLink
@@ -92,7 +92,7 @@ class LocalLinks:
         self._on_change = on_change
         self._scheduler_listener = hears
         self._on_beyond = on_beyond
-        """Told of an engine, the first one met, whose shared memory is not there for this process."""
+        """Called with the first engine found, if this process cannot see its shared memory."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._supervisor = self._peer("the supervisor", self._supervisor_changed)
         self._relocator = self._peer("the relocator")
@@ -107,18 +107,18 @@ class LocalLinks:
         self._connecting: Pending[None] = Pending()
         self._tables: dict[int, TopicTable] = {}
         self._shards = self._dealt = 0
-        """As many shards, and schedulers, as the engine had that we moved to last."""
+        """Number of shards and of schedulers of the engine that is in use."""
 
     # -- facts --------------------------------------------------------------------------------------
 
     @property
     def shards(self) -> int:
-        """The engine's shards; 0 while none was met."""
+        """Number of shards of the engine; 0 before the first engine was found."""
         return self._watch.engine.shards if self._watch.engine else 0
 
     @property
     def is_ready(self) -> bool:
-        """The supervisor's socket is connected."""
+        """The supervisor's socket is connected and the board is open."""
         return self._supervisor.is_up and self._board is not None
 
     @property
@@ -128,25 +128,28 @@ class LocalLinks:
 
     @property
     def generation(self) -> int:
-        """Starts of the engine seen."""
+        """Number of starts of the engine that were seen."""
         return self._watch.starts_seen
 
     @property
     def engine(self) -> EngineInfo:
-        """The engine met last; raises NotConnected before the first."""
+        """The engine that was found last. Raises NotConnected before the first."""
         if self._watch.engine is None:
             raise NotConnected("no engine was found yet")
         return self._watch.engine
 
     @property
     def board(self) -> Board:
-        """The engine's board; raises NotConnected while there is none."""
+        """The engine's board. Raises NotConnected while it is not open."""
         if self._board is None:
             raise NotConnected("the engine is not there now")
         return self._board
 
     def topic_facts(self, info: TopicInfo | Located) -> TopicFacts | None:
-        """Read the topic's slot on the board now; None when it holds another life or cannot be read."""
+        """Read the topic's slot on the board.
+
+        Return None if it has another topic or epoch, or cannot be read.
+        """
         try:
             found = self.topic_table(info.shard).read(info.slot)
         except (BoardUnstable, BoardError, NotConnected):
@@ -155,7 +158,10 @@ class LocalLinks:
         return found if is_it else None
 
     def topic_sequence(self, info: TopicInfo | Located) -> int:
-        """Another number after each change of the topic's slot; -1 while that changes or cannot be read."""
+        """Return a number that changes with each change of the topic's slot.
+
+        -1 during a change, or if the slot cannot be read.
+        """
         try:
             found = self.topic_table(info.shard).sequence(info.slot)
         except (BoardError, NotConnected):
@@ -163,20 +169,20 @@ class LocalLinks:
         return -1 if found & 1 else found
 
     def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
-        """Where topic_sequence lies; see TopicTable.sequence_word. None when it cannot be read."""
+        """Return the word of topic_sequence (see TopicTable.sequence_word); None if it cannot be read."""
         try:
             return self.topic_table(info.shard).sequence_word(info.slot)
         except (BoardError, NotConnected):
             return None
 
     def peek_sequence(self, shard: int, slot: int) -> int:
-        """As topic_sequence, for any thread; -1 also where something would have to be opened first."""
+        """As topic_sequence, from any thread. Returns -1 also if the table is not open yet."""
         table = self._tables.get(shard)
         found = -1 if table is None else table.peek(slot)
         return -1 if found & 1 else found
 
     def watermarks(self, shard: int) -> ShardWatermarks:
-        """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
+        """Read the shard's published marks; (0, 0), nothing is published, if they cannot be read."""
         try:
             process = self.board.process(shard_slot(shard))
             return ShardWatermarks(
@@ -186,7 +192,7 @@ class LocalLinks:
             return ShardWatermarks((0, 0), (0, 0))
 
     def topic_table(self, shard: int) -> TopicTable:
-        """The shard's topic table; raises NotConnected or BoardError while there is none."""
+        """Return the shard's topic table. Raises NotConnected or BoardError if there is none."""
         table = self._tables.get(shard)
         if table is None:
             table = self._tables[shard] = TopicTable.open(self.engine.shm_dir, shard)
@@ -194,12 +200,12 @@ class LocalLinks:
 
     @property
     def open_requests(self) -> int:
-        """Requests without an answer."""
+        """Number of requests without a reply."""
         return self._supervisor.open_requests + sum(link.control.open_requests for link in self._links)
 
     @property
     def stats(self) -> LinkStats:
-        """Counters."""
+        """The counters."""
         peers = [self._supervisor, *(link.control for link in self._links)]
         return LinkStats(
             connections=sum(peer.connections for peer in peers),
@@ -212,19 +218,19 @@ class LocalLinks:
     # -- work ---------------------------------------------------------------------------------------
 
     def connect(self) -> Pending[None]:
-        """Begin connecting if that was not done; done once the engine has been met."""
+        """Start to connect, unless that was done. The result is done after the first connection."""
         if not self._connecting.is_done and not self._supervisor.is_up:
             self._watch.start()
         return self._connecting
 
     def join_engine(self, engine: EngineInfo) -> None:
-        """Work with this engine, of which the caller is a part: it is there before it says so in its file."""
+        """Use this engine, of which the caller is a part. The engine works before it writes engine.json."""
         self._watch.engine = engine
         self._watch.starts_seen += 1
         self._adopt(engine)
 
     def home_shard(self, topic: str) -> int:
-        """The shard that resolves this name."""
+        """Return the shard that resolves this name."""
         return home_shard(topic, self.shards)
 
     def request(
@@ -238,7 +244,10 @@ class LocalLinks:
         by_ring: bool = False,
         is_awaited: bool = False,
     ) -> PendingRequest:
-        """Ask a shard; raises ShardsChanged for one that there is no more. `is_awaited`: see Peer.request."""
+        """Send a request to a shard. Raises ShardsChanged if the engine has fewer shards now.
+
+        `is_awaited`: see Peer.request.
+        """
         if shard >= self._shards:
             raise ShardsChanged(
                 "the engine has another number of shards now", shard=shard, shards=self._shards
@@ -255,9 +264,10 @@ class LocalLinks:
         )
 
     def ask_relocator(self, message: Message, deadline_ns: int) -> Pending[PeerReply]:
-        """Ask the process that reads cold segments; it is connected to when it is first needed.
+        """Send a request to the relocator, which reads cold segments. The first request connects to it.
 
-        Fails at once with ColdUnavailable when the engine has none: without the setting of its cold tier.
+        Fails at once with ColdUnavailable if the engine runs no relocator, because no cold tier is
+        configured.
         """
         if self._relocator.fd < 0 and self._board is not None:
             endpoint = socket_of(self.engine.shm_dir, RELOCATOR)
@@ -270,11 +280,11 @@ class LocalLinks:
 
     @property
     def schedulers(self) -> int:
-        """The engine's schedulers; 0 while no engine was met."""
+        """Number of schedulers; 0 before the first engine was found."""
         return self._watch.engine.schedulers if self._watch.engine else 0
 
     def scheduler(self, number: int) -> Peer:
-        """The connection to one of them, made when it is first asked for."""
+        """Return the connection to one scheduler. The first call creates it."""
         peer = self._schedulers.get(number)
         if peer is None:
             peer = self._schedulers[number] = self._scheduler_peer(number)
@@ -283,8 +293,10 @@ class LocalLinks:
         return peer
 
     def request_grants(self, number: int) -> None:
-        """Turns of this scheduler are wanted: ask for a ring, if there is a connection. The one it was given
-        when the connection was made is taken away from whom nothing is told of."""
+        """Request a grant ring of this scheduler, if it is connected.
+
+        The scheduler removes the ring of a client without subscriptions, so the first subscription needs a
+        new one."""
         peer = self.scheduler(number)
         if peer.is_up:
             self._turns[number].request_ring(peer, self.engine.shm_dir)
@@ -310,21 +322,24 @@ class LocalLinks:
         )  # fmt: skip
 
     def submit(self, shard: int, run: OutboundFrames) -> None:
-        """Push frames into the shard's ring, or queue them until there is room."""
+        """Push frames into the shard's ring, or queue them until there is space."""
         self._link(shard).channel.submit(run)
 
     def is_full(self, shard: int) -> bool:
-        """Do frames for this shard wait for room in its ring?"""
+        """Return True if frames for this shard wait for space in its ring."""
         return shard < len(self._links) and self._links[shard].channel.is_full
 
     def published_since(
         self, shard: int, marks: Callable[[], Any], seen: Any, deadline_ns: int
     ) -> Pending[bool]:
-        """Wait for a publication; `marks` reads the shard's marks now."""
+        """Wait until the shard publishes; `marks` reads its current marks."""
         return self._link(shard).publication.wait(marks, seen, deadline_ns)
 
     def pump(self) -> bool:
-        """Take settlements of all rings and push what has room; True when anything happened."""
+        """Process settlements, replies and grants of all rings, and push frames that fit.
+
+        Return True if anything happened.
+        """
         happened = False
         for link in self._links:
             happened |= link.channel.pump()
@@ -334,7 +349,7 @@ class LocalLinks:
         return happened
 
     def on_readable(self, fd: int) -> None:
-        """This descriptor became readable."""
+        """Handle a readable descriptor."""
         if self._supervisor.fd == fd:
             self._supervisor.pump()
             return
@@ -360,16 +375,18 @@ class LocalLinks:
 
     @property
     def frames_in_flight(self) -> int:
-        """Frames in all rings, waiting for their fate."""
-        # Asked for with each call; a generator would take longer than all the rest of it.
+        """Number of frames in all rings that are not settled."""
+        # Called for every operation; a generator would cost more than the rest of the function.
         count = 0
         for link in self._links:
             count += link.channel.in_flight
         return count
 
     def spin_words(self) -> tuple[list[memoryview], list[int]]:
-        """Of every ring through which something is to come: where that shows, and what is there now; none
-        when more than a few frames and requests are on their way: then throughput counts."""
+        """Return the words to spin on, and their values now, for every ring with a pending result.
+
+        Both lists are empty if more than SPIN_FRAMES_MAX frames and requests are in flight: throughput
+        matters then."""
         words: list[memoryview] = []
         seen: list[int] = []
         count = 0
@@ -388,7 +405,10 @@ class LocalLinks:
         return (words, seen) if count <= SPIN_FRAMES_MAX else ([], [])
 
     def arm(self, *, for_settlements: bool = True) -> bool:
-        """Ask to be woken for answers, and settlements; False when some were there already."""
+        """Request wake-ups for replies and, with `for_settlements`, settlements.
+
+        Return False if some were available already.
+        """
         for link in self._links:
             if for_settlements:
                 link.channel.arm(is_wanted=True)
@@ -396,7 +416,7 @@ class LocalLinks:
         return not self.pump()
 
     def disarm(self) -> None:
-        """The owner is awake."""
+        """Cancel the request for wake-ups, because the owner is awake."""
         for link in self._links:
             link.channel.arm(is_wanted=False)
             link.calls.arm(is_wanted=False)
@@ -419,7 +439,8 @@ class LocalLinks:
                 self._turns[number].drop_ring()
                 peer.close(why)
         finally:
-            # With the sockets that an interrupt left half made, which nobody else knows of.
+            # This also closes sockets that an interrupted call left half created, to which there is no other
+            # reference.
             self._context.destroy(0)
         board, self._board = self._board, None
         if board is not None:
@@ -427,7 +448,7 @@ class LocalLinks:
         return left
 
     def close_after_fork(self) -> None:
-        """After a fork, in the child: close our copies of rings and bells, leave the sockets alone."""
+        """Close the copies of rings and bells in the child after a fork. The sockets belong to the parent."""
         for link in self._links:
             link.channel.close_ring()
             link.publication.close_ring()
@@ -435,7 +456,7 @@ class LocalLinks:
         for turns in self._turns.values():
             turns.close_after_fork()
 
-    # -- the engine comes and goes --------------------------------------------------------------------
+    # -- start and end of the engine -------------------------------------------------------------------
 
     def _peer(self, name: str, on_change: Callable[[Peer], None] | None = None) -> Peer:
         return Peer(
@@ -461,25 +482,25 @@ class LocalLinks:
         self._on_change()
 
     def _mismatched(self, error: VersionMismatch) -> None:
-        """Tell who waits for the engine; another one may be started there."""
+        """Fail the waiting `connect`. The client keeps polling for another engine."""
         if not self._connecting.is_done:
             refused, self._connecting = self._connecting, Pending()
             refused.fail(error)
 
     def _adopt(self, engine: EngineInfo) -> None:
-        """A start of the engine we have not seen: move everything there."""
+        """Move all connections to a new start of the engine."""
         before, self._board = self._board, None
         tables, self._tables = self._tables, {}
         for table in tables.values():
-            table.close()  # Who reads its words directly finds out that they are of another life.
-        # Topics are dealt out by the number of shards: what is open belongs to other shards perhaps.
+            table.close()  # Threads that read its words directly detect that they belong to an earlier start.
+        # The number of shards decides which shard has a topic. Open requests may belong to other shards now.
         elsewhere = [] if engine.shards == self._shards else self._take_back()
         self._shards = engine.shards
         try:
             self._board = Board.open(engine.shm_dir, writable=False)
         except BoardError as e:
             self._board_trouble = _board_trouble(e)
-            # Not there yet, or the engine is gone already: the file may be replaced at any moment.
+            # The board does not exist yet, or the engine has exited already and a new engine.json may follow.
             self._timers.call_at(
                 self._clock.monotonic_ns() + OPEN_BOARD_RETRY_NS, lambda: self._adopt_again(engine)
             )
@@ -488,7 +509,7 @@ class LocalLinks:
             self._board_trouble = ""
             self._move(engine, is_there=True)
         if before is not None:
-            before.close()  # Only now: the links looked at its words until they were moved.
+            before.close()  # Only now: the connections read its words until they were moved.
         self._on_change()
         for asked in elsewhere:
             asked.fail_with(
@@ -499,18 +520,19 @@ class LocalLinks:
             )  # fmt: skip
 
     def _take_back(self) -> list[PendingRequest]:
-        """All requests that are open at shards."""
+        """Remove and return all open requests to shards."""
         return [asked for link in self._links for asked in link.control.withdraw_requests()]
 
     def _move(self, engine: EngineInfo, *, is_there: bool) -> None:
-        # First: the supervisor may answer at once, and who waited for that asks a shard right away.
+        # Create them first: the supervisor may reply at once, and its caller may then send a request to a
+        # shard.
         while len(self._links) < engine.shards:
             self._links.append(self._new_link())
         self._supervisor.set_endpoint(socket_of(engine.shm_dir, SUPERVISOR) if is_there else "")
         is_asked = self._relocator.open_requests and is_there
         self._relocator.set_endpoint(socket_of(engine.shm_dir, RELOCATOR) if is_asked else "")
         if engine.schedulers != self._dealt:
-            # Before any of them may be there: with its connection it is told what it looks after.
+            # Before the connections exist: each scheduler receives its feeds when it is connected.
             self._dealt = engine.schedulers
             self._deal_anew(engine.schedulers)
         for number, peer in self._schedulers.items():
@@ -523,16 +545,20 @@ class LocalLinks:
             if link.control.open_requests or place is None:
                 link.control.set_endpoint(shard_socket(engine.shm_dir, shard) if place else "")
             else:
-                link.control.set_endpoint("")  # Connected again with the next request.
+                link.control.set_endpoint("")  # The next request connects again.
             link.channel.move(place)
             link.publication.move(place)
 
     def _deal_anew(self, schedulers: int) -> None:
-        """Topics are dealt out by the number of schedulers: what they were asked is not for the same ones."""
+        """Handle a new number of schedulers: it decides which scheduler serves a topic.
+
+        The listener assigns its feeds again. Open Subscribe requests fail, and so do all requests to removed
+        schedulers.
+        """
         if self._scheduler_listener is not None:
             self._scheduler_listener.schedulers_changed(schedulers)
         for number, peer in list(self._schedulers.items()):
-            # Routers are the affair of the first one, however many there are.
+            # Scheduler 0 manages the routers, whatever the number of schedulers.
             for asked in peer.withdraw_requests("Subscribe" if number < schedulers else ""):
                 asked.fail_with(
                     NotReady(
@@ -585,7 +611,7 @@ class LocalLinks:
 
 
 def cold_unavailable(why: str) -> ColdUnavailable:
-    """The error of a cold read that nobody could answer (TI-10): nothing is lost, ask again later."""
+    """Return the error of a cold read without a reply. No data is lost; the caller can retry later."""
     return ColdUnavailable(
         "these records lie in the cold tier, which does not answer: see that its store is there and that the"
         " engine has the setting cold.dir or cold.url", cause=why,
@@ -593,7 +619,7 @@ def cold_unavailable(why: str) -> ColdUnavailable:
 
 
 def _board_trouble(error: BoardError) -> str:
-    """What to do about a board that cannot be opened; empty where it is only not there yet."""
+    """Return what to do about a board that cannot be opened; "" if it does not exist yet."""
     code = error.detail.get("errno", 0)
     if code in {errno.EMFILE, errno.ENFILE}:
         return descriptor_limit_message()

@@ -1,14 +1,15 @@
 """Peer: requests to one process, over one connection at a time.
 
-A DEALER here never reconnects by itself. One socket is one connection: what was sent on it arrives in
-order, or the connection ends and we see that. Then a new socket is made and every unanswered request is
-sent again in its old order under its old number. This is what keeps resending safe: on any connection
-the frames of a producer arrive in order and from the first unanswered one on, so that a shard never
-meets a later frame before an earlier one that got lost. (A socket that reconnects by itself may lose
-one request and deliver the next.)
+A DEALER socket here never reconnects by itself. One socket is one connection: messages arrive in order, or
+the connection ends and the Peer detects it. The Peer then creates a new socket and sends every unanswered
+request again, in the old order and under the old number.
 
-A request lives until its reply or its deadline. `not_ready` and `shutting_down` are no answers for a
-request with `is_patient`: it is sent again after a pause. Everything else is given to who asked.
+This keeps resends safe: on every connection the frames of a producer arrive in order, from the first
+unanswered one on. A shard never receives a later frame before an earlier one that was lost. (A socket that
+reconnects by itself may lose one request and deliver the next.)
+
+A request ends with its reply or its deadline. If it `is_patient`, `not_ready` and `shutting_down` are no
+final replies: the Peer sends it again after a pause. Every other reply goes to the caller.
 """
 
 from __future__ import annotations
@@ -46,28 +47,28 @@ MS = 1_000_000
 CONNECT_NS_MIN = 20 * MS
 CONNECT_NS_MAX = 500 * MS
 HANDSHAKE_NS_MAX = 5_000 * MS
-"""A connection that is made over TCP has this long to agree on keys, which takes several round trips; as long
-as the gateway waits for it. Only one that is not made is given up and tried again sooner."""
+"""Time limit of the key exchange of a TCP connection, which takes several round trips; the gateway uses the
+same limit. A connection that is not established yet is retried sooner."""
 RETRY_MS = 50
 SILENCE_NS = 5_000 * MS
-"""No word for this long while requests are open: the connection is not to be trusted any more."""
+"""If requests are open and nothing arrives for this time, the Peer replaces the connection."""
 LINE_BYTES_PER_S = 128 << 10
-"""The narrowest line that is promised, about 1 Mbit/s: what is on its way over it may take its time."""
+"""Lowest supported bandwidth, about 1 Mbit/s. Larger requests get more time accordingly."""
 _LIFE = (
     zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )  # fmt: skip
-"""What becomes of a connection before it is up."""
+"""Events of a connection before it is up."""
 _NOT_ADMITTED = 400
-"""What ZAP says of a key that is not known; 300 and 500 are trouble of its own."""
+"""ZAP status for an unknown key; 300 and 500 are errors of ZAP itself."""
 _NOT_READY_STATUSES = frozenset({Status.NOT_READY, Status.SHUTTING_DOWN})
 _TRANSIENT_STATUSES = _NOT_READY_STATUSES | {Status.THROTTLED, Status.STORAGE_READ_ONLY}
 FINAL_REASONS = frozenset({"cold_unavailable", "shard_failed"})
-"""Reasons that waiting does not help against, or that are for who asked to wait for (TI-10, PR-12)."""
+"""Reasons that are final for the Peer: a retry does not help, or the caller decides whether to wait."""
 
 
 class PeerReply(NamedTuple):
-    """An answer and what was attached to it."""
+    """A reply and its attachment."""
 
     message: Any
     attachment: Any = None
@@ -82,27 +83,27 @@ class Curve(NamedTuple):
 
 
 class FdSet(Protocol):
-    """Who wants to know when a descriptor becomes readable. The client's shell fills this in."""
+    """Watches descriptors for readability. The client's shell implements it."""
 
     def watch(self, fd: int) -> None:
         """Wake the owner when `fd` is readable."""
         ...
 
     def unwatch(self, fd: int) -> None:
-        """Stop that; called before `fd` is closed."""
+        """Stop watching `fd`; called before `fd` is closed."""
         ...
 
 
 class FastPath(Protocol):
-    """Another way to the same process, of use as long as the connection lasts."""
+    """A second way to the same process (a call ring), usable while the connection lasts."""
 
     def send(self, data: bytes) -> bool:
-        """Send an encoded request; False when it is to go through the socket."""
+        """Send an encoded request. Return False if it must go through the socket."""
         ...
 
 
 class PendingRequest(Pending[PeerReply]):
-    """A request, and its answer once it is there."""
+    """A request and, when it is done, its reply."""
 
     __slots__ = (
         "attachment", "by_fast_path", "corr", "data", "deadline_ns", "is_on_fast_path", "is_patient",
@@ -124,27 +125,27 @@ class PendingRequest(Pending[PeerReply]):
         self.by_fast_path = by_lane
         self.deadline_ns = deadline_ns
         self.on_refused: Callable[[RinglogError], bool] | None = None
-        """Takes a refusal over, and settles this later, when it says so."""
+        """Called with a refusal. If it returns True, it settles this request later."""
         self.is_on_fast_path = False
         self.was_sent = False
         self.is_repeat = False
-        """It was sent over a connection that ended, and nobody knows what became of it there."""
+        """The request was also sent over a connection that ended, and its outcome there is unknown."""
         self.timer: Timer | None = None
         self.retry: Timer | None = None
 
     def fail_with(self, error: RinglogError) -> None:
-        """It will have no answer from here."""
+        """Fail the request, unless `on_refused` handles the error."""
         if self.on_refused is None or not self.on_refused(error):
             self.fail(error)
 
     def start_timer(self) -> None:
-        """Whoever waits goes to sleep: from here on its time counts, if it did not before."""
+        """Start the timeout, if it does not run yet: the caller is about to sleep."""
         if self.timer is None and not self.is_done:
             self.peer.start_request_timer(self)
 
 
 class Peer:
-    """Requests to one process. Not thread-safe; whoever owns it calls `pump` when its descriptor is ready."""
+    """Requests to one process. Not thread-safe. The owner calls `pump` when the descriptor is readable."""
 
     def __init__(
         self,
@@ -158,22 +159,23 @@ class Peer:
         on_change: Callable[[Peer], None] | None = None,
         on_push: Callable[[Peer, PeerReply], None] | None = None,
     ) -> None:
-        """`on_change`: the connection came up, ended or was refused. `on_push`: something came that was not
-        asked for."""
+        """`on_change` is called when the connection came up, ended or was refused.
+
+        `on_push` is called with each unsolicited message."""
         self.name = name
         self.is_up = False
         self.is_refused = False
-        """The other side does not admit the key that the last connection was tried with."""
+        """The other side did not admit the key of the last connection attempt."""
         self.unreachable_reason = ""
-        """Why no connection is tried at present; empty: one is."""
+        """Why the Peer does not try to connect at present; "" = it tries."""
         self.last_heard_ns = 0
         self.connections = 0
         self.resent = 0
         self.fd = -1
         self.fast_path: FastPath | None = None
-        """For requests that ask for it."""
+        """Used for requests with `by_lane`."""
         self.fast_path_requests = 0
-        """Requests that went through it and have no answer."""
+        """Number of requests that were sent through it and have no reply."""
         self._context, self._timers, self._clock, self._fds = context, timers, clock, fds
         self._curve = curve
         self._on_change = on_change
@@ -191,11 +193,11 @@ class Peer:
 
     @property
     def open_requests(self) -> int:
-        """Requests without an answer."""
+        """Number of requests without a reply."""
         return len(self._requests)
 
     def set_endpoint(self, endpoint: str) -> None:
-        """Connect there from now on; "" = nowhere. Open requests wait and are sent there in order."""
+        """Connect to this endpoint; "" = disconnect. Open requests wait and are sent to it in order."""
         self._endpoint = endpoint
         self._drop()
         if endpoint:
@@ -212,11 +214,13 @@ class Peer:
         by_lane: bool = False,
         is_awaited: bool = False,
     ) -> PendingRequest:
-        """Ask. The result is a Reply; it fails with a typed refusal, RequestTimeout or NotConnected.
+        """Send a request.
 
-        `by_lane`: through the lane, if there is one. It may overtake what goes through the socket.
-        `is_awaited`: who asks looks on for the answer at once, and says `doze` before he sleeps; until then
-        nobody sees to it that it has one in time."""
+        The result is a PeerReply; it fails with a Refused, RequestTimeout or NotConnected.
+
+        With `by_lane` it goes through the fast path, if there is one, and may overtake requests on the
+        socket. With `is_awaited` the caller spins for the reply and calls `start_timer` before it sleeps.
+        Until then the request has no timeout."""
         self._corr += 1
         corr = self._corr
         asked = PendingRequest(
@@ -231,7 +235,7 @@ class Peer:
         return asked
 
     def start_request_timer(self, asked: PendingRequest) -> None:
-        """From here on the time of this request counts."""
+        """Start the timeout of this request."""
         corr = asked.corr
         if corr in self._requests:
             asked.timer = self._timers.call_at(asked.deadline_ns, lambda: self._expire(corr))
@@ -239,7 +243,10 @@ class Peer:
                 self._watch_for_silence()
 
     def close_fast_path(self, *, is_up: bool) -> None:
-        """The lane is gone. Unless the connection is, what it did not answer goes through the socket."""
+        """Stop using the fast path.
+
+        If the connection `is_up`, its unanswered requests are sent through the socket.
+        """
         self.fast_path, self.fast_path_requests = None, 0
         for asked in list(self._requests.values()):
             if not asked.is_on_fast_path:
@@ -253,7 +260,7 @@ class Peer:
             self.pump()
 
     def send_oneway(self, message: Message, attachment: Any = None) -> bool:
-        """Send what has no answer; False while there is no connection. It may be lost with the connection."""
+        """Send a message without a reply. Return False if there is no connection. The message may be lost."""
         if not self.is_up or self._socket is None:
             return False
         parts = [encode(message, 0)] if attachment is None else [encode(message, 0), attachment]
@@ -267,14 +274,14 @@ class Peer:
         return True
 
     def pump(self) -> bool:
-        """Take what has arrived and send what may be sent; True when anything happened."""
+        """Process what arrived and send what can be sent. Return True if anything happened."""
         if self._socket is None:
             return False
         happened = self._receive()
         events = self._events()
         while events & zmq.POLLIN and not self._is_receiving:
-            # Asking for the events swallows the wake-up of what arrived since we found nothing. Whoever
-            # goes to sleep without looking again would not be woken for it.
+            # Reading the events consumes the wake-up for a message that arrived after the last receive. A
+            # caller that slept without another receive would miss it.
             happened |= self._receive()
             events = self._events()
         can_send = bool(events & zmq.POLLOUT)
@@ -287,7 +294,10 @@ class Peer:
         return happened
 
     def withdraw_requests(self, kind: str = "") -> list[PendingRequest]:
-        """Forget all open requests, or those of one kind; who takes them fails them (Asked.fail_with)."""
+        """Remove and return all open requests, or those of one kind.
+
+        The caller fails them (PendingRequest.fail_with).
+        """
         taken = [asked for asked in self._requests.values() if not kind or asked.kind == kind]
         for asked in taken:
             del self._requests[asked.corr]
@@ -295,7 +305,7 @@ class Peer:
         return taken
 
     def close(self, why: RinglogError | None = None) -> None:
-        """End the connection; open requests fail, with `why` if it is given."""
+        """Close the connection. Open requests fail, with `why` if it is given."""
         self._endpoint = ""
         self._drop()
         requests, self._requests = self._requests, {}
@@ -349,7 +359,7 @@ class Peer:
         self.is_up = False
 
     def _check_connection(self) -> None:
-        """Runs while connecting, and while requests are open on a connection that says nothing."""
+        """Runs while connecting, and while requests are open and nothing arrives."""
         self._check = None
         self.pump()
         now = self._clock.monotonic_ns()
@@ -365,14 +375,17 @@ class Peer:
             self._watch_for_silence()
 
     def _is_shaking_hands(self) -> bool:
-        """Is there a connection that is not agreed upon yet? Its events are taken out here only."""
+        """Return True while a TCP connection exists whose handshake is not complete.
+
+        Only this function reads the monitor's events.
+        """
         if self._monitor is None:
             return False
         while self._monitor.poll(0):
             told = recv_monitor_message(self._monitor)
             event = told["event"]
             if event != zmq.EVENT_CONNECTED:
-                # It ended: nothing more will come of this socket, which does not connect again.
+                # The connection ended. This socket does not reconnect and sends no more events.
                 self._stop_monitor()
                 self.is_refused = event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and told["value"] == _NOT_ADMITTED
                 if self.is_refused and self._on_change is not None:
@@ -395,13 +408,13 @@ class Peer:
             )
 
     def _patience_ns(self) -> int:
-        """After so long a silence nothing is on its way any more: what was sent has passed any line."""
+        """Return the silence after which nothing can be in flight any more, even at the lowest bandwidth."""
         sent = sum(len(asked.attachment) for asked in self._requests.values() if asked.attachment is not None)
         return SILENCE_NS + sent * 1_000 * MS // LINE_BYTES_PER_S
 
     def _may_distrust(self) -> bool:
-        # Two copies of a delete on two connections could straddle a new topic of the same name, and a
-        # waiting read is meant to be silent. Both are left to the end of the connection.
+        # Two copies of a delete on two connections could straddle the creation of a new topic of the same
+        # name. A waiting read is silent by design. Both wait for the end of the connection.
         return not any(asked.kind in {"TopicDelete", "Read"} for asked in self._requests.values())
 
     def _came_up(self) -> None:
@@ -420,7 +433,7 @@ class Peer:
                 self._send(asked)
         if self._on_change is not None:
             self._on_change(self)
-        # What was sent here may have swallowed the wake-up of an answer, or of the end that came at once.
+        # Sending may have consumed the wake-up of a reply, or of an immediate end of the connection.
         self.pump()
 
     def _went_down(self) -> None:
@@ -436,7 +449,10 @@ class Peer:
         return int(self._socket.getsockopt(zmq.EVENTS)) if self._socket is not None else 0
 
     def _send(self, asked: PendingRequest) -> bool:
-        """Send; True when it went by the lane, so that the socket need not be looked at."""
+        """Send a request.
+
+        Return True if it went through the fast path, so that the caller need not pump the socket.
+        """
         assert self._socket is not None
         if asked.by_fast_path and self.fast_path is not None and self.fast_path.send(asked.data):
             asked.was_sent = True
@@ -454,13 +470,14 @@ class Peer:
                 is_small = len(asked.attachment) <= SOCKET_COPY_BYTES_MAX
                 self._socket.send(asked.attachment, zmq.NOBLOCK, copy=is_small)
         except zmq.Again:
-            return False  # The connection has just ended: pump sees it, and the next one gets the request.
+            # The connection has just ended. `pump` detects it, and the next connection sends the request.
+            return False
         asked.was_sent = True
         self._watch_for_silence()
         return False
 
     def _receive(self) -> bool:
-        # An answer makes its owner ask more, which comes back here: the loop that is running goes on.
+        # A reply may cause a new request, which calls this function again. The outer loop continues instead.
         if self._is_receiving:
             return False
         self._is_receiving = True
@@ -481,20 +498,20 @@ class Peer:
         return happened
 
     def on_message(self, data: bytes, attachment: Any) -> None:
-        """An answer has come, or something that was not asked for."""
+        """Handle a reply or an unsolicited message."""
         self.last_heard_ns = self._clock.monotonic_ns()
         try:
             envelope = decode(data)
         except EnvelopeInvalid as e:
             if e.version:
                 self._fail_all(VersionMismatch(version_mismatch_message(e.version), outcome="not_applied"))
-            return  # Else it is no answer, and the deadline covers that.
+            return  # Otherwise it is no reply, and the deadline ends the request.
         if not envelope.corr and self._on_push is not None:
             self._on_push(self, PeerReply(envelope.message, attachment))
             return
         asked = self._requests.get(envelope.corr)
         if asked is None:
-            return  # Answered already, or given up.
+            return  # The request has its reply already, or was given up.
         message = envelope.message
         if isinstance(message, ErrorReply):
             is_final = message.detail.get("reason") in FINAL_REASONS
@@ -541,7 +558,7 @@ class Peer:
         if asked.retry is not None:
             asked.retry.cancel()
         if not self._requests and self.is_up and self._check is not None:
-            # Nobody waits: no time to be woken for, so that an idle client sleeps for good.
+            # No request is open: without a timer an idle client sleeps without wake-ups.
             self._check.cancel()
             self._check = None
 
@@ -555,8 +572,8 @@ class Peer:
 
 
 def _refused(message: ErrorReply, *, is_repeat: bool) -> RinglogError:
-    # Who has no time now refuses the repeat. What came of the first he cannot know: it may be applied, and
-    # whoever took this for "not applied" would send it a second time under other numbers.
+    # A process that refuses a repeat temporarily does not know the outcome of the first attempt, which may be
+    # applied. With the outcome "not applied" the caller would send the write again under new numbers.
     is_in_doubt = is_repeat and message.status in _TRANSIENT_STATUSES
     outcome = "unknown" if is_in_doubt or message.outcome == "unknown" else "not_applied"
     detail = {

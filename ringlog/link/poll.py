@@ -1,6 +1,6 @@
-"""What a thread of a client sleeps on: an epoll set and an eventfd, or what the host has in their place.
+"""Polling in a thread of a client: an epoll set and an eventfd on Linux, substitutes on other systems.
 
-Programs on other systems than Linux are clients by TCP. They have neither, and their sets are small.
+On other systems programs connect by TCP only, and their sets are small.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class Poll(Protocol):
     """The part of `select.epoll` that clients use."""
 
     def register(self, fd: int, eventmask: int = ..., /) -> None:
-        """Watch for `fd` to be readable."""
+        """Watch `fd` until it is readable."""
 
     def unregister(self, fd: int, /) -> None:
-        """Stop that."""
+        """Stop watching `fd`."""
 
     def poll(self, timeout: float, maxevents: int = ..., /) -> list[tuple[int, int]]:
-        """(descriptor, events) of those that are readable, after `timeout` seconds at the latest."""
+        """Return (descriptor, events) of the readable descriptors; wait at most `timeout` seconds."""
 
     def close(self) -> None:
-        """Give the set's own descriptor back."""
+        """Close the descriptor of the set."""
 
 
 READABLE = getattr(select, "EPOLLIN", 1)
 
 
 class SelectorPoll:
-    """A Poll where there is no epoll."""
+    """A Poll for systems without epoll."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -58,12 +58,12 @@ class SelectorPoll:
 
 
 def new_poll() -> Poll:
-    """A set of descriptors."""
+    """Return an empty set of descriptors."""
     return select.epoll() if hasattr(select, "epoll") else SelectorPoll()
 
 
 class SocketBell:
-    """An EventBell where there is no eventfd."""
+    """An EventBell for systems without eventfd."""
 
     def __init__(self) -> None:
         self._theirs, self._ours = socket.socketpair()
@@ -76,7 +76,7 @@ class SocketBell:
 
     def ring(self) -> None:
         """See EventBell."""
-        with contextlib.suppress(BlockingIOError):  # It is full: the sleeper is woken.
+        with contextlib.suppress(BlockingIOError):  # The socket is full: the receiver is woken anyway.
             self._theirs.send(b"!")
 
     def drain(self) -> int:
@@ -93,5 +93,5 @@ class SocketBell:
 
 
 def new_bell() -> EventBell | SocketBell:
-    """A bell for threads of one process."""
+    """Return a new bell between threads of one process."""
     return EventBell() if hasattr(os, "eventfd") else SocketBell()

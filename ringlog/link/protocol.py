@@ -1,8 +1,8 @@
-"""What a client needs of its connections, whatever they are made of.
+"""Interface between a client and its connections, the same for every transport.
 
 `LocalLinks` (rings and sockets of an engine on this host) and `GatewayLinks` (one socket to a gateway)
-both offer this. Nothing here blocks or locks: the shell that owns it waits for its descriptors or its
-next timer, whichever is first, calls `pump`, and does so from one thread at a time.
+implement it. Nothing here blocks or locks. The shell that owns the links waits until a descriptor is readable
+or the next timer is due, and then calls `pump`. It calls from one thread at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Transport = Literal["ring", "ipc", "tcp"]
 
 
 class ShardWatermarks(NamedTuple):
-    """How far a shard's logs may be read: (file_id, offset in bytes) of the WAL and of the volatile log."""
+    """Published end of a shard's logs: (file_id, offset in bytes) of the WAL and of the volatile log."""
 
     wal: tuple[int, int]
     volatile: tuple[int, int]
@@ -28,7 +28,7 @@ class ShardWatermarks(NamedTuple):
 
 @dataclass(slots=True)
 class LinkStats:
-    """Counters for people; they only grow."""
+    """Counters for diagnostics; they only grow."""
 
     connections: int = 0
     reconnections: int = 0
@@ -38,22 +38,22 @@ class LinkStats:
 
 
 class SchedulerListener(Protocol):
-    """Who is told what schedulers say unasked, and that a connection to one is new."""
+    """Receives unsolicited messages of schedulers, and events of the connections to them."""
 
     def scheduler_connected(self, number: int) -> None:
-        """A connection to this scheduler was made: it knows nothing of us."""
+        """A connection to this scheduler was made. The scheduler knows no subscription of this client."""
         ...
 
     def scheduler_message(self, number: int, said: PeerReply) -> None:
-        """Something came that was not asked for."""
+        """An unsolicited message arrived."""
         ...
 
     def scheduler_grants(self, number: int, rows: list[list[int]], *, is_complete: bool) -> None:
-        """Turns came through shared memory, rows as in the message; unless `is_complete` some are missing."""
+        """Grants arrived through shared memory, rows as in `Turns`. If not `is_complete`, some were lost."""
         ...
 
     def schedulers_changed(self, schedulers: int) -> None:
-        """The engine was started with another number of them; connections to those come next."""
+        """A new start of the engine has another number of schedulers. The connections to them come next."""
         ...
 
 
@@ -62,45 +62,49 @@ class Links(Protocol):
 
     @property
     def transport(self) -> Transport:
-        """How appends travel."""
+        """How appends are sent."""
         ...
 
     @property
     def shards(self) -> int:
-        """Peers that hold topics: the engine's shards, or 1 for a gateway; 0 while none was met."""
+        """Number of peers that have topics: the engine's shards, or 1 for a gateway.
+
+        0 before the first connection.
+        """
         ...
 
     @property
     def is_ready(self) -> bool:
-        """The engine is connected, as far as is known without asking."""
+        """The engine is connected, as far as is known without a request."""
         ...
 
     @property
     def unreachable_reason(self) -> str:
-        """Why the engine cannot be reached, as far as that is known; empty: it is not."""
+        """Why the engine cannot be reached, as far as that is known; "" = no known reason."""
         ...
 
     @property
     def generation(self) -> int:
-        """Starts of the engine seen; 0 = never connected."""
+        """Number of starts of the engine that were seen (for a gateway: of connections); 0 = never connected.
+        """
         ...
 
     @property
     def open_requests(self) -> int:
-        """Requests without an answer."""
+        """Number of requests without a reply."""
         ...
 
     @property
     def stats(self) -> LinkStats:
-        """Counters."""
+        """The counters."""
         ...
 
     def connect(self) -> Pending[None]:
-        """Begin connecting if that was not done; done once the engine has been met."""
+        """Start to connect, unless that was done. The result is done after the first connection."""
         ...
 
     def home_shard(self, topic: str) -> int:
-        """Which peer resolves this name."""
+        """Return the peer that resolves this name."""
         ...
 
     def request(
@@ -113,65 +117,74 @@ class Links(Protocol):
         is_patient: bool = True,
         by_ring: bool = False,
     ) -> Pending[PeerReply]:
-        """Ask a shard (any number, for a gateway). `by_ring`: through shared memory where there is a way;
-        such a request may overtake others."""
+        """Send a request to a shard (any number, for a gateway).
+
+        With `by_ring` it goes through shared memory if possible, and it may then overtake other requests."""
         ...
 
     @property
     def schedulers(self) -> int:
-        """Who tells of news: the engine's schedulers, or 1 for a gateway; 0 while none was met."""
+        """Number of processes that send grants: the engine's schedulers, or 1 for a gateway.
+
+        0 before the first connection.
+        """
         ...
 
     def scheduler(self, number: int) -> Peer:
-        """The connection to one of them, made when it is first asked for."""
+        """Return the connection to one scheduler. The first call creates it."""
         ...
 
     def request_grants(self, number: int) -> None:
-        """Turns of this scheduler are wanted from now on, and were not before."""
+        """Request a grant ring of this scheduler, before the first subscription at it."""
         ...
 
     def submit(self, shard: int, run: OutboundFrames) -> None:
-        """Send frames; they go in the order in which they are submitted."""
+        """Send frames, in the order of the calls."""
         ...
 
     def is_full(self, shard: int) -> bool:
-        """Is there no room for frames to this shard, as far as is known here (BP-1)?"""
+        """Return True if there is no space for frames to this shard, as far as the client knows."""
         ...
 
     def pump(self) -> bool:
-        """Take what has arrived, push what has room; True when anything happened."""
+        """Process what arrived and push frames for which there is space. Return True if anything happened."""
         ...
 
     def on_readable(self, fd: int) -> None:
-        """A descriptor the owner was asked to watch became readable."""
+        """Handle a readable descriptor that the owner was requested to watch."""
         ...
 
     @property
     def frames_in_flight(self) -> int:
-        """Frames in rings, waiting for their fate; 0 where a socket wakes its owner anyway."""
+        """Number of frames in rings that are not settled; 0 if a socket wakes the owner."""
         ...
 
     def spin_words(self) -> tuple[list[memoryview], list[int]]:
-        """Words of shared memory that change as soon as something comes that is waited for, and their values
-        as long as nothing has; none where a socket wakes, or so much is on its way that looking on costs."""
+        """Return the words of shared memory to spin on, and their values now.
+
+        A word changes when something arrives.
+
+        Both lists are empty if a socket wakes the owner, or if so much is in flight that spinning is a
+        waste."""
         ...
 
     def arm(self, *, for_settlements: bool = True) -> bool:
-        """Ask to be woken for answers, and settlements; False when some are there already and sleeping would
-        miss them."""
+        """Request wake-ups for replies and, with `for_settlements`, settlements.
+
+        Return False if something is available already. A caller that slept would then miss it."""
         ...
 
     def disarm(self) -> None:
-        """No more wake-ups are needed: the owner is awake."""
+        """Cancel the request for wake-ups, because the owner is awake."""
         ...
 
     def close(self, why: RinglogError | None = None) -> list[OutboundFrames]:
-        """End all connections; returns the runs that were not settled. Open requests fail.
+        """Close all connections. Return the runs that are not settled. Open requests fail.
 
-        With `why`, that is their error, and waits for publications fail as well.
+        With `why`, open requests and waits for publications fail with this error.
         """
         ...
 
     def close_after_fork(self) -> None:
-        """After a fork, in the child: close our copies of what can be closed without harm to the parent."""
+        """Close the copies of descriptors in the child after a fork, without effect on the parent."""
         ...

@@ -1,8 +1,8 @@
-"""PublicationWatch: wait until a shard has published something new.
+"""PublicationWatch: wait until a shard published something new.
 
-It has a small ring of its own to each shard that somebody waits for: nothing is ever pushed into it, it
-is there for its `wants` word and its bell. While the ring is not there (or its shard is restarting) a
-back-up look at the board makes waiting slower, never wrong.
+It has a small ring of its own to each shard for which a reader waits. No frame is ever pushed into this ring:
+only its `wants` word and its bell are used. Without the ring (for example while its shard restarts) it polls
+the board every 100 ms, so waiting is slower and never wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Waiter:
 
 
 class PublicationWatch:
-    """Waiting readers of one shard."""
+    """Readers that wait for one shard."""
 
     def __init__(self, client_id: str, *, clock: Clock, timers: Timers, fds: FdSet) -> None:
         self._client_id = client_id
@@ -48,7 +48,10 @@ class PublicationWatch:
         self._timer: Timer | None = None
 
     def wait(self, marks: Callable[[], Any], seen: Any, deadline_ns: int) -> Pending[bool]:
-        """Done with True once `marks()`, the shard's published marks, differs from `seen`; else False."""
+        """Wait until `marks()`, the shard's published marks, differs from `seen`.
+
+        The result is True in that case, and False at the deadline.
+        """
         if marks() != seen:
             return resolved(True)
         waiter = _Waiter(marks, seen, deadline_ns, Pending())
@@ -57,17 +60,20 @@ class PublicationWatch:
             self._open()
         else:
             self._ring.set_wakeups(WakeupFlags.PUBLICATION)
-        self._look()  # Only now: what was published before we asked to be woken rings no bell.
+        self._look()  # Only after the request for wake-ups: earlier publications ring no bell.
         return waiter.pending
 
     def on_bell(self, fd: int) -> None:
-        """The descriptor became readable; look when it is ours."""
+        """Check the waiting readers if this descriptor is ours."""
         if self._ring is not None and self._ring.fd == fd:
             self._ring.drain_bell()
             self._look()
 
     def move(self, place: RingLocation | None) -> None:
-        """The engine is elsewhere: waiters go on with its marks, which surely differ."""
+        """Use the ring of another start of the engine.
+
+        Waiting readers continue with its marks, which differ.
+        """
         self.close_ring()
         self._place = place
         if self._waiters:
@@ -75,20 +81,20 @@ class PublicationWatch:
             self._look()
 
     def close_ring(self) -> None:
-        """Let go of the ring; waiters are looked after by the back-up timer."""
+        """Close the ring. Waiting readers continue with the backup timer."""
         ring, self._ring = self._ring, None
         self._opening, self._place = None, None
         if ring is not None:
             ring.close()
 
     def fail_all(self, why: RinglogError) -> None:
-        """Nothing will be published for this client any more."""
+        """Fail all waiting readers."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.pending.fail(why)
 
     def _look(self) -> None:
-        """Answer whoever may go on; arrange the next look for the others."""
+        """Resolve the readers whose marks changed or whose deadline passed. Set the timer for the others."""
         now = self._clock.monotonic_ns()
         waiters, self._waiters = self._waiters, []
         ready: list[tuple[_Waiter, bool]] = []
@@ -135,12 +141,13 @@ class PublicationWatch:
         if self._opening is opening:
             self._opening = None
         if self._place is not place:
-            return  # Asked of an engine that is no more; its successor removes what it may have left.
+            # The reply is from an earlier start of the engine. The next start deletes any ring that it left.
+            return
         try:
             self._ring = ClientRing(place, opening.result().message, self._fds)
         except RinglogError as e:
             if e.detail.get("reason") in FINAL_REASONS:
                 self.fail_all(e)
-            return  # The back-up timer looks at the board and tries again.
+            return  # The backup timer polls the board and tries again.
         self._ring.set_wakeups(WakeupFlags.PUBLICATION if self._waiters else 0)
         self._look()

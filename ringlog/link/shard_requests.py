@@ -1,9 +1,9 @@
-"""Requests of one actor to another, one at a time: compactor, reclaimer and relocator to the shards.
+"""Requests from one actor to another, one at a time: from compactor, reclaimer and relocator to the shards.
 
-For loops that do one thing after the other and may wait for an answer. (Clients and the gateway, which
-never wait, use link/peer.py.) A connection is made for the first request and kept. It never reconnects by
-itself: when it ends, the request that was open fails with NotReady, and whether it was carried out is
-unknown, so that every request sent this way must be harmless when it is sent twice.
+For loops that do one step at a time and may block. (Clients and the gateway never block and use
+link/peer.py.) The first request makes the connection, which then stays open and never reconnects by itself.
+When it ends, the open request fails with NotReady and its outcome is unknown. Every request that is sent this
+way must therefore be idempotent.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ TIMEOUT_S = 30.0
 CONNECT_S = 1.0
 _NS_PER_S = 1_000_000_000
 _SLICE_MS = 200
-"""How soon the end of a connection, or of the time, is noticed while a request is open."""
+"""Interval in which a waiting request checks the connection, the deadline and the stop signal."""
 
 M = TypeVar("M", bound=Message)
 
 
 class RequesterReply(NamedTuple, Generic[M]):
-    """A reply and the part attached to it; empty when there was none."""
+    """A reply and its attachment, which is empty if there was none."""
 
     message: M
     attachment: memoryview
 
 
 class StopSignal(Protocol):
-    """Whether the loop is to end: signals.StopFlag, or a threading.Event for a loop beside the main one."""
+    """Tells the loop to end: signals.StopFlag, or a threading.Event for a loop outside the main thread."""
 
     def is_set(self) -> bool: ...
 
 
 class Requester:
-    """Requests to one process. For one thread."""
+    """Requests to one process, from one thread."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Requester:
         beat: Callable[[], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`name` is for people. A wait calls `beat` and looks at `stop` several times a second."""
+        """`name` is used in error texts. A waiting request calls `beat` and checks `stop` every 200 ms."""
         self.name = name
         self._endpoint = endpoint
         self._stop, self._beat = stop, beat
@@ -69,9 +69,9 @@ class Requester:
     ) -> RequesterReply[M]:
         """Send one request and wait for its reply, which must be a `wanted`.
 
-        Raises NotReady when the process is not there, is starting, or ended meanwhile (outcome unknown);
-        RequestTimeout; ShuttingDown when our own stop was asked for; the Refused that it answered with;
-        EnvelopeInvalid when the reply is something else.
+        Raises NotReady if the process does not run, starts, or exited (outcome unknown); RequestTimeout;
+        ShuttingDown if `stop` was set; the Refused of the reply; EnvelopeInvalid if the reply has another
+        type.
         """
         self._corr += 1
         deadline_ns = self._after(timeout_s)
@@ -84,18 +84,18 @@ class Requester:
             self._drop()
             raise self._gone() from None
         except (NotReady, RequestTimeout, ShuttingDown):
-            # What is still on its way must not be taken for the answer to the next request.
+            # A late reply must not be mistaken for the reply to the next request.
             self._drop()
             raise
         return self._open(received, wanted)
 
     def close(self) -> None:
-        """End the connection for good."""
+        """Close the connection. The Requester cannot be used any more."""
         self._drop()
         self._context.term()
 
     def _drop(self) -> None:
-        """End the connection; the next request makes a new one."""
+        """Close the connection. The next request makes a new one."""
         if self._socket is not None:
             self._socket.close(0)
             self._socket = None
@@ -160,10 +160,10 @@ class Requester:
 
 
 def _context_with_threads() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context that has its threads.
+    """Return a context whose threads are running.
 
-    They are made with its first socket, and libzmq (4.3.5) ends the process when it can make none. Who starts
-    may end of that; who has long been at work may not, for a lost connection.
+    libzmq creates them with the first socket and aborts the process if that fails (4.3.5). A process may
+    abort at its start, but not later because a connection was lost.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.socket(zmq.DEALER).close(0)
@@ -171,7 +171,7 @@ def _context_with_threads() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 class ShardRequests:
-    """One Requester a shard of an engine."""
+    """One Requester for each shard of an engine."""
 
     def __init__(
         self,
@@ -195,10 +195,10 @@ class ShardRequests:
         attachment: Any = None,
         timeout_s: float = TIMEOUT_S,
     ) -> RequesterReply[M]:
-        """Ask one shard; see Requester.ask."""
+        """Send a request to one shard; see Requester.ask."""
         return self._requesters[shard].ask(message, wanted, attachment=attachment, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """End every connection."""
+        """Close every connection."""
         for requester in self._requesters:
             requester.close()

@@ -1,4 +1,4 @@
-"""Things to be done at a time, for one owner. Pure: the owner asks what is next and says what time it is."""
+"""Timers of one owner. Pure: the owner reads `next_ns` and passes the current time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _COMPACT_MIN = 1_024
 
 
 class Timer:
-    """One thing to be done at `when_ns` (monotonic)."""
+    """One callback, due at `when_ns` (monotonic)."""
 
     __slots__ = ("_callback", "_owner", "when_ns")
 
@@ -20,17 +20,17 @@ class Timer:
 
     @property
     def is_live(self) -> bool:
-        """Neither done nor cancelled."""
+        """True until the timer fired or was cancelled."""
         return self._callback is not None
 
     def cancel(self) -> None:
-        """Do not do it; harmless when it was done."""
+        """Cancel the timer; without effect if it fired."""
         if self._callback is not None:
             self._callback = None
             self._owner.forget_one()
 
     def fire(self) -> None:
-        """Do it, once."""
+        """Call the callback, unless the timer fired or was cancelled."""
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
@@ -40,20 +40,23 @@ class Timer:
 
 
 class Timers:
-    """A heap of timers. Cancelled ones leave when they come to the top, or when they are the most."""
+    """A heap of timers.
+
+    A cancelled timer is removed at the top of the heap, or when most timers are cancelled.
+    """
 
     def __init__(self) -> None:
         self._heap: list[Timer] = []
         self._cancelled = 0
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
-        """Have `callback` called at `when_ns` or soon after."""
+        """Call `callback` at `when_ns` or soon after."""
         timer = Timer(self, when_ns, callback)
         heapq.heappush(self._heap, timer)
         return timer
 
     def next_ns(self) -> int | None:
-        """When the next one is due; None when there is none."""
+        """Return the time at which the next timer is due; None if there is none."""
         heap = self._heap
         while heap and not heap[0].is_live:
             heapq.heappop(heap)
@@ -61,12 +64,15 @@ class Timers:
         return heap[0].when_ns if heap else None
 
     def fire(self, now_ns: int) -> int:
-        """Do what is due and return how many that were. What they add is not due before the next call."""
+        """Fire all due timers and return their number.
+
+        Timers that they add are not due before the next call.
+        """
         due = []
         while (next_ns := self.next_ns()) is not None and next_ns <= now_ns:
             due.append(heapq.heappop(self._heap))
         for timer in due:
-            # One may have cancelled another of these, which is no longer in the heap to be counted.
+            # An earlier timer of `due` may have cancelled a later one. That one is not in the heap any more.
             if timer.is_live:
                 timer.fire()
             else:
@@ -74,7 +80,7 @@ class Timers:
         return len(due)
 
     def forget_one(self) -> None:
-        """A timer of ours was cancelled."""
+        """Count a cancelled timer of this owner, and compact the heap if most of its timers are cancelled."""
         self._cancelled += 1
         if self._cancelled > _COMPACT_MIN and self._cancelled * 2 > len(self._heap):
             self._heap = [timer for timer in self._heap if timer.is_live]

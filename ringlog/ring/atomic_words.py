@@ -1,10 +1,10 @@
-"""The only place that loads and stores the live words of a ring.
+"""The only module that loads and stores the live words of a ring (R1).
 
-Both sides rely on two things: a word is never seen half written, and when one side sees a word it
-also sees everything the other side wrote before it. On x86-64 an 8-byte store through
-`memoryview.cast("Q")` gives both (the processor keeps stores in order). `struct.pack_into` gives
-neither: it clears the destination first. On any other machine the package `atomicshm` supplies
-acquire loads and release stores; without it there are no rings there, and clients use sockets.
+Both sides rely on two properties. A word is never read half written. A reader that sees a word also sees
+everything that the other side wrote before it. On x86-64, an 8-byte store through `memoryview.cast("Q")`
+provides both, because the processor keeps stores in order. `struct.pack_into` provides neither, because it
+clears the destination first. On other machines the package `atomicshm` provides acquire loads and release
+stores. Without that package there are no rings, and clients use sockets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringlog.shm import stores_are_ordered
 
 
 def require_atomic_words() -> None:
-    """Raise RingError when this machine cannot run a ring safely."""
+    """Raise RingError if this machine cannot use rings safely."""
     if not stores_are_ordered():
         _atomics()
 
@@ -39,9 +39,9 @@ def _refuse(*_: int) -> int:
 
 
 class AtomicWords:
-    """The words of a header page, by index. `load(i) -> int` acquires, `store(i, value)` releases.
+    """The words of a header page by index: `load(i)` acquires, `store(i, value)` releases.
 
-    `page` is a writable buffer whose length is a multiple of 8. Close before its mapping is closed.
+    `page` is a writable buffer whose length is a multiple of 8. Close this object before its mapping.
     """
 
     load: Callable[[int], int]
@@ -70,13 +70,13 @@ class AtomicWords:
         self.load, self.store = load, store
 
     def word(self, index: int) -> memoryview:
-        """One of them, to be looked at; it may outlive the mapping's end here (ringlog/spin_wait.py)."""
+        """Return a view of one word for polling. It may outlive close() (ringlog/spin_wait.py)."""
         if self._words.itemsize == 8:
             return self._words[index : index + 1]
         return self._words[8 * index : 8 * index + 8]
 
     def close(self) -> None:
-        """Let go of the buffer; from now on the words answer with RingError."""
+        """Release the buffer. Further loads and stores raise RingError."""
         self.load = self.store = _refuse
         atomic_view = self.__dict__.pop("_atomic_view", None)
         if atomic_view is not None:

@@ -1,9 +1,9 @@
-"""The consumer's end of a ring: look, copy, and only when the work is done, settle.
+"""The consumer's end of a ring: read and copy frames, and settle them only when they are processed.
 
-Reading does not move the tail, so a consumer that dies leaves everything unsettled in the ring and its
-successor reads it again. The consumer believes nothing in the shared words without a check, and never
-reads back a word it writes itself: its producer may be broken or hostile and can then only damage its
-own frames. Not for several threads at once.
+Reading does not move the tail. If a consumer dies, all unsettled frames stay in the ring, and its successor
+reads them again. The consumer checks every shared word of the producer before use, and never reads back a
+word that it writes itself. A broken or hostile producer can therefore damage only its own frames (R4). Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ringlog.ring.layout import SETTLE_WORDS, RingConsumerState, RingWord
 from ringlog.ring.region import RingMemory, open_ring, require_engine
 
 _LEN_BYTES = 4
-"""Of a frame's length, which does not count itself."""
+"""Size of a frame's length field, which the length does not include."""
 
 
 class RingConsumer:
-    """One end of a ring. `capacity` is bytes, positions are bytes ever written."""
+    """The consumer's end. `capacity` is in bytes. Positions are the number of bytes ever written."""
 
     def __init__(self, memory: RingMemory, path: str = "") -> None:
         self.identity = memory.identity
@@ -41,10 +41,10 @@ class RingConsumer:
 
     @classmethod
     def attach(cls, path: str, *, shard: int | None = None, engine_id: str | None = None) -> RingConsumer:
-        """Take the consumer's end; reading begins at the tail, with all that is not settled.
+        """Attach to a ring. Reading begins at the tail, with all unsettled frames.
 
-        Raises RingError when the file is not this shard's or engine's ring, its words make no sense, or the
-        consumer's end was closed. That no two consumers exist is the business of whoever starts shards.
+        Raises RingError if the ring belongs to another shard or engine, if its words are invalid, or if it
+        was closed by its consumer. The supervisor must ensure that a ring has only one consumer.
         """
         fd, memory = open_ring(path)
         os.close(fd)
@@ -65,20 +65,21 @@ class RingConsumer:
 
     @property
     def pending(self) -> int:
-        """Bytes, padding included, between the read position and the head.
+        """Number of bytes, padding included, between the read position and the head.
 
-        Raises RingError when the producer's words make no sense.
+        Raises RingError if the producer's words are invalid.
         """
         return self._load_head() - self._read
 
     def spin_word(self) -> tuple[memoryview, int]:
-        """A word, and its value as long as nothing is pending: for looking on."""
+        """Return (word, value) for polling: the word has this value while no frame is pending."""
         return self._memory.word(RingWord.HEAD), self._read
 
     def copy_pending(self, limit: int) -> tuple[int, bytearray] | None:
-        """Private copy of what lies from the read position up to `limit` bytes, the head or the lap's end.
+        """Copy pending bytes up to `limit` bytes, the head, or the end of the data area.
 
-        Returns (position of the first byte, bytes), or None when nothing is pending. Does not advance.
+        Returns (position of the first byte, bytes), or None if no byte is pending. Does not move the read
+        position.
         """
         head = self._load_head()
         index = self._read % self.capacity
@@ -88,7 +89,7 @@ class RingConsumer:
         return self._read, self._memory.read(index, length)
 
     def advance(self, nbytes: int) -> None:
-        """Move the read position over frames that were copied; the tail stays."""
+        """Move the read position past copied frames. The tail stays."""
         lap_left = self.capacity - self._read % self.capacity
         if nbytes < 0 or nbytes & 7 or nbytes > min(lap_left, self._head_seen - self._read):
             raise RingError(
@@ -101,11 +102,11 @@ class RingConsumer:
         self._read += nbytes
 
     def skip_lap(self) -> None:
-        """Move the read position to the next lap: the scanner met padding there."""
+        """Move the read position to the start of the data area, because the scan found padding."""
         index = self._read % self.capacity
         target = self._read - index + self.capacity
         if index == 0 or target >= self._load_head():
-            # A pad never fills a lap, and is published together with the frame that follows it.
+            # Padding never fills a whole lap, and is published together with the frame after it.
             raise RingError(
                 "padding where none can be", read=self._read, head=self._head_seen, path=self.path
             )
@@ -118,22 +119,22 @@ class RingConsumer:
 
     @property
     def read_position(self) -> int:
-        """Position of the next byte that copy gives."""
+        """Position of the next byte that copy_pending returns."""
         return self._read
 
     # -- settling -------------------------------------------------------------------------------------
 
     @property
     def settle_free(self) -> int:
-        """Entries that may be settled now; the producer makes room by taking settlements."""
+        """Number of entries that can be settled now. The producer frees space by taking settlements."""
         return self.identity.settle_entries - (self._settle_head - self._require_settle_tail())
 
     def settle(self, entries: NDArray[np.uint64], new_tail: int) -> None:
-        """Hand the producer the fate of its oldest frames, (n, 8) uint64, and give their room back.
+        """Send the producer the results of its oldest frames, (n, 8) uint64, and free their space (R6).
 
-        `new_tail` is the position after the last of them, padding behind it optional. With no entries only
-        the room is given back: for a producer that is dead and takes no settlements any more. Raises
-        RingError when the entries do not fit (ask settle_free) or the tail would leave what was read.
+        `new_tail` is the position after the last of these frames; padding after it may be included. Without
+        entries the call only frees space, for a producer that died and takes no settlements. Raises RingError
+        if the entries do not fit (see settle_free), or if the tail would leave the range that was read.
         """
         count = len(entries)
         if not self._tail <= new_tail <= self._read or new_tail & 7:
@@ -147,33 +148,34 @@ class RingConsumer:
             self._settle_head += count
             self._memory.store(RingWord.SETTLE_HEAD, self._settle_head)
         stop_points.hit("settle_before_tail")
-        # Last: whoever dies before this line settles again, which the producer recognises by position.
+        # The tail is stored last. After a crash before this line the successor settles again, and the
+        # producer recognises the repeated entries by position.
         self._tail = new_tail
         self._memory.store(RingWord.TAIL, new_tail)
 
     @property
     def wakeup_flags(self) -> int:
-        """What the client wants to be woken for (layout.Wants)."""
+        """Events for which the client wants to be woken up (layout.WakeupFlags)."""
         return self._memory.load(RingWord.WANTS)
 
     def close(self) -> None:
-        """Say for good that nothing more will be read: the ring is corrupt.
+        """Mark the ring permanently as corrupt: the consumer reads nothing more.
 
-        What was read may still be settled. Detach afterwards; no consumer attaches to this ring again.
+        Frames that were read may still be settled. Call detach afterwards. No consumer can attach again.
         """
         self._memory.store(RingWord.CONSUMER_STATE, RingConsumerState.CLOSED)
 
     def detach(self) -> None:
-        """Unmap without a word: the ring stays as it is. Idempotent; other calls then raise RingError."""
+        """Unmap the ring and leave its words unchanged. Idempotent. Later calls raise RingError."""
         self._memory.close()
 
-    # -- inside ---------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------------
 
     def _pass_settled(self) -> None:
-        """A predecessor died between its settlements and its tail: what they settled is not read again.
+        """Skip frames whose settlement is written but not in the tail, because the predecessor died (R8).
 
-        A frame that was refused, and that its producer sends again under another number, could be taken this
-        time. Words that make no sense change nothing: only its own frames are in the producer's hands.
+        The successor must not accept a frame that was refused: the producer may have sent it again under
+        another number. Invalid words are ignored, because they can affect only the producer's own frames.
         """
         if not self._settle_head:
             return
@@ -189,7 +191,7 @@ class RingConsumer:
         self._memory.store(RingWord.TAIL, stop)
 
     def _load_head(self) -> int:
-        """Load the head and check it against everything we know ourselves."""
+        """Load the head and check it against the positions known to this consumer."""
         head = self._memory.load(RingWord.HEAD)
         if head < self._head_seen or head - self._tail > self.capacity or head & 7:
             raise self._nonsense(head)

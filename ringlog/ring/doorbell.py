@@ -1,20 +1,21 @@
 """Wake-ups without data.
 
-The protocol, for a sleeper S and whoever has work for it, R:
+Protocol between a sleeper S and a ringer R that has work for it:
 
-1. S, with nothing to do, sets its *asleep* word to 1 (a shard: on the board; a client: `wants` of its ring).
-2. S looks at all its sources once more. Only if there is still nothing it waits, on its bell among others,
-   for at most the back-up poll interval.
-3. Awake, S sets the word to 0, drains the bell, looks at all sources.
-4. R publishes its work first, then looks at the word, and rings only when S is asleep.
+1. If S has no work, it sets its *asleep* word to 1 (a shard: on the board; a client: `wants` of its ring).
+2. S polls all its sources once more. Only if there is still no work, it waits for its bell and other
+   descriptors, at most for the back-up poll interval.
+3. After the wake-up, S sets the word to 0, drains the bell and polls all sources.
+4. R publishes its work first. Then it reads the word, and rings only if S is asleep.
 
-A ring is a hint: it may be lost (R died before step 4, or its look at the word overtook its own store,
-which processors may do) or doubled (a drained bell rings again). The re-check of step 2 makes losing rare,
-the back-up poll makes it harmless. A sleeper never trusts a bell to mean work.
+A bell is only a hint. It can be lost: R may die before step 4, or its load of the word may overtake its own
+store, which processors permit. It can also be repeated, because a drained bell may ring again. The second
+poll in step 2 makes a loss rare, and the back-up poll makes it harmless. A sleeper must not conclude from a
+bell that there is work.
 
-Processes that share no ancestor use a named pipe: `BellListener` opens it for reading *and* writing, so
-that it never sees an end of file and a ringer never finds nobody. Between threads it is an
-eventfd (`EventBell`).
+Processes that share no ancestor use a named pipe. `BellListener` opens it for reading *and* writing, so that
+it never reads an end of file and a ringer always finds a reader. Threads of one process use an eventfd
+(`EventBell`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def make_bell(path: str) -> None:
-    """Make a named pipe only we can use; raises RingError when the name is taken or there is no room."""
+    """Create a named pipe with mode 0600. Raise RingError if the name exists or there is no space."""
     try:
         os.mkfifo(path, BELL_MODE)
         os.chmod(path, BELL_MODE)
@@ -65,7 +66,7 @@ class BellListener:
         return self._fd
 
     def drain(self) -> int:
-        """Forget all rings so far; returns how many there were, 0 = none."""
+        """Discard all rings so far. Return their number, 0 = none."""
         total = 0
         try:
             while count := len(os.read(self._fd, _DRAIN_BYTES)):
@@ -77,24 +78,24 @@ class BellListener:
         return total
 
     def close(self) -> None:
-        """Let go of the bell. Idempotent."""
+        """Close the bell. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class BellRinger:
-    """The other end. Opened at the first ring, again after the sleeper was replaced."""
+    """The ringer's end of a named pipe. It is opened at the first ring, and again after an error."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd = -1
 
     def ring(self) -> bool:
-        """Wake the sleeper; False when nobody listens there now, or this process can open nothing at present.
+        """Wake up the sleeper. Return False if no process listens, or if no descriptor is available.
 
-        A full pipe is already a wake-up. What was published stays published whether or not a bell rang, so
-        want of descriptors must not become the error of who published: the sleeper looks by itself.
+        A full pipe counts as a wake-up. What was published stays published without a bell, because the
+        sleeper polls. A lack of descriptors must therefore not become an error of the publisher.
         """
         try:
             if self._fd < 0:
@@ -110,14 +111,14 @@ class BellRinger:
         return True
 
     def close(self) -> None:
-        """Let go of the bell. Idempotent."""
+        """Close the bell. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class EventBell:
-    """An eventfd: what a thread rings to wake another one of its process."""
+    """An eventfd with which one thread wakes up another thread of its process."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -127,20 +128,20 @@ class EventBell:
         return self._fd
 
     def ring(self) -> None:
-        """Wake the sleeper. Any thread may, as often as it likes."""
-        # A full counter is readable already; a closed bell has no sleeper any more.
+        """Wake up the sleeper. Any thread may call this at any time."""
+        # A full counter is readable already. A closed bell has no sleeper.
         with contextlib.suppress(OSError, ValueError):
             os.eventfd_write(self._fd, 1)
 
     def drain(self) -> int:
-        """Forget all rings so far; returns how many there were, 0 = none. Look for work behind this."""
+        """Discard all rings so far. Return their number, 0 = none. Poll for work only after this call."""
         try:
             return os.eventfd_read(self._fd)
         except BlockingIOError:
             return 0
 
     def close(self) -> None:
-        """Let go of the bell. Idempotent."""
+        """Close the bell. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

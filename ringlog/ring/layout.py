@@ -1,14 +1,15 @@
-"""A ring file: the drawing, the constants, nothing else knows where anything lies.
+"""Format of a ring file, and its constants. No other module computes offsets in a ring.
 
-One producer, one consumer, one file in shared memory. Three parts, each a multiple of 8 bytes:
+A ring has one producer, one consumer, and one file in shared memory. It has three parts, each a multiple of 8
+bytes:
 
 byte            part
 0               header page, 4096 bytes
 4096            data area, `capacity` bytes (a multiple of 4096): frames, back to back
 4096+capacity   settle area, `settle_entries + 1` entries of 64 bytes
 
-The header page. The identity is written once, when the ring is made; then come the live words, each
-alone on a line of 128 bytes, so that the two sides never share a cache line:
+The header page has the identity, written once at creation, and then the live words. Each live word is alone
+on a line of 128 bytes, so that the two sides never share a cache line:
 
 byte   size  field             written by
  0     8     magic             maker      b"RLRING1\\0"
@@ -23,26 +24,26 @@ byte   size  field             written by
  64    8     identity_xxh3     maker      XXH3-64 of bytes 0..63
  128   8     head              producer   position after the last published frame
  256   8     tail              consumer   position after the last settled frame
- 384   8     settle_head       consumer   settle entries ever written
- 512   8     settle_tail       producer   settle entries ever taken
- 640   8     wants             producer   bits: what to wake the client for
+ 384   8     settle_head       consumer   number of settle entries ever written
+ 512   8     settle_tail       producer   number of settle entries ever taken
+ 640   8     wants             producer   WakeupFlags
  768   8     producer_state    producer   0 new, 1 attached, 2 closed
  896   8     consumer_state    consumer   0 open, 2 closed
 
-A position counts bytes ever written and never wraps; its index is position % capacity. A frame is a
-multiple of 8 bytes whose first 4 bytes hold its length less 4, and it never straddles the end of the
-data area: what is left there is filled by one word whose low 32 bits are PAD_WORD, the rest of the
-lap is skipped. A pad is always published together with the frame after it.
+A position counts all bytes ever written and never wraps around. Its index is position % capacity. The size of
+a frame is a multiple of 8 bytes. Its first 4 bytes contain its length minus 4. A frame never crosses the end
+of the data area: one word whose low 32 bits are PAD_WORD marks the unused rest, and the consumer skips it.
+Padding is always published together with the frame after it.
 
-The settle area has one entry more than may be in flight, and the consumer leaves that one free: so
-the entry that the producer took last is still there when another producer process attaches, and says
-where the first one stopped.
+The settle area has one entry more than frames may be in flight, and the consumer keeps that one free. The
+last entry that the producer took is therefore still there when another producer process attaches. It shows
+where the first producer stopped.
 
-Assumed: aligned 8-byte loads and stores are whole; another processor sees one side's stores in the
-order in which they were made (true on x86-64; position.py decides what to do elsewhere).
+Assumptions: aligned 8-byte loads and stores are atomic, and another processor sees the stores of one side in
+program order. This holds on x86-64; atomic_words.py handles other machines.
 
-To change a layout: new version number; a ring never outlives the engine's start, so nobody has to
-read two versions, only to refuse the other.
+To change a layout, add a version number. A ring does not survive a restart of the engine, so no process reads
+two versions. It only has to refuse the other one.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ LINE_BYTES = 128
 SETTLE_WORDS = SETTLE_ENTRY_BYTES // 8
 PAD_WORD = 0xFFFFFFFF
 PAD_BYTES = PAD_WORD.to_bytes(8, "little")
-"""Same value as frame.layout.PAD_WORD: a length that no frame can have."""
+"""Equal to frame.layout.PAD_WORD: a length that no frame can have."""
 
 _IDENTITY = struct.Struct("<8sIIQQQQQQ")
 IDENTITY_BYTES = _IDENTITY.size + 8
 
 
 class RingWord(IntEnum):
-    """Live words; the value is the index of the word in the header page seen as 64-bit words."""
+    """Live words. The value is the index in the header page, as an array of 64-bit words."""
 
     HEAD = 16
     TAIL = 32
@@ -83,19 +84,19 @@ class RingWord(IntEnum):
 
 
 class WakeupFlags:
-    """Bits of the `wants` word: when the shard is to ring the client's bell, and what else it asks for.
+    """Bits of the `wants` word: when the shard rings the client's bell, and what else the client requests.
 
-    Plain integers: to combine members of an IntFlag takes a microsecond each time.
+    Plain integers, because combining members of an IntFlag takes about 1 µs.
     """
 
     SETTLEMENTS = 1
     PUBLICATION = 2
     NO_BATCH_WINDOW = 4
-    """Take my frames without waiting for those of others, whatever the pressure (G-12)."""
+    """Commit this client's frames without a batch window, under any pressure."""
 
 
 class RingProducerState(IntEnum):
-    """Life of the producer's side; CLOSED is final."""
+    """State of the producer's side. CLOSED is final."""
 
     NEW = 0
     ATTACHED = 1
@@ -103,16 +104,16 @@ class RingProducerState(IntEnum):
 
 
 class RingConsumerState(IntEnum):
-    """Life of the consumer's side; CLOSED is final."""
+    """State of the consumer's side. CLOSED is final."""
 
     OPEN = 0
     CLOSED = 2
-    """The words or frames in the ring are corrupt: it is read no more."""
+    """Words or frames in the ring are corrupt. The consumer reads nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingIdentity:
-    """What a ring is and whose: the part of the header that never changes."""
+    """Immutable part of the header: size, shard, engine and client of a ring."""
 
     shard: int
     capacity: int
@@ -124,21 +125,21 @@ class RingIdentity:
 
     @property
     def settle_slots(self) -> int:
-        """Entries in the settle area: one more than may be in flight."""
+        """Number of entries in the settle area: one more than frames may be in flight."""
         return self.settle_entries + 1
 
     @property
     def settle_offset(self) -> int:
-        """Where the settle area begins in the file."""
+        """Offset of the settle area in the file."""
         return HEADER_BYTES + self.capacity
 
     @property
     def file_bytes(self) -> int:
-        """Size of the whole file."""
+        """Size of the whole file in bytes."""
         return self.settle_offset + self.settle_slots * SETTLE_ENTRY_BYTES
 
     def encode(self) -> bytes:
-        """The first IDENTITY_BYTES bytes of the file."""
+        """Return the first IDENTITY_BYTES bytes of the file."""
         body = _IDENTITY.pack(
             MAGIC, VERSION, self.shard, self.capacity, self.settle_entries, self.engine, self.client,
             self.created_us, self.random,
@@ -147,7 +148,7 @@ class RingIdentity:
 
 
 def decode_identity(data: bytes, path: str) -> RingIdentity:
-    """Decode and verify the first bytes of a ring file; raises RingError naming what differs."""
+    """Decode and verify the first bytes of a ring file. Raise RingError with the difference."""
     if len(data) < IDENTITY_BYTES:
         raise RingError("not a ring: too short", path=path, bytes=len(data))
     magic, version, *rest = _IDENTITY.unpack_from(data)
@@ -162,7 +163,7 @@ def decode_identity(data: bytes, path: str) -> RingIdentity:
 
 
 def hash_id(text: str) -> int:
-    """How an engine or client id appears in the identity."""
+    """Return the hash that represents an engine or client id in the identity."""
     return xxhash.xxh3_64_intdigest(text.encode())
 
 

@@ -1,8 +1,8 @@
-"""The producer's end of a ring: publish whole frames, learn their fate.
+"""The producer's end of a ring: publish whole frames and receive their settlements.
 
-Body first, the head word last: a frame is either wholly published or not there. After a crash the next
-producer of the same ring goes on from the words; what was written beyond the head never happened.
-Not for several threads at once.
+The producer writes the body first and the head word last, so a frame is published completely or not at all
+(R2). After a crash, the next producer of the ring continues at the words of the first. Bytes beyond the head
+are ignored. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _live: weakref.WeakSet[RingProducer] = weakref.WeakSet()
 
 
 class RingProducer:
-    """One end of a ring. `capacity` and `frame_bytes_max` are bytes, `settle_entries` frames."""
+    """The producer's end. `capacity` and `frame_bytes_max` are in bytes, `settle_entries` in frames."""
 
     def __init__(self, memory: RingMemory, lock_fd: int = -1, path: str = "") -> None:
         self.identity = memory.identity
@@ -46,10 +46,10 @@ class RingProducer:
         self._lock_fd = lock_fd
         self._is_closed = False
         self._unusable = ""
-        """Why no call is possible any more; empty while one is."""
+        """Reason why all further calls fail; empty while the producer is usable."""
         self._head = memory.load(RingWord.HEAD)
         self._settle_tail = memory.load(RingWord.SETTLE_TAIL)
-        # Tail before settle_head: a frame below this tail is then surely among the entries read after it.
+        # Load the tail before settle_head: every frame below this tail is then among the entries read later.
         self._tail_seen = memory.load(RingWord.TAIL)
         self._require_tail(self._tail_seen)
         self._settled_below = self._position_after_last_taken()
@@ -58,10 +58,10 @@ class RingProducer:
 
     @classmethod
     def attach(cls, path: str, *, engine_id: str | None = None, clock: Clock | None = None) -> RingProducer:
-        """Take the producer's end of a ring and go on where its words say.
+        """Attach to a ring as its producer and continue at its words.
 
-        Raises RingError when there is a producer already, the producer's or the consumer's end was closed,
-        the file is not this engine's ring, or its words make no sense.
+        Raises RingError if the ring has a producer (R5) or one of its sides was closed. Also raises it for a
+        ring of another engine, a file that is not a ring, and invalid words.
         """
         fd, memory = open_ring(path)
         try:
@@ -82,9 +82,10 @@ class RingProducer:
     # -- publishing -----------------------------------------------------------------------------------
 
     def push_one(self, frame: Any) -> int | None:
-        """Publish one whole frame (a byte buffer, a multiple of 8); returns its position.
+        """Publish one whole frame (a byte buffer, a multiple of 8). Return its position.
 
-        None = it does not fit now. Raises RingError for what could never fit or is no frame.
+        None means that there is no space now. Raises RingError for a frame that can never fit or has an
+        invalid size.
         """
         self._require_usable()
         size = len(frame)
@@ -105,9 +106,9 @@ class RingProducer:
         return start
 
     def push_run(self, buffer: Any, frame_bytes: int) -> tuple[int, range | NDArray[np.int64]]:
-        """Publish as many as fit of n frames of `frame_bytes` each that lie back to back in `buffer`.
+        """Publish as many as fit of n adjacent frames of `frame_bytes` each in `buffer`.
 
-        Returns how many were taken, from the first on, and their positions, a range or (count,) int64.
+        Returns how many were published, from the first on, and their positions as a range or (count,) int64.
         """
         self._require_usable()
         source = memoryview(buffer).cast("B")
@@ -135,9 +136,9 @@ class RingProducer:
         return first + second, positions
 
     def push_buffer(self, buffer: Any, offsets: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
-        """Publish as many as fit of the frames that begin at `offsets` (n,) and lie back to back in `buffer`.
+        """Publish as many as fit of the adjacent frames in `buffer` that begin at `offsets` (n,).
 
-        The first begins at 0 and the last ends where the buffer does. Returns as push_run does.
+        The first frame begins at 0, and the last ends at the end of the buffer. Returns as push_run does.
         """
         self._require_usable()
         source = memoryview(buffer).cast("B")
@@ -163,12 +164,13 @@ class RingProducer:
             self._publish(stop, count)
         return count, positions
 
-    # -- fate -----------------------------------------------------------------------------------------
+    # -- settlements ----------------------------------------------------------------------------------
 
     def take_settlements(self) -> NDArray[np.uint64]:
-        """Take new settle entries, (n, 8) uint64 as in frame/settle_entry.py, a private copy in ring order.
+        """Take new settle entries in ring order: a private (n, 8) uint64 copy, see frame/settle_entry.py.
 
-        A frame comes once: what a restarted shard settles again is recognised by its position and dropped.
+        Each frame is returned once. Entries that a restarted shard repeats are recognised by position and
+        dropped.
         """
         self._require_usable()
         if self._memory.load(RingWord.SETTLE_HEAD) == self._settle_tail:
@@ -186,17 +188,17 @@ class RingProducer:
         return fresh
 
     def spin_word(self) -> tuple[memoryview, int]:
-        """A word, and its value as long as `settled` would bring nothing: for looking on."""
+        """Return (word, value) for polling: the word has this value while there are no new settlements."""
         return self._memory.word(RingWord.SETTLE_HEAD), self._settle_tail
 
     @property
     def in_flight(self) -> int:
-        """Frames pushed and not yet seen settled."""
+        """Number of frames pushed whose settlement was not taken yet."""
         return self._in_flight
 
     @property
     def free_frames(self) -> int:
-        """Frames that may be pushed before settlements are taken."""
+        """Number of frames that can be pushed before settlements are taken."""
         return self.settle_entries - self._in_flight
 
     @property
@@ -206,23 +208,24 @@ class RingProducer:
 
     @property
     def is_consumer_closed(self) -> bool:
-        """True when the consumer found the ring corrupt and reads no more."""
+        """True if the consumer found the ring corrupt and reads nothing more."""
         return self._memory.load(RingWord.CONSUMER_STATE) != RingConsumerState.OPEN
 
     @property
     def is_removed(self) -> bool:
-        """True when the ring's file has no name any more: no consumer will ever attach to it again."""
+        """True if the ring's file is deleted, so that no consumer can attach to it."""
         return self._lock_fd >= 0 and os.fstat(self._lock_fd).st_nlink == 0
 
     def set_wakeup_flags(self, bits: int) -> None:
-        """Say what to be woken for (layout.Wants)."""
+        """Set the events for which the client wants to be woken up (layout.WakeupFlags)."""
         self._require_usable()
         self._memory.store(RingWord.WANTS, bits)
 
     def close(self) -> None:
-        """Say that nothing more will come, give the lock back, unmap. Idempotent.
+        """Mark the ring as closed by its producer, release the lock and unmap. Idempotent.
 
-        In a forked child only the child's own descriptor and mapping go; the parent's ring is untouched.
+        In a forked child, only the child's descriptor and mapping are released. The parent's ring is
+        unchanged.
         """
         if self._is_closed:
             return
@@ -233,17 +236,17 @@ class RingProducer:
         self._release_lock()
         self._memory.close()
 
-    # -- inside ---------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------------
 
     def _position_after_last_taken(self) -> int:
-        """Where settlements that an earlier producer of this ring took end: its last entry is still there."""
+        """Return the position after the last settlement that an earlier producer of this ring took."""
         if self._settle_tail == 0:
             return 0
         slot = (self._settle_tail - 1) % self.identity.settle_slots
         return int(_entries_of(self._memory.read_entries(slot, 1))[0, 0]) + 1
 
     def _count_in_flight(self) -> int:
-        """Count the frames whose settlement is still to be taken: unread entries and what is in the ring."""
+        """Count frames whose settlement was not taken: those in unread entries and those in the ring."""
         entries, _ = self._unread_entries()
         unsettled = {position for position in entries[:, 0].tolist() if position >= self._settled_below}
         position = self._tail_seen
@@ -271,7 +274,7 @@ class RingProducer:
         return _entries_of(raw), head
 
     def _room(self, wanted: int) -> int:
-        """Free bytes; the consumer's tail is looked at again only when fewer than `wanted` are known free."""
+        """Return the free bytes. The consumer's tail is loaded only if fewer than `wanted` are known free."""
         room = self.capacity - (self._head - self._tail_seen)
         if room >= wanted:
             return room
@@ -296,12 +299,12 @@ class RingProducer:
                 raise RingError("frame too large for the ring", bytes=size, max=self.frame_bytes_max)
 
     def _write_pad(self, start: int, stop: int) -> None:
-        """Mark the rest of a lap, [start, stop), as holding no frame."""
+        """Mark the rest of a lap, [start, stop), as padding."""
         if start < stop:
             self._memory.write(start % self.capacity, PAD_BYTES)
 
     def _write_laps(self, source: memoryview, split: int, total: int, lap_left: int) -> int:
-        """Write source[:split] at the head, the pad, source[split:total] on the next lap; returns the end."""
+        """Write source[:split] at the head, padding, source[split:total] on the next lap. Return the end."""
         if split:
             self._memory.write(self._head % self.capacity, source[:split])
         if total == split:
@@ -312,7 +315,7 @@ class RingProducer:
         return lap_end + total - split
 
     def _publish(self, head: int, frames: int) -> None:
-        # The one store that makes everything written before it visible.
+        # This single store publishes everything that was written before it.
         self._head = head
         self._in_flight += frames
         self._memory.store(RingWord.HEAD, head)
@@ -329,8 +332,8 @@ class RingProducer:
 
 
 def _let_go_after_fork() -> None:
-    # Two processes must never write into one ring, and a child's copy of the descriptor would keep the
-    # lock alive after the parent's death (RD-7).
+    # Only one process may write into a ring. A child's copy of the descriptor would also keep the lock
+    # after the death of the parent.
     for producer in list(_live):
         producer._unusable = producer._unusable or "a ring's producer must not be used after a fork"
         producer._release_lock()
@@ -345,7 +348,7 @@ def _entries_of(raw: bytearray) -> NDArray[np.uint64]:
 
 
 def _first_times(entries: NDArray[np.uint64], least: int) -> NDArray[np.uint64]:
-    """Entries whose position is at least `least` and above every one before: no repeats (n >= 1)."""
+    """Return the entries with a position of at least `least` and above all earlier ones. n must be >= 1."""
     positions = entries[:, 0]
     is_rising = len(positions) == 1 or bool((positions[1:] > positions[:-1]).all())
     if is_rising and int(positions[0]) >= least:
@@ -357,7 +360,7 @@ def _first_times(entries: NDArray[np.uint64], least: int) -> NDArray[np.uint64]:
 
 
 def _stops_of(offsets: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """(n,) where each frame ends; raises RingError unless the frames fill [0, length) in order."""
+    """Return the (n,) ends of the frames. Raise RingError unless the frames fill [0, length) in order."""
     if len(offsets) == 0 == length:
         return offsets
     stops = np.append(offsets[1:], length)

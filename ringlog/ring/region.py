@@ -1,8 +1,8 @@
-"""The file behind a ring: made, opened, mapped and removed here.
+"""The file of a ring: create, open, map and remove it.
 
-The supervisor makes and removes ring files; a producer and a consumer map them. The producer holds an
-advisory lock on the file as long as it lives, which makes a second producer impossible and tells the
-supervisor when the first is gone.
+The supervisor creates and removes ring files. A producer and a consumer map them. The producer has an
+advisory lock on the file while it lives. The lock excludes a second producer (R5), and its release tells the
+supervisor that the producer exited.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringlog.limits import RING_BYTES_MAX, RING_BYTES_MIN, SETTLE_ENTRIES_DEFAUL
 from ringlog.ring import layout
 from ringlog.ring.atomic_words import AtomicWords, require_atomic_words
 
-if sys.platform != "win32":  # Where clients go by TCP, and import this all the same.
+if sys.platform != "win32":  # Windows clients connect by TCP only, but import this module too.
     import fcntl
 
 LOCK_TRIES = 20
@@ -38,9 +38,10 @@ def create_ring(
     client: str,
     clock: Clock | None = None,
 ) -> None:
-    """Make a ring file with all its room allocated; `ring_bytes` is rounded up to a multiple of 4096.
+    """Create a ring file with all its memory allocated (R6).
 
-    Raises RingError, leaving no file, when a size is out of bounds, the name is taken or memory is full.
+    `ring_bytes` is rounded up to a multiple of 4096. Raises RingError, and leaves no file, if a size is out
+    of bounds, the name exists or memory is full.
     """
     require_atomic_words()
     if not RING_BYTES_MIN <= ring_bytes <= RING_BYTES_MAX:
@@ -62,7 +63,7 @@ def create_ring(
 
 
 def remove_ring(path: str) -> None:
-    """Unlink a ring file; no error when it is gone already. Mappings of it stay usable until closed."""
+    """Delete a ring file, if it exists. Mappings stay usable until they are closed."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -72,10 +73,10 @@ def remove_ring(path: str) -> None:
 
 
 def producer_alive(path: str) -> bool:
-    """True while some process holds the producer's end of the ring open."""
+    """Return whether a live process is attached to the ring as its producer."""
     fd, _ = shm.open_file(path, RingError)
     try:
-        # Shared, so that two who ask at the same time do not take each other for a producer.
+        # A shared lock, so that two concurrent callers do not take each other for a producer.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -86,7 +87,7 @@ def producer_alive(path: str) -> bool:
 
 
 def producer_closed(path: str) -> bool:
-    """True when a producer said that nothing more will come. Raises RingError for what is no ring of ours."""
+    """Return whether the producer closed the ring. Raise RingError for a file that cannot be opened."""
     fd, _ = shm.open_file(path, RingError)
     try:
         word = os.pread(fd, 8, layout.RingWord.PRODUCER_STATE * 8)
@@ -96,9 +97,9 @@ def producer_closed(path: str) -> bool:
 
 
 def mark_consumer_closed(path: str) -> None:
-    """Tell a ring's producer that nobody reads it any more: for who removes a ring its shard cannot use.
+    """Mark a ring as closed by its consumer. Used before removing a ring that its shard cannot use.
 
-    Nothing happens where there is no such file or it holds no header.
+    No effect if the file does not exist or is shorter than a header.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -106,8 +107,8 @@ def mark_consumer_closed(path: str) -> None:
         return
     try:
         if os.fstat(fd).st_size < layout.HEADER_BYTES:
-            return  # Cut by somebody: writing would make it grow.
-        # Changes one byte of the word, so it is never seen half written.
+            return  # The file was cut. A write would make it grow.
+        # Only one byte of the word changes, so it is never read half written.
         os.pwrite(
             fd, layout.RingConsumerState.CLOSED.to_bytes(8, "little"), layout.RingWord.CONSUMER_STATE * 8
         )
@@ -116,9 +117,9 @@ def mark_consumer_closed(path: str) -> None:
 
 
 class RingMemory(AtomicWords):
-    """A ring's bytes: the live words (`load`, `store`), the data area and the settle area.
+    """The bytes of a ring: the live words (`load`, `store`), the data area and the settle area.
 
-    `buffer` is the whole file, writable. Everything either side does to the ring goes through here.
+    `buffer` is the whole file, writable. Both sides access the ring only through this class.
     """
 
     def __init__(self, buffer: Any, identity: layout.RingIdentity) -> None:
@@ -130,20 +131,20 @@ class RingMemory(AtomicWords):
         self.identity = identity
 
     def write(self, index: int, data: Any) -> None:
-        """Put bytes at `index` of the data area."""
+        """Write bytes at `index` of the data area."""
         self._data[index : index + len(data)] = data
 
     def read(self, index: int, length: int) -> bytearray:
-        """Private copy of `length` bytes at `index` of the data area (RD-13)."""
+        """Return a private copy of `length` bytes at `index` of the data area (R3)."""
         return bytearray(self._data[index : index + length])
 
     def write_entries(self, slot: int, entries: bytes) -> None:
-        """Put settle entries, as bytes, from `slot` on; they must not run over the end."""
+        """Write settle entries, as bytes, from `slot` on. They must not cross the end of the area."""
         start = slot * SETTLE_ENTRY_BYTES
         self._settle[start : start + len(entries)] = entries
 
     def read_entries(self, slot: int, count: int) -> bytearray:
-        """Private copy of `count` settle entries from `slot` on."""
+        """Return a private copy of `count` settle entries from `slot` on."""
         start = slot * SETTLE_ENTRY_BYTES
         return bytearray(self._settle[start : start + count * SETTLE_ENTRY_BYTES])
 
@@ -161,16 +162,16 @@ class RingMemory(AtomicWords):
         self._settle.release()
         self._whole.release()
         if isinstance(self._buffer, mmap.mmap):
-            # A thread may be looking at a word: it is unmapped when that one has looked.
+            # A thread may be polling a word. The memory is then unmapped when its view is released.
             with contextlib.suppress(BufferError):
                 self._buffer.close()
         self._buffer = None
 
 
 def open_ring(path: str) -> tuple[int, RingMemory]:
-    """Open, validate and map a ring file; returns (descriptor, memory), both for the caller to close.
+    """Open, validate and map a ring file. Return (descriptor, memory). The caller must close both.
 
-    Raises RingError naming what differs from what create_ring makes.
+    Raises RingError for a file that create_ring would not make.
     """
     require_atomic_words()
     fd, size = shm.open_file(path, RingError)
@@ -186,11 +187,11 @@ def open_ring(path: str) -> tuple[int, RingMemory]:
             raise RingError(
                 "ring file has the wrong size", path=path, bytes=size, expected=identity.file_bytes
             )
-        # Not populated: all at once that takes a shard 10 ms for each client that comes, in which it commits
-        # for nobody; page by page the first lap takes each side some microseconds a frame.
+        # No MAP_POPULATE: it blocks a shard for 10 ms per new client, without commits. Page faults on the
+        # first lap cost each side a few microseconds per frame.
         mapping = mmap.mmap(fd, size, flags=mmap.MAP_SHARED)
     except OSError as e:
-        # A mapping takes a descriptor of its own, which may be the one too many, and memory.
+        # mmap duplicates the descriptor, so it can fail at the descriptor limit, or for lack of memory.
         os.close(fd)
         raise RingError(f"cannot map ring: {e.strerror}", path=path, errno=e.errno) from None
     except BaseException:
@@ -200,18 +201,18 @@ def open_ring(path: str) -> tuple[int, RingMemory]:
 
 
 def require_engine(identity: layout.RingIdentity, engine_id: str | None, path: str) -> None:
-    """Raise RingError when the ring was made by another engine; None accepts any."""
+    """Raise RingError if the ring belongs to another engine. None accepts any engine."""
     if engine_id is not None and identity.engine != layout.hash_id(engine_id):
         raise RingError("ring of another engine", path=path, engine_id=engine_id)
 
 
 def lock_for_producer(fd: int, path: str, clock: Clock) -> None:
-    """Take the producer's lock; raises RingError when a live producer has it (RF-31)."""
+    """Take the producer's lock. Raise RingError if a live producer has it (R5)."""
     for attempt in range(LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # Somebody in producer_alive holds it for a moment only; a producer holds it for good.
+            # producer_alive has the lock only for a moment. A producer keeps it until it exits.
             if attempt + 1 < LOCK_TRIES:
                 clock.sleep(LOCK_WAIT_S)
         else:

@@ -1,4 +1,4 @@
-"""A ring's two ends, under one name. See layout.py for the drawing and the rules."""
+"""Both ends of a ring in one module. layout.py defines the format and the rules."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Segments: closed log, sorted by topic, with an index. Written once; only deletion marks change."""
+"""Segments: closed log, sorted by topic, with an index. After creation only deletion marks change (S6)."""

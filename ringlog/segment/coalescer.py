@@ -1,8 +1,9 @@
-"""Many frames of one topic to few: which records go together into a sealed frame. Pure.
+"""Merge many small frames of one topic into few large ones for a segment. Pure.
 
-A frame ends at limits.SEALED_FRAME_RECORDS or about SEALED_FRAME_BYTES, where numbers are missing, where
-durability class or payload kind change, and at a hole of HOLE_MIN or more records that are dead. Dead
-records of a smaller hole stay as empty ones, so that many single deletes do not make many small frames.
+A frame ends at limits.SEALED_FRAME_RECORDS, at about SEALED_FRAME_BYTES, at a gap in the seqs, and where the
+durability class or the payload kind changes. It also ends at a hole: HOLE_MIN or more consecutive dead
+records, which are omitted. In a smaller hole the dead records stay as empty records, so that many single
+deletes do not produce many small frames.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from ringlog.segment.records import Block, blocks_of
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 HOLE_MIN = 64
-"""Dead records in a row that are left out."""
+"""Minimum number of consecutive dead records that are omitted."""
 
 
 class Coalescer:
-    """Takes the records of one topic in order; `placeholders` are the numbers kept as empty records."""
+    """Receives the records of one topic in order. `placeholders` collects the seqs kept as empty records."""
 
     def __init__(self, *, earliest_seq: int = 1, dead: BitMap64 | None = None) -> None:
         self._earliest_seq = earliest_seq
@@ -42,7 +43,7 @@ class Coalescer:
         self.placeholders: list[I64] = []
 
     def frames(self, runs: Iterable[tuple[Any, FrameBatch]]) -> Iterator[list[BlockSlice]]:
-        """What goes into each frame. Raises FrameInvalid, and InvariantViolation for numbers that fall."""
+        """Yield the records of each new frame. Raise FrameInvalid, or InvariantViolation if seqs decrease."""
         for buffer, batch in runs:
             for block in blocks_of(buffer, batch):
                 self._check_order(block)
@@ -59,7 +60,7 @@ class Coalescer:
         self._last_seq = int(seqs[-1])
 
     def _add_block(self, block: Block) -> Iterator[list[BlockSlice]]:
-        """Cut a block at what must not share a frame; dead ends wait for what comes next."""
+        """Cut a block where records must not share a frame. Dead records at an edge are held back."""
         alive = self._alive(block.seqs)
         cuts = (block.seqs[1:] != block.seqs[:-1] + 1) | (block.flags[1:] != block.flags[:-1])
         if not alive.all():
@@ -83,12 +84,12 @@ class Coalescer:
         return alive
 
     def _fill_holes(self, block: Block, alive: Mask, cuts: Mask) -> Mask:
-        """Empty the dead records, and call those of small holes inside of a stretch alive."""
+        """Empty the dead records. Return `alive` with the dead records of small holes added."""
         block.blank_records(~alive)
         edges = np.flatnonzero((alive[1:] != alive[:-1]) | cuts) + 1
         starts, stops = np.concatenate(([0], edges)), np.concatenate((edges, [len(alive)]))
         inner = (starts > 0) & (stops < len(alive)) & ~alive[starts] & (stops - starts < HOLE_MIN)
-        # No number may be missing on either side: a frame cannot say so.
+        # A frame contains consecutive seqs, so no seq may be missing at either edge of the hole.
         inner[inner] = ~cuts[starts[inner] - 1] & ~cuts[stops[inner] - 1]
         rows = np.zeros(len(alive) + 1, dtype=np.int64)
         np.add.at(rows, starts[inner], 1)
@@ -103,12 +104,12 @@ class Coalescer:
         follows = self._held[-1].last_seq + 1 == stretch.first_seq if self._held else self._pending
         if held >= HOLE_MIN or not follows:
             self._held = []
-            # What was held is lost to the frame: the next living record cannot follow on it.
+            # These records are omitted, so the next live record begins a new frame.
             return
         self._held.append(stretch)
 
     def _release_held(self, following: BlockSlice) -> Iterator[list[BlockSlice]]:
-        """Put held records into the frame, if that closes the gap before `following`."""
+        """Add the held records to the frame if they fill the gap before `following`."""
         held, self._held = self._held, []
         if not held or not self._pending:
             return
@@ -126,7 +127,7 @@ class Coalescer:
         return int(stretch.block.flags[stretch.start])
 
     def _fill(self, stretch: BlockSlice, ends: I64) -> Iterator[list[BlockSlice]]:
-        """Add records to the pending frame; yields it whenever it is full."""
+        """Add records to the pending frame. Yield the frame whenever it is full."""
         block, start, stop = stretch
         if self._pending:
             last = self._pending[-1]

@@ -1,8 +1,7 @@
-"""The `.del` part: one byte a record, 0x00 or 0xD5, changed where it lies.
+"""The `.del` part of a segment: one byte per record, 0x00 or 0xD5, changed in place.
 
-Marks are the durable witness of deletes once the log that told of them is gone. A byte is whole or not
-written, so a crash in between leaves marks that were made and marks that were not, and the log still
-tells of all of them.
+Marks make deletes durable after the log with the deletes is removed. A byte is written whole or not at all.
+A crash can leave only some of the marks written, but then the log still contains all of the deletes.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ I64 = NDArray[np.int64]
 
 
 def bitmap_of(seqs: NDArray[Any]) -> BitMap64:
-    """The bitmap of these numbers."""
+    """Return the bitmap of these seqs."""
     values = array("Q")
     values.frombytes(np.ascontiguousarray(seqs, dtype=np.uint64).tobytes())
     return BitMap64(values)
 
 
 def seqs_within(bitmap: BitMap64, first: int, last: int) -> NDArray[np.int64]:
-    """(n,) the numbers of a bitmap from `first` to `last`, ascending."""
+    """Return the (n,) seqs of a bitmap from `first` to `last` (inclusive), ascending."""
     if not bitmap.range_cardinality(first, last + 1):
         return np.empty(0, dtype=np.int64)
     both = BitMap64()
@@ -41,10 +40,10 @@ def seqs_within(bitmap: BitMap64, first: int, last: int) -> NDArray[np.int64]:
 
 
 class DeletionMarks:
-    """The marks of one segment; the file is looked for when it is first needed."""
+    """The marks of one segment. The file is opened on first use."""
 
     def __init__(self, disk: Disk, data_dir: str, stem: str, header: DeletionMarksHeader) -> None:
-        """`header` is what the file's must be."""
+        """`header` is the header that the file must have."""
         self._disk, self._data_dir, self._stem = disk, data_dir, stem
         self._path = f"{data_dir}/{stem}{DEL}"
         self._header = header
@@ -52,9 +51,9 @@ class DeletionMarks:
         self._writable = False
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Bytes of records [start, stop) of the segment, zeros when nothing was marked yet.
+        """Return the mark bytes of records [start, stop) of the segment; zeros if the part does not exist.
 
-        Raises DiskError, and CorruptData for a part of another segment or another size.
+        Raises DiskError, and CorruptData for a part of another segment or of another size.
         """
         if not self._open():
             return np.zeros(stop - start, dtype=np.uint8)
@@ -64,9 +63,9 @@ class DeletionMarks:
         return np.frombuffer(data, dtype=np.uint8)
 
     def write(self, ordinals: I64) -> int:
-        """Mark these records, ascending; returns how many were not marked before. Not synced.
+        """Mark these records (ascending ordinals). Return how many were not marked before. No sync.
 
-        The first mark makes the file, durably. Raises DiskError, CorruptData.
+        The first mark creates the file durably. Raises DiskError, CorruptData.
         """
         if not len(ordinals):
             return 0
@@ -80,12 +79,12 @@ class DeletionMarks:
         return fresh
 
     def sync(self) -> None:
-        """Make the marks durable; raises DiskError."""
+        """Make the marks durable. Raises DiskError."""
         if self._writable:
             self._disk.sync_data(self._fd)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._writable = False
@@ -114,7 +113,7 @@ class DeletionMarks:
         self._writable = True
 
     def _adopt_handle(self, fd: int) -> None:
-        """Keep a handle whose header and size are right."""
+        """Keep the handle if its header and size are right; otherwise close it and raise CorruptData."""
         try:
             found = DeletionMarksHeader.decode(self._disk.read_at(fd, DEL_HEADER_BYTES, 0), self._path)
             size = self._disk.size(fd)

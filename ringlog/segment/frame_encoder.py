@@ -1,7 +1,7 @@
-"""Stretches of blocks to one sealed frame. Pure.
+"""Encode slices of blocks as one sealed frame. Pure.
 
-Values are copied once, from where they lie into the body's pieces: at one stroke where they follow one
-another or are equally long and equally far apart, else by slicing.
+Each value is copied once, from its source buffer into the pieces of the body. Values that are adjacent, or
+that have equal length and equal distance, are copied with one operation; others are sliced.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ringlog.types import Codec
 I64 = NDArray[np.int64]
 _ZEROS = bytes(8)
 _RUN_VALUES_MIN = 16
-"""Values are copied run by run when runs have at least so many each, on average."""
+"""Values are copied run by run if the runs have at least this number of values on average."""
 _SPREAD_MAX = 8
-"""Copy the whole stretch to slice values from it, unless it is so many times larger than they are."""
+"""If a source range is larger than its values by more than this factor, values are copied one by one."""
 
 
 class BlockSlice(NamedTuple):
@@ -39,18 +39,18 @@ class BlockSlice(NamedTuple):
 
     @property
     def first_seq(self) -> int:
-        """Number of the first record."""
+        """Seq of the first record."""
         return int(self.block.seqs[self.start])
 
     @property
     def last_seq(self) -> int:
-        """Number of the last record."""
+        """Seq of the last record."""
         return int(self.block.seqs[self.stop - 1])
 
 
 @dataclass(frozen=True, slots=True)
 class CompressionPolicy:
-    """Whether to compress a body: it must have `min_bytes`, and lose this share of them."""
+    """When to compress a body: it has at least `min_bytes`, and compression saves at least share `saving`."""
 
     codec: Codec = Codec.NONE
     min_bytes: int = 1_024
@@ -59,31 +59,31 @@ class CompressionPolicy:
 
 @dataclass(slots=True)
 class SealedFrame:
-    """One frame, and of its records what the index tells of them."""
+    """One encoded frame, and the facts of its records that the index stores."""
 
     pieces: list[Any]
     length: int
     base_seq: int
     sizes: I64
-    """(n,) accounted bytes (R-10)."""
+    """(n,) accounted bytes of each record."""
     stamps: I64
     events: I64 | None
     expires: I64 | None
     tags: list[bytes] | None
-    """b"" for none; None when no record has one."""
+    """Tag of each record, b"" for none; None if no record has one."""
     not_before: I64 | None = None
     priorities: NDArray[np.uint8] | None = None
 
     @property
     def count(self) -> int:
-        """Records."""
+        """Number of records."""
         return len(self.sizes)
 
 
 def seal_frame(
     stretches: list[BlockSlice], *, topic_id: int, epoch: int, salt: int, packing: CompressionPolicy
 ) -> SealedFrame:
-    """Encode records with consecutive numbers and the same flags; there is at least one."""
+    """Encode records with consecutive seqs and equal flags as one frame. At least one record is required."""
     body = _Body(stretches)
     flags = int(stretches[0].block.flags[stretches[0].start])
     codec, stored = Codec.NONE, body.pieces
@@ -105,7 +105,7 @@ def seal_frame(
 
 
 def reseal_frame(view: FrameView, stored: memoryview, *, epoch: int, salt: int) -> SealedFrame:
-    """A whole frame under a new header, its body as stored untouched: what a topic's only frame becomes."""
+    """Return a frame with a new header and an unchanged stored body. Used for a topic's only frame."""
     header = view.header._replace(epoch=epoch, producer_id=0, producer_seq=0)
     frame = describe_frame(view)
     frame.pieces = [_sealed_header(header, salt), stored]
@@ -113,7 +113,7 @@ def reseal_frame(view: FrameView, stored: memoryview, *, epoch: int, salt: int) 
 
 
 def describe_frame(view: FrameView) -> SealedFrame:
-    """What the index tells of a frame, without its bytes."""
+    """Return the facts of a frame for the index, without its bytes."""
     sizes = np.diff(view.payloads.offsets).astype(np.int64)
     meta, tag = view.bytes_column(Column.META), view.bytes_column(Column.TAG)
     if meta is not None:
@@ -139,12 +139,12 @@ def _packed(body: _Body, packing: CompressionPolicy) -> tuple[Codec, list[Any]]:
 
 
 class _Body:
-    """The columns of a new frame, laid out in pieces."""
+    """The columns of a new frame as pieces of bytes."""
 
     def __init__(self, stretches: list[BlockSlice]) -> None:
         self._stretches = stretches
         self._nulls: dict[Column, NDArray[np.bool_]] = {}
-        """Validity of columns that have nulls."""
+        """Validity of columns with nulls."""
         self.pieces: list[Any] = []
         self.size = 0
         self.bitmap = 0
@@ -264,7 +264,7 @@ class _Body:
 
 
 def copy_values(buffer: memoryview, values: BytesColumnValues) -> list[Any]:
-    """The values, one after another, in as few pieces as there can be."""
+    """Return the concatenated values in as few pieces as possible."""
     starts, lengths = values
     if not len(starts):
         return []
@@ -282,16 +282,16 @@ def copy_values(buffer: memoryview, values: BytesColumnValues) -> list[Any]:
 
 
 def _regular_runs(starts: I64, steps: I64, length: int) -> list[tuple[int, int, int]] | None:
-    """Cut equally long values into runs [a, b) of one step each; None when that would be many short ones.
+    """Cut values of equal length into runs [a, b) with one step each. None if there would be many short runs.
 
-    One-record frames of one size lie like this; a mark between two groups ends a run, or another's frames.
+    One-record frames of equal size have this form. A run ends at a chain mark or at another topic's frame.
     """
     edges = np.flatnonzero(steps[1:] != steps[:-1]) + 1
     if len(edges) * _RUN_VALUES_MIN > len(starts) or not (steps >= length).all():
         return None
     runs, a = [], 0
     for k in [*edges.tolist(), len(steps)]:
-        if k > a:  # Else the step into this run was the change.
+        if k > a:  # Otherwise the step into this run was the change.
             runs.append((a, k + 1, int(steps[a])))
             a = k + 1
     if a < len(starts):
@@ -305,7 +305,7 @@ def _strided(buffer: memoryview, first: int, count: int, length: int, step: int)
 
 
 def value_list(buffer: memoryview, values: BytesColumnValues) -> list[bytes]:
-    """The values as bytes; b"" for an empty one."""
+    """Return the values as bytes objects; b"" for an empty value."""
     starts, lengths = values
     filled = lengths > 0
     if not filled.all():

@@ -1,7 +1,7 @@
-"""The index part: tables of topics and frames, and what differs from record to record. Pure.
+"""The index part: tables of topics and frames, and the facts that differ between records of a frame. Pure.
 
-The same builder serves the writer and the rebuilding of an index from its data part, so that both make
-the same bytes.
+The segment writer and the rebuild of an index from its data part share one builder, so both produce the
+same bytes (S2).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _KINDS_KNOWN = HAS_SIZES | HAS_STAMPS | HAS_EXPIRES | HAS_NOT_BEFORE | HAS_PRIOR
 
 
 class IndexRecordColumns(NamedTuple):
-    """(n,) of every record of a frame."""
+    """Facts of every record of a frame, (n,) each."""
 
     sizes: I64
     stamps: I64
     expires: I64
-    """0 for none."""
+    """Microseconds; 0 for none."""
     not_before: I64 | None = None
-    """0 for none; None when no record has one."""
+    """Microseconds, 0 for none; None if no record has one."""
     priorities: NDArray[np.uint8] | None = None
-    """The same."""
+    """0 for none; None if no record has one."""
 
 
 class IndexBuilder:
-    """Collects topics and frames in the order in which they lie."""
+    """Collects topics and frames in the order of the data part."""
 
     def __init__(self) -> None:
         self._topics: list[tuple[int, ...]] = []
@@ -62,29 +62,29 @@ class IndexBuilder:
 
     @property
     def topics(self) -> int:
-        """Topics so far."""
+        """Number of topics added."""
         return len(self._topics)
 
     @property
     def frames(self) -> int:
-        """Frames so far."""
+        """Number of frames added."""
         return len(self._entries)
 
     @property
     def topic_frames(self) -> int:
-        """Frames of the topic that has not ended."""
+        """Number of frames of the current topic."""
         return len(self._entries) - self._topic_start
 
     @property
     def sole_topic_range(self) -> tuple[int, int, int]:
-        """(topic_id, first_seq, last_seq) of a lone topic; zeros for several."""
+        """(topic_id, first_seq, last_seq) if there is exactly one topic, else zeros."""
         if len(self._topics) != 1:
             return 0, 0, 0
         topic_id, _, first_seq, last_seq, *_ = self._topics[0]
         return topic_id, first_seq, last_seq
 
     def add_frame(self, frame: SealedFrame, offset: int) -> None:
-        """Note a frame of the present topic that lies at `offset` of the data part."""
+        """Add a frame of the current topic that lies at `offset` of the data part."""
         stamps, size = frame.stamps, int(frame.sizes.sum())
         events = None if frame.events is None else frame.events[frame.events != EVENT_TS_NONE]
         has_events = events is not None and len(events)
@@ -105,12 +105,12 @@ class IndexBuilder:
         self.records += frame.count
 
     def open_topic_seqs(self) -> I64:
-        """(n,) numbers of the records of the topic that has not ended."""
+        """Return the (n,) seqs of the current topic's records."""
         rows = self._entries[self._topic_start :]
         return np.concatenate([np.arange(row[0], row[0] + row[1], dtype=np.int64) for row in rows])
 
     def end_topic(self, topic_id: int, epoch: int) -> None:
-        """Note a topic: the frames added since the last one ended, of which there is at least one."""
+        """Add a topic with the frames since the previous topic. At least one frame is required."""
         rows = self._entries[self._topic_start :]
         own = [row[8] for row in rows if row[8]]
         self._topics.append(
@@ -124,11 +124,11 @@ class IndexBuilder:
         self._topic_start = len(self._entries)
 
     def tables(self) -> tuple[Table, Table]:
-        """The two tables as they will be read."""
+        """Return the tables of topics and of frames."""
         topics = np.array(self._topics, dtype=TOPIC_DTYPE)
         entries = np.array(self._entries, dtype=ENTRY_DTYPE)
         columns_start = IDX_HEADER_BYTES + topics.nbytes + entries.nbytes
-        # Collected as 1 + place in the columns, since the tables before them still grew.
+        # Stored as 1 + offset within the columns, because the size of the tables was not known yet.
         has_block = entries["columns_at"] > 0
         entries["columns_at"] += np.where(has_block, columns_start - 1, 0)
         return topics, entries
@@ -137,7 +137,7 @@ class IndexBuilder:
         self, *, number: int, salt: int, shard: int, shards: int, engine_id: bytes, created_us: int,
         data_bytes: int, flags: int,
     ) -> list[bytes]:  # fmt: skip
-        """The whole part, in pieces."""
+        """Return the whole part in pieces."""
         topics, entries = self.tables()
         tables = topics.tobytes() + entries.tobytes()
         header = IndexHeader(
@@ -152,7 +152,7 @@ class IndexBuilder:
 def _block(
     sizes: I64, stamps: I64, expires: I64 | None, not_before: I64 | None, priorities: NDArray[np.uint8] | None
 ) -> bytes:
-    """Checksum, what is there, then the columns; nothing when every record is like every other."""
+    """Return checksum, kinds and columns. Empty if no record of the frame differs from the others."""
     kinds, parts = 0, []
     if (sizes != sizes[0]).any():
         kinds |= HAS_SIZES
@@ -180,18 +180,20 @@ def _padded(data: bytes) -> bytes:
 
 
 def block_bytes_max(count: int) -> int:
-    """The most a block of `count` records takes."""
+    """Return the maximum size in bytes of a block of `count` records."""
     return BLOCK_HEAD_BYTES + sum(_column_bytes(_KINDS_KNOWN, count))
 
 
 def read_block(data: bytes, entry: Any, path: str) -> IndexRecordColumns:
-    """Columns of the records of one frame; `data` are the bytes at `columns_at`, block_bytes_max of them
-    or as many as there are. Raises CorruptData.
+    """Return the columns of the records of one frame.
+
+    `data` are the bytes at `columns_at`: block_bytes_max of them, or up to the end of the part. Raises
+    CorruptData.
     """
     count = int(entry["count"])
     at = int(entry["columns_at"])
     kinds = _kinds(data, count, at, path) if at else 0
-    # Views of one value where they are constant, since most frames are asked for one column only.
+    # Constant columns are broadcast views of one value, because most callers need only one column.
     sizes = np.broadcast_to(np.int64(int(entry["bytes"]) // count), count)
     stamps = np.broadcast_to(np.int64(entry["ts_min"]), count)
     expires = np.broadcast_to(np.int64(entry["expires_min"]), count)
@@ -210,14 +212,14 @@ def read_block(data: bytes, entry: Any, path: str) -> IndexRecordColumns:
 
 
 def read_sizes(data: bytes, count: int, at: int, path: str) -> I64 | None:
-    """(count,) the accounted sizes alone, None where all records have one; otherwise as read_block."""
+    """Return the (count,) accounted sizes, None if all records have the same. Otherwise as read_block."""
     if not _kinds(data, count, at, path) & HAS_SIZES:
         return None
     return np.frombuffer(data, "<u4", count, BLOCK_HEAD_BYTES).astype(np.int64)
 
 
 def read_stamps(data: bytes, count: int, at: int, path: str) -> I64 | None:
-    """(count,) the commit stamps alone, None where all records have one; otherwise as read_block."""
+    """Return the (count,) commit stamps, None if all records have the same. Otherwise as read_block."""
     kinds = _kinds(data, count, at, path)
     if not kinds & HAS_STAMPS:
         return None
@@ -225,7 +227,7 @@ def read_stamps(data: bytes, count: int, at: int, path: str) -> I64 | None:
 
 
 def _column_bytes(kinds: int, count: int) -> tuple[int, ...]:
-    """Of each column, in the order in which they lie."""
+    """Return the size in bytes of each column, in stored order."""
     return tuple(
         (width * count + 7) & ~7 if kinds & kind else 0
         for kind, width in (
@@ -235,7 +237,7 @@ def _column_bytes(kinds: int, count: int) -> tuple[int, ...]:
 
 
 def _kinds(data: bytes, count: int, at: int, path: str) -> int:
-    """Which columns a block has, once its checksum was looked at."""
+    """Verify a block's checksum and return the bit mask of its columns."""
     kinds = int.from_bytes(data[8:16], "little")
     stop = BLOCK_HEAD_BYTES + sum(_column_bytes(kinds, count))
     stored = int.from_bytes(data[:8], "little")
@@ -245,7 +247,7 @@ def _kinds(data: bytes, count: int, at: int, path: str) -> int:
 
 
 def read_tables(header: IndexHeader, data: bytes, file_bytes: int, path: str) -> tuple[Table, Table]:
-    """Both tables; raises CorruptData for a wrong checksum and for numbers no segment can have."""
+    """Return both tables. Raise CorruptData for a wrong checksum and for impossible numbers."""
     if xxhash.xxh3_64_intdigest(data) != header.tables_xxh3:
         raise CorruptData("tables of the index do not verify", file=path, offset=IDX_HEADER_BYTES)
     topics = np.frombuffer(data, TOPIC_DTYPE, header.topics)
@@ -256,7 +258,7 @@ def read_tables(header: IndexHeader, data: bytes, file_bytes: int, path: str) ->
 
 
 def _agree(header: IndexHeader, topics: Table, entries: Table, file_bytes: int) -> bool:
-    """Can all that is read by these numbers be read without a further check?"""
+    """Return whether the tables are consistent, so that readers need no further bounds checks."""
     counts, base = entries["count"], entries["base_seq"]
     offsets, lengths, places = entries["offset"], entries["length"], entries["columns_at"]
     start, stop = topics["entry_start"], topics["entry_stop"]

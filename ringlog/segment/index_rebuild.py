@@ -1,4 +1,4 @@
-"""An index from its data part (SG-5), and whether all parts of a segment agree (scrub, read-back)."""
+"""Rebuild an index from its data part (S2), and verify a whole segment (scrub, read-back)."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _WINDOW_BYTES = 8 * MIB
 
 
 def rebuild_index(disk: Disk, data_dir: str, stem: str, *, source_dir: str | None = None) -> Segment:
-    """Make index and tags anew from the data part, durably, and open them; marks stay as they are.
+    """Rebuild index and tags from the data part, durably, and open the segment. Deletion marks stay.
 
-    `source_dir` is where the data part lies, when that is not the data directory (a cold store). Raises
-    CorruptData naming the first frame that does not verify, DiskError.
+    `source_dir` is the directory of the data part if it is not the data directory (a cold store). Raises
+    DiskError, and CorruptData with the first frame that does not verify.
     """
     header, index, tags = _read_all(disk, source_dir or data_dir, stem)
     suffixes = write_index_parts(disk, data_dir, header, index, tags)
@@ -49,10 +49,10 @@ def rebuild_index(disk: Disk, data_dir: str, stem: str, *, source_dir: str | Non
 
 
 def verify_segment(disk: Disk, data_dir: str, stem: str, *, source_dir: str | None = None) -> list[str]:
-    """Read every part whole; returns what is wrong with it, nothing when all is well.
+    """Read every part completely. Return a list of problems, empty if the segment is valid.
 
-    All checksums, the index against the data, the tags against the data, the marks for what they may
-    hold. `source_dir` as in rebuild_index.
+    Checks all checksums, the index and the tags against the data, and the bytes of the deletion marks.
+    `source_dir` as in rebuild_index.
     """
     findings: list[str] = []
     try:
@@ -122,7 +122,7 @@ def _contents(disk: Disk, path: str) -> bytes:
 
 
 def _read_all(disk: Disk, data_dir: str, stem: str) -> tuple[SegmentDataHeader, IndexBuilder, TagsBuilder]:
-    """Read and verify the whole data part; returns what its index and tags say."""
+    """Read and verify the whole data part. Return the index and the tags that follow from it."""
     header = read_data_header(disk, data_dir, stem)
     path = f"{data_dir}/{stem}{DATA}"
     index, tags = IndexBuilder(), TagsBuilder()
@@ -154,7 +154,7 @@ def _end_topic(index: IndexBuilder, tags: TagsBuilder, topic: tuple[int, int]) -
 
 
 def _views(disk: Disk, path: str, header: SegmentDataHeader) -> Iterator[tuple[int, FrameView]]:
-    """Every frame with its offset, verified; raises CorruptData naming the first that is not right."""
+    """Yield every frame with its offset. Raise CorruptData with the first frame that is invalid."""
     for origin, buffer, batch in read_frames(disk, path, header):
         for at in batch.offsets.tolist():
             try:
@@ -166,17 +166,17 @@ def _views(disk: Disk, path: str, header: SegmentDataHeader) -> Iterator[tuple[i
 
 
 def read_frames(disk: Disk, path: str, header: SegmentDataHeader) -> Iterator[tuple[int, Any, FrameBatch]]:
-    """(offset of the buffer, buffer, batch) of all frames of a data part, a window at a time.
+    """Yield (file offset of the buffer, buffer, batch) for all frames of a data part, one window at a time.
 
-    Seals and body checksums are verified, and that the frames are ascending appends that fill the part.
-    Raises CorruptData naming the first frame that does not verify, DiskError.
+    Verifies seals and body checksums, and that the frames are ascending appends without gaps between them.
+    Raises DiskError, and CorruptData with the first frame that does not verify.
     """
     fd = disk.open_read(path)
     try:
         at, size, last = DATA_HEADER_BYTES, _WINDOW_BYTES, (-1, 0)
         while at < header.data_bytes:
             found = disk.read_at(fd, min(size, header.data_bytes - at) & ~7, at)
-            # Shorter where the file was cut: what is left of it may end anywhere.
+            # The read is shorter if the file was cut, and may then end at any byte.
             buffer = memoryview(found)[: len(found) & ~7]
             batch = frames.scan(buffer) if buffer else None
             if batch is None or not len(batch):
@@ -195,7 +195,7 @@ def read_frames(disk: Disk, path: str, header: SegmentDataHeader) -> Iterator[tu
 def _check_frames(
     buffer: Any, batch: FrameBatch, salt: int, last: tuple[int, int], path: str, origin: int
 ) -> tuple[int, int]:
-    """Verify the frames of one window that follow topic and number `last`; returns the new last."""
+    """Verify the frames of a window after the (topic, end seq) `last`. Return the new (topic, end seq)."""
     words = batch.words
     counts = frames.counts_of(words)
     topics = np.concatenate(([np.uint64(max(last[0], 0))], words[:, frame_layout.W_TOPIC]))

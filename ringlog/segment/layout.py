@@ -1,21 +1,21 @@
 """Names and headers of a segment's parts. Pure.
 
-A segment is up to four files with one stem:
+A segment has up to four files with a common stem:
 
 topics/<topic_id>/seg-<first_seq>-<number>   records of one topic
-packs/pack-<number>                          records of topics too small for a segment of their own
+packs/pack-<number>                          records of several topics that are too small for an own segment
 
 .data   header of 4096 bytes, then sealed frames: topics ascending by id, each topic's frames ascending
-.idx    which topics and frames there are, and of each frame everything that is asked without its data
-.tags   which records have which tag; only when one has a tag
-.del    one byte a record: 0x00, or 0xD5 for deleted; only when one is
+.idx    table of topics, table of frames, and all facts that queries need without the data
+.tags   records of each tag; only if a record has a tag
+.del    one byte per record: 0x00, or 0xD5 for deleted; only if a record is deleted
 
-The first three are written under temporary names in packs/, synced and renamed, `.data` last: a segment
-exists when its data part does. `.del` alone is changed later. Every part carries number and salt of the
-segment, so that parts of two segments are never taken for one; every part but `.del` has a checksum over
-all of it. See docs/reference/format.md for the drawing of each.
+The first three are written under temporary names in packs/, synced and renamed, `.data` last. A segment
+exists if its data part exists (S1). Only `.del` changes later (S6). Every part contains number and salt of
+the segment, so that parts of different segments are never combined (S3). Every part except `.del` has
+checksums over all of its bytes. See docs/reference/format.md for the layout of each part.
 
-To change a layout: new version number, teach the readers both, then write it.
+To change a layout, add a version number, teach the readers both versions, and only then write the new one.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ TAGS_HEADER_BYTES = 88
 DEL_HEADER_BYTES = 48
 DELETED = 0xD5
 FLAG_TAGS = 1
-"""There is a tags part."""
+"""The segment has a tags part."""
 
 MAKER_COMPACTOR, MAKER_RECLAIMER = 1, 2
 MAKER_SHIFT = 48
 NUMBER_MAX = (1 << 64) - 1
 RECORDS_MAX = (1 << 32) - 1
-"""Records are counted in 32 bits inside of a segment."""
+"""Record ordinals within a segment have 32 bits."""
 
 TOPIC_DTYPE = np.dtype(
     [
@@ -58,8 +58,8 @@ TOPIC_DTYPE = np.dtype(
         ("data_stop", "<i8"), ("ts_min", "<i8"), ("ts_max", "<i8"), ("expires_min", "<i8"),
     ]
 )  # fmt: skip
-"""One topic of a segment. `records` counts stored positions, deleted ones too; `bytes` are accounted
-(R-10); `data_*` bound its frames in the data part; `expires_min` is 0 when no record expires by itself."""
+"""One topic of a segment. `records` counts stored records, including deleted ones. `bytes` are accounted
+bytes. `data_*` is the byte range of its frames in the data part. `expires_min` is 0 if no record expires."""
 
 ENTRY_DTYPE = np.dtype(
     [
@@ -68,15 +68,15 @@ ENTRY_DTYPE = np.dtype(
         ("bytes", "<i8"), ("columns_at", "<i8"),
     ]
 )  # fmt: skip
-"""One frame. `event_*` are -2**63 when no record has one; `columns_at` is the place in the index part of
-what differs from record to record, 0 when nothing does."""
+"""One frame. `event_*` are -2**63 if no record has an event time. `columns_at` is the offset in the index
+part of the columns that differ between records, 0 if there are none."""
 
 HAS_SIZES, HAS_STAMPS, HAS_EXPIRES, HAS_NOT_BEFORE, HAS_PRIORITY = 1, 2, 4, 8, 16
-"""What a block of record columns holds (docs/reference/format.md). The last two are present wherever one
-record has a value, alike or not: the table of frames has no place for them."""
+"""Columns in a block of record columns (docs/reference/format.md). The last two are present if any record has
+a value, even if all records have the same, because the table of frames has no field for them."""
 BLOCK_HEAD_BYTES = 16
 POSTINGS_PER_PAGE = 16_384
-"""Postings are checked in pages of so many."""
+"""Postings per page. Each page has its own checksum."""
 
 _OWN = re.compile(r"^topics/([0-9a-f]{16})/seg-(\d{20})-([0-9a-f]{16})$")
 _PACK = re.compile(r"^packs/pack-([0-9a-f]{16})$")
@@ -87,17 +87,17 @@ _DEL_HEADER = struct.Struct("<8sIIQQQ")
 
 
 def topic_stem(topic_id: int, first_seq: int, number: int) -> str:
-    """Stem of a segment that holds one topic."""
+    """Return the stem of a segment with a single topic."""
     return f"{TOPICS_DIR}/{topic_id:016x}/seg-{first_seq:020d}-{number:016x}"
 
 
 def pack_stem(number: int) -> str:
-    """Stem of a segment that topics share."""
+    """Return the stem of a segment that several topics share."""
     return f"{PACKS_DIR}/pack-{number:016x}"
 
 
 def parse_stem(stem: str) -> tuple[int, int, int] | None:
-    """(topic_id, first_seq, number), with 0 for topic and seq of a pack; None for what is no stem."""
+    """Return (topic_id, first_seq, number); topic and seq are 0 for a pack. None if it is not a stem."""
     own = _OWN.match(stem)
     if own:
         return int(own[1], 16), int(own[2]), int(own[3], 16)
@@ -106,28 +106,28 @@ def parse_stem(stem: str) -> tuple[int, int, int] | None:
 
 
 def split_part(path: str) -> tuple[str, str] | None:
-    """(stem, suffix) of a part's path below the data directory, or None for a path that is not one."""
+    """Return (stem, suffix) of a part's path below the data directory, or None for any other path."""
     stem, dot, suffix = path.rpartition(".")
     return (stem, dot + suffix) if dot + suffix in SUFFIXES and parse_stem(stem) else None
 
 
 class NumberAllocator:
-    """Numbers of one maker's segments, above all it ever gave: `maker << 48 | n`."""
+    """Assigns segment numbers of one kind of creator: `maker << 48 | n`, above all numbers it used before."""
 
     def __init__(self, maker: int, known: Iterable[int] = ()) -> None:
-        """`known` are the numbers on disk and in snapshots, of whatever maker."""
+        """`known` are the numbers on disk and in snapshots, of all kinds of creators."""
         own = [number for number in known if number >> MAKER_SHIFT == maker]
         self._last = max(own, default=maker << MAKER_SHIFT)
 
     def allocate(self) -> int:
-        """The next number."""
+        """Return the next number."""
         self._last += 1
         return self._last
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentDataHeader:
-    """First 4096 bytes of a data part. `topic_id`, `first_seq` and `last_seq` are 0 in a pack."""
+    """The first 4096 bytes of a data part. `topic_id`, `first_seq` and `last_seq` are 0 in a pack."""
 
     topics: int
     number: int
@@ -139,13 +139,13 @@ class SegmentDataHeader:
     records: int
     frames: int
     data_bytes: int
-    """Size of the whole part."""
+    """Size of the whole part in bytes."""
     topic_id: int
     first_seq: int
     last_seq: int
 
     def encode(self) -> bytes:
-        """The 4096 bytes."""
+        """Return the 4096 bytes."""
         return _checked(
             _DATA_HEADER.pack(
                 DATA_MAGIC, VERSION, self.topics, self.number, self.salt, self.shard, self.shards,
@@ -156,14 +156,14 @@ class SegmentDataHeader:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> SegmentDataHeader:
-        """Decode and verify; raises CorruptData naming the path and what is wrong."""
+        """Decode and verify. Raise CorruptData with the path and the reason."""
         _verify(data, DATA_HEADER_BYTES, DATA_MAGIC, path, "data")
         return cls(*_DATA_HEADER.unpack_from(data)[2:])
 
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """First 128 bytes of an index part."""
+    """The first 128 bytes of an index part."""
 
     topics: int
     number: int
@@ -173,7 +173,7 @@ class IndexHeader:
     data_bytes: int
     columns_bytes: int
     tables_xxh3: int
-    """Of both tables; each block of record columns has its own."""
+    """Checksum of both tables. Each block of record columns has its own."""
     created_us: int
     shard: int
     shards: int
@@ -181,7 +181,7 @@ class IndexHeader:
     engine_id: bytes
 
     def encode(self) -> bytes:
-        """The 128 bytes."""
+        """Return the 128 bytes."""
         return _checked(
             _IDX_HEADER.pack(
                 IDX_MAGIC, VERSION, self.topics, self.number, self.salt, self.frames, self.records,
@@ -192,20 +192,20 @@ class IndexHeader:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> IndexHeader:
-        """Decode and verify; raises CorruptData naming the path and what is wrong."""
+        """Decode and verify. Raise CorruptData with the path and the reason."""
         _verify(data, IDX_HEADER_BYTES, IDX_MAGIC, path, "index")
         *fields, _, engine_id = _IDX_HEADER.unpack_from(data)[2:]
         return cls(*[*fields, engine_id])
 
     @property
     def tables_stop(self) -> int:
-        """Where the tables end and the record columns begin."""
+        """Offset at which the tables end and the record columns begin."""
         return IDX_HEADER_BYTES + self.topics * TOPIC_DTYPE.itemsize + self.frames * ENTRY_DTYPE.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class TagsHeader:
-    """First 88 bytes of a tags part."""
+    """The first 88 bytes of a tags part."""
 
     topics: int
     number: int
@@ -215,10 +215,10 @@ class TagsHeader:
     text_bytes: int
     records: int
     contents_xxh3: int
-    """Of everything between this header and the postings."""
+    """Checksum of all bytes between this header and the postings."""
 
     def encode(self) -> bytes:
-        """The 88 bytes."""
+        """Return the 88 bytes."""
         return _checked(
             _TAGS_HEADER.pack(
                 TAGS_MAGIC, VERSION, self.topics, self.number, self.salt, self.tags, self.postings,
@@ -228,38 +228,38 @@ class TagsHeader:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> TagsHeader:
-        """Decode and verify; raises CorruptData naming the path and what is wrong."""
+        """Decode and verify. Raise CorruptData with the path and the reason."""
         _verify(data, TAGS_HEADER_BYTES, TAGS_MAGIC, path, "tags")
         return cls(*_TAGS_HEADER.unpack_from(data)[2:10])
 
     @property
     def pages(self) -> int:
-        """Pages the postings are checked in."""
+        """Number of pages of postings. Each page has its own checksum."""
         return -(-self.postings // POSTINGS_PER_PAGE)
 
     @property
     def contents_bytes(self) -> int:
-        """Bytes between this header and the postings."""
+        """Number of bytes between this header and the postings."""
         words = (self.topics + 1) + 2 * (self.tags + 1) + self.pages
         return 8 * words + ((self.text_bytes + 7) & ~7)
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionMarksHeader:
-    """First 48 bytes of a `.del` part."""
+    """The first 48 bytes of a `.del` part."""
 
     number: int
     salt: int
     records: int
 
     def encode(self) -> bytes:
-        """The 48 bytes."""
+        """Return the 48 bytes."""
         head = _DEL_HEADER.pack(DEL_MAGIC, VERSION, 0, self.number, self.salt, self.records)
         return _checked(head, DEL_HEADER_BYTES)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> DeletionMarksHeader:
-        """Decode and verify; raises CorruptData naming the path and what is wrong."""
+        """Decode and verify. Raise CorruptData with the path and the reason."""
         _verify(data, DEL_HEADER_BYTES, DEL_MAGIC, path, "deletion marks")
         return cls(*_DEL_HEADER.unpack_from(data)[3:])
 

@@ -1,8 +1,8 @@
-"""Making the parts of a segment: temporary names first, the data part's name last.
+"""Creation of a segment's parts: first under temporary names, and the data part is renamed last.
 
-Every part is written as packs/<name>.tmp, synced, and renamed. Index, tags and marks get their names
-first, and these are durable before the data part gets its own: where a data part is, all of the segment
-is. What a crash leaves are temporaries and index parts without a data part, which nobody believes.
+Every part is written as packs/<name>.tmp, synced, and renamed. Index, tags and marks are renamed first, and
+their names are durable before the data part is renamed. A data part therefore implies a complete segment
+(S1). A crash leaves only temporary files and index parts without a data part, which the engine ignores.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ringlog.storage.disk import Disk
 from ringlog.storage.layout import TMP_SUFFIX
 
 _TOPIC_DIR = re.compile(f"^{TOPICS_DIR}/[0-9a-f]{{16}}$")
-"""Anything else there is not ours and is left alone (ST-5)."""
+"""Directories with other names belong to other software and are left unchanged."""
 
 
 def make_dirs(disk: Disk, data_dir: str, *names: str) -> None:
-    """Make directories below the data directory, each inside of the one before, durably.
+    """Create nested directories below the data directory, durably.
 
-    One that is there already is synced too: who made it may have died before that, and what is put into it
-    would go with its name when the power does.
+    An existing directory is synced as well: its creator may have died before the sync, and a power loss
+    would then remove the directory together with its new contents.
     """
     at = data_dir
     for name in names:
@@ -38,17 +38,17 @@ def make_dirs(disk: Disk, data_dir: str, *names: str) -> None:
 
 
 def make_stem_dir(disk: Disk, data_dir: str, stem: str) -> None:
-    """Make the directory that a stem lies in."""
+    """Create the directory of a stem."""
     make_dirs(disk, data_dir, *os.path.dirname(stem).split("/"))
 
 
 def temporary_path(data_dir: str, number: int, suffix: str) -> str:
-    """Where a part lies until it is whole."""
+    """Return the path of a part before it is renamed."""
     return f"{data_dir}/{PACKS_DIR}/{number:016x}{suffix}{TMP_SUFFIX}"
 
 
 def create_temporary(disk: Disk, data_dir: str, number: int, suffix: str) -> int:
-    """Create the temporary file of a part, in place of one that a crash left."""
+    """Create the temporary file of a part and replace one that a crash left. Raises DiskError."""
     make_dirs(disk, data_dir, PACKS_DIR)
     path = temporary_path(data_dir, number, suffix)
     if disk.exists(path):
@@ -57,7 +57,7 @@ def create_temporary(disk: Disk, data_dir: str, number: int, suffix: str) -> int
 
 
 def write_temporary(disk: Disk, data_dir: str, number: int, suffix: str, pieces: Sequence[Any]) -> None:
-    """Write and sync a part under its temporary name; raises DiskError."""
+    """Write and sync a part under its temporary name. Raises DiskError."""
     fd = create_temporary(disk, data_dir, number, suffix)
     try:
         disk.write_at(fd, [piece for piece in pieces if len(piece)], 0)
@@ -67,7 +67,7 @@ def write_temporary(disk: Disk, data_dir: str, number: int, suffix: str, pieces:
 
 
 def publish_parts(disk: Disk, data_dir: str, stem: str, suffixes: Sequence[str]) -> None:
-    """Give temporary parts their names, and make those durable; raises DiskError."""
+    """Rename temporary parts to their final names, durably. Raises DiskError."""
     parsed = parse_stem(stem)
     assert parsed is not None, stem
     make_stem_dir(disk, data_dir, stem)
@@ -77,7 +77,7 @@ def publish_parts(disk: Disk, data_dir: str, stem: str, suffixes: Sequence[str])
 
 
 def part_names(disk: Disk, data_dir: str) -> list[str]:
-    """Paths below the data directory of everything in the directories of segments, sorted."""
+    """Return the paths, below the data directory, of all files in segment directories, sorted."""
     found = _names_in(disk, data_dir, PACKS_DIR)
     for topic in topic_dirs(disk, data_dir):
         found += _names_in(disk, data_dir, topic)
@@ -85,17 +85,17 @@ def part_names(disk: Disk, data_dir: str) -> list[str]:
 
 
 def topic_dirs(disk: Disk, data_dir: str) -> list[str]:
-    """Directories of topics, as paths below the data directory."""
+    """Return the directories of topics as paths below the data directory."""
     return [name for name in _names_in(disk, data_dir, TOPICS_DIR) if _TOPIC_DIR.match(name)]
 
 
 def topic_of_dir(name: str) -> int:
-    """The topic whose directory this is; 0 when it is none."""
+    """Return the topic id of a topic's directory, or 0 for another directory."""
     return int(os.path.basename(name), 16) if _TOPIC_DIR.match(name) else 0
 
 
 def remove_topic_dir(disk: Disk, data_dir: str, name: str) -> bool:
-    """Remove a topic's directory, durably; False when there is something in it. Raises DiskError."""
+    """Delete a topic's directory, durably. Return False if it is not empty. Raises DiskError."""
     path = f"{data_dir}/{name}"
     try:
         if disk.exists(path):
@@ -104,7 +104,7 @@ def remove_topic_dir(disk: Disk, data_dir: str, name: str) -> bool:
         if e.errno != errno.ENOTEMPTY:
             raise
         return False
-    # Also when another life has removed it: it may have died before this.
+    # Also if an earlier incarnation deleted it: that one may have died before its sync.
     disk.sync_dir(os.path.dirname(path))
     return True
 
@@ -114,7 +114,7 @@ def _names_in(disk: Disk, data_dir: str, directory: str) -> list[str]:
     try:
         return [f"{directory}/{name}" for name in disk.list_dir(path)] if disk.exists(path) else []
     except DiskError as e:
-        # A topic's directory that the reclaimer removes meanwhile has nothing in it.
+        # The reclaimer may delete an empty topic directory concurrently.
         if e.errno != errno.ENOENT:
             raise
         return []

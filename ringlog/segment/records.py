@@ -1,7 +1,7 @@
-"""Frames of one topic as columns of records: whatever mix of columns and codecs they have. Pure.
+"""Decode frames of one topic, with any mix of columns and codecs, into columns of records. Pure.
 
-A Block is what the coalescer works on: every array has one entry a record, and values stay where they
-lie until they are copied into a new frame.
+The coalescer works on Blocks. Every array of a Block has one entry per record. Values stay in the source
+buffer until they are copied into a new frame.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ringlog.limits import MIB
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 BLOCK_BYTES = 8 * MIB
-"""Uncompressed bytes of the frames one block is made of, unless a single frame is larger."""
+"""Maximum uncompressed bytes of the frames in a block. A single frame may be larger."""
 BLOCK_FRAMES = 8_192
 
 
 class BytesColumnValues(NamedTuple):
-    """Where the values of a bytes column lie: (n,) places in the buffer, (n,) lengths."""
+    """Places of the values of a bytes column: (n,) starts in the buffer, (n,) lengths."""
 
     starts: I64
     lengths: I64
 
     def at(self, rows: Any) -> BytesColumnValues:
-        """The values of some rows."""
+        """Return the values of the given rows."""
         return BytesColumnValues(self.starts[rows], self.lengths[rows])
 
 
 class HeaderRows(NamedTuple):
-    """(n,) first entry and number of entries of each record; then (entries,) keys and values."""
+    """Headers of records: (n,) first entry and number of entries; (entries,) keys and values."""
 
     firsts: I64
     counts: I64
@@ -51,25 +51,24 @@ class HeaderRows(NamedTuple):
 
 @dataclass(slots=True)
 class Block:
-    """Some records of one topic, ascending."""
+    """Records of one topic, ascending by seq."""
 
     buffer: memoryview
     seqs: I64
     times: I64
     flags: NDArray[np.uint16]
-    """Of the frame a record came in: durability class and payload kind, and above the lower 8 bits its
-    hops."""
+    """Flags of each record's frame. Lower 8 bits: durability class and payload kind; upper 8 bits: hops."""
     spans: dict[Column, BytesColumnValues]
     fixed: dict[Column, NDArray[Any]]
     headers: HeaderRows | None
     valid: dict[Column, Mask] = field(default_factory=dict)
-    """As in Spans."""
+    """Validity masks, as in ValueSpans."""
 
     def __len__(self) -> int:
         return len(self.seqs)
 
     def weights(self) -> I64:
-        """(n,) bytes a record takes in a body, offsets included."""
+        """Return the (n,) bytes of each record in a body, offsets included."""
         total = np.full(len(self), 8 + 4 * len(self.spans) + 8 * len(self.fixed), dtype=np.int64)
         for values in self.spans.values():
             total += values.lengths
@@ -80,7 +79,7 @@ class Block:
         return total
 
     def blank_records(self, rows: Mask) -> None:
-        """Empty these records: their numbers stay, what they held goes."""
+        """Empty these records. Their seqs stay, their contents are removed."""
         for column, (starts, lengths) in self.spans.items():
             self.spans[column] = BytesColumnValues(starts, np.where(rows, 0, lengths))
         for column, values in self.fixed.items():
@@ -90,12 +89,12 @@ class Block:
 
 
 def absent_value(column: Column) -> int:
-    """What a fixed column holds for a record that has no value."""
+    """Return the value of a fixed column for a record without a value."""
     return EVENT_TS_NONE if column == Column.EVENT_TS else 0
 
 
 def blocks_of(buffer: Any, batch: FrameBatch) -> Iterator[Block]:
-    """Decode verified append frames of one topic, in ascending order; raises FrameInvalid."""
+    """Decode verified append frames of one topic, in ascending order. Raise FrameInvalid."""
     sizes = np.maximum(frames.raw_lens_of(batch.words).astype(np.int64), batch.total_bytes)
     ends = np.cumsum(sizes)
     start = 0
@@ -127,7 +126,7 @@ def _block(buffer: Any, batch: FrameBatch) -> Block:
 
 
 def _plain(buffer: Any, batch: FrameBatch) -> tuple[bytes, FrameBatch]:
-    """The same frames, uncompressed, in a buffer of their own; their checksums are not kept up."""
+    """Return the frames uncompressed in a new buffer. Their checksums are no longer valid."""
     view = memoryview(buffer).cast("B")
     words = batch.words.copy()
     raw_lens = frames.raw_lens_of(words)
@@ -158,7 +157,7 @@ def _header_rows(found: ValueSpans) -> HeaderRows:
 
 
 def _merged(parts: list[tuple[ValueSpans, NDArray[np.uint16]]]) -> Block:
-    """One block, in the order of the numbers, of frames of different shapes."""
+    """Return one block, ascending by seq, of frames of different shapes."""
     seqs = np.concatenate([found.seqs for found, _ in parts])
     order = np.argsort(seqs, kind="stable")
     counts = [len(found.seqs) for found, _ in parts]

@@ -1,7 +1,7 @@
-"""What is left of damaged segments, and of log files that they stood for, written as a new segment.
+"""Write the readable rest of damaged segments, and of log files that they replaced, as a new segment.
 
-A repair names the frames: where they lie, and which of their numbers nothing else holds. Frames are verified
-again as they are read, so that nothing is copied by anybody's word.
+A repair selects the frames: their places, and the seqs that no other file contains. The frames are verified
+again when they are read, so a wrong selection cannot copy invalid data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ringlog.storage.disk import Disk
 
 
 class SalvagedSlice(NamedTuple):
-    """Records first..last of one frame, which lies in `file` (an absolute path) under `salt`."""
+    """Records first..last of one frame in `file` (an absolute path) with salt `salt`."""
 
     first: int
     last: int
@@ -38,7 +38,7 @@ class SalvagedSlice(NamedTuple):
 
 
 class SalvagedTopic(NamedTuple):
-    """What is saved of one topic: pieces, ascending, and the numbers that were deleted."""
+    """Salvaged slices of one topic, ascending, and the seqs that were deleted."""
 
     pieces: Sequence[SalvagedSlice]
     dead: BitMap64
@@ -48,9 +48,9 @@ def write_salvaged(
     disk: Disk, data_dir: str, topics: Mapping[tuple[int, int], SalvagedTopic], *, number: int, salt: int,
     shard: int, shards: int, engine_id: bytes, created_us: int,
 ) -> SegmentRef | None:  # fmt: skip
-    """Write one segment of these topics, (topic_id, epoch), durably; None when no record of them is alive.
+    """Write one durable segment of these topics, keyed by (topic_id, epoch). None if no record is alive.
 
-    Raises CorruptData for a frame that does not verify any more, DiskError.
+    Raises DiskError, and CorruptData for a frame that no longer verifies.
     """
     writer = SegmentWriter(
         disk, data_dir, number=number, salt=salt, shard=shard, shards=shards, engine_id=engine_id,
@@ -70,8 +70,11 @@ def write_salvaged(
 def write_deletion_marks(
     disk: Disk, data_dir: str, stem: str, dead: Mapping[tuple[int, int], BitMap64]
 ) -> None:
-    """Make the deletion marks of a segment that has none: those of `dead`, by (topic_id, epoch), that it
-    holds. Raises CorruptData, DiskError."""
+    """Create the deletion marks of a segment that has none.
+
+    `dead` are deleted seqs by (topic_id, epoch); those that the segment does not contain are ignored. Raises
+    CorruptData, DiskError.
+    """
     segment = Segment.open(disk, data_dir, stem)
     try:
         for row, topic in enumerate(segment.topics):
@@ -99,7 +102,7 @@ def _runs(
 
 
 def _frame_of(piece: SalvagedSlice, data: bytes, topic_id: int, epoch: int) -> tuple[bytes, FrameBatch]:
-    """The one append of that topic, or a copy that a router made, in which the piece lies."""
+    """Return the append of this topic with the slice. It may be a router's copy in a routed frame."""
     found = frames.scan(memoryview(data)[: len(data) & ~7])
     is_valid_routed_frame = len(found) == 1 and not (
         frames.malformed(found.words).any()
@@ -128,7 +131,7 @@ def _frame_of(piece: SalvagedSlice, data: bytes, topic_id: int, epoch: int) -> t
 def _cut(
     piece: SalvagedSlice, data: bytes, batch: FrameBatch, topic_id: int, epoch: int
 ) -> tuple[bytes, FrameBatch]:
-    """The frame, or a new one of those of its records that are wanted."""
+    """Return the frame, or a new frame of the wanted part of its records."""
     base, count = int(batch.words[0, layout.W_BASE_SEQ]), int(frames.counts_of(batch.words)[0])
     if (piece.first, piece.last) == (base, base + count - 1):
         return data, batch

@@ -1,7 +1,7 @@
-"""Segment: the read handle over a segment's index, tags and marks.
+"""Segment: read access to a segment's index, tags and deletion marks.
 
-Everything is answered from the index alone, so a segment whose data lies in a cold store answers too. The
-tables stay in memory (88 bytes a frame, 104 a topic); the rest is read when it is asked for.
+All queries use the index parts only, so they work for a segment whose data part is in a cold store. The
+tables stay in memory (88 bytes per frame, 104 bytes per topic). Other bytes are read on demand.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ I64 = NDArray[np.int64]
 
 
 class Segment:
-    """One segment. Rows are those of `topics`. Not for several threads at once."""
+    """One open segment. A `row` is an index into `topics`. Not thread-safe."""
 
     def __init__(
         self, disk: Disk, data_dir: str, stem: str, fd: int, header: IndexHeader, topics: Table,
@@ -67,14 +67,14 @@ class Segment:
         self.topics = topics
         """(topics,) TOPIC_DTYPE, ascending topic_id."""
         self.entries = entries
-        """(frames,) ENTRY_DTYPE, topic after topic."""
+        """(frames,) ENTRY_DTYPE, grouped by topic."""
         self.ref = SegmentRef(
             number=header.number, stem=stem, salt=header.salt, data_bytes=header.data_bytes,
             records=header.records, frames=header.frames, topics=header.topics,
             created_us=header.created_us,
         )  # fmt: skip
         self.bad_marks = 0
-        """Bytes of the `.del` part seen so far that are neither of the two allowed (SG-14)."""
+        """Number of bytes read from the `.del` part that are neither 0x00 nor 0xD5."""
         self._first_topic = int(topics["topic_id"][0])
         self._last_seqs: I64 = entries["base_seq"] + entries["count"] - 1
         self._ordinals: I64 = np.concatenate(([0], np.cumsum(entries["count"])))
@@ -84,10 +84,10 @@ class Segment:
 
     @classmethod
     def open(cls, disk: Disk, data_dir: str, stem: str) -> Segment:
-        """Open the index part; the data part is not looked at.
+        """Open the index part. The data part is not read.
 
-        Raises CorruptData for a damaged or foreign index (rebuild_index makes it anew), DiskError when it
-        cannot be read; errno ENOENT says that it is not there.
+        Raises CorruptData for a damaged or foreign index (use rebuild_index), and DiskError if the file is
+        not readable. errno ENOENT means that it does not exist.
         """
         path = f"{data_dir}/{stem}{IDX}"
         fd = disk.open_read(path)
@@ -100,9 +100,9 @@ class Segment:
         return cls(disk, data_dir, stem, fd, header, topics, entries)
 
     def tags_fault(self) -> str:
-        """Why the tags part that must be there is of no use, by its header and its size; empty = it is.
+        """Return why the required tags part is unusable, judged by header and size; empty if it is usable.
 
-        Raises DiskError, but for one that is not there.
+        A missing tags part is such a reason. Raises DiskError for other failures.
         """
         if not self.header.flags & FLAG_TAGS:
             return ""
@@ -113,7 +113,7 @@ class Segment:
         return ""
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._marks.close()
         for fd in (self._fd, self._tags_fd):
             if fd >= 0:
@@ -121,27 +121,27 @@ class Segment:
         self._fd = self._tags_fd = -1
 
     def __del__(self) -> None:
-        # A reader that was dropped, not closed, is perhaps all that knew of it.
-        with suppress(AttributeError, RinglogError):  # Perhaps made half, since something was wrong.
+        # A reader that was dropped without a close may hold the only reference to these files.
+        with suppress(AttributeError, RinglogError):  # AttributeError: the constructor failed half-way.
             self.close()
 
     # -- places -----------------------------------------------------------------------------------
 
     def row(self, topic_id: int) -> int | None:
-        """Row of a topic, or None when the segment has nothing of it."""
+        """Return the row of a topic, or None if the segment has no record of it."""
         if len(self.topics) == 1:
             return 0 if self._first_topic == topic_id else None
         at = int(np.searchsorted(self.topics["topic_id"], np.uint64(topic_id)))
         return at if at < len(self.topics) and int(self.topics["topic_id"][at]) == topic_id else None
 
     def frame_at(self, row: int, seq: int) -> tuple[int, int] | None:
-        """(offset in the data part, entry) of the frame with the first stored position >= seq, or None."""
+        """Return (data offset, entry) of the frame with the first stored seq >= `seq`; or None."""
         start, stop = self._entry_range(row)
         at = start + int(np.searchsorted(self._last_seqs[start:stop], seq))
         return (int(self.entries["offset"][at]), at) if at < stop else None
 
     def seek_time(self, row: int, ts_us: int) -> int | None:
-        """First stored position committed at or after `ts_us`, or None. Commit stamps never fall (CK-3)."""
+        """Return the first stored seq committed at or after `ts_us`, or None. Stamps never decrease."""
         start, stop = self._entry_range(row)
         late = self.entries["ts_max"][start:stop] >= ts_us
         at = int(late.argmax())
@@ -153,9 +153,9 @@ class Segment:
         return int(self.entries["base_seq"][at]) + (0 if stamps is None else int(stamps.searchsorted(ts_us)))
 
     def positions(self, row: int, first: int, last: int) -> tuple[U64, I64, I64]:
-        """(seqs, accounted sizes, commit stamps in microseconds) of what is stored within [first, last].
+        """Return (seqs, accounted sizes, commit stamps in microseconds) of stored records in [first, last].
 
-        Deleted positions are among them while they are stored. Raises CorruptData, DiskError.
+        Deleted records are included while they are stored. Raises CorruptData, DiskError.
         """
         seqs, sizes, stamps = [], [], []
         for at, columns in self._columns(*self._entries_within(row, first, last)):
@@ -168,7 +168,7 @@ class Segment:
         return np.concatenate(seqs).astype(np.uint64), np.concatenate(sizes), np.concatenate(stamps)
 
     def expired(self, row: int, now_us: int) -> U64:
-        """Ascending positions whose own expires_at is not after `now_us` (R-14)."""
+        """Return the ascending seqs whose own `expires_at` is at or before `now_us`."""
         start, stop = self._entry_range(row)
         least = self.entries["expires_min"][start:stop]
         found = [np.empty(0, np.uint64)]
@@ -181,11 +181,14 @@ class Segment:
     def delivery_attributes(
         self, row: int, first: int, last: int
     ) -> list[tuple[I64, IndexRecordColumns, slice]]:
-        """Of each frame in which a record of first..last has a `not_before` or a priority: numbers of those
-        within, its columns, and which of their rows those are. Raises CorruptData, DiskError."""
+        """Return (seqs, columns, rows) for each frame in first..last with a `not_before` or a priority.
+
+        `seqs` are the frame's seqs within the range, `rows` their rows in the frame's columns. Raises
+        CorruptData, DiskError.
+        """
         found = []
         start, stop = self._entries_within(row, first, last)
-        # Without a block there is nothing that differs, and no mark either.
+        # A frame without a block has neither of the two columns.
         for place in (np.flatnonzero(self.entries["columns_at"][start:stop]) + start).tolist():
             for at, columns in self._columns(place, place + 1):
                 if columns.not_before is not None or columns.priorities is not None:
@@ -193,7 +196,7 @@ class Segment:
         return [(seqs, columns, rows) for seqs, rows, columns in found]
 
     def sizes_in(self, entries: Sequence[int]) -> Iterator[I64 | None]:
-        """For each of these frames the (count,) accounted sizes of its records, None where all are alike.
+        """Yield for each frame the (count,) accounted sizes of its records, or None if all are equal.
 
         Raises CorruptData, DiskError.
         """
@@ -209,7 +212,7 @@ class Segment:
             yield read_sizes(data, count, place, self._base + IDX)
 
     def next_expiry(self, row: int, now_us: int) -> int:
-        """The earliest own expires_at later than `now_us`, microseconds; 0 = none."""
+        """Return the earliest own `expires_at` after `now_us` in microseconds; 0 = none."""
         start, stop = self._entry_range(row)
         least = self.entries["expires_min"][start:stop]
         later = least[least > now_us].tolist()
@@ -233,17 +236,17 @@ class Segment:
         return np.arange(base + inside.start, base + inside.stop, dtype=np.int64), inside
 
     def _columns(self, start: int, stop: int) -> Iterator[tuple[int, IndexRecordColumns]]:
-        """Record columns of entries [start, stop), each with the number of its entry."""
+        """Yield (entry number, record columns) of entries [start, stop)."""
         for at in range(start, stop):
             entry, _, _, data = self._block_at(at)
             yield at, read_block(data, entry, self._base + IDX)
 
     def _block_at(self, at: int) -> tuple[Any, int, int, bytes]:
-        """(entry, its count, where its record columns lie or 0, their bytes), not verified."""
+        """Return (entry, its count, offset of its record columns or 0, their bytes), not verified."""
         entry = self.entries[at]
         count, place, data = int(entry["count"]), int(entry["columns_at"]), b""
         if place:
-            # Up to the next block, if the next frame has one: most hold less than the most they may.
+            # Read up to the next frame's block if there is one: most blocks are smaller than the maximum.
             after = int(self.entries["columns_at"][at + 1]) - place if at + 1 < len(self.entries) else 0
             most = block_bytes_max(count)
             data = self._disk.read_at(self._fd, min(after, most) if after > 0 else most, place)
@@ -252,7 +255,7 @@ class Segment:
     # -- tags -------------------------------------------------------------------------------------
 
     def tagged(self, topic_id: int, match: TagMatch) -> U64:
-        """Ascending positions of a topic whose tag is selected; raises CorruptData, DiskError."""
+        """Return a topic's ascending seqs whose tag matches. Raise CorruptData, DiskError."""
         row = self.row(topic_id)
         if row is None or not self.header.flags & FLAG_TAGS:
             return np.empty(0, np.uint64)
@@ -264,14 +267,14 @@ class Segment:
         return self._seqs_of(np.sort(np.concatenate(found))).astype(np.uint64)
 
     def tags_of(self, topic_id: int) -> list[bytes]:
-        """All tags of a topic, in the order of their bytes; raises CorruptData, DiskError."""
+        """Return all tags of a topic in byte order. Raise CorruptData, DiskError."""
         row = self.row(topic_id)
         if row is None or not self.header.flags & FLAG_TAGS:
             return []
         return self._tags_index().tags_of(row)
 
     def check_tags(self, row: int) -> None:
-        """Read and verify the dictionary and every posting of a topic; raises CorruptData, DiskError."""
+        """Read and verify the dictionary and every posting of a topic. Raise CorruptData, DiskError."""
         if not self.header.flags & FLAG_TAGS:
             return
         index = self._tags_index()
@@ -317,7 +320,7 @@ class Segment:
     # -- deletion marks ---------------------------------------------------------------------------
 
     def deleted(self, row: int) -> BitMap64:
-        """Positions marked as deleted; other bytes than the two allowed count in `bad_marks` (SG-14)."""
+        """Return the seqs marked as deleted. Bytes other than 0x00 and 0xD5 count in `bad_marks`."""
         start, stop = self._ordinal_range(row)
         marks = self._marks.read(start, stop)
         self.bad_marks += int(((marks != 0) & (marks != DELETED)).sum())
@@ -325,9 +328,9 @@ class Segment:
         return bitmap_of(self._seqs_of(ordinals))
 
     def mark_deleted(self, disk: Disk, row: int, seqs: BitMap64) -> int:
-        """Mark those of `seqs` that are stored; returns how many were not marked yet. Not synced.
+        """Mark the stored seqs among `seqs`. Return how many were not marked before. No sync.
 
-        The first mark of a segment makes the file, durably. Raises DiskError, CorruptData.
+        The first mark of a segment creates the file durably. Raises DiskError, CorruptData.
         """
         first, last = int(self.topics["first_seq"][row]), int(self.topics["last_seq"][row])
         values = seqs_within(seqs, first, last)
@@ -338,7 +341,7 @@ class Segment:
         return self._marks.write(self._ordinals[at] + values - self.entries["base_seq"][at])
 
     def sync_marks(self, disk: Disk) -> None:
-        """Make the marks durable; raises DiskError."""
+        """Make the marks durable. Raises DiskError."""
         self._marks.sync()
 
     def _ordinal_range(self, row: int) -> tuple[int, int]:
@@ -347,13 +350,13 @@ class Segment:
 
 
 def find_segments(disk: Disk, data_dir: str) -> list[str]:
-    """Stems of the segments whose data part is here, ascending; their index may have to be rebuilt."""
+    """Return the stems of segments with a data part here, ascending. Their index may need a rebuild."""
     names = [name.removesuffix(DATA) for name in part_names(disk, data_dir) if name.endswith(DATA)]
     return [stem for stem in names if parse_stem(stem) is not None]
 
 
 def read_data_header(disk: Disk, data_dir: str, stem: str) -> SegmentDataHeader:
-    """Header of a data part that has the size it says and the name it must have.
+    """Return the header of a data part after a check of its size and its name.
 
     Raises CorruptData, DiskError.
     """
@@ -374,9 +377,9 @@ def read_data_header(disk: Disk, data_dir: str, stem: str) -> SegmentDataHeader:
 
 
 def check_data(disk: Disk, data_dir: str, segment: Segment) -> None:
-    """Is there a data part, of its size, that belongs to this index? Raises CorruptData, DiskError.
+    """Check that a data part of the right size exists and belongs to this index.
 
-    Cheap: frames are not read. verify_segment reads all.
+    Raises CorruptData, DiskError. The check reads no frames. verify_segment reads everything.
     """
     header = read_data_header(disk, data_dir, segment.ref.stem)
     mine = segment.header
@@ -390,7 +393,7 @@ def check_data(disk: Disk, data_dir: str, segment: Segment) -> None:
 def _read_index(disk: Disk, fd: int, path: str) -> tuple[IndexHeader, Table, Table]:
     header = IndexHeader.decode(disk.read_at(fd, IDX_HEADER_BYTES, 0), path)
     size = disk.size(fd)
-    # Before anything is allocated by these numbers.
+    # Check before anything is allocated by these numbers.
     if size != header.tables_stop + header.columns_bytes:
         raise CorruptData("index part does not have its size", file=path, bytes=size)
     data = disk.read_at(fd, header.tables_stop - IDX_HEADER_BYTES, IDX_HEADER_BYTES)

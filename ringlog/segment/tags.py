@@ -1,7 +1,7 @@
-"""The tags part: for every topic its tags in order, and which records have each. Pure.
+"""The tags part: the sorted tags of every topic, and the records of each tag. Pure.
 
-A posting is the number of a record in the segment, counted from its first frame: four bytes, whatever the
-topic's numbers are. A prefix of tags is a stretch of the sorted tags, and its postings lie together.
+A posting is a record's ordinal in the segment, counted from the first frame. It takes four bytes, whatever
+the seqs are. A prefix of tags is a contiguous range of the sorted tags, and its postings are contiguous too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGE_BYTES = 4 * POSTINGS_PER_PAGE
 
 
 class _Codes(dict[bytes, int]):
-    """Tags to numbers in the order in which they were first seen."""
+    """Maps tags to codes in the order of their first occurrence."""
 
     def __missing__(self, tag: bytes) -> int:
         self[tag] = code = len(self)
@@ -42,13 +42,13 @@ class TagsBuilder:
         self._postings: list[U32] = []
 
     def add_frame(self, tags: list[bytes], ordinal: int) -> None:
-        """Note the tags (b"" for none) of records `ordinal` and following of the segment."""
+        """Add the tags (b"" for none) of the records from `ordinal` of the segment on."""
         codes = np.fromiter(map(self._codes.__getitem__, tags), dtype=np.int64, count=len(tags))
         rows = np.arange(ordinal, ordinal + len(tags), dtype=np.uint32)
         self._found.append((codes, rows))
 
     def end_topic(self) -> None:
-        """Sort what the topic has."""
+        """Sort the tags of the current topic."""
         if self._found:
             codes = np.concatenate([codes for codes, _ in self._found])
             rows = np.concatenate([rows for _, rows in self._found])
@@ -65,7 +65,7 @@ class TagsBuilder:
         self._starts.append(len(self._texts))
 
     def encode(self, *, number: int, salt: int, records: int) -> list[bytes]:
-        """The whole part, in pieces; none when no record has a tag."""
+        """Return the whole part in pieces; an empty list if no record has a tag."""
         if not self._texts:
             return []
         text = b"".join(self._texts)
@@ -94,10 +94,10 @@ def _ends(lengths: NDArray[np.int64]) -> bytes:
 
 
 class TagsIndex:
-    """The dictionary, verified; postings are read and checked page by page."""
+    """The verified dictionary of a tags part. Postings are read and verified page by page."""
 
     def __init__(self, header: TagsHeader, contents: bytes, path: str) -> None:
-        """Raises CorruptData when the contents do not verify or contradict themselves."""
+        """Raise CorruptData if the contents do not verify or are inconsistent."""
         self.header = header
         self._path = path
         if xxhash.xxh3_64_intdigest(contents) != header.contents_xxh3:
@@ -120,7 +120,7 @@ class TagsIndex:
             raise CorruptData("dictionary of tags contradicts itself", file=path, offset=TAGS_HEADER_BYTES)
 
     def postings_of(self, row: int, match: TagMatch) -> list[tuple[int, int]]:
-        """Which postings belong to the tags that are selected: [start, stop) each, ascending, none empty."""
+        """Return the postings of the matching tags as non-empty ranges [start, stop), ascending."""
         first, last = int(self._starts[row]), int(self._starts[row + 1])
         tag = match.tag
         low = bisect_left(range(last), tag, first, last, key=self._tag)
@@ -139,11 +139,11 @@ class TagsIndex:
         return [(start, stop) for start, stop in ranges if start < stop]
 
     def tags_of(self, row: int) -> list[bytes]:
-        """All tags of a topic, in order."""
+        """Return all tags of a topic, sorted."""
         return [self._tag(i) for i in range(int(self._starts[row]), int(self._starts[row + 1]))]
 
     def pages_of(self, start: int, stop: int) -> tuple[int, int, int]:
-        """(offset in the file, bytes, first posting) of the pages that hold postings [start, stop)."""
+        """Return (offset in the file, bytes, first posting) of the pages with postings [start, stop)."""
         first = start // POSTINGS_PER_PAGE
         last = -(-stop // POSTINGS_PER_PAGE)
         offset = TAGS_HEADER_BYTES + self.header.contents_bytes + first * PAGE_BYTES
@@ -151,7 +151,7 @@ class TagsIndex:
         return offset, 4 * count, first * POSTINGS_PER_PAGE
 
     def check_pages(self, data: bytes, first_posting: int) -> U32:
-        """Verify whole pages; raises CorruptData."""
+        """Verify whole pages and return their postings. Raise CorruptData."""
         page = first_posting // POSTINGS_PER_PAGE
         for at in range(0, len(data), PAGE_BYTES):
             if xxhash.xxh3_64_intdigest(data[at : at + PAGE_BYTES]) != int(self._pages[page]):
@@ -167,7 +167,7 @@ class TagsIndex:
 
 
 def _rises(bounds: U64, last: int) -> bool:
-    """From 0 to `last` without falling?"""
+    """Return whether the values start at 0, never decrease, and end at `last`."""
     values: Any = bounds
     return (
         bool(len(values)) and not values[0] and values[-1] == last and bool((values[1:] >= values[:-1]).all())

@@ -1,4 +1,4 @@
-"""SegmentWriter: frames of some topics to one segment on disk."""
+"""SegmentWriter: writes frames of one or more topics as one segment."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from ringlog.storage.disk import Disk
 from ringlog.types import Codec
 
 _WRITE_BYTES = 64 * KIB
-"""Frames are given to the disk when so many bytes are waiting."""
+"""Frames are written to the disk when this number of bytes is collected."""
 
 
 class SegmentWriter:
-    """One segment. Nothing has its name before finish(); one that is not finished must be abandoned."""
+    """Writer of one segment. No part has its final name before finish(). Otherwise call abandon()."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class SegmentWriter:
         compression_saving: float = 0.05,
         rest: Callable[[], None] = lambda: None,
     ) -> None:
-        """`compression` is none, lz4 or zstd; `rest` is called behind every piece. Raises DiskError."""
+        """`compression` is none, lz4 or zstd. `rest` is called after every write. Raises DiskError."""
         self._yield_cpu = rest
         self._disk, self._data_dir = disk, data_dir
         self._number, self._salt = number, salt
@@ -82,12 +82,12 @@ class SegmentWriter:
 
     @property
     def records(self) -> int:
-        """Records so far."""
+        """Number of records so far."""
         return self._index.records
 
     @property
     def topics(self) -> int:
-        """Topics so far that had a living record."""
+        """Number of topics with a live record so far."""
         return self._index.topics
 
     def add_topic(
@@ -100,14 +100,24 @@ class SegmentWriter:
         dead: BitMap64 | None = None,
         codec: Codec | None = None,
     ) -> int:
-        """Add the living records of one topic; topics come in ascending order.
+        """Add the live records of one topic. Topics must be added in ascending order.
 
-        `codec` is the one that the topic wants; None or NONE: the segment's own.
+        Args:
+            topic_id: Id of the topic.
+            epoch: Epoch of the topic.
+            runs: (buffer, batch) pairs of verified append frames of this topic and epoch, ascending and
+                without duplicates.
+            earliest_seq: Records below this seq are dead.
+            dead: Further dead seqs.
+            codec: Codec of the topic. None or NONE selects the codec of the segment.
 
-        `runs` are buffers with batches of verified append frames of this topic and epoch, ascending and
-        without doubles. Dead are the numbers below `earliest_seq` and those in `dead`. Returns the bytes
-        of data so far. Raises DiskError, FrameInvalid for a body whose structure is wrong, and
-        InvariantViolation for the wrong order.
+        Returns:
+            Bytes of the data part so far.
+
+        Raises:
+            DiskError: A write failed.
+            FrameInvalid: The structure of a body is invalid.
+            InvariantViolation: Topics or records are not in ascending order.
         """
         if topic_id <= self._last_topic:
             raise InvariantViolation("topics of a segment must ascend", topic_id=topic_id)
@@ -134,9 +144,9 @@ class SegmentWriter:
     def _is_kept_unchanged(
         batch: FrameBatch, earliest_seq: int, dead: BitMap64 | None, packing: CompressionPolicy
     ) -> bool:
-        """Is this one frame, all alive, that coalescing and compressing would leave as it is?
+        """Return whether this is a single live frame that coalescing and compression would not change.
 
-        Most topics of a pack have just one, and it costs half of what the general way does.
+        Most topics of a pack have a single frame. This path costs half of the general one.
         """
         if len(batch) != 1 or int(batch.total_bytes[0]) > SEALED_FRAME_BYTES:
             return False
@@ -158,7 +168,7 @@ class SegmentWriter:
         self._tags.end_topic()
 
     def _record_blanks(self, coalescer: Coalescer, start: int) -> None:
-        """Remember which records of the segment stand for dead ones."""
+        """Store the ordinals of records that are placeholders of dead ones."""
         if coalescer.placeholders:
             blanks = np.concatenate(coalescer.placeholders)
             seqs = self._index.open_topic_seqs()
@@ -185,9 +195,9 @@ class SegmentWriter:
             self._waiting_bytes = 0
 
     def finish(self) -> SegmentRef | None:
-        """Make the segment durable and give it its name (ST-3); None when no record was alive.
+        """Make the segment durable and rename it (S1). Return None if no record was alive.
 
-        Raises DiskError; then, as before, nothing of it is believed by anybody.
+        Raises DiskError. The segment then does not exist, because its data part has no final name.
         """
         if not self._index.records:
             self.abandon()
@@ -220,7 +230,7 @@ class SegmentWriter:
         )  # fmt: skip
 
     def abandon(self) -> None:
-        """Remove what was written; a failure to is ignored, since nobody believes a temporary file."""
+        """Delete the temporary files. Errors are ignored, because the engine ignores temporary files."""
         self._close()
         for suffix in (DATA, IDX, TAGS, DEL):
             path = temporary_path(self._data_dir, self._number, suffix)
@@ -237,7 +247,7 @@ class SegmentWriter:
 def write_index_parts(
     disk: Disk, data_dir: str, header: SegmentDataHeader, index: IndexBuilder, tags: TagsBuilder
 ) -> list[str]:
-    """Write index and tags under temporary names; returns the suffixes there are now."""
+    """Write index and tags under temporary names. Return the suffixes of the parts written."""
     text = tags.encode(number=header.number, salt=header.salt, records=header.records)
     pieces = index.encode(
         number=header.number, salt=header.salt, shard=header.shard, shards=header.shards,

@@ -1,19 +1,22 @@
-"""Every call that changes the disk. Nobody else creates, writes, sizes, syncs, renames or unlinks.
+"""The only module that changes the disk: it creates, writes, resizes, syncs, renames and deletes files (D1).
 
-What is assumed of the kernel and the device: a write that returned is seen by every later read of the
-same kernel; `fdatasync` that returned 0 makes the file's bytes and its length survive power loss;
-`fsync` of the directory does that for names; `rename` replaces a name as a whole. Nothing is assumed
-about the order or the wholeness of writes that no sync covers.
+Assumptions about the kernel and the device:
 
-A failed sync is final. The kernel may drop the pages it could not write and report success next time,
-while reads still show the lost bytes, so a handle whose sync failed refuses everything that would
-build on it (D-17, RD-2): the incarnation ends and its successor copies what it finds.
+- A write that returned is visible to every later read of the same kernel.
+- After `fdatasync` returned 0, the file's bytes and length survive a power loss.
+- After `fsync` of a directory returned 0, the names in it survive a power loss.
+- `rename` replaces a name atomically.
+- Writes that no sync covers may reach the device in any order, and only partly.
 
-For every file it made, RealDisk knows what no sync covers yet (RD-9). Renaming a file whose bytes are
-not synced is a programmer error: the name could survive without them (ST-3).
+A failed sync is final. The kernel may drop the pages that it could not write and report success next time,
+while reads still return the lost bytes. After a failed sync, a handle therefore refuses every operation that
+builds on the file (D4). The incarnation ends, and its successor copies the data that it finds.
 
-A Disk is used from any thread, but each handle from one thread at a time, except that a sync may run
-while another thread writes: what was written before the sync began counts as covered, no more.
+RealDisk tracks for every file what no sync covers yet. Renaming a file with unsynced bytes is a programming
+error, because the name could survive a power loss without the bytes (D2).
+
+Any thread may use a Disk, but only one thread at a time may use a handle. Exception: a sync may run while
+another thread writes. Such a sync covers only the bytes that were written before it began.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from ringlog.limits import FILL_CHUNK_BYTES
 from ringlog.storage.layout import TMP_SUFFIX
 from ringlog.storage.vectored_write import Buffer, write_fully
 
-if sys.platform != "win32":  # Where clients go by TCP, and import this all the same.
+if sys.platform != "win32":  # Windows clients connect by TCP only, but import this module too.
     import fcntl
 
 _NO_ALLOCATE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -47,7 +50,7 @@ _NO_SYNC_RANGE = frozenset({errno.ENOSYS, errno.ESPIPE, errno.EINVAL, errno.EOPN
 
 
 class UnsyncedState(NamedTuple):
-    """What no sync covers yet of one file."""
+    """Changes of one file that no sync covers yet."""
 
     bytes: int
     length: bool
@@ -55,42 +58,47 @@ class UnsyncedState(NamedTuple):
 
 
 class Disk(Protocol):
-    """The disk as everything above sees it. A handle is an int that only its own Disk understands.
+    """Interface for all access to the disk.
 
-    Every failure of the system is a DiskError with call, path, errno and strerror. Use of a handle
-    that is closed, or whose sync failed, is an InvariantViolation.
+    A handle is an int that is valid only for the Disk that returned it. Every failure of the system
+    raises DiskError with call, path, errno and strerror. Use of a handle that is closed, or whose sync
+    failed, raises InvariantViolation.
     """
 
     def create(self, path: str) -> int:
-        """Make a new file, 0600, for reading and writing; fails when the name exists."""
+        """Create a file with mode 0600 for reading and writing. Raise DiskError if the name exists."""
         ...
 
     def open_read(self, path: str) -> int:
-        """Open an existing regular file of ours that has one name; anything else is refused."""
+        """Open an existing regular file for reading.
+
+        A file that is not regular, belongs to another user, or has several hard links raises DiskError
+        (EPERM).
+        """
         ...
 
     def open_cut(self, path: str) -> int:
-        """Open an existing file, as open_read does, to give back its unused end.
+        """Open an existing file, with the checks of open_read, to cut its unused end.
 
-        It can be read, shortened and synced; anything that would add to it is an InvariantViolation,
-        since a file belongs to the incarnation that made it (RD-3).
+        The file can be read, shortened and synced. An operation that would add to it raises
+        InvariantViolation, because only the incarnation that created a file may write it (D3).
         """
         ...
 
     def open_marks(self, path: str) -> int:
-        """Open an existing file, as open_read does, to overwrite bytes of it where they lie.
+        """Open an existing file, with the checks of open_read, to overwrite bytes in place.
 
-        For the two kinds of file that are changed after they were made: the deletion marks of a segment, and
-        the register of a log.
+        Only two kinds of file change after their creation: the deletion marks of a segment, and the register
+        of a log.
         """
         ...
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write all bytes of all buffers one after another from `offset`; returns how many."""
+        """Write all bytes of all buffers consecutively at `offset`. Return the number of bytes."""
         ...
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
-        """Reserve space and extend the length; bytes already there are kept, new ones read as zero."""
+        """Reserve space and extend the length if needed. Existing bytes stay, new bytes read as zero."""
         ...
 
     def zero_fill(self, fd: int, offset: int, length: int) -> None:
@@ -98,18 +106,18 @@ class Disk(Protocol):
         ...
 
     def write_back(self, fd: int, offset: int, length: int) -> None:
-        """Begin to write a range to the device, and wait for the range of the call before.
+        """Start writing a range to the device, and wait for the range of the previous call.
 
-        Promises nothing that survives a crash: it spreads out what a later sync would do at once, in the
-        way of everybody else's syncs. After a failure the file is as after a failed sync.
+        The call makes no bytes durable. It spreads the work of a later sync over time, so that this sync does
+        not delay the syncs of other processes. After a failure the handle behaves as after a failed sync.
         """
         ...
 
     def begin_sync(self, fd: int, offset: int, length: int) -> None:
-        """Begin to write a range to the device, for a sync that follows: the device works while we do.
+        """Start writing a range to the device, so that a sync that follows takes less time.
 
-        Waits for nothing and promises nothing. What fails later is told by the sync; after a failure here the
-        file is as after a failed sync.
+        The call does not wait and makes no bytes durable. The sync reports later failures of the device. If
+        this call fails, the handle behaves as after a failed sync.
         """
         ...
 
@@ -118,31 +126,31 @@ class Disk(Protocol):
         ...
 
     def sync_file(self, fd: int) -> None:
-        """Make bytes, length and the file's other facts durable."""
+        """Make bytes, length and the file's metadata durable."""
         ...
 
     def truncate(self, fd: int, length: int) -> None:
-        """Set the length in bytes."""
+        """Set the file's length to `length` bytes."""
         ...
 
     def close(self, fd: int) -> None:
-        """Give the handle back. Syncs nothing."""
+        """Close the handle without a sync."""
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, replacing what had it; durable after sync_dir."""
+        """Rename a file and replace an existing target. The name is durable after sync_dir."""
         ...
 
     def unlink(self, path: str) -> None:
-        """Remove a name; durable after sync_dir."""
+        """Delete a name. The deletion is durable after sync_dir."""
         ...
 
     def make_dir(self, path: str) -> None:
-        """Make one directory, 0700; an existing one is fine if it is ours and not a link."""
+        """Create one directory with mode 0700. Accept an existing one of this user that is no link."""
         ...
 
     def remove_dir(self, path: str) -> None:
-        """Remove an empty directory (else ENOTEMPTY); durable after sync_dir of the one it is in."""
+        """Delete an empty directory; durable after sync_dir of its parent."""
         ...
 
     def sync_dir(self, path: str) -> None:
@@ -150,11 +158,11 @@ class Disk(Protocol):
         ...
 
     def read_at(self, fd: int, length: int, offset: int) -> bytes:
-        """Read `length` bytes, fewer only at the end of the file."""
+        """Read `length` bytes. The result is shorter only at the end of the file."""
         ...
 
     def read_into(self, fd: int, buffer: Buffer, offset: int) -> int:
-        """Fill a writable buffer; returns the bytes read, fewer only at the end of the file."""
+        """Fill a writable buffer. Return the bytes read, fewer than its size only at the end of the file."""
         ...
 
     def size(self, fd: int) -> int:
@@ -162,31 +170,34 @@ class Disk(Protocol):
         ...
 
     def list_dir(self, path: str) -> list[str]:
-        """Names in a directory, sorted."""
+        """Return the names in a directory, sorted."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Say whether the name is there; a failure to look is a DiskError, not an absence."""
+        """Return whether the name exists. If that cannot be determined, raise DiskError."""
         ...
 
     def lock(self, path: str) -> int:
-        """Take the exclusive lock of a file, made if absent; DiskError with `holder` when it is held."""
+        """Take the exclusive lock of a file and create the file if needed; return a handle.
+
+        If another process has the lock, raise DiskError with `holder`.
+        """
         ...
 
     def unlock(self, fd: int) -> None:
-        """Let go of a lock; the file stays."""
+        """Release a lock. The file stays."""
         ...
 
 
 def disk_error(call: str, path: str, code: int, reason: str = "", **detail: Any) -> DiskError:
-    """Build the error every implementation raises; `reason` defaults to the system's words."""
+    """Build the DiskError that every implementation raises. `reason` defaults to the text of the errno."""
     text = reason or os.strerror(code)
     said = descriptor_limit_message() if code in {errno.EMFILE, errno.ENFILE} else text
     return DiskError(f"{call} failed: {said}", call=call, path=path, errno=code, strerror=text, **detail)
 
 
 class _HandleState:
-    """What RealDisk knows of one open file. Counters only grow, so a sync beside a write stays right."""
+    """State of one open file. The counters only grow, so they stay correct if a sync runs during a write."""
 
     __slots__ = (
         "changes",
@@ -204,29 +215,29 @@ class _HandleState:
     def __init__(self, path: str, length: int, *, is_new: bool) -> None:
         self.path = path
         self.changes = 0  # bytes written or zeroed so far
-        self.synced = 0  # `changes` when the last successful sync began
+        self.synced = 0  # value of `changes` when the last successful sync began
         self.length = length
         self.length_synced = length
         self.name_unsynced = is_new
-        self.in_doubt = False  # its directory's sync failed; a later success proves nothing
+        self.in_doubt = False  # the sync of its directory failed; a later success proves nothing
         self.is_truncate_only = False
         self.poisoned = ""
-        self.writing_back: tuple[int, int] | None = None  # what was last given to the device
+        self.writing_back: tuple[int, int] | None = None  # (offset, length) of the last write_back
 
     def has_unsynced_bytes(self) -> bool:
         return self.changes != self.synced or self.length != self.length_synced
 
 
 class RealDisk:
-    """The host's file system. Handles are file descriptors, so pread and poll may be used on them."""
+    """The file system of the host. Handles are file descriptors and can be used with pread and poll."""
 
     def __init__(self) -> None:
         self._files: dict[int, _HandleState] = {}
-        # Files closed with unsynced bytes: nobody may rename them. Bounded by what was written unsynced.
+        # Files closed with unsynced bytes, which must not be renamed. Bounded by the number of such files.
         self._left_unsynced: set[str] = set()
 
     def unsynced(self, fd: int) -> UnsyncedState:
-        """Say what no sync covers yet of this file."""
+        """Return the changes of this file that no sync covers yet."""
         file = self._file(fd)
         return UnsyncedState(
             file.changes - file.synced, file.length != file.length_synced, file.name_unsynced
@@ -255,7 +266,7 @@ class RealDisk:
 
     def _open_existing(self, call: str, path: str, access: int) -> int:
         try:
-            # O_NONBLOCK: a FIFO put in a file's place must not hang us before it is refused.
+            # O_NONBLOCK: a FIFO under this name must not block the open before it is refused.
             fd = os.open(path, access | os.O_NONBLOCK | _SAFE_OPEN)
         except OSError as e:
             raise _system(call, path, e) from None
@@ -302,14 +313,14 @@ class RealDisk:
     # -- contents -------------------------------------------------------------------------------------
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        file = self._files.get(fd)  # written out: this is the hot path
+        file = self._files.get(fd)  # inlined check, because this is the hot path
         if file is None or file.poisoned or file.is_truncate_only:
             file = self._growable(fd, "write_at")
         before = file.length
         try:
             count = write_fully(lambda pending, at: os.pwritev(fd, pending, at), buffers, offset)
         except OSError as e:
-            # Some of it may be there: both facts are unknown until the file is given up.
+            # The write may be partial. `changes` and `length` are only estimates from here on.
             file.changes += 1
             file.length = max(before, _length_or(fd, before))
             raise _system("write_at", file.path, e, offset=offset) from None
@@ -336,9 +347,8 @@ class RealDisk:
             offset += self.write_at(fd, [_ZEROS[: stop - offset]], offset)
 
     def write_back(self, fd: int, offset: int, length: int) -> None:
-        # Waiting is for the piece before: it had the time in which this one was made, so there is mostly
-        # nothing to wait for. A failure is a failed sync: the kernel tells it once for each descriptor, and
-        # the sync that follows would succeed.
+        # Wait only for the previous range: it has had time to reach the device. A failure counts as a failed
+        # sync, because the kernel reports it once per descriptor and the next sync would succeed.
         file = self._changeable(fd, "write_back")
         before, file.writing_back = file.writing_back, (offset, length)
         try:
@@ -437,7 +447,7 @@ class RealDisk:
         for file in inside:
             file.name_unsynced = file.in_doubt
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- reads ----------------------------------------------------------------------------------------
 
     def read_at(self, fd: int, length: int, offset: int) -> bytes:
         try:
@@ -508,7 +518,7 @@ def _adds(path: str, call: str) -> InvariantViolation:
 
 
 def _sync_range(fd: int, offset: int, length: int, flags: int) -> None:
-    """sync_file_range(2); nothing where the file system does not know it. Raises OSError."""
+    """Call sync_file_range(2). A no-op if the file system does not support it. Raise OSError on failure."""
     if _libc.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(length), flags) != 0:
         number = ctypes.get_errno()
         if number not in _NO_SYNC_RANGE:
@@ -527,8 +537,8 @@ def _read_holder(fd: int) -> str:
 
 
 def _write_holder(fd: int) -> None:
-    """Name ourselves for whoever is refused; a pid is for people and decides nothing (RD-8)."""
-    # A full disk must not keep an engine from starting: the lock is held whether or not this is written.
+    """Write this process's pid into the lock file. It is information for operators; no code depends on it."""
+    # Writing fails on a full disk. The engine must start anyway: the lock does not depend on the contents.
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"pid {os.getpid()}\n".encode(), 0)
@@ -542,7 +552,7 @@ def _length_or(fd: int, otherwise: int) -> int:
 
 
 def _require_own_file(call: str, path: str, fd: int) -> int:
-    """Return the length of a regular file that is ours and has one name; close and refuse others."""
+    """Return the length of a regular file of this user with one hard link; close and refuse all others."""
     try:
         facts = os.fstat(fd)
     except OSError as e:
@@ -573,7 +583,7 @@ def _require_own_directory(path: str) -> None:
 
 
 def _sync_directory(path: str) -> None:
-    """Sync a directory; file systems that cannot are tolerated (ST-9), and names there may roll back."""
+    """Sync a directory. If the file system does not support that, names may roll back after a power loss."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE_OPEN)
     try:
         os.fsync(fd)
@@ -585,7 +595,7 @@ def _sync_directory(path: str) -> None:
 
 
 def replace_file(disk: Disk, directory: str, name: str, data: Buffer) -> None:
-    """Make `directory/name` hold `data`, whole and durable, or leave it as it was (ST-3)."""
+    """Replace the contents of `directory/name` by `data`, durably and atomically (D2)."""
     target = os.path.join(directory, name)
     temporary = target + TMP_SUFFIX
     if disk.exists(temporary):

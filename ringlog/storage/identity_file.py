@@ -1,7 +1,7 @@
-"""`meta/engine`: who a data directory is, and which incarnation numbers are still unused.
+"""`meta/engine`: identity of a data directory, and its counter of incarnation numbers.
 
-The numbers order the log, so a counter that went back would make new files look older than what snapshots
-absorbed, and hide files that are there. The contents therefore carry a checksum of their own.
+Incarnation numbers order the log files. If the counter went back, new files would look older than the files
+that a snapshot covers, and recovery would skip them. The file therefore has its own checksum.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     next_incarnation: Annotated[int, msgspec.Meta(ge=1)]
     shm_dir: str = ""
     check: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})?$")] = ""
-    """Of the others; a file from before there was one has none."""
+    """Checksum of the other fields. Files of old versions have none."""
 
 
 def encode_identity(engine_id: str, next_incarnation: int, shm_dir: str) -> bytes:
-    """The file's bytes."""
+    """Return the bytes of the file."""
     check = _check(engine_id, next_incarnation, shm_dir)
     return msgspec.json.encode(
         EngineFile(engine_id=engine_id, next_incarnation=next_incarnation, shm_dir=shm_dir, check=check)
@@ -40,7 +40,7 @@ def encode_identity(engine_id: str, next_incarnation: int, shm_dir: str) -> byte
 
 
 def decode_identity(data: bytes) -> EngineFile:
-    """Decode and verify; raises ValueError saying what is wrong."""
+    """Decode and verify the file. Raise ValueError with the reason if it is invalid."""
     try:
         found = msgspec.json.decode(data, type=EngineFile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:
@@ -51,7 +51,7 @@ def decode_identity(data: bytes) -> EngineFile:
 
 
 def read_identity(disk: Disk, data_dir: str) -> EngineFile | None:
-    """What the directory says of itself, None when it says nothing; raises ValueError, DiskError."""
+    """Return the identity of the directory, or None if the file is missing. Raise ValueError or DiskError."""
     path = os.path.join(data_dir, META_DIR, ENGINE_FILE)
     if not disk.exists(path):
         return None
@@ -64,9 +64,12 @@ def read_identity(disk: Disk, data_dir: str) -> EngineFile | None:
 
 
 def newest_incarnation(disk: Disk, data_dir: str) -> int:
-    """The highest number in the name of a log file, 0 without one. The last life of a shard always left one:
-    only closed files are absorbed, and only in a later life or behind a later file. A stream
-    that is no directory holds no log; its shard will say so. Raises DiskError."""
+    """Return the highest incarnation in the names of log files, or 0 if there is none. Raise DiskError.
+
+    The last incarnation of a shard always leaves a file: only closed files are absorbed by a snapshot, and
+    only by a later incarnation or after a later file exists. Entries of `wal/` that are not directories are
+    skipped here; their shard reports the error.
+    """
     wal = os.path.join(data_dir, WAL_DIR)
     shards = [
         name for name in (disk.list_dir(wal) if disk.exists(wal) else []) if parse_shard_dir(name) is not None

@@ -1,14 +1,13 @@
-"""LogMap: where the frames of each topic lie in files of the log, as far as readers of one process looked.
+"""LogMap: index of the frames of each topic in log files, filled by the readers of one process.
 
-A log file holds the frames of many topics in the order in which they were committed. A reader that is behind
-and whose next frame lies far on looks through all that others wrote between; a process that follows a
-thousand topics of one log would do so a thousand times. So who looks through a part of a file because it
-must leaves here what it found, and the others go straight to what is theirs.
+A log file contains the frames of many topics in commit order. A reader that lags must scan all frames of
+other topics up to its own next frame. A process that follows 1,000 topics of one log would repeat this scan
+1,000 times. Each reader therefore stores the result of its scan in the map, and other readers go directly to
+the frames of their topic.
 
-Nothing is believed of it: it says where to look, and what lies there is verified as always. A frame whose
-header is damaged is missing here like in a scan, and its records are missed by their numbers. Memory is
-bounded by bytes: files that were not asked about for longest go first, then what lies lowest. Any thread may
-call.
+The map is only a hint for where to read; readers verify the bytes as always. A frame with a damaged header
+is missing here as in a scan, and the reader detects the gap in the seqs. Memory is bounded in bytes: the
+least recently used files are evicted first, then the lowest sections of the last file. Any thread may call.
 """
 
 from __future__ import annotations
@@ -29,39 +28,39 @@ from ringlog.limits import KIB, LOG_MAP_BYTES_MAX, MIB
 
 ENTRY_BYTES = 24
 SECTION_BYTES = 512
-"""What a piece takes beside its entries, about."""
+"""Approximate bytes of memory of a section, without its entries."""
 SECTION_SPAN_MAX = 64 * MIB
-"""Pieces that adjoin become one up to so many bytes of the file: a lookup looks at few."""
+"""Adjacent sections are merged up to this size in the file, so that a lookup reads few sections."""
 GAP_BYTES_MAX = 16 * KIB
-"""Frames of a topic with at most so many bytes of others between them are read at once."""
+"""Frames of a topic are read together if at most this many bytes of other topics lie between them."""
 
 _UNBOUNDED = 1 << 62
-"""Nobody has looked at what follows."""
+"""Size of a range that no reader has scanned and whose end is unknown."""
 
 
 class LogFileKey(NamedTuple):
-    """One life of one file: a file that is used again has another salt."""
+    """Identity of one log file. A path that is reused has another salt."""
 
     path: str
     salt: int
 
 
 class LogMapRange(NamedTuple):
-    """Where a reader goes on: at byte `offset` of the file, with the `size` bytes from there."""
+    """Where a reader continues: the `size` bytes from byte `offset` of the file."""
 
     offset: int
     size: int
     is_known: bool
-    """Frames of the topic lie there. Else nobody has looked there yet, and there may be none."""
+    """True if frames of the topic lie there. False if no reader has scanned the range; it may have none."""
 
 
 class _MapSection:
-    """The appends of a part [start, stop) of a file, by topic and then by offset."""
+    """The appends in the range [start, stop) of a file, sorted by topic and then by offset."""
 
     __slots__ = ("offsets", "start", "stop", "stops", "topics")
 
     def __init__(self, start: int, stop: int, topics: U64, offsets: I64, stops: I64) -> None:
-        order = np.argsort(topics, kind="stable")  # Offsets ascend, and go on doing so within each topic.
+        order = np.argsort(topics, kind="stable")  # Offsets ascend, and stay ascending within each topic.
         self.start, self.stop = start, stop
         self.topics, self.offsets, self.stops = topics[order], offsets[order], stops[order]
 
@@ -73,7 +72,7 @@ class _MapSection:
         return ENTRY_BYTES * len(self) + SECTION_BYTES
 
     def find_first(self, topic_id: int, offset: int, size_max: int) -> LogMapRange | None:
-        """The topic's first frame at or behind `offset`, and those right behind it."""
+        """Return the topic's first frame at or after `offset` and the frames close to it, or None."""
         wanted = np.uint64(topic_id)
         low = int(self.topics.searchsorted(wanted, "left"))
         high = int(self.topics.searchsorted(wanted, "right"))
@@ -87,7 +86,7 @@ class _MapSection:
         return LogMapRange(first, int(stops[last]) - first, is_known=True)
 
     def joined(self, later: _MapSection) -> _MapSection:
-        """This one and the one that begins where it ends."""
+        """Merge this section with `later`, which begins where this one ends."""
         return _MapSection(
             self.start, later.stop, np.concatenate((self.topics, later.topics)),
             np.concatenate((self.offsets, later.offsets)), np.concatenate((self.stops, later.stops)),
@@ -95,24 +94,24 @@ class _MapSection:
 
 
 class LogMap:
-    """What the readers of one process know of the log."""
+    """Positions of frames in log files, shared by the readers of one process."""
 
     def __init__(self, bytes_max: int = LOG_MAP_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._files: OrderedDict[LogFileKey, list[_MapSection]] = OrderedDict()
-        """Pieces of each file by their starts; they do not overlap."""
+        """Sections of each file, sorted by start, without overlaps."""
         self._lock = threading.Lock()
 
     @property
     def bytes(self) -> int:
-        """Memory it takes, about."""
+        """Approximate memory in bytes."""
         return self._bytes
 
     def find(self, file: LogFileKey, topic_id: int, offset: int, size_max: int) -> LogMapRange:
-        """Where a reader of the topic that is at `offset` has to look next: it misses nothing that way.
+        """Return the range that a reader of the topic at `offset` reads next. No frame is skipped.
 
-        Of a stretch that is known there are `size_max` bytes at most, or one frame.
+        A known range has at most `size_max` bytes, or is a single frame.
         """
         with self._lock:
             pieces = self._files.get(file)
@@ -131,8 +130,11 @@ class LogMap:
             return LogMapRange(offset, _UNBOUNDED, is_known=False)
 
     def add_scan(self, file: LogFileKey, buffer: Any, found: FrameBatch, start: int, origin: int) -> None:
-        """Take in what a scan of the file found from byte `start` of the buffer on, not resolved yet; the
-        buffer begins at byte `origin` of the file."""
+        """Store the result of a scan that began at byte `start` of the buffer.
+
+        `found` is not resolved: it still contains routed frames. `origin` is the file offset of the buffer's
+        first byte.
+        """
         low, high = origin + start, origin + found.stop
         if low >= high:
             return
@@ -140,7 +142,7 @@ class LogMap:
             pieces = self._files.setdefault(file, [])
             at = bisect_right(pieces, low, key=_start_of)
             if at and pieces[at - 1].stop > low:
-                return  # Another thread was faster.
+                return  # Another thread has already added this range.
             if at < len(pieces):
                 high = min(high, pieces[at].start)
             self._put(pieces, at, _section_of(buffer, found, origin, low, high))
@@ -148,8 +150,10 @@ class LogMap:
             self._shrink()
 
     def _put(self, pieces: list[_MapSection], at: int, piece: _MapSection) -> None:
-        """Insert it, joined with the one before as long as that is not much larger: each entry is sorted a
-        few times, however small the pieces come."""
+        """Insert a section, and merge it with the previous ones while these are not much larger.
+
+        The size rule bounds how often an entry is sorted again if sections are small.
+        """
         while at:
             before = pieces[at - 1]
             is_near = before.stop == piece.start and piece.stop - before.start <= SECTION_SPAN_MAX
@@ -176,7 +180,7 @@ def _start_of(piece: _MapSection) -> int:
 
 
 def _section_of(buffer: Any, found: FrameBatch, origin: int, low: int, high: int) -> _MapSection:
-    """The appends, and the copies in routed frames, that begin below `high`."""
+    """Build the section of the appends, and the copies in routed frames, that begin below `high`."""
     found = found.take(slice(0, int(np.searchsorted(found.offsets, high - origin))))
     kinds = frames.types_of(found.words)
     rows = np.flatnonzero(kinds == FrameType.APPEND)
@@ -186,7 +190,7 @@ def _section_of(buffer: Any, found: FrameBatch, origin: int, low: int, high: int
         try:
             copies = topics_of(buffer, found, row)
         except FrameInvalid:
-            continue  # Whoever misses records of it looks for them.
+            continue  # Damaged. A reader of these records detects the gap in the seqs.
         topics.append(copies)
         at.append(np.full(len(copies), row))
     places = np.concatenate(at)

@@ -1,27 +1,28 @@
-"""`meta/log-NN`: which log file of a stream is the newest, said outside of the log.
+"""`meta/log-NN`: the register, a file outside of the log that names the newest log file of a shard.
 
-A log says of itself what must be there, but for its newest file: nothing behind it speaks of it. So before
-a file takes its first group its number is made durable here, and a start that does not find it knows that
-what was acknowledged in it is missing. Beside it stand the last topic id and epoch given out by then: what
-was made later was made in that file, so that no number is given out twice whatever else is lost.
+Each log file proves which earlier files must exist, but no later file proves the existence of the newest
+one. The shard therefore writes the file's number durably into the register before the first commit batch of
+that file. If the file is missing at a start, recovery knows that acknowledged records are missing. The
+register also stores the last topic id and epoch assigned before that file. Later ids were assigned in that
+file, so that no id is assigned twice, whatever else is lost.
 
-Each incarnation makes the file anew. It has two entries of 4096 bytes, which that incarnation writes in turn
-where they lie: one sync and no new space, and a write that is torn leaves the other. Entry `number` lies at
-`number % 2`.
+Each incarnation creates the file again. The file has two entries of 4096 bytes. The incarnation overwrites
+them alternately in place: one sync, no new space, and a torn write leaves the other entry valid. Entry
+`number` lies at index `number % 2`.
 
 byte   size  field
  0     8     magic           b"RLOGREG1"
  8     4     version         1
- 12    4     shard           as in the name
- 16    8     number          of the entry, from 1
+ 12    4     shard           as in the file name
+ 16    8     number          number of the entry, from 1
  24    16    engine_id       the data directory's identity
- 40    8     last_id         given out when the file was begun
- 48    8     last_epoch
- 56    8     file_bytes      size the file was made with
- 64    8     shards          how many shards there were
+ 40    8     last_id         last topic id assigned before the log file
+ 48    8     last_epoch      last epoch assigned before the log file
+ 56    8     file_bytes      size with which the log file was created
+ 64    8     shards          number of shards of the engine
  72    8     file            pack_file(incarnation, n) of the newest file; 0 = none
- 80    8     earlier         how many pairs follow
- 88    16 ×  pairs           (shards, file): the newest file under each other number of shards, ascending
+ 80    8     earlier         number of pairs that follow
+ 88    16 ×  pairs           (shards, file): newest file under each other number of shards, ascending
  4088  8     xxh3            XXH3-64 of bytes 0..4087 of the entry
 """
 
@@ -43,12 +44,12 @@ ENTRY_BYTES = 4_096
 _HEAD = struct.Struct("<8sIIQ16sQQQQQQ")
 _PAIR = struct.Struct("<QQ")
 EARLIER_MAX = (ENTRY_BYTES - 8 - _HEAD.size) // _PAIR.size
-"""More shard counts than an engine may have."""
+"""Greatest number of pairs in an entry. An engine has fewer different shard counts."""
 _NAME = re.compile(r"^log-(\d{2,5})$")
 
 
 class RegisterEntry(NamedTuple):
-    """What a register says."""
+    """One entry of a register."""
 
     shard: int
     number: int
@@ -66,7 +67,7 @@ class RegisterEntry(NamedTuple):
         return ((self.shards, self.file), *self.earlier) if self.file else self.earlier
 
     def encode(self) -> bytes:
-        """The 4096 bytes."""
+        """Return the 4096 bytes."""
         head = _HEAD.pack(
             MAGIC, VERSION, self.shard, self.number, self.engine_id, self.last_id, self.last_epoch,
             self.file_bytes, self.shards, self.file, len(self.earlier),
@@ -77,24 +78,24 @@ class RegisterEntry(NamedTuple):
 
 
 def register_name(shard: int) -> str:
-    """File name of a stream's register, below `meta/`."""
+    """Return the file name of a shard's register below `meta/`."""
     return f"log-{shard:02d}"
 
 
 def parse_register_name(name: str) -> int | None:
-    """Shard of a register's file name, or None for any other."""
+    """Return the shard number of a register's file name, or None for any other name."""
     match = _NAME.match(name)
     return int(match[1]) if match and register_name(int(match[1])) == name else None
 
 
 def encode_register(entry: RegisterEntry) -> bytes:
-    """A register that holds this entry alone."""
+    """Return the bytes of a register that contains only this entry."""
     blank = bytes(ENTRY_BYTES)
     return blank + entry.encode() if entry.number % 2 else entry.encode() + blank
 
 
 def decode_register(data: bytes, path: str) -> RegisterEntry:
-    """The newest entry that verifies; raises CorruptData naming the path and what is wrong."""
+    """Return the newest valid entry. Raise CorruptData with the path and the reason if there is none."""
     if len(data) != 2 * ENTRY_BYTES:
         raise CorruptData("the log's register has the wrong length", file=path, bytes=len(data))
     found = [_decode(data[at : at + ENTRY_BYTES], path) for at in (0, ENTRY_BYTES)]
@@ -124,7 +125,7 @@ def _decode(data: bytes, path: str) -> RegisterEntry | None:
 
 
 def read_register(disk: Disk, data_dir: str, shard: int) -> RegisterEntry | None:
-    """What a stream's register says, None when there is none; raises CorruptData, DiskError."""
+    """Return the valid entry of a shard's register, or None without one. Raise CorruptData or DiskError."""
     relative = f"{META_DIR}/{register_name(shard)}"
     path = f"{data_dir}/{relative}"
     if not disk.exists(path):
@@ -140,16 +141,16 @@ def read_register(disk: Disk, data_dir: str, shard: int) -> RegisterEntry | None
 
 
 def registered_shards(disk: Disk, data_dir: str) -> list[int]:
-    """Streams that have a register, ascending."""
+    """Return the numbers of shards that have a register, ascending."""
     meta = f"{data_dir}/{META_DIR}"
     names = disk.list_dir(meta) if disk.exists(meta) else []
     return sorted(found for name in names if (found := parse_register_name(name)) is not None)
 
 
 class LogRegister:
-    """The register of the stream that this incarnation writes.
+    """The register of the shard's log that this incarnation writes.
 
-    Its file stays open, so that a process which has no descriptor left can still begin its next log file.
+    The file stays open: a process without free descriptors can still begin its next log file.
     """
 
     def __init__(self, disk: Disk, data_dir: str, shard: int) -> None:
@@ -158,7 +159,7 @@ class LogRegister:
         self._fd = -1
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             self._disk.close(self._fd)
             self._fd = -1
@@ -166,10 +167,11 @@ class LogRegister:
     def record_newest_file(
         self, engine_id: bytes, shards: int, file: int, file_bytes: int, last_identity: tuple[int, int]
     ) -> None:
-        """Make durable that this is the stream's newest file; raises DiskError.
+        """Make durable that `file` is the shard's newest log file. Raise DiskError.
 
-        The first time a new file takes the place of the predecessor's, of which nobody knows how durable it
-        is. One that does not verify is replaced, too: whether that matters was decided by recovery.
+        The first call creates the register again, because the durability of the predecessor's register is
+        unknown. A register that does not verify is replaced as well: recovery has already decided whether
+        that matters.
         """
         before = self._entry
         if before is None:

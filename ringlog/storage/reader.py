@@ -1,21 +1,21 @@
-"""TopicReader: the verified frames of one topic, in order, once each, as far as they are published.
+"""TopicReader: the verified, published frames of one topic, in order and without repetition.
 
-A reader is told where to look by a Located: extents of segments first, then of WAL files. How far it may
-look into the log is told by two facts that the shard publishes: the *mark* (every frame of that file below
-this offset may be read) and the topic's head. Of the log it never delivers a frame that reaches above the
-head it is given, nor one above the mark. What lies in a segment is published: no mark is asked for, and a
-frame that begins below the head is delivered whole; its owner cuts.
+A Located tells a reader which extents to read: first those of segments, then those of WAL files. Two
+published facts of the shard limit how far it reads in the log. Frames of a file below the *published mark*
+are readable, and records up to the topic's *head* are visible. From the log, the reader never returns a frame
+above the mark, or one that ends above the given head. Segments contain only published frames and need no
+mark. A frame of a segment that begins at or below the head is returned whole; the caller cuts it.
 
-It does no waiting and sends no message, so that a server can hold thousands. `next_run` answers with
-frames or with a Pause saying why there are none: the owner waits for a publication, or asks the shard
-for a new Located with the cursor and hands it to `relocate`, or fetches `cold_range_needed` and hands it to
-`supply`.
+A reader never waits and sends no message, so that a server can have thousands of them. `next_run` returns
+frames, or a Pause with the reason for their absence. The Pause determines the next step of the owner. It
+waits for a publication, passes a new Located from the shard to `relocate`, or passes the bytes of
+`cold_range_needed` to `supply_cold_bytes`.
 
-What is checked of every frame of the topic, before anybody sees it: its seal under the salt of the file
-it lies in, its body's checksum, and that no record is missing between it and the one before that nothing
-accounts for. A frame copied forward after a restart, or sealed while it still lies in the log, lies in two
-files; the second is passed over by its numbers. Damage is a CorruptData that names topic, seq, first_seq,
-last_seq, file and offset; what lies before it is delivered first (DR-16).
+Before a frame is returned, the reader checks its seal under the salt of its file and the checksum of its
+body. It also checks that no record is missing before the frame, except removed and lost ones. A frame may be
+stored twice: a restart copies it forward, and a checkpoint copies it into a segment. The reader recognises
+the second one by its seqs and skips it. Damage raises CorruptData with topic, seq, first_seq, last_seq, file
+and offset. The frames before the damage are returned first.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from ringlog.storage.segment_cache import SegmentCache
 from ringlog.storage.windows import ColdByteRange, MappedFile, PreadFile, RemoteFile, Window, WindowFile
 
 WINDOW_BYTES = 1 * MIB
-"""Bytes read at a time; one frame that is larger is read whole."""
+"""Bytes per read. A single frame that is larger is read whole."""
 FIRST_WINDOW_BYTES = 64 * KIB
-"""Where owners begin who may want only a few records; they double it as they go on."""
+"""First window size for callers that may need only a few records. They double it as they continue."""
 WINDOWS_PER_CALL_MAX = 64
-"""Windows without a frame of the topic after which next_run returns to its caller."""
+"""Number of windows without a frame of the topic after which next_run returns to its caller."""
 SCAN_WINDOW_BYTES = 256 * KIB
-"""Bytes read at a time where frames of the topic are far between and nobody has looked yet."""
+"""Bytes per read where frames of the topic are sparse and no reader has scanned the range yet."""
 DENSE_FRAME_RATIO = 8
-"""At least every so many-th frame of a window is the topic's: that window is not worth remembering."""
+"""If at least 1 frame in this number is the topic's in a new window, the reader stops using the log map."""
 SEEK_POSITIONS_MIN = 16_384
-"""A jump forward that is longer is worth a look into the segment's index."""
+"""Number of skipped seqs above which `skip_to` looks up the position in the segment's index."""
 VOLATILE_PREFIX = "@"
 TIER_COLD = 2
 
 
 class ExtentFacts(Protocol):
-    """A stretch of a WAL file or of a segment, as in the message Extent. `stop` 0 = open end."""
+    """Byte range of a WAL file or of a segment, as in the message Extent. `stop` 0 = open end."""
 
     @property
     def path(self) -> str: ...
@@ -83,7 +83,7 @@ class ExtentFacts(Protocol):
 
 
 class LocatedFacts(Protocol):
-    """What a reader needs to know of the message Located."""
+    """The fields of the message Located that a reader uses."""
 
     @property
     def topic(self) -> str: ...
@@ -102,36 +102,36 @@ class LocatedFacts(Protocol):
 
 
 class LogHighWatermark(NamedTuple):
-    """Published mark of a stream: the frames of file `file_id` below `offset`, and all older files."""
+    """Published mark of a log: frames of file `file_id` below `offset`, and all older files, are readable."""
 
     file_id: int
     offset: int
 
 
 HighWatermarkReader = Callable[[bool], LogHighWatermark]
-"""Reads the shard's published mark; True asks for the one of its volatile log."""
+"""Reads the shard's published mark. True selects the mark of its volatile log."""
 
 
 class Pause(Enum):
-    """Why there are no frames now."""
+    """Reason why next_run returned no frames."""
 
     AT_MARK = "at_mark"
-    """Everything published has been read: wait for a publication."""
+    """All published bytes are read: wait for a publication."""
     BEYOND_HEAD = "beyond_head"
-    """The next frame is not visible under the given head: read the head again."""
+    """The next frame is above the given head: read the head again."""
     MOVED = "moved"
-    """The extents known are used up, or their files are gone: ask for a new Located."""
+    """All known extents are read, or their files are deleted: request a new Located."""
     COLD = "cold"
-    """The bytes lie where only somebody else can read: fetch `cold_range_needed`, hand it to `supply`."""
+    """This process cannot read the bytes: fetch `cold_range_needed`, pass it to `supply_cold_bytes`."""
     UNFINISHED = "unfinished"
-    """A lot of log was scanned and none of it was the topic's: call again when others had a turn."""
+    """Many windows were scanned without a frame of the topic: call again after other work."""
 
 
 @dataclass(slots=True)
 class FrameRun:
     """Verified frames of one topic, ascending. Offsets in `batch` count from the start of `buffer`.
 
-    The buffer stays valid as long as somebody refers to it or to a view of it; a mapped one too.
+    The buffer stays valid while a reference to it or to a view of it exists. This holds for mappings too.
     """
 
     buffer: Any
@@ -141,37 +141,40 @@ class FrameRun:
     origin: int
     """File offset of the buffer's first byte."""
     file: str = ""
-    """Where the bytes lie, at the same offsets and for good, if that is a sealed file; else empty."""
+    """Path of the file with these bytes at the same offsets, if it is an immutable segment; else empty."""
 
     @property
     def first_seq(self) -> int:
-        """Number of the first record of the first frame."""
+        """Seq of the first record of the first frame."""
         return int(self.batch.words[0, layout.W_BASE_SEQ])
 
     @property
     def last_seq(self) -> int:
-        """Number of the last record of the last frame."""
+        """Seq of the last record of the last frame."""
         last = self.batch.words[-1:]
         return int(last[0, layout.W_BASE_SEQ]) + int(frames.counts_of(last)[0]) - 1
 
     def spans(self) -> list[tuple[int, int]]:
-        """Of each frame the numbers of its first and its last record."""
+        """Return (first seq, last seq) of each frame."""
         firsts = self.batch.words[:, layout.W_BASE_SEQ].tolist()
         return list(zip(firsts, _last_seqs(self.batch).tolist(), strict=True))
 
     def after(self, seq: int) -> FrameRun:
-        """The frames that hold records after `seq`; the first may begin before it."""
+        """Return the frames with records after `seq`. The first may begin at or before it."""
         if self.first_seq > seq:
             return self
         row = int(np.searchsorted(_last_seqs(self.batch), seq, side="right"))
         return self._with(self.batch.take(slice(row, None)))
 
     def within(self, after: int, until: int) -> FrameRun:
-        """The frames that hold records after `after` and up to `until`: a look at few does not cost what all
-        of them would. The first may begin before that, or even end, and the last may end behind."""
+        """Return the frames with records after `after` and up to `until`.
+
+        The first frame may begin before this range, and may even end before it. The last may end after it.
+        The cost depends on the number of frames returned, not on the size of the run.
+        """
         bases = self.batch.words[:, layout.W_BASE_SEQ]
         low, high = np.searchsorted(bases, np.array([after + 1, until], np.uint64), side="right").tolist()
-        # The last frame that begins at or before the first record wanted; it may end before it, too.
+        # The last frame that begins at or before the first wanted record. It may also end before it.
         low = max(low - 1, 0)
         if not low and high == len(bases):
             return self
@@ -182,7 +185,7 @@ class FrameRun:
 
 
 class TopicReader:
-    """Reads one life of one topic from a cursor on. Not thread-safe; cheap to hold: one open file."""
+    """Reads one epoch of one topic from a cursor. Not thread-safe. Uses one open file."""
 
     def __init__(
         self,
@@ -201,18 +204,33 @@ class TopicReader:
         log_map: LogMap | None = None,
         windows_per_call: int = WINDOWS_PER_CALL_MAX,
     ) -> None:
-        """`cold_dir`: where cold segments lie, if they can be opened here; else they are asked for.
-        `shelf`: indexes of segments, to begin inside of one; without it they are read from their start.
-        `log_map`: what other readers saw in the log; without it all that others wrote is looked through.
-        `checks_bodies`: off for whoever hands frames on to a reader that compares their checksums itself.
+        """Create a reader that begins after seq `cursor`.
+
+        Args:
+            located: Extents of the topic, from the shard.
+            cursor: Last seq that was processed.
+            data_dir: Root of paths in extents.
+            shm_dir: Root of paths in extents of the volatile log.
+            marks: Reads the shard's published mark.
+            disk: Opens the files.
+            is_mapped: Map files instead of reading them with pread.
+            checks_bodies: False if a later reader of the frames verifies the body checksums.
+            window_bytes: Bytes per read.
+            cold_dir: Root of cold segments, if this process can open them. Without it next_run returns
+                Pause.COLD for them.
+            shelf: Indexes of segments, for starting inside a segment. Without it a segment is read from its
+                start.
+            log_map: Positions of frames that other readers found in the log. Without it the reader scans the
+                frames of all topics.
+            windows_per_call: Windows without a frame of the topic after which next_run returns.
         """
         self.cursor = cursor
-        """Last seq delivered, or passed over because it lies below what is retained."""
+        """Last seq that was returned, or skipped because it is below the retained records."""
         self._roots = (data_dir, shm_dir)
         self._cold_dir = cold_dir
         self._segment_cache = shelf
         self._log_map = log_map
-        self._is_sparse = False  # Whole windows of the log hold nothing of the topic.
+        self._is_sparse = False  # Whole windows of the log contain no frame of the topic.
         self._marks = marks
         self._disk = disk
         self._open: type[PreadFile] | type[MappedFile] = MappedFile if is_mapped else PreadFile
@@ -220,13 +238,13 @@ class TopicReader:
         self._window_bytes = window_bytes
         self._windows_per_call = windows_per_call
         self._file: WindowFile | None = None
-        self._hole_seen = False  # A hole is believed only after the shard was asked again.
-        self._cold_missing = ""  # So is the absence of a cold file.
+        self._hole_seen = False  # A gap is damage only if it is still there with a new Located.
+        self._cold_missing = ""  # Likewise, a missing cold file is an error only the second time.
         self._located = located
         self._deleted = _bitmap(located.deleted)
         self._extent = 0
         self._offset = 0
-        self._frame_bytes = 0  # Size of the frame at `_offset` where an index told it.
+        self._frame_bytes = 0  # Size of the frame at `_offset` if a segment index gave it, else 0.
         self._is_sought = False
         self._known_bytes = 0
         self._segment_last_seqs: list[int] = []
@@ -235,26 +253,26 @@ class TopicReader:
 
     @property
     def located(self) -> LocatedFacts:
-        """The Located this reader works from."""
+        """The Located that this reader uses."""
         return self._located
 
     @property
     def deleted(self) -> BitMap64 | None:
-        """Numbers that were removed one by one, as `located` says; None = none."""
+        """Seqs that were removed one by one, from `located`; None if there are none."""
         return self._deleted
 
     @property
     def cold_range_needed(self) -> ColdByteRange | None:
-        """After Pause.COLD: what to fetch."""
+        """Bytes to fetch after Pause.COLD; None otherwise."""
         return self._file.range_needed if isinstance(self._file, RemoteFile) else None
 
     def supply_cold_bytes(self, want: ColdByteRange, data: Any) -> None:
-        """Hand in what `want` names; ignored when the reader has gone elsewhere meanwhile."""
+        """Supply the bytes of `want`. Ignored if the reader has moved to another range in the meantime."""
         if isinstance(self._file, RemoteFile) and self._file.range_needed == want:
             self._file.supply_bytes(data)
 
     def relocate(self, located: LocatedFacts, cursor: int | None = None) -> None:
-        """Go on from `cursor` (default: where we are) with new extents."""
+        """Continue after `cursor` (default: the current one) with new extents."""
         self.close()
         if located is not self._located:
             self._deleted = _bitmap(located.deleted)
@@ -265,9 +283,9 @@ class TopicReader:
         self._enter_extent(self._extent_of(self.cursor + 1))
 
     def seek(self, cursor: int) -> tuple[str, int]:
-        """Go to a position; returns the file, named as in its extent, and the offset to read on from.
+        """Set the cursor. Return the file of the next read, named as in its extent, and the offset in it.
 
-        Within segments that is the frame which holds the next record.
+        In a segment the offset is that of the frame with the next record. ("", 0) if no extent follows.
         """
         self.relocate(self._located, cursor)
         if self._extent >= len(self._located.extents):
@@ -278,20 +296,22 @@ class TopicReader:
         return extent.path, self._offset
 
     def is_sealed(self, seq: int) -> bool:
-        """Is one of the segments known the place of this number, if it has any?"""
+        """Return whether the known segments reach up to this seq."""
         return bool(self._segment_last_seqs) and seq <= self._segment_last_seqs[-1]
 
     def _index_segments(self) -> None:
-        """Segments come first, in the order of their numbers."""
+        """Store the last seqs of the segments, which come first in the extents and in ascending order."""
         self._segment_last_seqs = [extent.last_seq for extent in self._located.extents if extent.segment]
 
     def _extent_of(self, seq: int) -> int:
-        """Index of the first extent that may hold the number or one above it."""
+        """Return the index of the first extent that may contain the seq or a later one."""
         return bisect_left(self._segment_last_seqs, seq)
 
     def skip_to(self, cursor: int) -> None:
-        """Go on behind `cursor`, which is not before where we are; a long way is not walked where an index
-        knows a shorter one."""
+        """Continue after `cursor`, which is not before the current one.
+
+        For a skip of more than SEEK_POSITIONS_MIN seqs, a segment's index gives the new position.
+        """
         is_far = cursor - self.cursor > SEEK_POSITIONS_MIN
         self.cursor = cursor
         if is_far and self._extent < len(self._located.extents):
@@ -299,20 +319,22 @@ class TopicReader:
 
     @property
     def log_position(self) -> tuple[int, int]:
-        """File of the log and offset where this goes on; (0, 0) when that is in no file of the log."""
+        """(file id, offset) in the log of the next read; (0, 0) if that is not in a log file."""
         extents = self._located.extents
         if self._extent >= len(extents) or extents[self._extent].segment:
             return 0, 0
         return extents[self._extent].file_id, self._offset
 
     def log_file_id(self, path: str) -> int:
-        """Number of a file of the log that is among the extents; 0 = it is none of them."""
+        """Return the number of a log file among the extents, or 0 if the path is none of them."""
         named = (each.file_id for each in self._located.extents if each.path == path and not each.segment)
         return next(named, 0)
 
     def advance_past(self, last_seq: int, file_id: int, stop: int) -> None:
-        """Go on behind `last_seq`, which somebody else has read; what follows lies at `stop` of this file, or
-        behind it."""
+        """Continue after `last_seq`, because another component has read the records up to it.
+
+        The following frames of the topic lie at or after offset `stop` of the log file `file_id`.
+        """
         extents = self._located.extents
         is_here = self._extent < len(extents) and extents[self._extent].file_id == file_id
         if is_here and not extents[self._extent].segment and self._offset <= stop:
@@ -324,12 +346,14 @@ class TopicReader:
     def read_at_hint(
         self, first_seq: int, last_seq: int, file_id: int, offset: int, stop: int
     ) -> FrameView | None:
-        """The records `first_seq` .. `last_seq`, if they come next and are one frame at [offset, stop) of a
-        file of the log; verified as always. None when anything is not so, or not as it should be: `next_run`
-        finds out what. Raises DiskError.
+        """Return the frame with `first_seq` .. `last_seq` from the given place in the log, verified.
 
-        The short way for who keeps up and was told where to look. The caller has seen that the topic's
-        head is not below `last_seq`, so what has this number is published: no mark is asked for.
+        This is the fast path for a reader that keeps up and received the place of the frame, [offset, stop)
+        of log file `file_id`. It returns None if the records are not the next ones, or the frame is not
+        exactly as described; `next_run` then determines the cause. Raises DiskError.
+
+        The caller must have checked that the topic's head is not below `last_seq`. The frame is then
+        published, and no mark is needed.
         """
         if first_seq != self.cursor + 1 or self._extent >= len(self._located.extents) or offset & 7:
             return None
@@ -359,7 +383,7 @@ class TopicReader:
         window = file.window(offset, stop)
         if window is None or window.stop - window.start != stop - offset:
             return None
-        window.buffer.flags.writeable = False  # Others may see it through SharedReads.
+        window.buffer.flags.writeable = False  # SharedReads may pass it to other readers.
         try:
             view = open_frame(window.buffer, window.start, seed=extent.salt)
         except FrameInvalid:
@@ -367,17 +391,16 @@ class TopicReader:
         return view if view.header.type == layout.FrameType.APPEND else None
 
     def close(self) -> None:
-        """Give the open file back. The reader may be used again."""
+        """Close the file. The reader may be used again."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def next_run(self, head_seq: int, bytes_max: int = 0) -> FrameRun | Pause:
-        """Return the next frames up to `head_seq`, about `bytes_max` bytes of log (0 = a window).
+        """Return the next frames up to `head_seq`, or a Pause, from about `bytes_max` bytes (0 = a window).
 
-        Raises CorruptData for damage, DiskError when the disk fails, NotReady (cold_unavailable) when the
-        place of a cold segment does not answer. Frames before the damage have been returned by then, and
-        calling again repeats the error.
+        Raises CorruptData for damage, DiskError if the disk fails, and ColdUnavailable if the cold tier does
+        not answer. Frames before the damage are returned first. A further call raises the same error.
         """
         window_bytes = layout.padded(bytes_max or self._window_bytes)
         windows = 0
@@ -419,7 +442,7 @@ class TopicReader:
         return Pause.MOVED if self._located.extents else Pause.AT_MARK
 
     def _look_up(self, extent: ExtentFacts, window_bytes: int) -> bool:
-        """Go to where the topic's next frame may be; True when nobody has looked there yet."""
+        """Move to the place where the topic's next frame may be. Return True if no reader has scanned it."""
         if self._log_map is None or self._known_bytes:
             return False
         file = LogFileKey(extent.path, extent.salt)
@@ -429,7 +452,7 @@ class TopicReader:
         return not found.is_known
 
     def _share_scan(self, extent: ExtentFacts, window: Window, found: FrameBatch) -> None:
-        """Tell others what lies in this part of the log."""
+        """Add the result of this scan to the log map."""
         assert self._log_map is not None
         file = LogFileKey(extent.path, extent.salt)
         self._log_map.add_scan(file, window.buffer, found, window.start, window.origin)
@@ -444,7 +467,7 @@ class TopicReader:
             self._is_sought = not extent.segment
 
     def _seek(self, extent: ExtentFacts) -> None:
-        """Begin a segment at the frame that holds the next record, if its index can say where."""
+        """Begin a segment at the frame with the next record, if the segment's index is usable."""
         self._is_sought = True
         if extent.last_seq <= self.cursor:
             self._offset = extent.stop
@@ -454,7 +477,7 @@ class TopicReader:
                 self._offset, self._frame_bytes = place.offset, place.length
 
     def _visible_stop(self, extent: ExtentFacts) -> int | None:
-        """File offset up to which the extent may be read now, or None when it has to be located anew."""
+        """Return the offset up to which the extent is readable, or None if a new Located is needed."""
         if extent.segment:
             return extent.stop
         mark = self._marks(extent.path.startswith(VOLATILE_PREFIX))
@@ -465,7 +488,7 @@ class TopicReader:
         return extent.stop or None
 
     def _read(self, extent: ExtentFacts, stop: int, window_bytes: int) -> Window | Pause:
-        """Read from where we are, at least one whole frame."""
+        """Read from the current offset, at least one whole frame."""
         file = self._file or self._opened(extent)
         if file is None:
             return Pause.MOVED
@@ -491,7 +514,7 @@ class TopicReader:
             raise
 
     def _opened(self, extent: ExtentFacts) -> WindowFile | None:
-        """Open the extent's file; None when it is no longer there."""
+        """Open the extent's file. Return None if it no longer exists."""
         is_cold = extent.tier == TIER_COLD
         if is_cold and not self._cold_dir:
             return RemoteFile(extent.path)
@@ -512,7 +535,7 @@ class TopicReader:
         return os.path.join(self._roots[is_volatile], extent.path.removeprefix(VOLATILE_PREFIX))
 
     def _resolved(self, extent: ExtentFacts, window: Window, found: FrameBatch) -> FrameBatch:
-        """With the copies of our topic as the appends they stand for; what lies before damage goes first."""
+        """Replace routed frames by this topic's copies in them. Return only the frames before damage."""
         try:
             return resolve_copies(window.buffer, found, extent.salt, topic_id=self._located.topic_id)
         except FrameInvalid as e:
@@ -526,7 +549,7 @@ class TopicReader:
     def _select_frames(
         self, extent: ExtentFacts, window: Window, found: FrameBatch, head_seq: int
     ) -> FrameRun | Pause | None:
-        """Move past the frames found; return ours among them, or None when there are none."""
+        """Advance past the scanned frames. Return the topic's frames among them, or None without any."""
         self._offset = window.origin + found.stop
         mine = np.flatnonzero(found.words[:, layout.W_TOPIC] == np.uint64(self._located.topic_id))
         if extent.segment and len(mine) < len(found):
@@ -558,12 +581,12 @@ class TopicReader:
         return self._deliver(extent, window, fresh)
 
     def _stop_before(self, window: Window, batch: FrameBatch, row: int) -> FrameBatch:
-        """Keep what lies before `row`, and go on at `row` the next time."""
+        """Return the frames before `row`, and continue at `row` on the next call."""
         self._offset = window.origin + int(batch.stored_offsets[row])
         return batch.take(slice(0, row))
 
     def _undelivered(self, ours: FrameBatch) -> FrameBatch:
-        """Choose the appends of this life that hold records after the cursor, each once."""
+        """Return the appends of this epoch with records after the cursor, each only once."""
         wanted = (frames.types_of(ours.words) == layout.FrameType.APPEND) & (
             frames.epochs_of(ours.words) == self._located.epoch
         )
@@ -573,7 +596,7 @@ class TopicReader:
         wanted &= last > self.cursor
         lost = self._located.lost
         for range_first, range_last in zip(lost[::2], lost[1::2], strict=True):
-            # What is announced as lost is not there, if perhaps as damaged bytes.
+            # A range that is reported as lost has no records. Damaged bytes may be all that is left there.
             bases = ours.words[:, layout.W_BASE_SEQ].astype(np.int64)
             wanted &= (bases < range_first) | (last > range_last)
         return ours if wanted.all() else ours.take(np.flatnonzero(wanted))
@@ -600,7 +623,7 @@ class TopicReader:
         return FrameRun(window.buffer, fresh, extent.salt, extent.path, window.origin, file)
 
     def _first_hole(self, fresh: FrameBatch) -> int | None:
-        """Row of the first frame before which records are missing that nothing accounts for."""
+        """Return the row of the first frame after a gap that removed and lost records do not explain."""
         before = np.concatenate(([self.cursor], _last_seqs(fresh)[:-1]))
         base = fresh.words[:, layout.W_BASE_SEQ].astype(np.int64)
         for row in np.flatnonzero(base > before + 1).tolist():
@@ -609,7 +632,7 @@ class TopicReader:
         return None
 
     def accounts_for(self, first: int, last: int) -> bool:
-        """True when no live record is to be expected at positions first..last: removed or lost."""
+        """Return whether no live record is expected in first..last: all are removed or lost."""
         return self._is_accounted(first, last + 1)
 
     def _is_accounted(self, first: int, stop: int) -> bool:
@@ -626,7 +649,7 @@ class TopicReader:
         return gone >= stop - at
 
     def _recheck_hole(self, extent: ExtentFacts, window: Window, fresh: FrameBatch) -> Pause:
-        """Records are missing: retention may have moved while we read, so ask once before crying damage."""
+        """Request a new Located for the first gap: retention may have advanced. Raise on the second."""
         at = window.origin + int(fresh.stored_offsets[0])
         if self._hole_seen:
             found = int(fresh.words[0, layout.W_BASE_SEQ])
@@ -666,6 +689,6 @@ def _cold_unavailable(topic: str, file: str, error: DiskError) -> ColdUnavailabl
 
 
 def _last_seqs(batch: FrameBatch) -> frames.I64:
-    """(n,) number of each frame's last record."""
+    """Return the (n,) seqs of each frame's last record."""
     bases = batch.words[:, layout.W_BASE_SEQ]
     return (bases + frames.counts_of(batch.words)).astype(np.int64) - 1

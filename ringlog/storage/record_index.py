@@ -1,12 +1,12 @@
-"""Ledger: sizes, commit times, expiry and tags of one topic's records, wherever they lie.
+"""StoredRecordIndex: sizes, commit times, expiry and tags of one topic's stored records.
 
-Segments answer from their index parts, without a look at data; the WAL is read once for each topic and
-kept (tail.py). Used by the shard, which decides deletes and retention with it, and by whoever looks for a
-place by time. Answers are about what is stored; what of it is alive is for the caller to know.
+For segments the answers come from the index parts, without reading data. Frames in the WAL are read once
+per topic, and the result is kept (tail.py). The shard uses the index for deletes and retention; searches by
+time use it too. Answers describe stored records. The caller must determine which of them are alive.
 
-The `located` of a question comes from a Locate from the start (after = 0) and is fresh: its extents lead
-to every record from `earliest_seq` on. Files named in it that are gone meanwhile end in DiskError (ENOENT):
-locate again. Everything is read with pread.
+The `located` of a query must come from a fresh Locate from the start (after = 0): its extents lead to every
+record from `earliest_seq` on. If a file of an extent was deleted in the meantime, the query raises DiskError
+(ENOENT), and the caller must locate again. All files are read with pread.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from ringlog.tags import TagMatch
 
 TAILS_MAX = 4_096
 TAIL_RECORDS_MAX = 16_000_000
-"""Records of WAL files that are remembered, for all topics together, at some 25 bytes each; a tag counts as
-several (Tail.weight)."""
+"""Limit of cached WAL records for all topics together, at about 25 bytes each. A tag counts as several
+records (TopicTail.memory_cost)."""
 SEGMENTS_MAX = 64
-"""Segment indexes kept open."""
+"""Maximum number of open segment indexes."""
 
 Positions = tuple[U64, I64, I64]
-"""(n,) numbers ascending, (n,) accounted sizes, (n,) commit stamps in microseconds."""
+"""(n,) seqs ascending, (n,) accounted sizes in bytes, (n,) commit stamps in microseconds."""
 _NO_POSITIONS: Positions = (np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class RecordDeliveryAttributes(NamedTuple):
-    """Records that say when, or how urgently, they want to be handed out."""
+    """Records with a `not_before` time or a priority."""
 
     seqs: U64
     """(n,) ascending."""
@@ -61,7 +61,7 @@ NO_DELIVERY_ATTRIBUTES = RecordDeliveryAttributes(
 
 
 class SegmentExtent(ExtentFacts, Protocol):
-    """An Extent that may be a segment's."""
+    """An Extent of a WAL file or of a segment."""
 
     @property
     def segment(self) -> int: ...
@@ -72,17 +72,17 @@ class SegmentExtent(ExtentFacts, Protocol):
 
 
 def bitmap_of(seqs: U64) -> BitMap64:
-    """The set of these numbers."""
+    """Return the bitmap of these seqs."""
     return BitMap64(array("Q", np.ascontiguousarray(seqs, dtype="<u8").tobytes()))
 
 
 def seqs_of(bitmap: BitMap64) -> U64:
-    """(n,) numbers of the set, ascending."""
+    """Return the (n,) seqs of the bitmap, ascending."""
     return np.array(bitmap.to_array(), dtype=np.uint64)
 
 
 class StoredRecordIndex:
-    """Keeps what it read, within bounds. For one thread."""
+    """Caches segment indexes and WAL tails within bounds. For one thread."""
 
     def __init__(self, disk: Disk, data_dir: str, shm_dir: str, marks: HighWatermarkReader) -> None:
         self._disk = disk
@@ -93,38 +93,38 @@ class StoredRecordIndex:
         self._segments: OrderedDict[str, Segment] = OrderedDict()
 
     def close(self) -> None:
-        """Let go of everything that is open."""
+        """Close all files and drop all caches."""
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
         self._tails.clear()
 
     def for_topic(self, located: LocatedFacts, staged: Sequence[RecordFacts] = ()) -> TopicRecordIndex:
-        """The ledger of one topic. `staged` are records that follow those in files, in memory so far."""
+        """Return the index of one topic. `staged` are records in memory that follow the stored ones."""
         return TopicRecordIndex(self, located, staged)
 
-    # -- what the brief's other users call ------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------
 
     def positions(self, located: LocatedFacts, first: int, last: int) -> Positions:
-        """Numbers, accounted sizes and stamps of what is stored in first..last, both included."""
+        """Return seqs, accounted sizes and stamps of the stored records in first..last (inclusive)."""
         return self.for_topic(located).positions(first, last)
 
     def seek_time(self, located: LocatedFacts, ts_us: int) -> int:
-        """The position before the first record committed at or after `ts_us`; the last one if none is."""
+        """Return the seq before the first record committed at or after `ts_us`, else the last stored seq."""
         return self.for_topic(located).seek_time(ts_us) - 1
 
     def tagged(self, located: LocatedFacts, match: TagMatch, below: int) -> BitMap64:
-        """Numbers below `below` of records whose tag is selected."""
+        """Return the seqs below `below` of records whose tag matches."""
         return self.for_topic(located).tagged(match, below)
 
     def expired(self, located: LocatedFacts, now_us: int) -> BitMap64:
-        """Numbers of records whose own expiry has come."""
+        """Return the seqs of records whose own expiry is at or before `now_us`."""
         return self.for_topic(located).expired(now_us)
 
     # -- parts ----------------------------------------------------------------------------------------
 
     def segment(self, path: str) -> Segment:
-        """The open index of the segment with this data part."""
+        """Return the open index of the segment with this data part."""
         stem = path.removesuffix(DATA)
         held = self._segments.get(stem)
         if held is None:
@@ -135,7 +135,7 @@ class StoredRecordIndex:
         return held
 
     def tail(self, located: LocatedFacts, after: int, *, with_tags: bool) -> TopicTail:
-        """What is known of the topic's records in WAL files that follow the number `after`."""
+        """Return the cached tail of the topic's WAL records that follow the seq `after`."""
         self._drop_stale_tails(located)
         key = (located.topic_id, located.epoch)
         tail = self._tails.get(key)
@@ -146,7 +146,7 @@ class StoredRecordIndex:
         return tail
 
     def read_tail(self, tail: TopicTail, located: LocatedFacts, is_enough: Callable[[], bool]) -> None:
-        """Read on in WAL files until `is_enough`, or up to what is published."""
+        """Read WAL files until `is_enough`, or up to the published mark."""
         extents = [extent for extent in located.extents if not extent.segment]
         for extent in extents:
             if is_enough():
@@ -164,21 +164,21 @@ class StoredRecordIndex:
         return min(int(extent.stop) or mark.offset, mark.offset)
 
     def _drop_stale_tails(self, located: LocatedFacts) -> None:
-        """A power loss may have taken back what was read under an earlier incarnation: begin again."""
+        """Drop all tails after a new incarnation: a power loss may have removed records they contain."""
         newest = max((unpack_file(e.file_id)[0] for e in located.extents if not e.segment), default=0)
         if newest > self._incarnation:
             self._incarnation = newest
             self._tails.clear()
 
     def _shrink(self) -> None:
-        """Forget the topics that nobody asked about for longest."""
+        """Drop the least recently used tails until the limits are met."""
         held = sum(tail.memory_cost for tail in self._tails.values()) if len(self._tails) > 1 else 0
         while len(self._tails) > 1 and (len(self._tails) > TAILS_MAX or held > TAIL_RECORDS_MAX):
             held -= self._tails.popitem(last=False)[1].memory_cost
 
 
 class TopicRecordIndex:
-    """One topic's answers, over one Located."""
+    """Queries for one topic under one Located."""
 
     def __init__(
         self, ledger: StoredRecordIndex, located: LocatedFacts, staged: Sequence[RecordFacts] = ()
@@ -189,12 +189,12 @@ class TopicRecordIndex:
         self._sealed = [extent for extent in located.extents if extent.segment]
         last_sealed = max((extent.last_seq for extent in self._sealed), default=0)
         self._after = max(last_sealed, located.earliest_seq - 1)
-        """Numbers above this one lie in WAL files or in memory."""
+        """Seqs above this one are in WAL files or in memory."""
 
-    # -- numbers, sizes, times ------------------------------------------------------------------------
+    # -- seqs, sizes, times ---------------------------------------------------------------------------
 
     def positions(self, first: int, last: int) -> Positions:
-        """Numbers, accounted sizes and stamps of what is stored in first..last, both included."""
+        """Return seqs, accounted sizes and stamps of the stored records in first..last (inclusive)."""
         parts = [segment.positions(row, low, high) for segment, row, low, high in self._segments(first, last)]
         if last > self._after:
             tail = self._read_tail_until(lambda known: known.last_seq >= last)
@@ -212,7 +212,7 @@ class TopicRecordIndex:
         return seqs, sizes, stamps
 
     def totals(self, first: int, last: int) -> tuple[int, int]:
-        """(records, accounted bytes) of what is stored in first..last; whole frames are not looked into."""
+        """Return (records, accounted bytes) stored in first..last. Whole frames are not decoded."""
         records = accounted = 0
         for segment, row, low, high in self._segments(first, last):
             found, size = _totals_of(segment, row, low, high)
@@ -223,7 +223,7 @@ class TopicRecordIndex:
         return records, accounted
 
     def sizes_of(self, seqs: U64) -> tuple[U64, I64]:
-        """Which of these ascending numbers are stored, and their accounted sizes."""
+        """Return the seqs among these ascending ones that are stored, and their accounted sizes."""
         if not len(seqs):
             return seqs, np.zeros(0, np.int64)
         parts = []
@@ -240,7 +240,7 @@ class TopicRecordIndex:
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def seek_time(self, ts_us: int) -> int:
-        """First position stored that was committed at or after `ts_us`, else one past the last one stored."""
+        """Return the first stored seq committed at or after `ts_us`, else the last stored seq + 1."""
         for extent in self._sealed[bisect_left(self._sealed, ts_us, key=self._last_stamp) :]:
             segment = self._index.segment(extent.path)
             row = segment.row(self._located.topic_id)
@@ -254,7 +254,7 @@ class TopicRecordIndex:
         return max(tail.last_seq, self._after) + 1
 
     def _last_stamp(self, extent: SegmentExtent) -> int:
-        """Stamp of the last record in a segment; stamps never fall from one to the next (CK-3)."""
+        """Return the commit stamp of the topic's last record in a segment. Stamps never decrease."""
         segment = self._index.segment(extent.path)
         row = segment.row(self._located.topic_id)
         return 0 if row is None else int(segment.topics["ts_max"][row])
@@ -262,7 +262,7 @@ class TopicRecordIndex:
     # -- tags, expiry ---------------------------------------------------------------------------------
 
     def tagged(self, match: TagMatch, below: int) -> BitMap64:
-        """Numbers below `below` of records whose tag is selected; never untagged ones."""
+        """Return the seqs below `below` of records whose tag matches. Untagged records never match."""
         found = BitMap64()
         for extent in self._sealed:
             if extent.first_seq < below:
@@ -277,7 +277,7 @@ class TopicRecordIndex:
         return found
 
     def expired(self, now_us: int) -> BitMap64:
-        """Numbers of records whose own expiry is at or before `now_us`."""
+        """Return the seqs of records whose own expiry is at or before `now_us`."""
         found = BitMap64()
         for segment, row, low, high in self._segments(0, 1 << 63):
             seqs = segment.expired(row, now_us)
@@ -289,7 +289,7 @@ class TopicRecordIndex:
         return found
 
     def next_expiry(self, now_us: int) -> int:
-        """The earliest own expiry later than `now_us`, microseconds; 0 when there is none."""
+        """Return the earliest own expiry after `now_us` in microseconds, or 0 if there is none."""
         found = [segment.next_expiry(row, now_us) for segment, row, _, _ in self._segments(0, 1 << 63)]
         earliest = [each for each in found if each]
         tail = self._read_tail_until(lambda known: False)
@@ -301,7 +301,7 @@ class TopicRecordIndex:
     # -- queues ---------------------------------------------------------------------------------------
 
     def delivery_attributes(self, first: int, last: int) -> RecordDeliveryAttributes:
-        """Which of first..last have a `not_before` or a priority, ascending."""
+        """Return the records in first..last with a `not_before` time or a priority, ascending."""
         parts = [
             _with_attributes(seqs.astype(np.uint64), columns.not_before, columns.priorities, rows)
             for segment, row, low, high in self._segments(first, last)
@@ -322,7 +322,7 @@ class TopicRecordIndex:
     # -- parts ----------------------------------------------------------------------------------------
 
     def _segments(self, first: int, last: int) -> Iterator[tuple[Segment, int, int, int]]:
-        """(segment, the topic's row in it, and the part of first..last for which it is in force)."""
+        """Yield (segment, row of the topic in it, low, high): the parts of first..last in segments."""
         for extent in self._sealed:
             low, high = max(first, extent.first_seq), min(last, extent.last_seq)
             if low <= high:
@@ -334,7 +334,7 @@ class TopicRecordIndex:
     def _read_tail_until(
         self, is_enough: Callable[[TopicTail], bool], *, with_tags: bool = False
     ) -> TopicTail:
-        """The topic's tail, read on until it is enough for the question, then what is only in memory."""
+        """Return the topic's tail, read until `is_enough`, and then extended by the staged records."""
         tail = self._index.tail(self._located, self._after, with_tags=with_tags)
         staged_from = int(self._staged[0].seqs[0]) if self._staged else 0
         has_all_filed = bool(staged_from) and tail.last_seq >= staged_from - 1
@@ -348,16 +348,16 @@ class TopicRecordIndex:
 
 
 def _with_attributes(seqs: U64, not_before: Any, priorities: Any, rows: slice) -> RecordDeliveryAttributes:
-    """Those of these records that have one of both, whose values are in `rows` of the columns."""
+    """Return the records with a `not_before` or priority. `rows` are the records' rows in the columns."""
     times = np.zeros(len(seqs), np.int64) if not_before is None else not_before[rows]
     levels = np.zeros(len(seqs), np.uint8) if priorities is None else priorities[rows]
-    # A time before 1970 has come, like one that was never given.
+    # A time before 1970 is in the past, so it is equivalent to no time.
     chosen = (times > 0) | (levels > 0)
     return RecordDeliveryAttributes(seqs[chosen], np.maximum(times[chosen], 0), levels[chosen])
 
 
 def _totals_of(segment: Segment, row: int, low: int, high: int) -> tuple[int, int]:
-    """(records, bytes) of low..high in a segment, from its entries; frames at the edges record by record."""
+    """Return (records, bytes) of low..high from the segment's entries. Only edge frames are decoded."""
     topic = segment.topics[row]
     if low <= int(topic["first_seq"]) and high >= int(topic["last_seq"]):
         return int(topic["records"]), int(topic["bytes"])
@@ -374,8 +374,10 @@ def _totals_of(segment: Segment, row: int, low: int, high: int) -> tuple[int, in
 
 
 def _sizes_in(segment: Segment, row: int, wanted: U64) -> tuple[U64, I64]:
-    """Those of these numbers that a segment holds, and their sizes; a frame is looked into only where the
-    sizes of its records differ."""
+    """Return the seqs among `wanted` that a segment contains, and their sizes.
+
+    A frame's columns are read only if its records differ in size.
+    """
     start, stop = int(segment.topics["entry_start"][row]), int(segment.topics["entry_stop"][row])
     bases, counts = segment.entries["base_seq"][start:stop], segment.entries["count"][start:stop]
     at = np.searchsorted(bases, wanted.astype(np.int64), side="right") - 1
@@ -395,7 +397,7 @@ def _sizes_in(segment: Segment, row: int, wanted: U64) -> tuple[U64, I64]:
 
 
 def _chosen(found: U64, sizes: I64, wanted: U64) -> tuple[U64, I64]:
-    """The rows of `found` that are among `wanted`; both ascending."""
+    """Return the rows of `found` that are in `wanted`. Both are ascending."""
     if len(found) == len(wanted) and bool((found == wanted).all()):
         return found, sizes
     rows = np.flatnonzero(np.isin(found, wanted, assume_unique=True))

@@ -1,10 +1,10 @@
-"""Judging a WAL file: which frames to believe, where it ends, and whether that end is damage. Pure.
+"""Verification of a WAL file: its valid frames, its end, and whether this end is damage. Pure.
 
-Bytes come through a function that the caller gives; nothing here opens a file. The judgement rests on
-what the log says of itself (storage/layout.py): every group's mark names the end and the seal of the
-group before it, and how far a sync had succeeded when it was written. So whatever lies below the
-largest such statement must be there, and an invalid frame there is corruption; what lies above may be
-torn by a crash, and is cut (RE-6, RD-4).
+The caller provides a function that reads bytes; this module opens no file. The decision uses the chain
+marks of the log (storage/layout.py). Each mark states the end and the seal of the previous commit batch. It
+also states up to which offset the file was synced when the mark was written. Bytes below the largest such
+offset must be valid, and an invalid frame there is corruption. A crash may tear the bytes above it; recovery
+removes them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ringlog.storage.layout import MARK_COPIED, MARK_ORDERLY, WalHeader
 from ringlog.types import Durability
 
 ReadBytes = Callable[[int, int], bytes]
-"""(offset, length) -> the bytes there, fewer only at the end of the file."""
+"""(offset, length) -> the bytes at this place, fewer only at the end of the file."""
 
 
 class ChainMark(msgspec.Struct, array_like=True, frozen=True):
-    """Body of a GROUP_MARK."""
+    """Body of a GROUP_MARK frame. storage/layout.py describes the fields."""
 
     group: int
     prev_stop: int
@@ -47,11 +47,11 @@ _decode_mark = msgspec.msgpack.Decoder(ChainMark).decode
 _MARK_HEAD = np.uint64(layout.FrameType.GROUP_MARK << layout.TYPE_SHIFT)
 _BAD_BODY = "body does not verify"
 _HEAD_MASK = np.uint64(0xFFFF00FF_00000000)
-"""Type and columns: marks of every version are found."""
+"""Masks type and columns, so that marks of every format version are found."""
 
 
 def read_mark(buffer: bytes, offset: int, words: frames.U64) -> ChainMark | None:
-    """Decode the mark frame at `offset` of `buffer`, whose header row is `words`; None if it is not one."""
+    """Decode the mark at `offset` of `buffer`, with header row `words`. Return None if it does not decode."""
     raw_len = int(words[layout.W_TAIL] & np.uint64(0xFFFFFFFF))
     start = offset + layout.HEADER_BYTES
     try:
@@ -62,7 +62,7 @@ def read_mark(buffer: bytes, offset: int, words: frames.U64) -> ChainMark | None
 
 @dataclass(frozen=True, slots=True)
 class WalScanChunk:
-    """Valid frames that lie one behind the other; `file_offset` is where byte 0 of `buffer` lies."""
+    """Adjacent valid frames. `file_offset` is the file offset of byte 0 of `buffer`."""
 
     file_offset: int
     buffer: bytes
@@ -70,17 +70,17 @@ class WalScanChunk:
 
     @property
     def stop(self) -> int:
-        """File offset just past the last frame."""
+        """File offset after the last frame."""
         return self.file_offset + self.batch.stop
 
     def from_offset(self, offset: int) -> WalScanChunk:
-        """The frames that begin at this file offset or behind it."""
+        """Return the frames that begin at or after this file offset."""
         row = int(np.searchsorted(self.batch.offsets, offset - self.file_offset))
         return WalScanChunk(self.file_offset, self.buffer, self.batch.take(slice(row, None)))
 
 
 class SkippedAppend(NamedTuple):
-    """An append whose body does not verify, and which its class allows to be lost."""
+    """An append of class `memory` whose body does not verify. Its class permits the loss."""
 
     offset: int
     stop: int
@@ -91,41 +91,41 @@ class SkippedAppend(NamedTuple):
 
 
 class WalTailState(Enum):
-    """How a file ends."""
+    """State of a file's end."""
 
     CLEAN = "clean"
-    """Nothing but zeros, or nothing, follows the last frame."""
+    """The last frame is followed by zeros or by the end of the file."""
     TORN = "torn"
-    """Something else follows, above everything that was known to be durable."""
+    """Other bytes follow the last frame, all above the known durable offset."""
     CORRUPT = "corrupt"
-    """Something is invalid that was durable."""
+    """A byte below the known durable offset is invalid."""
 
 
 @dataclass(slots=True)
 class FileScan:
-    """One pass over a file's valid frames. After `pieces()` is exhausted the other fields are final."""
+    """One pass over a file's valid frames. When `iter_chunks()` is exhausted, the other fields are final."""
 
     header: WalHeader
     size: int
-    """Where to stop looking: the file's length, or where it ends by a later file's word."""
+    """End of the scan: the length of the file, or the end that a later file states for it."""
     read: ReadBytes
     stop: int = WAL_HEADER_BYTES
     reason: str = ""
-    """Why the frames end at `stop`; empty = zeros or the end of the file."""
+    """Reason why the frames end at `stop`; empty for zeros or the end of the file."""
     durable: int = WAL_HEADER_BYTES
     last_seal: int = 0
     orderly: bool = False
     copied: ChainMark | None = None
-    """The MARK_COPIED mark, if there is one."""
+    """The mark with MARK_COPIED, if the file has one."""
     known_durable: int = 0
-    """How far others say that a sync had succeeded."""
+    """Offset up to which a sync had succeeded according to other files."""
     skipped_appends: list[SkippedAppend] = field(default_factory=list)
-    """Those before the piece that was yielded last, or before the end."""
+    """Skipped appends before the last yielded chunk, or before `stop` when the scan is finished."""
     _ends: deque[tuple[int, int]] = field(default_factory=deque)
-    """(offset, seal of the frame that ends there) where groups begin, from `durable` on."""
+    """(offset, seal of the frame that ends there) of the starts of commit batches, from `durable` on."""
 
     def iter_chunks(self) -> Iterator[WalScanChunk]:
-        """Yield the valid frames in order, about RECOVERY_READ_BYTES at a time."""
+        """Yield the valid frames in order, in chunks of about RECOVERY_READ_BYTES."""
         end = self.size & ~7
         while self.stop < end:
             buffer = self.read(self.stop, min(RECOVERY_READ_BYTES, end - self.stop))
@@ -148,8 +148,11 @@ class FileScan:
                 return
 
     def _skip_damaged_append(self) -> bool:
-        """Go on behind the append at `stop`, whose header verifies and whose body does not, if it is of class
-        memory: that class promises nothing, so it keeps nobody from what else there is."""
+        """Skip the append at `stop` if it is of class memory and only its body does not verify.
+
+        The class `memory` promises nothing after a crash, so such a frame must not hide the frames after it.
+        Return False if the frame is of another kind or part of a torn end.
+        """
         head = self.read(self.stop, layout.HEADER_BYTES)
         words = frames.words_of(memoryview(head)).reshape(1, -1)
         tail = int(words[0, layout.W_TAIL])
@@ -158,7 +161,7 @@ class FileScan:
         if not is_append or durability != Durability.MEMORY:
             return False
         if max(self.known_durable, self.durable, scan_trailing_data(self).durable) <= self.stop:
-            return False  # a torn end, which nobody was promised either
+            return False  # Part of a torn end, which recovery cuts.
         stop, first = self.stop + _total_at(head), int(words[0, layout.W_BASE_SEQ])
         last = first + int(frames.counts_of(words)[0]) - 1
         topic_id, epoch = int(words[0, layout.W_TOPIC]), int(frames.epochs_of(words)[0])
@@ -167,18 +170,21 @@ class FileScan:
         return True
 
     def _resolved(self, piece: WalScanChunk) -> WalScanChunk:
-        """With copies as the appends they stand for; `_believe` looked at the frames that hold them."""
+        """Replace routed frames by the copies in them. `_verified_prefix` has verified these frames."""
         batch = resolve_copies(piece.buffer, piece.batch, self.header.salt, is_verified=True)
         return WalScanChunk(piece.file_offset, piece.buffer, batch)
 
     def seal_at(self, offset: int) -> int:
-        """Seal of the frame that ends at `offset`: `stop`, or a group's end behind `durable`; else 0."""
+        """Return the seal of the frame that ends at `offset`.
+
+        Known for `stop` and for ends of commit batches from `durable` on; 0 for all other offsets.
+        """
         if offset == self.stop:
             return self.last_seal
         return next((seal for end, seal in self._ends if end == offset), 0)
 
     def _verified_prefix(self, buffer: bytes, batch: FrameBatch) -> FrameBatch:
-        """Cut the batch at the first frame whose header, seal, body or place in the chain is wrong."""
+        """Cut the batch at the first frame with an invalid header, seal, body, or place in the chain."""
         if not len(batch):
             return batch
         checks = (
@@ -205,7 +211,7 @@ class FileScan:
         return FrameBatch(batch.offsets[:cut], batch.words[:cut], stop, ScanEnd.INVALID, reason)
 
     def _apply_mark(self, buffer: bytes, batch: FrameBatch, row: int) -> bool:
-        """Take one mark's word, if it fits what came before it."""
+        """Apply one chain mark. Return False if it contradicts the frames before it."""
         offset = int(batch.offsets[row])
         mark = read_mark(buffer, offset, batch.words[row])
         here = self.stop + offset
@@ -230,7 +236,7 @@ def _scan(buffer: bytes) -> FrameBatch:
 
 
 def _goes_on(buffer: bytes, batch: FrameBatch) -> bool:
-    """Did only the buffer end, behind a frame or within one?"""
+    """Return whether the batch ended only because the buffer ended, after or within a frame."""
     return batch.end is ScanEnd.PARTIAL or (batch.end is ScanEnd.CLEAN and batch.stop == len(buffer))
 
 
@@ -239,7 +245,7 @@ def _total_at(buffer: bytes) -> int:
 
 
 def classify_tail(scan: FileScan, evidence: int) -> WalTailState:
-    """How does the scanned file end? `evidence`: an offset up to which a sync is known to have succeeded."""
+    """Classify the end of a scanned file. A sync is known to have succeeded up to offset `evidence`."""
     if scan.stop < max(scan.durable, evidence):
         return WalTailState.CORRUPT
     behind = scan_trailing_data(scan)
@@ -249,16 +255,16 @@ def classify_tail(scan: FileScan, evidence: int) -> WalTailState:
 
 
 class WalTrailingData(NamedTuple):
-    """What lies behind the end of a file's frames."""
+    """Bytes after the end of a file's valid frames."""
 
     durable: int
-    """Largest durable_stop that a valid mark there speaks of; 0 = there is none."""
+    """Largest durable_stop of a valid mark among them; 0 if there is no mark."""
     has_bytes: bool
-    """Something there is not zero."""
+    """True if a byte among them is not zero."""
 
 
 def scan_trailing_data(scan: FileScan) -> WalTrailingData:
-    """Look for bytes, and for what marks say, behind the end of a scanned file's frames."""
+    """Search the bytes after a file's valid frames for marks and for non-zero bytes."""
     durable, has_bytes = 0, False
     offset = scan.stop
     while offset < scan.size:
@@ -275,7 +281,7 @@ def scan_trailing_data(scan: FileScan) -> WalTrailingData:
 
 
 def last_nonzero_byte(scan: FileScan) -> int:
-    """One past the last byte that is not zero behind the end of a file's frames; 0 when all are."""
+    """Return the offset after the last non-zero byte behind a file's valid frames; 0 if all are zero."""
     last, offset = 0, scan.stop
     while offset < scan.size:
         chunk = scan.read(offset, min(RECOVERY_READ_BYTES, scan.size - offset))
@@ -288,18 +294,18 @@ def last_nonzero_byte(scan: FileScan) -> int:
 
 
 def has_content(chunk: bytes) -> bool:
-    """Is anything in these bytes not zero?"""
+    """Return whether any of these bytes is not zero."""
     return bool(np.frombuffer(chunk, dtype=np.uint8).any())
 
 
 def mark_offsets(chunk: bytes, offset: int) -> list[int]:
-    """File offsets in a chunk, which begins at `offset`, at which the first word is that of a mark."""
+    """Return the file offsets in a chunk at which a mark may begin. The chunk begins at `offset`."""
     words = frames.words_of(memoryview(chunk)[: len(chunk) & ~7])
     return [offset + int(at) * 8 for at in np.flatnonzero((words & _HEAD_MASK) == _MARK_HEAD)]
 
 
 def mark_at(offset: int, scan: FileScan) -> ChainMark | None:
-    """The valid mark at a file offset, believed by its seal, which is salted with the file, and its body."""
+    """Return the mark at a file offset if its body and its seal (salted) are valid, else None."""
     found = _sound_frame(scan.read, offset, scan.size)
     if found is None or frames.first_bad_seal(found[1], scan.header.salt) is not None:
         return None
@@ -307,7 +313,7 @@ def mark_at(offset: int, scan: FileScan) -> ChainMark | None:
 
 
 def _sound_frame(read: ReadBytes, offset: int, size: int) -> tuple[bytes, FrameBatch] | None:
-    """The frame at a file offset, if its length is possible and its body verifies."""
+    """Return the frame at a file offset if its length is possible and its body verifies, else None."""
     head = read(offset, layout.HEADER_BYTES)
     if len(head) < layout.HEADER_BYTES:
         return None
@@ -322,10 +328,10 @@ def _sound_frame(read: ReadBytes, offset: int, size: int) -> tuple[bytes, FrameB
 
 
 def holds_marks(read: ReadBytes, size: int) -> bool:
-    """Does a file whose header makes no sense hold anything that was once a group of frames?
+    """Return whether a file with an invalid header contains a chain mark, and so had commit batches.
 
-    Without the salt no seal can be checked, but a mark's body verifies by itself. It is looked for where the
-    header should be, too: a page that was written to the wrong place may lie there.
+    Without the salt no seal can be verified, but the body of a mark has its own checksum. The search includes
+    the place of the header, because a misdirected write may have put another page there.
     """
     for offset in range(0, size, RECOVERY_READ_BYTES):
         chunk = read(offset, min(RECOVERY_READ_BYTES, size - offset))
@@ -336,7 +342,7 @@ def holds_marks(read: ReadBytes, size: int) -> bool:
 
 
 def copied_mark(header: WalHeader, size: int, read: ReadBytes) -> ChainMark | None:
-    """An incarnation's MARK_COPIED, which is the mark of its first or its second group; None without one."""
+    """Return the MARK_COPIED of the first or second commit batch of an incarnation's file, else None."""
     scan = FileScan(header, size, read)
     first = mark_at(WAL_HEADER_BYTES, scan)
     if first is None or first.flags & MARK_COPIED:
@@ -346,8 +352,10 @@ def copied_mark(header: WalHeader, size: int, read: ReadBytes) -> ChainMark | No
 
 
 def copied_frames(header: WalHeader, size: int, read: ReadBytes) -> Iterator[WalScanChunk]:
-    """What an incarnation copied out of earlier files: its groups up to the one with MARK_COPIED. Nothing
-    without that mark."""
+    """Yield the frames that an incarnation copied from earlier files, up to and including its MARK_COPIED.
+
+    Yields nothing without that mark.
+    """
     scan = FileScan(header, size, read)
     stop = WAL_HEADER_BYTES
     for _ in range(2):
@@ -361,10 +369,10 @@ def copied_frames(header: WalHeader, size: int, read: ReadBytes) -> Iterator[Wal
 
 
 def frames_after_damage(scan: FileScan) -> Iterator[WalScanChunk]:
-    """Yield what can still be identified behind damage: frames whose header verifies, bodies perhaps not.
+    """Yield the frames after damage whose header verifies. Their bodies may be damaged.
 
-    For learning what was there and is lost, never for reading it (RE-5). After bytes that make no sense
-    it goes on at the next valid mark.
+    The result only shows which records existed and are lost; it must not be served to readers. After invalid
+    bytes the search continues at the next valid mark.
     """
     at, end = scan.stop, scan.size & ~7
     while at < end:
@@ -387,7 +395,7 @@ def frames_after_damage(scan: FileScan) -> Iterator[WalScanChunk]:
 
 
 def _identified(buffer: bytes, batch: FrameBatch, salt: int) -> FrameBatch:
-    """With the copies of those routed frames that can be read; what the others held nobody knows."""
+    """Replace readable routed frames by their copies. The contents of other routed frames are unknown."""
     rows = np.flatnonzero(frames.types_of(batch.words) == layout.FrameType.ROUTED)
     unread = [row for row in rows.tolist() if not is_valid_routed_frame(buffer, batch, row, has_sums=False)]
     known = batch.take(np.setdiff1d(np.arange(len(batch)), unread)) if unread else batch
@@ -395,7 +403,7 @@ def _identified(buffer: bytes, batch: FrameBatch, salt: int) -> FrameBatch:
 
 
 def _next_mark(scan: FileScan, offset: int) -> int:
-    """File offset of the first valid mark at or behind `offset`, or the end."""
+    """Return the file offset of the first valid mark at or after `offset`, or the end of the file."""
     while offset < scan.size:
         chunk = scan.read(offset, min(RECOVERY_READ_BYTES, scan.size - offset))
         if not chunk:

@@ -1,7 +1,7 @@
-"""SegmentCache: a few open segment indexes, for readers that want to begin inside of a segment.
+"""SegmentCache: open segment indexes, so that readers can begin inside a segment.
 
-An index only makes reading faster: where it is missing or damaged the segment is read from its start, and
-what is found there is verified as always.
+An index only makes reading faster. If it is missing or damaged, the reader starts at the beginning of the
+segment. Readers verify all frames in either case.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPEN_SEGMENTS_MAX = 16
 
 
 class SegmentFrameLocation(NamedTuple):
-    """Where a frame lies in a data part, and the positions it covers."""
+    """Byte range of a frame in a data part, and the seqs that it covers."""
 
     offset: int
     length: int
@@ -27,7 +27,7 @@ class SegmentFrameLocation(NamedTuple):
 
 
 class SegmentCache:
-    """Opens indexes when they are asked for and keeps the last `OPEN_SEGMENTS_MAX`. For one thread."""
+    """Opens indexes on demand and keeps the last OPEN_SEGMENTS_MAX used. For one thread."""
 
     def __init__(self, disk: Disk, data_dir: str) -> None:
         self._disk = disk
@@ -35,9 +35,9 @@ class SegmentCache:
         self._open_segments: OrderedDict[str, Segment | None] = OrderedDict()
 
     def frame_at(self, path: str, topic_id: int, seq: int) -> SegmentFrameLocation | None:
-        """The first frame of the topic that reaches to `seq`, in the segment with this data part.
+        """Return the topic's first frame with records at or after `seq`, in the segment of this data part.
 
-        None when there is none, or the index cannot say.
+        None if there is no such frame, or if the index is not usable.
         """
         segment = self._segment(path.removesuffix(DATA))
         row = None if segment is None else segment.row(topic_id)
@@ -66,7 +66,7 @@ class SegmentCache:
         return segment
 
     def close(self) -> None:
-        """Give the files back. The shelf may be used again."""
+        """Close all files. The cache may be used again."""
         while self._open_segments:
             self._drop(self._open_segments.popitem()[1])
 

@@ -1,30 +1,30 @@
-"""Snapshot files: what a shard knows of its topics, as of a checkpoint.
+"""Snapshot files: the state of a shard's topics at a checkpoint.
 
-`meta/snapshot-<shard:02d>.<number:016d>` holds facts (of the shard, opaque here) and a table of rows (one a
-topic, opaque here): 96 bytes of header, then the body.
+`meta/snapshot-<shard:02d>.<number:016d>` has a header of 96 bytes and a body. The body has facts of the shard
+and a table with one row for each topic. Both are opaque here.
 
 byte   size  field
  0     8     magic           b"RLSNAP1\\0"
  8     4     version         1
  12    4     shard
- 16    4     shards          the layout it was made under
+ 16    4     shards          number of shards of the engine (the layout)
  20    4     zero
- 24    8     number          grows; never used twice for a shard (SN-9)
- 32    8     incarnation     of the shard that handed the rows over
+ 24    8     number          ascending; never used twice for a shard
+ 32    8     incarnation     of the shard that provided the rows
  40    8     created_us
- 48    8     body_bytes      64 bits wide (SN-1)
+ 48    8     body_bytes      64 bits wide
  56    8     facts_bytes
  64    8     topics
  72    8     rows_bytes
  80    8     body_xxh3       XXH3-64 of the body
  88    8     header_xxh3     XXH3-64 of bytes 0..87
 
-The body: facts, padded with zeros to a multiple of 8; `topics` ids, ascending; `topics` + 1 words: where each
-row starts, and the end; the rows. Two snapshots of the same facts and rows differ in number, incarnation
-and time alone (SN-8).
+The body has four parts: the facts, padded with zeros to a multiple of 8; `topics` ids, ascending;
+`topics` + 1 words with the start of each row and the end; the rows. Two snapshots of the same facts and rows
+differ only in number, incarnation and time.
 
-A file gets its name only after its bytes were synced and read back (ST-3, RD-22), so one that is not valid
-has rotted since. The loader skips it with a reason and takes the one before it (SN-4).
+A file gets its name only after its bytes were synced and read back (D2). An invalid file was therefore
+damaged later. The loader skips it, reports the reason and uses the previous one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NAME = re.compile(r"^snapshot-(\d{2,5})\.(\d{16,19})$")
 
 
 class Snapshot(NamedTuple):
-    """One snapshot. Row i, of topic `ids[i]`, is `rows[starts[i] : starts[i + 1]]`."""
+    """One snapshot. Row i belongs to topic `ids[i]` and is `rows[starts[i] : starts[i + 1]]`."""
 
     number: int
     shard: int
@@ -64,16 +64,16 @@ class Snapshot(NamedTuple):
     facts: bytes
     ids: U64
     starts: U64
-    """One more than there are ids."""
+    """Start of each row, and the end of the last one: one word more than there are ids."""
     rows: bytes | memoryview
 
     def row(self, i: int) -> memoryview:
-        """Bytes of row i."""
+        """Return the bytes of row i."""
         return memoryview(self.rows)[int(self.starts[i]) : int(self.starts[i + 1])]
 
 
 class SnapshotHeader(NamedTuple):
-    """The header's fields behind the magic, in their order."""
+    """The fields of the header after the magic, in file order."""
 
     version: int
     shard: int
@@ -90,7 +90,7 @@ class SnapshotHeader(NamedTuple):
 
 
 def empty_snapshot(shard: int, shards: int) -> Snapshot:
-    """What there is before the first one; number 0, which no file has."""
+    """Return the state before the first snapshot. Its number is 0, which no file has."""
     none = np.zeros(0, dtype=np.uint64)
     return Snapshot(0, shard, shards, 0, 0, b"", none, np.zeros(1, dtype=np.uint64), b"")
 
@@ -99,12 +99,12 @@ def empty_snapshot(shard: int, shards: int) -> Snapshot:
 
 
 def snapshot_name(shard: int, number: int) -> str:
-    """File name of a snapshot, below `meta/`."""
+    """Return the file name of a snapshot below `meta/`."""
     return f"snapshot-{shard:02d}.{number:016d}"
 
 
 def parse_snapshot_name(name: str) -> tuple[int, int] | None:
-    """(shard, number) of a snapshot's file name, or None for any other."""
+    """Return (shard, number) of a snapshot's file name, or None for any other name."""
     match = _NAME.match(name)
     if match is None:
         return None
@@ -116,7 +116,7 @@ def parse_snapshot_name(name: str) -> tuple[int, int] | None:
 
 
 def encode_snapshot(s: Snapshot) -> list[bytes]:
-    """The file's bytes in pieces."""
+    """Return the file's bytes in pieces. The first piece is the header."""
     facts = s.facts + bytes(-len(s.facts) % 8)
     body = [facts, s.ids.astype("<u8").tobytes(), s.starts.astype("<u8").tobytes(), bytes(s.rows)]
     digest = xxhash.xxh3_64()
@@ -130,7 +130,7 @@ def encode_snapshot(s: Snapshot) -> list[bytes]:
 
 
 def decode_header(data: bytes | memoryview, path: str) -> SnapshotHeader:
-    """Decode and verify the first 96 bytes; raises CorruptData naming the path and what is wrong."""
+    """Decode and verify the first 96 bytes. Raise CorruptData with the path and the reason."""
     if len(data) < HEADER_BYTES:
         raise CorruptData("snapshot is shorter than its header", file=path, bytes=len(data))
     magic, *rest = _HEADER.unpack_from(data)
@@ -151,9 +151,9 @@ def decode_header(data: bytes | memoryview, path: str) -> SnapshotHeader:
 
 
 def decode_snapshot(data: bytes | memoryview, path: str) -> Snapshot:
-    """Decode and verify a whole file; the result holds views of `data`.
+    """Decode and verify a whole file. The result contains views of `data`.
 
-    Raises CorruptData naming the path and what is wrong. Needs no more memory than the file is long (SN-10).
+    Raises CorruptData with the path and the reason. Needs no more memory than the length of the file.
     """
     header = decode_header(data, path)
     view = memoryview(data)
@@ -189,10 +189,10 @@ def _is_table(ids: U64, starts: U64, rows_bytes: int) -> bool:
 
 
 def write_snapshot(disk: Disk, data_dir: str, s: Snapshot) -> str:
-    """Write, sync, read back and name one snapshot (ST-3); returns its path relative to `data_dir`.
+    """Write, sync, read back and rename one snapshot (D2). Return its path relative to `data_dir`.
 
-    Raises DiskError, and CorruptData when what was read back is not what was written; then no file has
-    the name. Leftovers of earlier tries of this shard are removed.
+    Raises DiskError, and CorruptData if the file reads back differently. In both cases no file has the
+    final name. Temporary files of this shard's earlier attempts are deleted.
     """
     meta = f"{data_dir}/{META_DIR}"
     relative = f"{META_DIR}/{snapshot_name(s.shard, s.number)}"
@@ -212,7 +212,7 @@ def write_snapshot(disk: Disk, data_dir: str, s: Snapshot) -> str:
 
 
 def _write_synced(disk: Disk, path: str, pieces: Sequence[bytes]) -> bytes:
-    """Returns the header that was written."""
+    """Write the pieces to a new file and sync it. Return the header that was written."""
     fd = disk.create(path)
     try:
         offset = 0
@@ -248,17 +248,18 @@ def _remove_leftovers(disk: Disk, data_dir: str, shard: int) -> None:
 
 
 def snapshot_numbers(disk: Disk, data_dir: str) -> list[tuple[int, int]]:
-    """(shard, number) of every snapshot file, complete or not, valid or not, ascending by both."""
+    """Return (shard, number) of every snapshot file, sorted, including temporary and invalid files."""
     meta = f"{data_dir}/{META_DIR}"
     names = disk.list_dir(meta) if disk.exists(meta) else []
     return sorted({found for name in names if (found := parse_snapshot_name(name.removesuffix(TMP_SUFFIX)))})
 
 
 def next_snapshot_number(disk: Disk, data_dir: str, shard: int, shards: int, at_least: int = 0) -> int:
-    """A number above every one that this shard ever used (SN-9), and above `at_least`.
+    """Return a number greater than `at_least` and than all numbers that this shard has used.
 
-    Within a layout a shard's numbers follow one another without a gap. The first one under a new layout is
-    above those of all shards under every other: of what two layouts say of a topic, the greater counts.
+    Under one layout (shard count) the numbers of a shard are consecutive. The first number under a new layout
+    is greater than those of all shards under all other layouts: if two layouts have a row for a topic, the
+    greater number wins.
     """
     own, foreign, unreadable = [at_least], [0], [0]
     for found in snapshot_numbers(disk, data_dir):
@@ -280,10 +281,10 @@ def next_snapshot_number(disk: Disk, data_dir: str, shard: int, shards: int, at_
 def load_snapshots(
     disk: Disk, data_dir: str, shard: int | None = None, *, most: int = 0
 ) -> tuple[list[Snapshot], list[str]]:
-    """(valid snapshots, newest first; why the others are skipped, "path: reason").
+    """Return (valid snapshots, newest first; the skipped files as "path: reason").
 
-    Of one shard, or of all. `most` ends the looking after so many valid ones; 0 = all. A file that cannot
-    be read raises DiskError: what is unreadable now may be readable later, and is not skipped.
+    `shard` None = all shards. `most` is the number of valid snapshots after which the search ends; 0 = all. A
+    file that cannot be read raises DiskError and is not skipped, because it may be readable later.
     """
     valid: list[Snapshot] = []
     skipped: list[str] = []
@@ -314,7 +315,7 @@ def _require_named(snapshot: Snapshot, relative: str) -> None:
 
 
 def snapshot_header(disk: Disk, data_dir: str, shard: int, number: int) -> SnapshotHeader:
-    """The verified header of one file; raises CorruptData, DiskError."""
+    """Return the verified header of one file. Raise CorruptData or DiskError."""
     path = f"{data_dir}/{META_DIR}/{snapshot_name(shard, number)}"
     fd = disk.open_read(path)
     try:
@@ -329,10 +330,10 @@ def snapshot_header(disk: Disk, data_dir: str, shard: int, number: int) -> Snaps
 def merge_rows(
     base: Snapshot, changed_ids: U64, lengths: U64, rows: bytes | memoryview
 ) -> tuple[U64, U64, bytes]:
-    """(ids, starts, rows) of `base` with some rows replaced, added, or (length 0) removed.
+    """Return (ids, starts, rows) of `base` after changes: rows are replaced, added, or removed (length 0).
 
-    `changed_ids` in any order; of several for one id the last counts. Rows that did not change are copied
-    in as few pieces as there are changes.
+    `changed_ids` may have any order. If an id occurs several times, its last row wins. Unchanged rows are
+    copied in as few pieces as possible.
     """
     stops = np.cumsum(lengths, dtype=np.uint64)
     chosen = _last_of_each(changed_ids)
@@ -349,7 +350,7 @@ def merge_rows(
 
 
 def _last_of_each(ids: U64) -> npt.NDArray[np.int64]:
-    """Indices of the last occurrence of every id, ascending by id."""
+    """Return the indices of the last occurrence of every id, ascending by id."""
     order = np.argsort(ids, kind="stable")
     is_last = np.ones(len(ids), dtype=bool)
     is_last[:-1] = ids[order][1:] != ids[order][:-1]
@@ -362,7 +363,7 @@ def _gather(
     starts: npt.NDArray[np.int64],
     length: npt.NDArray[np.int64],
 ) -> bytes:
-    """Rows one after another; neighbours that lie behind one another in one source are copied together."""
+    """Concatenate rows. Rows that are adjacent in one source are copied together."""
     if not len(starts):
         return b""
     stops = starts + length

@@ -1,8 +1,8 @@
-"""Tail: numbers, sizes, stamps and tags of one topic's records that lie in WAL files.
+"""TopicTail: seqs, sizes, stamps and tags of one topic's records in WAL files.
 
-Every frame is read once: the tail remembers how far it came in each file and goes on from there, only as
-far as a question needs. What the caller has in memory anyway may be fed to it, and is then not read at
-all. Tags are looked at from the first question about tags on, since most topics are never asked.
+Every frame is read once. The tail remembers its position in each file, and continues from there only as far
+as a query needs. The caller can add records that it already has in memory; the tail then does not read them.
+Tags are indexed only after the first query for tags, because most topics never receive one.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ringlog.types import Durability
 WINDOW_BYTES = 1 * MIB
 _ROOM_MIN = 1_024
 _SPARSE = 4
-"""An array this many times as long as what it holds, or as many tags for each record, is made anew."""
+"""Arrays and tag tables are rebuilt if their size exceeds that of their contents by this factor."""
 _TAG_RECORDS = 8
-"""A tag, its number and its place among the others take some 200 bytes: as much as so many records."""
+"""A tag takes about 200 bytes in the tables, as much memory as this number of records."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class GrowableArray(Generic[Scalar]):
-    """An array that grows at its end and shrinks from its front."""
+    """An array that grows at its end and shrinks at its front."""
 
     def __init__(self, dtype: type[Scalar]) -> None:
         self._room: NDArray[Scalar] = np.empty(0, dtype=dtype)
@@ -45,11 +45,11 @@ class GrowableArray(Generic[Scalar]):
 
     @property
     def values(self) -> NDArray[Scalar]:
-        """What there is, as a view that holds until the next change."""
+        """Current contents, as a view that is valid until the next change."""
         return self._room[self._start : self._stop]
 
     def append(self, values: NDArray[Any]) -> None:
-        """Add at the end."""
+        """Append values at the end."""
         if self._stop + len(values) > len(self._room):
             kept = self.values
             room = np.empty(max(2 * (len(kept) + len(values)), _ROOM_MIN), dtype=self._room.dtype)
@@ -59,7 +59,7 @@ class GrowableArray(Generic[Scalar]):
         self._stop += len(values)
 
     def drop(self, count: int) -> None:
-        """Take away from the front; room that is mostly unused is given back."""
+        """Remove `count` values at the front. Reallocate if most of the room is unused."""
         self._start += count
         if len(self._room) > max(_SPARSE * len(self.values), _ROOM_MIN):
             self._room = self.values.copy()
@@ -67,7 +67,7 @@ class GrowableArray(Generic[Scalar]):
 
 
 class TailTags:
-    """Which tag each record has, as a number; tags sorted, so that a prefix is a contiguous range."""
+    """Tag of each record as an integer code. Tags are sorted, so that a prefix is a contiguous range."""
 
     def __init__(self) -> None:
         self.codes = GrowableArray(np.uint32)
@@ -76,7 +76,7 @@ class TailTags:
         self._sorted_codes: list[int] = []
 
     def append(self, facts: RecordFacts) -> None:
-        """Take in the tags of more records."""
+        """Add the tags of more records."""
         if facts.tags is None:
             self.codes.append(np.zeros(len(facts), np.uint32))
             return
@@ -86,18 +86,18 @@ class TailTags:
         self.codes.append(np.fromiter(map(code_of.__getitem__, facts.tags), np.uint32, len(facts)))
 
     def __len__(self) -> int:
-        """Different tags that are known."""
+        """Number of different known tags."""
         return len(self._code_of) - 1
 
     def drop(self, count: int) -> None:
-        """Forget the first rows, and in time the tags that only they had."""
+        """Remove the first `count` rows. If there are far more tags than rows, drop unused tags."""
         self.codes.drop(count)
         if len(self._code_of) > max(_SPARSE * len(self.codes.values), _ROOM_MIN):
             self._forget_unused()
 
     def _forget_unused(self) -> None:
         codes = self.codes.values
-        # The number of "no tag" stays 0; others move up. Numbers are given in the order of the dictionary.
+        # The code of "no tag" stays 0, other codes shift down. Codes follow the order of the dictionary.
         used = np.union1d(codes, np.zeros(1, np.uint32))
         tags = list(self._code_of)
         self._code_of = {tags[code]: i for i, code in enumerate(used.tolist())}
@@ -107,7 +107,7 @@ class TailTags:
         self.codes = renumbered
 
     def rows(self, match: TagMatch) -> I64:
-        """Ascending rows whose tag is selected."""
+        """Return the ascending rows whose tag matches."""
         codes = self.codes.values
         if not match.is_prefix:
             code = self._code_of.get(match.tag, 0)
@@ -134,15 +134,15 @@ class TailTags:
 
 
 class TopicTail:
-    """One topic's records in WAL files, from the number after `after` on."""
+    """One topic's records in WAL files that follow the seq `after`."""
 
     def __init__(self, topic_id: int, epoch: int, after: int, *, with_tags: bool) -> None:
         self._topic_id = topic_id
         self._epoch = epoch
         self.after = after
-        """Numbers up to this one were passed over: they lie elsewhere, or are gone."""
+        """Seqs up to this one are skipped: they are in segments, or deleted."""
         self.last_seq = after
-        """Last number that was seen."""
+        """Last seq that was read or added."""
         self._seqs = GrowableArray(np.uint64)
         self._sizes = GrowableArray(np.int64)
         self._stamps = GrowableArray(np.int64)
@@ -157,12 +157,12 @@ class TopicTail:
 
     @property
     def memory_cost(self) -> int:
-        """What it takes to remember, in records without a tag."""
+        """Memory, in units of one record without a tag."""
         return len(self) + (0 if self.tags is None else _TAG_RECORDS * len(self.tags))
 
     @property
     def seqs(self) -> U64:
-        """(n,) numbers, ascending."""
+        """(n,) seqs, ascending."""
         return self._seqs.values
 
     @property
@@ -172,26 +172,26 @@ class TopicTail:
 
     @property
     def stamps(self) -> I64:
-        """(n,) commit stamps."""
+        """(n,) commit stamps in microseconds."""
         return self._stamps.values
 
     @property
     def expires(self) -> I64 | None:
-        """(n,) own expiry, 0 = none; None when no record has one."""
+        """(n,) expiry of each record in microseconds, 0 = none; None if no record has one."""
         return None if self._expires is None else self._expires.values
 
     @property
     def not_before(self) -> I64 | None:
-        """(n,) own `not_before`, 0 = none; None when no record has one."""
+        """(n,) `not_before` of each record in microseconds, 0 = none; None if no record has one."""
         return None if self._not_before is None else self._not_before.values
 
     @property
     def priorities(self) -> NDArray[np.uint8] | None:
-        """(n,) own priority; None when no record has one."""
+        """(n,) priority of each record; None if no record has one."""
         return None if self._priorities is None else self._priorities.values
 
     def append_records(self, facts: RecordFacts) -> None:
-        """Take in records that follow the last one seen; what is known already is passed over."""
+        """Add records that follow the last known one. Records that are known already are skipped."""
         fresh = int(np.searchsorted(facts.seqs, self.last_seq, side="right"))
         if fresh == len(facts):
             return
@@ -207,7 +207,7 @@ class TopicTail:
         self.last_seq = int(facts.seqs[-1])
 
     def drop_below(self, below: int) -> None:
-        """Numbers below this one will not be asked for any more."""
+        """Drop records below this seq. Queries no longer ask for them."""
         count = int(np.searchsorted(self.seqs, below))
         if not count:
             return
@@ -222,7 +222,7 @@ class TopicTail:
     def read(
         self, files: Disk, path: str, extent: ExtentFacts, stop: int, is_enough: Callable[[], bool]
     ) -> None:
-        """Go on in one file up to `stop`, or until `is_enough`. Raises CorruptData for damage, DiskError."""
+        """Read one file up to `stop`, or until `is_enough`. Raises CorruptData for damage, and DiskError."""
         at = max(self._offsets.get(extent.file_id, 0), extent.start)
         if at >= stop or is_enough():
             return
@@ -235,7 +235,7 @@ class TopicTail:
             files.close(fd)
 
     def retain_files(self, file_ids: set[int]) -> None:
-        """Forget how far it came in other files."""
+        """Forget the positions in all other files."""
         self._offsets = {file_id: at for file_id, at in self._offsets.items() if file_id in file_ids}
 
     def _window(self, files: Disk, fd: int, extent: ExtentFacts, at: int, stop: int) -> int:
@@ -290,8 +290,10 @@ def _extended(
     column: GrowableArray[Scalar] | None, known: int, dtype: type[Scalar], facts: RecordFacts,
     values: NDArray[Scalar] | None, fresh: int,
 ) -> GrowableArray[Scalar] | None:  # fmt: skip
-    """A column that most topics lack, with what records from row `fresh` on have of it; made when the first
-    one has a value."""
+    """Return an optional column, extended by the values of the records from row `fresh` on.
+
+    The column is created when the first record has a value. `known` is the number of earlier records.
+    """
     if column is None:
         if values is None:
             return None
@@ -307,7 +309,7 @@ def _read(files: Disk, fd: int, at: int, length: int) -> NDArray[np.uint8]:
 
 
 def _without_unverified(buffer: Any, batch: FrameBatch) -> FrameBatch:
-    """Without frames of class memory whose body does not verify: recovery gives them up."""
+    """Drop frames of class memory whose body does not verify, because recovery skips them as well."""
     kept = batch
     while (bad := frames.first_bad_body(buffer, kept)) is not None:
         flags = int(kept.words[bad, layout.W_TAIL]) >> layout.FLAGS_SHIFT
@@ -318,7 +320,7 @@ def _without_unverified(buffer: Any, batch: FrameBatch) -> FrameBatch:
 
 
 def _ascending(batch: FrameBatch) -> FrameBatch:
-    """Without frames that a restart copied and that came before already."""
+    """Drop frames that a restart copied and that are already in the batch."""
     last = batch.words[:, layout.W_BASE_SEQ] + frames.counts_of(batch.words)
     seen = np.maximum.accumulate(last)
     fresh = np.ones(len(last), np.bool_)

@@ -1,6 +1,6 @@
-"""One gathered write, whole: short counts are continued, refusals that mean nothing are retried.
+"""One complete vectored write: it continues after short counts and retries transient errors.
 
-Apart from the disk module so that test disks, which make writes short or refuse them, run the same loop.
+Separate from the disk module, so that simulated disks with short or refused writes run the same loop.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Buffer = Any
-"""bytes, bytearray, memoryview or a contiguous array: whatever has the buffer interface."""
+"""bytes, bytearray, memoryview or a contiguous array: any object with the buffer interface."""
 
 TRANSIENT_RETRIES_MAX = 8
-"""Refusals without progress (EINTR, EAGAIN) one write survives in a row before it fails (ST-12)."""
+"""Consecutive EINTR or EAGAIN results that one write tolerates before it fails."""
 
 IOV_MAX = int(os.sysconf("SC_IOV_MAX")) if hasattr(os, "sysconf") else 16
 _TRANSIENT = frozenset({errno.EINTR, errno.EAGAIN})
 
 
 def write_fully(raw: Callable[[list[Buffer], int], int], buffers: Sequence[Buffer], offset: int) -> int:
-    """Call `raw(buffers, offset)` until every byte is written; returns how many there were.
+    """Call `raw(buffers, offset)` until every byte is written. Return the number of bytes.
 
-    `raw` writes a prefix and returns its length, or raises OSError. Short counts are continued (ST-11);
-    EINTR and EAGAIN are retried a bounded number of times; no progress is EIO.
+    `raw` writes a prefix and returns its length, or raises OSError. After a short count the call continues
+    with the rest. EINTR and EAGAIN are retried up to TRANSIENT_RETRIES_MAX times in a row. A count of 0
+    raises OSError (EIO).
     """
     pending = list(buffers[:IOV_MAX])
     total = sum([len(b) if type(b) is bytes else memoryview(b).nbytes for b in buffers])
@@ -47,7 +48,7 @@ def write_fully(raw: Callable[[list[Buffer], int], int], buffers: Sequence[Buffe
 
 
 def _from_byte(buffers: Sequence[Buffer], skip: int) -> list[Buffer]:
-    """Return at most IOV_MAX buffers that begin `skip` bytes into the concatenation."""
+    """Return at most IOV_MAX buffers that begin `skip` bytes into the concatenation of `buffers`."""
     for index, buffer in enumerate(buffers):
         view = memoryview(buffer)
         if skip < view.nbytes:

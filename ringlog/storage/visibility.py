@@ -1,11 +1,11 @@
-"""Mask: which records of verified frames a reader passes over silently, because they are gone.
+"""VisibilityFilter: the deleted and expired records that a reader skips in verified frames.
 
-Deleted ones are named one by one by the shard; expired ones show by their stamps, whether or not anything
-has removed them yet (X-5). Everything is found in columns: a topic without deletions, without a TTL and
-without records that expire by themselves costs one look at the frames' column bitmaps.
+The shard lists deleted records one by one. Expired records are recognised by their stamps, even if the shard
+has not removed them yet (X6). The filter works on columns. A topic without deletions, TTL and records with
+their own expiry costs one check of the frames' column bitmaps.
 
-The columns of fixed width are the last of a body, so where they lie in an uncompressed frame follows from
-the frame's end, its bitmap and its count alone; many frames are looked at together.
+Columns of fixed width are the last ones of a body. Their place in an uncompressed frame follows from the
+frame's end, its column bitmap and its record count, so many frames are processed together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXPIRES_BIT = np.uint64(1 << Column.EXPIRES_AT)
 
 
 class FrameRunFacts(Protocol):
-    """Verified frames in a buffer, as storage.reader.FrameRun."""
+    """Verified frames in a buffer, as in storage.reader.FrameRun."""
 
     buffer: Any
     batch: FrameBatch
@@ -39,16 +39,16 @@ class FrameRunFacts(Protocol):
 
 
 class VisibilityFilter(NamedTuple):
-    """What is gone of a topic, as of `now_us`."""
+    """Deleted seqs, TTL and current time of a topic. Times are in microseconds; `ttl_us` 0 = no TTL."""
 
     deleted: BitMap64 | None = None
     ttl_us: int = 0
     now_us: int = 0
 
     def hidden_seqs(self, runs: Iterable[FrameRunFacts]) -> I64:
-        """Ascending positions to pass over in these runs (Stretch, ascending); usually none.
+        """Return the ascending seqs of the records to skip in these runs; usually none.
 
-        Raises CorruptData for a frame that does not open.
+        `runs` are FrameRuns in ascending order. Raises CorruptData for a frame that does not decode.
         """
         found: list[I64] = []
         for run in runs:
@@ -86,7 +86,7 @@ def _members(deleted: BitMap64, words: U64) -> I64:
 
 
 def _positions(words: U64, chosen: NDArray[np.bool_]) -> I64:
-    """Numbers of the chosen records of these frames."""
+    """Return the seqs of the chosen records; `chosen` has one flag for each record of these frames."""
     if not chosen.any():
         return NO_SEQS
     counts = frames.counts_of(words).astype(np.int64)
@@ -97,7 +97,7 @@ def _positions(words: U64, chosen: NDArray[np.bool_]) -> I64:
 
 
 def _stamps(run: FrameRunFacts, rows: I64) -> I64:
-    """Commit stamp of every record of these frames."""
+    """Return the commit stamp of every record of these frames."""
     words = run.batch.words[rows]
     counts = frames.counts_of(words).astype(np.int64)
     stamps = np.repeat(words[:, layout.W_COMMIT_TS].astype(np.int64), counts)
@@ -108,7 +108,7 @@ def _stamps(run: FrameRunFacts, rows: I64) -> I64:
 
 
 def _values(run: FrameRunFacts, rows: I64, column: Column) -> I64:
-    """The values of a column of 8 bytes that all of these frames have, one after another."""
+    """Return the values of a column of 8 bytes that all of these frames have, concatenated."""
     words = run.batch.words[rows]
     counts = frames.counts_of(words).astype(np.int64)
     is_plain = frames.codecs_of(words) == 0

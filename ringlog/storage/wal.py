@@ -1,13 +1,13 @@
-"""Writing WAL files: one incarnation's files, made ahead of need, never appended to by anybody else.
+"""Writer of a shard's WAL files. Only the incarnation that creates a file writes it (D3).
 
-Assumed of the system below: a write that returned is seen by every later reader of this boot; a
-completed fdatasync keeps the bytes it covers through a power cut; a directory sync keeps names. Nothing
-is assumed of writes that were not synced: they may be cut, zeroed, garbled or reordered.
+Assumptions about the kernel and the device: a write that returned is visible to every later reader of this
+boot. Bytes that a completed fdatasync covers, and names that a directory sync covers, survive a power loss.
+Writes without a sync may be cut, zeroed, garbled or reordered.
 
-A file is made (`prepare`) off the hot path: created with O_EXCL, filled with zeros so that later syncs
-move no metadata, synced, its name synced. Its header stays blank until it is opened: a blank header is
-how recovery knows a file that was never used. `open` writes and syncs the header, then has the register
-say that this file is the newest, and only then may groups follow.
+`prepare` creates a file outside of the hot path, before it is needed. It uses O_EXCL, fills the file with
+zeros so that later syncs write no metadata, and syncs the file and its name. The header stays blank, which
+tells recovery that the file was never used. `open` writes and syncs the header and records the file as the
+newest one in the register. Commit batches may follow only after that.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ringlog.storage.log_register import LogRegister
 
 _FILL_STEP_BYTES = 4 * FILL_CHUNK_BYTES
 FIRST_FILE_BYTES = 4 * FILL_CHUNK_BYTES
-"""An incarnation's first file is small, since producers wait while it is made."""
+"""Size of an incarnation's first file. It is small, because producers wait until it is created."""
 SYNC_CHUNK_BYTES = 256 << 10
-"""Of a group that is synced next: the device works on one piece while the next is copied to the cache."""
+"""Chunk size of a commit batch with a sync: the device writes one chunk while the next one is copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """Whose files these are."""
+    """Shard, incarnation and engine to which the files belong."""
 
     data_dir: str
     directory: str
@@ -45,7 +45,7 @@ class StreamIdentity:
 
 @dataclass(slots=True)
 class PreparedFile:
-    """A file that waits to be opened."""
+    """A file that is created and not opened yet."""
 
     fd: int
     path: str
@@ -54,7 +54,7 @@ class PreparedFile:
 
 
 class WalWriter:
-    """The current file of one stream. All methods but `prepare` and `sync` belong to one thread."""
+    """The current log file of one shard. All methods except `prepare` and `sync` belong to one thread."""
 
     def __init__(self, disk: Disk, identity: StreamIdentity, file_bytes: int) -> None:
         self._disk = disk
@@ -70,11 +70,11 @@ class WalWriter:
         self.capacity = 0
 
     def prepare(self, at_least: int, *, fill: bool = True) -> PreparedFile:
-        """Make the next file; may run in another thread while groups are written. Raises DiskError.
+        """Create the next file. May run in another thread during appends. Raises DiskError.
 
-        With `fill` every block is touched, so that later syncs move no metadata; without it the file is
-        only allocated, which takes no time. A try that fails has used up its number, so that what it may
-        have left behind is in nobody's way.
+        With `fill` every block is written with zeros, so that later syncs write no metadata. Without it the
+        file is only allocated, which is much faster. A failed attempt uses up its file number, so that a
+        leftover file does not block the next attempt.
         """
         n = self._next_n
         self._next_n = n + 1
@@ -85,7 +85,7 @@ class WalWriter:
         fd = self._disk.create(path)
         try:
             self._disk.allocate(fd, 0, capacity)
-            # In steps with a sync each, so that no group's sync ever waits behind 64 MiB of zeros.
+            # In steps with a sync each, so that no sync of a commit batch waits for 64 MiB of zeros.
             for start in range(0, capacity, _FILL_STEP_BYTES) if fill else ():
                 self._disk.zero_fill(fd, start, min(_FILL_STEP_BYTES, capacity - start))
                 self._disk.sync_data(fd)
@@ -101,8 +101,11 @@ class WalWriter:
         self, prepared: PreparedFile, *, salt: int, created_us: int, prev: tuple[int, int, int], flags: int,
         last_identity: tuple[int, int],
     ) -> WalHeader:  # fmt: skip
-        """Begin a prepared file: header written and synced, the register's word too; the file before it is
-        closed. `last_identity`: (topic_id, epoch) given out last."""
+        """Begin a prepared file: write and sync its header, update the register, close the previous file.
+
+        `prev` is (prev_file, prev_stop, prev_seal) of the header. `last_identity` is the last assigned
+        (topic_id, epoch). Raises DiskError.
+        """
         me = self._identity
         header = WalHeader(
             me.shard, me.shards, prepared.n, me.incarnation, salt, me.boot_id, me.engine_id, created_us,
@@ -120,9 +123,9 @@ class WalWriter:
         return header
 
     def append(self, buffers: Sequence[Any], offset: int, length: int, *, is_synced: bool = False) -> None:
-        """Write one group at the end; raises DiskError, after which the file must not be used again.
+        """Write one commit batch at the end. Raises DiskError, after which the file must not be used again.
 
-        If it `is_synced` next, the device begins with each piece as soon as it is written.
+        With `is_synced` a sync follows: the device starts writing each chunk as soon as it is in the cache.
         """
         if offset != self.offset or offset + length > self.capacity:
             raise InvariantViolation(
@@ -143,16 +146,16 @@ class WalWriter:
         self.offset = offset + length
 
     def sync(self) -> None:
-        """Make everything appended durable; raises DiskError, after which nothing may be acked (D-17).
+        """Make all appended bytes durable. Raises DiskError, after which nothing may be acked (W7).
 
-        May run beside `append`, and from two threads, one after the other: the kernel reports a failed
-        write-back to one caller only, so of two syncs side by side the other would claim success.
+        May run during `append`, and from two threads; a lock runs the syncs one after the other. The kernel
+        reports a failed write-back to only one caller, so that a concurrent sync would report success.
         """
         with self._syncing:
             self._disk.sync_data(self._fd)
 
     def close(self, *, truncate: bool = False) -> None:
-        """Let go of the file; with `truncate` give its unused end back to the file system first."""
+        """Close the file. With `truncate`, first return its unused end to the file system."""
         self._register.close()
         if self._fd < 0:
             return
@@ -163,13 +166,13 @@ class WalWriter:
         self._fd = -1
 
     def discard(self, prepared: PreparedFile) -> None:
-        """Remove a prepared file that will not be opened."""
+        """Delete a prepared file that will not be opened."""
         self._disk.close(prepared.fd)
         self._disk.unlink(prepared.path)
 
 
 def _pieces(buffers: Sequence[Any]) -> Iterator[list[Any]]:
-    """The buffers' bytes in order, SYNC_CHUNK_BYTES at a time or a little more."""
+    """Yield the buffers' bytes in order, in chunks of SYNC_CHUNK_BYTES or a little more."""
     piece: list[Any] = []
     size = 0
     for buffer in buffers:

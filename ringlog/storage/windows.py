@@ -1,4 +1,4 @@
-"""Windows of a file for TopicReader: read with pread, mapped, or handed in by somebody who fetched them."""
+"""Windows of a file for TopicReader: read with pread, mapped, or supplied by the caller."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringlog.storage.disk import Disk, disk_error
 
 
 class Window(NamedTuple):
-    """Bytes of a file: scan `buffer` from `start` to `stop`; `origin` is the file offset of byte 0."""
+    """Bytes of a file: `buffer` from `start` to `stop`. `origin` is the file offset of byte 0."""
 
     buffer: Any
     start: int
@@ -22,7 +22,7 @@ class Window(NamedTuple):
 
 
 class ColdByteRange(NamedTuple):
-    """Bytes [start, stop) of a cold segment's data part, named as in its Extent, that a reader needs next."""
+    """Bytes [start, stop) of a cold segment's data part that a reader needs next; `path` as in its Extent."""
 
     path: str
     start: int
@@ -30,19 +30,19 @@ class ColdByteRange(NamedTuple):
 
 
 class WindowFile(Protocol):
-    """Where a reader gets its windows."""
+    """Source of a reader's windows."""
 
     def window(self, start: int, stop: int) -> Window | None:
-        """Bytes of [start, stop), fewer at the file's end; None when they have to be fetched first."""
+        """Return bytes [start, stop), fewer at the file's end; None if the caller must fetch them first."""
         ...
 
     def close(self) -> None:
-        """Let go of the file. Windows handed out stay valid."""
+        """Close the file. Windows that were returned stay valid."""
         ...
 
 
 class PreadFile:
-    """Reads with pread into fresh private buffers: a failing disk is an error, not a signal (RD-15)."""
+    """Reads with pread into new private buffers. A disk failure raises an error and causes no SIGBUS."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -62,13 +62,16 @@ class PreadFile:
             self._disk.close(fd)
 
     def __del__(self) -> None:
-        # A reader that was dropped, not closed, is perhaps all that knew of it.
+        # A reader that was dropped without a close may hold the only reference to this file.
         with suppress(RinglogError):
             self.close()
 
 
 class MappedFile:
-    """Maps the file: no copy, but damage under the mapping kills the process. For expendable readers."""
+    """Maps the file without a copy. An I/O error under the mapping kills the process with SIGBUS.
+
+    Only for processes whose death is acceptable.
+    """
 
     def __init__(self, disk: Disk, path: str) -> None:
         fd = disk.open_read(path)
@@ -76,7 +79,7 @@ class MappedFile:
             size = disk.size(fd) & ~7
             self._view = np.frombuffer(mmap.mmap(fd, size, prot=mmap.PROT_READ), dtype=np.uint8)
         except OSError as e:
-            # A mapping takes a descriptor of its own, which may be the one too many, and memory.
+            # mmap duplicates the descriptor, so it can fail at the descriptor limit, or for lack of memory.
             raise disk_error("map", path, e.errno or 0) from None
         finally:
             disk.close(fd)
@@ -87,18 +90,18 @@ class MappedFile:
 
     def close(self) -> None:
         """See WindowFile."""
-        # Views handed out keep the mapping alive; the last one to go unmaps it.
+        # Windows that were returned keep the mapping alive. It is unmapped with the last of them.
         self._view = np.empty(0, dtype=np.uint8)
 
 
 class RemoteFile:
-    """A file that only its owner can reach: it says what it wants and is handed it."""
+    """A file that this process cannot open: `range_needed` names the bytes, and the caller supplies them."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._buffered = Window(np.empty(0, dtype=np.uint8), 0, 0, 0)
         self.range_needed: ColdByteRange | None = None
-        """What the last call of `window` lacked."""
+        """Range that the last call of `window` lacked; None if it lacked nothing."""
 
     def window(self, start: int, stop: int) -> Window | None:
         """See WindowFile."""
@@ -109,7 +112,7 @@ class RemoteFile:
         return None
 
     def supply_bytes(self, data: Any) -> None:
-        """Hand in what `wanted` names; fewer bytes mean that the file ends there."""
+        """Supply the bytes of `range_needed`. Fewer bytes mean that the file ends there."""
         assert self.range_needed is not None, "bytes are supplied after they were wanted"
         buffer = np.zeros(self.range_needed.stop - self.range_needed.start, dtype=np.uint8)
         buffer[: len(data)] = np.frombuffer(data, dtype=np.uint8)[: len(buffer)]

@@ -1,10 +1,11 @@
-"""What a topic is configured to be: read from a request, checked once, stored whole. Pure.
+"""Configuration of a topic: parsed from a request, validated once, stored completely. Pure.
 
-The rows of ringlog/settings.py say what each field takes. A request with an unknown name, a wrong type, an
-unknown word, a number out of range or a setting without effect on this type of topic raises InvalidRequest
-that names the field. What the log holds was accepted by some version: numbers are moved into today's ranges,
-names of later versions are passed over. A config always states its class: `durability` decides, else
-`durable` means fsync or disk.
+ringlog/settings.py defines the type and range of each setting. A request raises InvalidRequest, which names
+the field, for an unknown name, a wrong type, an unknown value, a number out of range, or a setting without
+effect on this type of topic. The log contains only configurations that some version accepted: numbers are
+moved into today's ranges, and names of later versions are ignored.
+
+A config always states its durability class: `durability` decides; without it `durable` means fsync or disk.
 """
 
 from __future__ import annotations
@@ -36,80 +37,88 @@ __all__ = ["DISCARD_OLD", "DISCARD_REJECT", "LOG", "QUEUE", "TopicConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """One topic's configuration, normalised. Build it with `parse`, which checks; times in milliseconds."""
+    """Normalized configuration of one topic. Create it with `parse`, which validates.
+
+    Times are in milliseconds.
+    """
 
     type: str = LOG
     ttl_ms: int = 0
     """A record older than this is expired; 0 = never."""
     cap_records: int = 0
     cap_bytes: int = 0
-    """Most live records and accounted bytes to retain; 0 = no bound."""
+    """Highest number of live records and of accounted bytes; 0 = no bound."""
     discard: str = DISCARD_OLD
-    """What a write that would exceed a cap does: evict the oldest, or be refused."""
+    """Effect of a write that would exceed a cap: evict the oldest records, or refuse the write."""
     durability: Durability = Durability.DISK
     priority: int | None = None
     auto_priority: bool = True
     auto_create: bool = True
     idempotency_window_ms: int = 120_000
     idempotency_max: int = IDEMPOTENCY_KEYS_PER_TOPIC
-    """Most keys and dedup ids remembered within the window."""
+    """Highest number of idempotency keys and dedup ids that are remembered within the window."""
     dedupe_node: bool = True
     lease_ms: int = 30_000
     backoff_ms: int = 0
-    """Queue: how long a job rests that came back and nobody said how long, twice as long after each delivery;
-    0 = not at all."""
+    """Queue: delay of a returned job if the nack states none. It doubles with each delivery. 0 = no delay."""
     backoff_max_ms: int = 60_000
-    """And the longest of these rests."""
+    """Longest backoff delay."""
     claim_jitter_ms: int = 0
     max_deliveries: int = 0
     dead_letter: str | None = None
     dead_letter_keep_expiry: bool = False
-    """Does a dead letter end when its job would have?"""
+    """A dead letter expires at the time at which its job would have expired."""
     leases_durable: bool = False
     record_priority: bool = False
-    """Queue: are jobs of a higher priority handed out first?"""
+    """Queue: jobs of a higher priority are delivered first."""
     retain_until_acked: bool = False
-    """Caps and TTL wait for the queue-mode group that is furthest behind, up to the hard caps."""
+    """Caps and TTL keep records that the slowest queue-mode group has not acked, up to the hard caps."""
     hard_cap_records: int = 0
     hard_cap_bytes: int = 0
-    """Caps that wait for nobody, where `retain_until_acked` lets the others wait; 0 = no bound."""
+    """Caps that apply even to records that `retain_until_acked` keeps; 0 = no bound."""
     priority_levels: int = 3
-    """Levels of a record's own priority: 0 up to this less one. One above that counts as the highest."""
+    """Number of priority levels of records: 0 to this number minus 1. A greater priority counts as the
+    highest level."""
     starvation_ms: int = 30_000
-    """Queue with priorities: a job below the highest level that waited longer goes first; 0 = none does."""
+    """Queue with priorities: a job below the highest level that waited longer is delivered first; 0 = no such
+    rule."""
     expire_unused_ms: int = 0
-    """The topic is removed when nobody used it for this long; 0 = never. Said when it is made: later it may
-    become longer, or 0."""
+    """The topic is deleted after this time without use; 0 = never. Set at creation; later it can only become
+    longer or 0."""
     compression: str = "none"
-    """Codec of the topic's records in segments: none (as storage.compression says), lz4 or zstd."""
+    """Codec of the topic's records in segments: none (storage.compression decides), lz4 or zstd."""
 
     @property
     def logs_leases(self) -> bool:
-        """Is it a queue whose leases outlive their shard? Those of class `ephemeral` have no log (QL-19)."""
+        """The topic is a queue whose leases survive its shard.
+
+        Queues of class `ephemeral` have no log for them.
+        """
         return self.leases_durable and self.type == QUEUE and self.durability != Durability.EPHEMERAL
 
     @property
     def hidden_after_us(self) -> int:
-        """A record older than this is hidden from readers before it is removed; 0 = none is. What waits for a
-        group has to be seen until it goes."""
+        """Age in microseconds at which readers skip a record before it is removed; 0 = no such age.
+
+        A record that waits for a group stays visible until it is removed."""
         return 0 if self.retain_until_acked else self.ttl_ms * 1_000
 
     @property
     def durable(self) -> bool:
-        """Shorthand that responses carry: the class is fsync."""
+        """Shorthand in responses: the class is fsync."""
         return self.durability is Durability.FSYNC
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], topic: str = "") -> TopicConfig:
-        """Check and normalise a request's fields, absent ones taking their defaults (PUT).
+        """Validate and normalize the settings of a request; missing ones get their defaults.
 
-        `topic` is the topic's own name, which a queue may not have as its dead letter. Raises
-        InvalidRequest with `field` and what was found.
+        `topic` is the topic's own name, which cannot be the dead-letter topic of a queue. Raises
+        InvalidRequest with `field` and the found value.
         """
         return cls().merged(given, topic)
 
     def merged(self, given: Mapping[str, Any], topic: str = "") -> TopicConfig:
-        """Return this config with only the named fields changed; the same checks as `parse`."""
+        """Return this config with only the named settings changed. The validation is that of `parse`."""
         named = check_settings(TOPIC_SETTINGS, _mapping(given))
         config = self._changed(named)
         require_effect(named, config.type)
@@ -118,14 +127,14 @@ class TopicConfig:
         return config
 
     def _changed(self, values: Mapping[str, Any]) -> TopicConfig:
-        """This config with other values, which were checked."""
+        """Return this config with other values, which were validated."""
         changed = resolve_durable(values)
         if "durability" in changed:
             changed["durability"] = Durability.parse(changed["durability"])
         return replace(self, **changed)
 
     def require_type_of(self, existing: TopicConfig, topic: str) -> None:
-        """Raise TopicIncompatible when this config would change an existing topic's type (C-7)."""
+        """Raise TopicIncompatible if this config would change the type of an existing topic."""
         if self.type != existing.type:
             raise TopicIncompatible(
                 "the topic exists with another type",
@@ -135,8 +144,10 @@ class TopicConfig:
             )
 
     def require_lifetime_of(self, existing: TopicConfig, topic: str) -> None:
-        """Raise InvalidRequest when an existing topic would go unused sooner than was said: whoever follows
-        it reads shared memory, and would not know that he has to say so, or how soon."""
+        """Raise InvalidRequest if this config would shorten the idle time of an existing topic.
+
+        A client that follows the topic reads shared memory and renews the topic at the interval that it
+        knows. It would not notice a shorter one."""
         old, new = existing.expire_unused_ms, self.expire_unused_ms
         if new and (not old or new < old):
             raise InvalidRequest(
@@ -145,7 +156,7 @@ class TopicConfig:
             )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field as plain values, as requests and responses carry them."""
+        """Return every setting as a plain value, as in requests and responses."""
         plain = {name: getattr(self, name) for name in _FIELDS}
         plain["durability"] = self.durability.label
         plain["durable"] = self.durable
@@ -157,10 +168,11 @@ class TopicConfig:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> TopicConfig:
-        """Decode what the log holds. Fields of later versions are ignored, missing ones take defaults, and
-        numbers that an earlier version accepted are moved into today's ranges.
+        """Decode a config from the log.
 
-        Raises CorruptData for anything that `to_bytes` of no version could have written.
+        Settings of later versions are ignored, missing ones get their defaults, and numbers that an earlier
+        version accepted are moved into today's ranges. Raises CorruptData for anything that no version could
+        have written.
         """
         try:
             given = _decoder.decode(data)

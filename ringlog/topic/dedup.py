@@ -1,9 +1,8 @@
-"""What a topic remembers of its producers: a frame sent twice is appended once (I-13, I-14, W4).
+"""Producers of a topic and their settled frames: a frame that is sent twice is appended once (W4).
 
-A producer numbers its frames; the topic remembers the highest number it has settled for each
-producer, for ever, and where the recent ones went, so that a repeat gets its original answer.
-Memory is O(runs): consecutive numbers with equal counts, which is what a busy producer sends, are one
-entry.
+A producer numbers its frames. For each producer the topic remembers the highest settled number, and the seqs
+of recent frames, so that a repeat gets its original reply. Memory is O(runs): consecutive numbers with equal
+counts, which a busy producer sends, are one entry.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ringlog.types import SESSION_BIT
 
 @dataclass(slots=True)
 class ProducerSeqRun:
-    """`frames` consecutive producer_seqs from `first`, each of `count` records, from `base_seq` on."""
+    """`frames` consecutive producer_seqs from `first`, each with `count` records, from `base_seq` on."""
 
     first: int
     frames: int
@@ -30,7 +29,7 @@ class ProducerSeqRun:
     count: int
 
     def find(self, producer_seq: int) -> tuple[int, int] | None:
-        """(first_seq, count) of that frame, or None when it is not in this run."""
+        """Return (first_seq, count) of that frame; None if it is not in this run."""
         at = producer_seq - self.first
         if 0 <= at < self.frames:
             return self.base_seq + at * self.count, self.count
@@ -39,27 +38,31 @@ class ProducerSeqRun:
 
 @dataclass(slots=True)
 class ProducerHistory:
-    """One producer's settled past on one topic. Numbers above `forgotten` that no run has were never used."""
+    """The settled frames of one producer in one topic.
+
+    Numbers above `forgotten_to` that are in no run were never used.
+    """
 
     highest: int = 0
     forgotten_to: int = 0
     """Highest number of a run that was dropped."""
     refused_to: int = field(default=0, compare=False)
-    """Highest number that was refused for good, in this incarnation: what follows it may come."""
+    """Highest number that was refused permanently, in this incarnation. The next number may follow it."""
     claim: int = 0
-    """Who opens a producer by its name claims it. Claims are counted, and frames taken under the latest one
-    alone: so a name has one owner. 0 = nobody ever did."""
+    """Number of claims of this named producer. Only frames under the latest claim are accepted, so a name has
+    one owner. 0 = never claimed."""
     claimed_at: int = 0
-    """The highest number at that time: what an earlier owner sends above it was never appended."""
+    """Highest settled number at the time of the claim. Frames of earlier owners above it were never
+    appended."""
     owner: int = field(default=0, compare=False)
-    """Who did so last, in this incarnation: asking again because the answer was lost gets the same claim."""
+    """Latest owner, in this incarnation. A repeated request of this owner gets the same claim."""
     _runs: list[ProducerSeqRun] = field(default_factory=list)
     _dropped: int = 0
-    """Runs at the front of `_runs` that no longer count."""
+    """Number of dropped runs at the front of `_runs`."""
     _remembered: int = 0
 
     def extend(self, first: int, frames: int, base_seq: int, count: int) -> None:
-        """Remember a run of consecutive fresh frames; `first` is above `highest`."""
+        """Add a run of consecutive new frames; `first` is above `highest`."""
         last = self._runs[-1] if self._runs else None
         if (
             last is not None
@@ -75,14 +78,14 @@ class ProducerHistory:
         self._forget_old()
 
     def add_runs(self, runs: list[ProducerSeqRun]) -> None:
-        """Remember runs that cannot be joined, ascending and above `highest`; n >= 1."""
+        """Add n >= 1 runs that cannot be joined, ascending and above `highest`."""
         self._runs += runs
         self._remembered += sum([run.frames for run in runs])
         self.highest = runs[-1].first + runs[-1].frames - 1
         self._forget_old()
 
     def _forget_old(self) -> None:
-        # Whole runs are dropped, so slightly more than the bound may be kept, never less.
+        # Only whole runs are dropped, so that slightly more frames than the bound may stay, never fewer.
         runs = self._runs
         while self._remembered - runs[self._dropped].frames >= DEDUP_FRAMES_PER_PRODUCER:
             run = runs[self._dropped]
@@ -94,25 +97,27 @@ class ProducerHistory:
             self._dropped = 0
 
     def claim_for(self, owner: int) -> bool:
-        """The owner is this one from now on; False when it was before."""
+        """Make `owner` the owner. Return False if it was already."""
         if owner == self.owner:
             return False
         self.owner, self.claim, self.claimed_at = owner, self.claim + 1, self.highest
         return True
 
     def is_in_doubt(self, producer_seq: int) -> bool:
-        """May a frame of this number, sent under a claim that is not the latest, have been appended?"""
+        """Return True if a frame of this number, sent under an outdated claim, may have been appended."""
         is_before = producer_seq <= self.claimed_at
         return is_before and (producer_seq <= self.forgotten_to or self.find(producer_seq) is not None)
 
     @property
     def next_seq(self) -> int:
-        """The only number with which a frame that follows another one may come."""
+        """The only number that a frame with the flag *follows* may have."""
         return max(self.highest, self.refused_to) + 1
 
     def to_numbers(self) -> list[int]:
-        """Everything remembered, as plain numbers: highest, forgotten, of a claimed one also claim and
-        claimed_at, then four of each run."""
+        """Return the complete state as plain numbers.
+
+        These are: highest, forgotten_to, for a claimed producer also claim and claimed_at, then four numbers
+        for each run."""
         numbers = [self.highest, self.forgotten_to]
         if self.claim:
             numbers += (self.claim, self.claimed_at)
@@ -122,7 +127,7 @@ class ProducerHistory:
 
     @classmethod
     def from_numbers(cls, numbers: list[int]) -> ProducerHistory:
-        """A producer with the past that `past` told; raises ValueError for what it cannot have told."""
+        """Return the producer that `to_numbers` described. Raises ValueError for impossible numbers."""
         if len(numbers) < 2 or len(numbers) % 2:
             raise ValueError("a producer's past is two numbers, or four, and four for each run")
         producer = cls(numbers[0], numbers[1])
@@ -151,7 +156,7 @@ class ProducerHistory:
         return producer
 
     def find(self, producer_seq: int) -> tuple[int, int] | None:
-        """(first_seq, count) a settled frame got, or None when it is too long ago or never was."""
+        """Return (first_seq, count) of a settled frame; None if it is too old or never existed."""
         at = bisect_right(self._runs, producer_seq, lo=self._dropped, key=_first_of) - 1
         return self._runs[at].find(producer_seq) if at >= self._dropped else None
 
@@ -160,14 +165,14 @@ _first_of = attrgetter("first")
 
 
 class ProducerTable:
-    """All producers of one topic, the longest silent first."""
+    """All producers of one topic, the one with the longest silence first."""
 
     __slots__ = ("_by_id", "_lone", "_lone_id", "_most", "_sessions")
 
     def __init__(self, most: int = PRODUCERS_PER_TOPIC_MAX) -> None:
         self._most = most
         self._by_id: OrderedDict[int, ProducerHistory] | None = None
-        """None while there is at most one: most topics have a single producer."""
+        """None while there is at most one producer, as in most topics."""
         self._lone_id = 0
         self._lone: ProducerHistory | None = None
         self._sessions = 0
@@ -178,7 +183,7 @@ class ProducerTable:
         return len(self._by_id)
 
     def get(self, producer_id: int) -> ProducerHistory | None:
-        """The producer's past, or None when it never wrote here (or was forgotten)."""
+        """Return the producer's history; None if it never wrote here or was forgotten."""
         return self._find(producer_id)
 
     def _find(self, producer_id: int) -> ProducerHistory | None:
@@ -188,11 +193,12 @@ class ProducerTable:
 
     @property
     def has_room(self) -> bool:
-        """May a new producer come in? Not when the table is full of named ones."""
+        """There is space for a new producer. False if the table is full of named producers."""
         return len(self) < self._most or self._sessions > 0
 
     def admit(self, producer_id: int) -> ProducerHistory | None:
-        """The producer to write under, made when new; None when the table is full of named producers."""
+        """Return the producer's history, a new one if needed; None if the table is full of named producers.
+        """
         producer = self._find(producer_id)
         if producer is not None:
             if self._by_id is not None:
@@ -207,7 +213,7 @@ class ProducerTable:
         return producer
 
     def restore(self, producer_id: int, producer: ProducerHistory) -> None:
-        """Take in a producer that is not here yet, with its past, as the one that was heard of last."""
+        """Add a producer that is not in the table, with its history, as the latest one."""
         self._sessions += producer_id >= SESSION_BIT
         if self._by_id is None:
             if self._lone is None:
@@ -227,7 +233,7 @@ class ProducerTable:
 
     def record(self, producer_id: int, producer_seqs: NDArray[np.uint64], base_seqs: NDArray[np.uint64],
                counts: NDArray[np.uint64]) -> None:  # fmt: skip
-        """Remember fresh frames of an admitted producer, ascending producer_seqs; (n,) arrays, n >= 1."""
+        """Add new frames of an admitted producer: (n,) arrays with ascending producer_seqs, n >= 1."""
         producer = self._find(producer_id)
         if producer is None:
             raise KeyError(producer_id)
@@ -236,7 +242,8 @@ class ProducerTable:
         if frames == 1:
             producer.extend(first, 1, base, count)
             return
-        # A run is consecutive in both numberings: others may have written between two of these frames.
+        # A run is consecutive in both numberings. Other producers may have written between two of these
+        # frames.
         breaks = np.flatnonzero(
             (producer_seqs[1:] != producer_seqs[:-1] + np.uint64(1))
             | (counts[1:] != counts[:-1])
@@ -260,7 +267,7 @@ class ProducerTable:
             )
 
     def items(self) -> list[tuple[int, ProducerHistory]]:
-        """(producer_id, past) of every producer, the longest silent first."""
+        """Return (producer_id, history) of every producer, the one with the longest silence first."""
         if self._by_id is None:
             return [] if self._lone is None else [(self._lone_id, self._lone)]
         return list(self._by_id.items())

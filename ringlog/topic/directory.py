@@ -1,8 +1,8 @@
-"""The topics of one shard, by id and by name, and the numbers for new ones.
+"""The topics of one shard, by id and by name, and the ids for new topics.
 
-Ids and epochs only grow and are never reused (ST-15, E-6). A shard hands out only ids that map to
-itself, so shards never collide; after a change of the shard count every shard has seen all earlier
-creations and starts above them.
+Ids and epochs only grow and are never reused. A shard assigns only ids that hash to itself, so the ids of two
+shards never collide. After a change of the number of shards, every shard has seen all earlier creations and
+continues above them.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
 CONFIGS_SHARED_MAX = 4_096
-"""Different configs that are remembered for sharing; beyond it they are learned anew."""
+"""Number of different configs that topics share. Beyond it the table is cleared and filled again."""
 
 
 class Halt(NamedTuple):
-    """Why a topic is served no more: records of it lie in a file that is missing or unreadable."""
+    """Reason why a topic is not served: a file with some of its records is missing or unreadable."""
 
     topic: ShardTopic
     part: str
-    """The segment or the file, relative to the data directory."""
+    """Path of the segment or file, relative to the data directory."""
     reason: str
     first_seq: int
-    """The first and the last live record that are not there."""
+    """First and last live record in that file."""
     last_seq: int
 
     def error(self, outcome: Outcome = "not_applied") -> TopicHalted:
-        """What every request about the topic is answered with."""
+        """Return the error for every request about the topic."""
         return TopicHalted(
             TopicHalted.TEXT, outcome=outcome, topic=self.topic.name, part=self.part, reason=self.reason,
             first_seq=self.first_seq, last_seq=self.last_seq,
@@ -41,34 +41,36 @@ class Halt(NamedTuple):
 
 
 class TopicDirectory:
-    """Topics this shard owns, and names homed here whose topic lives in another shard."""
+    """Topics of this shard, and names whose home is this shard but whose topic is on another one."""
 
     def __init__(self, shard: int, shards: int) -> None:
         self._shard = shard
         self._shards = shards
         self.by_id: dict[int, ShardTopic] = {}
         self.halted: dict[int, Halt] = {}
-        """Topics that are not served because a part of them is missing, by id. They are not in `by_id`, so
-        that nothing is done to them; their state is kept for snapshots (`find_by_id`)."""
+        """Topics with a missing part, by id; they are not served. They are not in `by_id`, so that nothing
+        changes them. Their state is kept for snapshots (`find_by_id`)."""
         self._by_name: dict[str, ShardTopic] = {}
         self._names: list[str] = []
         self.delegated_names: dict[str, int] = {}
-        """Names homed here that another shard looks after since the shard count changed -> that shard."""
+        """Names whose home is this shard -> the shard that has the topic, since the number of shards
+        changed."""
         self.adopted: set[str] = set()
-        """Names homed elsewhere that this shard looks after since the shard count changed."""
+        """Names whose home is another shard, and whose topic is here, since the number of shards changed."""
         self.foreign: dict[str, tuple[int, int]] = {}
-        """Names made under other layouts -> (topic_id, epoch) of the last topic, whoever owns it."""
+        """Names that were created under other numbers of shards -> (topic_id, epoch) of the last topic, on
+        any shard."""
         self._last_id = 0
         self._last_epoch = 0
         self._configs: dict[TopicConfig, TopicConfig] = {}
         self.ephemeral: set[int] = set()
-        """Ids of topics of that class; without any the volatile log is not looked after."""
+        """Ids of topics of class `ephemeral`. If there are none, the shard ignores the volatile log."""
 
     def __len__(self) -> int:
         return len(self.by_id) + len(self.halted)
 
     def register_config(self, topic: ShardTopic) -> None:
-        """A topic was made or configured. Topics with equal configs share one object."""
+        """Register a created or configured topic. Topics with equal configs share one object."""
         if len(self._configs) > CONFIGS_SHARED_MAX:
             self._configs.clear()
         topic.config = self._configs.setdefault(topic.config, topic.config)
@@ -78,35 +80,35 @@ class TopicDirectory:
             self.ephemeral.discard(topic.topic_id)
 
     def find(self, name: str) -> ShardTopic | None:
-        """The live topic of this name, if this shard owns it and serves it."""
+        """Return the live topic of this name, if this shard owns and serves it."""
         topic = self._by_name.get(name)
         if self.halted and topic is not None and topic.topic_id in self.halted:
             return None
         return topic
 
     def halt_of(self, name: str) -> Halt | None:
-        """Why the topic of this name is not served; None when it is, or when there is none."""
+        """Return why the topic of this name is not served; None if it is served or does not exist."""
         topic = self._by_name.get(name)
         return None if topic is None else self.halted.get(topic.topic_id)
 
     def find_by_id(self, topic_id: int) -> ShardTopic | None:
-        """The topic with this id, whether it is served or halted."""
+        """Return the topic with this id, served or halted."""
         halt = self.halted.get(topic_id)
         return self.by_id.get(topic_id) if halt is None else halt.topic
 
     def all_topics(self) -> list[ShardTopic]:
-        """All topics, served or halted."""
+        """Return all topics, served and halted."""
         return [*self.by_id.values(), *[halt.topic for halt in self.halted.values()]]
 
     def halt(self, halts: Iterable[Halt]) -> None:
-        """Serve these topics no longer."""
+        """Stop serving these topics."""
         for halt in halts:
             if self.by_id.pop(halt.topic.topic_id, None) is not None:
                 self.halted[halt.topic.topic_id] = halt
                 self.ephemeral.discard(halt.topic.topic_id)
 
     def next_identity(self) -> tuple[int, int]:
-        """(topic_id, epoch) for a new topic of this shard."""
+        """Return (topic_id, epoch) for a new topic of this shard."""
         topic_id = self._last_id + 1
         while shard_of(topic_id, self._shards) != self._shard:
             topic_id += 1
@@ -114,16 +116,16 @@ class TopicDirectory:
 
     @property
     def last_identity(self) -> tuple[int, int]:
-        """(topic_id, epoch) up to which numbers are taken."""
+        """Highest (topic_id, epoch) in use."""
         return self._last_id, self._last_epoch
 
     def advance_identity(self, topic_id: int, epoch: int) -> None:
-        """Numbers up to these are taken."""
+        """Mark ids and epochs up to these as used."""
         self._last_id = max(self._last_id, topic_id)
         self._last_epoch = max(self._last_epoch, epoch)
 
     def add(self, topic: ShardTopic) -> None:
-        """Take in a topic; an older instance of the same name is replaced."""
+        """Add a topic. It replaces an older one of the same name."""
         old = self._by_name.get(topic.name)
         if old is not None:
             self.remove(old)
@@ -134,7 +136,7 @@ class TopicDirectory:
         insort(self._names, topic.name)
 
     def add_all(self, topics: Iterable[ShardTopic]) -> None:
-        """Take in many topics with names of their own, at once."""
+        """Add many topics at once. Their names must differ and must be new."""
         for topic in topics:
             self.advance_identity(topic.topic_id, topic.epoch)
             self.register_config(topic)
@@ -143,20 +145,23 @@ class TopicDirectory:
         self._names = sorted(self._by_name)
 
     def remove(self, topic: ShardTopic) -> None:
-        """Forget a topic."""
+        """Remove a topic."""
         self.ephemeral.discard(topic.topic_id)
         del self.by_id[topic.topic_id]
         del self._by_name[topic.name]
         del self._names[bisect_left(self._names, topic.name)]
 
     def rename(self, topic: ShardTopic, name: str) -> None:
-        """Give a topic the name it was found to have."""
+        """Change the name of a topic that was found under another name."""
         self.remove(topic)
         topic.name = name
         self.add(topic)
 
     def page(self, prefix: str, after: str, size: int) -> tuple[list[ShardTopic], bool]:
-        """Up to `size` topics whose names begin with `prefix` and lie after `after`, by name; and: more?"""
+        """Return up to `size` topics by name, and whether there are more.
+
+        The names have this prefix and follow `after`.
+        """
         start = max(bisect_left(self._names, prefix), bisect_right(self._names, after) if after else 0)
         topics: list[ShardTopic] = []
         for name in self._names[start : start + size + 1]:

@@ -1,7 +1,7 @@
-"""Idempotency keys and dedup ids of one topic: the same one inside its window is one write (section 12).
+"""Idempotency keys and dedup ids of one topic.
 
-A key stands for a whole write, an id for one record. Both are kept as digests, so that an entry is as large
-whatever the program calls its records.
+Within its window one key is one write, and one id is one record (W10). The table stores digests, so that the
+size of an entry does not depend on the length of the key.
 """
 
 from __future__ import annotations
@@ -13,51 +13,53 @@ from typing import NamedTuple
 from ringlog.limits import IDEMPOTENCY_KEYS_PER_TOPIC
 
 _STALE_MIN = 64
-"""Stale places of entries that expire early which are not worth being looked for."""
+"""Number of obsolete heap entries that are always tolerated."""
 
 
 class IdempotencyEntry(NamedTuple):
-    """What the first write under a key got."""
+    """Result of the first write under a key."""
 
     first_seq: int
     records: int
     commit_ts: int
     created_us: int
     window_ms: int = 0
-    """A shorter window than the topic's, of this entry alone; 0 = the topic's."""
+    """A shorter window of this entry; 0 = the window of the topic."""
 
     @property
     def last_ms(self) -> int:
-        """The last millisecond of a window of its own."""
+        """Last millisecond of the entry's own window."""
         return self.created_us // 1000 + self.window_ms
 
 
 class IdempotencyKeys:
-    """Digests in the order they were first used. Time is the newest this table was told (I-12)."""
+    """Digests in the order of first use. The table's time is the latest time that it received."""
 
     __slots__ = ("_by_key", "_early", "_newest_us", "forgotten_early")
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[bytes, IdempotencyEntry] = OrderedDict()
         self._early: list[tuple[int, bytes]] = []
-        """A heap of (last millisecond, digest) of those with a window of their own; some are gone already."""
+        """Heap of (last millisecond, digest) of entries with their own window; some may be removed
+        already."""
         self._newest_us = 0
         self.forgotten_early = 0
-        """Entries that had to make room before their window was over."""
+        """Number of entries that were removed before the end of their window, for lack of space."""
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def find(self, key: bytes, now_us: int, window_ms: int) -> IdempotencyEntry | None:
-        """The first write under `key`, if it is still inside the window."""
+        """Return the first write under `key`, if it is within the window."""
         self._expire(now_us, window_ms)
         return self._by_key.get(key)
 
     def remember(
         self, key: bytes, entry: IdempotencyEntry, window_ms: int, most: int = IDEMPOTENCY_KEYS_PER_TOPIC
     ) -> None:
-        """Record a first use; of more than `most` those go that would expire first. With a window of 0
-        nothing is kept (I-3)."""
+        """Add a first use. Beyond `most` entries the one that expires next is removed.
+
+        Does nothing with a window of 0."""
         if window_ms == 0:
             return
         self._expire(entry.created_us, window_ms)
@@ -71,19 +73,19 @@ class IdempotencyKeys:
                 heapq.heapify(self._early)
 
     def items(self, now_us: int, window_ms: int) -> list[tuple[bytes, IdempotencyEntry]]:
-        """Every key that is still inside the window, in the order of first use."""
+        """Return every entry within the window, in the order of first use."""
         self._expire(now_us, window_ms)
         return list(self._by_key.items())
 
     def count(self, now_us: int, window_ms: int) -> int:
-        """How many are still inside the window."""
+        """Return the number of entries within the window."""
         self._expire(now_us, window_ms)
         return len(self._by_key)
 
     def _expire(self, now_us: int, window_ms: int) -> None:
-        # A clock that steps back must not lengthen a window, so age is measured from the newest
-        # time ever seen. Each entry is dropped once: amortised constant time for a write (I-11), but for
-        # those with windows of their own, which do not expire in the order of their first use.
+        # A clock that goes back must not extend a window, so ages are relative to the latest time. Each entry
+        # is removed once, which is amortized constant time for a write. Entries with their own window are an
+        # exception: they do not expire in the order of first use.
         self._newest_us = max(self._newest_us, now_us)
         newest_ms = self._newest_us // 1000
         while self._early and self._early[0][0] < newest_ms:
@@ -97,7 +99,7 @@ class IdempotencyKeys:
             self._by_key.popitem(last=False)
 
     def _is_there(self, place: tuple[int, bytes]) -> bool:
-        """Does this place of the heap still stand for an entry?"""
+        """Return True if this heap entry is still valid."""
         entry = self._by_key.get(place[1])
         return entry is not None and entry.window_ms > 0 and entry.last_ms == place[0]
 

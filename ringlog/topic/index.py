@@ -1,7 +1,7 @@
-"""Where a topic's records lie in the log: a sparse index, one entry at most every SPARSE_BYTES.
+"""Sparse index: positions of a topic's records in the log, at most one entry for every SPARSE_BYTES.
 
-Entries are (first seq at or after the place, file, offset), ascending in all three. A reader begins at
-the entry at or below its cursor and walks; what it walks over needlessly is bounded by the spacing.
+Entries are (first seq at or after the position, file, offset), ascending in all three. A reader starts at the
+entry at or below its cursor and scans. The spacing bounds the bytes that it scans in vain.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ SPARSE_BYTES = 256 << 10
 
 
 class SparseIndex:
-    """Places of one topic, in seq order."""
+    """Positions of one topic, ascending by seq."""
 
     __slots__ = ("_words",)
 
     def __init__(self) -> None:
         self._words = array("Q")
-        """seq, file, offset, seq, file, offset … In one array, since most topics have one entry."""
+        """seq, file, offset, seq, file, offset … A single array, because most topics have one entry."""
 
     def __len__(self) -> int:
         return len(self._words) // 3
 
     def add(self, seq: int, file_id: int, offset: int) -> None:
-        """Note that the frame with record `seq` lies at `offset`; kept if it is far enough from the last."""
+        """Add the position of the frame with record `seq`, if it is far enough from the last entry."""
         words = self._words
         if words and words[-2] == file_id and offset - words[-1] < SPARSE_BYTES:
             return
         words.extend((seq, file_id, offset))
 
     def add_run(self, seqs: NDArray[np.uint64], file_id: int, offsets: NDArray[np.int64]) -> None:
-        """Note frames that lie one behind the other: (n,) their first seqs and file offsets, n >= 1."""
+        """Add consecutive frames: (n,) their first seqs and file offsets, n >= 1."""
         self.add(int(seqs[0]), file_id, int(offsets[0]))
         if int(offsets[-1]) - self._words[-1] < SPARSE_BYTES:
             return
@@ -46,13 +46,16 @@ class SparseIndex:
             at = int(np.searchsorted(offsets, self._words[-1] + SPARSE_BYTES))
 
     def truncate_file(self, file_id: int, offset: int) -> None:
-        """Forget entries of a file from `offset` on: what they led to lies elsewhere now."""
+        """Remove the entries of a file from `offset` on, because their frames are elsewhere now."""
         words = self._words
         while words and words[-2] == file_id and words[-1] >= offset:
             del words[-3:]
 
     def positions_after(self, after: int) -> list[tuple[int, int]]:
-        """(file_id, offset) to begin at in each file that may hold records above `after`, in order."""
+        """Return where a reader must start to find records above `after`.
+
+        The result has (file_id, offset) for each file, in order.
+        """
         words = self._words
         if not words:
             return []
@@ -65,15 +68,15 @@ class SparseIndex:
 
     @property
     def first_seq(self) -> int:
-        """Number of the first record that it leads to; 0 = none."""
+        """Seq of the first record in the index; 0 = the index is empty."""
         return self._words[0] if self._words else 0
 
     def drop_file(self, file_id: int) -> None:
-        """Forget every entry of a file that no longer exists."""
+        """Remove every entry of a file that does not exist any more."""
         self.retain_files(lambda each: each != file_id)
 
     def retain_files(self, is_kept: Callable[[int], bool]) -> None:
-        """Forget the entries of files that are not kept."""
+        """Remove the entries of files that are not kept."""
         words = self._words
         if all(map(is_kept, words[1::3])):
             return

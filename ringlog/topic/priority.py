@@ -1,8 +1,8 @@
-"""What a topic is worth to who waits for it: `P = base + auto + age` (P-1), in whole numbers.
+"""Priority of a topic for its waiting readers: `base + auto + age`, in integer arithmetic (T8).
 
-`base` is the manual priority. Without one, `auto` says how lately somebody consumed: 500, halved every
-30 s (P-2). `age` lets everything rise that waits, a point for 10 ms and 1000 at most (P-5). Priority decides
-who is told first; it changes nothing else (SCH-8).
+`base` is the configured priority. Without one, `auto` depends on the last consumption: 500, halved every 30
+s. `age` raises the priority of a waiting reader: 1 point for 10 ms, at most 1,000. Priority decides only the
+order of grants.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ AGE_MS_PER_POINT = 10
 AGE_MAX = AGE_MS_MAX // AGE_MS_PER_POINT
 
 CREDITS = (1, 1, 2, 4, 8)
-"""Turns of a round, by band (SCH-2)."""
+"""Grants of each band in one round."""
 FLOORS = (0, 250, 500, 750)
-"""Least priority of bands 1 to 4; below the first one lies band 0."""
+"""Lowest priorities of bands 1 to 4. Below the first is band 0."""
 TOP_BAND = BANDS - 1
 
 _SCALE = 128
@@ -28,7 +28,7 @@ _STEP = 0xFFFE7C5E54A6BFE7778325738AA97665
 
 
 def _powers() -> tuple[int, ...]:
-    """2**(-(2**k)/30000) for every k that a number below 30,000 has a bit for."""
+    """Return 2**(-(2**k)/30000) for every bit k of a number below 30,000."""
     found = [_STEP]
     while 1 << len(found) < AUTO_HALF_MS:
         found.append(found[-1] * found[-1] >> _SCALE)
@@ -39,7 +39,7 @@ _POWERS = _powers()
 
 
 def auto_of(idle_ms: int) -> int:
-    """P-2, rounded half away from zero (P-3); `idle_ms` since the last consumption."""
+    """Return the automatic priority for a last consumption `idle_ms` ago, rounded half away from zero."""
     if idle_ms >= AUTO_END_MS:
         return 0
     halvings, rest = divmod(max(idle_ms, 0), AUTO_HALF_MS)
@@ -50,24 +50,25 @@ def auto_of(idle_ms: int) -> int:
             value = value * _POWERS[bit] >> _SCALE
         rest >>= 1
         bit += 1
-    # Exactly one half is left over at 90 s, where nothing was multiplied; nowhere else is it near.
+    # The value is exactly one half only at 90 s, where nothing was multiplied. No other value is near one
+    # half.
     return ((value >> halvings) + (1 << _SCALE - 1)) >> _SCALE
 
 
 def age_of(waited_ms: int) -> int:
-    """P-5."""
+    """Return the points for this wait: 1 for 10 ms, at most 1,000."""
     return min(max(waited_ms, 0), AGE_MS_MAX) // AGE_MS_PER_POINT
 
 
 def band_of(priority: int) -> int:
-    """Number of the band, 0 to TOP (SCH-2)."""
+    """Return the band of a priority, 0 to TOP_BAND."""
     if priority < FLOORS[1]:
         return int(priority >= FLOORS[0])
     return 2 + (priority >= FLOORS[2]) + (priority >= FLOORS[3])
 
 
 class TopicPriority:
-    """What one topic's priority follows from, apart from how long it waits."""
+    """Priority of one topic, without the wait of its readers."""
 
     __slots__ = ("base", "consumed_ms", "is_auto")
 
@@ -75,23 +76,23 @@ class TopicPriority:
         self.base = base
         self.is_auto = is_auto
         self.consumed_ms: int | None = None
-        """When somebody last consumed (P-4), on any clock that does not go back."""
+        """Time of the last consumption, on any clock that does not go back."""
 
     def priority(self, now_ms: int) -> int:
-        """Without age: what is shown to people (P-6)."""
+        """Return the priority without age, as the CLI and the API show it."""
         if not self.is_auto or self.consumed_ms is None:
             return self.base
         return self.base + auto_of(now_ms - self.consumed_ms)
 
     def effective(self, now_ms: int, dirty_ms: int) -> int:
-        """Of somebody who has waited since `dirty_ms`."""
+        """Return the priority for a reader that has waited since `dirty_ms`."""
         return self.priority(now_ms) + age_of(now_ms - dirty_ms)
 
     def next_rise_ms(self, now_ms: int, dirty_ms: int) -> int | None:
-        """Who has waited since `dirty_ms` is in a higher band at this instant at the earliest; None = never.
+        """Return the earliest time at which a reader that waits since `dirty_ms` is in a higher band.
 
-        Age is all that makes a waiting topic rise by itself. What `auto` loses meanwhile is less than that,
-        so that who is not there yet has come most of the way.
+        None = never. Only age raises the priority of a waiting topic. `auto` loses less in the same time, so
+        at the returned time the reader is in the higher band or near it.
         """
         age = age_of(now_ms - dirty_ms)
         priority = self.priority(now_ms) + age

@@ -1,16 +1,20 @@
-"""What must leave a topic, decided: caps, TTL, a record's own expiry, and deletes on request. Pure.
+"""Retention: which records leave a topic by caps, TTL, their own expiry, and requested deletes. Pure.
 
-`Standing` says what a topic holds at one instant, `Stored` answers what its records are like; `retain` and
-`select` make of both a `Removal`: floors that rise, numbers that go one by one, and exactly how many live
-records and bytes leave with them. `apply` puts a removal into force, in live traffic and in replay alike.
+`RetentionState` is the content of a topic at one time. `RecordIndex` answers queries about its records.
+`retain` and `decide_delete` return a `Removal`: raised floors, seqs that are removed one by one, and the
+exact number of live records and bytes that leave with them. `apply_removal` applies it, in operation and in
+replay.
 
-- Caps count live records; the lowest live ones go until both caps hold, and the floor ends one past the
-  last one that went (X-6, X-7). What was deleted before is passed over.
-- By TTL the longest prefix of expired records goes. A record with an `expires_at` of its own may expire
-  between others: it goes alone, and is announced when the prefix comes to it (X-8, R-14).
-- With `retain_until_acked` caps and TTL stop at the first position that a queue-mode group has not done, and
-  only the hard caps go on (F20). A record's own expiry waits for nobody. Without such a group nothing waits.
-- A delete on request is silent: it never moves a floor of involuntary loss (DL-10).
+- Caps count live records. The lowest live ones are removed until both caps hold. The floor is one above the
+  last removed
+  record. Records that were deleted before are skipped.
+- TTL removes the longest prefix of expired records. A record with its own `expires_at` may expire between
+  others: it is
+  removed on its own, and reported when the prefix reaches it.
+- With `retain_until_acked` caps and TTL stop at the first position that a queue-mode group has not acked
+  (CG5); only the
+  hard caps remove more. A record's own expiry applies in any case. Without such a group all limits apply.
+- A requested delete is silent: it never moves a floor of involuntary loss (X5).
 """
 
 from __future__ import annotations
@@ -33,11 +37,11 @@ I64 = NDArray[np.int64]
 
 _TOP = (1 << 64) - 1
 _STEP = 1_024
-"""Records looked at first where a walk does not know how far it goes; then twice as many each time."""
+"""Records read in the first step of a scan of unknown length. Each further step is twice as long."""
 
 
 class RecordIndex(Protocol):
-    """What storage knows of one topic's records; see storage/record_index.py."""
+    """The storage's knowledge of one topic's records; see storage/record_index.py."""
 
     def positions(self, first: int, last: int) -> tuple[U64, I64, I64]: ...
     def totals(self, first: int, last: int) -> tuple[int, int]: ...
@@ -51,7 +55,7 @@ class RecordIndex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RetentionState:
-    """What a topic holds: numbers from `front` up to `next_seq` (exclusive), but for the `dead`."""
+    """Content of a topic: seqs from `first_seq` to `next_seq` (exclusive), without the `dead` ones."""
 
     first_seq: int
     next_seq: int
@@ -62,16 +66,16 @@ class RetentionState:
     cap_bytes: int
     ttl_us: int
     own_due_us: int
-    """A time before which no record's own expiry comes; 0 = none will."""
+    """A time before which no record's own expiry is due; 0 = no record has one."""
     held_from: int = 0
-    """A group needs what lies from here on; 0 = none does."""
+    """First position that a group still needs; 0 = none."""
     hard_records: int = 0
     hard_bytes: int = 0
-    """Caps that wait for no group."""
+    """Caps that apply to every group."""
 
 
 class Removal:
-    """What leaves a topic. A floor of 0 stays where it is."""
+    """What leaves a topic. A floor of 0 means no change."""
 
     __slots__ = (
         "bytes", "cap_floor", "delete_floor", "due_us", "floor_bytes", "floor_records", "is_held",
@@ -84,29 +88,29 @@ class Removal:
     ) -> None:  # fmt: skip
         self.cap_floor, self.ttl_floor, self.delete_floor = cap_floor, ttl_floor, delete_floor
         self.seqs = BitMap64() if seqs is None else seqs
-        """Live numbers that go one by one, beside the floors."""
+        """Live seqs that are removed one by one, in addition to the floors."""
         self.records, self.bytes = records, bytes
         """Live records that leave, by floors and one by one."""
         self.floor_records = self.floor_bytes = 0
-        """Of these, those that leave by a floor of involuntary loss."""
+        """Those of them that leave by a floor of involuntary loss."""
         self.due_us = self.own_due_us = 0
-        """When the next record expires, own expiry included; 0 = none will. Only `retain` says so."""
+        """Time at which the next record expires, including own expiries; 0 = never. Set by `retain` only."""
         self.is_held = False
-        """More would have left but for a group. Only `retain` says so."""
+        """A group keeps records that would have been removed otherwise. Set by `retain` only."""
         self.shares: list[tuple[int, int, int]] = []
-        """What leaves of each volatile file: (file, records, bytes); see `share`."""
+        """The part of the removal in each volatile file: (file, records, bytes); see `attribute_to_files`."""
 
     @property
     def is_empty(self) -> bool:
-        """Does nothing leave?"""
+        """True if no record leaves."""
         return not self.records and not self.cap_floor and not self.ttl_floor
 
 
-# -- asking ---------------------------------------------------------------------------------------------
+# -- state of a topic ----------------------------------------------------------------------------------
 
 
 def retention_state(topic: ShardTopic) -> RetentionState:
-    """What a topic holds now, staged records included."""
+    """Return the current content of a topic, including staged records."""
     config = topic.config
     evicts = config.discard == DISCARD_OLD
     return RetentionState(
@@ -126,8 +130,9 @@ def retention_state(topic: ShardTopic) -> RetentionState:
 
 
 def held_from(topic: ShardTopic) -> tuple[int, str]:
-    """The first position that a queue-mode group of this topic has not done, and which group is furthest
-    behind; (0, "") when caps and TTL wait for none."""
+    """Return the first position that a queue-mode group has not acked, and the key of the slowest group.
+
+    (0, "") if caps and TTL wait for no group."""
     if not topic.config.retain_until_acked:
         return 0, ""
     floors = [
@@ -137,7 +142,7 @@ def held_from(topic: ShardTopic) -> tuple[int, str]:
 
 
 def first_live_seq(topic: ShardTopic) -> int:
-    """First number that may be live, staged ones included."""
+    """Return the first seq that may be live, including staged ones."""
     front = max(topic.evict_floor, topic.delete_floor)
     for first, last in topic.lost:
         if first <= front <= last:
@@ -146,7 +151,7 @@ def first_live_seq(topic: ShardTopic) -> int:
 
 
 def exceeds_cap(topic: ShardTopic, config: TopicConfig) -> bool:
-    """Does a topic that evicts hold more than a cap allows, of what need not wait?"""
+    """Return True if a topic that evicts exceeds a cap with records that no group keeps."""
     if config.discard != DISCARD_OLD:
         return False
     is_over_caps = 0 < config.cap_records < topic.staged_count or 0 < config.cap_bytes < topic.staged_bytes
@@ -161,11 +166,11 @@ def exceeds_cap(topic: ShardTopic, config: TopicConfig) -> bool:
     )
 
 
-# -- deciding -------------------------------------------------------------------------------------------
+# -- decisions -----------------------------------------------------------------------------------------
 
 
 def retain(topic: RetentionState, stored: RecordIndex, now_us: int) -> Removal:
-    """Decide what TTL, own expiry and caps take away now (X-11: it depends on nothing else)."""
+    """Return what TTL, own expiry and caps remove at `now_us`. The result depends on nothing else."""
     found = Removal()
     found.own_due_us = topic.own_due_us
     prefix = stop = topic.first_seq
@@ -193,7 +198,7 @@ def retain(topic: RetentionState, stored: RecordIndex, now_us: int) -> Removal:
 def decide_delete(
     topic: RetentionState, stored: RecordIndex, before_seq: int, match: TagMatch | None, seqs: BitMap64 | None
 ) -> Removal:
-    """Decide what a delete on request takes away: numbers assigned so far, and no others (DL-5, DL-11)."""
+    """Return what a requested delete removes: only seqs that are assigned so far."""
     bound = min(before_seq, topic.next_seq) if before_seq else topic.next_seq
     found = Removal()
     if bound <= topic.first_seq or not topic.count:
@@ -216,8 +221,9 @@ def decide_delete(
 def attribute_to_files(
     topic: RetentionState, stored: RecordIndex, removal: Removal, files: Sequence[tuple[int, int]]
 ) -> None:
-    """Note what of a removal leaves of each volatile file, given as (file, one past its last number): such a
-    file is evicted as a whole, and by then what it held cannot be looked up any more."""
+    """Record the part of a removal in each volatile file, given as (file, its last seq + 1).
+
+    Such a file is evicted as a whole, and its content cannot be queried any more at that time."""
     top = max(removal.cap_floor, removal.ttl_floor, removal.delete_floor)
     first = topic.first_seq
     for file_id, stop in files:
@@ -232,10 +238,10 @@ def attribute_to_files(
 def _expired_prefix(
     topic: RetentionState, stored: RecordIndex, stop: int, expired: BitMap64, found: Removal
 ) -> int:
-    """Where the prefix of expired records ends, which reaches to `stop` by TTL alone; notes what leaves.
+    """Return the end of the prefix of expired records, and note what leaves.
 
-    Numbers that expired alone earlier belong to it as soon as it comes to them: what it announces depends
-    on the clock, not on how often somebody looked (X-11).
+    `stop` is the end by TTL alone. Seqs that expired one by one earlier belong to the prefix when it reaches
+    them. The reported losses thus depend on the clock, and not on how often retention ran.
     """
     own = stop
     if len(expired):
@@ -252,7 +258,7 @@ def _expired_prefix(
 def _one_by_one(
     topic: RetentionState, stored: RecordIndex, expired: BitMap64, prefix: int, found: Removal
 ) -> None:
-    """Records that expired behind one that did not."""
+    """Remove records that expired after one that did not."""
     middle = expired - topic.dead
     middle.remove_range(0, prefix)
     there, sizes = stored.sizes_of(_numbers(middle))
@@ -262,8 +268,9 @@ def _one_by_one(
 
 
 def _by_caps(topic: RetentionState, stored: RecordIndex, gone: BitMap64, prefix: int, found: Removal) -> None:
-    """Take the lowest live records until both caps hold (X-7), as far as no group needs them; and from there
-    until the hard caps do."""
+    """Remove the lowest live records until both caps hold, except records that a group needs.
+
+    From the first needed record on, remove records until the hard caps hold."""
     caps = topic.cap_records, topic.cap_bytes
     if not topic.held_from:
         _evict(topic, stored, gone, (prefix, topic.next_seq), caps, found)
@@ -279,7 +286,7 @@ def _evict(
     int],
     found: Removal,
 ) -> bool:  # fmt: skip
-    """Take the lowest live records of a stretch until both caps hold; False when they do."""
+    """Remove the lowest live records of a range until both caps hold. Return False if they hold."""
     records = topic.count - found.records - caps[0] if caps[0] else 0
     accounted = topic.bytes - found.bytes - caps[1] if caps[1] else 0
     (at, stop), step = within, max(_STEP, records)
@@ -299,7 +306,7 @@ def _evict(
 
 
 def _take_back(stored: RecordIndex, topic: RetentionState, found: Removal) -> None:
-    """What was to go one by one and lies below the cap's floor goes by that."""
+    """Count removed seqs below the floor of the cap as removed by the floor."""
     below = found.seqs & BitMap64(range(found.cap_floor)) if len(found.seqs) and found.cap_floor else None
     if below:
         there, sizes = stored.sizes_of(_numbers(below))
@@ -311,7 +318,7 @@ def _take_back(stored: RecordIndex, topic: RetentionState, found: Removal) -> No
 def _next_due(
     topic: RetentionState, stored: RecordIndex, gone: BitMap64, at: int, found: Removal, now_us: int
 ) -> int:
-    """When the next record expires (the first live one by TTL, any by itself)."""
+    """Return when the next record expires: the first live one by TTL, or any by its own expiry."""
     due = [found.own_due_us] if found.own_due_us else []
     if topic.ttl_us and topic.count > found.records:
         step = 1
@@ -321,14 +328,14 @@ def _next_due(
             if alive.any():
                 first = int(alive.argmax())
                 at_us = int(stamps[first]) + topic.ttl_us + 1
-                # What waits for a group is looked at again when that gets on.
+                # A record that waits for a group is checked again when the group advances.
                 due += [at_us] if at_us > now_us or not 0 < topic.held_from <= int(seqs[first]) else []
                 break
             at, step = at + step, max(step * 2, _STEP)
     return min(due, default=0)
 
 
-# -- walking --------------------------------------------------------------------------------------------
+# -- scans ---------------------------------------------------------------------------------------------
 
 
 def _live(stored: RecordIndex, gone: BitMap64, first: int, last: int) -> tuple[U64, I64]:
@@ -342,7 +349,7 @@ def _live(stored: RecordIndex, gone: BitMap64, first: int, last: int) -> tuple[U
 def _live_in(
     topic: RetentionState, stored: RecordIndex, first: int, last: int, dead: BitMap64
 ) -> tuple[int, int]:
-    """(records, bytes) alive in first..last."""
+    """Return (records, bytes) that are alive in first..last."""
     if first <= topic.first_seq and last >= topic.next_seq - 1:
         return topic.count, topic.bytes
     records, accounted = stored.totals(first, last)
@@ -354,7 +361,7 @@ def _live_in(
 
 
 def _last_live(stored: RecordIndex, gone: BitMap64, first: int, stop: int) -> int | None:
-    """The last number stored in [first, stop) that is not `gone`."""
+    """Return the last stored seq in [first, stop) that is not in `gone`; None if there is none."""
     step = _STEP
     while stop > first:
         low = max(first, stop - step)
@@ -366,7 +373,7 @@ def _last_live(stored: RecordIndex, gone: BitMap64, first: int, stop: int) -> in
 
 
 def _first_not_in(stored: RecordIndex, gone: BitMap64, at: int, stop: int) -> int:
-    """The first number stored in [at, stop) that is not `gone`, or `stop`."""
+    """Return the first stored seq in [at, stop) that is not in `gone`, or `stop`."""
     step = _STEP
     while at < stop:
         seqs, _ = _live(stored, gone, at, min(at + step, stop) - 1)
@@ -391,11 +398,11 @@ def _set_of(seqs: U64) -> BitMap64:
     return BitMap64(array("Q", np.ascontiguousarray(seqs, dtype="<u8").tobytes()))
 
 
-# -- applying -------------------------------------------------------------------------------------------
+# -- application ---------------------------------------------------------------------------------------
 
 
 def apply_removal(topic: ShardTopic, removal: Removal) -> None:
-    """Put a removal into force: floors rise, numbers are dead, counts are less."""
+    """Apply a removal: raise floors, mark seqs as dead, reduce the counts."""
     topic.cap_floor = max(topic.cap_floor, removal.cap_floor)
     topic.ttl_floor = max(topic.ttl_floor, removal.ttl_floor)
     topic.delete_floor = max(topic.delete_floor, removal.delete_floor)
@@ -407,7 +414,7 @@ def apply_removal(topic: ShardTopic, removal: Removal) -> None:
 
 
 def advance_delete_floor(topic: ShardTopic) -> None:
-    """Move the silent floor over dead numbers at the front, and forget what lies below."""
+    """Move the silent floor over dead seqs at the front, and drop all data below it."""
     if topic.lost:
         evicted = topic.evict_floor
         topic.lost = [(first, last) for first, last in topic.lost if last >= evicted]
@@ -425,7 +432,7 @@ def advance_delete_floor(topic: ShardTopic) -> None:
 
 
 def _end_of_run(dead: BitMap64, first: int) -> int:
-    """One past the last of the numbers that follow `first` without a gap."""
+    """Return the end (exclusive) of the gapless range of dead seqs that starts at `first`."""
     low, high = first + 1, int(dead.max()) + 2
     while low < high:
         middle = (low + high) // 2

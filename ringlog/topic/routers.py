@@ -1,7 +1,9 @@
-"""Routers of a destination: what its shard keeps of each, and when a pass may be applied. Pure.
+"""Routers of a destination: their stored state, and the test whether a forward request may be applied.
 
-A router's cursor is a fact of its destination: it moves with the copies, in one step, or not at all. So what
-was forwarded once is never forwarded twice, whoever dies when (RT-18, RT-19, RT-30).
+Pure.
+
+A router's cursor is stored with its destination. It moves in the same step as the copies (F1). Records that
+were forwarded once are therefore never forwarded again, whichever process crashes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _EXACT, _PREFIX = "=", "^"
 
 
 class RouterFlag(IntFlag):
-    """How a router forwards, and under which conditions it was made."""
+    """How a router forwards, and the options of its creation."""
 
     PRESERVE_NODE = 1
     PRESERVE_TAG = 2
@@ -34,53 +36,53 @@ _FLAGS = int(sum(RouterFlag))
 
 
 class RouterPassOutcome(IntEnum):
-    """What becomes of one router's part in a pass."""
+    """Result of one router's part of a forward request."""
 
     DONE = 0
-    """Its copies are there: from this pass, or from one before."""
+    """The copies exist, from this request or an earlier one."""
     GONE = 1
     """There is no such router."""
     ELSEWHERE = 2
-    """It is at another position than the pass begins with."""
+    """The router's cursor is not at the start of the request."""
     FULL = 3
-    """A cap of the destination refuses them."""
+    """A cap of the destination refuses the copies."""
     CLOSED = 4
-    """The destination takes nothing at present."""
+    """The destination accepts nothing at present."""
 
 
 @dataclass(slots=True)
 class Router:
-    """One router, as the shard of its destination keeps it."""
+    """One router, as the shard of its destination stores it."""
 
     number: int
-    """Never used twice, in this data directory."""
+    """Never reused within this data directory."""
     name: str
     source: str
     source_id: int
     source_epoch: int
     flags: int
     filter: str
-    """As `filter_text` says it."""
+    """In the format of `filter_text`."""
     cursor: int
-    """Position of the source up to which everything was forwarded, or passed over."""
+    """Position of the source up to which every record was forwarded or skipped."""
     forwarded: int = 0
-    """Copies made since its creation (RT-38)."""
+    """Number of copies since its creation."""
 
     def advance(self, cursor: int, copies: int) -> None:
-        """Copies of everything up to `cursor` are there. What was known already changes nothing."""
+        """Move the cursor after copies were appended. A smaller cursor changes nothing."""
         if cursor > self.cursor:
             self.cursor = cursor
             self.forwarded += copies
 
     def outcome_of(self, start: int, stop: int) -> RouterPassOutcome | None:
-        """What becomes of a pass from `start` to `stop`; None = it may be applied."""
+        """Return the result of a forward request from `start` to `stop`; None = it may be applied."""
         if self.cursor >= stop:
             return RouterPassOutcome.DONE
         return None if self.cursor == start else RouterPassOutcome.ELSEWHERE
 
 
 def check_router_name(name: object) -> None:
-    """Raise InvalidRequest unless `name` is a legal name of a router (N-2)."""
+    """Raise InvalidRequest unless `name` is a legal router name."""
     if not is_router_name(name):
         raise InvalidRequest(
             "not a legal router name", field="router", found=str(name)[:64], max=ROUTER_NAME_BYTES_MAX,
@@ -89,8 +91,9 @@ def check_router_name(name: object) -> None:
 
 
 def check_router_facts(name: str, source: str, dest: str, flags: int, text: str) -> None:
-    """Raise InvalidRequest for facts of a router that no version can have made: what is kept is read by every
-    later shard and scheduler."""
+    """Raise InvalidRequest for facts of a router that no version can have made.
+
+    Every later shard and scheduler reads the stored facts."""
     check_router_name(name)
     check_topic_name(source, "source")
     check_topic_name(dest, "dest")
@@ -103,7 +106,7 @@ def check_router_facts(name: str, source: str, dest: str, flags: int, text: str)
 
 
 def filter_text(wanted: Any) -> str:
-    """A filter (DL-2) as it is kept, "" = none; raises InvalidRequest for what is none."""
+    """Return the stored form of a filter, "" = none. Raises InvalidRequest for an invalid filter."""
     if wanted is None:
         return ""
     text = parse_match(wanted, "filter").text

@@ -1,12 +1,12 @@
-"""A topic's whole durable state as one row of a snapshot: a MessagePack array. Pure.
+"""The durable state of a topic as one row of a snapshot: a MessagePack array. Pure.
 
-A row says what replay of the log up to its moment would say, published state only (CKP-4). Nobody but
-the shard reads it; to everybody else it is bytes. Records are not in it: they lie in segments or in the
-log (SN-2). A reader of a later version takes defaults for what is missing and ignores what it does not
-know, so fields may be appended, never moved.
+A row is the state that a replay of the log up to its time would give, with published state only (C2). Only
+the shard decodes it; for other processes it is opaque. It contains no records: these are in segments or in
+the log. A later version uses defaults for missing fields and ignores unknown ones. Fields may be appended and
+are never moved.
 
-Records of class `ephemeral` do not outlive their shard. In a row they are numbers that were used: the
-head is kept, and the range counts as lost (D-6, D-12).
+Records of class `ephemeral` do not survive their shard. In a row their seqs count as used: the head includes
+them, and their range counts as lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HAS_MARKS = 2
 
 U64 = Annotated[int, Meta(ge=0)]
 Volatile = Iterable[tuple[int, int, int]]
-"""Of each volatile file that holds records of the topic: (one past the last number, records, bytes)."""
+"""For each volatile file with records of the topic: (last seq + 1, records, bytes)."""
 
 
 class _TopicRow(msgspec.Struct, array_like=True, frozen=True):
@@ -48,7 +48,7 @@ class _TopicRow(msgspec.Struct, array_like=True, frozen=True):
     epoch: U64
     name: str
     config: msgspec.Raw
-    """Only what differs from the defaults, and the class."""
+    """Only the settings that differ from the defaults, and the durability class."""
     head_seq: U64
     last_ts: U64
     count: U64
@@ -67,19 +67,22 @@ class _TopicRow(msgspec.Struct, array_like=True, frozen=True):
     lost: list[U64] = []
     """first, last, first, last …"""
     producers: list[list[U64]] = []
-    """Of each, the longest silent first: its id, then `Producer.past`."""
+    """For each producer, the one with the longest silence first: its id, then
+    `ProducerHistory.to_numbers`."""
     keys: list[tuple[str, U64, U64, U64, U64]] = []
-    """As rows were written before `ids`: idempotency keys in clear."""
+    """Idempotency keys in clear text, in the format from before `ids`."""
     trimmed: list[U64] = []
     """first, last, first, last …: those of `lost` that a router's source had lost."""
     routers: list[tuple[U64, str, str, U64, U64, U64, str, U64, U64]] = []
-    """Of each the fields of `Router` in their order: with the topic's content they are one unit (RT-34)."""
+    """For each router the fields of `Router` in their order. They are stored together with the topic's
+    content."""
     groups: list[builtins.bytes] = []
-    """Consumer groups, each as ringlog/leases/snapshot.py encodes it."""
+    """Consumer groups, each encoded by ringlog/leases/snapshot.py."""
     leases: builtins.bytes = b""
-    """Durable leases, as ringlog/leases/snapshot.py encodes them; empty = none."""
+    """Durable leases, encoded by ringlog/leases/snapshot.py; empty = none."""
     ids: builtins.bytes = b""
-    """Of each idempotency key and dedup id, the longest known first: its digest, the fields of Remembered."""
+    """For each idempotency key and dedup id, the oldest first: its digest and the fields of
+    IdempotencyEntry."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -89,7 +92,7 @@ _ID = struct.Struct(f"<{DIGEST_BYTES}s5Q")
 
 
 def encode_row(topic: ShardTopic, now_us: int = 0, volatile: Volatile = ()) -> bytes:
-    """Encode what is published of a topic. Call it only while nothing of the topic is staged."""
+    """Encode the published state of a topic. Call it only while nothing of the topic is staged."""
     lost, count, size = topic.lost, topic.count, topic.bytes
     for stop, records, accounted in volatile:
         first = max(stop - records, topic.evict_floor)
@@ -118,7 +121,7 @@ def encode_row(topic: ShardTopic, now_us: int = 0, volatile: Volatile = ()) -> b
 
 
 def decode_row(topic_id: int, data: Any) -> ShardTopic:
-    """The topic that a row speaks of; raises CorruptData for what no version can have written."""
+    """Decode a topic from its row. Raises CorruptData for a row that no version can have written."""
     try:
         row = _decode(data)
         if row.version != ROW_VERSION:
@@ -184,7 +187,10 @@ def _config_from(data: bytes) -> TopicConfig:
 
 @lru_cache(maxsize=4_096)
 def _config_of(config: TopicConfig) -> bytes:
-    """What of a config differs from the defaults; its class always, since it decides about records."""
+    """Encode the settings that differ from the defaults.
+
+    The class is always included, because it decides about records.
+    """
     plain = config.to_dict()
     del plain["durable"]
     told = {name: value for name, value in plain.items() if name == "durability" or value != _DEFAULTS[name]}

@@ -1,11 +1,13 @@
-"""Which segments hold a shard's records: columns in memory, one row for a topic in a segment. Pure.
+"""Catalog of the segments with a shard's records: columns in memory, one row for each topic of a segment.
 
-A segment of one topic is a row under its topic. The rows of segments that many topics share lie in
-sorted runs of 60 bytes a row, as in a log-structured merge tree: a new segment is a run of its own, small
-runs are merged, so that a look-up searches few of them however many segments there are.
+Pure.
 
-Of two segments that hold the same position the one with the greater number is in force. Both say the same
-about it, so that a reader who walks too far in either sees nothing wrong, only something twice.
+A segment of a single topic is a row under its topic. The rows of segments that many topics share are in
+sorted runs, with 60 bytes for each row, as in a log-structured merge tree. A new segment is a new run, and
+small runs are merged. A lookup therefore searches few runs, however many segments exist.
+
+If two segments contain the same position, the one with the greater number is in force. Both have the same
+data for it. A reader that scans too far in either reads duplicates, and nothing wrong.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from ringlog.errors import InvariantViolation
 from ringlog.placement import shards_of
 
 RUN_ROWS_MAX = 1 << 16
-"""Runs are merged up to this size: a merge takes milliseconds, and holds up commits."""
+"""Largest merged run: a merge takes milliseconds, and blocks commits."""
 
 RANGES_PER_SEGMENT_MAX = 64
-"""Rows of 60 bytes that one segment may take for one topic because records were removed from it."""
+"""Highest number of rows (60 bytes each) of one topic in one segment, if records were removed from it."""
 
 _RUN = np.dtype(
     [
@@ -39,7 +41,7 @@ Rows = NDArray[Any]
 
 
 class _SegmentRange(NamedTuple):
-    """What one segment holds of one topic."""
+    """The positions of one topic in one segment."""
 
     first: int
     last: int
@@ -51,36 +53,39 @@ class _SegmentRange(NamedTuple):
 
 
 class MissingSegment(NamedTuple):
-    """A segment that should be there and cannot be used."""
+    """A segment that should exist and cannot be used."""
 
     stem: str
     part: str
-    """The file, relative to the data directory."""
+    """Path of the file, relative to the data directory."""
     reason: str
     ref: SegmentRef | None
-    """As a snapshot lists it; None = no snapshot does."""
+    """Its entry in a snapshot; None = no snapshot lists it."""
     is_cold: bool = False
-    """Its records lie in the cold tier: only what leads to them is missing."""
+    """Its records are in the cold tier: only its index is missing."""
 
 
 class SegmentCatalog:
-    """The segments of one shard and what they hold of the topics it owns."""
+    """The segments of one shard, and the positions of its topics in them."""
 
     def __init__(self) -> None:
         self.refs: dict[int, SegmentRef] = {}
         self.missing: dict[int, SegmentRef] = {}
-        """Segments that a snapshot lists, that are not there, and that halted topics need: the next snapshot
-        lists them too, so that they are found when they are back."""
+        """Segments that a snapshot lists, that do not exist, and that halted topics need. The next snapshot
+        lists them, too, so that a later start finds them if they return."""
         self._own: dict[int, list[_SegmentRange]] = {}
         """Topic -> its rows in segments of its own, ascending."""
         self._topic_of: dict[int, int] = {}
-        """Segment of one topic -> that topic."""
+        """Segment of a single topic -> that topic."""
         self._span = 0
-        """Most positions that a segment of one topic reaches over: how far below a number to look for it."""
+        """Longest span of positions of a single-topic segment: bounds the search below a seq."""
         self._runs: list[Rows] = []
 
     def add(self, ref: SegmentRef, topics: Rows, owned: NDArray[np.bool_] | None = None) -> None:
-        """Register a segment. `topics`: (n,) rows of its topic table; `owned`: (n,) which of them count."""
+        """Register a segment.
+
+        `topics`: (n,) rows of its topic table; `owned`: (n,) which of them to register.
+        """
         if ref.number in self.refs:
             raise InvariantViolation("a segment is registered twice", number=ref.number)
         rows = topics if owned is None else topics[owned]
@@ -104,13 +109,12 @@ class SegmentCatalog:
             self._merge_small()
 
     def split_rows(self, topics: Rows, entries: Rows) -> Rows:
-        """The rows to register of a segment: (n,) its topic table, and its frames.
+        """Return the rows to register for a segment: (n,) its topic table, split at gaps of its frames.
 
-        A row stands for all positions from its first to its last. A segment that leaves some out is cut into
-        rows that hold all they span, since others may hold those, or will: after a change of the number of
-        shards what was written later may be sealed earlier. Where that were more than RANGES_PER_SEGMENT_MAX
-        rows,
-        it is done when another segment is registered that reaches in there.
+        A row claims all positions from its first to its last. A segment with gaps is split into rows without
+        gaps, because other segments may contain the missing positions, now or later. (After a change of the
+        number of shards, records that were written later may be in a segment earlier.) If the split needs
+        more than RANGES_PER_SEGMENT_MAX rows, it is done only if another registered segment overlaps.
         """
         is_cut = topics["records"] < topics["last_seq"] - topics["first_seq"] + 1
         parts = [topics[~is_cut]]
@@ -128,7 +132,10 @@ class SegmentCatalog:
         return rows[np.lexsort((rows["first_seq"], rows["topic_id"]))]
 
     def _merge_small(self) -> None:
-        """Merge the youngest runs while the one before is not much larger; amortised little for a row."""
+        """Merge the youngest runs while the previous one is not much larger.
+
+        The amortized cost of a row is small.
+        """
         runs = self._runs
         while len(runs) > 1 and len(runs[-2]) <= 2 * len(runs[-1]):
             if len(runs[-2]) + len(runs[-1]) > RUN_ROWS_MAX:
@@ -137,7 +144,7 @@ class SegmentCatalog:
             runs.append(both[np.lexsort((both["first_seq"], both["topic_id"]))])
 
     def remove(self, number: int) -> None:
-        """Forget a segment; raises KeyError for an unknown one."""
+        """Remove a segment. Raises KeyError for an unknown one."""
         del self.refs[number]
         topic_id = self._topic_of.pop(number, None)
         if topic_id is not None:
@@ -152,7 +159,7 @@ class SegmentCatalog:
         self._runs = [run for run in kept if len(run)]
 
     def set_tier(self, number: int, tier: int) -> None:
-        """The segment lies in another tier now; raises KeyError for an unknown one."""
+        """Record the new tier of a segment. Raises KeyError for an unknown one."""
         old = self.refs[number]
         self.refs[number] = SegmentRef(
             old.number, old.stem, old.salt, old.data_bytes, old.records, old.frames, old.topics, tier,
@@ -160,15 +167,18 @@ class SegmentCatalog:
         )  # fmt: skip
 
     def ranges(self, topic_id: int, after: int) -> list[Extent]:
-        """Extents that hold positions above `after`: ascending, none twice, the greatest number in force."""
+        """Return extents with positions above `after`, ascending and without overlap.
+
+        If segments overlap, the one with the greatest number is in force.
+        """
         return [self._extent(held, first, last) for first, last, held in self._pieces(topic_id, after)]
 
     def sealed_to(self, topic_id: int) -> int:
-        """Last position that lies in a segment; 0 = none does."""
+        """Return the last position in any segment; 0 = none."""
         return max((held.last for held in self._held(topic_id, 0)), default=0)
 
     def tails(self, topic_ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """(n,) `sealed_to` of each of (n,) ascending topic ids."""
+        """Return (n,) `sealed_to` for each of (n,) ascending topic ids."""
         found = np.zeros(len(topic_ids), dtype=np.uint64)
         for run in self._runs:
             places = np.searchsorted(topic_ids, run["topic_id"])
@@ -182,7 +192,7 @@ class SegmentCatalog:
         return found
 
     def covered(self, topic_id: int, after: int = 0) -> list[tuple[int, int]]:
-        """(first, last) of the stretches of positions above `after` that segments stand for, ascending."""
+        """Return (first, last) of the ranges above `after` that segments cover, ascending."""
         stretches: list[tuple[int, int]] = []
         for held in sorted(self._held(topic_id, after)):
             if stretches and held.first <= stretches[-1][1] + 1:
@@ -192,14 +202,14 @@ class SegmentCatalog:
         return stretches
 
     def topics_of(self, number: int) -> list[int]:
-        """Our topics of which a segment holds records, ascending."""
+        """Return the topics of this shard with records in a segment, ascending."""
         if number in self._topic_of:
             return [self._topic_of[number]]
         found = [run["topic_id"][run["number"] == number] for run in self._runs]
         return np.unique(np.concatenate(found)).tolist() if found else []
 
     def _held(self, topic_id: int, after: int) -> Iterator[_SegmentRange]:
-        """Rows of a topic that reach above `after`, in no order."""
+        """Yield the rows of a topic with positions above `after`, in any order."""
         ranges = self._own.get(topic_id, ())
         start = bisect_left(ranges, (after + 1 - self._span,)) if ranges else 0
         yield from (held for held in ranges[start:] if held.last > after)
@@ -215,7 +225,7 @@ class SegmentCatalog:
                 at += 1
 
     def _pieces(self, topic_id: int, after: int) -> list[tuple[int, int, _SegmentRange]]:
-        """(first, last, row) of what is in force, ascending and without overlap."""
+        """Return (first, last, row) of the rows in force, ascending and without overlap."""
         held = sorted(self._held(topic_id, after))
         if all(a.last < b.first for a, b in itertools.pairwise(held)):
             return [(each.first, each.last, each) for each in held]
@@ -242,7 +252,7 @@ class SegmentCatalog:
 
 
 def _stretches(row: Any, entries: Rows) -> Rows:
-    """(m,) rows like this one, one for each stretch of frames without a hole."""
+    """Return (m,) copies of this row, one for each range of frames without a gap."""
     start = int(row["entry_start"])
     own = entries[start : int(row["entry_stop"])]
     lasts = own["base_seq"] + own["count"] - 1
@@ -257,5 +267,5 @@ def _stretches(row: Any, entries: Rows) -> Rows:
 
 
 def owned_by(topics: Rows, shard: int, shards: int) -> NDArray[np.bool_] | None:
-    """(n,) rows of a topic table that are this shard's; None = all."""
+    """Return (n,) which rows of a topic table belong to this shard; None = all."""
     return None if shards == 1 else shards_of(topics["topic_id"], shards) == shard

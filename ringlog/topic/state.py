@@ -1,11 +1,11 @@
-"""One topic instance: its numbers, floors and counts. Every fact here has one writer, the shard.
+"""State of one topic: its seqs, floors and counts. Only the shard writes it.
 
-Invariants, checked by `check()`:
-  1 <= evict_floor <= earliest_seq <= head_seq + 1          (X-2)
-  head_seq <= next_seq - 1: what is staged is not yet published (CV-6)
+Invariants, which `check()` verifies:
+  1 <= earliest_seq <= head_seq + 1 <= next_seq: staged records are not published yet
+  1 <= evict_floor <= next_seq: a floor may pass staged records
 
-A shard may have a hundred thousand of these, most of them idle: what most topics never need is made when
-it is first asked for.
+A shard may have 100,000 topics, most of them idle. Parts that most topics never need are created at the first
+use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ShardTopic:
-    """State of one topic instance, as the shard keeps it in memory."""
+    """State of one life of a topic, as the shard keeps it in memory."""
 
     topic_id: int
     epoch: int
@@ -38,40 +38,43 @@ class ShardTopic:
     slot: int = -1
     """Index of its slot in the shard's topic table on the board."""
     next_seq: int = 1
-    """Number of the next record to be staged."""
+    """Seq of the next record to be staged."""
     head_seq: int = 0
-    """Last published number."""
+    """Last published seq."""
     last_ts: int = 0
-    """Commit stamp of the newest record, microseconds; stamps never decrease (CK-3)."""
+    """Commit time of the newest record in microseconds; commit times never decrease."""
     last_read_us: int = 0
     used_us: int = 0
-    """When a request used it otherwise, as far as that is noted: where it is removed when nobody does."""
+    """Time of the last other use by a request, recorded only for topics that expire without use."""
     cap_floor: int = 1
     ttl_floor: int = 1
     trim_floor: int = 1
     delete_floor: int = 1
-    """One past the highest number below which everything was deleted on request: silently."""
+    """One above the highest seq below which every record was deleted by a request. Such deletes are
+    silent."""
     dead: BitMap64 | None = None
-    """Numbers at or above `earliest_seq` that were removed one by one; None = none."""
+    """Seqs at or above `earliest_seq` that were removed one by one; None = none."""
     version: int = 0
-    """Grows with every removal; readers compare it (see the board). A later incarnation's are greater."""
+    """Grows with every removal. Readers compare it with the board. A later incarnation has greater
+    versions."""
     due_us: int = 0
-    """When the next record expires, microseconds; 0 = none will."""
+    """Time at which the next record expires, in microseconds; 0 = never."""
     own_due_us: int = 0
-    """A time before which no record's own `expires_at` comes; 0 = none will. Not later than `due_us`."""
+    """A time before which no record's own `expires_at` is due; 0 = no record has one. Not later than
+    `due_us`."""
     marked_to: int = 0
-    """The last number that may say when or how urgently it wants to be handed out; 0 = none does. Queues ask
-    storage about them up to here."""
+    """Last seq that may have a `not_before` or a priority; 0 = none. Queues query the storage for them up to
+    here."""
     staged_count: int = 0
-    """Live records, staged ones included (W-14)."""
+    """Number of live records, including staged ones."""
     staged_bytes: int = 0
     count: int = 0
-    """Live records that are published, and their accounted bytes."""
+    """Number of live published records; `bytes` is their accounted size."""
     bytes: int = 0
     held_at: int = 0
-    """What caps or TTL would have taken from here on stays for a consumer group; 0 = nothing does."""
+    """First seq that caps or TTL would have removed but a consumer group keeps; 0 = none."""
     is_reserving: bool = False
-    """Some of its records are of a class that a crash may take: numbers are reserved ahead (D-9)."""
+    """Some records have a class that a crash may lose, so seqs are reserved in advance."""
     _reservation: Reservation | None = None
     _producers: ProducerTable | None = None
     _keys: IdempotencyKeys | None = None
@@ -81,18 +84,18 @@ class ShardTopic:
     _routers: dict[int, Router] | None = None
     _groups: dict[int, ConsumerGroup] | None = None
     leases: ConsumerGroup | None = None
-    """Of a queue whose leases are durable: its own group, once the log says anything of it."""
+    """For a queue with durable leases: its own group, once the log has a change of it."""
 
     @property
     def reservation(self) -> Reservation:
-        """How far its numbers are durably reserved."""
+        """Durable reservation of its seqs."""
         if self._reservation is None:
             self._reservation = Reservation()
         return self._reservation
 
     @property
     def producers(self) -> ProducerTable:
-        """Who wrote here, and how far."""
+        """The producers of the topic and their settled frames."""
         if self._producers is None:
             self._producers = ProducerTable()
         return self._producers
@@ -103,30 +106,30 @@ class ShardTopic:
 
     @property
     def keys(self) -> IdempotencyKeys:
-        """Idempotency keys used here within the window."""
+        """Idempotency keys and dedup ids within the window."""
         if self._keys is None:
             self._keys = IdempotencyKeys()
         return self._keys
 
     def keys_counted(self) -> tuple[int, int]:
-        """How many are remembered, and how many were forgotten early."""
+        """Return the number of remembered keys, and of keys that were dropped early."""
         return (0, 0) if self._keys is None else (len(self._keys), self._keys.forgotten_early)
 
     @property
     def index(self) -> SparseIndex:
-        """Where its records lie in the log."""
+        """Positions of its records in the log."""
         if self._index is None:
             self._index = SparseIndex()
         return self._index
 
     @property
     def has_index(self) -> bool:
-        """Do any of its records lie in the log?"""
+        """True if any of its records are in the log."""
         return self._index is not None and len(self._index) > 0
 
     @property
     def lost(self) -> list[tuple[int, int]]:
-        """Ranges lost in restarts, inclusive, ascending (D-12). Assign a new list to change them."""
+        """Ranges lost in restarts, inclusive, ascending. Assign a new list to change them."""
         return self._lost if self._lost is not None else []
 
     @lost.setter
@@ -135,7 +138,7 @@ class ShardTopic:
 
     @property
     def trimmed(self) -> list[tuple[int, int]]:
-        """Those of `lost` that a router's source had lost (RT-23). Assign a new list to change them."""
+        """Those of `lost` that a router's source had lost. Assign a new list to change them."""
         return self._trimmed if self._trimmed is not None else []
 
     @trimmed.setter
@@ -144,7 +147,7 @@ class ShardTopic:
 
     @property
     def routers(self) -> dict[int, Router]:
-        """Routers that lead here, by number. Assign a new dictionary to change which there are."""
+        """Routers to this topic, by number. Assign a new dictionary to change the set."""
         return self._routers if self._routers is not None else {}
 
     @routers.setter
@@ -153,7 +156,7 @@ class ShardTopic:
 
     @property
     def groups(self) -> dict[int, ConsumerGroup]:
-        """Consumer groups of this topic, by number. Assign a new dictionary to change which there are."""
+        """Consumer groups of this topic, by number. Assign a new dictionary to change the set."""
         return self._groups if self._groups is not None else {}
 
     @groups.setter
@@ -162,14 +165,15 @@ class ShardTopic:
 
     @property
     def evict_floor(self) -> int:
-        """One past the highest number removed involuntarily."""
+        """One above the highest seq that was removed involuntarily."""
         return max(self.cap_floor, self.ttl_floor, self.trim_floor)
 
     @property
     def earliest_seq(self) -> int:
-        """First live number, or head_seq + 1 when there is none.
+        """First live seq; head_seq + 1 if there is none.
 
-        A lost range that begins where the live records would moves it: nothing live is inside.
+        If a lost range contains the floor, the first live seq is after that range, because no record in it is
+        alive.
         """
         earliest = max(self.evict_floor, self.delete_floor)
         for first, last in self._lost or ():
@@ -183,7 +187,7 @@ class ShardTopic:
         self.count, self.bytes = self.staged_count, self.staged_bytes
 
     def skip_to(self, to_seq: int) -> tuple[int, int] | None:
-        """Move the head over numbers that may have been lost; returns the range, or None if there is none."""
+        """Move the head over seqs that may be lost. Return the range; None if there is none."""
         if to_seq < self.next_seq:
             return None
         lost = (self.next_seq, to_seq)
@@ -194,11 +198,11 @@ class ShardTopic:
 
     @property
     def has_reservation(self) -> bool:
-        """Were numbers ever reserved?"""
+        """True if seqs were ever reserved."""
         return self._reservation is not None
 
     def live_within(self, first: int, last: int) -> int:
-        """Published numbers within first..last that are neither evicted nor deleted nor lost."""
+        """Return the number of published seqs in first..last that are not evicted, deleted or lost."""
         first, last = max(first, self.earliest_seq), min(last, self.head_seq)
         if first > last:
             return 0
@@ -210,8 +214,9 @@ class ShardTopic:
         return last - first + 1 - gone
 
     def mark_lost(self, first: int, last: int) -> None:
-        """Published numbers first..last are gone by damage. How large they were is not known any more: of
-        the accounted bytes the same part leaves as of the records."""
+        """Mark published seqs first..last as lost by damage.
+
+        Their size is not known any more. The accounted bytes shrink by the same share as the records."""
         records = min(self.live_within(first, last), self.count)
         size = self.bytes * records // self.count if self.count else 0
         self.staged_count -= records
@@ -220,9 +225,9 @@ class ShardTopic:
         self.lost = with_range(self.lost, first, last)
 
     def check(self) -> None:
-        """Assert the invariants; raises InvariantViolation naming the topic and its numbers."""
+        """Verify the invariants. Raises InvariantViolation with the topic and its values."""
         ok = 1 <= self.earliest_seq <= self.head_seq + 1 <= self.next_seq
-        # A floor may pass records that are staged; it is published with them.
+        # A floor may pass staged records; it is published with them.
         ok = ok and 1 <= self.evict_floor <= self.next_seq
         if not ok or self.staged_count < 0 or self.staged_bytes < 0:
             raise InvariantViolation(
@@ -233,7 +238,7 @@ class ShardTopic:
 
 
 def with_range(ranges: list[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
-    """The ranges with one more, ascending; what overlaps or touches becomes one."""
+    """Return the ranges with one more, ascending. Overlapping and adjacent ranges are merged."""
     joined: list[tuple[int, int]] = []
     for a, b in sorted([*ranges, (first, last)]):
         if joined and a <= joined[-1][1] + 1:

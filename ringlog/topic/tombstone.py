@@ -1,13 +1,13 @@
-"""What a reader must be told before it reads on: the tombstone decision (TB-2..TB-13). Pure.
+"""Tombstones: the decision which lost records a reader must report before it continues. Pure.
 
-A read starts from a cursor, the last position its reader has dealt with. Positions after it may be
-gone for two kinds of reasons. Somebody asked (a delete): that is silent. Nobody asked (a cap, a TTL,
-a trimmed source, a restart that lost unsynced records): that is announced, once, before the records
-that follow. `plan_read` takes the cursor and the topic's floors and answers with one ReadPlan: what to
-announce, where to resume, and how far this read may walk.
+A read starts from a cursor, the last position that its reader processed. Positions after it may be missing
+for two kinds of reasons. Requested removals (deletes) are silent. Involuntary losses (a cap, a TTL, a trimmed
+source, a restart that lost unsynced records) are reported once, before the records that follow. `plan_read`
+takes the cursor and the topic's floors and returns a ReadPlan: the loss to report, the position to continue
+at, and the end of this read.
 
-A lost range ends the walk before it, so that its announcement comes between the records on both
-sides. At most one tombstone goes with one read; whatever else is due comes with the next.
+A lost range ends the read before it, so that its tombstone is delivered between the records on both sides.
+One read delivers at most one tombstone; the next read delivers the next one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECREATED = "recreated"
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """A topic's watermarks at one instant. Each floor is one past the highest position it removed."""
+    """Floors of a topic at one time. Each floor is one above the highest position that it removed."""
 
     head_seq: int
     earliest_seq: int
@@ -35,13 +35,13 @@ class Floors:
 
     @property
     def evict_floor(self) -> int:
-        """One past the highest position that was removed involuntarily (X-3)."""
+        """One above the highest position that was removed involuntarily."""
         return max(self.cap_floor, self.ttl_floor, self.trim_floor, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Positions `gap_from`..`gap_to`, both included, were lost; `recreated` means: start over instead."""
+    """Positions `gap_from`..`gap_to`, inclusive, were lost. `recreated` means: the reader starts over."""
 
     gap_from: int
     gap_to: int
@@ -49,13 +49,13 @@ class Gap:
 
     @property
     def missed_estimate(self) -> int:
-        """Upper bound of the records missed (TB-5)."""
+        """Upper bound of the number of lost records."""
         return self.gap_to - self.gap_from + 1
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """How one read proceeds: announce `gap` if any, read positions `after` + 1 up to `stop`."""
+    """How one read proceeds: report `gap` if not None, then read positions `after` + 1 to `stop`."""
 
     gap: Gap | None
     after: int
@@ -66,12 +66,13 @@ def plan_read(
     cursor: int, floors: Floors, lost: Sequence[int] = (), *, trimmed: Sequence[int] = (),
     recreated: bool = False, is_behind: bool = False,
 ) -> ReadPlan:  # fmt: skip
-    """Decide what a read from `cursor` announces, where it resumes and where it must end.
+    """Decide what a read from `cursor` reports, where it continues and where it ends.
 
-    `lost` are the restart losses, [first, last, first, last, …] in ascending order; those of them that a
-    router's source had lost are `trimmed` as well (RT-23), also ascending. `recreated`: the
-    cursor belongs to an earlier life of the topic (E-7); a cursor above the head says so by itself (E-8),
-    unless `is_behind`: its shard shows less than it did, for a time, and there is nothing to read meanwhile.
+    `lost` are the ranges lost in restarts, [first, last, first, last, …], ascending. `trimmed` are those of
+    them that a router's source had lost, also ascending.
+
+    `recreated`: the cursor has an earlier epoch. A cursor above the head means the same, unless `is_behind`:
+    then the shard temporarily shows fewer records than before, and the read ends at the cursor.
     """
     head = floors.head_seq
     if is_behind and cursor > head and not recreated:
@@ -91,7 +92,7 @@ def plan_read(
 
 
 def next_lost(cursor: int, head: int, lost: Sequence[int]) -> tuple[int, int] | None:
-    """First lost range, cut at the head, of which some position lies after `cursor`; or None."""
+    """Return the first lost range, cut at the head, with a position after `cursor`; None if there is none."""
     for first, last in zip(lost[::2], lost[1::2], strict=True):
         last = min(last, head)
         if last > cursor and first <= last:
@@ -100,7 +101,7 @@ def next_lost(cursor: int, head: int, lost: Sequence[int]) -> tuple[int, int] | 
 
 
 def _resume(gap: Gap | None, after: int, floors: Floors, lost: Sequence[int]) -> ReadPlan:
-    """Pass over voluntary removals silently (TB-6), but never over a lost range (TB-12)."""
+    """Skip requested removals silently, but never skip a lost range."""
     stop = _walk_stop(after, floors.head_seq, lost)
     resumed = min(max(after, floors.earliest_seq - 1), max(after, stop))
     return ReadPlan(gap, resumed, stop)
@@ -112,7 +113,7 @@ def _walk_stop(after: int, head: int, lost: Sequence[int]) -> int:
 
 
 def _eviction_reason(gap_from: int, floors: Floors) -> str:
-    """TB-7."""
+    """Return the reason of an eviction from `gap_from` on: cap, TTL, both (mixed), or a trimmed source."""
     by_cap = floors.cap_floor - 1 >= gap_from
     by_ttl = floors.ttl_floor - 1 >= gap_from
     if by_cap and by_ttl:

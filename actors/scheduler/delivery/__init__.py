@@ -1,1 +1,1 @@
-"""Subscriptions, and who is granted what to read."""
+"""Delivery of grants: subscriptions, feeds and ready sets."""

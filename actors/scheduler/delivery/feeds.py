@@ -1,4 +1,4 @@
-"""What a scheduler knows: links, their subscriptions, the feeds of those; topics, and who follows them."""
+"""State of a scheduler: links, subscriptions and feeds; followed topics and shards."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from ringlog.limits import HINTS_PER_TOPIC
 from ringlog.topic.priority import TopicPriority
 
 ROUTERS = b"\0routers"
-"""The link of the routers that run in this process: no peer of a socket has a name that begins with a zero
-byte and goes on with letters."""
+"""Link id of the routers in this process. No socket peer can have it: peer ids that begin with a zero byte
+do not continue with letters."""
 
 
 class FeedGrantState(IntEnum):
-    """Of a feed."""
+    """State of a feed with respect to grants."""
 
     IDLE = 0
-    """Its reader has everything, or was told of all there is to find out."""
+    """Its reader has a grant for every record, or received a recheck grant."""
     READY = 1
-    """It waits for a turn in its subscription's ready set."""
+    """It waits for a grant in its subscription's ready set."""
     GRANTED = 2
-    """It has a turn that was not given back."""
+    """It has a grant that the link has not returned."""
 
 
 class SchedulerReadHint(NamedTuple):
-    """Where a stretch of records lies."""
+    """Place of a range of records: seqs `first_seq` to `last_seq`, bytes `offset` to `stop` of a file.
+
+    `file_id` 0 means that the place is unknown.
+    """
 
     first_seq: int
     last_seq: int
@@ -44,8 +47,11 @@ NO_HINT = SchedulerReadHint(0, 0, 0, 0, 0)
 
 
 class SchedulerTopic:
-    """One topic that somebody follows: the eventual kind by what is published, the strong one by what is
-    durable. `until` is how far its readers may read."""
+    """One followed topic. `readable_until` is the last seq that its readers may read.
+
+    For eventual subscriptions that is the last published seq, for strong ones the last durable seq. A topic
+    with subscriptions of both kinds has two objects.
+    """
 
     __slots__ = (
         "epoch",
@@ -70,23 +76,23 @@ class SchedulerTopic:
     ) -> None:
         self.shard, self.slot, self.topic_id, self.is_strong = shard, slot, topic_id, is_strong
         self.standing = standing
-        """Shared by both kinds."""
+        """Priority of the topic, shared by the eventual and the strong object."""
         self.epoch = 0
-        """0: nothing was seen of it yet."""
+        """0 = no published state was read yet."""
         self.readable_until = 0
         self.offered_ns = self.offered_until = 0
-        """Under pressure: when its readers were last offered a turn for what is new, and how far."""
+        """When, in ns, and up to which seq the readers were last woken up. Set only under pressure."""
         self.seen_ms = 0
-        """When its slot was last looked at."""
+        """When its slot was last read or scheduled to be read, in ms."""
         self.is_lost = False
-        """Its slot says something else. Everybody was, or is being, told to find out."""
+        """Its slot no longer contains this topic. All its feeds got or get a recheck grant."""
         self.hints: deque[SchedulerReadHint] = deque(maxlen=HINTS_PER_TOPIC)
         self.feeds: dict[SchedulerFeed, None] = {}
         self.idle: dict[SchedulerFeed, None] = {}
         self.waiting: dict[SchedulerFeed, None] = {}
 
     def find_hint(self, after: int) -> SchedulerReadHint:
-        """Where what follows `after` lies, if that is known."""
+        """Return the place of the records after seq `after`, or NO_HINT."""
         for hint in self.hints:
             if hint.first_seq == after + 1:
                 return hint
@@ -94,7 +100,7 @@ class SchedulerTopic:
 
 
 class SchedulerFeed:
-    """One topic of one subscription."""
+    """One topic of one subscription, with the position `after` of its reader."""
 
     __slots__ = (
         "after",
@@ -116,17 +122,17 @@ class SchedulerFeed:
         self.after = after
         self.state = FeedGrantState.IDLE
         self.lagging_since_ms = 0
-        """Since when it has wanted the turn that it waits for or has."""
+        """When the feed began to lag, for the grant that it waits for or has."""
         self.is_alarmed = False
-        """Its topic is not what it was: a turn is due whatever its position."""
+        """The topic was deleted, recreated or given up: a recheck grant is due at any position."""
         self.behind_since_ms = -1
-        """Since when there has been something that its reader does not have, over several turns; -1: it had
-        everything when it was given the turn that it has."""
+        """Start of the current backlog, over several grants; -1 = none when the current grant was given."""
         self.catch_up_seq = self.catch_up_ms = 0
-        """How far its topic reached then: once its reader is there, what it lacks is no older than that."""
+        """End of the topic and time at that moment. At this seq the reader's backlog is no older than
+        this."""
 
     def record_still_behind(self, now_ms: int) -> None:
-        """It gave a turn back, and there is more."""
+        """Update the start of the backlog after a returned grant if the feed is still lagging."""
         if self.behind_since_ms < 0:
             self.behind_since_ms = self.lagging_since_ms
         elif self.after < self.catch_up_seq:
@@ -137,32 +143,32 @@ class SchedulerFeed:
 
     @property
     def since_ms(self) -> int:
-        """Since when its reader has lacked something, of one that has a turn or waits."""
+        """When the reader's backlog began, in ms. Valid only while the feed has a grant or waits."""
         return self.lagging_since_ms if self.behind_since_ms < 0 else self.behind_since_ms
 
     @property
     def is_lagging(self) -> bool:
-        """There is something its reader does not have yet (SCH-1)."""
+        """Whether the topic has records that the reader has no grant for, or a recheck grant is due."""
         return self.is_alarmed or (self.after < self.topic.readable_until and not self.topic.is_lost)
 
 
 class SchedulerSubscription:
-    """Feeds that share a ready set and a credit."""
+    """Feeds that share one ready set and one credit."""
 
     __slots__ = ("credit", "feeds", "free", "is_strong", "link", "names", "number", "ready")
 
     def __init__(self, link: Link, number: int, credit: int, *, is_strong: bool) -> None:
         self.link, self.number, self.credit, self.is_strong = link, number, credit, is_strong
         self.free = credit
-        """Credit left. Below zero after a credit was lowered."""
+        """Credit left. It is negative if the client lowered the credit below the outstanding grants."""
         self.names = False
         self.feeds: dict[int, SchedulerFeed] = {}
         self.ready: ReadySet[SchedulerFeed] | None = None
-        """None while nobody waits, so that who waits for nothing costs nothing."""
+        """None while no feed waits, which saves the memory of idle subscriptions."""
 
 
 class Link:
-    """A connection that subscribed to something."""
+    """One connection with subscriptions."""
 
     __slots__ = (
         "granted_feeds",
@@ -179,44 +185,45 @@ class Link:
     def __init__(self, id: bytes) -> None:
         self.id = id
         self.sheds_below = shed_bands(is_router=id == ROUTERS)
-        """While the governor sheds, bands below this one get no credit."""
+        """While the governor sheds, bands below this one get no grants."""
         self.last_heard_ms = 0
         self.subscriptions: dict[int, SchedulerSubscription] = {}
         self.is_blocked = False
-        """It took nothing the last time. Tried again at the next tick."""
+        """The last message could not be delivered. Retried at the next aging tick."""
         self.names = 0
-        """Subscriptions that want to hear of changed names."""
+        """Number of subscriptions that are notified of created and deleted topics."""
         self.waiting: dict[SchedulerSubscription, None] = {}
-        """Subscriptions with somebody in the ready set."""
+        """Subscriptions with a feed in the ready set."""
         self.granted_rows: list[int] = []
         self.granted_feeds: list[SchedulerFeed] = []
-        """Turns given and not said yet."""
+        """Grants that are given and not sent yet."""
 
 
 class FollowedShard:
-    """What is followed of one shard."""
+    """State of one shard: its followed topics and their slots."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.topics: dict[tuple[int, int], SchedulerTopic] = {}
-        """By slot and topic id: those that go by what is published."""
+        """By (slot, topic id): topics of eventual subscriptions, read up to the published mark."""
         self.strong_topics: dict[tuple[int, int], SchedulerTopic] = {}
+        """By (slot, topic id): topics of strong subscriptions, read up to the durable mark."""
         self.slots: dict[int, int] = {}
-        """How many topics of ours a slot has had that are still followed; two while one follows the other."""
+        """Number of followed topics by slot. It exceeds 1 for both kinds, or for an old and a new topic."""
         self.is_watched: NDArray[np.bool_] = np.zeros(64, dtype=bool)
-        """The same by slot, to sift many rows at once."""
+        """Whether a slot has followed topics, as an array that filters many rows at once."""
         self.awaiting_durable: deque[tuple[int, int, SchedulerTopic, int, SchedulerReadHint]] = deque()
-        """(file_id, stop, topic, epoch, what): published, and not known to be durable yet; in order."""
+        """(file_id, stop, topic, epoch, hint) of published ranges that may not be durable, in log order."""
         self.durable: tuple[int, int] = (0, 0)
         self.gap_ns = 0
-        """Least time between two wake-ups of one of its topics; 0 = no pressure (G-3)."""
+        """Least time between two wake-ups of one topic, in ns; 0 = no pressure."""
         self.is_given_up = False
-        """It says nothing any more: those who follow its topics are told to find that out."""
+        """The shard failed permanently. Feeds of its topics receive recheck grants."""
         self.to_look: dict[SchedulerTopic, None] = {}
-        """Topics whose slots are to be read again."""
+        """Topics whose slots must be read again."""
 
     def follow_topic(self, topic: SchedulerTopic) -> None:
-        """Take a topic in."""
+        """Add a topic to the followed ones."""
         (self.strong_topics if topic.is_strong else self.topics)[topic.slot, topic.topic_id] = topic
         self.slots[topic.slot] = self.slots.get(topic.slot, 0) + 1
         if topic.slot >= len(self.is_watched):
@@ -226,7 +233,7 @@ class FollowedShard:
         self.is_watched[topic.slot] = True
 
     def unfollow_topic(self, topic: SchedulerTopic) -> None:
-        """Nobody follows it any more."""
+        """Remove a topic whose last feed has ended."""
         del (self.strong_topics if topic.is_strong else self.topics)[topic.slot, topic.topic_id]
         self.to_look.pop(topic, None)
         left = self.slots[topic.slot] - 1
@@ -240,5 +247,5 @@ class FollowedShard:
 
     @property
     def is_followed(self) -> bool:
-        """Somebody wants to know of it."""
+        """Whether any topic of the shard is followed."""
         return bool(self.slots)

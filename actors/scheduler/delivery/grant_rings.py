@@ -1,7 +1,7 @@
-"""The rings through which one scheduler gives turns to clients on its host. Part of the shell.
+"""Rings through which one scheduler sends grants to clients on its host. Part of the shell.
 
-A client asks for one when it connects. Who has none, because it is elsewhere, asked for none, or there was
-no room or no descriptor, gets the same as a message.
+A client requests a ring when it connects. A client without a ring receives the same grants as messages. That
+is the case for remote clients, if the client requests no ring, or if memory or descriptors are exhausted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ log = logging.getLogger("ringlog.scheduler")
 
 
 class GrantRings:
-    """By connection. Those of the incarnation before are removed: its connections are gone."""
+    """Grant rings by connection.
+
+    The constructor removes the rings of earlier incarnations, whose connections ended.
+    """
 
     def __init__(self, shm_dir: str, scheduler: int, incarnation: int) -> None:
         self._shm_dir = shm_dir
@@ -29,15 +32,17 @@ class GrantRings:
         self._made = 0
         self._rings: dict[bytes, GrantWriter] = {}
         self._fresh: dict[bytes, None] = {}
-        """Asked for since `sweep` looked last, perhaps for a connection that has not subscribed yet."""
+        """Connections that requested a ring since the last sweep. They may not have subscribed yet."""
         remove_stale_grant_rings(shm_dir, scheduler)
 
     def __len__(self) -> int:
         return len(self._rings)
 
     def open(self, link: bytes) -> str:
-        """Make one for a connection; its name, or "" when there is to be none. Asked again, since an answer
-        was not heard in time, it is the same one: what goes into it must reach who asked."""
+        """Create the ring of a connection and return its name, or "" if it gets none.
+
+        A repeated request, after a lost reply, returns the same ring: grants may already be in it.
+        """
         if (known := self._rings.get(link)) is not None:
             self._fresh[link] = None
             return known.name
@@ -54,14 +59,14 @@ class GrantRings:
         return name
 
     def remove(self, link: bytes) -> str:
-        """Remove a connection's ring, which it cannot use; its name from now on."""
+        """Remove the ring of a connection that cannot use it; return "", its name from now on."""
         ring = self._rings.pop(link, None)
         if ring is not None:
             ring.close()
         return ""
 
     def write_grants(self, link: bytes, rows: bytes) -> bool:
-        """Give turns to a connection; False when it has no ring."""
+        """Write grants to the ring of a connection; return False if it has no ring."""
         ring = self._rings.get(link)
         if ring is None:
             return False
@@ -69,13 +74,16 @@ class GrantRings:
         return True
 
     def sweep(self, links: Container[bytes]) -> None:
-        """Remove those of connections that have nothing subscribed any more; the latest wait for one more."""
+        """Remove rings of connections without subscriptions.
+
+        Rings requested since the last sweep are kept.
+        """
         for link in [link for link in self._rings if link not in links and link not in self._fresh]:
             self._rings.pop(link).close()
         self._fresh.clear()
 
     def close(self) -> None:
-        """Remove all of them."""
+        """Remove all rings."""
         for ring in self._rings.values():
             ring.close()
         self._rings.clear()

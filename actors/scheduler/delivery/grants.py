@@ -1,9 +1,9 @@
-"""Whose turn it is: credit, ready sets, wake-ups that are gathered, and what links are told of it. Pure.
+"""Grants of one scheduler: credit, ready sets, coalesced wake-ups, and the messages to links. Pure.
 
-A dirty feed is told at once while its subscription has credit and nobody waits there, else when its ready set
-says that it is next; under pressure a topic's wake-ups are gathered, and bands that are shed wait. What a
-link is given while events are taken goes out in as few messages as there can be, before anything else that it
-is told.
+A lagging feed gets a grant at once if its subscription has credit and no other feed waits there. Otherwise
+it waits in the ready set. Under pressure a topic's wake-ups are coalesced, and shed bands get no grants.
+Grants that are given during one call of the core go out in as few messages as possible. They precede any
+other message to the same link.
 """
 
 from __future__ import annotations
@@ -31,51 +31,54 @@ from ringlog.limits import BANDS, GRANTS_PER_MESSAGE_MAX
 from ringlog.topic.priority import band_of
 
 UNTIL_RECHECK = (1 << 63) - 1
-"""`until` of a turn that says: this is not what it was, see for yourself."""
+"""`until` of a recheck grant. The topic was deleted or recreated, or its shard failed: resolve it again."""
 ORDER_LOOK_MS = 1_000
-"""A topic that somebody waits for is looked at anew so often."""
+"""A feed that starts to wait causes a new read of its topic's slot, at most once in this time."""
 _ROW = Struct(f"<{TURN_WORDS}Q")
 _ONE_TURN = m.Turns(1)
 
 
 class GrantDispatcher:
-    """The turns of one scheduler. It keeps T1 to T4 between calls; Scheduler.check looks.
+    """The grants of one scheduler. T1 to T4 hold between calls; Scheduler.check verifies them.
 
-    `effects` is where what is said goes; `shards` are those of the scheduler.
+    `shards` are the shards of the scheduler. Messages are appended to `effects`.
     """
 
     def __init__(self, shards: Sequence[FollowedShard], effects: list[Any]) -> None:
         self._shards, self._effects = shards, effects
         self.now_ms = self.now_ns = 0
         self.ready_count = 0
-        """Feeds in all ready sets (G-2)."""
+        """Number of feeds in all ready sets."""
         self.granted_count = 0
-        """Turns told since the start."""
+        """Number of grants sent since the start, without grants that could not be delivered."""
         self.ready_by_band = [0] * BANDS
-        """The same by band, from the lowest."""
+        """Number of feeds in all ready sets by band, lowest band first."""
         self.coalesced_ns = 0
-        """Time for which wake-ups were gathered, in all."""
+        """Total time in ns by which wake-ups were delayed."""
         self.is_shedding = False
-        """The lowest band gets no credit, nor does a router in the one above (governor.shed_bands)."""
+        """The lowest band gets no grants, for routers also the second lowest (governor.shed_bands)."""
         self.blocked_links: dict[bytes, None] = {}
-        """Links that took nothing the last time."""
+        """Ids of links whose last message could not be delivered."""
         self.coalescing: dict[SchedulerTopic, tuple[int, int]] = {}
-        """Topics whose wake-ups are gathered: until when at the latest, since when."""
+        """Topics with a delayed wake-up: (latest time of the wake-up, start of the delay), in ns."""
         self.shed_subscriptions: dict[SchedulerSubscription, None] = {}
-        """Subscriptions in which only bands that are shed wait, and have credit, and get none."""
+        """Subscriptions that have credit and whose waiting feeds are all in shed bands."""
         self._granted_links: dict[Link, None] = {}
         self._first = 0
-        """Grows, so that another link is told first each time."""
+        """Rotates the order in which links receive their grants."""
 
     @property
     def coalesce_due_ns(self) -> int | None:
-        """When the first of the wake-ups that are gathered is due."""
+        """When the first delayed wake-up is due, in ns; None = there is none."""
         return next(iter(self.coalescing.values()))[0] if self.coalescing else None
 
     # -- under pressure -------------------------------------------------------------------------------
 
     def wake_topic(self, shard: FollowedShard, topic: SchedulerTopic) -> None:
-        """A topic moved. Under pressure the next wake-up waits until the gap is over; the first does not."""
+        """Wake up the readers of a topic with new records.
+
+        Under pressure a further wake-up waits until the gap is over.
+        """
         due_ns = topic.offered_ns + shard.gap_ns
         if not shard.gap_ns:
             self.offer_topic(topic)
@@ -86,8 +89,11 @@ class GrantDispatcher:
             self.coalescing[topic] = (due_ns, self.now_ns)
 
     def offer_coalesced_due(self) -> None:
-        """Wake-ups that were gathered for long enough. Who stands behind one that is due later, since gaps
-        differ, came after it and so waits no longer than the longest gap either."""
+        """Perform the delayed wake-ups that are due.
+
+        They are kept in the order of their start. A topic with a short gap may wait for an earlier one with a
+        long gap, but no topic waits longer than the longest gap.
+        """
         while self.coalescing:
             topic, (due_ns, since_ns) = next(iter(self.coalescing.items()))
             if due_ns > self.now_ns:
@@ -101,21 +107,27 @@ class GrantDispatcher:
         self.offer_topic(topic)
 
     def serve_shed(self) -> None:
-        """Those of bands that are shed may have risen, or may be given credit again."""
+        """Serve subscriptions with shed feeds.
+
+        Feeds may have risen to a higher band, or shedding has ended.
+        """
         shed_subscriptions, self.shed_subscriptions = self.shed_subscriptions, {}
         for subscription in shed_subscriptions:
             self.serve_subscription(subscription)
 
     def _band(self, topic: SchedulerTopic, dirty_ms: int) -> int:
-        """The band of who waits for it since then; asked only while the governor sheds."""
+        """Return the band of a feed that has been lagging since `dirty_ms`.
+
+        Called only while the governor sheds.
+        """
         return band_of(topic.standing.effective(self.now_ms, dirty_ms))
 
-    # -- who is given one -----------------------------------------------------------------------------
+    # -- grants ---------------------------------------------------------------------------------------
 
     def offer_topic(self, topic: SchedulerTopic) -> None:
-        """A topic moved: those of its feeds that were up to date get a turn, or wait for one.
+        """Give grants to the lagging feeds among the topic's idle ones, or add them to their ready sets.
 
-        A thousand may follow one topic, so this is written out rather than made of calls.
+        The code is inlined for speed: a thousand feeds may follow one topic.
         """
         if not topic.idle:
             return
@@ -147,7 +159,10 @@ class GrantDispatcher:
             link.granted_feeds.append(feed)
 
     def offer_feed(self, feed: SchedulerFeed, dirty_ms: int) -> None:
-        """A dirty feed gets a turn at once where nobody waits and credit is left, else it waits."""
+        """Give a lagging feed a grant if it has credit and no other feed waits.
+
+        Otherwise add it to the ready set.
+        """
         subscription, link = feed.subscription, feed.subscription.link
         may_go = subscription.free > 0 and subscription.ready is None and not link.is_blocked
         if may_go and not (self.is_shedding and self._band(feed.topic, dirty_ms) < link.sheds_below):
@@ -161,7 +176,7 @@ class GrantDispatcher:
         topic.idle.pop(feed, None)
         feed.state, feed.lagging_since_ms = FeedGrantState.READY, dirty_ms
         if self.now_ms - topic.seen_ms >= ORDER_LOOK_MS:
-            # Its order may have been configured since it was last looked at.
+            # The topic's priority may have been configured since its slot was last read.
             topic.seen_ms = self.now_ms
             self._shards[topic.shard].to_look[topic] = None
         topic.waiting[feed] = None
@@ -173,10 +188,10 @@ class GrantDispatcher:
         if self.is_shedding:
             self.serve_subscription(
                 subscription
-            )  # Who waits beside a band that is shed need not wait for credit.
+            )  # A feed of a band that is not shed may get the credit at once.
 
     def serve_subscription(self, subscription: SchedulerSubscription) -> None:
-        """Give turns to those who wait, as long as there is credit."""
+        """Give grants to waiting feeds while there is credit."""
         link = subscription.link
         while subscription.ready is not None and subscription.free > 0 and not link.is_blocked:
             popped = subscription.ready.pop(self.now_ms, link.sheds_below if self.is_shedding else 0)
@@ -203,7 +218,7 @@ class GrantDispatcher:
         link.granted_feeds.append(feed)
 
     def _left_ready(self, feed: SchedulerFeed) -> None:
-        """It is out of its ready set."""
+        """Update the counts after a feed has left its ready set."""
         subscription = feed.subscription
         del feed.topic.waiting[feed]
         self.ready_count -= 1
@@ -213,7 +228,7 @@ class GrantDispatcher:
             del subscription.link.waiting[subscription]
 
     def reset_feed(self, feed: SchedulerFeed) -> None:
-        """Whatever it had or waited for, it has and waits for nothing."""
+        """Make a feed idle: remove it from the ready set, or return its grant."""
         if feed.state is FeedGrantState.READY:
             assert feed.subscription.ready is not None
             feed.subscription.ready.discard(feed)
@@ -223,11 +238,14 @@ class GrantDispatcher:
         feed.state, feed.behind_since_ms = FeedGrantState.IDLE, -1
         feed.topic.idle[feed] = None
 
-    # -- what links are told --------------------------------------------------------------------------
+    # -- messages to links ----------------------------------------------------------------------------
 
     def send_grants(self) -> None:
-        """Say all turns that were given. Links take turns in being the first who is told: who is may begin to
-        read while the others are told, and under load that is an advantage."""
+        """Send all grants that were given.
+
+        The order of links rotates. The first link can start to read while the others receive their grants,
+        which is an advantage under load.
+        """
         links = list(self._granted_links)
         if len(links) > 1:
             self._first += 1
@@ -237,7 +255,7 @@ class GrantDispatcher:
             self.send_link_grants(link)
 
     def send_link_grants(self, link: Link) -> None:
-        """Put what a link was given into messages."""
+        """Send a link the grants that it was given."""
         if link not in self._granted_links:
             return
         del self._granted_links[link]
@@ -245,7 +263,7 @@ class GrantDispatcher:
         link.granted_rows, link.granted_feeds = [], []
         self.granted_count += len(told)
         if len(told) == 1:
-            # One for each of many links is the common case beside many for one.
+            # Fast path: many links with one grant each is the common case.
             self._effects.append(SendToLink(link.id, _ONE_TURN, 0, _ROW.pack(*rows), tuple(told)))
             return
         words = np.array(rows, dtype=np.uint64)
@@ -255,12 +273,12 @@ class GrantDispatcher:
             self._effects.append(SendToLink(link.id, m.Turns(len(feeds)), 0, part.tobytes(), feeds))
 
     def send_message(self, link: Link, message: m.Message, corr: int) -> None:
-        """Say something, behind the turns that were given before."""
+        """Send a message to a link, after the grants that it was given before."""
         self.send_link_grants(link)
         self._effects.append(SendToLink(link.id, message, corr))
 
     def take_back_grants(self, link: Link, feeds: Sequence[SchedulerFeed]) -> None:
-        """A link did not take the turns it was told: those they were for wait, until it is tried again."""
+        """Take back grants that could not be delivered. Their feeds wait until the link is retried."""
         link.is_blocked = True
         self.blocked_links[link.id] = None
         self.granted_count -= len(feeds)
@@ -269,12 +287,12 @@ class GrantDispatcher:
             if is_there and feed.state is FeedGrantState.GRANTED:
                 feed.subscription.free += 1
                 feed.state = FeedGrantState.IDLE
-                # Not behind: then it was to find something out, and still is.
+                # A feed that is not lagging had a recheck grant, which is still due.
                 feed.is_alarmed = feed.is_alarmed or not feed.is_lagging
                 self._enqueue(feed, feed.lagging_since_ms)
 
     def retry_blocked_links(self, links: Mapping[bytes, Link]) -> None:
-        """Offer those links something that took nothing before."""
+        """Try again to give grants to the links whose last message could not be delivered."""
         blocked_links, self.blocked_links = self.blocked_links, {}
         for link in [links[id] for id in blocked_links if id in links]:
             link.is_blocked = False
@@ -282,7 +300,7 @@ class GrantDispatcher:
                 self.serve_subscription(subscription)
 
     def forget_link(self, link: Link) -> None:
-        """A link is gone: what it was given is not said."""
+        """Remove a link. Its grants are not sent."""
         self._granted_links.pop(link, None)
         self.blocked_links.pop(link.id, None)
         link.granted_rows, link.granted_feeds = [], []

@@ -1,9 +1,11 @@
-"""How far consumers are behind: how old the oldest is that they could have and do not. Pure.
+"""Consumer lag: the age of the oldest record that a consumer could read and has not read. Pure.
 
-A reader that takes turn after turn and never has everything is behind as well; one that begins with a
-backlog, since it began. A reader that has nothing to take is not, however quiet it is. Looking is bounded: of
-a subscription that is too large only who waits counts, not who was told, and beyond the bound nobody is
-looked at.
+A reader that returns its grants but never catches up lags as well. A reader that starts with a backlog lags
+from its subscription on. A reader without unread records does not lag, even if it is silent.
+
+The work is bounded by LAG_CHECKS_MAX. In a subscription with more feeds than the rest of this budget, only
+waiting feeds count, not granted ones. When the budget is used up, the remaining subscriptions are not
+checked.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from ringlog.limits import LAG_CHECKS_MAX
 
 
 class Lag(NamedTuple):
-    """One subscription."""
+    """The lag of one subscription."""
 
     lag_ms: int
     link: bytes
     number: int
     feeds: int
     waiting: int
-    """Feeds that wait for credit."""
+    """Number of feeds that wait for a grant."""
     granted: int
-    """Turns that were not given back."""
+    """Number of outstanding grants."""
     credit: int
 
 
 def largest_lags(links: Iterable[Link], now_ms: int, most: int) -> list[Lag]:
-    """The subscriptions that are furthest behind, at most `most`, the furthest first."""
+    """Return at most `most` subscriptions with the largest lags, the largest first."""
     budget, found = LAG_CHECKS_MAX, []
     for subscription in (each for link in links for each in link.subscriptions.values()):
         if not budget:
@@ -53,7 +55,7 @@ def largest_lags(links: Iterable[Link], now_ms: int, most: int) -> list[Lag]:
 
 
 def _oldest_ms(subscription: SchedulerSubscription) -> int | None:
-    """Since when the feed that is furthest behind has lacked something."""
+    """Return the start of the oldest backlog of a feed, in ms, or None if no feed has a grant or waits."""
     if subscription.free == subscription.credit and subscription.ready is None:
         return None
     behind = (feed.since_ms for feed in subscription.feeds.values() if feed.state is not FeedGrantState.IDLE)

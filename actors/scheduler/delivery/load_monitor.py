@@ -1,9 +1,14 @@
-"""The governor of the instance, in the first scheduler, and each scheduler's part in it.
+"""Load measurement of each scheduler, and the engine's governor in the first one. Part of the shell.
 
-Part of the shell. Every scheduler measures itself and says so on its page. The first one puts these together
-with what the shards say and publishes the pressure of the instance. Each takes from the pages what it is to
-do: gather wake-ups of a shard's topics, as delivery or that shard is under pressure (G-10), and shed, as the
-instance is. What it holds back itself is in none of the figures, nor is what waits for a slow consumer.
+Every scheduler measures itself and publishes the result on its page of the board. The first one combines
+these measurements with those of the shards and publishes the pressure of the engine. Each scheduler reads
+from the pages how to react:
+
+- It coalesces wake-ups of a shard's topics if delivery or that shard is under pressure.
+- It sheds bands if the engine is under pressure.
+
+The measurements include neither delays that the scheduler causes itself nor feeds that wait for a slow
+consumer.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ _LAG_LOOK_NS = 1_000_000_000
 
 
 class SchedulerLoadMonitor:
-    """One scheduler's part. `schedulers` are the pages of all, in order; `shards` those of the shards."""
+    """The load monitor of one scheduler. `schedulers` and `shards` are the pages of all of them, in order."""
 
     def __init__(
         self, number: int, page: ProcessSlot, shards: Sequence[ProcessSlot],
@@ -43,7 +48,7 @@ class SchedulerLoadMonitor:
         self._own = Governor()
         self._instance = Governor()
         self.idle_ns = 0
-        """Time since the last sample in which there was nothing to do, for whoever rests to add to."""
+        """Idle time in ns since the last sample. The shell adds to it when it sleeps."""
         self._sampled_ns, self._due_ns = now_ns, now_ns + _SAMPLE_NS
         self._lag_ns = 0
         self._is_lag_announced = False
@@ -58,7 +63,7 @@ class SchedulerLoadMonitor:
     @classmethod
     def from_board(cls, board: Board, number: int, shards: int, schedulers: int, now_ns: int, *,
            is_reacting: bool) -> SchedulerLoadMonitor:  # fmt: skip
-        """Find the pages."""
+        """Create the monitor with the pages that it needs."""
         pages = [board.process(scheduler_slot(shards, n)) for n in range(schedulers)]
         of_shards = [board.process(shard_slot(shard)) for shard in range(shards)]
         return cls(number, pages[number], of_shards, pages, now_ns, is_reacting=is_reacting)
@@ -66,7 +71,10 @@ class SchedulerLoadMonitor:
     def observe_turn(
         self, now_ns: int, events: Sequence[object], core: Scheduler
     ) -> ev.DeliveryPressureChanged | None:
-        """Look at what a turn begins with; what delivery is to do from now on, if that is another thing."""
+        """Measure the start of a pass.
+
+        Return the new instructions for delivery, or None if they did not change.
+        """
         waiting = 0
         for event in events:
             if type(event) is ev.NewsRows:
@@ -83,14 +91,17 @@ class SchedulerLoadMonitor:
         return pressed
 
     def wait_ms(self, most: int) -> int:
-        """How long to sleep at most: while anything goes on, until the next sample."""
+        """Return the longest time to sleep in ms, at most `most`.
+
+        Under load the next sample ends the sleep.
+        """
         return most if self._is_quiet else min(most, GOVERNOR_SAMPLE_MS)
 
     def _sample(self, now_ns: int, core: Scheduler) -> None:
         page, took_ns = self._page, max(now_ns - self._sampled_ns, 1)
         worked_ns = max(took_ns - self.idle_ns, 0)
         self.idle_ns, self._sampled_ns, self._due_ns = 0, now_ns, now_ns + _SAMPLE_NS
-        # What was there in every turn of a whole interval stands; what one turn dealt with does not.
+        # Only a backlog that was present in every pass of a full interval counts.
         standing = (self._standing or 0) if took_ns < 2 * _SAMPLE_NS else 0
         self._standing = None
         told = page.histogram(HistogramKind.COMMIT).snapshot()
@@ -114,7 +125,7 @@ class SchedulerLoadMonitor:
         page.set(GovernorField.SAMPLED_NS, now_ns)
 
     def _log_lag(self, furthest: Lag | None) -> None:
-        """Say that somebody is behind, and that nobody is any more, whether he reads or not."""
+        """Log once when a consumer lags, and once when no consumer lags any more."""
         is_late = furthest is not None and furthest.lag_ms >= LAG_ANNOUNCED_MS
         if is_late == self._is_lag_announced:
             return
@@ -144,7 +155,7 @@ class SchedulerLoadMonitor:
         )  # fmt: skip
 
     def _read_pressure(self, now_ns: int) -> ev.DeliveryPressureChanged:
-        """From the pages, so that all schedulers go by the same figures."""
+        """Read the pressure from the pages, so that all schedulers use the same values."""
         instance = pressure.read(self._schedulers[0], now_ns)
         shards = [pressure.read(page, now_ns).pressure for page in self._shards]
         groups = sum(page.get(ProcessField.GROUPS) for page in self._shards)

@@ -1,12 +1,13 @@
-"""Who waits for a turn of one subscription, and who is next: bands, served by deficit weighted round robin.
+"""Ready set of one subscription: bands that are served by deficit weighted round robin.
 
-Each entry lies in the band of its priority (SCH-2), within it in order of the instant it became dirty
-(SCH-3). Priorities change by waiting alone, and when they do is known beforehand: an entry notes the tick of
-AGING_TICK_MS at which it may reach the next band, and is looked at then (SCH-4). Ticks are made up for when
-somebody is asked for, so nobody who waits costs anything meanwhile.
+Each entry is in the band of its priority. Within a band, entries are in the order of the time at which they
+began to lag. The priority of a waiting entry rises only with its age, so the time of its next rise is known.
+An entry records the tick of AGING_TICK_MS at which it may reach the next band, and is checked then. Past
+ticks are processed when the next entry is popped, so waiting entries cost no time before.
 
-An entry that left or rose stays behind as a reference until it is met or too many of them are held; so all is
-O(1) for entries that come in order of time, O(log n) for one that rises, and memory follows what waits.
+An entry that left its band stays in the queue as a stale reference. It is removed when it reaches the head,
+or when there are too many stale references. Operations take O(1) for entries that arrive in order of time,
+and O(log n) for an entry that rises. Memory is proportional to the waiting entries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ringlog.topic.priority import CREDITS, TOP_BAND, TopicPriority, band_of
 
 _GONE = -1
 STALE_MIN = 64
-"""References to what left that are not worth cleaning up."""
+"""Number of stale references that are always tolerated."""
 
 K = TypeVar("K")
 
@@ -35,14 +36,14 @@ class _ReadyEntry(Generic[K]):
         self.number = number
         self.band = _GONE
         self.tick = 0
-        """Tick at which it is looked at next; 0 = not at all."""
+        """Tick at which it is checked next; 0 = never."""
 
     def __lt__(self, other: _ReadyEntry[K]) -> bool:
         return (self.since_ms, self.number) < (other.since_ms, other.number)
 
 
 class _Band(Generic[K]):
-    """Entries in order of the instant they became dirty: most come in that order, the others by a heap."""
+    """Entries in the order in which they began to lag. Entries that arrive out of order go to a heap."""
 
     __slots__ = ("late", "queue")
 
@@ -58,14 +59,14 @@ class _Band(Generic[K]):
 
 
 class ReadySet(Generic[K]):
-    """Keys that want a turn, each at most once."""
+    """Keys that wait for a grant, each at most once."""
 
     __slots__ = (
         "_at", "_bands", "_counts", "_deficits", "_due", "_entries", "_number", "_stale", "_tick", "_ticks",
     )  # fmt: skip
 
     def __init__(self, counts: list[int] | None = None) -> None:
-        """`counts`: who waits by band, of several ready sets together."""
+        """Create an empty set. `counts` is the number of waiting keys by band, shared by several sets."""
         self._counts = counts if counts is not None else [0] * BANDS
         self._entries: dict[K, _ReadyEntry[K]] = {}
         self._number = 0
@@ -89,16 +90,16 @@ class ReadySet(Generic[K]):
 
     @property
     def references(self) -> int:
-        """References held, those to what left included."""
+        """Number of stored references, including stale ones."""
         waiting = sum(len(band.queue) + len(band.late) for band in self._bands)
         return waiting + sum(map(len, self._due.values()))
 
     def band(self, key: K) -> int:
-        """The band that a key lies in; raises KeyError."""
+        """Return the band of a key; raise KeyError if it does not wait."""
         return self._entries[key].band
 
     def add(self, key: K, standing: TopicPriority, dirty_ms: int, now_ms: int) -> None:
-        """Have `key` wait; it has been dirty since `dirty_ms`. Nothing happens when it waits already."""
+        """Add `key`, which has been lagging since `dirty_ms`. Do nothing if it already waits."""
         if key in self._entries:
             return
         if not self._entries:
@@ -108,14 +109,14 @@ class ReadySet(Generic[K]):
         self._place(entry, now_ms)
 
     def discard(self, key: K) -> None:
-        """Have it wait no longer, if it did."""
+        """Remove a key if it waits."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._stale += 1
             self._left(entry)
 
     def refresh(self, key: K, now_ms: int) -> None:
-        """Its standing changed: put it where it belongs. It keeps its place by age."""
+        """Move a key to the band of its changed priority. Its order by age stays."""
         entry = self._entries.get(key)
         if entry is None:
             return
@@ -130,13 +131,15 @@ class ReadySet(Generic[K]):
 
     @property
     def oldest_ms(self) -> int | None:
-        """The instant at which the one that has waited longest became dirty; None when nobody waits."""
+        """When the key that has waited longest began to lag, in ms; None if no key waits."""
         heads = [entry.since_ms for band in range(BANDS) if (entry := self._head(band)) is not None]
         return min(heads, default=None)
 
     def pop(self, now_ms: int, lowest: int = 0) -> tuple[K, int] | None:
-        """Who is next in the bands from `lowest` on, with the instant it became dirty; None when nobody waits
-        there."""
+        """Remove the next key of the bands from `lowest` up; return it and the time at which it began to lag.
+
+        Return None if no key waits there.
+        """
         if not self._entries:
             return None
         self._catch_up(now_ms)
@@ -160,7 +163,7 @@ class ReadySet(Generic[K]):
         self._left(entry)
         return entry.key, entry.since_ms
 
-    # -- inside ---------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------------
 
     def _place(self, entry: _ReadyEntry[K], now_ms: int) -> None:
         if entry.band != _GONE:
@@ -183,7 +186,7 @@ class ReadySet(Generic[K]):
         due.append(entry)
 
     def _catch_up(self, now_ms: int) -> None:
-        """Ticks that have passed: who may have reached the next band is looked at."""
+        """Process the ticks that have passed: entries that reached the next band are moved."""
         self._tick = max(self._tick, now_ms // AGING_TICK_MS)
         while self._ticks and self._ticks[0] <= self._tick:
             tick = heapq.heappop(self._ticks)
@@ -197,7 +200,7 @@ class ReadySet(Generic[K]):
                     self._schedule_rise(entry, now_ms)
 
     def _head(self, number: int) -> _ReadyEntry[K] | None:
-        """The first of a band; what left it meanwhile is dropped on the way."""
+        """Return the first entry of a band, or None. Stale references before it are removed."""
         band = self._bands[number]
         queue, late = band.queue, band.late
         while queue and queue[0].band != number:
@@ -223,7 +226,7 @@ class ReadySet(Generic[K]):
             self._reset()
 
     def _clean_up(self) -> None:
-        """Drop references to what left, once they are most of what is held."""
+        """Remove all stale references if there are more of them than entries, plus STALE_MIN."""
         if self._stale <= len(self._entries) + STALE_MIN:
             return
         at, deficits = self._at, self._deficits

@@ -1,1 +1,1 @@
-"""Routers and dead letters: records copied from topic to topic."""
+"""Forwarding: routers, dead letters and their redrive."""

@@ -1,8 +1,9 @@
-"""What is noted in a dead letter, and where there is room for it.
+"""Stamps of a dead letter: where they are stored, and what gives way if there is no room.
 
-In the metadata, if the copy is then no larger than a record may be; else in the headers, which do not count
-towards that. Where a job fills both, its last headers go, and the letter says how many. So every job can
-become a dead letter, whatever it holds.
+The stamps are stored in the metadata, unless the copy would then exceed the limit of a record. In that case
+they are stored in the headers, which do not count towards that limit. If both are full, the job's last
+headers are left out and the dead letter states their number. So every job can become a dead letter, whatever
+it contains.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ _encode = msgspec.json.encode
 
 
 def dead_letter_columns(record: Record, spent: m.ExhaustedReply, deliveries: int, record_bytes: int) -> Any:
-    """A job as its copy is stored: everything, but its own expiry only if that is wanted, and where it comes
-    from. `record_bytes`: most bytes of payload and metadata."""
+    """Return the columns of a dead letter: all fields of the job, and the stamps of its origin.
+
+    The job's own expiry is kept only if the request says so. `record_bytes` is the maximum size of payload
+    and metadata together.
+    """
     stamps = _stamps(record.seq, spent, deliveries)
     fields = _fields(record.meta_json or b"")
     headers = {name: value for name, value in record.headers.items() if name not in DEAD_LETTER_META_KEYS}
@@ -45,7 +49,7 @@ def dead_letter_columns(record: Record, spent: m.ExhaustedReply, deliveries: int
         return record_columns(record, stamped, headers, keeps_expiry=spent.keeps_expiry)
     meta = _encode(fields) if fields else b""
     if DEAD_LETTER_META in fields and not _fits(record, meta, len(fields), record_bytes):
-        meta = b""  # It was no object, and has no room as a part of one.
+        meta = b""  # Metadata that was no JSON object does not fit as a field of one.
     return record_columns(record, meta, stamped_headers(headers, stamps), keeps_expiry=spent.keeps_expiry)
 
 
@@ -64,8 +68,11 @@ def _stamps(seq: int, spent: m.ExhaustedReply, deliveries: int) -> dict[str, str
 
 
 def _fields(meta: bytes) -> dict[str, Any]:
-    """A job's own metadata. What an earlier move stamped says nothing of this one, and what a writer did is
-    forged. Metadata that is no object, as a foreign client may write it, becomes a field of one."""
+    """Return the fields of a job's metadata, without stamps.
+
+    Stamps of an earlier move do not apply to this one, and stamps written by a producer are forged. Metadata
+    that is no JSON object, which a foreign client may write, becomes one field.
+    """
     if not meta:
         return {}
     try:
@@ -81,7 +88,7 @@ def _fits(record: Record, meta: bytes, keys: int, record_bytes: int) -> bool:
 
 
 def stamped_headers(own: Mapping[str, bytes], stamps: Mapping[str, str]) -> dict[str, bytes]:
-    """The headers of a letter: what is noted, and of the job's own as many as there is room for."""
+    """Return the headers of a dead letter: the stamps, and as many of the job's own headers as fit."""
     noted = {name: value.encode() for name, value in stamps.items()}
     size = _bytes_of(own) + _bytes_of(noted)
     if len(own) + len(noted) <= HEADERS_PER_RECORD_MAX and size <= HEADERS_BYTES_MAX:

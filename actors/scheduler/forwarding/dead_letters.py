@@ -1,11 +1,12 @@
-"""Dead letters: jobs that had all their deliveries are moved to another topic (semantics 21.7).
+"""Moves exhausted jobs to their dead-letter topic.
 
-A queue's shard sets them aside; scheduler 0 copies them and has them deleted, in this order: first the copies
-are durable where they go, then the jobs leave. Whoever dies in between, nothing is lost. What was copied is
-copied again, and suppressed there: each copy is a frame of its own, of a producer that stands for this one
-job of this life of this queue, so that its shard knows it (W4) as long as it remembers the producer.
+The shard of a queue lists its exhausted jobs. Scheduler 0 copies them, and requests their deletion only after
+the copies are durable in the dead-letter topic (Q11). A crash in between loses nothing. After a crash jobs
+are copied again, and the target's shard suppresses the duplicates: each copy is a frame of its own. Its
+producer id is derived from queue, epoch and seq. The shard appends a frame of a known producer and number
+only once (W4), as long as it remembers the producer.
 
-A target that refuses holds up nothing but its own: the jobs stay set aside, and it is tried again later.
+If a target refuses copies, only its own jobs are delayed. They stay exhausted and are retried with backoff.
 """
 
 from __future__ import annotations
@@ -53,28 +54,31 @@ PAUSE_S_MIN = 0.25
 
 
 class DeadLetters:
-    """What scheduler 0 does for the queues of all shards."""
+    """The mover of dead letters of all shards, in scheduler 0."""
 
     def __init__(
         self, links: LocalLinks, connection: EngineConnection, clock: Clock, record_bytes: int
     ) -> None:
-        """`record_bytes`: most bytes of a record that shards take."""
+        """`record_bytes` is the maximum size of a record that shards accept."""
         self._record_bytes = record_bytes
         self._links, self._connection, self._clock = links, connection, clock
         self._is_closed = False
         self.moved = 0
 
     def begin(self, shards: int) -> None:
-        """Look after these shards from now on."""
+        """Start to watch these shards."""
         for shard in range(shards):
             run_steps(self._watch_shard(shard))
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start no further passes."""
         self._is_closed = True
 
     def _watch_shard(self, shard: int) -> Steps[None]:
-        """Move what this shard sets aside, for ever; look again when its word on the board has changed."""
+        """Move the exhausted jobs of a shard until `close`.
+
+        Start a pass when its counter on the board has changed.
+        """
         seen, asked_ns, pause_s = -1, 0, PAUSE_S_MIN
         while not self._is_closed:
             word = self._word(shard)
@@ -84,7 +88,7 @@ class DeadLetters:
                 continue
             is_done = yield from self._move_all(shard)
             if is_done:
-                # What came meanwhile changed the word again.
+                # Jobs that were exhausted during the pass have changed the counter again.
                 seen, asked_ns, pause_s = word, now_ns, PAUSE_S_MIN
             else:
                 yield self._connection.pause(pause_s)
@@ -97,7 +101,7 @@ class DeadLetters:
             return -1
 
     def _move_all(self, shard: int) -> Steps[bool]:
-        """One pass over all queues and all groups of a shard; False when something is left."""
+        """Move the exhausted jobs of all queues and groups of a shard; return False if some are left."""
         after, is_done = 0, True
         while True:
             try:
@@ -109,14 +113,17 @@ class DeadLetters:
             try:
                 yield from self._move(shard, spent)
             except RinglogError as e:
-                # Also an answer that did not come: asked again, all of it is found as it is.
+                # This includes a lost reply. The next pass finds all jobs in their current state.
                 log_event(log, logging.WARNING, "dead letters cannot be moved", topic=spent.topic,
                     group=spent.group, target=spent.dead_letter, reason=str(e))  # fmt: skip
                 after, is_done = spent.number or spent.topic_id, False
 
     def _move(self, shard: int, spent: m.ExhaustedReply) -> Steps[None]:
-        """Copy these jobs, and have those deleted whose copies are durable; a group's records stay, and are
-        done for it. Raises when some are left."""
+        """Copy the jobs, and confirm those whose copies are durable.
+
+        The shard then deletes the jobs of a queue. Records of a group stay in their topic and are done for
+        the group. Raises RinglogError if some jobs are left.
+        """
         before, error = self.moved, None
         times = {first + n: often for first, count, often in spent.runs for n in range(count)}
         rows = zip(spent.runs, spent.tokens, strict=True) if spent.group else ()
@@ -133,7 +140,8 @@ class DeadLetters:
         ]
         for first, count in stretches:
             try:
-                # What is not there any more was deleted meanwhile, and its shard knows.
+                # Jobs that no longer exist were deleted meanwhile, and their shard has removed them from its
+                # list.
                 for part in split_for_move((yield from self._read(spent, first, count))):
                     done = yield from self._append(spent, target, part, times, tokens)
                     stop_points.hit("dead_letter_after_append")
@@ -142,7 +150,7 @@ class DeadLetters:
                     )
                     self.moved += reply.moved
             except RinglogError as e:
-                error = e  # Other jobs go on (QD-3).
+                error = e  # Continue with the other jobs.
         if error is not None or self.moved == before:
             raise error or NotReady("the jobs are not to be found", topic=spent.topic)
 
@@ -156,7 +164,7 @@ class DeadLetters:
         return [record for piece in pieces for record in piece.records()]
 
     def _target(self, name: str) -> Steps[m.TopicInfo]:
-        """The topic where they go, made with defaults if it is absent (QD-7)."""
+        """Return the dead-letter topic; create it with the default configuration if it does not exist."""
         message: m.Message = m.TopicResolve(name)
         try:
             return (yield from self._ask_home_shard(name, message))
@@ -164,7 +172,10 @@ class DeadLetters:
             return (yield from self._ask_home_shard(name, m.TopicPut(name, {}, "create")))
 
     def _require_no_cycle(self, topic: str, target: str) -> Steps[None]:
-        """Who makes a topic looks before, but two may do so at the same time: no job goes in a circle."""
+        """Raise if dead letters of the topic would return to it through other dead-letter topics.
+
+        Each topic is checked when it is created, but two topics can be created at the same time.
+        """
         walk = walk_dead_letter_targets(topic, target)
         try:
             name = next(walk)
@@ -193,7 +204,7 @@ class DeadLetters:
         self, spent: m.ExhaustedReply, target: m.TopicInfo, records: Sequence[Record], times: dict[int, int],
         tokens: dict[int, int],
     ) -> Steps[list[int]]:  # fmt: skip
-        """Append a copy of each; returns those whose copies are durable. Raises when none is."""
+        """Append a copy of each record; return the seqs whose copies are durable. Raises if no copy is."""
         frames = [
             frame(
                 dead_letter_columns(record, spent, times[record.seq], self._record_bytes),
@@ -218,14 +229,17 @@ class DeadLetters:
 
 
 def copy_producer_id(topic_id: int, epoch: int, seq: int, group: int = 0, token: int = 0) -> int:
-    """The producer that a job's copy is of: always the same for one job of one life of its queue, and for one
-    record that one group gave out under one lease."""
+    """Return the producer id of a job's copy.
+
+    It is always the same for one job of one epoch of a queue. For a consumer group it is the same for one
+    record that was delivered under one lease.
+    """
     of_group = f" {group} {token}" if group else ""
     return SESSION_BIT | xxhash.xxh3_64_intdigest(f"dead letter {topic_id} {epoch} {seq}{of_group}".encode())
 
 
 def _confirmation(spent: m.ExhaustedReply, done: Sequence[int], tokens: dict[int, int]) -> m.Message:
-    """To who set them aside: their copies are durable."""
+    """Return the confirmation that the copies of these jobs are durable."""
     seqs = np.array(done, dtype="<u8").tobytes()
     given = np.array([tokens[seq] for seq in done], dtype="<u8").tobytes() if spent.group else b""
     return m.ConfirmDeadLettered(spent.topic, spent.topic_id, seqs, spent.number, given)

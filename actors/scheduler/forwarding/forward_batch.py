@@ -1,8 +1,8 @@
-"""The frames of a pass: what routers copy of a stretch of their source.
+"""Builds the frames of a pass: the copies that routers make of a range of their source.
 
-Records are taken out of the source's frames column by column, for each change once, and put together in one
-frame; nothing is done record by record but to look at tags, where a router has a filter, and to stamp,
-where it wants its copies to say where they came from.
+Records are taken from the source's frames column by column, once for each transform, and form one frame.
+Single records are processed only to match tags, if a router has a filter, and to stamp copies with their
+origin.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ _encode = msgspec.json.encode
 
 
 def build_forward_batch(asked: ReadForwardBatch, portion: FetchResult) -> ForwardBatch:
-    """What becomes of the source behind `asked.start`, as far as this portion of it goes.
+    """Build the copies of the source after `asked.start`, as far as this fetch result reaches.
 
-    It ends where what follows would not fit, or differs in what copies share: kind of payload, or hops.
+    The batch ends before the first record that exceeds the limits, or that differs in payload kind or hops:
+    all copies of a frame share these.
     """
     if portion.gap is not None:
         stop = min(portion.gap.gap_to, asked.until)
-        # What expired is passed over; what went in any other way is announced (RT-21, RT-23).
+        # Expired records are skipped silently. All other lost records are reported.
         return ForwardBatch(stop, 0 if portion.gap.reason == TTL else max(stop - asked.start, 0))
     until = min(portion.examined, asked.until)
     blocks, stop = _taken(portion, asked, until)
@@ -52,7 +53,7 @@ def build_forward_batch(asked: ReadForwardBatch, portion: FetchResult) -> Forwar
         return ForwardBatch(stop)
     hops = int(blocks[0].flags[0]) >> _FLAGS_BITS
     if hops >= ROUTER_HOPS_MAX:
-        return ForwardBatch(stop)  # It came a long way, perhaps in a circle (RT-10).
+        return ForwardBatch(stop)  # Limit of hops: these records are not copied. They may be in a cycle.
     packing = CompressionPolicy(_codec_of(portion.runs))
     frames: list[bytes] = []
     frame_of: dict[CopyTransform, int] = {}
@@ -65,7 +66,7 @@ def build_forward_batch(asked: ReadForwardBatch, portion: FetchResult) -> Forwar
 
 
 def _taken(portion: FetchResult, asked: ReadForwardBatch, until: int) -> tuple[list[Block], int]:
-    """The records that go into one pass, and the position that it reaches."""
+    """Return the records of one pass, and the seq up to which it forwards the source."""
     blocks: list[Block] = []
     records = size = 0
     after = portion.after
@@ -96,19 +97,19 @@ def _taken(portion: FetchResult, asked: ReadForwardBatch, until: int) -> tuple[l
 
 
 def _sizes(block: Block) -> I64:
-    """(n,) accounted bytes."""
+    """Return the accounted bytes of each record, payload and metadata, shape (n,)."""
     sizes: I64 = block.spans[Column.PAYLOAD].lengths
     return sizes + block.spans[Column.META].lengths if Column.META in block.spans else sizes
 
 
 def _shared_flags(block: Block) -> NDArray[np.uint16]:
-    """(n,) what records of one frame of copies share: kind of payload, and hops."""
+    """Return the flags that all records of a frame share, payload kind and hops, shape (n,)."""
     found: NDArray[np.uint16] = block.flags & np.uint16(0xFF00 | PAYLOAD_KIND_MASK)
     return found
 
 
 def _rows(block: Block, rows: I64) -> Block:
-    """Some records of a block. They have no time of their own: copies are committed where they go (RT-16)."""
+    """Return some records of a block. Their commit times are 0: copies get the time of their own commit."""
     headers = block.headers
     if headers is not None:
         headers = HeaderRows(headers.firsts[rows], headers.counts[rows], headers.keys, headers.values)
@@ -123,7 +124,7 @@ def _rows(block: Block, rows: I64) -> Block:
 def _frame(
     blocks: Sequence[Block], change: CopyTransform, asked: ReadForwardBatch, packing: CompressionPolicy
 ) -> bytes | None:
-    """One frame of what a change leaves; None when that is nothing."""
+    """Build one frame of the records that a transform leaves; return None if there are none."""
     made = [found for block in blocks if (found := _changed(block, change, asked)) is not None]
     if not made:
         return None
@@ -154,7 +155,7 @@ def _changed(block: Block, change: CopyTransform, asked: ReadForwardBatch) -> Bl
 
 
 def _stamped(block: Block, router: str, asked: ReadForwardBatch) -> Block:
-    """The records with metadata that says where they came from (RT-27 to RT-29)."""
+    """Return the records with a stamp of their origin in the metadata."""
     old = (
         value_list(block.buffer, block.spans[Column.META])
         if Column.META in block.spans
@@ -173,7 +174,7 @@ def _stamped(block: Block, router: str, asked: ReadForwardBatch) -> Block:
 
 
 def stamped_meta(meta: bytes, router: str, source: str, source_id: int, epoch: int, seq: int) -> bytes:
-    """A record's metadata with the stamp of this router; what an earlier hop stamped is replaced."""
+    """Return a record's metadata with the stamp of this router. It replaces the stamp of an earlier hop."""
     fields: dict[str, Any] = {}
     if meta:
         try:
@@ -191,5 +192,5 @@ def stamped_meta(meta: bytes, router: str, source: str, source_id: int, epoch: i
 
 
 def _codec_of(runs: Sequence[FrameRun]) -> Codec:
-    """As the source is compressed, so are its copies."""
+    """Return the codec of the source. Copies use the same one."""
     return Codec(int(codecs_of(runs[0].batch.words)[0])) if runs else Codec.NONE

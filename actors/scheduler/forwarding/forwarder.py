@@ -1,6 +1,7 @@
-"""Routers at work, performed: follows sources as a watcher within the process, reads them, asks shards.
+"""The shell of the routers: subscribes to sources within the process, reads them, and queries shards.
 
-Nothing here waits. What takes time is a Pending of ringlog.link, whose end is looked at in a later turn.
+No call blocks. A slow operation returns a Pending of ringlog.link, whose result is processed in a later pass
+of the loop.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _NS_PER_MS = 1_000_000
 
 
 class Forwarder:
-    """The routers of one scheduler."""
+    """The routers, dead letters and redrives of one scheduler."""
 
     def __init__(
         self, boot: ActorBoot, number: int, *, schedulers: int, routers_max: int, clock: Clock, fds: FdSet,
@@ -106,7 +107,10 @@ class Forwarder:
     # -- life -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Ask all shards for their routers, and go on where they are."""
+        """Load the routers of all shards and continue them at their cursors.
+
+        Scheduler 0 also moves dead letters.
+        """
         boot = self._boot
         self.links.join_engine(
             EngineInfo(
@@ -119,7 +123,7 @@ class Forwarder:
             self._dead_letters.begin(boot.shards)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all files and connections."""
         self._sources.close()
         self._dead_letters.close()
         for peer in self._peers.values():
@@ -128,7 +132,7 @@ class Forwarder:
         self.links.close()
 
     def run_turn(self, now_ns: int) -> list[Any]:
-        """What time and answers brought about; returns events for the scheduler's core."""
+        """Process timers and replies; return events for the scheduler's core."""
         self.timers.fire(now_ns)
         self.links.pump()
         self._pump_others()
@@ -141,15 +145,15 @@ class Forwarder:
         return events
 
     def perform_effects(self) -> None:
-        """Do what is wanted until nothing is."""
+        """Perform effects of the forwarding core until none is left."""
         while self.forwarding.effects:
             effects, self.forwarding.effects = self.forwarding.effects, []
             for effect in effects:
                 self._perform[type(effect)](effect)
 
     def wait_ms(self, now_ns: int, most_ms: int) -> int:
-        """How long the process may sleep as far as we are concerned; 0 = not at all."""
-        # Sending to another scheduler may swallow the wake-up of what it sent: nobody sleeps without a look.
+        """Return how long the process may sleep in ms, at most `most_ms`; 0 = not at all."""
+        # A send to another scheduler can consume the wake-up of its reply. Poll its socket before each sleep.
         if not self.links.arm() or self._pump_others() or self._events or self.forwarding.effects:
             return 0
         for due_ns in (self.timers.next_ns(), self.forwarding.next_deadline_ns()):
@@ -158,24 +162,24 @@ class Forwarder:
         return most_ms
 
     def on_wakeup(self, ready: list[int]) -> None:
-        """These descriptors are readable."""
+        """Process descriptors that became readable during the sleep."""
         self.links.disarm()
         for fd in ready:
             self.links.on_readable(fd)
         self._pump_others()
 
     def _pump_others(self) -> bool:
-        """Take what other schedulers have answered; True if there was something."""
+        """Process replies of other schedulers; return True if there was one."""
         has_signals = False
-        # As a list: what was answered may lead to the first word to another one.
+        # A copy of the values: a reply may lead to the first request to another scheduler.
         for peer in list(self._peers.values()):
             has_signals |= peer.pump()
         return has_signals
 
-    # -- what is asked of us ----------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------
 
     def handle_request(self, link: bytes, corr: int, message: m.Message) -> None:
-        """A request about routers or dead letters; it is answered later."""
+        """Process a request about routers or dead letters. Most replies follow in a later pass."""
         if isinstance(message, m.RouterTell):
             facts = message.facts
             try:
@@ -205,7 +209,7 @@ class Forwarder:
             self.router_admin.submit(message).when_done(done)
 
     def apply_router_change(self, told: m.RouterTell) -> None:
-        """A router was made, changed or dropped."""
+        """Apply a created, changed or deleted router if this scheduler runs it."""
         if scheduler_of(told.facts.source_id, self._schedulers) != self._number:
             return
         if told.is_gone:
@@ -214,8 +218,11 @@ class Forwarder:
             self.forwarding.put_router(told.facts)
 
     def announce_router(self, facts: m.RouterFacts, *, is_gone: bool = False) -> Steps[None]:
-        """Tell the scheduler of its source, and wait until it heard: who made the router counts on it. One
-        that starts meanwhile asks the shards. Raises NotReady when nobody is there who hears."""
+        """Announce a router to the scheduler of its source and wait for the confirmation.
+
+        A client that created a router relies on this. A scheduler that starts meanwhile loads its routers
+        from the shards. Raises NotReady if the scheduler does not reply.
+        """
         number, told = scheduler_of(facts.source_id, self._schedulers), m.RouterTell(facts, is_gone)
         if number == self._number:
             self.apply_router_change(told)
@@ -231,11 +238,11 @@ class Forwarder:
         return [number for number in range(self._schedulers) if number != self._number]
 
     def source_location(self, key: SourceFlowKey) -> m.TopicInfo | None:
-        """Where a source's slot was when it was last looked for."""
+        """Return the last known place of a source's slot, or None."""
         return self._places.get(key)
 
     def scheduler_peer(self, number: int) -> Peer:
-        """The way to another scheduler."""
+        """Return the connection to another scheduler; open it if necessary."""
         peer = self._peers.get(number)
         if peer is None:
             peer = self._peers[number] = Peer(
@@ -246,7 +253,7 @@ class Forwarder:
         return peer
 
     def load_routers(self) -> Steps[list[m.RouterFacts]]:
-        """The routers of all shards, as they are there."""
+        """Return the current routers of all shards."""
         found: list[m.RouterFacts] = []
         for shard in range(self._boot.shards):
             after, has_more = 0, True
@@ -260,7 +267,7 @@ class Forwarder:
         return found
 
     def _load(self) -> Steps[None]:
-        """Ask which routers there are: at the start, and then and when, should a word have been lost."""
+        """Load routers at the start, and then every ROUTERS_POLL_S in case an announcement was lost."""
         while True:
             try:
                 found = yield from self.load_routers()
@@ -269,7 +276,7 @@ class Forwarder:
                 yield self.connection.pause(LOAD_RETRY_S)
                 continue
             for facts in found:
-                # Of one that is known we may have heard since what its shard said.
+                # Skip known routers: a later announcement may be newer than this reply.
                 if not self.forwarding.has_router(facts.router):
                     self.apply_router_change(m.RouterTell(facts))
             if not self.is_loaded:
@@ -279,10 +286,10 @@ class Forwarder:
                 )
             yield self.connection.pause(ROUTERS_POLL_S)
 
-    # -- following sources ------------------------------------------------------------------------------
+    # -- subscriptions to sources -----------------------------------------------------------------------
 
     def handle_core_message(self, effect: ev.SendToLink) -> None:
-        """What the scheduler's core says to us."""
+        """Process a message of the scheduler's core: grants, or the loss of a subscription."""
         if isinstance(effect.message, m.Turns):
             for _, feed, until, *_ in (
                 np.frombuffer(effect.rows, dtype=np.uint64).reshape(-1, TURN_WORDS).tolist()
@@ -332,7 +339,7 @@ class Forwarder:
         self._events.append(ev.LinkRequestReceived(ROUTERS, 0, message, data))
 
     def _locate_source(self, key: SourceFlowKey, after: int | None = None) -> Steps[None]:
-        """Where is this source's slot? Follow it there; if it is no more, neither are its routers (RT-33)."""
+        """Find the slot of a source and subscribe to it. If the source was deleted, delete its routers."""
         if key in self._locating:
             return
         self._locating.add(key)
@@ -373,8 +380,10 @@ class Forwarder:
             run_steps(self.drop_router(runner.facts))
 
     def drop_router(self, facts: m.RouterFacts) -> Steps[bool]:
-        """Have a router's shard forget it; False when it had none. Tried again while the shard is not
-        there."""
+        """Delete a router at its shard; return False if the shard has none.
+
+        Retried while the shard restarts.
+        """
         shard = shard_of(facts.dest_id, self._boot.shards)
         reply: m.RouterDropped = yield from self.connection.ask(
             shard, m.RouterDrop(facts.dest_id, facts.router)

@@ -1,17 +1,19 @@
-"""Routers at work, decided: which stretch of which source is forwarded next, and to whom. Pure.
+"""Decisions about routers: which range of which source is forwarded next, and to which shards. Pure.
 
-Routers of one source that wait for the same are a *flow*: those into `fsync` destinations for what a device
-sync covers, the others for what is published (RT-26). A flow is told how far its source reaches, as a
-watcher is. A *pass* reads one stretch of the source, once for all routers of the flow that are at its
-start, and sends their shards what they copy. A router is in one pass at a time. One whose destination
-refuses waits, a little longer each time, and holds up nobody else (RT-22).
+The routers of one source form up to two *flows*. Routers into `fsync` destinations wait for records that are
+synced, the others for records that are published. A flow receives grants for its source, like a watch.
 
-Nothing is kept here: cursors are the shards', and a successor asks for them. What must hold:
+A *pass* reads one range of the source, once for all routers of the flow whose cursor is at its start. It
+sends each of their shards a forward request. A router is in one pass at a time. If its destination refuses
+the copies, the router is retried with exponential backoff. It does not delay other routers.
 
-- FW1 a router is in at most one forward request, a flow has at most one read, and requests in flight are
-  bounded;
-- FW2 a router that lags is in a forward request, or waits for one or for its retry time;
-- FW3 a flow keeps its grant exactly while one of its active routers lags.
+The scheduler keeps no durable state: the shards keep the cursors, and a successor requests them. Invariants:
+
+- A router is in at most one forward request, a flow has at most one read, and requests in flight are
+  bounded (FW1).
+- A router that lags is in a forward request, or waits for one or for its retry time (FW2).
+- A flow keeps its grant while one of its active routers lags. A router that waits for its retry time is
+  not active (FW3).
 """
 
 from __future__ import annotations
@@ -45,24 +47,24 @@ _KEEPS = RouterFlag.PRESERVE_NODE | RouterFlag.PRESERVE_TAG
 
 
 class SourceFlowKey(NamedTuple):
-    """Which flow: a source, and whether only what is durable counts."""
+    """Key of a flow: source topic id, and whether the flow waits for synced records."""
 
     source_id: int
     is_strong: bool
 
 
 class CopyTransform(NamedTuple):
-    """What a router makes of the records it copies. Those of equal changes share one frame."""
+    """Changes that a router makes to the records it copies. Routers with equal transforms share one frame."""
 
     filter: str
     preserve_flags: int
     stamp: str
-    """Name of the router, where copies say where they came from (RT-27); else empty."""
+    """Name of the router if its copies carry a stamp of their origin, else empty."""
 
 
 @dataclass(slots=True)
 class ActiveRouter:
-    """One router of a flow."""
+    """One router of a flow, with its cursor and its retry state."""
 
     number: int
     dest_id: int
@@ -72,28 +74,28 @@ class ActiveRouter:
     facts: m.RouterFacts
     is_in_pass: bool = False
     due_ns: int = 0
-    """Not before this time again; 0 = any time."""
+    """Time in ns before which it is not retried; 0 = any time."""
     pause_ms: int = 0
     batch_limits: tuple[int, int] = (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
-    """Records and bytes that its destination takes at present."""
+    """Most records and bytes that its destination accepts at present."""
     is_dest_full: bool = False
-    """Its destination was full when it was last asked."""
+    """Whether its destination was full at the last forward request."""
 
 
 @dataclass(slots=True)
 class SourceFlow:
-    """Routers of one source that wait for the same."""
+    """Routers of one source that wait for the same mark of it."""
 
     key: SourceFlowKey
     source: str
     epoch: int
     routers: dict[int, ActiveRouter] = field(default_factory=dict)
     until: int = 0
-    """How far the source reaches, as far as it was told."""
+    """Seq up to which the flow was granted to read the source."""
     has_grant: bool = False
     is_reading: bool = False
     is_waiting: bool = False
-    """It is in the queue of those that may go on when a pass is over."""
+    """It waits in the queue for a free forward request."""
     due_ns: int = 0
     pause_ms: int = 0
 
@@ -102,7 +104,7 @@ class SourceFlow:
 
 
 class FollowSource(NamedTuple):
-    """Tell this flow how far its source reaches."""
+    """Subscribe to the source of a flow, from seq `after` on."""
 
     key: SourceFlowKey
     source: str
@@ -110,20 +112,23 @@ class FollowSource(NamedTuple):
 
 
 class UnfollowSource(NamedTuple):
-    """Nobody wants to know any more."""
+    """End the subscription of a flow without routers."""
 
     key: SourceFlowKey
 
 
 class ReturnSourceGrant(NamedTuple):
-    """The turn is over: everything up to `after` is dealt with, or waits for its destination."""
+    """Return the flow's grant.
+
+    Records up to `after` are forwarded, or wait for the retry time of a router.
+    """
 
     key: SourceFlowKey
     after: int
 
 
 class ReadForwardBatch(NamedTuple):
-    """Read the source behind `start` up to `until`, and make the frames of these changes of it."""
+    """Read the source after `start` up to `until`, and build one frame of copies for each transform."""
 
     key: SourceFlowKey
     source: str
@@ -137,7 +142,7 @@ class ReadForwardBatch(NamedTuple):
 
 
 class SendRoute(NamedTuple):
-    """Send a shard its part of a pass."""
+    """Send a shard its forward request of a pass."""
 
     shard: int
     message: m.Route
@@ -148,66 +153,66 @@ Effect = FollowSource | UnfollowSource | ReturnSourceGrant | ReadForwardBatch | 
 
 
 class ForwardBatch(NamedTuple):
-    """What a ReadForwardBatch found: the source from its start up to `stop`."""
+    """Result of a ReadForwardBatch: the source from its start up to `stop`."""
 
     stop: int
     lost: int = 0
-    """So many positions went before they were forwarded; then there is nothing else (RT-23)."""
+    """Number of positions that were lost before they were forwarded. If it is not 0, there are no frames."""
     hops: int = 1
     frames: tuple[bytes, ...] = ()
     frame_of: Mapping[CopyTransform, int] = MappingProxyType({})
-    """Changes that leave nothing are not in it."""
+    """Index into `frames` by transform. A transform whose filter leaves no records is missing."""
 
 
 class CatchUpState(Enum):
-    """How the routers into a topic stand to a position of their source."""
+    """Progress of the routers into a topic relative to a position of their source."""
 
     CAUGHT_UP = "there"
     BEHIND = "behind"
     BLOCKED = "held up"
-    """The topic is full: they get there when somebody makes room."""
+    """The destination is full. The routers continue when there is room again."""
 
 
 class ForwardingCore:
-    """All flows of one scheduler. Every method adds to `effects`, which the shell takes and performs."""
+    """All flows of one scheduler. Methods append to `effects`; the shell takes and performs them."""
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
         self.flows: dict[SourceFlowKey, SourceFlow] = {}
         self.effects: list[Effect] = []
         self.parts_in_flight = 0
-        """Parts of passes on their way."""
+        """Number of forward requests in flight."""
         self.passes = 0
         self._flow_of: dict[int, SourceFlowKey] = {}
         self._routers_by_dest: dict[int, set[int]] = {}
-        """Routers at work here by what they lead to; all of one destination have one source."""
+        """Numbers of active routers by destination topic id. A destination has only one source."""
         self._queue: deque[SourceFlowKey] = deque()
         self._dues: list[tuple[int, SourceFlowKey]] = []
         self._now_ns = 0
 
     @property
     def routers(self) -> int:
-        """Routers at work here."""
+        """Number of active routers."""
         return len(self._flow_of)
 
     @property
     def lag(self) -> int:
-        """Positions that are not forwarded yet, of all routers."""
+        """Number of granted positions that are not forwarded yet, summed over all routers."""
         flows = self.flows.values()
         return sum(max(flow.until - each.cursor, 0) for flow in flows for each in flow.routers.values())
 
     def next_deadline_ns(self) -> int | None:
-        """When `tick` is wanted though nothing else happens."""
+        """Return the time in ns at which `tick` must be called, or None."""
         return self._dues[0][0] if self._dues else None
 
-    # -- which there are --------------------------------------------------------------------------------
+    # -- routers and flows ------------------------------------------------------------------------------
 
     def has_router(self, number: int) -> bool:
-        """Is this router at work here?"""
+        """Return whether this router is active here."""
         return number in self._flow_of
 
     def put_router(self, facts: m.RouterFacts) -> None:
-        """A router is there, or is another one from here on. What is on its way of it stays so."""
+        """Add or change a router. Its forward request in flight stays valid."""
         key = SourceFlowKey(facts.source_id, facts.durability == Durability.FSYNC)
         old = self._runner(facts.router)
         if old is not None and self._flow_of[facts.router] == key:
@@ -229,7 +234,7 @@ class ForwardingCore:
         self._advance_flow(flow)
 
     def drop_router(self, number: int) -> None:
-        """A router is no more."""
+        """Remove a router if it is active here."""
         key = self._flow_of.pop(number, None)
         flow = self.flows.get(key) if key is not None else None
         if flow is None:
@@ -245,14 +250,14 @@ class ForwardingCore:
             self.effects.append(UnfollowSource(flow.key))
 
     def flows_to_dest(self, dest_id: int) -> list[SourceFlow]:
-        """The flows with routers that lead to this topic."""
+        """Return the flows with routers into this topic."""
         return [
             self.flows[key]
             for key in {self._flow_of[number] for number in self._routers_by_dest.get(dest_id, ())}
         ]
 
     def catch_up_state(self, dest_id: int, until: int) -> CatchUpState:
-        """Have all routers into a topic dealt with their source up to `until`?"""
+        """Return whether all routers into a topic have forwarded their source up to `until`."""
         runners = [self._runner(number) for number in self._routers_by_dest.get(dest_id, ())]
         behind = [each for each in runners if each is not None and each.cursor < until]
         if not behind:
@@ -263,10 +268,10 @@ class ForwardingCore:
         key = self._flow_of.get(number)
         return None if key is None else self.flows[key].routers[number]
 
-    # -- what happens -----------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------
 
     def tick(self, now_ns: int) -> None:
-        """Time has come this far."""
+        """Set the current time and continue the flows whose retry time has come."""
         self._now_ns = now_ns
         while self._dues and self._dues[0][0] <= now_ns:
             _, key = heapq.heappop(self._dues)
@@ -274,7 +279,7 @@ class ForwardingCore:
                 self._advance_flow(flow)
 
     def grant_received(self, key: SourceFlowKey, until: int) -> None:
-        """A flow has the turn: its source reaches up to `until`."""
+        """Record a grant: the source of a flow may be read up to `until`."""
         flow = self.flows.get(key)
         if flow is None:
             return
@@ -282,7 +287,7 @@ class ForwardingCore:
         self._advance_flow(flow)
 
     def batch_read(self, asked: ReadForwardBatch, found: ForwardBatch | None) -> None:
-        """A stretch was read; None = it cannot be read at present."""
+        """Process the result of a read; `found` None = the source cannot be read at present."""
         flow = self.flows.get(asked.key)
         if flow is None:
             return
@@ -294,7 +299,7 @@ class ForwardingCore:
             flow.due_ns = self._wait(flow, flow.pause_ms)
         else:
             flow.pause_ms = flow.due_ns = 0
-            # Who was changed meanwhile has no frame here: the next pass begins where this one did.
+            # A router that changed during the read has no frame here. The next pass begins at its cursor.
             runners = [each for each in runners if each.transform in asked.transforms]
             self.passes += 1
             for send in split_by_shard(runners, asked.start, found):
@@ -305,7 +310,10 @@ class ForwardingCore:
         self._advance_flow(flow)
 
     def route_answered(self, sent: m.Route, rows: Sequence[m.RoutedRow] | None) -> None:
-        """What became of a part of a pass; None = nobody knows, and it will be found out."""
+        """Process the reply to a forward request; `rows` None = no reply.
+
+        A later request finds out the outcome.
+        """
         self.parts_in_flight -= 1
         flows: dict[SourceFlowKey, SourceFlow] = {}
         for n, row in enumerate(sent.rows):
@@ -333,7 +341,7 @@ class ForwardingCore:
             return
         runner.cursor = max(runner.cursor, row.cursor)
         if row.durability not in {-1, runner.facts.durability}:
-            # Its destination is of another class by now: perhaps it waits for something else (RT-26).
+            # The class of its destination changed, so the router may belong to another flow.
             self.put_router(structs.replace(runner.facts, durability=row.durability))
         runner.is_dest_full = row.fate == RouterPassOutcome.FULL
         if row.fate in {RouterPassOutcome.DONE, RouterPassOutcome.ELSEWHERE}:
@@ -345,7 +353,7 @@ class ForwardingCore:
                 min(row.records, runner.batch_limits[0]),
                 min(row.bytes, runner.batch_limits[1]),
             )
-            runner.is_dest_full = False  # A part of it fits, and is tried at once.
+            runner.is_dest_full = False  # A smaller batch fits into the destination and is sent at once.
             return
         runner.batch_limits = (ROUTE_RECORDS_MAX, ROUTE_BYTES_MAX)
         runner.pause_ms = _longer(runner.pause_ms)
@@ -356,10 +364,13 @@ class ForwardingCore:
         heapq.heappush(self._dues, (due_ns, flow.key))
         return due_ns
 
-    # -- what is next -----------------------------------------------------------------------------------
+    # -- the next pass ----------------------------------------------------------------------------------
 
     def _advance_flow(self, flow: SourceFlow) -> None:
-        """Begin the next pass of a flow, if there is one to be begun."""
+        """Start the next pass of a flow if routers are ready.
+
+        Otherwise return the grant when no pass is in flight.
+        """
         if flow.is_reading:
             return
         if flow.due_ns > self._now_ns:
@@ -392,7 +403,11 @@ class ForwardingCore:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Assert FW1 to FW3; raises InvariantViolation."""
+        """Check that lagging routers make progress, that requests are bounded, and that the tables agree.
+
+        Raises:
+            InvariantViolation: one of these does not hold.
+        """
         for flow in self.flows.values():
             may_go = [
                 each for each in flow.routers.values()
@@ -410,7 +425,7 @@ class ForwardingCore:
 
 
 def split_by_shard(runners: Iterable[ActiveRouter], start: int, found: ForwardBatch) -> list[SendRoute]:
-    """What each shard is sent of a pass: its routers, and the frames that they copy."""
+    """Return the forward requests of a pass: for each shard its routers, and the frames that they copy."""
     of_shard: dict[int, list[ActiveRouter]] = {}
     for runner in runners:
         of_shard.setdefault(runner.shard, []).append(runner)

@@ -1,12 +1,13 @@
-"""Letters: dead jobs go back to where they came from, as many at once as a client names.
+"""Redrive: dead letters return to their queue or group, as many at once as a client names.
 
-To a queue as copies: first these are durable there, then the letters are deleted among the dead. Who dies in
-between leaves letters whose copies are known: each is a frame of its own, of a producer that stands for this
-one letter of this life of its topic, so that the queue's shard recognises a repeat (W4) as long as it
-remembers who wrote.
+A dead letter of a queue is copied to the queue. It is deleted only after the copy is durable there (Q9). A
+crash in between leaves a dead letter that is already copied. A repeated copy is recognised: each copy is a
+frame of its own, whose producer id is derived from the dead letter's topic, epoch and seq. The queue's shard
+appends a frame of a known producer and number only once (W4), as long as it remembers the producer.
 
-A group's records never left their topic, which others read, too: the group gives them out once more. The same
-number stands for the letter there, and the group remembers more of them than come back at once.
+Records of a group never left their topic, which has other readers. The group delivers them once more. The
+same producer id identifies the dead letter there. The group remembers more of these ids than one request
+contains, so it recognises a repeat.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ from ringlog.types import SESSION_BIT, Durability
 
 
 class DeadLetterRedriver:
-    """What scheduler 0 does for who wants dead letters back."""
+    """Serves the redrive requests, in scheduler 0."""
 
     def __init__(
         self, links: LocalLinks, connection: EngineConnection, clock: Clock, record_bytes: int
     ) -> None:
-        """`record_bytes`: most bytes of a record that shards take."""
+        """`record_bytes` is the maximum size of a record that shards accept."""
         self._links, self._connection, self._clock = links, connection, clock
         self._read_at_once = max(DEAD_LETTERS_READ_BYTES // record_bytes, 1)
 
     def redrive(self, asked: m.LettersRedrive) -> Steps[m.Message]:
-        """Move those of the named letters that are there, and of this queue or this group."""
+        """Redrive the named dead letters, if they exist and are of this queue or this group."""
         seqs = _numbers(asked)
         topic = yield from self._topic(asked.topic)
         target = yield from self._dead_letter_topic(topic, asked.group)
@@ -84,7 +85,7 @@ class DeadLetterRedriver:
     def _read_letters(
         self, topic: m.TopicInfo, dead: m.TopicInfo, seqs: Any, group: str
     ) -> Steps[list[Record]]:
-        """Those of the named letters that are there, and of this queue or this group."""
+        """Read the named dead letters that exist and are of this queue or this group."""
         source = LocalSource(self._connection.for_topic(dead.topic_id), dead.topic, clock=self._clock)
         found: list[Record] = []
         try:
@@ -95,7 +96,7 @@ class DeadLetterRedriver:
         return [each for each in found if is_dead_letter_of(topic.topic, each, group)]
 
     def _dead_letter_topic(self, topic: m.TopicInfo, group: str) -> Steps[str]:
-        """Where its dead letters go; raises InvalidRequest where they go nowhere."""
+        """Return the name of the dead-letter topic; raise InvalidRequest if none is configured."""
         if not group:
             if topic.config.get("type") != QUEUE:
                 raise NotAQueue("not a queue", topic=topic.topic)
@@ -108,8 +109,12 @@ class DeadLetterRedriver:
     def _redeliver(
         self, topic: m.TopicInfo, group: str, dead: m.TopicInfo, letters: list[Record]
     ) -> Steps[tuple[int, int, int]]:
-        """Have the records of a group's letters given out once more, and delete the letters; returns how many
-        came back, how many of them had before, and how many are not there any more."""
+        """Have a group deliver the records of its dead letters again, and delete these dead letters.
+
+        Returns:
+            How many were redriven, how many of them had been redriven before, and how many records no longer
+            exist.
+        """
         moved = repeated = lost = 0
         for at in range(0, len(letters), GROUP_DEAD_LETTERS_PER_MOVE):
             part = letters[at : at + GROUP_DEAD_LETTERS_PER_MOVE]
@@ -131,8 +136,12 @@ class DeadLetterRedriver:
     def _move_to_queue(
         self, queue: m.TopicInfo, dead: m.TopicInfo, letters: Any
     ) -> Steps[tuple[int, int, Refused | None]]:
-        """(how many went, how many of them had been copied before, why another was refused)."""
-        # As durable as where it lies, at least: it is deleted there.
+        """Copy dead letters to their queue, and delete those that were copied.
+
+        Returns:
+            How many were redriven, how many of them had been copied before, and the first refusal, or None.
+        """
+        # At least as durable as in the dead-letter topic, because it is deleted there.
         durability = Durability.parse(dead.config["durability"])
         sent = bytearray().join(
             frame(
@@ -155,7 +164,7 @@ class DeadLetterRedriver:
         return len(done), again, next((error for error in errors if error is not None), None)
 
     def _delete_redriven(self, dead: m.TopicInfo, done: list[int]) -> Steps[None]:
-        """Delete letters that have come back."""
+        """Delete dead letters that were redriven."""
         if done:
             message = m.RecordsDelete(dead.topic, 0, None, BitMap64(done).serialize(), dead.epoch)
             yield from self._connection.ask(dead.shard, message)
@@ -173,7 +182,7 @@ class DeadLetterRedriver:
 def _read_range(
     source: LocalSource, dead: m.TopicInfo, first: int, last: int, found: list[Record]
 ) -> Steps[None]:
-    """Those of first..last that are there still."""
+    """Append the records `first` to `last` that still exist to `found`."""
     at = Cursor(dead.epoch, first - 1)
     while at.seq < last:
         page: Page = yield from read_page(source, dead.topic, at, limit=last - at.seq, until=last)
@@ -184,14 +193,14 @@ def _read_range(
 
 
 def redrive_producer_id(topic_id: int, epoch: int, seq: int) -> int:
-    """The producer that a letter's copy is of: always the same for one letter of one life of its topic."""
+    """Return the producer id of a dead letter's copy, always the same for one dead letter of one epoch."""
     return SESSION_BIT | xxhash.xxh3_64_intdigest(f"redriven {topic_id} {epoch} {seq}".encode())
 
 
 def record_columns(
     record: Record, meta: bytes, headers: dict[str, bytes], *, keeps_expiry: bool = False
 ) -> Any:
-    """A record with other metadata and headers, and its own expiry only if that is wanted."""
+    """Return the columns of a record with new metadata and headers. Keep its own expiry only on request."""
     return encode_records(
         [record.data],
         keys=None if record.key is None else [record.key],

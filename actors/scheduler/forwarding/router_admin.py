@@ -1,8 +1,8 @@
-"""Making, showing and removing routers: one after the other, so that what was judged is still so when it is
-done.
+"""Requests to create, show, list and delete routers, in scheduler 0.
 
-Every step is harmless when it is done twice. Who asked and was not answered asks again, perhaps our
-successor, and what was half done is done to its end.
+Requests are processed one at a time, so a check still holds when the change is made. Every step is
+idempotent. A client that receives no reply retries, possibly at a successor of this scheduler, which
+completes the steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MODE = "create"
 
 
 class RouterAdminHost(Protocol):
-    """The scheduler around."""
+    """The parts of the scheduler that router requests need."""
 
     links: LocalLinks
     connection: EngineConnection
@@ -41,7 +41,7 @@ class RouterAdminHost(Protocol):
 
 
 class RouterAdmin:
-    """Requests about routers, at scheduler 0."""
+    """Router requests of one engine, in scheduler 0."""
 
     def __init__(self, host: RouterAdminHost, incarnation: int, routers_max: int) -> None:
         self._host = host
@@ -52,7 +52,10 @@ class RouterAdmin:
         self._is_busy = False
 
     def submit(self, message: m.Message) -> Pending[m.Message]:
-        """The answer to a request; fails with a Refused, or with what a shard could not be asked for."""
+        """Queue a request and return its pending reply.
+
+        Fails with Refused, or with the error of a shard request.
+        """
         if isinstance(message, m.RouterGet) and message.settle_ms:
             return run_steps(self._settle(message))
         pending: Pending[m.Message] = Pending()
@@ -65,7 +68,7 @@ class RouterAdmin:
         return pending
 
     def _serve_queue(self) -> None:
-        """Answer one request after the other, until one has to wait for somebody."""
+        """Process queued requests one at a time, until one waits for a reply of a shard."""
         self._is_busy = True
         while self._waiting:
             message, pending = self._waiting.popleft()
@@ -91,17 +94,17 @@ class RouterAdmin:
                 return (yield from self._delete(message))
         raise InvalidRequest("a scheduler does not take this request", kind=type(message).__name__)
 
-    # -- what there is ----------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------
 
     def _refresh_catalog(self) -> Steps[None]:
-        """Ask the shards which routers there are: topics go, and routers with them, without a word to us."""
+        """Load all routers from the shards. A router is deleted with its topic, which is not announced."""
         found = yield from self._host.load_routers()
         for facts in self.catalog.replace_all(found):
             yield from self._host.drop_router(facts)
         self._is_known = True
 
     def _facts(self, name: str) -> Steps[m.RouterFacts]:
-        """A router as its shard has it now; raises RouterNotFound."""
+        """Return a router's current facts from its shard; raise RouterNotFound."""
         if not self._is_known or self.catalog.find(name) is None:
             yield from self._refresh_catalog()
         known = self.catalog.require(name)
@@ -113,7 +116,10 @@ class RouterAdmin:
         return page.routers[0]
 
     def _head(self, facts: m.RouterFacts) -> Steps[int]:
-        """The source's head; where it is gone, the cursor: nothing is left to be forwarded."""
+        """Return the source's head.
+
+        If the source was deleted, return the cursor: nothing is left to forward.
+        """
         shard = shard_of(facts.source_id, self._host.links.shards)
         try:
             state: m.TopicStateReply = yield from self._host.connection.ask(shard, m.TopicState(facts.source))
@@ -123,7 +129,7 @@ class RouterAdmin:
 
     def _list(self, message: m.RouterList) -> Steps[m.Message]:
         if not message.after or not self._is_known:
-            yield from self._refresh_catalog()  # What follows a first page is of the same moment.
+            yield from self._refresh_catalog()  # Later pages show the same state as the first one.
         found, has_more = self.catalog.page(message)
         heads: dict[int, int] = {}
         for facts in found:
@@ -132,7 +138,7 @@ class RouterAdmin:
         return m.RouterListReply([router_info(each, head=heads[each.source_id]) for each in found], has_more)
 
     def _settle(self, message: m.RouterGet) -> Steps[m.Message]:
-        """Everything that the source holds now has been forwarded, or there is no more time (RT-20)."""
+        """Wait until the router has forwarded all current records of the source, or until the timeout."""
         plain, clock = m.RouterGet(message.router), self._host.clock
         left_ms = min(max(message.settle_ms, 0), ROUTER_SETTLE_MS_MAX)
         deadline_ns = clock.monotonic_ns() + left_ms * 1_000_000
@@ -145,7 +151,7 @@ class RouterAdmin:
             assert isinstance(answer, m.RouterInfo)
         return answer
 
-    # -- making and removing ----------------------------------------------------------------------------
+    # -- creation and deletion --------------------------------------------------------------------------
 
     def _create(self, message: m.RouterCreate) -> Steps[m.Message]:
         flags, text = check_request(message)
@@ -165,7 +171,7 @@ class RouterAdmin:
         dest = yield from self._topic(message.dest)
         if dest is None and not message.create_dest:
             raise TopicNotFound("no such topic", topic=message.dest)
-        # Everything was judged: from here on topics may be made (RT-6).
+        # All checks have passed. From here on topics may be created.
         source = source or (yield from self._create_topic(message.source))
         dest = dest or (yield from self._create_topic(message.dest))
         state: m.TopicStateReply = yield from self._host.connection.ask(
@@ -186,7 +192,7 @@ class RouterAdmin:
     def _change(
         self, message: m.RouterCreate, known: m.RouterFacts, flags: int, text: str
     ) -> Steps[m.Message | None]:
-        """The same router again: its other fields are changed where it is. None when it is gone by now."""
+        """Change the other fields of an existing router. Return None if it no longer exists."""
         source = yield from self._topic(message.source)
         if source is None or source.topic_id != known.source_id:
             yield from self._host.drop_router(known)
@@ -208,7 +214,7 @@ class RouterAdmin:
         return router_info(facts, head=(yield from self._head(facts)))
 
     def _topic(self, name: str) -> Steps[m.TopicInfo | None]:
-        """Who is this topic? None = there is none."""
+        """Return the facts of a topic, or None if it does not exist."""
         try:
             return (yield from self._by_name(name, m.TopicResolve(name)))
         except TopicNotFound:
@@ -218,7 +224,7 @@ class RouterAdmin:
         return (yield from self._by_name(name, m.TopicPut(name, {}, _MODE)))
 
     def _by_name(self, name: str, message: m.Message) -> Steps[m.TopicInfo]:
-        """Ask the name's home, or the shard that it points to."""
+        """Send a request to the home shard of a name, or to the shard that the home shard names."""
         connection = self._host.connection
         info: m.TopicInfo = yield from connection.ask(home_shard(name, self._host.links.shards), message)
         if not info.topic_id:

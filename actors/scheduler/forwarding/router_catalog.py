@@ -1,8 +1,8 @@
-"""Which routers there are, as a whole: what may be made, and what there is to see of them. Pure.
+"""Catalog of all routers of an engine: checks of new routers, and lists. Pure.
 
-A router's facts are its destination's shard's. This is what one scheduler knows of all of them, which is what
-the rules are about: names, sources and destinations, cycles, how many. It is asked of the shards again before
-anybody is refused by it, since topics go, and routers with them, without a word to it.
+The shard of the destination owns the facts of a router. The catalog is the copy of scheduler 0. The checks
+need all routers: names, sources and destinations, cycles, and their number. Before a request is refused, the
+catalog is loaded again from the shards, because a router is deleted with its topic without an announcement.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ class RouterCatalog:
         self._by_name: dict[str, m.RouterFacts] = {}
         self._names: list[str] = []
         self._routers_by_dest: dict[str, set[str]] = {}
-        """Destination -> names of the routers that lead to it: of one source, all of them."""
+        """Names of the routers into each destination. All of them have the same source."""
         self._dests_by_source: dict[str, Counter[str]] = {}
-        """Source -> its destinations, and how many routers lead there."""
+        """Destinations of each source, with the number of routers between them."""
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def replace_all(self, found: Iterable[m.RouterFacts]) -> list[m.RouterFacts]:
-        """These are all there are. Returns those that must not be: of one name the first made is the
-        router."""
+        """Replace all routers.
+
+        If several have one name, keep the oldest and return the others, which must be deleted.
+        """
         self._by_name, self._names, self._routers_by_dest, self._dests_by_source = {}, [], {}, {}
         doubled = []
         for facts in sorted(found, key=lambda each: each.router):
@@ -56,13 +58,13 @@ class RouterCatalog:
         return doubled
 
     def put(self, facts: m.RouterFacts) -> None:
-        """One was made, or is another one from here on."""
+        """Add or change a router."""
         self.drop(facts.name)
         insort(self._names, facts.name)
         self._link(facts)
 
     def drop(self, name: str) -> None:
-        """One is no more."""
+        """Remove a router."""
         facts = self._by_name.pop(name, None)
         if facts is None:
             return
@@ -79,20 +81,26 @@ class RouterCatalog:
         self._dests_by_source.setdefault(facts.source, Counter())[facts.dest] += 1
 
     def find(self, name: str) -> m.RouterFacts | None:
-        """The router of this name."""
+        """Return the router of this name, or None."""
         return self._by_name.get(name)
 
     def require(self, name: str) -> m.RouterFacts:
-        """The same; raises RouterNotFound."""
+        """Return the router of this name; raise RouterNotFound."""
         found = self._by_name.get(name)
         if found is None:
             raise RouterNotFound("no such router", router=name[:256])
         return found
 
-    # -- what may be made -------------------------------------------------------------------------------
+    # -- checks of new routers --------------------------------------------------------------------------
 
     def check_create(self, asked: m.RouterCreate) -> m.RouterFacts | None:
-        """May this router be made? The one of its name, if it is there; raises Refused (RT-4 to RT-9)."""
+        """Check whether this router may be created. Return the existing router of its name, or None.
+
+        Raises:
+            TopicIncompatible: the name belongs to a router of other topics, or the destination has another
+            source. RouterCycle: the router would close a cycle. Throttled: the engine has the maximum number
+            of routers.
+        """
         known = self._by_name.get(asked.router)
         if known is not None and (known.source, known.dest) != (asked.source, asked.dest):
             raise TopicIncompatible(
@@ -118,10 +126,10 @@ class RouterCatalog:
                 raise RouterCycle("the router would close a cycle", router=asked.router, cycle=cycle)
         return None
 
-    # -- what there is to see -----------------------------------------------------------------------------
+    # -- lists --------------------------------------------------------------------------------------------
 
     def page(self, asked: m.RouterList) -> tuple[list[m.RouterFacts], bool]:
-        """One page by name, and whether there is more (RT-3)."""
+        """Return one page in the order of names, and whether more routers follow."""
         size = min(max(asked.page_size, 1), LIST_PAGE_MAX)
         begin = bisect_right(self._names, asked.after) if asked.after else 0
         start = max(bisect_left(self._names, asked.prefix), begin)
@@ -139,8 +147,10 @@ class RouterCatalog:
 
 
 def find_cycle(onward: Mapping[str, Iterable[str]], source: str, dest: str) -> list[str]:
-    """The topics along the cycle that an edge from `source` to `dest` would close, `source` first; none =
-    []."""
+    """Return the topics of the cycle that an edge from `source` to `dest` would close, or [].
+
+    `source` is the first and the last one.
+    """
     came_from: dict[str, str] = {dest: source}
     ahead = [dest]
     while ahead:
@@ -162,7 +172,7 @@ def find_cycle(onward: Mapping[str, Iterable[str]], source: str, dest: str) -> l
 
 
 def check_request(asked: m.RouterCreate) -> tuple[int, str]:
-    """Flags and filter of a router that is asked for; raises InvalidRequest for what none can have."""
+    """Return flags and filter of a requested router; raise InvalidRequest if a field is invalid."""
     check_router_name(asked.router)
     check_topic_name(asked.source, "source")
     check_topic_name(asked.dest, "dest")
@@ -182,7 +192,7 @@ def check_request(asked: m.RouterCreate) -> tuple[int, str]:
 
 
 def router_info(facts: m.RouterFacts, *, created: bool = False, head: int = 0) -> m.RouterInfo:
-    """A router as clients see it; `head` is its source's."""
+    """Return the description of a router for clients. `head` is the head of its source."""
     flags = facts.flags
     return m.RouterInfo(
         facts.name, facts.source, facts.dest, created, request_form(facts.filter),

@@ -1,9 +1,11 @@
-"""Has routers catch up for somebody who reads where they lead to (RT-20).
+"""Lets a reader of a destination wait until the routers into it have caught up.
 
-A reader that saw the ack of a source finds the copy: before it reads to the head of a topic that is fed, it
-has the topic's routers forward what their source holds at that moment, and the routers that feed the source
-before them. What nobody can bring about at present is not waited for: a destination that is full, a source
-that is gone. Who waits is looked at in each turn, since cursors move in turns; no shard is asked for it.
+A reader that saw the ack of a source record must find the copy. Before it reads to the head of a destination,
+it requests a catch-up. The topic's routers then forward the records that their source has at that moment. The
+routers into the source catch up first.
+
+A catch-up does not wait for a full destination or a deleted source. Waiters are checked in each pass of
+the scheduler's loop, because cursors move only in passes. No shard is queried for that.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _POLL_S = 0.005
 
 
 class CatchUpHost(Protocol):
-    """The scheduler around."""
+    """The parts of the scheduler that a catch-up needs."""
 
     links: LocalLinks
     connection: EngineConnection
@@ -47,11 +49,11 @@ class CatchUpHost(Protocol):
         ...
 
     def scheduler_peer(self, number: int) -> Peer:
-        """The way to one of them."""
+        """Return the connection to one of them."""
         ...
 
     def source_location(self, key: SourceFlowKey) -> m.TopicInfo | None:
-        """Where a source's slot was when it was last looked for."""
+        """Return the last known place of a source's slot, or None."""
         ...
 
 
@@ -62,7 +64,7 @@ class _CatchUpWaiter(NamedTuple):
 
 
 class RouterCatchUp:
-    """Requests to have routers catch up, at one scheduler."""
+    """Catch-up requests at one scheduler."""
 
     def __init__(self, host: CatchUpHost) -> None:
         self._host = host
@@ -70,7 +72,7 @@ class RouterCatchUp:
         self._waiting: list[_CatchUpWaiter] = []
 
     def submit(self, message: m.RoutesSettle) -> Pending[m.Message]:
-        """The answer; fails with Throttled."""
+        """Start a catch-up and return its pending reply. Fails with Throttled if too many are in progress."""
         if self._open >= INTAKE_REQUESTS_MAX:
             pending: Pending[m.Message] = Pending()
             pending.fail(Throttled("too many readers wait for routers", limit="requests", retry_after_ms=100))
@@ -81,7 +83,7 @@ class RouterCatchUp:
         return answer
 
     def resolve_waiters(self) -> None:
-        """Cursors may have moved: whom does nothing keep any more?"""
+        """Resolve the waiters whose routers have caught up or are blocked by a full destination."""
         if not self._waiting:
             return
         standing = self._host.forwarding.catch_up_state
@@ -106,13 +108,13 @@ class RouterCatchUp:
             asked = m.RoutesSettle(
                 message.topic, message.topic_id, self._left_ms(deadline_ns), message.hops, is_own=True
             )
-            # One that is being replaced does not answer: the reader reads what there is.
+            # A scheduler that is being restarted does not reply. The reader then reads the existing copies.
             with contextlib.suppress(RinglogError):
                 yield host.scheduler_peer(number).request(asked, deadline_ns)
         return m.RoutesSettled(message.topic)
 
     def _catch_up_flow(self, flow: SourceFlow, message: m.RoutesSettle, deadline_ns: int) -> Steps[None]:
-        """Have one flow into the topic catch up."""
+        """Wait until one flow into the topic has caught up, at most until the deadline."""
         hops = max(message.hops, 0) + 1
         if hops <= ROUTER_HOPS_MAX:
             left_ms = self._left_ms(deadline_ns)
@@ -128,7 +130,7 @@ class RouterCatchUp:
         self._waiting = [each for each in self._waiting if each is not wait]
 
     def _head(self, flow: SourceFlow, deadline_ns: int) -> Steps[int]:
-        """The source's head now; 0 when it is gone, or its shard for too long."""
+        """Return the source's current head; 0 if it was deleted, or if no reply comes before the deadline."""
         host = self._host
         place = host.source_location(flow.key)
         while True:

@@ -1,7 +1,7 @@
-"""Keeps the sources of routers in use, where they go when nobody uses them (F39).
+"""Keeps the sources of routers alive if they have `expire_unused_ms`.
 
-The shard of a source does not hear of a router, which lies with its destination, nor of who reads its files.
-So the scheduler that runs the router asks for such a source several times in each of its periods.
+The shard of a source knows neither its routers, which are stored with their destinations, nor the readers of
+its files. The scheduler that runs the router therefore resolves such a source several times in each period.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ _RETRY_S = 0.25
 
 
 class SourceKeepAlive:
-    """Those of one scheduler."""
+    """Keep-alive of the sources of one scheduler."""
 
     def __init__(self, connection: EngineConnection, is_followed: Callable[[SourceFlowKey], bool]) -> None:
         self._connection, self._is_followed = connection, is_followed
         self._renewing: set[SourceFlowKey] = set()
 
     def keep_alive(self, key: SourceFlowKey, info: m.TopicInfo) -> None:
-        """This source was found; it is kept in use, if it needs that, as long as it is followed."""
+        """Start the keep-alive of a source with `expire_unused_ms`.
+
+        It ends when the source is no longer followed.
+        """
         period_ms = int(info.config.get("expire_unused_ms", 0))
         if period_ms and key not in self._renewing:
             self._renewing.add(key)
@@ -44,7 +47,7 @@ class SourceKeepAlive:
             try:
                 info: m.TopicInfo = yield self._connection.for_topic(key.source_id).resolve(source)
             except TopicNotFound:
-                return  # Who reads it finds out, and what follows from it.
+                return  # The source was deleted. Its reader detects that and deletes the routers.
             except RinglogError:
                 pause_s = min(_RETRY_S, pause_s)
                 continue

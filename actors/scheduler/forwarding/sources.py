@@ -1,7 +1,7 @@
-"""The sources of routers, read from the engine's files: what a reader needs of a connection, from within.
+"""Reads the sources of routers from the engine's files, through a connection from within the engine.
 
-A scheduler reads as every reader on the host does, with the same checks, deletes and tombstones; it only asks
-shards and waits in its own way, without blocking.
+A scheduler reads like every reader on the host, with the same checks, deletes and tombstones. Only its
+requests to shards and its waits differ: they do not block.
 """
 
 from __future__ import annotations
@@ -32,26 +32,30 @@ _LOOK_S = 0.01
 
 
 class EngineConnection:
-    """A Connection (ringlog.client.connection.read_connection) of one of the engine's own processes, to read
-    one topic."""
+    """A connection of an engine process, for reading one topic.
+
+    It implements Connection of ringlog.client.connection.read_connection.
+    """
 
     transport: Transport = "ring"
     is_transport_known = True
     cold_dir = ""
-    """Cold segments are asked for: a store that hangs must hold up only who waits for it (TI-9)."""
+    """Empty: the relocator reads cold data. A hanging store then delays only reads of cold data."""
 
     def __init__(
         self, links: LocalLinks, clock: Clock, timers: Timers, topic_id: int = 0,
         log_map: LogMap | None = None,
     ) -> None:  # fmt: skip
-        """`topic_id`: which topic is meant, whatever others had or will have its name. `log_map`: of the
-        process, if this is not its first connection."""
+        """Create a connection for the topic with this id, whatever other topics had or get its name.
+
+        `log_map` is the map of an earlier connection of this process.
+        """
         self._links, self._clock, self._timers, self._topic_id = links, clock, timers, topic_id
         self.log_map = log_map or LogMap()
-        """What this process knows of where topics lie in the log."""
+        """Known places of topics in the log, shared by the connections of this process."""
 
     def for_topic(self, topic_id: int) -> EngineConnection:
-        """The same, to read this topic."""
+        """Return a connection for another topic with the same log map."""
         return EngineConnection(self._links, self._clock, self._timers, topic_id, self.log_map)
 
     @property
@@ -67,20 +71,23 @@ class EngineConnection:
         return self._links.generation
 
     def ask(self, shard: int, message: m.Message, attachment: Any = None) -> Steps[Any]:
-        """Ask a shard; returns its message. It is asked again while it restarts, for ASK_NS."""
+        """Send a shard a request and return the reply. Retries for ASK_NS (10 s) while the shard restarts."""
         deadline_ns = self._clock.monotonic_ns() + ASK_NS
         reply = yield self._links.request(shard, message, deadline_ns, attachment)
         return reply.message
 
     def pause(self, seconds: float) -> Pending[None]:
-        """Done after a while."""
+        """Return a Pending that is done after this time."""
         pending: Pending[None] = Pending()
         when_ns = self._clock.monotonic_ns() + round(seconds * _NS_PER_S)
         self._timers.call_at(when_ns, lambda: pending.resolve(None))
         return pending
 
     def resolve(self, topic: str) -> Pending[m.TopicInfo]:
-        """Who is this topic? Asked for by its id's shard."""
+        """Request the topic's facts from the shard of its id.
+
+        Fails with TopicNotFound if the name has another id.
+        """
         return run_steps(self._resolve(topic))
 
     def _resolve(self, topic: str) -> Steps[m.TopicInfo]:
@@ -91,7 +98,7 @@ class EngineConnection:
         return info
 
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[m.Located]:
-        """Where do its records lie?"""
+        """Request the places of the topic's records after `after`."""
         return run_steps(self._locate(topic, after, epoch))
 
     def _locate(self, topic: str, after: int, epoch: int) -> Steps[m.Located]:
@@ -102,7 +109,7 @@ class EngineConnection:
         return located
 
     def latest(self, topic: str) -> Pending[Cursor]:
-        """The cursor behind its last record."""
+        """Request the cursor of the topic's last record."""
         return run_steps(self._latest(topic))
 
     def _latest(self, topic: str) -> Steps[Cursor]:
@@ -111,34 +118,37 @@ class EngineConnection:
         return Cursor(reply.epoch, reply.head_seq)
 
     def keep_topic_alive(self, topic: str, epoch: int = 0) -> KeepAliveHandle:
-        """Not here: see source_uses.py."""
+        """Do nothing: see source_keep_alive.py."""
         return KeepAliveHandle(epoch)
 
     def facts(self, info: m.TopicInfo | m.Located) -> TopicFacts | None:
-        """Its slot on the board, now."""
+        """Return the current facts of the topic's slot on the board, or None."""
         return self._links.topic_facts(info)
 
     def topic_sequence(self, info: m.TopicInfo | m.Located) -> int:
-        """Another number after each change of its slot."""
+        """Return the sequence number of the topic's slot, which changes with every change of the slot."""
         return self._links.topic_sequence(info)
 
     def sequence_word(self, info: m.TopicInfo | m.Located) -> tuple[memoryview, int] | None:
-        """Where that number lies."""
+        """Return the memory and the index of that number, or None if the slot cannot be read."""
         return self._links.sequence_word(info)
 
     def marks(self, shard: int) -> ShardWatermarks:
-        """The shard's published marks, now."""
+        """Return the shard's current published marks."""
         return self._links.watermarks(shard)
 
     def published_since(self, shard: int, seen: ShardWatermarks, timeout_s: float) -> Pending[bool]:
-        """A look after a moment: news say when there is something, this is for marks that lag behind."""
+        """Check the shard's marks once, after at most 10 ms.
+
+        New records arrive through news. This check covers marks that are published later than the news.
+        """
         pending: Pending[bool] = Pending()
         when_ns = self._clock.monotonic_ns() + round(min(timeout_s, _LOOK_S) * _NS_PER_S)
         self._timers.call_at(when_ns, lambda: pending.resolve(self.marks(shard) != seen))
         return pending
 
     def cold_read(self, request: m.ColdRead) -> Pending[memoryview]:
-        """Bytes of a cold segment."""
+        """Request bytes of a cold segment from the relocator."""
         return run_steps(self._cold(request))
 
     def _cold(self, request: m.ColdRead) -> Steps[memoryview]:
@@ -146,20 +156,20 @@ class EngineConnection:
         return memoryview(reply.attachment or b"")
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
-        """Not here: who forwards waits for no router."""
+        """Do nothing: a scheduler does not wait for routers."""
         return resolved(None)
 
     def seek_remote(self, request: m.SeekTime) -> Pending[m.SeekTimeReply]:
-        """Not here: files are read."""
+        """Raise NotConnected: this process reads files."""
         raise NotConnected("this process reads files")
 
     def read_remote(self, request: m.Read) -> Pending[tuple[m.ReadReply, memoryview]]:
-        """Not here: files are read."""
+        """Raise NotConnected: this process reads files."""
         raise NotConnected("this process reads files")
 
 
 class SourceReaders:
-    """Open readers of sources; the longest unused is let go."""
+    """Open readers of sources, at most ROUTER_SOURCES_OPEN_MAX. The least recently used is closed first."""
 
     def __init__(self, connection: EngineConnection, clock: Clock) -> None:
         self._connection, self._clock = connection, clock
@@ -167,7 +177,10 @@ class SourceReaders:
         self._busy: set[SourceFlowKey] = set()
 
     def read(self, asked: ReadForwardBatch) -> Steps[FetchResult]:
-        """The source behind the stretch's start, about as much as is wanted. Raises as Source.fetch."""
+        """Read the source after the start of the range, up to the requested size.
+
+        Raises like Source.fetch.
+        """
         source = self._open.pop(asked.key, None)
         if source is None:
             connection = self._connection.for_topic(asked.key.source_id)
@@ -182,12 +195,12 @@ class SourceReaders:
             self._shrink()
 
     def close_reader(self, key: SourceFlowKey) -> None:
-        """Nobody reads it any more."""
+        """Close the reader of a source, unless a read is in progress."""
         if key not in self._busy and (source := self._open.pop(key, None)) is not None:
             source.close()
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all readers."""
         for source in self._open.values():
             source.close()
         self._open.clear()

@@ -1,1 +1,1 @@
-"""A client's connection: options, session, waiting, and how it ends."""
+"""A client's connection: options, session, waiting, and closing."""

@@ -1,4 +1,4 @@
-"""Options of `connect`, checked, with what the environment adds."""
+"""Options of `connect`, checked, with defaults from environment variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_MS_MAX = 3_600_000
 
 
 class ClientOptions:
-    """Checked options of connect, with what the environment adds."""
+    """Checked options of `connect`, with defaults from environment variables. Raises UsageError."""
 
     def __init__(
         self, url: str | None, client_id: str | None, key: str | None, timeout_ms: int | None, transport: str
@@ -46,8 +46,10 @@ def _transport(address: Address, asked: str) -> Transport | Literal["auto"]:
 
 
 def _secret_key(key: str | None) -> str:
-    """The secret key of a TCP connection: of the call, of the key file, of the variable; "" = none. Raises
-    UsageError, which never holds the key."""
+    """Return the secret key of a TCP connection: from the call, the key file, or the variable; "" = none.
+
+    Raises UsageError, which never contains the key.
+    """
     source, path = "key", os.environ.get(environment.KEY_FILE)
     if key is None and path:
         try:

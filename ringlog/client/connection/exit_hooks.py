@@ -1,9 +1,9 @@
-"""What is done before a process ends, also where `atexit` is not asked.
+"""Hooks that run before a process exits, also where `atexit` does not run.
 
-Processes that `multiprocessing` makes by fork, or from its fork server, end with os._exit behind their
-function, and so do workers of concurrent.futures. What is registered with atexit is not called then, only
-finalizers of multiprocessing itself; those are cleared when such a process begins, so ours is registered anew
-there. A program that calls os.fork and os._exit closes its clients itself.
+Processes that `multiprocessing` forks or starts from its fork server end with os._exit after their function.
+So do workers of concurrent.futures. `atexit` hooks do not run there; only finalizers of multiprocessing do.
+multiprocessing clears its finalizers when such a process starts, so this module registers its finalizer again
+there. A program that calls os.fork and os._exit must close its clients itself.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import warnings
 from collections.abc import Callable
 
 EXIT_CLOSE_S = 2.0
-"""How long a client that was not closed may take for what is not settled."""
+"""Longest time in seconds that an unclosed client may take to settle its records at exit."""
 PRIORITY = -10
-"""Behind multiprocessing's own: its queues and pools are flushed by then, and may have had us send more."""
+"""Runs after multiprocessing's own finalizers: their flush of queues and pools may send further records."""
 
 
 class _ExitHooks:
-    """What is to be called, and where multiprocessing was told. It remembers us weakly."""
+    """Registered hooks, and the process in which multiprocessing knows them. multiprocessing keeps only a
+    weak reference."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
@@ -41,7 +42,7 @@ class _ExitHooks:
             util.Finalize(None, self.end, exitpriority=PRIORITY)
 
     def begun(self) -> None:
-        """multiprocessing begins one of its processes, and has forgotten what was registered before."""
+        """Register again: multiprocessing started a process and cleared its finalizers."""
         self.registered_in = 0
         self.register_finalizer()
 
@@ -54,18 +55,19 @@ _ending = _ExitHooks()
 
 
 def register_exit_hook(call: Callable[[], object]) -> None:
-    """Have this called before this process ends, and before each that is forked from it does."""
+    """Call a function before this process, and each process that is forked from it, exits."""
     _ending.calls.append(call)
     atexit.register(call)
 
 
 def register_with_multiprocessing() -> None:
-    """Where multiprocessing made this process, have it call us. For when there is something to end."""
+    """If multiprocessing started this process, register the hooks with it. Call this once there is something
+    to close."""
     _ending.register_finalizer()
 
 
 def warn_unsettled(unsent: int, unknown: int) -> None:
-    """Records that the end of the process met unsettled: they are not lost in silence."""
+    """Warn about records that were not settled when the process exited."""
     if unsent or unknown:
         warnings.warn(
             f"the process ended before {unsent + unknown} records were settled, {unsent} of them were never "

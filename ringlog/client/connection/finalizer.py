@@ -1,9 +1,9 @@
-"""Clients that a program dropped without `close()`: what they hold ends with them.
+"""Close clients that a program dropped without `close()`.
 
-A client's thread and sockets keep its shell alive, so the shell cannot notice that nobody can use it any
-more. The Client does: every object that needs it refers to it. What was sent before still gets its time, in a
-thread of its own, since objects may be freed at any moment of any thread. Not compiled: weak references are
-made to Client.
+A client's thread and sockets keep its shell alive, so the shell cannot notice that it became unreachable. The
+Client can: every object that needs the client references it. Records that were sent before still get time to
+settle. A separate thread waits for them, since an object may be freed at any moment in any thread. This
+module is not compiled, because weak references to Client are made.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ringlog.client.write.producer_core import ProducerCore
 
 log = logging.getLogger("ringlog.client")
 DROPPED_CLOSE_S = 10.0
-"""Longest that what a dropped client had sent is waited for."""
+"""Longest time in seconds that the records of a dropped client may take to settle."""
 
 
 class _DroppedClient:
-    """What a dropped client left, until it has ended."""
+    """Remains of a dropped client until they are closed."""
 
     def __init__(self, end: Callable[[float], None]) -> None:
         self._end = end
@@ -47,17 +47,19 @@ class _DroppedClient:
 
 _ending: set[_DroppedClient] = set()
 _parents: list[_DroppedClient] = []
-"""Of the process we were forked from: what they hold must neither be used nor freed here."""
+"""Dropped clients of the parent process. The child must neither use nor free their resources."""
 
 
 def close_on_finalize(client: object, shell: ThreadedShell) -> None:
-    """Once the client is freed, end its shell."""
+    """Close `shell` once `client` is garbage collected."""
     weakref.finalize(client, _dropped, shell).atexit = False
 
 
 def close_shell(shell: ThreadedShell, timeout: float) -> tuple[int, int, int]:
-    """Send what was gathered, wait up to `timeout` seconds, end. Records that were not sent, records whose
-    fate is not known, and open requests."""
+    """Flush, wait up to `timeout` seconds, then close the shell.
+
+    Returns the number of unsent records, of records with an unknown outcome, and of open requests.
+    """
     cores: list[ProducerCore] = []
     if not (shell.interrupted_by or shell.is_monkey_patched_late):
         with shell.checked_lock, shell.guarded_session as session:
@@ -72,8 +74,10 @@ def close_shell(shell: ThreadedShell, timeout: float) -> tuple[int, int, int]:
 
 
 def close_in_thread(end: Callable[[float], None]) -> None:
-    """Have something ended in a thread of its own, within the seconds that it is given. Takes no lock, not
-    even to start a Thread: whoever is interrupted by the end of an object may hold any."""
+    """Call `end(seconds)` in a new thread.
+
+    Takes no lock, not even to start a Thread: a finalizer may interrupt code that holds any lock.
+    """
     ending = _DroppedClient(end)
     _ending.add(ending)
     with suppress(RuntimeError):  # The interpreter is ending.
@@ -81,13 +85,13 @@ def close_in_thread(end: Callable[[float], None]) -> None:
 
 
 def close_dropped(timeout: float) -> None:
-    """At the end of the process: what is not over yet gets no more than this."""
+    """At process exit, close the remaining dropped clients within `timeout` seconds each."""
     for ending in list(_ending):
         ending.run(timeout)
 
 
 def forget_in_child() -> None:
-    """After a fork."""
+    """Forget the parent's dropped clients after a fork."""
     _parents.extend(_ending)
     _ending.clear()
 

@@ -1,7 +1,7 @@
-"""Green threads: can a client work where gevent or eventlet has replaced the standard library's threads?
+"""Checks whether a client can work with the green threads of gevent or eventlet.
 
-It can where both its threads and what they sleep on are replaced. Where only one of them is, its daemon
-thread dies or blocks every green thread of the program, without a word: that is refused.
+A client works if both `threading` and `select` are patched, or neither. With only one of them patched, the
+daemon thread would die silently or block every green thread of the program. Such a process is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EVENTLET_READERS = "eventlet.debug.hub_prevent_multiple_readers(False)"
 
 
 def check_green_threads() -> None:
-    """Raise UsageError, which says what to do, where a client would not work. Imports nothing."""
+    """Raise UsageError, with the remedy, if a client would not work in this process. Imports no module."""
     monkey: Any = sys.modules.get("gevent.monkey")
     if monkey is not None:
         _check_whole("gevent", monkey.is_module_patched("threading"), monkey.is_module_patched("select"))
@@ -44,12 +44,14 @@ def _check_whole(library: str, threads: bool, select: bool) -> None:
 
 
 def are_green() -> bool:
-    """Are the threads of this process green? They share one: who looks on in it holds up all others."""
+    """Return True if the threads of this process are green. They share one OS thread, so spinning in one
+    blocks all."""
     return not isinstance(threading.get_ident, BuiltinFunctionType)
 
 
 def patched_late_error() -> UsageError:
-    """What a client is told that was made before threads were replaced: its locks know no green threads."""
+    """Return the error of a client that was created before threads were patched: its locks do not block green
+    threads."""
     return UsageError(
         "threads were replaced by green threads after this client was made: call connect() after "
         "monkey.patch_all(); in a server that forks (gunicorn --preload), call it in each worker"

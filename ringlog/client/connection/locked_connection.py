@@ -1,4 +1,4 @@
-"""LockedConnection: a session as readers see it, safe to use from many threads."""
+"""LockedConnection: a thread-safe view of a session for readers."""
 
 from __future__ import annotations
 
@@ -21,76 +21,76 @@ T = TypeVar("T")
 
 
 class LockedConnection:
-    """Implements client.connection.Connection by asking the session with the client's lock held."""
+    """Implements read_connection.Connection. Each call uses the session with the client's lock held."""
 
     def __init__(self, shell: ThreadedShell) -> None:
         self._shell = shell
 
     @property
     def transport(self) -> Transport:
-        """How the client talks to the engine."""
+        """Transport to the engine."""
         return self._shell.session.transport
 
     @property
     def is_transport_known(self) -> bool:
-        """False while no engine was met and `transport` may turn out to be another one."""
+        """False until the first connection to an engine: `transport` may still change."""
         return self._shell.session.is_transport_known
 
     @property
     def data_dir(self) -> str:
-        """The engine's data directory."""
+        """Data directory of the engine."""
         return self._shell.session.data_dir
 
     @property
     def shm_dir(self) -> str:
-        """The engine's shared-memory directory."""
+        """Shared-memory directory of the engine."""
         return self._shell.session.shm_dir
 
     @property
     def cold_dir(self) -> str:
-        """Where cold segments lie, or nothing."""
+        """Directory of cold segments on this host, or empty."""
         return self._shell.session.cold_dir
 
     @property
     def log_map(self) -> LogMap:
-        """What this client's readers know of the log."""
+        """Cache of the positions of topics in the log."""
         return self._shell.session.log_map
 
     @property
     def generation(self) -> int:
-        """Grows when the engine was restarted."""
+        """Number that grows at every restart of the engine."""
         return self._shell.session.generation
 
     def resolve(self, topic: str) -> Pending[TopicInfo]:
-        """Who is this topic?"""
+        """Return the identity and settings of a topic."""
         return self._begin(lambda session: session.resolve(topic))
 
     def dead_letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
-        """Where do the dead letters of a topic go?"""
+        """Return the dead-letter topics of a topic."""
         return self._begin(lambda session: session.dead_letter_targets(topic))
 
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
-        """Where do records after `after` lie?"""
+        """Query the location of the records after `after`."""
         return self._begin(lambda session: session.locate(topic, after, epoch))
 
     def latest(self, topic: str) -> Pending[Cursor]:
-        """The cursor behind the topic's last record."""
+        """Return the cursor of the topic's last record."""
         return self._begin(lambda session: session.latest(topic))
 
     def keep_topic_alive(self, topic: str, epoch: int = 0) -> KeepAliveHandle:
-        """Somebody follows a topic; whoever serves the session says so."""
+        """Mark a topic as in use until the returned handle ends."""
         with self._shell.checked_lock, self._shell.guarded_session as session:
             return session.keep_topic_alive(topic, epoch)
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
-        """Read the topic's slot on the board now."""
+        """Read the topic's slot on the board."""
         with self._shell.lock:
             return self._shell.session.facts(info)
 
     def topic_sequence(self, info: TopicInfo | Located) -> int:
-        """Another number after each change of the topic's slot."""
+        """Return the change number of the topic's slot."""
         links = self._shell.session.links
-        # Asked for each delivery: what is mapped is looked at without the lock.
+        # Called for each delivery, so mapped memory is read without the lock.
         found = links.peek_sequence(info.shard, info.slot) if isinstance(links, LocalLinks) else -1
         if found >= 0:
             return found
@@ -98,17 +98,17 @@ class LockedConnection:
             return self._shell.session.topic_sequence(info)
 
     def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
-        """Where `topic_sequence` lies."""
+        """Return the location of `topic_sequence` in shared memory."""
         with self._shell.lock:
             return self._shell.session.sequence_word(info)
 
     def marks(self, shard: int) -> ShardWatermarks:
-        """Read the shard's published marks now."""
+        """Read the shard's published marks."""
         with self._shell.lock:
             return self._shell.session.marks(shard)
 
     def published_since(self, shard: int, seen: ShardWatermarks, timeout_s: float) -> Pending[bool]:
-        """Wait for a publication."""
+        """Wait for a publication of the shard."""
         return self._begin(lambda session: session.published_since(shard, seen, timeout_s))
 
     def cold_read(self, request: ColdRead) -> Pending[memoryview]:
@@ -116,11 +116,11 @@ class LockedConnection:
         return self._begin(lambda session: session.cold_read(request))
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
-        """Have routers catch up."""
+        """Have routers forward all records to a topic."""
         return self._begin(lambda session: session.catch_up(topic, topic_id))
 
     def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
-        """Ask the gateway where records of a time begin."""
+        """Query the gateway for the position of the records of a time."""
         return self._begin(lambda session: session.seek_remote(request))
 
     def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:

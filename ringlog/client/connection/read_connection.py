@@ -1,8 +1,8 @@
-"""What reading needs of a client's connection, and nothing else.
+"""Interface that readers need of a client's connection.
 
-`Client` and `aio.Client` hold a Connection as `client.connection`; Reader, Tailer and `read` are written
-against it. Everything that has to wait is a Pending: logic is written as `Steps` (ringlog.link.futures),
-yielding Pendings, and is run by the client it belongs to:
+`Client` and `aio.Client` have a Connection as `client.connection`. Reader, Tailer and `read` use only this
+interface. Every call that must wait returns a Pending. Operations are written as `Steps`
+(ringlog.link.futures) that yield Pendings, and the client runs them:
 
     def read_page(connection: Connection, topic: str, ...) -> Steps[Page]:
         located = yield connection.locate(topic, after, epoch)
@@ -12,7 +12,7 @@ yielding Pendings, and is run by the client it belongs to:
     page = client.run(read_page(client.connection, ...))           # synchronous client
     page = await client.run(read_page(client.connection, ...))     # asyncio client
 
-Local file reads may be made directly between two yields; they must not sleep.
+Between two yields an operation may read local files directly. It must not sleep.
 """
 
 from __future__ import annotations
@@ -29,101 +29,108 @@ from ringlog.storage.log_map import LogMap
 
 
 class Connection(Protocol):
-    """One client's connection, seen by readers. All methods return at once and never block."""
+    """Connection of one client, as readers use it. All methods return at once and never block."""
 
     @property
     def transport(self) -> Transport:
-        """`ring`: files are read here; `ipc` and `tcp`: `read_remote` asks the gateway."""
+        """Transport to the engine. `ring`: readers open files; `ipc` and `tcp`: `read_remote` sends reads to
+        the gateway."""
         ...
 
     @property
     def is_transport_known(self) -> bool:
-        """False while no engine was met and `transport` may turn out to be another one."""
+        """False until the first connection to an engine: `transport` may still change."""
         ...
 
     @property
     def data_dir(self) -> str:
-        """The engine's data directory; raises NotConnected before the first `locate` on this transport."""
+        """Data directory of the engine. Raises NotConnected before the first `locate` on this transport."""
         ...
 
     @property
     def shm_dir(self) -> str:
-        """The engine's shared-memory directory; a new one after every start of the engine."""
+        """Shared-memory directory of the engine. It changes with every start of the engine."""
         ...
 
     @property
     def cold_dir(self) -> str:
-        """Where cold segments lie, when that is a directory of this host; else empty: see `cold_read`."""
+        """Directory of cold segments, if it is on this host; otherwise empty: see `cold_read`."""
         ...
 
     @property
     def log_map(self) -> LogMap:
-        """What this client's readers know of where topics lie in the log."""
+        """Cache of the positions of topics in the log, shared by the client's readers."""
         ...
 
     @property
     def generation(self) -> int:
-        """Grows when the engine was restarted: locate again and open files anew."""
+        """Number that grows at every restart of the engine. Readers then locate again and reopen their
+        files."""
         ...
 
     def resolve(self, topic: str) -> Pending[TopicInfo]:
-        """Who is this topic? Cached; fails with TopicNotFound."""
+        """Return the identity and settings of a topic, from the cache if possible. Fails with
+        TopicNotFound."""
         ...
 
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
-        """Ask the topic's shard where records after `after` lie (ring transport)."""
+        """Query the topic's shard for the location of the records after `after` (ring transport)."""
         ...
 
     def latest(self, topic: str) -> Pending[Cursor]:
-        """The cursor behind the topic's last record: asked of its shard, so no record is read for it."""
+        """Return the cursor of the topic's last record. The shard answers; no record is read."""
         ...
 
     def keep_topic_alive(self, topic: str, epoch: int = 0) -> KeepAliveHandle:
-        """Somebody follows this life of a topic, until he ends the Use: nobody is to take it for unused.
+        """Mark this life of a topic as in use until the returned handle ends.
 
-        Never fails; topics that are not removed when they are unused cost no message and no timer.
+        Never fails. Topics without `expire_unused_ms` cost no message and no timer.
         """
         ...
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
-        """Read the topic's slot on the board now; None when it holds another life or cannot be read."""
+        """Read the topic's slot on the board. None if the slot contains another life or cannot be read."""
         ...
 
     def topic_sequence(self, info: TopicInfo | Located) -> int:
-        """Another number after each change of what `facts` gives; -1 while that changes or cannot be read."""
+        """Return the change number of the topic's slot. -1 while the slot changes or cannot be read."""
         ...
 
     def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
-        """Where `topic_sequence` lies in shared memory: (words, index); None when it cannot be read there.
+        """Return the location of `topic_sequence` in shared memory: (words, index). None if it cannot be read
+        there.
 
-        Reading it raises ValueError once the connection, or the engine's life, is over.
+        Reading the word raises ValueError after the connection, or this run of the engine, has ended.
         """
         ...
 
     def marks(self, shard: int) -> ShardWatermarks:
-        """Read the shard's published marks on the board now."""
+        """Read the shard's published marks on the board."""
         ...
 
     def published_since(self, shard: int, seen: ShardWatermarks, timeout_s: float) -> Pending[bool]:
-        """Done with True once `marks(shard)` differs from `seen`, with False after the timeout."""
+        """Wait until `marks(shard)` differs from `seen` (result True), or for `timeout_s` seconds (result
+        False)."""
         ...
 
     def cold_read(self, request: ColdRead) -> Pending[memoryview]:
-        """Have bytes of a cold segment read; fails with NotReady, reason cold_unavailable (TI-10)."""
+        """Have bytes of a cold segment read. Fails with NotReady, reason `cold_unavailable`."""
         ...
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
-        """Have the routers that lead to a topic forward what their sources hold (RT-20). Never fails: who
-        cannot have that reads what there is, after a second at most."""
+        """Have routers forward to a topic all records that their sources contain.
+
+        Never fails. If it is not possible within about one second, the reader reads the existing records.
+        """
         ...
 
     def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
-        """Ask the gateway where records of a time begin (ipc and tcp)."""
+        """Query the gateway for the position of the records of a time (ipc and tcp)."""
         ...
 
     def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
-        """Send a Read to the gateway; the reply and the buffer of whole frames (ipc and tcp).
+        """Send a Read to the gateway. Returns the reply and a buffer of whole frames (ipc and tcp).
 
-        Lasts up to the request's `wait_ms` longer than an ordinary request.
+        May take up to the request's `wait_ms` longer than other requests.
         """
         ...

@@ -1,4 +1,4 @@
-"""A source that its reader uses and that its client ends, each perhaps in a thread of its own."""
+"""Source that a reader uses and that its client may close from another thread."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from ringlog.client.connection.shell import ThreadedShell
 
 WINDOW_BYTES = 4 * MIB
-"""Log scanned for one batch of a tailer."""
+"""Bytes of log that a tailer scans for one batch."""
 T = TypeVar("T")
 
 
 class Closable(Protocol):
-    """What lets go of its files when it is told to."""
+    """Object that releases its files on request."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Release the files."""
 
 
 class ReaderClient(Protocol):
-    """What a Reader needs of its client."""
+    """Interface that readers need of their client."""
 
     @property
     def connection(self) -> Connection:
-        """The client's connection."""
+        """Connection of the client."""
         ...
 
     def run(self, steps: Steps[Any]) -> Any:
-        """Run to the end, waiting as needed."""
+        """Run an operation to its end and return its result."""
         ...
 
 
@@ -44,25 +44,28 @@ S = TypeVar("S", bound=Closable)
 
 
 def open_ref_counted(open: Callable[[], S]) -> RefCounted[S]:
-    """Open a source, to use it."""
+    """Open a source and return it with a count of its users."""
     return RefCounted(open())
 
 
 class RefCounted(Generic[S]):
-    """Nobody closes the files under a thread that reads them: the last of user and ender does."""
+    """Source whose files are closed after both its user and its owner are done with it.
+
+    No thread loses the files that it reads: `close_when_unused` leaves the close to the thread that reads.
+    """
 
     def __init__(self, source: S) -> None:
         self._source = source
         self._lock = threading.Lock()
         self._is_over = False
         self._user = 0
-        """The thread that reads now; 0 = none does."""
+        """Ident of the thread that reads now; 0 = none."""
         self.has_detached_run = False
-        """With asyncio an operation goes on when who waits for it is cancelled."""
+        """Always False here. With asyncio, an operation continues when its caller is cancelled."""
 
     @contextmanager
     def use(self) -> Iterator[S]:
-        """Read from it, one thread at a time."""
+        """Return a context that yields the source to one thread at a time."""
         if self._user == threading.get_ident():
             raise CalledInside(
                 "a reader was used by a signal handler that interrupted a call of it; use another one there"
@@ -75,26 +78,27 @@ class RefCounted(Generic[S]):
                 finally:
                     self._user = 0
         finally:
-            # Looked at with the lock free: whoever ends it later finds it so and closes it himself.
+            # Test this after the release of the lock. A later `close_when_unused` gets the lock and closes
+            # the source itself.
             if self._is_over:
                 self.close_when_unused()
 
     def read(self, client: ReaderClient, make: Callable[[S], Steps[T]]) -> T:
-        """Run an operation that reads from it."""
+        """Run an operation that reads from the source."""
         with self.use() as source:
             found: T = client.run(make(source))
             return found
 
     def read_if_blocking(self, client: ReaderClient, make: Callable[[S], Steps[Any]]) -> None:
-        """The same where a property asks, which can wait for it in a thread alone."""
+        """Run an operation for a property, which can wait in a thread but not in an event loop."""
         self.read(client, make)
 
     def run(self, shell: ThreadedShell, make: Callable[[], Steps[T]]) -> T:
-        """Run an operation that reads from it, for who uses it."""
+        """Run an operation of the thread that uses the source."""
         return shell.run(make())
 
     def close_when_unused(self) -> None:
-        """Let go of its files, now or when whoever reads has done. Idempotent, never waits."""
+        """Close the files now, or when the reading thread is done. Idempotent; never waits."""
         self._is_over = True
         if self._lock.acquire(blocking=False):
             try:

@@ -1,8 +1,8 @@
-"""Session: one client's state between its user and its links, without waiting and without locks.
+"""Session: the state of one client, without waiting and without locks.
 
-The synchronous and the asyncio client are shells around this: they wait for its descriptors and its next
-timer, call `turn`, and make results of Pendings. Everything the client can do is here once. Implements
-client.connection.Connection.
+The synchronous and the asyncio client are shells around a session. A shell waits for the session's
+descriptors and its next timer, calls `turn`, and returns the results of Pendings. All other behaviour of a
+client is here, once. Implements client.connection.read_connection.Connection.
 """
 
 from __future__ import annotations
@@ -89,17 +89,17 @@ log = logging.getLogger("ringlog.client")
 
 KEYED_RETRY_S = 0.05
 LAYOUTS_MAX = 16
-"""So many times the place of a topic is looked for anew for one request; the engine cannot be started more
-often with another number of shards while one waits."""
+"""Most attempts to locate the shard of a topic for one request. The engine cannot restart more often with
+another number of shards during one request."""
 _SETTLE_ANSWER_MS = 250
-"""So much longer than its own bound is waited for the answer of a scheduler."""
+"""Extra time in milliseconds to wait for a scheduler's reply, beyond the time limit in the request."""
 EVENTS_MAX = 256
 BACKUP_S = 0.1
-"""Longest sleep with frames in flight: a lost wake-up costs this much and nothing else."""
+"""Longest sleep in seconds with frames in flight. A lost wake-up costs this delay."""
 
 
 class Session:
-    """One client's connection and caches. Not thread-safe."""
+    """Connection and caches of one client. Not thread-safe."""
 
     def __init__(
         self,
@@ -120,13 +120,14 @@ class Session:
         self.timers = Timers()
         self.streams: set[Stream] = set()
         self.producer_cores: set[Any] = set()
-        """Producers that are open (ProducerCore)."""
+        """Open producers (ProducerCore)."""
         self.cancelling_claims: set[Pending[PeerReply]] = set()
-        """Claims that are being called off; whoever ends the client waits until their shards know it."""
+        """Claims whose cancellation is in flight. Closing the client waits until the shards have handled
+        them."""
         self.events: deque[ClientEvent] = deque(maxlen=EVENTS_MAX)
         self.retries = 0
         self.log_map = LogMap()
-        """What this client's readers know of where topics lie in the log."""
+        """Cache of the positions of topics in the log, shared by the client's readers."""
         self.delivery = Delivery(self, RETURN_DELAY_BUSY_NS)
         self.topic_keep_alive = TopicKeepAlive(self)
         self._topics: dict[str, TopicInfo] = {}
@@ -137,7 +138,7 @@ class Session:
         self._is_closed = False
         self._reconnects = reconnect
         self._ended: NotConnected | None = None
-        """Why everything fails from now on: the engine went away, and the client does not reconnect."""
+        """Error of every later call. Set if the engine went away and the client does not reconnect."""
         self._fds, self._secret_key = fds, secret_key
         self.links: LocalLinks | GatewayLinks
         if transport in {"auto", "ring"}:
@@ -149,7 +150,7 @@ class Session:
         else:
             self.links = self._gateway_links()
         self.is_transport_known = transport != "auto"
-        """Which way this client goes is decided; with `auto` once its engine was met."""
+        """True once the transport is final: with `auto`, after the first connection to an engine."""
 
     def _gateway_links(self) -> GatewayLinks:
         address = self.address
@@ -160,7 +161,7 @@ class Session:
         )  # fmt: skip
 
     def _fall_back_to_gateway(self, engine: EngineInfo) -> None:
-        """The engine's shared memory is not there for this process: go by its socket from now on."""
+        """Use the engine's socket from now on: this process does not have the engine's shared memory."""
         log_event(
             log, logging.WARNING, "no shared memory in common with the engine: using its socket",
             shm_dir=engine.shm_dir, socket=engine.gateway_ipc,
@@ -172,15 +173,15 @@ class Session:
             lambda done: waiting.resolve(None) if done.error is None else waiting.fail(done.error)
         )
 
-    # -- turns: what a shell calls --------------------------------------------------------------------
+    # -- for the shell --------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Something will happen by itself: frames or requests are open, or something has a time."""
+        """True if frames, requests or timers are open."""
         return self.timers.next_ns() is not None
 
     def turn(self, ready: Iterable[int] = ()) -> bool:
-        """Serve readable descriptors, rings and timers; True when anything happened."""
+        """Handle readable descriptors, rings and due timers. Returns True if anything happened."""
         for fd in ready:
             self.links.on_readable(fd)
         happened = self.links.pump()
@@ -190,7 +191,8 @@ class Session:
         return happened
 
     def sleep_s(self) -> float:
-        """How long the owner may sleep after `links.arm()` said that nothing was there."""
+        """Return how long the shell may sleep, in seconds, after `links.arm()` reported that no data is
+        ready."""
         next_ns = self.timers.next_ns()
         if next_ns is None:
             return BACKUP_S
@@ -200,11 +202,11 @@ class Session:
 
     @property
     def state(self) -> ClientState:
-        """How we and the engine stand."""
+        """State of the connection to the engine."""
         return self._state
 
     def health(self) -> ClientHealth:
-        """The client at a glance."""
+        """Return a snapshot of the connection for a liveness check."""
         facts = self.links.stats
         age = (self.clock.monotonic_ns() - facts.last_heard_ns) / 1e9 if facts.last_heard_ns else None
         engine = self.links.engine.engine_id if self.transport == "ring" and self.links.generation else ""  # type: ignore[union-attr]
@@ -216,7 +218,7 @@ class Session:
         )  # fmt: skip
 
     def record_event(self, kind: str, **detail: Any) -> None:
-        """Remember an event."""
+        """Add a connection event."""
         self.events.append(ClientEvent(self.clock.now_us(), kind, detail))
 
     def _links_changed(self) -> None:
@@ -234,22 +236,22 @@ class Session:
             self.record_event("disconnected")
             self._set_state(ClientState.RECONNECTING)
             if not self._reconnects:
-                # Not from here: whoever noticed is in the middle of the links' own work.
+                # Not from here: the caller is in the middle of the links' own work.
                 self.timers.call_at(self.clock.monotonic_ns(), self._end_for_good)
 
     def _set_state(self, state: ClientState) -> None:
         self._state = state
         self._state_since_us = self.clock.now_us()
 
-    # -- asking ---------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------
 
     def deadline_ns(self, extra_ms: int = 0) -> int:
-        """When a request made now is given up."""
+        """Return the deadline of a request that starts now, on the monotonic clock."""
         return self.clock.monotonic_ns() + (self.timeout_ms + extra_ms) * MS
 
     def wait_connected(self) -> Pending[None]:
-        """Done once the engine was met; fails with NotConnected after the timeout, or with AuthFailed or
-        VersionMismatch."""
+        """Wait for the first connection to the engine. Fails with NotConnected after the timeout, with
+        AuthFailed, or with VersionMismatch."""
         if self._ended is not None:
             return _failed(self._ended)
         connecting = self.links.connect()
@@ -269,27 +271,28 @@ class Session:
         return result
 
     def no_engine(self, text: str = "no engine answers", **detail: Any) -> NotConnected:
-        """What to raise where no engine was met in time: why, as far as that is known."""
+        """Return the error of a connection that was not made in time, with the cause as far as it is
+        known."""
         return NotConnected(
             explain_unreachable(text, self.links.unreachable_reason), address=str(self.address), **detail
         )
 
     def ask(self, shard: int, message: Message, *, extra_ms: int = 0, attachment: Any = None) -> Pending[Any]:
-        """Send a request to a shard; resolved with the reply's message."""
+        """Send a request to a shard. Resolves with the message of the reply."""
         return run_steps(self._ask_steps(shard, message, extra_ms, attachment))
 
     def ask_topic(self, info: TopicInfo, message: Message, *, attachment: Any = None) -> Pending[Any]:
-        """Send a request about a topic to its shard, also when that is another one meanwhile."""
+        """Send a request about a topic to its shard, also if the topic moves to another shard meanwhile."""
         return run_steps(self._ask_topic_steps(info, message, attachment))
 
     def _ask_topic_steps(self, info: TopicInfo, message: Message, attachment: Any) -> Steps[Any]:
         for _ in range(LAYOUTS_MAX):
-            # The caller may have asked others since `info` was true: the engine may be another one by now.
+            # Resolve again: the engine may have been restarted since the caller got `info`.
             found: TopicInfo = yield self.resolve(info.topic)
             try:
                 return (yield from self._ask_steps(found.shard, message, 0, attachment))
             except ShardsChanged:
-                # As it was: whatever makes it harmless when it is sent twice does so over there as well.
+                # Send the request unchanged. Its protection against duplicates also holds at the other shard.
                 continue
         raise _no_agreement(info.topic)
 
@@ -299,7 +302,7 @@ class Session:
         return reply.message
 
     def ask_scheduler(self, message: Message, *, extra_ms: int = 0) -> Pending[Any]:
-        """Send a request to the scheduler that looks after routers; resolved with the reply's message."""
+        """Send a request to the scheduler that runs routers. Resolves with the message of the reply."""
         return run_steps(self._routers_steps(message, extra_ms))
 
     def _routers_steps(self, message: Message, extra_ms: int) -> Steps[Any]:
@@ -314,8 +317,8 @@ class Session:
         return reply.message
 
     def routers_from(self, topic: str) -> Pending[list[str]]:
-        """Names of the routers that lead from a topic. Never fails: those that nobody tells in time are not
-        named."""
+        """Return the names of the routers from a topic. Never fails: routers that are not known in time are
+        omitted."""
         return run_steps(self._routers_from_steps(topic))
 
     def _routers_from_steps(self, topic: str) -> Steps[list[str]]:
@@ -335,8 +338,11 @@ class Session:
         return names
 
     def _ask_scheduler_soon(self, message: Message) -> Steps[Any]:
-        """The answer of the scheduler that looks after routers, which has little time; None when nobody runs
-        any. Raises ConnectionTrouble, Refused."""
+        """Send a request with a short deadline to the scheduler that runs routers. None if the engine has no
+        scheduler.
+
+        Raises ConnectionTrouble, Refused.
+        """
         links = self.links
         deadline_ns = self.clock.monotonic_ns() + (READ_SETTLE_MS + _SETTLE_ANSWER_MS) * MS
         if not isinstance(links, LocalLinks):
@@ -350,7 +356,10 @@ class Session:
     # -- topics ---------------------------------------------------------------------------------------
 
     def resolve(self, topic: str, *, create: bool = False) -> Pending[TopicInfo]:
-        """Who is this topic? Cached; fails with TopicNotFound, or makes it with defaults if `create`."""
+        """Return the identity and settings of a topic, from the cache if possible.
+
+        Fails with TopicNotFound, unless `create` is true: the topic is then created with default settings.
+        """
         known = self._topics.get(topic)
         if known is not None and self._topics_generation == self.links.generation:
             return resolved(known)
@@ -365,20 +374,20 @@ class Session:
         self._resolving.pop((topic, create), None)
 
     def cached_topic(self, topic: str) -> TopicInfo | None:
-        """What was said of the topic since the engine was started last, if anything was."""
+        """Return the cached topic; None if it was not resolved since the last start of the engine."""
         return self._topics.get(topic) if self._topics_generation == self.links.generation else None
 
     def cache_topic(self, info: TopicInfo) -> TopicInfo:
-        """Keep what a shard said of a topic."""
+        """Store a shard's description of a topic in the cache."""
         self._topics[info.topic] = info
         return info
 
     def forget(self, topic: str) -> None:
-        """What is known of the topic is not true any more."""
+        """Remove a topic from the cache."""
         self._topics.pop(topic, None)
 
     def forget_all(self, topics: Iterable[str]) -> None:
-        """Have each be asked for again: a feed of a topic's earlier life would never be given a turn."""
+        """Remove topics from the cache. A feed of an earlier life of a topic would never get a grant."""
         for topic in topics:
             self.forget(topic)
 
@@ -388,12 +397,14 @@ class Session:
         return (yield from self.ask_name_owner(topic, message))
 
     def ask_name_owner(self, topic: str, message: Message) -> Steps[TopicInfo]:
-        """Ask whoever looks after the name: the shard it is at home with, or the one that shard points to,
-        since the number of shards has changed after the topic was made. Raises NotReady when that one points
-        to another."""
+        """Send a request to the shard that owns a topic's name.
+
+        This is the home shard, or another one to which the home shard refers because the number of shards
+        changed. Raises NotReady if that one refers to yet another.
+        """
         for _ in range(LAYOUTS_MAX):
             try:
-                yield self.wait_connected()  # Who has the name is known from then on.
+                yield self.wait_connected()  # The home shard is known only after connecting.
                 info: TopicInfo = yield self.ask(self.links.home_shard(topic), message)
                 if not info.topic_id:
                     info = yield self.ask(info.shard, message)
@@ -407,7 +418,7 @@ class Session:
         return self.cache_topic(info)
 
     def dead_letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
-        """Ask where the dead letters of a topic go, the queue's and those of its groups. Not from memory."""
+        """Query the dead-letter topics of a topic: the queue's own and those of its groups. Never cached."""
         return run_steps(self._letters_steps(topic))
 
     def _letters_steps(self, topic: str) -> Steps[tuple[str, ...]]:
@@ -417,7 +428,8 @@ class Session:
         return dead_letter_targets_of(info.config, listed.groups)
 
     def ask_resolved_topic(self, topic: str, make: Any) -> Steps[Any]:
-        """Ask a topic's shard `make(info)`; once more when the topic turns out to be another than we knew."""
+        """Send `make(info)` to a topic's shard. Resolves again and retries once if the topic is in another
+        life."""
         info = yield self.resolve(topic)
         try:
             return (yield self.ask_topic(info, make(info)))
@@ -429,8 +441,10 @@ class Session:
     # -- jobs -----------------------------------------------------------------------------------------
 
     def about_jobs(self, message: Any, *, extra_ms: int = 0, is_awaited: bool = False) -> Pending[PeerReply]:
-        """Send a request about jobs to who looks after their topic; resolved with what was attached, too.
-        `is_awaited`: see Peer.request."""
+        """Send a request about jobs to their topic's shard. Resolves with the reply and its attachment.
+
+        `is_awaited`: see Peer.request.
+        """
         if self._ended is not None:
             return _failed(self._ended)
         links, info = self.links, self._topics.get(message.topic)
@@ -444,7 +458,7 @@ class Session:
         return asked
 
     def track_claim_cancel(self, undoing: Pending[PeerReply] | None) -> None:
-        """A claim is being called off: the client's end waits for it, whatever became of who claimed."""
+        """Make closing the client wait for the cancellation of a claim."""
         if undoing is not None and not undoing.is_done:
             self.cancelling_claims.add(undoing)
             undoing.when_done(self.cancelling_claims.discard)
@@ -452,7 +466,7 @@ class Session:
     def _jobs_refused(
         self, asked: Pending[PeerReply], error: RinglogError, message: Any, extra_ms: int
     ) -> bool:
-        """Where the topic is not there any more, it is perhaps made anew, or elsewhere."""
+        """Retry if the topic was not found: it may have been created again, or moved to another shard."""
         if not isinstance(error, TopicNotFound | ShardsChanged):
             return False
         self.forget(message.topic)
@@ -471,7 +485,7 @@ class Session:
             except ShardsChanged:
                 continue
             except TopicNotFound:
-                # Perhaps it is made anew, and elsewhere.
+                # The topic may have been created again, on another shard.
                 if has_looked:
                     raise
                 has_looked = True
@@ -483,7 +497,7 @@ class Session:
     # -- writing --------------------------------------------------------------------------------------
 
     def open_stream(self, topic: str, **options: Any) -> Stream:
-        """A new producer identity on a topic."""
+        """Return a new producer identity on a topic."""
         stream = Stream(self, topic, **options)
         self.streams.add(stream)
         if not self.links.connect().is_done and self._state is ClientState.CONNECTING and not self.events:
@@ -491,15 +505,17 @@ class Session:
         return stream
 
     def append_keyed(self, stream: Stream, frame: bytearray, key: str, window_ms: int = 0) -> Steps[Appended]:
-        """Append one frame under an idempotency key, by message; the key makes repeating it safe (I-4)."""
+        """Append one frame under an idempotency key, by message. The key makes a retry safe."""
         done, _ = yield from self.append_keyed_frame(stream, frame, key=key, window_ms=window_ms)
         return done
 
     def append_keyed_frame(
         self, stream: Stream, frame: bytearray, *, key: str = "", ids: bytes = b"", window_ms: int = 0
     ) -> Steps[tuple[Appended, bytes]]:
-        """Append one frame under a key, or its records under ids; with what is known of these, as the message
-        Appended says it."""
+        """Append one frame under a key, or its records under dedup ids.
+
+        Returns the result and, for dedup ids, the known ids in the encoding of the message Appended.
+        """
         deadline, number, looks = self.deadline_ns(), stream.take_seq(), 0
         while True:
             try:
@@ -507,13 +523,14 @@ class Session:
             except (TopicNotFound, StaleEpoch) as e:
                 number = number if e.outcome == "unknown" else stream.take_seq()
                 self.forget(stream.topic)
-                looks += 1  # Without `create` once more: perhaps it was deleted and made anew.
+                looks += 1  # Without `create` retry once: it may have been created again.
                 if (not stream.create and looks > 1) or self.clock.monotonic_ns() >= deadline:
                     raise
             except (Throttled, NotReady, ShuttingDown) as e:
                 if e.detail.get("reason") in FINAL_REASONS:
                     raise
-                # What may be there comes again as it was, to be recognised; a refused number is used up.
+                # A frame with an unknown outcome is resent under its number, to be recognised. A refused
+                # number is used up.
                 number = number if e.outcome == "unknown" else stream.take_seq()
                 asked_s = min(int(e.detail.get("retry_after_ms", 0) or 0), RETRY_MS_MAX) / 1_000
                 if self.clock.monotonic_ns() + int(asked_s * 1e9) >= deadline:
@@ -550,7 +567,7 @@ class Session:
         return done, reply.known
 
     def pause(self, seconds: float) -> Pending[None]:
-        """Done after a while."""
+        """Return a Pending that is done after `seconds`."""
         result: Pending[None] = Pending()
         self.timers.call_at(self.clock.monotonic_ns() + int(seconds * 1e9), lambda: result.resolve(None))
         return result
@@ -559,39 +576,39 @@ class Session:
         if isinstance(run, Shipment):
             run.batch.stream.resend_displaced(run)
 
-    # -- reading: client.connection.Connection --------------------------------------------------------
+    # -- reading: read_connection.Connection ----------------------------------------------------------
 
     @property
     def transport(self) -> Transport:
-        """How this client talks to the engine."""
+        """Transport to the engine."""
         return self.links.transport
 
     @property
     def data_dir(self) -> str:
-        """The engine's data directory."""
+        """Data directory of the engine."""
         return self._local().engine.data_dir
 
     @property
     def shm_dir(self) -> str:
-        """The engine's shared-memory directory."""
+        """Shared-memory directory of the engine."""
         return self._local().engine.shm_dir
 
     @property
     def cold_dir(self) -> str:
-        """Where cold segments lie, or nothing."""
+        """Directory of cold segments on this host, or empty."""
         return self._local().engine.cold_dir
 
     @property
     def generation(self) -> int:
-        """Grows when the engine was restarted."""
+        """Number that grows at every restart of the engine."""
         return self.links.generation
 
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
-        """Ask the topic's shard where records after `after` lie."""
+        """Query the topic's shard for the location of the records after `after`."""
         return run_steps(self.ask_resolved_topic(topic, lambda _: Locate(topic, after, epoch)))
 
     def latest(self, topic: str) -> Pending[Cursor]:
-        """The cursor behind the topic's last record."""
+        """Return the cursor of the topic's last record."""
         return run_steps(self._latest_steps(topic))
 
     def _latest_steps(self, topic: str) -> Steps[Cursor]:
@@ -599,27 +616,29 @@ class Session:
         return Cursor(reply.epoch, reply.head_seq)
 
     def keep_topic_alive(self, topic: str, epoch: int = 0) -> KeepAliveHandle:
-        """Say for who follows a topic that it is in use, where that matters; see Connection."""
+        """Mark a topic as in use until the returned handle ends. See Connection."""
         return self.topic_keep_alive.acquire(topic, epoch)
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
-        """Read the topic's slot on the board now."""
+        """Read the topic's slot on the board."""
         return self._local().topic_facts(info)
 
     def topic_sequence(self, info: TopicInfo | Located) -> int:
-        """Another number after each change of the topic's slot; -1 while that changes or cannot be read."""
+        """Return the change number of the topic's slot. -1 while the slot changes or cannot be read."""
         return self._local().topic_sequence(info)
 
     def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
-        """Where `topic_sequence` lies."""
+        """Return the location of `topic_sequence` in shared memory."""
         return self._local().sequence_word(info)
 
     def marks(self, shard: int) -> ShardWatermarks:
-        """Read the shard's published marks now; (0, 0) while they cannot be read: nothing is published."""
+        """Read the shard's published marks. (0, 0), that is no published records, while they cannot be
+        read."""
         return self._local().watermarks(shard)
 
     def published_since(self, shard: int, seen: ShardWatermarks, timeout_s: float) -> Pending[bool]:
-        """Done with True once the marks differ from `seen`, with False after the timeout."""
+        """Wait until the marks differ from `seen` (result True), or for `timeout_s` seconds (result
+        False)."""
         if self._ended is not None:
             return _failed(self._ended)
         deadline = self.clock.monotonic_ns() + int(timeout_s * 1e9)
@@ -637,7 +656,7 @@ class Session:
         return memoryview(reply.attachment or b"")
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
-        """Have the routers that lead to a topic forward what their sources hold; see Connection."""
+        """Have the routers to a topic forward all records that their sources contain. See Connection."""
         return run_steps(self._catch_up_steps(RoutesSettle(topic, topic_id, READ_SETTLE_MS)))
 
     def _catch_up_steps(self, request: RoutesSettle) -> Steps[None]:
@@ -647,7 +666,7 @@ class Session:
             self.record_event("routers_not_settled", topic=request.topic, reason=str(e))
 
     def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
-        """Ask the gateway where records of a time begin."""
+        """Query the gateway for the position of the records of a time."""
         return self.ask(0, request)
 
     def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
@@ -664,7 +683,7 @@ class Session:
             raise NotConnected("files are read on the engine's host only", transport=self.transport)
         return self.links
 
-    # -- the end --------------------------------------------------------------------------------------
+    # -- closing --------------------------------------------------------------------------------------
 
     def _end_for_good(self) -> None:
         for stream in self.streams:
@@ -675,11 +694,11 @@ class Session:
 
     @property
     def is_closed(self) -> bool:
-        """After close."""
+        """True after `close`."""
         return self._is_closed
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         if not self._is_closed:
             self._is_closed = True
             self.links.close(self._ended)
@@ -702,5 +721,5 @@ def _gone(outcome: Outcome) -> NotConnected:
 
 
 def new_client_id() -> str:
-    """A name for a client that was given none: process and chance."""
+    """Return a name for a client without one: process id and a random number."""
     return f"py-{os.getpid()}-{random.getrandbits(48):012x}"

@@ -1,17 +1,16 @@
-"""Shell: waiting for a synchronous client, with many threads and no thread in the way.
+"""Shell: waiting for a synchronous client with many threads and without a thread in between.
 
-One lock guards the session. A thread that waits for something becomes the *leader*: it sleeps on the
-session's descriptors itself and serves what comes in for everybody, so that a lone append costs no switch
-between threads. Others that wait meanwhile are *followers*: they sleep until their own result is there
-or the leadership is free. A daemon thread leads whenever something is open and nobody waits, so that
-lingering frames go out and tickets resolve by themselves (CL-2, CL-3). With nothing open everybody
-sleeps without a timeout.
+One lock guards the session. A thread that waits becomes the *leader*. The leader sleeps on the session's
+descriptors and serves received data for all threads, so a single append needs no thread switch. Other waiting
+threads are *followers*. A follower sleeps until its own result exists or the leadership is free. If frames or
+requests are open and no thread waits, a daemon thread leads. Lingering frames are then sent, and tickets
+resolve without further calls. With nothing open, all threads sleep without a timeout.
 
-Functions of the user (`Ticket.on_done`) are called without the lock, by whichever thread served the result.
+Callbacks of the program (`Ticket.on_done`) run without the lock, in the thread that served the result.
 
-A signal's exception (KeyboardInterrupt) may come at any line of the main thread. While we sleep it does no
-harm. In the middle of our work it may leave anything half done, and what is half done would lose or double
-records: then the session is not used again, and everybody who asks is told so (`Interrupted`).
+The exception of a signal (KeyboardInterrupt) can be raised at any line of the main thread. During a sleep
+this is harmless. Inside other work it may leave the session in an inconsistent state that loses or duplicates
+records. The session is then never used again, and every call raises `Interrupted`.
 """
 
 from __future__ import annotations
@@ -39,26 +38,28 @@ T = TypeVar("T")
 log = logging.getLogger("ringlog.client")
 _EVENTS_PER_POLL = 64
 BACKGROUND_POLL_S = 0.002
-"""How late a ticket may resolve that nobody waits for."""
+"""Longest delay, in seconds, until a ticket resolves for which no thread waits."""
 BACKGROUND_IDLE_GRACE_S = 0.05
-"""How long the daemon thread leaves everything else to threads that come back again and again. Were it in the
-set beside one of them, each event would wake both, and the one that it is for would wait for the other."""
+"""Time in seconds for which the daemon thread leaves open work to threads that lead repeatedly. If the daemon
+slept in the epoll set beside such a thread, each event would wake both, and the thread would wait for the
+daemon."""
 REST_NS_MIN = 1_000_000
-"""While another thread leads, it sees to what is due sooner."""
+"""Shortest sleep of the daemon thread while another thread leads: the leader serves timers sooner."""
 IDLE_GRACES_MAX = 5
-"""So often in a row; then it looks all the same: who looks on for settlements sees nothing else."""
+"""Most graces in a row. The daemon thread then serves the session anyway, since a leader that spins for
+settlements reads nothing else."""
 INTERRUPTED_CLOSE_S = 1.0
-"""The longest that `close` waits for the sockets of an interrupted session."""
+"""Longest time in seconds that `close` waits for the sockets of an interrupted session."""
 RESTS_MAX = 8
 CANCELLED: tuple[type[BaseException], ...] = ()
-"""What a call raises because nobody waits for it any more: no thread is cancelled."""
+"""Exceptions of a call whose caller no longer waits. Empty: threads are not cancelled."""
 NO_ANSWER: tuple[type[BaseException], ...] = (RinglogError, *CANCELLED)
-"""What leaves a request without an answer for who asked."""
+"""Exceptions after which the caller does not know the result of its request."""
 _AWAKE, _NEVER = 0, 1 << 63
 
 
 def not_picklable_error() -> TypeError:
-    """Why a client, and whatever it gave out, is not pickled or copied."""
+    """Return the error for pickling or copying a client or an object of a client."""
     return TypeError(
         "cannot pickle or copy a client, nor what belongs to one: it is of its process alone. Call "
         "ringlog.connect() where it is needed, such as in the initializer of a process pool"
@@ -66,7 +67,7 @@ def not_picklable_error() -> TypeError:
 
 
 class Descriptors:
-    """The descriptors a session waits for, in an epoll set; threads may sleep on it while it changes."""
+    """Descriptors of a session in an epoll set. Threads may sleep on the set while it changes."""
 
     def __init__(self) -> None:
         if not can_open_descriptors(SOCKET_DESCRIPTORS):
@@ -81,22 +82,23 @@ class Descriptors:
         raise not_picklable_error()
 
     def watch(self, fd: int) -> None:
-        """Wake the sleeper when `fd` is readable."""
+        """Wake up the sleeping thread when `fd` is readable."""
         if self._is_ours:
             self.epoll.register(fd, READABLE)
 
     def unwatch(self, fd: int) -> None:
-        """Stop that."""
+        """Stop watching `fd`."""
         if self._is_ours:
             self.epoll.unregister(fd)
 
     def wake(self) -> None:
-        """Wake the sleeper: there is an earlier time to wake up at."""
+        """Wake up the sleeping thread, because an earlier deadline exists."""
         if self._is_ours:
             self._bell.ring()
 
     def sleep(self, seconds: float) -> list[int]:
-        """Wait for a descriptor; returns those that are readable, our own bell excepted."""
+        """Sleep until a descriptor is readable. Returns the readable descriptors, without this set's own
+        bell."""
         ready = [fd for fd, _ in self.epoll.poll(seconds, _EVENTS_PER_POLL)]
         bell = self._bell.fileno()
         if bell in ready:
@@ -106,18 +108,19 @@ class Descriptors:
         return ready
 
     def wake_permanently(self) -> None:
-        """Wake every sleeper, for good: the bell is not taken any more."""
+        """Wake up every current and later sleeper: the bell is not drained any more."""
         self._is_ending = True
         self.wake()
 
     def close_in_child(self) -> None:
-        """In a forked child: close our copies. The set itself is the parent's, changes would be his."""
+        """Close the copies of a forked child. The child must not change the epoll set itself, which the
+        parent uses."""
         self._is_ours = False
         self.epoll.close()
         self._bell.close()
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         if self._is_ours:
             self._is_ours = False
             self.epoll.close()
@@ -125,7 +128,10 @@ class Descriptors:
 
 
 class GuardedSession:
-    """The session, for who has the lock; then somebody looks after what was begun: see `Shell.entry`."""
+    """Context that yields the session to a caller that holds the lock, and ensures progress at its end.
+
+    See `ThreadedShell.checked_lock`.
+    """
 
     def __init__(self, shell: ThreadedShell) -> None:
         self._shell = shell
@@ -139,7 +145,7 @@ class GuardedSession:
 
 
 class ThreadedShell:
-    """Locks, leads and waits. `make_session` is called anew in a forked child."""
+    """Locks, leads and waits for a synchronous client. A forked child calls `make_session` again."""
 
     def __init__(self, make_session: Callable[[FdSet], Session]) -> None:
         self._make_session = make_session
@@ -150,58 +156,61 @@ class ThreadedShell:
         raise not_picklable_error()
 
     def now_s(self) -> float:
-        """Monotonic seconds: what deadlines are counted in."""
+        """Return the monotonic time in seconds, on which deadlines are based."""
         return self._clock.monotonic_ns() / 1e9
 
     def _begin(self) -> None:
         self._get_ident: Callable[[], int] = threading.get_ident
-        self.lock = threading.RLock()  # Never taken twice: it is one that knows whether it is ours.
+        self.lock = threading.RLock()  # Never taken twice. An RLock reports whether this thread owns it.
         self.descriptors = Descriptors()
         self.session = self._make_session(self.descriptors)
         self._leader: object | None = None
         self._spin_policy = SpinPolicy()
-        self._wakes_ns = 0  # When the sleeping leader will look at the time again; 0 = it is awake.
+        self._wakes_ns = 0  # Time at which the sleeping leader wakes up; 0 = it is awake.
         self._followers: dict[int, threading.Lock] = {}
         self._followed = memoryview(array("Q", [0]))
-        """Threads that ever followed: each has a number of its own, and a leader that looks on sees it."""
+        """Counter of followers. Each follower has its own number. A spinning leader polls the counter to
+        notice a new follower."""
         self._is_green = are_green()
         self._calls: deque[Callable[[], None]] = deque()
         self._background: threading.Thread | None = None
         self._background_wakes_ns = _AWAKE
-        """When the daemon thread will look by itself at the latest; see `_wake_background`."""
+        """Time at which the daemon thread wakes up at the latest. See `_wake_background`."""
         self._is_background_in_epoll = False
         self._leads = self._leads_seen = 0
-        """Times that a thread began to lead: ever, and when the daemon thread looked last."""
+        """Number of times that a thread started to lead, in total and at the daemon thread's last check."""
         self._backoff_count = 0
-        """Times in a row that it looked and found the same thread still leading."""
+        """Number of checks in a row at which the daemon thread found the same leader."""
         self._idle_graces = 0
-        """Times in a row that it left what is open to threads that led meanwhile."""
+        """Number of times in a row that the daemon thread left open work to other leaders."""
         self._sleepers = 0
         self._background_turn = threading.Condition(self.lock)
         self._is_closed = False
         self.interrupted_by: str = ""
-        """What hit the client in the middle of its work; see `mark_interrupted`."""
+        """Name of the exception that interrupted the session; "" = none. See `mark_interrupted`."""
         self._error_while_asleep: BaseException | None = None
 
-    # -- for everybody ------------------------------------------------------------------------------
+    # -- for callers --------------------------------------------------------------------------------
 
     @property
     def checked_lock(self) -> threading.RLock:
-        """The lock, for `with shell.entry, shell.work as session`. Raises as `require_open`.
+        """Lock, for `with shell.checked_lock, shell.guarded_session as session`. Raises as `require_open`
+        does.
 
-        Two context managers, because a signal may hit between any two lines of a Python one: it would leave
-        the lock taken by nobody. The lock's own is C.
+        Two context managers are necessary: a signal may interrupt a Python context manager between any two
+        lines, and would leave the lock locked. The lock itself is implemented in C.
         """
         self.require_open()
         return self.lock
 
     @property
     def guarded_session(self) -> GuardedSession:
-        """The session, with the lock; see `entry`."""
+        """Context that yields the session to a caller that holds the lock. See `checked_lock`."""
         return GuardedSession(self)
 
     def require_open(self) -> None:
-        """As `require_usable`, without the lock; raises CalledInside where this thread holds it already."""
+        """Check as `require_usable`, without the lock. Raises CalledInside if this thread already holds the
+        lock."""
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise CalledInside(
                 "the client was used by a signal handler that interrupted it in the middle of its work"
@@ -209,7 +218,7 @@ class ThreadedShell:
         self.require_usable()
 
     def require_usable(self) -> None:
-        """Raise UsageError after close, Interrupted once our work was torn."""
+        """Raise UsageError after close, Interrupted after an exception interrupted the session."""
         if self.interrupted_by:
             raise self._interrupted_error(was_sent=False)
         if self._is_closed:
@@ -219,11 +228,11 @@ class ThreadedShell:
 
     @property
     def is_monkey_patched_late(self) -> bool:
-        """Threads are others than when our locks were made."""
+        """True if green threads replaced threads after this shell created its locks."""
         return threading.get_ident is not self._get_ident
 
     def finish_guarded(self, error: BaseException | None) -> None:
-        """With the lock held, at the end of `work`, which raised this error or none."""
+        """End a guarded session, with the lock held. `error` is the exception that left it, or None."""
         try:
             self.ensure_progress()
         except BaseException as e:
@@ -236,8 +245,11 @@ class ThreadedShell:
             self._unlocked(self.run_calls)
 
     def mark_interrupted(self, error: BaseException) -> None:
-        """With the lock held, an exception leaves our work: if it is none of ours, and we did not sleep, that
-        work is torn and nobody works with the session again."""
+        """Handle an exception that leaves work under the lock. Call with the lock held.
+
+        An Exception is harmless, and so is any exception during a sleep. Any other one may have left the
+        session inconsistent: it is never used again, and all open work fails with Interrupted.
+        """
         if isinstance(error, Exception):
             return
         hit_asleep, self._error_while_asleep = self._error_while_asleep, None
@@ -267,23 +279,24 @@ class ThreadedShell:
 
     @property
     def is_closed(self) -> bool:
-        """After close."""
+        """True after `close`."""
         return self._is_closed
 
     @property
     def has_calls(self) -> bool:
-        """Functions of the user are to be called; see `run_calls`."""
+        """True if callbacks of the program are due. See `run_calls`."""
         return bool(self._calls)
 
     def poll_session(self) -> Session:
-        """With the lock held: the session, after a look at all its descriptors."""
+        """Return the session after handling all readable descriptors. Call with the lock held."""
         if not self._is_closed and self._leader is None:
             self.session.turn(self.descriptors.sleep(0))
             self.ensure_progress()
         return self.session
 
     def wait(self, pending: Pending[Any], timeout: SupportsFloat | None) -> bool:
-        """Sleep until it is done; False when the timeout, in seconds, ended first. Not with the lock held."""
+        """Sleep until `pending` is done. Returns False if `timeout` seconds passed first. Call without the
+        lock."""
         if not pending.is_done:
             deadline = None if timeout is None else self.now_s() + float(timeout)
             self.require_open()
@@ -297,20 +310,20 @@ class ThreadedShell:
         return pending.is_done
 
     def wait_locked(self, pending: Pending[Any], deadline: float | None) -> bool:
-        """As `wait`, for a caller that holds the lock; `deadline` is on `now_s`."""
+        """Wait as `wait` does, with the lock held. `deadline` is a time of `now_s`."""
         self._wait(pending, deadline)
         return pending.is_done
 
     def wait_all(self, pendings: Iterable[Pending[Any]], timeout: SupportsFloat) -> bool:
-        """Wait for several, `timeout` seconds in all; False when that was not enough."""
+        """Wait for several Pendings, `timeout` seconds in total. Returns False if one is not done by then."""
         deadline = self.now_s() + float(timeout)
         left = [pending for pending in pendings if not self.wait(pending, max(0.0, deadline - self.now_s()))]
         return not left
 
     def run(self, steps: Steps[T]) -> T:
-        """Run an operation in this thread: its own code without the lock, waiting in between.
+        """Run an operation in this thread. Its own code runs without the lock.
 
-        For operations over a LockedConnection; the session's own are for `ask`.
+        For operations over a LockedConnection. Use `ask` for operations over the session.
         """
         self.require_open()
         try:
@@ -329,7 +342,7 @@ class ThreadedShell:
             return result
 
     def run_then(self, steps: Steps[T], then: Callable[[T | None, BaseException | None], None]) -> T:
-        """As `run`, and `then` is told the result or the error, with the lock held."""
+        """Run an operation as `run` does, and pass its result or error to `then`, with the lock held."""
         try:
             result = self.run(steps)
         except BaseException as e:
@@ -347,21 +360,22 @@ class ThreadedShell:
         return result
 
     def begin(self, make: Callable[[], Steps[T]]) -> T:
-        """Run an operation at once, for who takes its result later: see `finish`. (With asyncio it waits.)"""
+        """Run an operation now; `finish` returns its result. (The asyncio shell runs it in `finish`.)"""
         return self.run(make())
 
     def finish(self, begun: T) -> T:
-        """What came of it."""
+        """Return the result of `begin`."""
         return begun
 
     def pause(self, seconds: float) -> None:
-        """Do nothing for a while; everybody else is served."""
+        """Sleep for `seconds`. Other threads are served meanwhile."""
         with self.checked_lock, self.guarded_session as session:
             pause = session.pause(seconds)
         self.wait(pause, None)
 
     def wait_for_news(self, subscription: ClientSubscription, timeout: float | None) -> bool:
-        """Wait until it has some; False after `timeout` seconds without, at once where that is 0."""
+        """Wait until the subscription has work. Returns False after `timeout` seconds, or at once if
+        `timeout` is 0."""
         if timeout == 0:
             return False
         with self.checked_lock, self.guarded_session as session:
@@ -369,20 +383,21 @@ class ThreadedShell:
         return self.wait(news, timeout)
 
     def close_subscription(self, subscription: ClientSubscription) -> None:
-        """Nobody follows it any more."""
+        """End a subscription."""
         if not self._is_over:
             with self.checked_lock, self.guarded_session as session:
                 session.delivery.close_subscription(subscription)
 
     def wait_claims_cancelled(self, timeout: float) -> None:
-        """Until claims that were called off are, or for so many seconds in all; never raises an error."""
+        """Wait until cancelled claims are undone, at most `timeout` seconds in total. Raises no
+        RinglogError."""
         with suppress(RinglogError):
             with self.checked_lock, self.guarded_session as session:
                 undoing = list(session.cancelling_claims)
             self.wait_all(undoing, timeout)
 
     def ask(self, begin: Callable[[Session], Pending[T]]) -> T:
-        """Begin something with the lock held and wait for its result."""
+        """Start an operation with the lock held and wait for its result."""
         self.require_open()
         with self.lock:
             try:
@@ -396,8 +411,10 @@ class ThreadedShell:
         return pending.result()
 
     def about_jobs(self, message: Any, extra_ms: int) -> Pending[PeerReply]:
-        """Send a request about jobs and wait for its answer: it is done when this returns. For operations
-        that `run` performs, which would wait for it at once."""
+        """Send a request about jobs and wait for its reply. The returned Pending is done.
+
+        For operations that `run` performs, which would wait for it at once.
+        """
         self.require_open()
         with self.lock:
             try:
@@ -409,29 +426,30 @@ class ThreadedShell:
         return asked
 
     def when_done(self, pending: Pending[Any], call: Callable[[], None]) -> None:
-        """Call a function of the user without the lock once this is done, in whichever thread learns it."""
+        """Call a function of the program without the lock once `pending` is done, in the thread that serves
+        the result."""
         with self.lock:
             pending.when_done(lambda _: self._calls.append(call))
         self.run_calls()
 
     def not_settled_error(self, topic: str, timeout: float | None) -> RequestTimeout:
-        """What a ticket raises whose fate is still open."""
+        """Return the error of a ticket that is still open after its timeout."""
         return RequestTimeout("not settled yet", outcome="unknown", topic=topic, timeout_s=timeout)
 
     def run_calls(self) -> None:
-        """Call what `when_done` was given. Without the lock."""
+        """Call the callbacks that are due. Call without the lock."""
         while self._calls:
             try:
                 call = self._calls.popleft()
             except IndexError:
-                return  # Another thread was faster.
+                return  # Another thread took the last callback.
             try:
                 call()
             except Exception:
                 log.exception("a callback of the program failed")
 
     def ensure_progress(self) -> None:
-        """Make sure that somebody will serve what is open, in time. With the lock held."""
+        """Make sure that a thread serves open work in time. Call with the lock held."""
         if self.interrupted_by:
             return
         next_ns = self.session.timers.next_ns()
@@ -440,7 +458,7 @@ class ThreadedShell:
         if self._leader is not None:
             if self._wakes_ns and next_ns is not None and next_ns < self._wakes_ns:
                 self.descriptors.wake()
-                self._wakes_ns = next_ns  # Kicked once is enough: it looks by then.
+                self._wakes_ns = next_ns  # One wake-up is enough.
         elif self._followers:
             self._release_one()
         else:
@@ -452,16 +470,17 @@ class ThreadedShell:
         while not pending.is_done:
             if deadline is not None and self.now_s() >= deadline:
                 return
-            self.require_usable()  # What close did not settle, nobody will.
+            self.require_usable()  # After close no thread settles the rest.
             leader = self._leader
             if leader is None or leader is self._background or leader is threading.current_thread():
-                # We lead already where a signal handler interrupted our sleep: it does so in our place.
+                # A signal handler that interrupted the sleep of its own thread, the leader, leads in its
+                # place.
                 self._lead(pending, deadline)
             else:
                 self._follow(pending, deadline)
 
     def _lead(self, pending: Pending[Any], deadline: float | None) -> None:
-        """Serve everybody until our own result is there or our time is up."""
+        """Serve all threads until the own result exists or the deadline passes."""
         me, before = threading.current_thread(), self._leader
         self._leader = me
         self._leads += 1
@@ -483,21 +502,21 @@ class ThreadedShell:
             self.ensure_progress()
 
     def _fire_due(self) -> None:
-        """Who looks on for answers alone, again and again, sees to what is due meanwhile."""
+        """Fire due timers. A thread that only spins for replies, again and again, would otherwise never do
+        so."""
         next_ns = self.session.timers.next_ns()
         if next_ns is not None and next_ns <= self._clock.monotonic_ns() and not self._is_over:
             self.session.turn(())
 
     def _spin_wait(self, pending: Pending[Any], begun_ns: int) -> None:
-        """Look for the answer without the lock (ringlog/spin_wait.py); not where more than a few are on their
-        way."""
+        """Spin for the reply without the lock (ringlog/spin_wait.py), unless many requests are open."""
         links, followed = self.session.links, self._followed
         words, seen = links.spin_words()
         if self._is_green or not words or not self._spin_policy.should_spin(begun_ns):
             return
         until_ns, left_ns = begun_ns + SPIN_REPLY_NS, SPIN_REPLY_NS
         while words and left_ns > 0:
-            # Who comes meanwhile may wait for something else.
+            # A new follower may wait for something that this thread must serve from the descriptors.
             words.append(followed)
             seen.append(followed[0])
             lock = self.lock
@@ -512,7 +531,8 @@ class ThreadedShell:
             left_ns = until_ns - self._clock.monotonic_ns()
 
     def _unlocked(self, call: Callable[[], T]) -> T:
-        """Do something without the lock, such as sleep; what hits us meanwhile tears nothing."""
+        """Call a function without the lock, such as a sleep. An exception during the call does not mark the
+        session as interrupted."""
         lock = self.lock
         try:
             try:
@@ -524,16 +544,16 @@ class ThreadedShell:
             finally:
                 self._retake(lock)
         except BaseException:
-            self._retake(lock)  # Once more, if we were hit just before we had it.
+            self._retake(lock)  # Again, if an exception was raised just before the lock was taken.
             raise
 
     def _serve_once(self, longest: float | None) -> None:
-        """Sleep without the lock until something happens, at most `longest` seconds, and serve it."""
+        """Sleep without the lock until an event occurs, at most `longest` seconds, and handle it."""
         session, descriptors = self.session, self.descriptors
         ready: list[int] = []
         is_background = self._leader is self._background
-        # The daemon thread serves results that nobody waits for: it looks now and then, so that a busy
-        # sender, who takes settlements himself, is not disturbed at each of them.
+        # The daemon thread serves results for which no thread waits. It polls at intervals instead of waking
+        # up at each settlement, since that would disturb a busy sender that handles settlements itself.
         if session.links.arm(for_settlements=not is_background):
             seconds = session.sleep_s()
             if is_background and session.links.frames_in_flight:
@@ -558,12 +578,12 @@ class ThreadedShell:
                         self._woke(me, is_background=is_background)
                 self._require_parent(lock)
                 if self._leader is not me or self._is_over:
-                    return  # A thread that waits took over: what is ready is ready for it as well.
+                    return  # A waiting thread took over the lead and handles what is readable.
             session.links.disarm()
         session.turn(ready)
 
     def _woke(self, me: object, *, is_background: bool) -> None:
-        """A leader has slept."""
+        """Update the state after a leader's sleep."""
         self._sleepers -= 1
         self._close_descriptors()
         if is_background:
@@ -573,8 +593,11 @@ class ThreadedShell:
             self._wakes_ns = 0
 
     def _require_parent(self, lock: object) -> None:
-        """Raise Interrupted if we slept through a fork: green threads are copied by it, and wake up in both
-        processes. What they waited for is the parent's."""
+        """Raise Interrupted in a forked child if the call slept during the fork.
+
+        A fork copies green threads, and they wake up in both processes. The awaited result belongs to the
+        parent.
+        """
         if lock is not self.lock:
             raise Interrupted(
                 "the process was forked while this call waited; it goes on in the parent alone",
@@ -582,7 +605,7 @@ class ThreadedShell:
             )  # fmt: skip
 
     def _follow(self, pending: Pending[Any], deadline: float | None) -> None:
-        """Sleep until our result is there, or until we may lead."""
+        """Sleep until the own result exists or the leadership is free."""
         pending.start_timer()
         baton = threading.Lock()
         baton.acquire()
@@ -598,7 +621,7 @@ class ThreadedShell:
         self._require_parent(lock)
 
     def _retake(self, lock: threading.RLock) -> None:
-        """Take the lock after sleeping, whatever hits us meanwhile: who called us will give it back."""
+        """Take the lock after a sleep, despite any exception: the caller will release it."""
         hit: BaseException | None = None
         while not lock._is_owned():  # type: ignore[attr-defined]
             try:
@@ -620,23 +643,23 @@ class ThreadedShell:
     # -- the daemon thread ----------------------------------------------------------------------------
 
     def _wake_background(self, next_ns: int | None) -> None:
-        """Have the daemon thread look after what is open when the next thing is due, or after
-        BACKGROUND_POLL_S.
+        """Have the daemon thread serve open work when the next timer is due, or after BACKGROUND_POLL_S.
 
-        While something is open it looks that often by itself, so that who sends and waits in turn does not
-        wake it each time, which would cost more than his own work.
+        While work is open, the daemon thread polls at that interval by itself. A thread that alternates
+        between send and wait therefore does not wake it up each time, which would cost more than the thread's
+        own work.
         """
         if self._is_over:
             return
         if self._background is None:
             background = threading.Thread(target=self._run_background, name="ringlog-client", daemon=True)
             background.start()
-            self._background = background  # It waits for the lock, so it finds itself here.
+            self._background = background  # The new thread waits for the lock, so it sees this assignment.
         elif self._background_wakes_ns and (
             self._calls or next_ns is None or self._due_ns(next_ns) < self._background_wakes_ns
         ):
             if self._is_background_in_epoll:
-                # It still sleeps from before a thread took the lead from it. Kicked once is enough.
+                # It still sleeps since before another thread took the lead. One wake-up is enough.
                 self.descriptors.wake()
                 self._background_wakes_ns = _AWAKE
             else:
@@ -666,14 +689,15 @@ class ThreadedShell:
                 if self._calls:
                     self._unlocked(self.run_calls)
                 elif not self._is_over and (self._leader is not None or not self._is_needed()):
-                    # Closed while we served: the call to wake up for that has been made already.
+                    # After close there is no further wake-up, so do not sleep then.
                     self._back_off()
         if self.lock is not lock:
-            # A green thread in a forked child. To end is an error there: threading has forgotten it.
+            # A green thread in a forked child. It must not end: `threading` no longer knows it, and ending is
+            # an error.
             threading.Event().wait()
 
     def _is_needed(self) -> bool:
-        """Is there something to lead for that no other thread is likely to see to?"""
+        """Return True if work is open that no other thread is likely to serve."""
         if self._calls:
             return True
         next_ns = self.session.timers.next_ns()
@@ -683,7 +707,8 @@ class ThreadedShell:
         return is_left or bool(self.session.links.frames_in_flight) or next_ns <= self._clock.monotonic_ns()
 
     def _due_ns(self, next_ns: int) -> int:
-        """When the daemon thread has to look at the latest. What comes by a descriptor wakes it by itself."""
+        """Return when the daemon thread must wake up at the latest. Readable descriptors wake it up by
+        themselves."""
         if next_ns < self._background_wakes_ns:
             return next_ns
         if self._is_background_in_epoll and not self.session.links.frames_in_flight:
@@ -692,20 +717,22 @@ class ThreadedShell:
 
     @property
     def _idle_grace_s(self) -> float:
-        """How long what is open may be left to other threads."""
+        """Time in seconds for which open work may be left to other threads."""
         return BACKGROUND_POLL_S if self.session.links.frames_in_flight else BACKGROUND_IDLE_GRACE_S
 
     def _back_off(self) -> None:
-        """Wait until somebody says that there is work; not for long while another leads, who may go soon.
+        """Sleep until notified, with a limit while another thread leads, since that thread may stop soon.
 
-        Longer each time that it is still the same one, and in the end without a limit: who stops says so.
+        The limit doubles each time that the leader is still the same. After RESTS_MAX times there is no
+        limit: a leader that stops notifies this thread.
         """
         if self._leads != self._leads_seen:
             self._leads_seen, self._backoff_count = self._leads, 0
         longest, now_ns = None, self._clock.monotonic_ns()
         next_ns = self.session.timers.next_ns()
         if next_ns is not None and self._backoff_count < RESTS_MAX:
-            # Not beyond what is due next, or whoever leads for a moment would have to wake us each time.
+            # Not beyond the next timer: otherwise a thread that leads for a moment would have to wake up this
+            # one each time.
             least_ns = 0 if self._leader is None else REST_NS_MIN
             longest = min(
                 self._idle_grace_s * (1 << self._backoff_count), max(next_ns - now_ns, least_ns) / 1e9
@@ -721,14 +748,14 @@ class ThreadedShell:
                 self._background_wakes_ns = _AWAKE
 
     def _may_go_on(self, me: threading.Thread) -> bool:
-        """Does the daemon thread still lead, and is there anything to lead for? After close there is not."""
+        """Return True if the daemon thread still leads and work is open. False after close."""
         is_ours = self._leader is me and not self._is_over
         return is_ours and self.session.has_work and not self._calls
 
-    # -- the end ------------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the session and the daemon thread; waiting threads come back."""
+        """Close the session and end the daemon thread. Waiting threads return."""
         with self.lock:
             if self._is_closed:
                 return
@@ -748,8 +775,9 @@ class ThreadedShell:
         if not self.interrupted_by:
             self.session.close()
             return
-        # What is half made may stop the end half way, and a socket that was made and not noted yet makes
-        # libzmq wait for it. It lets go once the interrupt's traceback is gone, so nobody waits here for it.
+        # Inconsistent state may block the close. A socket that was created and not yet registered blocks
+        # libzmq until the traceback of the interrupt is freed. Therefore a separate thread closes the
+        # session, and this one waits only for a limited time.
         ending = threading.Thread(
             target=self._close_interrupted_session, name="ringlog-client-end", daemon=True
         )
@@ -763,12 +791,14 @@ class ThreadedShell:
             log.debug("ending an interrupted session: %r", e)
 
     def _close_descriptors(self) -> None:
-        """With the lock held: after close, but never under a thread that sleeps on them."""
+        """Close the descriptors after close, but never while a thread sleeps on them. Call with the lock
+        held."""
         if self._is_closed and not self._sleepers:
             self.descriptors.close()
 
     def restart_in_child(self) -> Session:
-        """Begin anew after a fork; returns the parent's session, which must neither be used nor freed."""
+        """Reset the shell after a fork. Returns the parent's session, which must be neither used nor
+        freed."""
         parents = self.session
         self.descriptors.close_in_child()
         parents.links.close_after_fork()

@@ -1,1 +1,1 @@
-"""Leases: what workers and group members do with jobs and records."""
+"""Leases: operations of workers and group members on jobs and records."""

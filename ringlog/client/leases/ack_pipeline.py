@@ -1,9 +1,9 @@
-"""Acks of an iteration that nobody waits for: sent as a block ends, while the loop goes on with the next job.
+"""Pipelined acks of one iteration: sent as blocks end, while the loop continues with the next job.
 
-One request is on its way at a time, and what is settled meanwhile goes with the next: a loop over small jobs
-acks many at once by itself, one over long jobs each at once. What is not answered is bounded by how many jobs
-the iteration may have in flight. Where that is one, its ack waits a moment for the next claim, to travel with
-it: that is answered when the job is gone for good.
+At most one request is in flight. Jobs that are settled meanwhile are acked by the next request. A loop over
+small jobs therefore acks many jobs per request, and a loop over long jobs acks each at once. `max_in_flight`
+of the iteration bounds the unanswered acks. If it is 1, the ack waits a moment for the next claim and is sent
+with it. The reply arrives when the ack is complete.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ringlog.link.timers import Timer
 log = logging.getLogger(__name__)
 
 LINGER_MS = 10
-"""Longest that a batch waits, done, for the others of its claim, or a job for the next claim: then it is
-acked without them."""
+"""Longest time in milliseconds that a finished batch waits for the other batches of its claim, or a job for
+the next claim. It is then acked on its own."""
 
 
 class AckOperations(Protocol):
-    """What acks need of a worker's view of a queue; see working.Working."""
+    """Interface that acks need. See lease_operations.LeaseOperations."""
 
     topic: str
 
@@ -37,36 +37,37 @@ class AckOperations(Protocol):
 
 
 class AckPipeline:
-    """Acks of one iteration. With the client's lock held, or in its loop."""
+    """Acks of one iteration. Call with the client's lock held, or in its loop."""
 
     def __init__(self, working: AckOperations, connection: Any, *, waits_for_claim: bool = False) -> None:
         self._working, self._connection = working, connection
         self._waits_for_claim = waits_for_claim
         self._unsent: list[Lease] = []
         self._batches: list[ClaimResult] = []
-        """Done, of one claim; acked together with the last of them, or after LINGER_MS."""
+        """Finished batches of one claim. They are acked with the last batch of the claim, or after
+        LINGER_MS."""
         self._timers: list[Timer] = []
-        """What is of no use when these batches have been acked: they keep the leases of their claim."""
+        """Timers that extend the leases of these batches' claims. They are cancelled after the ack."""
         self._linger: Timer | None = None
         self._open = 0
-        """Requests without an answer."""
+        """Number of requests in flight."""
         self._error: RinglogError | None = None
         self._waits: list[Pending[None]] = []
 
     def add_job(self, job: JobFacts) -> None:
-        """Its holder is done with it. It makes room for another one at once: its ack is on its way before the
-        next claim."""
+        """Ack a finished job. It frees its slot at once: its ack is sent before the next claim."""
         self._unsent.append(job.lease)
         job.release_slot()
         if self._waits_for_claim:
-            # Set once for many jobs: each takes longer to do than it has cost so far.
+            # Set once for many jobs, since setting it for each would be too expensive.
             if self._linger is None:
                 self._linger_on(self._lingered)
         elif not self._open:
             self.flush()
 
     def take_unsent(self) -> list[Lease]:
-        """What was settled and is not on its way, for who sends it with a claim; he says `sent` then."""
+        """Take the leases whose acks are not sent yet, to send them with a claim. The caller must call
+        `on_sent` afterwards."""
         leases, self._unsent = self._unsent, []
         self._open += bool(leases)
         return leases
@@ -74,10 +75,17 @@ class AckPipeline:
     def on_sent(
         self, leases: list[Lease], error: BaseException | None = None, *, is_taken: bool = True
     ) -> None:
-        """What came of it: they are done, or nobody knows; or they are to be acked apart."""
+        """Report the result of leases that `take_unsent` returned.
+
+        Args:
+            leases: The leases.
+            error: Why the request failed; None = it did not.
+            is_taken: False if the acks were not sent and must be sent without a claim.
+        """
         self._open -= 1
         is_done = all(lease.is_over and not lease.is_lost for lease in leases)
-        # Else it is the claim that failed: what it was given cannot be read, and is told of by who claimed.
+        # Otherwise the acks succeeded and the claimed jobs cannot be read; the claim's caller reports this
+        # error.
         if error is not None and not is_done:
             mark_lost(leases)
             if isinstance(error, RinglogError):
@@ -91,11 +99,11 @@ class AckPipeline:
     def on_answered(
         self, leases: list[Lease], claimed: ClaimResult | None, error: BaseException | None
     ) -> None:
-        """The same, for who had them acked with a claim."""
+        """Report the result of acks that were sent with a claim."""
         if error is None:
             self.on_sent(leases, is_taken=claimed is not None)
         else:
-            # Interrupted, nobody knows: to ack them again does no harm.
+            # After an interruption the outcome is unknown. Acking again is harmless.
             self.on_sent(leases, error if isinstance(error, RinglogError) else None, is_taken=False)
 
     def _linger_on(self, then: Callable[[], None]) -> None:
@@ -107,7 +115,7 @@ class AckPipeline:
         self.flush()
 
     def flush(self) -> None:
-        """Send what was settled, whatever is on its way."""
+        """Send all unsent acks, even if a request is in flight."""
         leases, self._unsent = self._unsent, []
         if leases:
             self._send(leases)
@@ -115,8 +123,8 @@ class AckPipeline:
             self._send_batches()
 
     def add_batch(self, part: ClaimResult, timer: Timer | None, *, is_last: bool) -> None:
-        """Its holder is done with a batch. With the last one of its claim comes the `timer` that would have
-        kept them all alive."""
+        """Ack a finished batch. The last batch of a claim brings the `timer` that would have extended the
+        claim's leases."""
         self._batches.append(part)
         if timer is not None:
             self._timers.append(timer)
@@ -174,17 +182,17 @@ class AckPipeline:
                 pending.resolve(None)
 
     def take_error(self) -> RinglogError | None:
-        """Why acks failed that were sent since this was asked last."""
+        """Return the first error of acks since the last call, or None."""
         error, self._error = self._error, None
         return error
 
     def reset_in_child(self) -> None:
-        """After a fork: they are the parent's."""
+        """Forget all acks after a fork: they belong to the parent."""
         self._unsent, self._batches, self._open, self._waits = [], [], 0, []
         self._timers, self._linger = [], None
 
     def wait_answered(self) -> Pending[None]:
-        """Done when every ack has its answer; each fails by itself when its time is over."""
+        """Wait until every ack has a reply. Each request fails by itself at its timeout."""
         self.flush()
         pending: Pending[None] = Pending()
         if self._open:

@@ -1,4 +1,4 @@
-"""One claim, handed to a program in batches. With the client's lock held, or in its loop."""
+"""One claim, returned to a program in batches. Call with the client's lock held, or in its loop."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ringlog.link.timers import Timer
 
 
 class ClaimBatches:
-    """What an iteration has claimed and not finished, in batches of up to `size` jobs."""
+    """Unfinished jobs of an iteration, in batches of up to `size` jobs."""
 
     def __init__(self, size: int, behind: AckPipeline) -> None:
         self._size, self._behind = size, behind
         self._left: deque[ClaimResult] = deque()
         self._timer: Timer | None = None
-        """Keeps the leases of the claim alive."""
+        """Timer that extends the leases of the claim."""
 
     def add_claim(self, claimed: ClaimResult, keeper: LeaseExtender | None) -> None:
-        """Hand out a claim; with a keeper its leases last until each is settled."""
+        """Add a claim. With a keeper, its leases are extended until each is settled."""
         parts = claimed.parts(self._size)
         self._left.extend(parts)
         if keeper is not None and len(claimed):
             self._timer = keeper.extend_later(claimed.until_ns, claimed.lease_ms, partial(_to_keep, parts))
 
     def next_batch(self, now_ns: int) -> ClaimResult | None:
-        """The batch that is next; None when all are done. Those whose leases have all ended are somebody
-        else's by now."""
+        """Return the next batch; None if all are finished. Batches whose leases have all ended are
+        skipped."""
         while self._left and self._left[0].is_lost_at(now_ns):
             self._left.popleft()
         if self._left:
             return self._left[0]
         self._end_keeping()
-        self._behind.flush()  # Before the next claim: the shard takes them in this order.
+        self._behind.flush()  # Before the next claim: the shard handles requests in this order.
         return None
 
     def finish_batch(self) -> None:
-        """The program is done with the batch it was given; its ack is on its way before the next claim."""
+        """Finish the current batch. Its ack is sent before the next claim."""
         part = self._left.popleft()
         timer = None
         if not self._left:
@@ -47,8 +47,8 @@ class ClaimBatches:
         self._behind.add_batch(part, timer, is_last=not self._left)
 
     def take_unsettled(self) -> tuple[list[Leases], list[Leases]]:
-        """What is to be given back, since nobody works on it any more: of the batch that the program has,
-        and of those that it has not begun."""
+        """Take all jobs that must return to the queue: those of the current batch, and those of unstarted
+        batches."""
         left = list(self._left)
         self._left.clear()
         self._end_keeping()

@@ -1,7 +1,7 @@
-"""What one claim was given, in columns: jobs are made of it when somebody looks at them one by one.
+"""Result of one claim, in columns. Job objects are created only on access to single jobs.
 
-A worker that takes a hundred jobs, hands their payloads on and acks them all at once needs no object for
-each. So the numbers, tokens and payloads of a claim stay what they are, stretches, until then.
+A worker that claims a hundred jobs, passes on their payloads and acks them together needs no object for each
+job. The seqs, tokens and payloads of a claim therefore stay in ranges until then.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from ringlog.client.read.pages import Record
 
 J = TypeVar("J")
 GrantedRun = tuple[int, int, int, int]
-"""(first number, jobs, deliveries, token of the first) as in the message ClaimReply."""
+"""(first seq, number of jobs, deliveries, token of the first job), as in the message ClaimReply."""
 _NONE: NDArray[np.int64] = np.zeros(0, np.int64)
 _making = threading.Lock()
-"""Leases of a claim are made once: by its holder, or by who keeps them alive beside him."""
+"""Guards the creation of a claim's leases, by its holder or by the thread that extends them."""
 
 
 class ClaimResult:
-    """Leases of one claim and the records they are for. Until `made` they are over or not all together."""
+    """Leases of one claim with their records.
+
+    Until `materialized` creates single leases, all of them are settled together or not at all.
+    """
 
     __slots__ = (
         "_records",
@@ -47,13 +50,13 @@ class ClaimResult:
         self._runs = runs
         self.deadline_ms, self.lease_ms, self.until_ns = deadline_ms, lease_ms, until_ns
         self.batches: list[ClaimedRecords] = []
-        """Where the records lie, until they are made."""
+        """Source of the records until they are created."""
         self._records: list[Record] = []
         self._times: list[int] = []
         self.is_over = False
         self._skipped: frozenset[int] = frozenset()
         self.leases: list[Lease] | None = None
-        """Made, one by one; they speak for themselves from then on."""
+        """Single leases, once they are created. Each then has its own state."""
 
     def __len__(self) -> int:
         if self.leases is not None:
@@ -62,7 +65,8 @@ class ClaimResult:
 
     @property
     def seqs(self) -> NDArray[np.int64]:
-        """(n,) numbers of the jobs, ascending. One without a record was deleted meanwhile: it is nobody's."""
+        """(n,) seqs of the jobs, ascending. A leased job without a record was deleted meanwhile and is
+        omitted."""
         if self.leases is not None:
             return np.array([lease.seq for lease in self.leases], dtype=np.int64)
         if len(self.batches) == 1:
@@ -70,13 +74,13 @@ class ClaimResult:
         return np.concatenate([_NONE, *(piece.seqs for piece in self.batches)])
 
     def payloads(self) -> list[bytes | None]:
-        """Payloads of the jobs; None for a null."""
+        """Return the payloads of the jobs; None for a null."""
         if self.leases is not None:
             return [record.data for record in self._records]
         return [payload for piece in self.batches for payload in piece.payloads()]
 
     def _columns(self, seqs: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """(n,) tokens and (n,) deliveries of these jobs."""
+        """Return (n,) tokens and (n,) deliveries of these jobs."""
         if not self._runs:
             return _NONE.astype(np.uint64), _NONE
         if len(self._runs) == 1:
@@ -87,7 +91,7 @@ class ClaimResult:
         return tokens[at].astype(np.uint64) + (seqs - firsts[at]).astype(np.uint64), times[at]
 
     def entries(self) -> tuple[bytes, bytes]:
-        """Numbers and tokens as they travel."""
+        """Encode the seqs and tokens for a message."""
         span = self._inline_span()
         if span is not None:
             first, _, _, token = self._runs[0]
@@ -97,18 +101,18 @@ class ClaimResult:
         return seqs.astype("<i8").tobytes(), self._columns(seqs)[0].astype("<u8").tobytes()
 
     def granted_leases(self) -> list[tuple[int, int]]:
-        """(number, token) of every lease, also where there is no record."""
+        """Return (seq, token) of every lease, including jobs without a record."""
         return [(first + n, token + n) for first, count, _, token in self._runs for n in range(count)]
 
     def mark_settled(self, skipped: Sequence[int]) -> None:
-        """They are settled, but for those `skipped`, whose leases had ended."""
+        """Mark all leases as settled, and those in `skipped` as lost: they had ended."""
         if self.leases is None:
             self.is_over, self._skipped = True, frozenset(skipped)
             return
         _end(self.leases, frozenset(skipped))
 
     def mark_lost(self) -> None:
-        """Nobody knows what became of them, if they were not over."""
+        """Mark all unsettled leases as lost: their outcome is unknown."""
         if self.leases is None:
             if not self.is_over:
                 self.is_over, self._skipped = True, frozenset(self.seqs.tolist())
@@ -117,7 +121,7 @@ class ClaimResult:
                 lease.mark_lost()
 
     def materialized(self) -> list[tuple[Record, Lease, int]]:
-        """Each record with its lease and the number of its delivery; always the same leases."""
+        """Return each record with its lease and delivery number. Every call returns the same leases."""
         with _making:
             if self.leases is None:
                 self._make()
@@ -132,12 +136,12 @@ class ClaimResult:
         )  # fmt: skip
         if self.is_over:
             _end(leases, self._skipped)
-        # In this order: others look whether there are leases, and then at them.
+        # In this order: other threads test `leases` first and then use it.
         self._times, self.leases = times, leases
-        self.batches = []  # What they lie in is much larger.
+        self.batches = []  # Frees the source buffers, which are much larger.
 
     def _lists(self) -> tuple[Sequence[int], Sequence[int], list[int]]:
-        """Number, token and delivery of each job."""
+        """Return seq, token and delivery number of each job."""
         span = self._inline_span()
         if span is not None:
             start, stop = span
@@ -149,25 +153,28 @@ class ClaimResult:
         return seqs.tolist(), tokens.tolist(), times.tolist()
 
     def _inline_span(self) -> tuple[int, int] | None:
-        """First number and one past the last of jobs that came along as one stretch. Most claims of one job
-        are such; without NumPy they take a tenth of the time."""
+        """Return the first seq and one past the last, if the jobs were in the reply as one range; else None.
+
+        Most claims of a single job are like this. Without NumPy they take a tenth of the time.
+        """
         stretch = self.batches[0] if len(self.batches) == 1 and len(self._runs) == 1 else None
         return stretch.span if type(stretch) is InlineJobs else None
 
     def unsettled(self) -> ClaimResult | list[Lease]:
-        """Those that are not over: all together, if nobody looked at single ones."""
+        """Return the unsettled leases: this claim itself, unless single leases were created."""
         if self.leases is None and not self.is_over:
             return self
         return [lease for lease in self.leases or () if not lease.is_over]
 
     def leases_to_extend(self) -> list[Lease]:
-        """Leases that are not over, made now if they were not."""
+        """Return the unsettled leases. Creates single leases if necessary."""
         if self.leases is None and self.is_over:
             return []
         return [lease for _, lease, _ in self.materialized() if not lease.is_over]
 
     def parts(self, size: int) -> list[ClaimResult]:
-        """The same in batches of up to `size`, each to be settled by itself; this one is used no more."""
+        """Split the claim into batches of up to `size` jobs, each settled on its own. Do not use this object
+        afterwards."""
         if self.leases is not None or len(self) <= size:
             return [self]
         parts: list[ClaimResult] = []
@@ -185,13 +192,13 @@ class ClaimResult:
         return parts
 
     def is_lost_at(self, now_ns: int) -> bool:
-        """All of its leases have ended, and nobody has extended them."""
+        """Return True if all leases have ended and none was extended."""
         if self.leases is None:
             return now_ns >= self.until_ns
         return all(lease.is_lost for lease in self.leases)
 
     def retain_wanted(self, is_wanted: Callable[[Record], bool]) -> list[Lease]:
-        """Keep those whose record is wanted; the leases of the others."""
+        """Keep the jobs whose record is wanted. Returns the leases of the others."""
         made = self.materialized()
         kept = [each for each in made if is_wanted(each[0])]
         left = [lease for record, lease, _ in made if not is_wanted(record)]
@@ -202,7 +209,7 @@ class ClaimResult:
 
 
 class LeaseBundle:
-    """Batches of one claim that are settled in one request."""
+    """Batches of one claim that are settled by one request."""
 
     __slots__ = ("_parts",)
 
@@ -214,31 +221,31 @@ class LeaseBundle:
 
     @property
     def until_ns(self) -> int:
-        """When the first of their leases ends, on our clock."""
+        """End of the first lease, on the monotonic clock."""
         return min(part.until_ns for part in self._parts)
 
     def entries(self) -> tuple[bytes, bytes]:
-        """Numbers and tokens as they travel."""
+        """Encode the seqs and tokens for a message."""
         seqs, tokens = zip(*(part.entries() for part in self._parts), strict=True)
         return b"".join(seqs), b"".join(tokens)
 
     def mark_settled(self, skipped: Sequence[int]) -> None:
-        """They are settled, but for those `skipped`, whose leases had ended."""
+        """Mark all leases as settled, and those in `skipped` as lost: they had ended."""
         for part in self._parts:
             part.mark_settled(skipped)
 
     def mark_lost(self) -> None:
-        """Nobody knows what became of them."""
+        """Mark all unsettled leases as lost: their outcome is unknown."""
         for part in self._parts:
             part.mark_lost()
 
 
 Leases = Sequence[Lease] | ClaimResult | LeaseBundle
-"""What is settled at once."""
+"""Leases that are settled together."""
 
 
 def unsettled_requests(parts: Sequence[ClaimResult]) -> list[Leases]:
-    """What is not over of these batches, in as few requests as it takes."""
+    """Return the unsettled leases of these batches, in as few requests as possible."""
     whole: list[ClaimResult] = []
     single: list[Lease] = []
     for part in parts:
@@ -256,7 +263,8 @@ def unsettled_requests(parts: Sequence[ClaimResult]) -> list[Leases]:
 
 
 def mark_lost(leases: Leases) -> None:
-    """Nobody knows what became of them: kept alive, jobs that nobody works on would never come back."""
+    """Mark leases as lost after an unknown outcome. If they were still extended, unprocessed jobs would never
+    be delivered again."""
     if isinstance(leases, ClaimResult | LeaseBundle):
         leases.mark_lost()
     else:
@@ -278,9 +286,9 @@ def _end(leases: Sequence[Lease], skipped: frozenset[int]) -> None:
 
 
 class Jobs(Sequence[J], Generic[J]):
-    """The jobs of one claim, ascending: a sequence of Job, made when they are first looked at one by one.
+    """Jobs of one claim, ascending: a sequence that creates Job objects on first access to single jobs.
 
-    `payloads()` and `seqs` look at all of them together and make none; `queue.ack(jobs)` settles them so.
+    `payloads()` and `seqs` cover all jobs and create no Job. `queue.ack(jobs)` settles all of them at once.
     """
 
     __slots__ = ("_jobs", "_make", "claimed")
@@ -292,11 +300,11 @@ class Jobs(Sequence[J], Generic[J]):
 
     @property
     def seqs(self) -> NDArray[np.int64]:
-        """(n,) their numbers."""
+        """(n,) seqs of the jobs."""
         return self.claimed.seqs
 
     def payloads(self) -> list[bytes | None]:
-        """Their payloads; None for a null."""
+        """Return the payloads of the jobs; None for a null."""
         return self.claimed.payloads()
 
     def _all(self) -> list[J]:
@@ -330,7 +338,7 @@ class Jobs(Sequence[J], Generic[J]):
 
 
 def unsplit_claim_of(jobs: Any) -> ClaimResult | None:
-    """The claim, if these are all its jobs and nobody looked at single ones; else None."""
+    """Return the claim if these are all its jobs and no single job was created; else None."""
     if not isinstance(jobs, Jobs) or jobs.claimed.leases is not None or jobs.claimed.is_over:
         return None
     return jobs.claimed

@@ -1,4 +1,4 @@
-"""Dead letters: whose they are, and how many travel at once. For clients and for who moves them."""
+"""Dead letters: their origin, and the size of messages that contain them. For clients and schedulers."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class DeadLetterConnection(Protocol):
-    """What asks about topics by their names."""
+    """Interface for queries about dead-letter topics."""
 
     def dead_letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
-        """Ask where the dead letters of a topic go, the queue's and those of its groups."""
+        """Query the dead-letter topics of a topic: the queue's own and those of its groups."""
         ...
 
 
 def dead_letter_field(letter: Record, name: str) -> str | None:
-    """What was noted when the record was given up: in its metadata, or in headers where there was no room."""
+    """Return a field that the engine stored in a dead letter: in its metadata, or in headers if the metadata
+    had no room."""
     fields = _stamped(letter.meta_json or b"")
     if fields is not None:
         found = fields.get(name)
@@ -49,7 +50,7 @@ def dead_letter_field(letter: Record, name: str) -> str | None:
 
 
 def _stamped(meta: bytes) -> dict[str, Any] | None:
-    """Metadata in which it was noted; None where the headers say it."""
+    """Return the metadata if it contains the engine's fields; None if the headers contain them."""
     if _FROM not in meta:
         return None
     try:
@@ -60,9 +61,10 @@ def _stamped(meta: bytes) -> dict[str, Any] | None:
 
 
 def is_dead_letter_of(topic: str, item: Record | Tombstone, group: str = "") -> bool:
-    """Did this record of a dead-letter topic come from that queue, or from that group of that topic?"""
+    """Return True if this record of a dead-letter topic came from that queue, or from that group of that
+    topic."""
     if not isinstance(item, Record):
-        return True  # What was lost may have been.
+        return True  # A lost record may have been one.
     return (
         dead_letter_field(item, DEAD_LETTER_FROM) == topic
         and (dead_letter_field(item, DEAD_LETTER_GROUP) or "") == group
@@ -70,15 +72,17 @@ def is_dead_letter_of(topic: str, item: Record | Tombstone, group: str = "") -> 
 
 
 def src_seq_of_dead_letter(letter: Record, topic_id: int) -> int:
-    """The number in this topic of the record that a group's letter is a copy of; 0 = it came from elsewhere,
-    from an earlier topic of the same name perhaps."""
+    """Return the seq in this topic of the record that a group's letter copies.
+
+    0 = the letter came from another topic, or from an earlier topic of the same name.
+    """
     seq = dead_letter_field(letter, DEAD_LETTER_SRC_SEQ) or ""
     is_here = dead_letter_field(letter, DEAD_LETTER_SRC_ID) == str(topic_id)
     return min(int(seq), SEQ_MAX) if is_here and seq.isdecimal() and len(seq) < _DIGITS_MAX else 0
 
 
 def dead_letter_of(info: TopicInfo) -> str:
-    """Where this queue's jobs go; raises InvalidRequest when they go nowhere."""
+    """Return the dead-letter topic of a queue. Raises InvalidRequest if it has none."""
     name = info.config.get("dead_letter")
     if not name:
         raise InvalidRequest("this queue has no dead letters", topic=info.topic, field="dead_letter")
@@ -86,7 +90,7 @@ def dead_letter_of(info: TopicInfo) -> str:
 
 
 def dead_letter_of_group(info: GroupInfo) -> str:
-    """Where this group's records go; raises InvalidRequest when they go nowhere."""
+    """Return the dead-letter topic of a group. Raises InvalidRequest if it has none."""
     if not info.dead_letter:
         raise InvalidRequest(
             "this group has no dead letters", topic=info.topic, group=info.group, field="dead_letter"
@@ -95,9 +99,9 @@ def dead_letter_of_group(info: GroupInfo) -> str:
 
 
 def walk_dead_letter_targets(topic: str, target: str) -> Generator[str, tuple[str, ...], None]:
-    """Raise InvalidRequest if dead letters of `topic` that go to `target` may come back to it.
+    """Raise InvalidRequest if dead letters of `topic` that go to `target` could return to it.
 
-    Yields names of topics, and is sent where the dead letters of each go.
+    Yields topic names. The caller sends the dead-letter topics of each.
     """
     paths: dict[str, tuple[str, ...]] = {target: (topic, target)}
     waiting = [target]
@@ -121,15 +125,17 @@ def walk_dead_letter_targets(topic: str, target: str) -> Generator[str, tuple[st
 
 
 def dead_letter_targets_of(config: Mapping[str, Any], groups: Iterable[GroupInfo]) -> tuple[str, ...]:
-    """Where dead letters of a topic go: a queue's own, and those of its groups."""
+    """Return the dead-letter topics of a topic: a queue's own and those of its groups."""
     own = config.get("dead_letter") if config.get("type") == QUEUE else None
     found = [own, *(group.dead_letter for group in groups)]
     return tuple(str(name) for name in found if name)
 
 
 def require_no_dead_letter_cycle(connection: DeadLetterConnection, topic: str, target: str) -> Steps[None]:
-    """Raise InvalidRequest if dead letters of `topic` that go to `target` may come back to it, as far as the
-    topics on the way may be looked at."""
+    """Raise InvalidRequest if dead letters of `topic` that go to `target` could return to it.
+
+    Topics that do not exist or that this client must not read are not followed.
+    """
     walk = walk_dead_letter_targets(topic, target)
     try:
         name = next(walk)
@@ -144,7 +150,7 @@ def require_no_dead_letter_cycle(connection: DeadLetterConnection, topic: str, t
 
 
 def split_for_move(records: Sequence[Record], most: int = DEAD_LETTERS_PER_MOVE) -> list[Sequence[Record]]:
-    """As many at once as one message takes, at most so many."""
+    """Split records into parts that fit into one message, with at most `most` records each."""
     parts: list[Sequence[Record]] = []
     check_start = size = 0
     for at, record in enumerate(records):

@@ -1,4 +1,4 @@
-"""What a program is told of consumer groups."""
+"""Public data about consumer groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringlog.client.read.pages import TagFilter
 
 
 class GroupLimits(TypedDict, total=False):
-    """What bounds a group and its leases, as `client.group` takes it."""
+    """Limits of a group and of its leases, as `client.group` takes them. See there."""
 
     max_in_flight: int
     member_max_in_flight: int
@@ -24,107 +24,110 @@ class GroupLimits(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A group of a topic, and where it is; see GroupStats for more."""
+    """A group of a topic and its position. See GroupStats for more."""
 
     topic: str
     group: str
-    """Its name, and behind an `@` its filter of tags, if it has one."""
+    """Name of the group, followed by `@` and its tag filter if it has one."""
     name: str
     mode: str
     tags: TagFilter | None
-    """As `client.group` takes it."""
+    """Tag filter, as `client.group` takes it."""
     cursor: int
-    """Every record below this number was given out, or is there no more; later ones only where they were more
-    urgent, or those before them wait for their time."""
+    """Every record below this seq was delivered or no longer exists. A record above it was delivered only if
+    it was more urgent, or if earlier records are delayed."""
     floor: int
-    """Everything up to here is done; of a stream group, committed."""
+    """Highest seq up to which every record is acked; for mode stream, committed."""
     pending: int
-    """Records that were given out and are not done."""
+    """Number of delivered records that are not acked."""
     max_deliveries: int = 0
-    """What was given out so often and comes back goes to the dead letters; 0 = nothing does by itself."""
+    """Number of deliveries after which a returned record becomes a dead letter; 0 = no limit."""
     dead_letter: str | None = None
-    """The topic where they go."""
+    """Dead-letter topic of the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """Who works for a group."""
+    """Member of a group."""
 
     name: str
     last_seen: float
-    """Seconds since the epoch, on the engine's clock."""
+    """Time of the last request in seconds since the epoch, on the engine's clock."""
     in_flight: int
-    """Records that are leased to it."""
+    """Number of records that are leased to the member."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """How a group is. A position is a number of the topic."""
+    """State of a group. Positions are seqs of the topic."""
 
     topic: str
     group: str
-    """Its name, and behind an `@` its filter of tags, if it has one."""
+    """Name of the group, followed by `@` and its tag filter if it has one."""
     mode: str
     cursor: int
-    """Every record below this number was given out, or is there no more; later ones only where they were more
-    urgent, or those before them wait for their time."""
+    """Every record below this seq was delivered or no longer exists. A record above it was delivered only if
+    it was more urgent, or if earlier records are delayed."""
     floor: int
-    """Everything up to here is done; of a stream group, committed."""
+    """Highest seq up to which every record is acked; for mode stream, committed."""
     head_seq: int
     undelivered: int
-    """Records that nobody was given; of a stream group, that are not committed."""
+    """Number of records that were never delivered; for mode stream, that are not committed."""
     in_flight: int
     delayed: int
     returned: int
-    """Given out, not done, and ready again."""
+    """Number of delivered records that were returned and are ready again."""
     waiting: int
-    """Claims that wait."""
+    """Number of claims that wait for records."""
     members: tuple[GroupMember, ...]
     holder: str
-    """Who reads a stream group."""
+    """Name of the member that reads the group in mode stream."""
     is_holding: bool
-    """Its topic keeps records beyond caps or TTL for this group (`retain_until_acked`)."""
+    """True if the topic retains records beyond caps or TTL for this group (`retain_until_acked`)."""
     set_aside: int = 0
-    """On their way to the dead letters."""
+    """Number of exhausted records that are not yet in the dead-letter topic."""
     oldest_ready_ms: int | None = None
-    """How long ago the oldest record was put that may be claimed; None = there is none. Of mode queue alone,
-    as is the next."""
+    """Age in milliseconds of the oldest record that may be claimed; None = there is none. Only for mode
+    queue, as the next field."""
     wait_p99_ms: int = 0
-    """99 in 100 of the records given out in the last one or two minutes had waited no longer than this since
-    they were put; 0 = none was given out. Records from before the group, or the shard's last start, are
+    """99th percentile, in milliseconds, of the time between append and delivery, over the last one to two
+    minutes. 0 = no delivery. Records from before the creation of the group, or the shard's last start, are
     not counted."""
 
     @property
     def pending(self) -> int:
-        """Records that were given out and are not done."""
+        """Number of delivered records that are not acked."""
         return self.in_flight + self.delayed + self.returned + self.set_aside
 
     @property
     def lag(self) -> int:
-        """Records that are not done."""
+        """Number of records that are not acked."""
         return self.undelivered + self.pending
 
 
 @dataclass(frozen=True, slots=True)
 class PendingEntry:
-    """Records first_seq up to last_seq, both included, that were given out together and are not done."""
+    """Consecutive records, first_seq to last_seq inclusive, that were delivered together and are not
+    acked."""
 
     first_seq: int
     last_seq: int
     state: str
-    """leased, delayed, returned, or set aside: on its way to the dead letters."""
+    """`leased`, `delayed`, `returned`, or `set aside` (exhausted, and not yet in the dead-letter topic)."""
     node: str
-    """Who holds them, "" = nobody."""
+    """Name of the member that holds the records; "" = none."""
     deliveries: int
     first_given: float
-    """Seconds since the epoch, on the engine's clock; so are the next two."""
+    """Time of the first delivery in seconds since the epoch, on the engine's clock. `last_given` is the time
+    of the last delivery or lease extension."""
     last_given: float
     until: float
-    """When the lease or the rest ends; 0 = they are ready."""
+    """End of the lease or the delay, in seconds since the epoch, on the engine's clock; 0 = the records are
+    ready."""
     idle_ms: int
-    """Nothing was done about them for so long."""
+    """Time since the last delivery or lease extension, in milliseconds."""
 
     @property
     def seqs(self) -> range:
-        """Their numbers."""
+        """Seqs of the records."""
         return range(self.first_seq, self.last_seq + 1)

@@ -1,8 +1,7 @@
-"""What a member does with a consumer group, apart from waiting: written once, for both clients.
+"""Operations of a member on a consumer group, without waiting: shared by both clients.
 
-Claims, acks and the rest are those of queues (working.py). A group's filter of
-tags is applied here: what does not match was claimed and is acked at once, so the group has passed it for
-good.
+Claims, acks and other requests are those of queues (lease_operations.py). The tag filter of a group is
+applied here. A record that does not match is claimed and acked at once, so the group skips it permanently.
 """
 
 from __future__ import annotations
@@ -62,11 +61,11 @@ from ringlog.tags import parse_match, request_form
 MODES = {"queue": 1, "stream": 2}
 _NAMES = {number: name for name, number in MODES.items()}
 STREAM_SLICE_S = 2.0
-"""Longest that a stream's read waits before it looks whether it is still wanted."""
+"""Longest time in seconds that a stream's read waits before it checks whether the iteration has ended."""
 
 
 class GroupLeaseOperations(LeaseOperations):
-    """One member's view of one group."""
+    """View of one member on one group."""
 
     def __init__(
         self, topic: str, name: str, mode: str, node: str, clock: Clock, *, start: Start = STORED,
@@ -96,20 +95,21 @@ class GroupLeaseOperations(LeaseOperations):
             "backoff_max_ms": backoff_max_ms,
         }  # fmt: skip
         self._named: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-        """Settings that the program named: a group that is there has to have them."""
+        """Settings that the program named. An existing group must have the same values."""
         self._create = create
         self._is_open = not create
-        """Is the group there, as far as we know? What is not there says so at every request."""
+        """True if the group is known to exist. With create=False it is assumed, and every request to a
+        missing group fails."""
 
     def resolve_topic(self, connection: QueueConnection) -> Steps[TopicInfo]:
-        """The topic, and the group is there."""
+        """Return the topic, and create the group if necessary."""
         info: TopicInfo = yield connection.resolve(self.topic)
         if not self._is_open:
             yield from self.open(connection)
         return info
 
     def dead_letter(self, connection: QueueConnection) -> Steps[str]:
-        """The topic of the group's dead letters; raises InvalidRequest where there is none."""
+        """Return the name of the group's dead-letter topic. Raises InvalidRequest if it has none."""
         yield from self.resolve_topic(connection)
         reply: LeaseStatsReply = (
             yield connection.about_jobs(LeaseStats(self.topic, group=self.group))
@@ -117,7 +117,7 @@ class GroupLeaseOperations(LeaseOperations):
         return dead_letter_of_group(reply.info)
 
     def open(self, connection: QueueConnection) -> Steps[GroupInfo]:
-        """Make the group, unless it is there; raises GroupIncompatible."""
+        """Create the group if it does not exist. Raises GroupIncompatible."""
         first = yield from self._first(connection, self._start)
         named = self._named
         dead_letter = named.get("dead_letter", "")
@@ -136,7 +136,8 @@ class GroupLeaseOperations(LeaseOperations):
         return info
 
     def _require_same(self, info: GroupInfo) -> None:
-        """Raise GroupIncompatible when the group has other settings than the program named."""
+        """Raise GroupIncompatible if the settings of the group differ from the settings that the program
+        named."""
         existing = {
             "max_in_flight": info.pending_max, "member_max_in_flight": info.member_max,
             "max_deliveries": info.max_deliveries, "dead_letter": info.dead_letter,
@@ -152,7 +153,7 @@ class GroupLeaseOperations(LeaseOperations):
             )  # fmt: skip
 
     def _first(self, connection: QueueConnection, start: Start) -> Steps[int]:
-        """The first position behind a place to start."""
+        """Return the first seq at a start position."""
         if start is STORED:
             return 1
         source = open_source(connection, self.topic)
@@ -167,7 +168,8 @@ class GroupLeaseOperations(LeaseOperations):
     def claim(
         self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: ClaimHandle
     ) -> Steps[ClaimResult]:
-        """As of a queue; what the group's filter leaves out is passed for good."""
+        """Claim as LeaseOperations.claim does. Records that do not match the group's filter are skipped
+        permanently."""
         yield from self.resolve_topic(connection)
         begun_ns = self._clock.monotonic_ns()
         while True:
@@ -186,7 +188,8 @@ class GroupLeaseOperations(LeaseOperations):
     def ack_and_claim(
         self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, wish: ClaimHandle
     ) -> Steps[ClaimResult | None]:
-        """As of a queue; in two requests where the group's filter may leave out what is claimed."""
+        """Ack and claim as LeaseOperations.ack_and_claim does. Returns None for a group with a filter, which
+        may skip claimed records."""
         if self.filters.tag is not None:
             return None
         return (yield from super().ack_and_claim(connection, done, most, lease_ms, wish))
@@ -195,14 +198,14 @@ class GroupLeaseOperations(LeaseOperations):
         return self.filters.tag is None or self.filters.tag((record.tag or "").encode())
 
     def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
-        """They go to the group's dead letters; raises InvalidRequest where it has none."""
+        """Move records to the group's dead-letter topic. Raises InvalidRequest if it has none."""
         yield from self.resolve_topic(connection)
         return (yield from super().reject(connection, leases, reason))
 
-    # -- looking and moving ---------------------------------------------------------------------------
+    # -- inspecting and moving ------------------------------------------------------------------------
 
     def leave(self, connection: QueueConnection) -> Steps[int]:
-        """What the member holds is ready for others at once; how many records."""
+        """Release the records of this member for other members at once. Returns their number."""
         yield from self.resolve_topic(connection)
         reply: GroupLeft = (
             yield connection.about_jobs(GroupLeave(self.topic, self.group, self.node))
@@ -210,7 +213,7 @@ class GroupLeaseOperations(LeaseOperations):
         return reply.released
 
     def stats(self, connection: QueueConnection) -> Steps[Any]:
-        """How the group is, as GroupStats."""
+        """Return the state of the group as GroupStats."""
         yield from self.resolve_topic(connection)
         reply: LeaseStatsReply = (
             yield connection.about_jobs(LeaseStats(self.topic, group=self.group))
@@ -233,7 +236,7 @@ class GroupLeaseOperations(LeaseOperations):
         after: int,
         limit: int,
     ) -> Steps[list[PendingEntry]]:
-        """Entries of the pending list."""
+        """Return entries of the pending list."""
         yield from self.resolve_topic(connection)
         entries: list[PendingEntry] = []
         has_more = True
@@ -245,7 +248,7 @@ class GroupLeaseOperations(LeaseOperations):
         return entries
 
     def seek(self, connection: QueueConnection, start: Start) -> Steps[int]:
-        """Go on from there; the first position that is given out from now on."""
+        """Move the group to a start position. Returns the first seq that it delivers from now on."""
         yield from self.resolve_topic(connection)
         if start is STORED:
             raise UsageError("a place to go to is not where the group stands")
@@ -254,14 +257,14 @@ class GroupLeaseOperations(LeaseOperations):
         return info.cursor
 
     def delete(self, connection: QueueConnection) -> Steps[bool]:
-        """Remove the group."""
+        """Delete the group. Returns False if it did not exist."""
         self._is_open = not self._create
         reply = yield connection.about_jobs(GroupDelete(self.topic, self.group))
         return bool(reply.message.deleted)
 
 
 class GroupStreamReader:
-    """Reading a stream group: where the reader is, what is done, and when to say so."""
+    """Reader of a group in mode stream: its position, the processed records, and when to commit them."""
 
     def __init__(self, working: GroupLeaseOperations, auto_commit_ms: int | None, clock: Clock) -> None:
         self._working, self._clock = working, clock
@@ -271,14 +274,14 @@ class GroupStreamReader:
         self._token = 0
         self._cursor = Cursor(0, 0)
         self.delivered = 0
-        """Up to here the program was given everything."""
+        """Highest seq up to which the program received every record."""
         self.processed = 0
-        """Up to here it came back for more."""
+        """Highest seq up to which the program requested the following record."""
         self.committed = 0
         self._committed_ns = 0
 
     def take_over(self, connection: QueueConnection) -> Steps[None]:
-        """Take the group over: whoever read it before is told at his next commit."""
+        """Become the reader of the group. The previous reader is fenced: its next commit raises LeaseLost."""
         working = self._working
         yield from working.resolve_topic(connection)
         take = GroupTake(working.topic, working.group, working.node, new_call_number())
@@ -289,7 +292,7 @@ class GroupStreamReader:
         self._committed_ns = self._clock.monotonic_ns()
 
     def page(self, connection: QueueConnection) -> Steps[Page]:
-        """The next records. Before it waits for more, what is done is committed."""
+        """Return the next records. Commits processed records before it waits for new ones."""
         page = yield from self._read(connection, 0.0)
         if not len(page) and page.tombstone is None and page.caught_up:
             self.processed = self.delivered = max(self.delivered, page.cursor.seq)
@@ -309,7 +312,8 @@ class GroupStreamReader:
         return page
 
     def items(self, page: Page | None) -> Iterator[Record | Tombstone]:
-        """What a page holds, one after the other; whoever asks for the next one is done with the last."""
+        """Iterate over the items of a page. The request of the next item marks the previous one as
+        processed."""
         source = self._source
         if page is None or source is None:
             return
@@ -326,19 +330,19 @@ class GroupStreamReader:
 
     @property
     def is_auto(self) -> bool:
-        """Is what is done committed by itself?"""
+        """True if processed records are committed automatically."""
         return self._every_ns is not None
 
     @property
     def is_due(self) -> bool:
-        """Is it time to commit?"""
+        """True if it is time to commit."""
         if self._every_ns is None or self.processed <= self.committed:
             return False
         return self._clock.monotonic_ns() - self._committed_ns >= self._every_ns
 
     def commit(self, connection: QueueConnection, seq: int) -> Steps[None]:
-        """Everything up to `seq` is done with. Raises LeaseLost when somebody else reads the group,
-        UsageError for what was not given out."""
+        """Commit every record up to `seq`. Raises LeaseLost if another member reads the group, UsageError
+        above `delivered`."""
         if seq > self.delivered:
             raise UsageError("a commit is not beyond what was delivered", seq=seq, delivered=self.delivered)
         if seq <= self.committed:
@@ -355,8 +359,10 @@ class GroupStreamReader:
         self._committed_ns = self._clock.monotonic_ns()
 
     def try_commit(self, connection: QueueConnection) -> Steps[None]:
-        """Commit what is done. An engine that cannot answer for now is told the next time: nothing is lost
-        but that records are given again, should this program end before."""
+        """Commit processed records; ignore retriable errors.
+
+        The next commit covers them. If this program ends before, the group delivers these records again.
+        """
         try:
             yield from self.commit(connection, self.processed)
         except RinglogError as e:
@@ -364,14 +370,14 @@ class GroupStreamReader:
                 raise
 
     def close(self) -> None:
-        """Let go of files."""
+        """Release the files."""
         if self._source is not None:
             self._source.close()
             self._source = None
 
 
 def list_groups(session: Session, topic: str) -> Steps[tuple[GroupSummary, ...]]:
-    """All groups of a topic, by name."""
+    """Return all groups of a topic, by name."""
     reply: GroupListReply = yield from session.ask_resolved_topic(topic, lambda _: GroupList(topic))
     return tuple(map(_summary, reply.groups))
 

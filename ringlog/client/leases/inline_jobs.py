@@ -1,4 +1,4 @@
-"""Jobs that came along with the answer to their claim, as payloads or in frames: nothing is to be read."""
+"""Jobs inside the reply to their claim, as payloads or in frames. No file is read."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ I64 = NDArray[np.int64]
 
 
 class ClaimedRecords(Protocol):
-    """Jobs of a claim, wherever they came from; a Piece is one."""
+    """Jobs of a claim, from any source. A RecordBatch is one kind."""
 
     @property
     def last_seq(self) -> int:
-        """The last number."""
+        """Highest seq."""
         ...
 
     @property
     def seqs(self) -> I64:
-        """(n,) numbers, ascending."""
+        """(n,) seqs, ascending."""
         ...
 
     def __len__(self) -> int: ...
 
     def slice_rows(self, start: int, stop: int) -> ClaimedRecords:
-        """Only jobs `start` to `stop`, counted from 0, the latter excluded."""
+        """Return jobs `start` to `stop`, counted from 0, without `stop`."""
         ...
 
     def payloads(self) -> list[bytes | None]:
-        """Their payloads."""
+        """Return the payloads; None for a null."""
         ...
 
     def records(self) -> list[Record]:
-        """Them as records."""
+        """Return the jobs as records."""
         ...
 
 
 class InlineJobs:
-    """Jobs of one claim. `runs` as in the message ClaimReply; both others have an entry a job."""
+    """Jobs of one claim with one payload and one commit time per job."""
 
     __slots__ = ("_payloads", "_seqs", "_stamps")
 
@@ -63,7 +63,7 @@ class InlineJobs:
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """First number and one past the last, where they follow each other in one run."""
+        """First seq and one past the last, if the jobs are consecutive and of one run; else None."""
         seqs = self._seqs
         return (seqs.start, seqs.stop) if type(seqs) is range and seqs else None
 
@@ -85,8 +85,11 @@ class InlineJobs:
 
 
 def decode_inline_jobs(topic: str, message: ClaimReply, attached: Any) -> list[ClaimedRecords]:
-    """The jobs that came along with the answer to their claim, ascending: payloads, and frames, in it or
-    `attached`. Raises CorruptData for what arrived damaged, or is not what the answer names."""
+    """Decode the jobs in the reply to their claim, ascending: payloads, and frames in the reply or in
+    `attached`.
+
+    Raises CorruptData if the data is damaged or does not contain exactly the jobs that the reply names.
+    """
     runs, payloads = message.runs, message.payloads
     if not message.frames:
         count = sum(run[1] for run in runs)
@@ -122,7 +125,7 @@ def decode_inline_jobs(topic: str, message: ClaimReply, attached: Any) -> list[C
 
 
 def _require(topic: str, message: ClaimReply, count: int) -> None:
-    """Are there payloads of so many jobs?"""
+    """Raise CorruptData unless the reply has `count` payloads."""
     if len(message.payloads) != count or len(message.stamps) != 8 * count:
         raise CorruptData(
             "an answer to a claim does not hold the jobs that it names", topic=topic,
@@ -131,6 +134,6 @@ def _require(topic: str, message: ClaimReply, count: int) -> None:
 
 
 def _spans(seqs: I64) -> list[tuple[int, int]]:
-    """(first, one past the last) of numbers that follow each other, of ascending ones."""
+    """Return (first, one past the last) of each range of consecutive seqs in an ascending array."""
     parts = np.split(seqs, np.flatnonzero(np.diff(seqs) != 1) + 1)
     return [(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]

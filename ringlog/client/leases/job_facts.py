@@ -1,4 +1,4 @@
-"""What a job is, for both clients; and how many of them an iteration has out."""
+"""Base of a job for both clients, and the limit of jobs in flight of an iteration."""
 
 from __future__ import annotations
 
@@ -16,21 +16,31 @@ from ringlog.payload import RAW, PayloadCodec
 BACKOFF_MS = 1_000
 BACKOFF_MS_MAX = 60_000
 MISSING_QUEUE_RETRIES_MAX = 8
-"""Looks of a loop for a queue that is deleted, a pause apart, before the loop ends: it may be made anew."""
+"""Most attempts of a loop to find a deleted queue, with pauses in between: it may be created again."""
 REASON_CHARS_MAX = 1_024
 _NOT_DECODED: Final = object()
 OnError = Callable[[Any, Exception], object] | Literal["log"]
-"""Told of a job that failed, and why."""
+"""Function that receives a failed job and its error, or "log"."""
 log = logging.getLogger("ringlog.client")
 
 
 def backoff_ms(deliveries: int, base_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> int:
-    """How long a job rests whose delivery number `deliveries` failed: twice as long each time."""
+    """Return the backoff of a job whose delivery number `deliveries` failed: it doubles with each delivery.
+
+    Args:
+        deliveries: Number of the failed delivery, from 1.
+        base_ms: Backoff after the first delivery, in milliseconds.
+        most_ms: Longest backoff, in milliseconds.
+
+    Returns:
+        The backoff in milliseconds.
+    """
     return min(base_ms << min(max(deliveries - 1, 0), 30), most_ms)
 
 
 def failure_reason(error: BaseException) -> str:
-    """Why a job failed whose block raised this. Never raises, whatever the error's own text does."""
+    """Return the reason of a failed job from the exception of its block. Never raises, even if str() of the
+    exception does."""
     kind = type(error).__name__
     try:
         text = short_reason(str(error))
@@ -40,31 +50,34 @@ def failure_reason(error: BaseException) -> str:
 
 
 def short_reason(text: str) -> str:
-    """The part of a reason that is kept, as text that can be sent: its first line, no lone surrogates."""
+    """Return the stored part of a reason: its first line, with lone surrogates escaped."""
     line = text[:REASON_CHARS_MAX].strip().partition("\n")[0]
     return line.encode(errors="backslashreplace").decode()
 
 
 def check_reason(reason: Any) -> str:
-    """Why a program gives a job back, as it is kept; raises UsageError for what is no text. A lone surrogate
-    in it is no reason to refuse it: this is said where something has failed already."""
+    """Check the reason of a nack and return its stored part. Raises UsageError if it is not a str.
+
+    Lone surrogates are accepted, since the program is already handling a failure.
+    """
     if not isinstance(reason, str):
         raise UsageError(f"reason must be a str, got {type(reason).__name__}")
     return short_reason(reason)
 
 
 def check_job(job: Any, name: str = "job") -> Any:
-    """A job; raises UsageError for anything else."""
+    """Check a job. Raises UsageError for anything else."""
     if not isinstance(job, JobFacts):
         raise UsageError(f"{name} must be a job that was claimed, got {type(job).__name__}")
     return job
 
 
 def check_jobs(jobs: Any, name: str = "jobs") -> Any:
-    """Several jobs; raises UsageError for anything else. A claim stays one: it makes its jobs when asked."""
+    """Check several jobs. Raises UsageError for anything else. A Jobs object is returned unchanged and
+    creates no Job."""
     from ringlog.client.leases.claim_result import Jobs
 
-    # Not isinstance: compiled, the class shares what its base says of other classes, and takes a str for one.
+    # Not isinstance: the compiled class uses the instance check of its base, which accepts a str.
     if type(jobs) is Jobs:
         return jobs
     if isinstance(jobs, str | bytes) or not isinstance(jobs, Iterable):
@@ -73,7 +86,7 @@ def check_jobs(jobs: Any, name: str = "jobs") -> Any:
 
 
 def report_failure(on_error: OnError, job: Any, error: Exception) -> None:
-    """Tell a loop's `on_error` that a job has failed; "log" writes it into the log."""
+    """Report a failed job to the `on_error` of a loop. "log" writes a log record."""
     if on_error == "log":
         log.error("job %d of %s failed", job.seq, job.topic, exc_info=error)
     else:
@@ -81,14 +94,14 @@ def report_failure(on_error: OnError, job: Any, error: Exception) -> None:
 
 
 def check_on_error(on_error: Any) -> OnError | None:
-    """What to do about jobs that fail; raises UsageError."""
+    """Check the `on_error` of a loop. Raises UsageError."""
     if on_error is None or on_error == "log" or callable(on_error):
         return cast("OnError | None", on_error)
     raise UsageError('on_error must be a function of (job, error), "log" or None', found=repr(on_error)[:80])
 
 
 _forks = [0]
-"""How often this process was forked from one that had us imported."""
+"""Number of forks between the process that imported this module and this one."""
 
 
 def _count_fork() -> None:
@@ -100,12 +113,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def fork_count() -> int:
-    """A number that is another one in a child."""
+    """Return a number that differs between a process and its forked children."""
     return _forks[0]
 
 
 class JobFacts:
-    """One job and the right to it."""
+    """One job with its lease."""
 
     __slots__ = (
         "__weakref__",
@@ -125,7 +138,7 @@ class JobFacts:
     ) -> None:
         self._slots: InFlightLimit | None = None
         self._on_error: OnError | None = None
-        """Told when its block fails, instead of who iterates."""
+        """Receives an error of the job's block, instead of raising it in the loop."""
         self._forks = _forks[0]
         self._codec = codec
         self._value: Any = _NOT_DECODED
@@ -133,77 +146,78 @@ class JobFacts:
         self.record = record
         self.lease = lease
         self.deliveries = deliveries
-        """Which hand-out of the job this is, from 1."""
+        """Number of this delivery of the job, from 1."""
 
     @property
     def seq(self) -> int:
-        """Its number in the topic."""
+        """Seq of the record."""
         return self.record.seq
 
     @property
     def data(self) -> bytes | None:
-        """The payload; None for a null."""
+        """Payload; None for a null."""
         return self.record.data
 
     @property
     def value(self) -> Any:
-        """The payload as the queue's codec reads it, None for a null; raises what the codec raises."""
+        """Payload decoded by the queue's codec; None for a null. Raises the errors of the codec."""
         if self._value is _NOT_DECODED:
             self._value = None if self.data is None else self._codec.decode(self.data)
         return self._value
 
     @property
     def key(self) -> bytes | None:
-        """The record's key."""
+        """Key of the record."""
         return self.record.key
 
     @property
     def tag(self) -> str | None:
-        """The record's tag."""
+        """Tag of the record."""
         return self.record.tag
 
     @property
     def headers(self) -> Mapping[str, bytes]:
-        """The record's headers."""
+        """Headers of the record."""
         return self.record.headers
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The record's metadata."""
+        """Metadata of the record."""
         return self.record.meta
 
     @property
     def deadline(self) -> float:
-        """When the lease ends, in seconds since the epoch, by the engine's clock; as if that had not been set
-        since its host booted."""
+        """End of the lease in seconds since the epoch, on the engine's clock without the adjustments since
+        its host booted."""
         return self.lease.deadline_ms / 1_000
 
     @property
     def lease_id(self) -> str:
-        """Names this lease; never given twice."""
+        """Id of the lease. The engine never issues it twice."""
         return self.lease.lease_id
 
     def json(self) -> Any:
-        """The payload as JSON, None for a null; raises msgspec.DecodeError when it is not."""
+        """Return the payload decoded as JSON; None for a null. Raises msgspec.DecodeError if it is not
+        JSON."""
         return self.record.json()
 
     def text(self) -> str | None:
-        """The payload as UTF-8; None for a null."""
+        """Return the payload decoded as UTF-8; None for a null."""
         return self.record.text()
 
     @property
     def is_from_parent(self) -> bool:
-        """Was this process forked since the job was claimed? Then it is the parent's."""
+        """True if this process was forked after the claim: the job belongs to the parent."""
         return self._forks != _forks[0]
 
     def release_slot(self) -> None:
-        """It is in flight no longer. With the client's lock held, or in its loop."""
+        """Remove the job from the jobs in flight. Call with the client's lock held, or in its loop."""
         slots, self._slots = self._slots, None
         if slots is not None:
             slots.release()
 
     def lease_lost_error(self) -> LeaseLost:
-        """What to raise when its lease has ended."""
+        """Return the error of a job whose lease has ended."""
         return LeaseLost(
             "the lease has ended", topic=self.topic, seq=self.seq, lease_id=self.lease_id,
             deliveries=self.deliveries,
@@ -214,25 +228,25 @@ class JobFacts:
 
 
 class MissingQueueRetry:
-    """A queue that loops do not find: perhaps it is just deleted and made anew."""
+    """Retries of loops that do not find their queue, which may be in the middle of its re-creation."""
 
     def __init__(self) -> None:
         self._looks = 0
 
     def should_retry(self, error: RinglogError) -> bool:
-        """Is it of use to ask again after this error, behind a pause?"""
+        """Return True if a retry after a pause may succeed after this error."""
         if isinstance(error, TopicNotFound):
             self._looks += 1
             return self._looks <= MISSING_QUEUE_RETRIES_MAX
         return error.retriable
 
     def reset(self) -> None:
-        """It answers."""
+        """Reset the retries: the queue was found."""
         self._looks = 0
 
 
 class InFlightLimit:
-    """How many jobs of one iteration are with its user. With the client's lock held, or in its loop."""
+    """Limit of unsettled jobs of one iteration. Call with the client's lock held, or in its loop."""
 
     def __init__(self, most: int) -> None:
         self.limit = most
@@ -240,13 +254,14 @@ class InFlightLimit:
         self._waits: list[Pending[None]] = []
 
     def acquire_all(self, jobs: Iterable[JobFacts]) -> None:
-        """Those whose leases are not lost are in flight."""
+        """Count jobs as in flight, except those whose leases are lost."""
         for job in jobs:
             if not job.lease.is_lost:
                 self.acquire(job)
 
     def acquire(self, job: JobFacts) -> None:
-        """It is in flight until it is settled or lost; then its holder is told as well."""
+        """Count a job as in flight until it is settled or its lease is lost. A lost lease still notifies the
+        job's holder."""
         tell = job.lease.on_lost
         job._slots = self
         self.in_flight += 1
@@ -259,18 +274,18 @@ class InFlightLimit:
         job.lease.on_lost = lost
 
     def release(self) -> None:
-        """A job was settled, or its lease lost."""
+        """Count one job less: it was settled, or its lease was lost."""
         self.in_flight -= 1
         self.wake()
 
     def wake(self) -> None:
-        """Have who waits for room look again."""
+        """Wake up all waiters for room, so that they test again."""
         waits, self._waits = self._waits, []
         for pending in waits:
             pending.resolve(None)
 
     def wait_room(self) -> Pending[None]:
-        """Done when there is room for one more."""
+        """Return a Pending that is done when one more job may be in flight."""
         pending: Pending[None] = Pending()
         if self.in_flight < self.limit:
             pending.resolve(None)

@@ -1,4 +1,4 @@
-"""Payloads of jobs: made from values, and found to be unreadable before a program has them."""
+"""Payloads of jobs: encoded from values, and tested for decoding before a program gets a job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringlog.payload import RAW, PayloadCodec
 
 
 def encode_payloads(jobs: Iterable[Any], codec: PayloadCodec[Any]) -> Iterable[Any]:
-    """Jobs to be put, with values as payloads; records that were read before are passed on as they are."""
+    """Encode the values of jobs to payloads. Record objects that were read before are passed on unchanged."""
     return jobs if codec is RAW else _encoded(jobs, codec)
 
 
@@ -27,7 +27,8 @@ def _encoded(jobs: Iterable[Any], codec: PayloadCodec[Any]) -> Iterator[Any]:
 
 
 def decode_failure(job: JobFacts) -> str | None:
-    """Why a job's payload cannot be decoded, None when it can: a program's codec may raise anything."""
+    """Return why a job's payload cannot be decoded, or None. A codec of the program may raise any
+    exception."""
     try:
         _ = job.value
     except Exception as e:  # noqa: BLE001  said in the reason of the rejection

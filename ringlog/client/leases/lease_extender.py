@@ -1,8 +1,9 @@
-"""Leases that a client holds, and how they are kept alive beside the program's code (CL-9).
+"""Leases that a client holds, and their extension in the background.
 
-A Keeper extends the leases it was given every third of their length, from a timer of the session: in
-whichever thread serves the connection, or in the loop. A lease whose extension is refused, or whose time ends
-without an answer, is lost: its holder is told at once, and the engine skips every later word about it.
+A LeaseExtender extends its leases after each third of their length, from a timer of the session. The timer
+runs in the thread that serves the connection, or in the event loop. A lease is lost if the engine refuses its
+extension, or if it ends before a reply. The holder is notified at once, and the engine ignores every later
+request for the lease.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ringlog.link.peer import MS, PeerReply
 from ringlog.link.timers import Timer, Timers
 
 EXTEND_PART = 3
-"""A lease is extended when a third of it has passed: two more tries before it ends."""
+"""A lease is extended after this fraction (a third) of its length, which leaves time for two retries."""
 RETRY_NS = 50 * MS
-"""Pause behind a request that failed at once."""
+"""Pause in nanoseconds after a request that failed at once."""
 
 
 class Lease:
-    """The right to one job, as its holder knows it."""
+    """Lease of one job, as its holder knows it."""
 
     __slots__ = ("deadline_ms", "is_lost", "is_over", "lease_ms", "on_lost", "seq", "token", "until_ns")
 
@@ -36,22 +37,22 @@ class Lease:
         self.seq = seq
         self.token = token
         self.deadline_ms = deadline_ms
-        """On the engine's clock."""
+        """End of the lease on the engine's clock, in milliseconds."""
         self.lease_ms = lease_ms
         self.until_ns = until_ns
-        """The same instant on our monotonic clock, as far as we can know."""
+        """End of the lease on this process's monotonic clock, as an estimate."""
         self.is_over = False
-        """It was given back, or its job is done: nothing keeps it any more."""
+        """True after the job was acked, returned or lost. The lease is not extended any more."""
         self.is_lost = False
         self.on_lost: Callable[[], None] | None = None
 
     @property
     def lease_id(self) -> str:
-        """The token as people see it (QL-7)."""
+        """Token of the lease in readable form."""
         return f"lease_{self.token:016x}"
 
     def mark_lost(self) -> None:
-        """Somebody else may hold the job now."""
+        """Mark the lease as lost: another worker may hold the job now."""
         if not (self.is_lost or self.is_over):
             self.is_lost = self.is_over = True
             if self.on_lost is not None:
@@ -59,20 +60,20 @@ class Lease:
 
 
 KEPT_MIN = 256
-"""So many leases are kept, over or not, before any is looked at."""
+"""Number of leases, ended ones included, below which ended leases are not removed."""
 
 
 class LeaseExtenderSession(Protocol):
-    """What a Keeper needs of a session."""
+    """Interface that a LeaseExtender needs of a session."""
 
     @property
     def clock(self) -> Clock:
-        """Its clock."""
+        """Clock of the session."""
         ...
 
     @property
     def timers(self) -> Timers:
-        """Its timers."""
+        """Timers of the session."""
         ...
 
     def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
@@ -81,7 +82,8 @@ class LeaseExtenderSession(Protocol):
 
 
 class LeaseExtender:
-    """Keeps leases of one queue or group and one node. With the client's lock held, or in its loop."""
+    """Extends the leases of one queue or group and one node. Call with the client's lock held, or in its
+    loop."""
 
     def __init__(self, session: LeaseExtenderSession, topic: str, node: str, group: str = "") -> None:
         self._session = session
@@ -89,26 +91,29 @@ class LeaseExtender:
         self._leases: dict[int, Lease] = {}
         self._timer: Timer | None = None
         self._asking = 0
-        """Requests on their way; none follows while there are some."""
+        """Number of requests in flight. No further request is sent meanwhile."""
         self._not_before_ns = 0
         self._most = KEPT_MIN
-        """Of more than these some may be over and are to be forgotten."""
+        """Number of leases above which ended ones are removed."""
 
     def extend_until_settled(self, leases: Iterable[Lease]) -> None:
-        """Extend these until they are over."""
+        """Extend these leases until they are settled or lost."""
         timer = self._timer
         is_planned = bool(self._asking) or timer is not None
         for lease in leases:
             self._leases[lease.token] = lease
             if timer is not None and lease.until_ns - self._spare_ns(lease) < timer.when_ns:
                 is_planned = False
-        # Mostly they are due later than others, and over before that: nothing is to be done for each.
+        # Usually a lease is due after the others and settled before that, so adding it needs no new timer.
         if not is_planned or len(self._leases) > self._most:
             self._plan()
 
     def extend_later(self, until_ns: int, lease_ms: int, leases: Callable[[], Iterable[Lease]]) -> Timer:
-        """Extend what `leases` says when a part of this time has passed: those that are over by then are
-        never asked for. The timer may be cancelled."""
+        """Extend the leases that `leases` returns, after a third of their length. Leases that are settled by
+        then cost nothing.
+
+        The returned timer may be cancelled.
+        """
         due_ns = until_ns - lease_ms * MS * (EXTEND_PART - 1) // EXTEND_PART
         return self._session.timers.call_at(due_ns, lambda: self.extend_until_settled(leases()))
 
@@ -145,7 +150,7 @@ class LeaseExtender:
         seqs, tokens = encode_leases(leases)
         message = Extend(self._topic, self._node, seqs, tokens, lease_ms, new_call_number(), self._group)
         self._asking += 1
-        # An answer that comes when the leases have ended is of no use; that is looked at then.
+        # A reply after the end of the leases is of no use: they are marked as lost at that time.
         timer = self._session.timers.call_at(
             min(lease.until_ns for lease in leases), lambda: self._late(leases)
         )
@@ -167,7 +172,7 @@ class LeaseExtender:
         try:
             reply: ExtendReply = pending.result().message
         except RinglogError:
-            # Tried again as long as there is time.
+            # Retried while the leases last.
             now_ns = self._session.clock.monotonic_ns()
             self._not_before_ns = now_ns + RETRY_NS
             for lease in leases:
@@ -183,20 +188,20 @@ class LeaseExtender:
 
 
 def request_chunks(leases: Sequence[Lease]) -> list[Sequence[Lease]]:
-    """As many at once as one request names."""
+    """Split leases into parts of the size that one request may contain."""
     return [leases[at : at + JOBS_PER_REQUEST_MAX] for at in range(0, len(leases), JOBS_PER_REQUEST_MAX)]
 
 
 def encode_leases(leases: Sequence[Lease]) -> tuple[bytes, bytes]:
-    """Numbers and tokens as they travel."""
+    """Encode the seqs and tokens of leases for a message."""
     return encode_u64s([lease.seq for lease in leases]), encode_u64s([lease.token for lease in leases])
 
 
 def encode_u64s(numbers: Sequence[int]) -> bytes:
-    """8 bytes each, little-endian."""
+    """Encode numbers as 8 bytes each, little-endian."""
     return np.array(numbers, dtype="<u8").tobytes()
 
 
 def new_call_number() -> int:
-    """A number for one request, so that it is known when it is sent again; never 0."""
+    """Return a random number for one request, by which the engine recognises a resend. Never 0."""
     return random.getrandbits(63) | 1

@@ -1,7 +1,7 @@
-"""What a worker does with a queue, apart from waiting: written once, for both clients.
+"""Operations of a worker on a queue, without waiting: shared by both clients.
 
-A claim is answered with numbers and leases. The jobs themselves are read like every record: from the files
-on the engine's host, elsewhere from frames that the gateway attached.
+The reply to a claim contains seqs and leases. The records themselves are read as any record: from the files
+on the engine's host, otherwise from frames that the gateway attached. Small jobs may be inside the reply.
 """
 
 from __future__ import annotations
@@ -57,29 +57,29 @@ from ringlog.link.peer import MS, PeerReply
 from ringlog.process_id import own_process_id
 
 Span = tuple[int, int]
-"""Numbers, both included."""
+"""First and last seq, both included."""
 
 
 class QueueConnection(Connection, Protocol):
-    """A connection that takes requests about jobs."""
+    """Connection that also sends requests about jobs."""
 
     def about_jobs(self, message: Any, *, extra_ms: int = 0) -> Pending[PeerReply]:
-        """Send one to who looks after its topic."""
+        """Send a request to the shard of the message's topic."""
         ...
 
     def dead_letter_targets(self, topic: str) -> Pending[tuple[str, ...]]:
-        """Ask where the dead letters of a topic go, the queue's and those of its groups."""
+        """Query the dead-letter topics of a topic: the queue's own and those of its groups."""
         ...
 
 
 STATES = {1: "leased", 2: "delayed", 3: "returned", 5: "set aside"}
-"""Of what was given out and is not done, as PendingReply numbers them."""
+"""States of delivered and unacked jobs, by their number in PendingReply."""
 APART_MAX = 256
-"""Claims with acks that are asked for apart, at most, after some in a row had to be."""
+"""Most claims in a row that are sent without their acks, after requests that could not be combined."""
 
 
 class NackOptions(NamedTuple):
-    """How jobs are given back; the fields of Nack."""
+    """Options of a nack; the fields of the message Nack."""
 
     delay_ms: int = 0
     reason: str = ""
@@ -87,28 +87,30 @@ class NackOptions(NamedTuple):
 
 
 class ClaimHandle:
-    """Somebody waits for a claim. When it is over, what the claim is given goes back at once."""
+    """Handle of a pending claim. After `cancel`, jobs that the engine leased to the claim return to the queue
+    at once."""
 
     __slots__ = ("_is_cancelled", "by_number", "call")
 
     def __init__(self, *, by_number: bool = False) -> None:
         self._is_cancelled = False
         self.call = 0
-        """Number of the request that was sent last for it; 0 = none was."""
+        """Number of the last request of this claim; 0 = none was sent."""
         self.by_number = by_number
-        """The lowest numbers are wanted, whatever their priority."""
+        """Claim the lowest seqs, whatever their priority."""
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """Cancel the claim."""
         self._is_cancelled = True
 
     def is_cancelled(self) -> bool:
-        """It may end whenever a claim waits, so it is asked each time."""
+        """Return True after `cancel`. It may be called during any wait of the claim, so test it after each
+        one."""
         return self._is_cancelled
 
 
 class LeaseOperations:
-    """One worker's view of one queue. Its steps run over `connection`; several may run at the same time."""
+    """View of one worker on one queue. The steps run over `connection`; several may run at the same time."""
 
     def __init__(
         self, topic: str, node: str, clock: Clock, *, release_on_exit: bool = True, min_idle_ms: int = 0
@@ -117,29 +119,31 @@ class LeaseOperations:
             raise UsageError("a node's name has 1 to 128 bytes", found=node[:NODE_BYTES_MAX])
         self.topic = topic
         self.group = ""
-        """The key of the group whose records these are; "" = they are a queue's."""
+        """Key of the consumer group whose records are the jobs; "" = a queue."""
         self._min_idle_ms = min_idle_ms
-        """Claims take over what another one did nothing about for so long; 0 = nothing."""
+        """Claims take over jobs whose last delivery or lease extension is at least this old, in milliseconds;
+        0 = never."""
         self.node = node
         self._clock = clock
         self._release_on_exit = release_on_exit
-        """What this process claims is given back as soon as it dies, as far as the engine can see that."""
+        """The engine ends the leases of this process when it exits, if the engine can observe that."""
         self._spare: list[LocalSource] = []
-        """Open files that no claim reads at present: one at most is kept for the next."""
+        """Open files that no claim is reading. At most one source stays for the next claim."""
         self._is_closed = False
         self._frame: FrameView | None = None
-        """The one read last: jobs that were put together are claimed one after the other."""
+        """Frame that was read last. Jobs that were put together are often claimed one after the other."""
         self._uncombined_left = self._not_combinable_count = 0
-        """Acks and claims that are not tried in one request; how often in a row that did not go."""
+        """Number of acks and claims to send as two requests, and number of refusals in a row to combine
+        them."""
 
     def close_files(self) -> None:
-        """Close files; claims that read at this moment keep theirs."""
+        """Close idle files. Claims that are reading keep their own."""
         self._frame = None
         while (source := self._take_source()) is not None:
             source.close()
 
     def close(self) -> None:
-        """Keep no files from here on: claims open and close their own."""
+        """Close files, and keep none open from now on: each claim opens and closes its own."""
         self._is_closed = True
         self.close_files()
 
@@ -147,11 +151,11 @@ class LeaseOperations:
         try:
             return self._spare.pop()
         except IndexError:
-            return None  # Another claim has it, in whichever thread.
+            return None  # Another claim, perhaps of another thread, took it.
 
     def _leave_source(self, source: LocalSource) -> None:
         self._spare.append(source)
-        # In this order: another thread may close us at any moment.
+        # In this order: another thread may call `close` at any moment.
         if self._is_closed or len(self._spare) > 1:
             extra = self._take_source()
             if extra is not None:
@@ -160,8 +164,8 @@ class LeaseOperations:
     # -- claims ---------------------------------------------------------------------------------------
 
     def cancel_claim(self, connection: QueueConnection, wish: ClaimHandle) -> Pending[PeerReply] | None:
-        """Nobody waits for this claim any more: what it was given, or would be, goes back, and no delivery
-        is counted. None: nothing was sent."""
+        """Cancel a claim: jobs leased to it return to the queue, and no delivery is counted. None if no
+        request was sent."""
         wish.cancel()
         if not wish.call:
             return None
@@ -171,8 +175,11 @@ class LeaseOperations:
     def claim(
         self, connection: QueueConnection, most: int, wait_s: float, lease_ms: int | None, wish: ClaimHandle
     ) -> Steps[ClaimResult]:
-        """Up to `most` jobs with their leases; none when there was none within `wait_s`. What cannot be read
-        is given back. Jobs that expire between their lease and the read are gone: others are claimed."""
+        """Claim up to `most` jobs. The result is empty if no job was ready within `wait_s` seconds.
+
+        Unreadable jobs return to the queue. If all claimed jobs expire before they are read, others are
+        claimed.
+        """
         check_claim_size(most)
         return (yield from self._lease(connection, most, b"", wait_s, lease_ms, self._min_idle_ms, wish))
 
@@ -180,7 +187,7 @@ class LeaseOperations:
         self, connection: QueueConnection, seqs: Sequence[int], min_idle_ms: int, lease_ms: int | None,
         wish: ClaimHandle,
     ) -> Steps[ClaimResult]:  # fmt: skip
-        """Those of these that are pending, whoever holds them."""
+        """Lease the pending jobs among `seqs`, whichever worker holds them."""
         yield from self.resolve_topic(connection)
         if len(seqs) > JOBS_PER_REQUEST_MAX:
             raise UsageError("too many records at once", seqs=len(seqs), max=JOBS_PER_REQUEST_MAX)
@@ -194,9 +201,9 @@ class LeaseOperations:
         self, connection: QueueConnection, most: int, seqs: bytes, wait_s: float, lease_ms: int | None,
         min_idle_ms: int, wish: ClaimHandle,
     ) -> Steps[ClaimResult]:  # fmt: skip
-        """Claim up to `most` records or, with `seqs`, steal these."""
+        """Claim up to `most` jobs or, with `seqs`, steal these."""
         begun_ns = self._clock.monotonic_ns()
-        may_settle = wait_s <= 0  # Who waits for jobs gets copies when they come.
+        may_settle = wait_s <= 0  # A claim that waits receives copies when routers make them.
         expired_claims = 0
         while not wish.is_cancelled():
             left_ms = math.inf
@@ -233,10 +240,12 @@ class LeaseOperations:
     def ack_and_claim(
         self, connection: QueueConnection, done: Leases, most: int, lease_ms: int | None, wish: ClaimHandle
     ) -> Steps[ClaimResult | None]:
-        """These jobs are done, and up to `most` others are claimed, without waiting for them: in one request,
-        answered when the first are gone for good. None: it takes two, and nothing was done.
+        """Ack the jobs in `done` and claim up to `most` others in one request, without waiting for ready
+        jobs.
 
-        Leases that had ended are no error of this: then it takes two."""
+        The reply arrives after the acks are complete. Returns None, without any effect, if two requests are
+        necessary. This includes the case that a lease had ended.
+        """
         is_usual = len(done) <= JOBS_PER_REQUEST_MAX and not (wish.by_number or self._min_idle_ms)
         if not is_usual or connection.transport != "ring":
             return None
@@ -251,7 +260,8 @@ class LeaseOperations:
         )
         reply = yield connection.about_jobs(message)
         if isinstance(reply.message, NotCombinable):
-            # Once is nothing: how large jobs are is asked for now and then.
+            # A single refusal has no effect. After several, combining is tried only at intervals, since it
+            # depends on the size of the jobs.
             self._uncombined_left = min((1 << self._not_combinable_count) - 1, APART_MAX)
             self._not_combinable_count += self._uncombined_left < APART_MAX
             return None
@@ -262,21 +272,22 @@ class LeaseOperations:
     def _claimed(
         self, connection: QueueConnection, reply: PeerReply, wish: ClaimHandle
     ) -> Steps[ClaimResult]:
-        """Jobs of an answer, read; what cannot be is given back."""
+        """Read the jobs of a reply. Unreadable jobs return to the queue."""
         message: ClaimReply = reply.message
         until_ns = self._clock.monotonic_ns() + message.lease_ms * MS
         claimed = ClaimResult(message.runs, message.deadline, message.lease_ms, until_ns)
         if wish.is_cancelled():
-            # It was called off, and perhaps the shard heard of that first.
+            # The shard may have received the cancellation before the claim.
             yield from self._give_back(connection, claimed, undo=True)
             return claimed
         try:
             yield from self._read(connection, message, reply.attachment, claimed.batches)
         except StaleEpoch:
-            claimed.batches.clear()  # The queue was made anew since: these jobs are gone, others are claimed.
+            # The queue was created again: these jobs are deleted, so others are claimed.
+            claimed.batches.clear()
         except RinglogError:
-            # What comes before the damage is worked on; the rest is given back, and is an error when nothing
-            # comes before it (QC-8).
+            # Deliver the jobs before the damage and return the others. Raise the error only if no job comes
+            # before it.
             reached = max((piece.last_seq for piece in claimed.batches), default=0)
             yield from self._give_back(connection, claimed, reached)
             if not claimed.batches:
@@ -289,8 +300,8 @@ class LeaseOperations:
     def _give_back(
         self, connection: QueueConnection, claimed: ClaimResult, after: int = 0, *, undo: bool = False
     ) -> Steps[None]:
-        """Those behind `after` are nobody's again. Those before it that were given back already, too: the
-        engine skips them."""
+        """Return the jobs with a seq above `after` to the queue. The engine skips jobs that were returned
+        already."""
         entries = [each for each in claimed.granted_leases() if each[0] > after]
         for at in range(0, len(entries), JOBS_PER_REQUEST_MAX):
             seqs, tokens = zip(*entries[at : at + JOBS_PER_REQUEST_MAX], strict=True)
@@ -302,18 +313,18 @@ class LeaseOperations:
             yield connection.about_jobs(nack)
 
     def resolve_topic(self, connection: QueueConnection) -> Steps[TopicInfo]:
-        """The topic, which has to be a queue; raises NotAQueue, TopicNotFound."""
+        """Return the topic. Raises NotAQueue if it is not a queue, TopicNotFound."""
         info: TopicInfo = yield connection.resolve(self.topic)
         if info.config.get("type") != "queue":
             raise NotAQueue("not a queue", topic=self.topic)
         return info
 
     def dead_letter(self, connection: QueueConnection) -> Steps[str]:
-        """The topic of the dead letters; raises InvalidRequest where there is none."""
+        """Return the name of the dead-letter topic. Raises InvalidRequest if the queue has none."""
         return dead_letter_of((yield from self.resolve_topic(connection)))
 
     def is_own_dead_letter(self, letter: Record | Tombstone) -> bool:
-        """Did this record of the dead letters come from here?"""
+        """Return True if this record of the dead-letter topic came from this queue or group."""
         return is_dead_letter_of(self.topic, letter, self.group)
 
     def _read(
@@ -347,8 +358,8 @@ class LeaseOperations:
             self._leave_source(source)
 
     def _known_frame(self, message: ClaimReply, first: int, last: int) -> FrameView | None:
-        """These jobs, if they lie in the frame that was read last: what a number stands for never changes in
-        one life of a topic."""
+        """Return the jobs as part of the frame that was read last, or None. Within one life of a topic, the
+        record of a seq never changes."""
         frame = self._frame
         if frame is None or (frame.topic_id, frame.epoch) != (message.topic_id, message.epoch):
             return None
@@ -356,10 +367,10 @@ class LeaseOperations:
             return None
         return frame.slice(first - frame.first_seq, last + 1 - frame.first_seq)
 
-    # -- what becomes of jobs -------------------------------------------------------------------------
+    # -- settling -------------------------------------------------------------------------------------
 
     def ack(self, connection: QueueConnection, leases: Leases) -> Steps[Settled]:
-        """Their jobs are done."""
+        """Ack the jobs of these leases."""
         skipped: list[int] = []
         for part in request_parts(leases):
             seqs, tokens = encode_settle_entries(part)
@@ -373,7 +384,8 @@ class LeaseOperations:
         self, connection: QueueConnection, leases: Leases, delay_ms: int, reason: str = "",
         has_backoff: bool = False,
     ) -> Steps[Settled]:  # fmt: skip
-        """Their jobs are given back; with a reason they have failed. See Nack."""
+        """Return the jobs of these leases to the queue. A reason marks them as failed. See the message
+        Nack."""
         skipped: list[int] = []
         for part in request_parts(leases):
             seqs, tokens = encode_settle_entries(part)
@@ -386,7 +398,7 @@ class LeaseOperations:
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def release(self, connection: QueueConnection, leases: Leases) -> Steps[Settled]:
-        """Their jobs are given back, and nobody has begun them: the delivery does not count."""
+        """Return the jobs of these leases to the queue as unstarted: the delivery does not count."""
         skipped: list[int] = []
         for part in request_parts(leases):
             seqs, tokens = encode_settle_entries(part)
@@ -398,7 +410,7 @@ class LeaseOperations:
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def reject(self, connection: QueueConnection, leases: Sequence[Lease], reason: str) -> Steps[Settled]:
-        """Their jobs go to the dead letters."""
+        """Move the jobs of these leases to the dead-letter topic."""
         skipped: list[int] = []
         for part in request_chunks(leases):
             seqs, tokens = encode_settle_entries(part)
@@ -408,7 +420,7 @@ class LeaseOperations:
         return Settled(len(leases) - len(skipped), tuple(skipped))
 
     def extend(self, connection: QueueConnection, leases: Sequence[Lease], lease_ms: int) -> Steps[Settled]:
-        """They are held up to another instant."""
+        """Set the leases to end `lease_ms` milliseconds from now."""
         skipped: list[int] = []
         for part in request_chunks(leases):
             seqs, tokens = encode_settle_entries(part)
@@ -434,7 +446,7 @@ class LeaseOperations:
         after: int,
         limit: int,
     ) -> Steps[tuple[PendingReply, bool]]:
-        """A page of what was given out and is not done; and whether there is another one behind it."""
+        """Return a page of delivered and unacked jobs, and whether another page follows."""
         asked = ListPending(
             self.topic, after, min(limit, PENDING_ROWS_MAX), node, idle_ms, min_deliveries, self.group
         )
@@ -442,7 +454,7 @@ class LeaseOperations:
         return reply, reply.more and bool(reply.rows)
 
     def pending_jobs(self, connection: QueueConnection, after: int, limit: int) -> Steps[list[PendingJob]]:
-        """Jobs that were handed out and are not done."""
+        """Return delivered and unacked jobs."""
         found: list[PendingJob] = []
         has_more = True
         while has_more and len(found) < limit:
@@ -460,7 +472,7 @@ class LeaseOperations:
         return found[:limit]
 
     def stats(self, connection: QueueConnection) -> Steps[QueueStats]:
-        """How many jobs are in which state."""
+        """Return the number of jobs in each state."""
         reply: LeaseStatsReply = (yield connection.about_jobs(LeaseStats(self.topic))).message
         return QueueStats(
             self.topic, reply.ready, reply.in_flight, reply.delayed, reply.dead_lettered, reply.waiting,
@@ -469,7 +481,7 @@ class LeaseOperations:
 
 
 def check_claim_size(most: int) -> None:
-    """How many jobs a claim may ask for; raises UsageError."""
+    """Check the number of jobs of a claim. Raises UsageError."""
     if not 1 <= most <= CLAIM_JOBS_MAX:
         raise UsageError(
             "a claim takes between one job and the most there may be", found=most, max=CLAIM_JOBS_MAX
@@ -477,28 +489,28 @@ def check_claim_size(most: int) -> None:
 
 
 def request_parts(leases: Leases) -> Sequence[Leases]:
-    """As many at once as one request names; a claim is never of more."""
+    """Split leases into parts of the size that one request may contain. A claim always fits into one."""
     if isinstance(leases, ClaimResult | LeaseBundle):
         return [leases] if len(leases) else []
     return request_chunks(leases)
 
 
 def earliest_expiry_ns(leases: Leases) -> int:
-    """When the first of them ends, on our clock."""
+    """Return when the first of the leases ends, on the monotonic clock."""
     if isinstance(leases, ClaimResult | LeaseBundle):
         return leases.until_ns
     return min(lease.until_ns for lease in leases)
 
 
 def encode_settle_entries(leases: Leases) -> tuple[bytes, bytes]:
-    """Numbers and tokens as they travel."""
+    """Encode the seqs and tokens of leases for a message."""
     if isinstance(leases, ClaimResult | LeaseBundle):
         return leases.entries()
     return encode_u64s([lease.seq for lease in leases]), encode_u64s([lease.token for lease in leases])
 
 
 def _over(leases: Leases, skipped: bytes) -> list[int]:
-    """These leases are over, and those skipped are lost."""
+    """Mark leases as settled, and the skipped ones as lost. Returns the skipped seqs."""
     gone: list[int] = np.frombuffer(skipped, dtype="<i8").tolist() if skipped else []
     if isinstance(leases, ClaimResult | LeaseBundle):
         leases.mark_settled(gone)

@@ -1,4 +1,4 @@
-"""What calls of a queue are given, checked before anything is sent; and what both clients do with it."""
+"""Arguments of queue and group calls, checked before a request is sent, and helpers of both clients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ringlog.limits import CLAIM_JOBS_MAX, LEASE_MS_MIN
 from ringlog.link.futures import Pending, run_steps
 
 GIVE_BACK_S = 5.0
-"""Longest that leaving waits for an engine to take back what was not begun."""
+"""Longest time in seconds that the end of a loop waits for the engine to accept unstarted jobs."""
 ORDERS = ("priority", "seq")
-"""In which a claim is given jobs that nobody had."""
+"""Orders in which a claim gets jobs that were never delivered."""
 RETRY_S = 0.25
-"""Pause of an iteration whose engine cannot answer for now."""
+"""Pause in seconds of an iteration while the engine cannot answer."""
 
 
 def begin_move(plan: Redrive, letters: Sequence[Record], session: Session) -> Pending[None]:
@@ -28,15 +28,18 @@ def begin_move(plan: Redrive, letters: Sequence[Record], session: Session) -> Pe
 
 
 def release_settled_slots(jobs: Iterable[JobFacts]) -> None:
-    """Those of them that are settled are in flight no longer."""
+    """Remove the settled ones of these jobs from the jobs in flight."""
     for job in jobs:
         if job.lease.is_over:
             job.release_slot()
 
 
 def release_slots(jobs: Sequence[JobFacts], _: Settled | None, error: BaseException | None) -> None:
-    """They are in flight no longer. After an error nobody knows what became of them: kept alive, jobs that
-    nobody works on would never come back."""
+    """Remove jobs from the jobs in flight after a request.
+
+    After an error the outcome is unknown, and the leases are marked as lost. If they were still extended,
+    unprocessed jobs would never be delivered again.
+    """
     if error is None:
         for job in jobs:
             job.release_slot()
@@ -46,7 +49,7 @@ def release_slots(jobs: Sequence[JobFacts], _: Settled | None, error: BaseExcept
 
 
 def lease_lost_before_claim(topic: str, settled: Settled) -> LeaseLost:
-    """What to raise when jobs were to be acked before others were claimed, and leases had ended."""
+    """Return the error of a claim with acks if leases had ended before their ack."""
     skipped = settled.skipped
     return LeaseLost(
         "leases had ended before their jobs were acked; nothing was claimed", topic=topic,
@@ -55,7 +58,8 @@ def lease_lost_before_claim(topic: str, settled: Settled) -> LeaseLost:
 
 
 def check_claim(most: int, wait_ms: int, lease_ms: int | None) -> tuple[int, int, int | None]:
-    """The same; raises UsageError for numbers that make no sense, and so do the others."""
+    """Check the arguments of a claim. This and the following functions raise UsageError for invalid
+    values."""
     most, wait_ms, lease_ms = (
         check_int(most, "max"),
         check_call_setting(wait_ms, "wait_ms"),
@@ -66,19 +70,19 @@ def check_claim(most: int, wait_ms: int, lease_ms: int | None) -> tuple[int, int
 
 
 def check_claim_lease(lease_ms: int | None) -> int | None:
-    """How long jobs of a claim are held; None or 0 = as long as the topic says."""
+    """Check the length of a claim's leases in milliseconds; None or 0 = the topic's `lease_ms`."""
     return None if lease_ms is None else check_call_setting(lease_ms, "lease_ms")
 
 
 def is_seq_order(order: str) -> bool:
-    """Is a claim to be given the lowest numbers, whatever their priority?"""
+    """Return True if a claim gets the lowest seqs, whatever their priority."""
     if check_str(order, "order") not in ORDERS:
         raise UsageError("a claim is by priority or by number", order=order, known=list(ORDERS))
     return order == "seq"
 
 
 def check_iteration(max_in_flight: int) -> int:
-    """How many jobs may be out at once."""
+    """Check the number of jobs in flight."""
     max_in_flight = check_int(max_in_flight, "max_in_flight")
     if not 1 <= max_in_flight <= CLAIM_JOBS_MAX:
         raise UsageError("max_in_flight out of range", found=max_in_flight, max=CLAIM_JOBS_MAX)
@@ -86,7 +90,7 @@ def check_iteration(max_in_flight: int) -> int:
 
 
 def check_batches(size: int, max_in_flight: int | None) -> tuple[int, int]:
-    """Jobs of a batch, and of one claim; raises UsageError."""
+    """Check the number of jobs of a batch, and of one claim."""
     size = check_iteration(size)
     if max_in_flight is None:
         return size, size
@@ -97,7 +101,7 @@ def check_batches(size: int, max_in_flight: int | None) -> tuple[int, int]:
 
 
 def check_nack_options(delay_ms: int | None, reason: str) -> NackOptions:
-    """How a job is given back; None = to rest as its topic says."""
+    """Check the options of a nack. A delay of None uses the topic's backoff."""
     reason = check_reason(reason)
     if delay_ms is None:
         return NackOptions(0, reason, True)
@@ -105,7 +109,7 @@ def check_nack_options(delay_ms: int | None, reason: str) -> NackOptions:
 
 
 def check_lease(lease_ms: int) -> int:
-    """How long a job is held."""
+    """Check a new lease length in milliseconds."""
     if check_int(lease_ms, "lease_ms") == 0:
         raise UsageError("lease_ms must say how long the job is held, got 0", found=0, min=LEASE_MS_MIN)
     return check_call_setting(lease_ms, "lease_ms")

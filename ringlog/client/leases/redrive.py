@@ -1,7 +1,7 @@
-"""Dead letters, from the queue's side: which are its own, and which are to come back. For both clients.
+"""Redrive of dead letters: selection of the letters of a queue or group. Shared by both clients.
 
-Moving them is the engine's (actors/scheduler/forwarding/redrive.py): numbers are deleted by nobody from
-outside (DL-22).
+The engine moves the letters (actors/scheduler/forwarding/redrive.py), since a client cannot delete single
+records by seq.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from ringlog.limits import DEAD_LETTERS_PER_MOVE
 from ringlog.link.futures import Steps
 
 RedriveFilter = Callable[[Record], bool] | Collection[int] | None
-"""Which letters: those for which it is true, those with these numbers in the dead-letter topic, or all."""
+"""Selects letters: by a function of the record, by seqs in the dead-letter topic, or all (None)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveReport:
-    """What a redrive did: `moved` letters are in their queue again, or given out once more by their group. Of
-    these `repeated` had come back by an earlier one that did not come to delete them."""
+    """Result of a redrive: `moved` letters returned to their queue, or their group delivers the records
+    again.
+
+    `repeated` of these had returned by an earlier redrive that did not delete the letters.
+    """
 
     topic: str
     dead_letter: str
     moved: int
     repeated: int
     gone: int = 0
-    """Letters of a group that stay, because their records are in its topic no longer."""
+    """Letters of a group that stay, because their records are no longer in the topic."""
 
 
 class Redrive:
-    """One call of redrive: which letters, how many, how fast."""
+    """State of one redrive call: filter, limit, rate and counts."""
 
     def __init__(
         self, working: LeaseOperations, where: RedriveFilter, limit: int | None, rate: float | None
@@ -64,11 +67,11 @@ class Redrive:
 
     @property
     def is_done(self) -> bool:
-        """As many as there may be."""
+        """True if the limit is reached."""
         return self._left == 0
 
     def begin(self, session: Session) -> Steps[str | None]:
-        """Find both topics; returns the name of the other one, None when it is not there."""
+        """Resolve both topics. Returns the name of the dead-letter topic, None if it does not exist."""
         session.forget(self._working.topic)
         self._dead = name = yield from self._working.dead_letter(session)
         session.forget(name)
@@ -76,12 +79,12 @@ class Redrive:
             reply = yield from session.ask_resolved_topic(name, lambda _: TopicState(name, False))
         except TopicNotFound:
             return None
-        # What fails again meanwhile is another time's concern, or there might be no end.
+        # Letters that arrive after this point are not moved; otherwise the redrive might never end.
         self._head = reply.head_seq
         return name
 
     def parts(self, items: Sequence[Record]) -> Iterator[Sequence[Record]]:
-        """Of these records the letters that are meant, as many at once as `move` takes."""
+        """Return the selected letters among these records, in parts of the size that `move` accepts."""
         chosen = [item for item in items if item.seq <= self._head and self._working.is_own_dead_letter(item)]
         if callable(self._where):
             chosen = list(filter(self._where, chosen))
@@ -97,12 +100,13 @@ class Redrive:
             yield part
 
     def move(self, session: Session, letters: Sequence[Record]) -> Steps[None]:
-        """Have these moved. Raises when one was refused; the others went."""
+        """Have letters moved. Raises an error if one was refused; letters before it were moved."""
         numbers = np.array([letter.seq for letter in letters], dtype="<u8").tobytes()
         message = LettersRedrive(self._working.topic, numbers, self._working.group)
         left = len(letters)
         while left:
-            # Answered with what went, when one was refused behind it: the next time that one is the first.
+            # If a letter is refused after others, the reply counts those. The letter is then the first of the
+            # next request and fails it.
             reply: LettersRedriven = yield session.ask_scheduler(message)
             self._moved += reply.moved
             self._repeated += reply.repeated
@@ -113,5 +117,5 @@ class Redrive:
             yield session.pause(len(letters) / self._rate)
 
     def report(self) -> RedriveReport:
-        """What was done."""
+        """Return the counts."""
         return RedriveReport(self._working.topic, self._dead, self._moved, self._repeated, self._gone)

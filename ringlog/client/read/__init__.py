@@ -1,1 +1,1 @@
-"""Reading: where a topic's records are, and the pages, batches and values made of them."""
+"""Reading: sources of records, and the pages, batches and values made from them."""

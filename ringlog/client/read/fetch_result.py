@@ -1,4 +1,4 @@
-"""What reading comes to: portions of a topic, whoever gave them, and frames that a page has left over."""
+"""Results of reading: parts of a topic from any source, and frames that a page left unused."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ NO_WORD = memoryview(bytes(8)).cast("Q")
 
 
 class RecordCheck(Protocol):
-    """Whether a record that was read ahead may still be handed out.
+    """Tests whether a record that was read ahead may still be returned.
 
-    While `words[at] == seen` it may, and nobody has to call: a call costs as much as making a record.
+    While `words[at] == seen` it may, and the check need not be called: a call costs as much as creating a
+    record.
     """
 
     words: memoryview
@@ -27,13 +28,13 @@ class RecordCheck(Protocol):
     seen: int
 
     def __call__(self, record: Record) -> bool:
-        """True when it may."""
+        """Return True if the record may be returned."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """Consecutive part of a topic: `gap` first, then the records after `after` that `runs` hold."""
+    """Consecutive part of a topic: first `gap`, then the records after `after` that `runs` contain."""
 
     epoch: int
     head_seq: int
@@ -42,14 +43,15 @@ class FetchResult:
     after: int
     runs: Sequence[FrameRun]
     examined: int
-    """Position up to which this portion is complete. Frames may reach beyond it."""
+    """Seq up to which this part is complete. Frames may extend beyond it."""
     hidden: I64 = field(default_factory=lambda: NO_SEQS)
-    """Ascending positions to pass over silently: deleted or expired."""
+    """Seqs to omit silently, ascending: deleted or expired records."""
     version: int = 0
-    """Of the topic when it was read; grows with every removal."""
+    """Version of the topic at the read. It grows with every removal."""
 
     def batches(self, topic: str) -> Iterator[RecordBatch]:
-        """The records, frame by frame or many frames at once; the first begins right behind `after`."""
+        """Iterate over the records, one large frame or many small frames at a time. The first batch starts
+        after `after`."""
         after = self.after
         for run in self.runs:
             yield from visible_record_batches(run, after, self.examined, self.hidden, topic)
@@ -57,58 +59,59 @@ class FetchResult:
 
 
 class Source(Protocol):
-    """Gives the portions of one topic."""
+    """Source of one topic's records."""
 
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[FetchResult]:
-        """Read on from `cursor`: about `limit` records or `bytes_max` bytes, more when frames are large.
+        """Read after `cursor`: about `limit` records or `bytes_max` bytes, more if frames are large.
 
-        With nothing to tell it waits up to `wait_s`, infinity allowed. Raises TopicNotFound, also when
-        the topic is deleted meanwhile, CorruptData for damage, and connection trouble.
+        If there is no result, waits up to `wait_s` seconds, which may be infinite. Raises TopicNotFound, also
+        if the topic is deleted meanwhile; CorruptData for damage; and ConnectionTrouble.
         """
         ...
 
     def seek_time(self, ts_us: int) -> Steps[Cursor]:
-        """Cursor before the first record committed at or after `ts_us`, microseconds; else at the end.
+        """Return the cursor before the first record committed at or after `ts_us` (microseconds), or the end
+        of the topic.
 
-        Raises as fetch.
+        Raises the errors of `fetch`.
         """
         ...
 
     def record_check(self, version: int) -> RecordCheck:
-        """A check for the records of what was read last, when the topic had this version."""
+        """Return a check for the records of the last read, which had this version of the topic."""
         ...
 
     def keep_topic_alive(self, epoch: int = 0) -> None:
-        """Keep this life of the topic in use until it is closed, if it was made to follow it."""
+        """Mark this life of the topic as in use until `close`, if the source was opened to follow it."""
         ...
 
     def close(self) -> None:
-        """Let go of files. The source may be used again."""
+        """Release the files. The source may be used again."""
         ...
 
 
 class CachedFrames:
-    """Runs that cover the positions `start` + 1 .. `stop` of one life of the topic completely."""
+    """Frames that completely cover the seqs `start` + 1 to `stop` of one life of the topic."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all frames."""
         self.runs: list[FrameRun] = []
         self.start = self.stop = -1
         self.epoch = 0
 
     def store(self, runs: list[FrameRun], start: int, stop: int, epoch: int) -> None:
-        """Keep these instead of what there was."""
+        """Replace the frames."""
         self.runs, self.start, self.stop, self.epoch = runs, start, stop, epoch
 
     def covers(self, after: int, epoch: int) -> bool:
-        """True when the record behind `after` is in here, if there is one."""
+        """Return True if the record after `after` is covered."""
         return self.start <= after < self.stop and epoch == self.epoch
 
     def runs_after(self, after: int) -> list[FrameRun]:
-        """Forget runs that lie wholly before and return the rest."""
+        """Drop frames that end at or before `after`, and return the rest."""
         self.runs = [run for run in self.runs if run.last_seq > after]
         self.start = max(self.start, after)
         return self.runs

@@ -1,4 +1,5 @@
-"""A topic read from the engine's files, on its host: the shard says where, the board how far."""
+"""Source of a topic on the engine's host: the shard gives the location, the board the limit, and files the
+records."""
 
 from __future__ import annotations
 
@@ -38,30 +39,43 @@ from ringlog.topic.tombstone import Floors, ReadPlan, plan_read
 
 _MS = 1_000_000
 _LOOKS_MAX = 40
-"""Looks in a row that find neither records nor the end; then the caller gets what there is."""
+"""Most reads in a row that find neither records nor the end. The caller then gets the result so far."""
 _TRIES_PER_LOCATE = 4
 _TRIES_MAX = 200
-"""Answers in a row that lead nowhere, all but the first few _LOOK_AGAIN_S apart; then the caller is told."""
+"""Most locations in a row that lead to no record. After the first few, retries pause for _LOOK_AGAIN_S. The
+caller then gets NotReady."""
 _WAKES_MAX = 64
-"""Publications that are slept through between two of them."""
+"""Most publications to wait through between two retries."""
 SCAN_POSITIONS_MIN = 100_000
-"""Positions without a record that are passed over before the caller gets a turn (DR-14)."""
+"""Number of seqs without a record that are skipped before control returns to the caller."""
 _LOOK_AGAIN_S = 0.05
-"""Of who is the only one to want a frame."""
+"""Pause in seconds before another read."""
 _WAIT_SLICE_S = 5.0
-"""Longest single wait for a publication: how soon a restarted engine is noticed without a bell."""
+"""Longest single wait for a publication, in seconds. It bounds the delay until a restart of the engine is
+noticed without a bell."""
 
 
 class LocalSource:
-    """Reads the WAL files itself: the shard says where to begin, the board how far."""
+    """Reads the engine's files directly: the shard says where to begin, the board where to stop."""
 
     def __init__(
         self, connection: Connection, topic: str, *, is_mapped: bool = False, is_settling: bool = False,
         checks_bodies: bool = True, is_following: bool = False, clock: Clock | None = None,
         disk: Disk | None = None,
     ) -> None:  # fmt: skip
-        """`is_mapped`: map files instead of reading them (expendable processes only). `is_settling`,
-        `is_following`: see open_source; `checks_bodies`: see TopicReader."""
+        """Create a source; no file is opened yet.
+
+        Args:
+            connection: Connection of the client.
+            topic: Name of the topic.
+            is_mapped: Map files instead of reading them. Only for processes that may be killed by a disk
+                error.
+            is_settling: See open_source.
+            checks_bodies: See TopicReader.
+            is_following: See open_source.
+            clock: Clock; default: the system's.
+            disk: Disk; default: the real one.
+        """
         self._is_following = is_following
         self._keep_alive: KeepAliveHandle | None = None
         self._is_settling = is_settling
@@ -74,9 +88,9 @@ class LocalSource:
         self._located: Located | None = None
         self._located_for: Cursor | None = None
         self._located_after = 0
-        """`_located` leads to every record behind this position."""
+        """`_located` contains the location of every record after this seq."""
         self._wants_all = False
-        """Somebody goes back and forth: the next answer is to lead to all of the topic."""
+        """True if the reader moves back and forth: the next location must cover the whole topic."""
         self._located_us = 0
         self._generation = -1
         self._reader: TopicReader | None = None
@@ -84,10 +98,11 @@ class LocalSource:
         self._ledger: StoredRecordIndex | None = None
         self._cached_frames = CachedFrames()
         self._pending_advance: LocationHint | None = None
-        """The last frame that others have read for us, which our files are not told of yet."""
+        """Last frame that another watch has read for this source, and by which the file reader has not
+        advanced yet."""
 
     def close(self) -> None:
-        """Let go of files; what comes next is located anew."""
+        """Release the files. The next read locates the topic again."""
         if self._reader is not None:
             self._reader.close()
         if self._shelf is not None:
@@ -114,10 +129,10 @@ class LocalSource:
         """See Source.fetch."""
         started_ns = self._clock.monotonic_ns()
         tries = passed = 0
-        # Who waits for records gets copies when they come.
+        # A read that waits receives copies when routers make them.
         may_settle = self._is_settling and wait_s <= 0
-        # Judged as of one moment: what expired by then is below a floor once the shard was asked later than
-        # that, so that nothing is passed over without its announcement.
+        # One time for the whole read. A record that had expired by then is below a floor if the shard was
+        # queried later, so no record is skipped without its announcement.
         now_us = self._clock.now_us()
         while True:
             if self._generation != self._connection.generation:
@@ -126,12 +141,12 @@ class LocalSource:
             seen = self._connection.marks(located.shard)
             facts = self._connection.facts(located)
             if facts is None or facts.state != TOPIC_LIVE or self._is_stale(located, facts, now_us):
-                # Another life, or none, or records have gone: only the shard knows.
+                # Another life, no topic, or removed records: only the shard knows.
                 tries = yield from self._try_again(tries, located.shard)
                 self._invalidate_location()
                 continue
             if facts.head_seq < cursor.seq and self._located_for != cursor:
-                # Another life of the topic, or a shard that shows less for a time: it knows.
+                # Another life of the topic, or a shard that temporarily shows a lower head: the shard knows.
                 tries = yield from self._try_again(tries, located.shard)
                 self._invalidate_location()
                 continue
@@ -150,7 +165,7 @@ class LocalSource:
                 now_us = self._clock.now_us()
                 continue
             if portion.examined > plan.after and passed < SCAN_POSITIONS_MIN and portion.examined < plan.stop:
-                # All of it has gone; what follows may not have.
+                # All of these records were removed; later ones may exist.
                 passed += portion.examined - plan.after
                 cursor = Cursor(located.epoch, portion.examined)
                 if pause is Pause.MOVED:
@@ -165,8 +180,8 @@ class LocalSource:
             left_s = wait_s - (self._clock.monotonic_ns() - started_ns) / 1e9
             if portion.examined < plan.stop:
                 if portion.examined > plan.after:
-                    return portion  # All of it has gone: the caller goes on behind it (DR-14).
-                # Published a moment ago, or its shard is restarting: the mark is about to move.
+                    return portion  # All were removed: the caller continues after them.
+                # Published a moment ago, or the shard is restarting: the mark will advance soon.
                 tries += 1
                 if tries >= _LOOKS_MAX:
                     return portion
@@ -179,16 +194,17 @@ class LocalSource:
             if left_s <= 0 or plan.stop < facts.head_seq:
                 return portion
             tries = 0
-            # What was passed over need not be looked at again.
+            # Skipped seqs need not be read again.
             cursor = Cursor(located.epoch, max(portion.examined, cursor.seq))
             yield self._connection.published_since(located.shard, seen, min(left_s, _WAIT_SLICE_S))
             now_us = self._clock.now_us()
 
     def read_leased(self, first: int, last: int, epoch: int, found: list[Any]) -> Steps[None]:
-        """Add to `found` the records first..last, which the caller knows to be alive, since they are leased
-        to it: nobody is asked whether something was removed since. Fewer when some went nevertheless.
+        """Add the records first to last to `found`. The caller holds leases on them, so removals are not
+        checked.
 
-        Raises StaleEpoch when the topic began another life; else as fetch. What lies before damage is found.
+        Fewer records are found if some were removed anyway. Raises StaleEpoch if the topic is in another
+        life, and the errors of `fetch`. Records before damage are found.
         """
         after, tries = first - 1, 0
         while after < last:
@@ -196,7 +212,7 @@ class LocalSource:
                 self.close()
             located = yield from self._locate(Cursor(epoch, after))
             if located.epoch < epoch:
-                # What we know is of the life before: the topic was deleted and made anew under us.
+                # The location is of an earlier life: the topic was deleted and created again meanwhile.
                 self.close()
                 tries = yield from self._try_again(tries, located.shard)
                 continue
@@ -223,10 +239,11 @@ class LocalSource:
     def read_at_hint(
         self, cursor: Cursor, hint: LocationHint, *, is_head: bool
     ) -> tuple[FrameView, TopicFacts] | None:
-        """The records behind `cursor`, if they are the one frame at this place and nothing else is to be said
-        of the topic, `is_head`: not even that it has more; else None, and `fetch` says what there is.
+        """Read only the frame at this location, if it comes next and the topic has no other change to report.
 
-        Raises DiskError."""
+        `is_head` also requires that the frame is the last of the topic. Returns None if a condition fails;
+        the caller then uses `fetch`. Raises DiskError.
+        """
         self._apply_pending_advance()
         located, reader = self._located, self._reader
         if located is None or reader is None or self._generation != self._connection.generation:
@@ -250,7 +267,8 @@ class LocalSource:
 
     @property
     def slot_sequence(self) -> int:
-        """Of the topic's slot now; -1 when what is read may not be what others would read (`reading`)."""
+        """Change number of the topic's slot; -1 if another reader might read other records at the same
+        position."""
         located = self._located
         if located is None or located.ttl_us or located.recreated:
             return -1
@@ -258,14 +276,14 @@ class LocalSource:
 
     @property
     def never_expires(self) -> bool:
-        """Nothing of the topic will expire by itself."""
+        """True if no record of the topic has an expiry."""
         facts = None if self._located is None else self._connection.facts(self._located)
         return facts is not None and not facts.due_us and not facts.ttl_us
 
     def make_shared_frame(
         self, epoch: int, sequence: int, hint: LocationHint, view: FrameView, earliest_seq: int
     ) -> SharedFrame:
-        """That this frame was what there was at `hint`, as of `sequence`."""
+        """Return the frame that was read at `hint`, as of `sequence`, for other watches."""
         assert self._located is not None
         pieces, cursor = (FrameRecordBatch(view),), Cursor(epoch, hint.last_seq)
         return SharedFrame(
@@ -273,7 +291,7 @@ class LocalSource:
         )
 
     def is_frame_current(self, reading: SharedFrame) -> bool:
-        """Nothing has happened to the topic since: what was read is what would be read now."""
+        """Return True if the topic has not changed since: a read would return the same frame."""
         connection = self._connection
         return (
             reading.generation == connection.generation
@@ -281,8 +299,10 @@ class LocalSource:
         )
 
     def make_shared_page(self, page: Page, limits: PageLimits) -> SharedPage | None:
-        """What this page holds, for others; None when they might read something else there, since something
-        expires by itself, or is kept in memory only."""
+        """Return the page for other watches. None if they might read other records there.
+
+        This is the case for records that expire, and for records that are only in memory.
+        """
         located, reader = self._located, self._reader
         if located is None or reader is None or self._generation != self._connection.generation:
             return None
@@ -291,7 +311,8 @@ class LocalSource:
             return None
         if any(extent.path.startswith(VOLATILE_PREFIX) for extent in located.extents):
             return None
-        # A page of several looks may hold what was removed between them; `located` is the last look's.
+        # A page from several reads may contain records that were removed in between; `located` is of the last
+        # read.
         first, last = page.batches[0].seq_at(0), page.cursor.seq
         if first < located.earliest_seq or not self._is_untouched(located, reader, first, last):
             return None
@@ -302,7 +323,7 @@ class LocalSource:
         )  # fmt: skip
 
     def _place_behind(self, seq: int) -> tuple[int, int]:
-        """File of the log and offset of the frame that holds the record behind `seq`; (0, 0) = not known."""
+        """Return the log file and offset of the frame with the record after `seq`; (0, 0) = unknown."""
         reader, kept = self._reader, self._cached_frames
         if reader is None:
             return 0, 0
@@ -313,7 +334,8 @@ class LocalSource:
         return reader.log_position if reader.cursor == seq else (0, 0)
 
     def facts_if_current(self, passage: SharedPage) -> TopicFacts | None:
-        """How the topic is now, if what was read is what would be read now, as far as it goes."""
+        """Return the current state of the topic, if a read of this page would return the same records; else
+        None."""
         connection, located = self._connection, passage.located
         if passage.generation != connection.generation:
             return None
@@ -324,19 +346,22 @@ class LocalSource:
         return facts if never_expires and facts.head_seq >= passage.cursor.seq else None
 
     def advance_past_page(self, passage: SharedPage) -> None:
-        """Go on behind what somebody else has read."""
+        """Continue after a page that another watch has read."""
         self._cached_frames.clear()
         self._pending_advance = None
         if self._reader is not None:
             self._reader.advance_past(passage.cursor.seq, passage.file_id, passage.offset)
 
     def advance_past(self, hint: LocationHint) -> None:
-        """Go on behind a frame that somebody else has read. With hundreds of watches all but one do nothing
-        else for hours, so the files hear of the last one only, once they are asked for something."""
+        """Continue after a frame that another watch has read.
+
+        With hundreds of watches, all but one only call this for hours. The file reader therefore advances
+        once, before its next use.
+        """
         self._pending_advance = hint
 
     def _apply_pending_advance(self) -> None:
-        """Before files are used: behind what was passed over."""
+        """Advance the file reader past the frames that other watches read. Call before the files are used."""
         passed, self._pending_advance = self._pending_advance, None
         if passed is not None:
             self._cached_frames.clear()
@@ -345,7 +370,7 @@ class LocalSource:
 
     @staticmethod
     def _is_untouched(located: Located, reader: TopicReader, first_seq: int, last_seq: int) -> bool:
-        """Nothing of these positions was lost or deleted, as far as `located` was told."""
+        """Return True if none of these seqs was lost or deleted, as of `located`."""
         if located.lost and located.lost[-1] >= first_seq:
             return False
         if located.deleted_to and last_seq > located.deleted_to:
@@ -354,7 +379,7 @@ class LocalSource:
 
     @property
     def is_current(self) -> bool:
-        """Nothing was removed and nothing has expired since the last portion was given."""
+        """True if no record was removed or expired since the last read."""
         located = self._located
         facts = None if located is None else self._connection.facts(located)
         if located is None or facts is None:
@@ -366,7 +391,7 @@ class LocalSource:
         return LocalRecordCheck(self._connection, self._located, self._generation, version, self._clock)
 
     def seek_time(self, ts_us: int) -> Steps[Cursor]:
-        """See Source.seek_time: from the indexes of segments, and the stamps in the log."""
+        """See Source.seek_time. Uses the indexes of segments and the commit times in the log."""
         after = tries = 0
         while True:
             located = yield from self._locate_all(after)
@@ -380,17 +405,18 @@ class LocalSource:
             except DiskError as e:
                 if e.errno != errno.ENOENT:
                     raise
-                # A file of the answer is gone: the next one says where the records lie now.
+                # A file was deleted; the next location names its successor.
                 tries = yield from self._try_again(tries, located.shard)
                 self._invalidate_location()
                 continue
             if len(located.extents) < EXTENTS_PER_LOCATE_MAX or found <= after:
                 return Cursor(located.epoch, max(found, after))
-            after = found  # Perhaps only the end of a list that was cut short.
+            after = found  # This may only be the end of a truncated list.
             self._invalidate_location()
 
     def _locate_all(self, after: int) -> Steps[Located]:
-        """An answer that leads to everything behind `after`, as of now; the one at hand if it still does."""
+        """Return a current location that covers all records after `after`. Reuses the last one if
+        possible."""
         located = self._located
         if self._generation != self._connection.generation:
             self.close()
@@ -403,26 +429,26 @@ class LocalSource:
         return (yield from self._locate(Cursor(0, after)))
 
     def _is_last_file_known(self, located: Located) -> bool:
-        """Has the shard not begun another file of its log since?"""
+        """Return True if the shard has not started another log file since."""
         file_id, _ = self._connection.marks(located.shard).wal
         return any(extent.file_id == file_id and not extent.segment for extent in located.extents)
 
     def _is_stale(self, located: Located, facts: TopicFacts, now_us: int) -> bool:
-        """Records were removed since the shard was asked, or are due to expire (X-10)."""
+        """Return True if records were removed since the location was requested, or are due to expire."""
         if facts.version > located.version:
             return True
         return 0 < facts.due_us <= now_us and self._located_us < facts.due_us
 
     def _invalidate_location(self) -> None:
-        # The reader stays: it remembers that it saw a hole, which only a second sight makes damage.
+        # Keep the reader: it remembers a hole that it saw. Only a second sight of it proves damage.
         self._located = self._located_for = None
         self._cached_frames.clear()
 
     def _try_again(self, tries: int, shard: int) -> Steps[int]:
-        """Count an answer that led nowhere; before all but the first few there is a pause.
+        """Count a location that led to no record. Pause after the first few.
 
-        Files move while they are read, and the next answer says where to. That it does not may be because a
-        process that moves them, or the shard, is being replaced: for the caller no more than a pause.
+        Files move while they are read, and the next location names their new place. If it does not, the
+        moving process or the shard may be restarting. The caller sees only a pause.
         """
         if tries >= _TRIES_PER_LOCATE and not can_open_descriptors(READ_DESCRIPTORS):
             raise NotReady(descriptor_limit_message(), topic=self._topic, errno=errno.EMFILE)
@@ -442,13 +468,13 @@ class LocalSource:
             after = 0 if self._wants_all else cursor.seq
             self._located = located = yield self._connection.locate(self._topic, after, cursor.epoch)
             if len(located.extents) >= EXTENTS_PER_LOCATE_MAX:
-                self._wants_all = False  # That is more than one answer holds.
+                self._wants_all = False  # It does not fit into one reply.
             self._located_for, self._located_after = cursor, after
             self.keep_topic_alive(located.epoch)
         return self._located
 
     def _plan(self, cursor: Cursor, located: Located, facts: TopicFacts) -> ReadPlan:
-        # Either may be the younger one; floors never fall.
+        # Either may be newer; floors never decrease.
         floors = Floors(
             facts.head_seq,
             min(max(facts.earliest_seq, located.earliest_seq), facts.head_seq + 1),
@@ -465,7 +491,8 @@ class LocalSource:
         )  # fmt: skip
 
     def _read(self, plan: ReadPlan, located: Located, limit: int, bytes_max: int) -> Pause | None:
-        """Make `kept` cover what follows `plan.after`; return why it stopped, None for enough."""
+        """Make the cached frames cover the seqs after `plan.after`. Returns why it stopped; None = enough was
+        read."""
         self._apply_pending_advance()
         kept = self._cached_frames
         if kept.covers(plan.after, located.epoch):
@@ -480,7 +507,7 @@ class LocalSource:
         elif plan.after < reader.cursor:
             kept.clear()
             if plan.after < self._located_after or not reader.is_sealed(plan.after + 1):
-                # Only the shard knows where. It goes back, so it may do so again.
+                # Only the shard knows the location. The reader moved back once and may do so again.
                 self._wants_all = reader.is_sealed(plan.after + 1)
                 return Pause.MOVED
             reader.relocate(located, plan.after)
@@ -493,7 +520,7 @@ class LocalSource:
             pause in {Pause.MOVED, Pause.AT_MARK} and reader.accounts_for(reached + 1, most)
         )
         if is_end and most < plan.stop:
-            pause = Pause.MOVED  # Further deletions have to be asked for.
+            pause = Pause.MOVED  # Later deletions must be requested from the shard.
         elif is_end:
             pause = Pause.BEYOND_HEAD
         stop = most if is_end else min(reached, most)
@@ -512,7 +539,7 @@ class LocalSource:
                 run = reader.next_run(stop, window)
             except CorruptData:
                 if runs:
-                    return runs, None  # What lies before the damage comes first (DR-16).
+                    return runs, None  # Records before the damage are returned first.
                 raise
             if isinstance(run, Pause):
                 return runs, run
@@ -541,7 +568,7 @@ class LocalSource:
         return marks
 
     def _fetch_cold(self, located: Located) -> Steps[None]:
-        """Have the relocator read what the reader wants (TI-10: its failure is no loss)."""
+        """Have the relocator read the range that the reader needs. A failure is not a loss of records."""
         reader = self._reader
         want = None if reader is None else reader.cold_range_needed
         if reader is not None and want is not None:
@@ -566,7 +593,7 @@ class LocalSource:
 
 
 def _shows_anything(portion: FetchResult) -> bool:
-    """True unless every record of the portion is hidden."""
+    """Return False if every record of the result is hidden."""
     if not portion.runs or not len(portion.hidden):
         return bool(portion.runs)
     return any(len(piece) for piece in portion.batches(""))

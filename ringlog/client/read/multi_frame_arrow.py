@@ -1,4 +1,4 @@
-"""Records of many small frames as one Arrow RecordBatch, with the schema that a frame's own view has."""
+"""Records of many small frames as one Arrow RecordBatch, with the schema of a single frame's view."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ I64 = NDArray[np.int64]
 
 
 def gathered_batch(piece: MultiFrameRecordBatch, *, nulls: bool, columns: int | None) -> pa.RecordBatch:
-    """Build seq, ts and the columns of `columns` (default: those there are); see frame.arrow.to_arrow."""
+    """Build seq, ts and the columns of `columns` (default: the existing ones). See frame.arrow.to_arrow."""
     import pyarrow
 
     wanted = (piece.bitmap if columns is None else columns | 1) & PRODUCER_COLUMNS
@@ -56,10 +56,10 @@ def _column(arrow: Any, piece: MultiFrameRecordBatch, column: Column, nulls: boo
 
 
 def _gathered(arrow: Any, buffer: memoryview, starts: I64, stops: I64, absent: Any = None) -> Any:
-    """Values that lie apart as one binary array: copied once, by Arrow, without a Python object for each.
+    """Return scattered values as one binary array. Arrow copies them once, without a Python object for each.
 
-    They ascend. The stretch that holds them is taken for an array of values and of what lies between them by
-    turns, and every other element is chosen. `absent` (n,) bool makes nulls.
+    The values ascend. Their whole range is viewed as an array in which values and the bytes between them
+    alternate, and every other element is selected. `absent` (n,) bool makes nulls.
     """
     count = len(starts)
     if not count:
@@ -75,7 +75,7 @@ def _gathered(arrow: Any, buffer: memoryview, starts: I64, stops: I64, absent: A
 
 
 def _headers(arrow: Any, piece: MultiFrameRecordBatch) -> Any:
-    """list<struct<key, value>>; a record without headers has an empty list."""
+    """Return list<struct<key, value>>. A record without headers has an empty list."""
     pair = arrow.struct(
         [
             arrow.field("key", arrow.string(), nullable=False),

@@ -1,7 +1,7 @@
 """Many small frames of one shape, decoded together.
 
-Opening a frame costs about ten microseconds; finding every value of a thousand one-record frames here
-costs a few hundred nanoseconds a record. The result has the methods of pieces.Piece.
+Opening a frame costs about 10 us. Here, finding every value of 1,000 one-record frames costs a few hundred
+nanoseconds per record. The result has the methods of record_batches.RecordBatch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 I64 = NDArray[np.int64]
 
 _SPREAD_MAX = 8
-"""Copy the whole stretch to slice values from it, unless it is so many times larger than they are."""
+"""Copy the whole range to slice values from it, unless it is more than this many times larger than the
+values."""
 
 
 class MultiFrameRecordBatch:
-    """Records of many small frames of one shape. Every array has one entry a record."""
+    """Records of many small frames of one shape. Every array has one entry per record."""
 
     def __init__(
         self, buffer: memoryview, last_seq: int, seqs: I64, times: I64, spans: dict[Column, ValueRanges],
@@ -44,7 +45,7 @@ class MultiFrameRecordBatch:
         self._spans = spans
         self._fixed = fixed
         self._valid = valid
-        self._headers = headers  # (which entries are a record's, where keys lie, where values lie)
+        self._headers = headers  # (ranges of entries per record, ranges of keys, ranges of values)
 
     def __len__(self) -> int:
         return len(self._seqs)
@@ -76,7 +77,7 @@ class MultiFrameRecordBatch:
         return self.select_rows(slice(start, stop))
 
     def read_only(self) -> MultiFrameRecordBatch:
-        """The same, with nothing that somebody could write to."""
+        """Return the same batch without writable arrays."""
         for values in (self._seqs, self._times, *self._fixed.values()):
             values.flags.writeable = False
         return MultiFrameRecordBatch(
@@ -85,13 +86,13 @@ class MultiFrameRecordBatch:
         )  # fmt: skip
 
     def until(self, seq: int) -> MultiFrameRecordBatch:
-        """Only the records up to `seq`; the stretch ends there."""
+        """Return the records up to `seq`. The range of the batch then ends there."""
         found = self.select_rows(slice(0, int(np.searchsorted(self._seqs, seq, side="right"))))
         found._last_seq = min(self._last_seq, seq)
         return found
 
     def after(self, seq: int) -> MultiFrameRecordBatch:
-        """Only the records behind `seq`."""
+        """Return the records after `seq`."""
         if not len(self._seqs) or self._seqs[0] > seq:
             return self
         return self.select_rows(slice(int(np.searchsorted(self._seqs, seq, side="right")), None))
@@ -130,14 +131,14 @@ class MultiFrameRecordBatch:
         )  # fmt: skip
 
     def arrow_batches(self, *, nulls: bool, columns: int | None) -> list[pa.RecordBatch]:
-        """One batch, copied: a batch for each frame would make Arrow slow."""
+        """Return one batch, which is a copy. A batch per frame would make Arrow slow."""
         from ringlog.client.read.multi_frame_arrow import gathered_batch
 
         return [gathered_batch(self, nulls=nulls, columns=columns)]
 
     @property
     def seqs(self) -> I64:
-        """(n,) numbers."""
+        """(n,) seqs."""
         return self._seqs
 
     @property
@@ -146,43 +147,45 @@ class MultiFrameRecordBatch:
 
     @property
     def times(self) -> I64:
-        """(n,) commit times, microseconds since the epoch."""
+        """(n,) commit times, in microseconds since the epoch."""
         return self._times
 
     @property
     def bitmap(self) -> int:
-        """Columns there are."""
+        """Bitmap of the existing columns."""
         bits = sum(1 << column for column in (*self._spans, *self._fixed))
         return bits | (0 if self._headers is None else 1 << Column.HEADERS)
 
     def fixed_column(self, column: Column) -> NDArray[Any] | None:
-        """(n,) times or priorities, or None."""
+        """Return (n,) times or priorities; None if no record has one."""
         return self._fixed.get(column)
 
     @property
     def buffer(self) -> memoryview:
-        """What spans point into."""
+        """Buffer to which the spans refer."""
         return self._buffer
 
     def span(self, column: Column) -> ValueRanges:
-        """((n,) starts, (n,) stops) of a bytes column's values; all empty when no record has one."""
+        """Return ((n,) starts, (n,) stops) of the values of a bytes column; all empty if no record has
+        one."""
         found = self._spans.get(column)
         nothing = np.zeros(len(self), np.int64)
         return (nothing, nothing) if found is None else found
 
     def validity(self, column: Column) -> Mask | None:
-        """(n,) which records have a value in this column, which there is; None = all of them."""
+        """Return (n,) whether each record has a value in an existing column; None = all have."""
         return self._valid.get(column)
 
     def header_spans(self) -> tuple[ValueRanges, ValueRanges, ValueRanges]:
-        """Which entries are a record's, (n,) each, and where the entries' keys and values lie."""
+        """Return the ranges of entries per record, (n,) each, and the ranges of the entries' keys and
+        values."""
         if self._headers is not None:
             return self._headers
         nothing, none = np.zeros(len(self), np.int64), np.zeros(0, np.int64)
         return (nothing, nothing), (none, none), (none, none)
 
     def header_maps(self) -> list[dict[str, bytes]] | None:
-        """Headers of each record, or None when no record has any."""
+        """Return the headers of each record; None if no record has any."""
         if self._headers is None:
             return None
         (starts, stops), keys, values = self._headers
@@ -223,16 +226,16 @@ class MultiFrameRecordBatch:
 
 
 def malformed(run: FrameRun, offset: int, topic: str, reason: str) -> CorruptData:
-    """The error for a frame of `run` whose checksums are right and whose structure is not."""
+    """Return the error for a frame of `run` with valid checksums and an invalid structure."""
     return CorruptData(
         f"stored frame is malformed: {reason}", topic=topic, file=run.path, offset=run.origin + offset
     )
 
 
 def decode_frames(run: FrameRun, rows: slice, after: int, topic: str) -> MultiFrameRecordBatch:
-    """Decode the records behind `after` of these frames, all uncompressed and of one shape.
+    """Decode the records after `after` of these frames, which must be uncompressed and of one shape.
 
-    Raises CorruptData, naming the frame, when a column does not fit it.
+    Raises CorruptData, which names the frame, if a column does not fit into it.
     """
     try:
         found = spans_of(run.buffer, run.batch.take(rows))

@@ -1,7 +1,7 @@
-"""What reading gives: records, tombstones, cursors and the pages that carry them.
+"""Results of reading: records, tombstones, cursors and pages.
 
-A page keeps the frames it was read from and makes `Record` objects when they are asked for. Whoever
-wants speed takes the columns instead: `page.bytes()` and `page.views`, or the tailer.
+A page keeps the frames from which it was read, and creates `Record` objects on demand. `page.bytes()`, the
+batches of a page, and the tailer are faster.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record. Times are microseconds since the Unix epoch; a field the record lacks is None."""
+    """One record. Times are in microseconds since the Unix epoch. A field that the record lacks is None."""
 
     seq: int
     ts: int
-    """When it was committed."""
+    """Commit time."""
     data: bytes | None
-    """The payload; None for a null, which is not an empty one. The same holds for key, tag and node."""
+    """Payload; None for a null, which differs from an empty payload. The same holds for key, tag and node."""
     key: bytes | None = None
     tag: str | None = None
     node: str | None = None
@@ -56,29 +56,31 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The metadata, parsed each time it is asked for; empty when there is none."""
+        """Metadata, parsed at each access; empty if there is none."""
         return msgspec.json.decode(self.meta_json) if self.meta_json else {}
 
     def json(self) -> Any:
-        """The payload as JSON, None for a null; raises msgspec.DecodeError when it is not."""
+        """Return the payload decoded as JSON; None for a null. Raises msgspec.DecodeError if it is not
+        JSON."""
         return None if self.data is None else msgspec.json.decode(self.data)
 
     def text(self) -> str | None:
-        """The payload as UTF-8; None for a null."""
+        """Return the payload decoded as UTF-8; None for a null."""
         return None if self.data is None else self.data.decode()
 
     @property
     def time(self) -> datetime:
-        """When it was committed, in UTC."""
+        """Commit time, in UTC."""
         return _EPOCH_TIME + timedelta(microseconds=self.ts)
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Positions `gap_from`..`gap_to`, both included, were lost without anybody asking for it.
+    """Report of lost records: the seqs `gap_from` to `gap_to`, both included, were lost without a request to
+    delete them.
 
-    `reason` is cap, ttl, mixed, source_trim, restart_loss; or recreated, which means: the topic is a new
-    one, forget what was derived from the old and read on from its beginning.
+    `reason` is cap, ttl, mixed, source_trim, restart_loss or recreated. `recreated` means that the topic was
+    created again: discard data derived from the old one, and read the new one from its beginning.
     """
 
     topic: str
@@ -90,14 +92,14 @@ class Tombstone:
 
     @property
     def missed_estimate(self) -> int:
-        """Upper bound of the records missed."""
+        """Upper bound of the number of missed records."""
         return self.gap_to - self.gap_from + 1
 
 
 class Cursor(NamedTuple):
-    """The last position a reader has dealt with, and the life of the topic it belongs to (0 = any).
+    """Last seq that a reader has processed, with the epoch of the topic's life (0 = any).
 
-    Keep it to go on later: `Cursor.parse(str(cursor))`.
+    Store it to resume later: `Cursor.parse(str(cursor))`.
     """
 
     epoch: int
@@ -108,7 +110,7 @@ class Cursor(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Inverse of str(); raises UsageError."""
+        """Parse the text of str(cursor). Raises UsageError."""
         if not isinstance(text, str):
             raise UsageError(f"a cursor's text must be a str, got {type(text).__name__}", form="epoch:seq")
         epoch, colon, seq = text.partition(":")
@@ -119,28 +121,29 @@ class Cursor(NamedTuple):
 
 
 class Position(Enum):
-    """Places to start at that need no number."""
+    """Start positions without a seq."""
 
     EARLIEST = "earliest"
-    """The first record that is still there."""
+    """First existing record."""
     LATEST = "latest"
-    """Behind the last record: only what comes from now on."""
+    """After the last record: only later records are read."""
     STORED = "stored"
-    """Where a consumer group stands already; one that is made begins at the first record."""
+    """Current position of a consumer group. A new group begins at the first record."""
 
 
 EARLIEST, LATEST, STORED = Position.EARLIEST, Position.LATEST, Position.STORED
 END = LATEST
 Start: TypeAlias = "Position | Cursor | int | datetime"
-"""Where to start: a Position, the seq of the first record (inclusive), a stored Cursor (exclusive: the last
-position read), or the time from which on."""
+"""Start position: a Position, the seq of the first record (inclusive), a stored Cursor (exclusive: the last
+processed record), or the time of the first record."""
 TagFilter: TypeAlias = "str | Sequence[str]"
-"""A tag, a prefix ending in `*`, or the long forms ["tag", "Eq", value], ["tag", "Glob", "prefix*"] and
-["tag", "Levels", pattern]: `/` stands between levels, `+` for any one, a last `#` for all that follow."""
+"""A tag, a prefix that ends in `*`, or one of the long forms ["tag", "Eq", value], ["tag", "Glob", "prefix*"]
+and ["tag", "Levels", pattern]. In a pattern, `/` separates levels, `+` matches any one level, and a last `#`
+matches all following levels."""
 
 
 class Filters(NamedTuple):
-    """What to leave out: records of these nodes, and records whose tag does not match."""
+    """Records to omit: those of these nodes, and those whose tag does not match."""
 
     nodes: frozenset[bytes] = frozenset()
     tag: Callable[[bytes], bool] | None = None
@@ -149,7 +152,7 @@ class Filters(NamedTuple):
         return bool(self.nodes) or self.tag is not None
 
     def rows(self, piece: RecordBatch) -> NDArray[np.int64] | None:
-        """Indexes of the records that pass, or None when all do."""
+        """Return the indexes of the records that pass; None if all do."""
         keep = np.ones(len(piece), dtype=bool)
         nodes = piece.column(Column.NODE) if self.nodes else None
         if nodes is not None:
@@ -163,7 +166,7 @@ class Filters(NamedTuple):
 
 
 def node_filter(node: str | Sequence[str] | None) -> frozenset[bytes]:
-    """Read a node filter (NF-2, NF-8); raises InvalidRequest for an id that is too long."""
+    """Parse a node filter. Raises InvalidRequest for an id that is too long."""
     if not node:
         return frozenset()
     ids = frozenset(utf8(one, "node") for one in ([node] if isinstance(node, str) else node))
@@ -174,16 +177,23 @@ def node_filter(node: str | Sequence[str] | None) -> frozenset[bytes]:
 
 
 def tag_filter(wanted: TagFilter | None) -> Callable[[bytes], bool] | None:
-    """Read a tag filter (DL-2..DL-4, DR-24); untagged records never match. Raises InvalidRequest."""
+    """Parse a tag filter. Untagged records never match. Raises InvalidRequest."""
     if wanted is None:
         return None
     return parse_match(wanted, "tags").test
 
 
 class Page:
-    """One read: at most one tombstone, which comes before the records, and where to go on.
+    """Result of one read: at most one tombstone, which comes before the records, and the position to continue
+    at.
 
-    Keep reading while `caught_up` is false, even after a page without records (DR-14).
+    Continue reading while `caught_up` is false, even after a page without records.
+
+    Example:
+        page = client.read("orders")
+        for record in page:
+            process(record.data)
+        following = client.read("orders", after=page.cursor)
     """
 
     __slots__ = (
@@ -206,30 +216,30 @@ class Page:
         self.topic = topic
         self.batches = tuple(pieces)
         self.cursor = cursor
-        """Everything up to here was looked at; read on from it."""
+        """Last examined position. Continue reading after it."""
         self.tombstone = tombstone
         self.head_seq = head_seq
         self.earliest_seq = earliest_seq
         self.epoch = cursor.epoch
         self.version = version
-        """Of the topic when the first records were read; grows with every removal."""
+        """Version of the topic when the first records were read. It grows with every removal."""
         self.caught_up = cursor.seq == head_seq
         self._records: list[Record] | None = None
 
     @property
     def records(self) -> list[Record]:
-        """The records as objects, made once."""
+        """Records as objects, created once."""
         if self._records is None:
             self._records = [record for piece in self.batches for record in piece.records()]
         return self._records
 
     def bytes(self) -> list[bytes | None]:
-        """The payloads alone, None for a null: several times faster than `records`."""
+        """Return only the payloads, None for a null. Several times faster than `records`."""
         return [payload for piece in self.batches for payload in piece.payloads()]
 
     @property
     def lag(self) -> int:
-        """Positions between the cursor and the head."""
+        """Number of seqs between the cursor and the head."""
         return self.head_seq - self.cursor.seq
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Reading a topic one page at a time, written once, as Steps, for both clients."""
+"""Reading one page at a time, written as Steps for both clients."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from ringlog.limits import READ_BYTES_DEFAULT, READ_BYTES_MAX, READ_LIMIT_DEFAUL
 from ringlog.link.futures import Steps
 
 SCAN_RECORDS_MAX = 100_000
-"""Records one page examines at most when a filter passes over them (DR-14)."""
+"""Most records that one page examines if a filter omits them."""
 _EPOCH_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _PageBuilder:
-    """A page being filled: knows its limits and how far it got."""
+    """Page under construction, with its limits and its position."""
 
     def __init__(self, after: int, limit: int, max_bytes: int, filters: Filters) -> None:
         self.batches: list[RecordBatch] = []
@@ -57,7 +57,7 @@ class _PageBuilder:
         self._filters = filters
 
     def add_fitting(self, portion: FetchResult, topic: str) -> None:
-        """Add what fits of a portion and move `seq` to the last position examined (DR-10..DR-13)."""
+        """Add the records that fit, and advance `seq` to the last examined position."""
         for piece in portion.batches(topic):
             rows = self._filters.rows(piece) if self._filters else None
             if rows is not None:
@@ -79,7 +79,7 @@ class _PageBuilder:
         self.seq = max(self.seq, portion.examined)
 
     def _fitting(self, piece: RecordBatch) -> int:
-        """How many of the piece's first records fit; the page's very first always does (DR-12)."""
+        """Return how many of the batch's first records fit. The first record of a page always fits."""
         count = min(len(piece), max(self._records_left, 0))
         if not count:
             return 0
@@ -97,11 +97,11 @@ def read_page(
     wait_s: float = 0.0, filters: Filters = Filters(),  # noqa: B008  an immutable default
     until: int | None = None,
 ) -> Steps[Page]:  # fmt: skip
-    """Fill one page from `cursor` on: up to `limit` records that pass the filters, or `max_bytes` of them.
+    """Read one page after `cursor`: up to `limit` records that pass the filters, or `max_bytes` of them.
 
-    With `until` as if that were the topic's head.
+    `until` replaces the topic's head if it is lower.
     """
-    # A filter may leave out all there is: the wait begins when that is known (DR-18).
+    # A filter may omit every existing record, so the wait starts only after the first fetch.
     portion = yield from source.fetch(
         cursor, limit=limit, bytes_max=max_bytes, wait_s=0.0 if filters else wait_s
     )
@@ -125,9 +125,9 @@ def read_page(
         portion = _up_to(portion, until)
         has_waited = has_waited or is_at_end
         if portion.gap is not None or (portion.epoch, portion.version) != (first.epoch, first.version):
-            break  # The next page begins with it; what is in this one may have been removed meanwhile.
+            break  # The next page starts with it. Records of this page may have been removed meanwhile.
         if portion.examined <= seq:
-            break  # There is nothing more for now.
+            break  # No further records at present.
         if is_at_end:
             first = replace(portion, after=first.after, gap=first.gap)
     tombstone = None
@@ -141,7 +141,7 @@ def read_page(
 
 
 def _up_to(portion: FetchResult, until: int | None) -> FetchResult:
-    """The part of a portion that is not behind `until`."""
+    """Return the part of a result up to `until`."""
     if until is None or portion.head_seq <= until:
         return portion
     head = max(until, portion.after)
@@ -153,9 +153,10 @@ def read(
     start: datetime | None = None, max_bytes: int = READ_BYTES_DEFAULT, wait_ms: int = 0,
     tags: TagFilter | None = None, node: str | list[str] | None = None,
 ) -> Steps[Page]:  # fmt: skip
-    """One difference read (section 17): `limit` 1..1000, 0 = 256; `wait_ms` 0..30000; larger is clamped.
+    """Read one page. See Client.read.
 
-    `start`, a time with its zone, instead of `after`: from the first record committed then or later.
+    `limit` is 1 to 1,000, 0 = 256; `wait_ms` is 0 to 30,000. Larger values are reduced. `start`, a time with
+    a time zone, replaces `after`: read from the first record committed at or after it.
     """
     topic, cursor = check_str(topic, "topic"), check_cursor(after, "after")
     limit, max_bytes = check_int_range(limit, "limit"), check_int_range(max_bytes, "max_bytes")
@@ -182,7 +183,7 @@ def read(
 def resolve_filters(
     connection: Connection, topic: str, tags: TagFilter | None, node: str | list[str] | None
 ) -> Steps[Filters]:
-    """Build the filters; a topic with dedupe_node=false ignores node ids (NF-5)."""
+    """Build the filters. A topic with dedupe_node=false ignores node ids."""
     nodes = node_filter(node)
     if nodes:
         info = yield connection.resolve(topic)
@@ -192,7 +193,7 @@ def resolve_filters(
 
 
 def resolve_start(connection: Connection, source: Source, topic: str, start: Start) -> Steps[Cursor]:
-    """Turn any Start into a cursor; EARLIEST on a topic without records is a cursor at its head."""
+    """Convert a Start to a cursor. EARLIEST becomes the cursor before the first record."""
     if isinstance(start, Cursor):
         return start
     if start is EARLIEST:
@@ -201,7 +202,7 @@ def resolve_start(connection: Connection, source: Source, topic: str, start: Sta
         wanted_us = (start - _EPOCH_TIME) // timedelta(microseconds=1)
         return (yield from source.seek_time(max(wanted_us, 0)))
     if start is LATEST:
-        # No record is read: older ones may be in a cold store that is away, or damaged.
+        # No record is read: older records may be damaged, or in a cold store that is unavailable.
         latest: Cursor = yield connection.latest(topic)
         return latest
     if isinstance(start, Position):
@@ -212,7 +213,7 @@ def resolve_start(connection: Connection, source: Source, topic: str, start: Sta
 def reader_options(
     topic: Any, start: Any, follow: Any, tags: Any, node: Any
 ) -> tuple[str, Start, bool, TagFilter | None, list[str]]:
-    """What a reader was given, checked before anything is sent."""
+    """Check the arguments of a reader before a request is sent."""
     return (
         check_str(topic, "topic"),
         check_start(start),

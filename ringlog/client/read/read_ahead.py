@@ -1,8 +1,9 @@
-"""Records that an iterator has read ahead, handed out one by one: never one that was removed before the call.
+"""Records that an iterator has read ahead. It never returns a record that was removed before the call.
 
-A deletion holds for every reader when it is acknowledged (DL-9). So whether anything of the topic was removed
-or has expired is checked before each record, and if so, the rest of the page is read again. Over rings the
-check is one word of shared memory; over ipc and TCP it costs a round trip, every READ_AHEAD_MS.
+A delete is effective for every reader when it is acked. Before each record, the iterator therefore checks
+whether any record of the topic was removed or has expired. If so, it reads the rest of the page again. Over
+rings the check reads one word of shared memory. Over ipc and TCP the iterator reads the page again every
+READ_AHEAD_MS, which costs one round trip.
 """
 
 from __future__ import annotations
@@ -17,33 +18,34 @@ from ringlog.envelope.messages import Located
 from ringlog.limits import READ_AHEAD_MS, READ_AHEAD_RECORDS_MAX, READ_AHEAD_RECORDS_MIN
 
 _NEVER = -1
-"""What no word is equal to: the check is called for each record."""
+"""Equal to no word: the check is called for each record."""
 
 
 class ReadAhead:
-    """The page of one iterator: how many records to ask for, and which of them may still be handed out."""
+    """Read-ahead of one iterator: the number of records to read, and which of them may still be returned."""
 
     def __init__(self) -> None:
         self.limit = READ_AHEAD_RECORDS_MAX
-        """Records to read at once: few where what was read ahead keeps going stale."""
+        """Number of records per read. Small if earlier read-ahead became stale."""
         self.is_stale = False
-        """The rest of the page was not handed out: read on behind `seq`."""
+        """True if the rest of the page was not returned. Continue after `seq`."""
         self.seq = 0
-        """Of the last record that was handed out, or before the page's first, when it is stale."""
+        """If stale: seq of the last returned record, or the seq before the page's first."""
 
     def records(self, page: Page, source: Source) -> Iterator[Record]:
-        """The records of a page that was just read from `source`, until one of them may have been removed."""
+        """Iterate over the records of a page that was just read from `source`, until one of them may have
+        been removed."""
         self.is_stale = False
         may_be_given = source.record_check(page.version)
         words, at = may_be_given.words, may_be_given.at
-        # The page was read in this very call of the iterator, unless it began with a tombstone.
+        # The page was read in this same call of the iterator, unless a tombstone was returned first.
         is_just_read = page.tombstone is None
         last: Record | None = None
         for record in page.records:
             try:
                 is_quiet = is_just_read or words[at] == may_be_given.seen
             except ValueError:
-                is_quiet = False  # Not mapped any more.
+                is_quiet = False  # No longer mapped.
             if not is_quiet and not may_be_given(record):
                 self.is_stale = True
                 self.seq = record.seq - 1 if last is None else last.seq
@@ -56,7 +58,7 @@ class ReadAhead:
 
 
 class LocalRecordCheck:
-    """Compares the topic's slot on the board with what it was when a page was read."""
+    """Compares the topic's slot on the board with its state when a page was read."""
 
     def __init__(
         self, connection: Connection, located: Located | None, generation: int, version: int, clock: Clock
@@ -69,7 +71,7 @@ class LocalRecordCheck:
         self.seen = self._sequence = _NEVER
 
     def __call__(self, record: Record) -> bool:
-        """True when the record is still there."""
+        """Return True if the record still exists."""
         located = self._located
         if located is None:
             return False
@@ -81,14 +83,14 @@ class LocalRecordCheck:
         return now_us < self._due_us or not self._has_expired(record, now_us)
 
     def _is_as_seen(self) -> bool:
-        """Nothing was written to the slot since it was looked at."""
+        """Return True if the slot was not written since the last check."""
         try:
             return self.words[self.at] == self._sequence
         except ValueError:
-            return False  # Not mapped any more.
+            return False  # No longer mapped.
 
     def _is_unchanged(self, located: Located) -> bool:
-        """Something was written to the slot, an append or a removal; or time matters."""
+        """Return True if a changed slot shows no removal, and remember its new state."""
         sequence = self._connection.topic_sequence(located)
         facts = self._connection.facts(located)
         if facts is None or facts.version > self._version:
@@ -106,7 +108,8 @@ class LocalRecordCheck:
 
 
 class RemoteRecordCheck:
-    """Has the gateway asked again now and then; it replies that what is held still holds, or what does."""
+    """Expires after READ_AHEAD_MS. The iterator then asks the gateway whether its records are still
+    current."""
 
     words, at, seen = NO_WORD, 0, _NEVER
 
@@ -115,5 +118,5 @@ class RemoteRecordCheck:
         self._until_ns = clock.monotonic_ns() + READ_AHEAD_MS * 1_000_000
 
     def __call__(self, record: Record) -> bool:
-        """True until READ_AHEAD_MS have passed."""
+        """Return True until READ_AHEAD_MS have passed."""
         return self._clock.monotonic_ns() < self._until_ns

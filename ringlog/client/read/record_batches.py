@@ -1,11 +1,9 @@
-"""Stretches of records, as frames hold them, turned into Python values together.
+"""Batches of consecutive records, converted from frames to Python values.
 
-A large frame is a FrameRecordBatch: its columns are views. Opening a frame costs about ten microseconds,
-which
-is nothing for a thousand records and everything for one, so stretches of small frames are taken together
-as a MultiFrameRecordBatch: a handful of NumPy operations finds where every value of every frame lies. Both
-have
-the same records and the same methods; a property test holds them against one another.
+A large frame is a FrameRecordBatch, whose columns are views. Opening a frame costs about 10 us. This is
+negligible for 1,000 records, but not for one. Consecutive small frames therefore become one
+MultiFrameRecordBatch: a few NumPy operations find the position of every value of every frame. Both classes
+have the same records and methods; a property test compares them.
 """
 
 from __future__ import annotations
@@ -34,82 +32,82 @@ GATHERED_FRAMES_MAX = 1_024
 
 
 class RecordBatch(Protocol):
-    """Some consecutive records, or those of them that a filter kept. Numbers ascend."""
+    """Consecutive records, or those of them that a filter kept. Seqs ascend."""
 
     @property
     def last_seq(self) -> int:
-        """Last number of the stretch, kept or not."""
+        """Last seq of the range, whether a filter kept it or not."""
         ...
 
     @property
     def commit_ts(self) -> int:
-        """Microseconds since the epoch, of the stretch's first record."""
+        """Commit time of the first record, in microseconds since the epoch."""
         ...
 
     @property
     def commit_stamps(self) -> I64:
-        """(n,) microseconds since the epoch, of every record."""
+        """(n,) commit times, in microseconds since the epoch."""
         ...
 
     @property
     def seqs(self) -> I64:
-        """(n,) number of each record."""
+        """(n,) seqs of the records."""
         ...
 
     @property
     def buffer(self) -> memoryview:
-        """Where the values lie, and other frames perhaps."""
+        """Buffer that contains the values, and perhaps other frames."""
         ...
 
     def read_only(self) -> RecordBatch:
-        """The same, with nothing that somebody could write to."""
+        """Return the same batch without writable views."""
         ...
 
     def until(self, seq: int) -> RecordBatch:
-        """The stretch up to `seq` only; of one that was not filtered yet."""
+        """Return the batch up to `seq`. Only for a batch that was not filtered."""
         ...
 
     def __len__(self) -> int: ...
 
     def column(self, column: Column) -> list[bytes] | None:
-        """Values of a bytes column, b"" for a null; None when no record has one."""
+        """Return the values of a bytes column, b"" for a null; None if no record has the column."""
         ...
 
     def select_rows(self, rows: I64) -> RecordBatch:
-        """Only these records."""
+        """Return only these records."""
         ...
 
     def slice_rows(self, start: int, stop: int) -> RecordBatch:
-        """Only records `start` to `stop` of them, counted from 0, the latter excluded."""
+        """Return records `start` to `stop`, counted from 0, without `stop`."""
         ...
 
     def sizes(self) -> I64:
-        """(n,) accounted bytes of each record: payload and metadata (R-10)."""
+        """(n,) accounted bytes of each record: payload plus metadata."""
         ...
 
     def seq_at(self, index: int) -> int:
-        """Number of record `index`."""
+        """Return the seq of record `index`."""
         ...
 
     def payloads(self) -> list[bytes | None]:
-        """The payloads, copied out; None for a null."""
+        """Return copies of the payloads; None for a null."""
         ...
 
     def payload_views(self) -> list[memoryview | None]:
-        """The payloads, where they lie; None for a null."""
+        """Return views of the payloads in the buffer; None for a null."""
         ...
 
     def records(self) -> list[Record]:
-        """The records as objects."""
+        """Return the records as objects."""
         ...
 
     def arrow_batches(self, *, nulls: bool, columns: int | None) -> list[pa.RecordBatch]:
-        """The records as Arrow; see FrameView.to_arrow."""
+        """Return the records as Arrow. See FrameView.to_arrow."""
         ...
 
 
 def record_batches_of(run: FrameRun, after: int, topic: str) -> Iterator[RecordBatch]:
-    """Split the records of `run` behind `after` into pieces; raises CorruptData for a malformed frame."""
+    """Split the records of `run` after `after` into batches. Raises CorruptData for a malformed frame."""
     run = run.after(after)
     words = run.batch.words
     if len(words) == 1:
@@ -137,7 +135,8 @@ def _whole(run: FrameRun, row: int, after: int, topic: str) -> FrameRecordBatch:
 def visible_record_batches(
     run: FrameRun, after: int, until: int, hidden: I64, topic: str
 ) -> Iterator[RecordBatch]:
-    """The pieces of `run` behind `after` up to `until`, without the `hidden` (ascending) positions."""
+    """Iterate over the batches of `run` after `after` up to `until`, without the `hidden` seqs
+    (ascending)."""
     if after >= until:
         return
     near = run.within(after, until)
@@ -157,7 +156,7 @@ def visible_record_batches(
 
 
 def open_run_frame(run: FrameRun, row: int, topic: str) -> FrameView:
-    """Open one frame of a run, whose checksums were looked at when it was read; raises CorruptData."""
+    """Open one frame of a run, whose checksums were verified when it was read. Raises CorruptData."""
     try:
         return open_row(run.buffer, run.batch, row)
     except FrameInvalid as e:
@@ -185,7 +184,7 @@ class FrameRecordBatch:
 
     @property
     def is_whole(self) -> bool:
-        """All records of `view`."""
+        """True if the batch contains all records of `view`."""
         return self._rows is None
 
     @property

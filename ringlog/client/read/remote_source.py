@@ -1,4 +1,4 @@
-"""A topic read through the gateway; frames are verified here once more, whoever read them."""
+"""Source of a topic through the gateway. The client verifies every frame again."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from ringlog.topic.tombstone import Gap
 
 
 class RemoteSource:
-    """Asks the gateway. Frames come whole, sealed under seed 0, and are verified here once more."""
+    """Reads through the gateway. Frames arrive whole, sealed under seed 0, and the client verifies them
+    again."""
 
     def __init__(
         self, connection: Connection, topic: str, *, is_settling: bool = False, is_following: bool = False,
         clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        """`is_settling`, `is_following`: see open_source."""
+        """Create a source. `is_settling`, `is_following`: see open_source."""
         self._clock = clock or SystemClock()
         self._is_following = is_following
         self._keep_alive: KeepAliveHandle | None = None
@@ -47,7 +48,7 @@ class RemoteSource:
         self._reply: ReadReply | None = None
 
     def close(self) -> None:
-        """Forget what was read ahead."""
+        """Drop the frames that were read ahead."""
         self._cached_frames.clear()
         if self._keep_alive is not None:
             self._keep_alive.end()
@@ -64,7 +65,7 @@ class RemoteSource:
     def fetch(self, cursor: Cursor, *, limit: int, bytes_max: int, wait_s: float) -> Steps[FetchResult]:
         """See Source.fetch."""
         may_settle = self._is_settling and wait_s <= 0
-        # Whoever was at the head is there again, most likely.
+        # A reader that reached the head is most likely still there.
         if may_settle and (ended := _at_fed_head(self._reply)) is not None:
             may_settle = False
             yield self._connection.catch_up(self._topic, ended.topic_id)
@@ -90,7 +91,7 @@ class RemoteSource:
             raise
         self.keep_topic_alive(reply.epoch)
         if known and request.held and _still_holds(request, known, reply):
-            # Asked all the same: what was read ahead may have been deleted since (DL-9).
+            # The gateway is queried in any case, since records that were read ahead may have been deleted.
             return self._portion(reply, None, cursor.seq, kept.runs_after(cursor.seq))
         runs = decode_received_frames(reply.topic, reply.frames, reply.after, buffer) if reply.frames else []
         kept.store(runs, reply.after, reply.next_after, reply.epoch)
@@ -118,18 +119,18 @@ class RemoteSource:
 
 
 def _at_fed_head(reply: ReadReply | None) -> ReadReply | None:
-    """The answer, if it reached the head of a topic that routers lead to."""
+    """Return the reply if it reached the head of a topic with incoming routers; else None."""
     return reply if reply is not None and reply.is_fed and reply.caught_up else None
 
 
 def _still_holds(request: Read, known: ReadReply, reply: ReadReply) -> bool:
-    """The gateway says that what is held is what it would send."""
+    """Return True if the gateway confirms that the cached frames are current."""
     is_same = (reply.epoch, reply.version, reply.reason) == (known.epoch, known.version, "")
     return is_same and not reply.frames and reply.next_after == request.held
 
 
 def hidden_numbers(reply: ReadReply) -> I64:
-    """Positions to pass over; raises CorruptData."""
+    """Decode the seqs to omit. Raises CorruptData."""
     if not reply.hidden:
         return NO_SEQS
     try:
@@ -139,8 +140,11 @@ def hidden_numbers(reply: ReadReply) -> I64:
 
 
 def decode_received_frames(topic: str, count: int, after: int, buffer: memoryview) -> list[FrameRun]:
-    """Verify the `count` frames that a gateway sent, with what follows `after`; raises CorruptData. Frames
-    that overlap come in runs of their own."""
+    """Verify the `count` frames of a gateway's reply, which contain the records after `after`. Raises
+    CorruptData.
+
+    Overlapping frames are returned in separate runs.
+    """
     if not count and not len(buffer):
         return []
     damage = ""

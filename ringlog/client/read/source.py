@@ -1,8 +1,8 @@
-"""Where pages come from: the engine's files when it runs on this host, else the gateway.
+"""Sources of pages: the engine's files on its host, otherwise the gateway.
 
-Both answer `fetch` with a Portion: what to announce, frames that hold the records behind it, and how far
-that covers the topic. Frames that a page did not use are kept, so that small pages do not read twice.
-Every frame was verified by its checksums on this side of the wire, whoever read it (architecture 2).
+Both answer `fetch` with a FetchResult: a gap to report, frames with the records after it, and the seq up to
+which these are complete. Frames that a page does not use are cached, so that small pages do not read twice.
+The client verifies the checksums of every frame itself, also of frames from the gateway.
 """
 
 from __future__ import annotations
@@ -19,9 +19,15 @@ from ringlog.link.futures import Steps
 def open_source(
     connection: Connection, topic: str, *, is_settling: bool = False, is_following: bool = False
 ) -> Source:
-    """Choose by transport. `is_settling`: whoever reads to the head without waiting finds the copies of what
-    was acked at the sources of the topic's routers (RT-20). `is_following`: whoever waits for more keeps the
-    topic in use until the source is closed (F39)."""
+    """Open a source according to the transport.
+
+    Args:
+        connection: Connection of the client.
+        topic: Name of the topic.
+        is_settling: Before a read without waiting reaches the head, have the topic's routers forward all
+            acked records of their sources.
+        is_following: Keep the topic in use (`expire_unused_ms`) until the source is closed.
+    """
     if not connection.is_transport_known:
         return _DeferredSource(connection, topic, is_settling=is_settling, is_following=is_following)
     if connection.transport == "ring":
@@ -30,7 +36,7 @@ def open_source(
 
 
 class _DeferredSource:
-    """A source made before the engine was met: which one it is, the first meeting decides."""
+    """Source that is opened before the first connection to the engine, which decides the transport."""
 
     def __init__(self, connection: Connection, topic: str, *, is_settling: bool, is_following: bool) -> None:
         self._connection, self._topic = connection, topic
@@ -39,7 +45,7 @@ class _DeferredSource:
 
     def _met(self) -> Steps[Source]:
         if self._source is None:
-            yield self._connection.resolve(self._topic)  # It meets the engine.
+            yield self._connection.resolve(self._topic)  # Connects to the engine.
             self._source = open_source(
                 self._connection, self._topic, is_settling=self._is_settling, is_following=self._is_following
             )
@@ -56,13 +62,13 @@ class _DeferredSource:
         return (yield from source.seek_time(ts_us))
 
     def record_check(self, version: int) -> RecordCheck:
-        """See Source. Nothing was read before the first fetch."""
+        """See Source. Only after the first fetch."""
         if self._source is None:
             raise InvariantViolation("records are checked that were never read", topic=self._topic)
         return self._source.record_check(version)
 
     def keep_topic_alive(self, epoch: int = 0) -> None:
-        """See Source. Nothing is in use before the first fetch."""
+        """See Source. Without effect before the first fetch."""
         if self._source is not None:
             self._source.keep_topic_alive(epoch)
 

@@ -1,4 +1,4 @@
-"""TailBatch: what a tailer gives, a stretch of the log."""
+"""TailBatch: a batch of consecutive records from a tailer."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 class TailBatch:
-    """Consecutive records, as they lie in the log or in a segment. All views are read-only.
+    """Consecutive records as they are in the log or in a segment. All views are read-only.
 
-    Records that were deleted or have expired are left out of everything it gives. Without a copy where a
-    frame is not compressed and nothing is left out: `memoryviews()`, `frames()`, and `arrow()` of frames of
-    64 records and more. Copied: `bytes()`, `records()`, Arrow of smaller frames, which are put together,
-    and `numpy()` when there is more than one frame.
+    Deleted and expired records are omitted by all methods. `memoryviews()`, `frames()`, and `arrow()` of
+    frames with 64 or more records do not copy, if the frame is uncompressed and no record is omitted.
+    `bytes()`, `records()`, Arrow of smaller frames, and `numpy()` of several frames copy.
     """
 
     def __init__(
         self, topic: str, epoch: int, run: FrameRun, after: int, until: int, hidden: I64 = NO_SEQS
     ) -> None:
-        """The records of `run` behind `after` up to `until`, without the `hidden` (ascending) positions."""
+        """Create a batch of the records of `run` after `after` up to `until`, without the `hidden` seqs
+        (ascending)."""
         self.topic = topic
         self.epoch = epoch
         self.first_seq = max(run.first_seq, after + 1)
@@ -58,35 +58,35 @@ class TailBatch:
 
     @property
     def ts(self) -> int:
-        """When the last record was committed, in microseconds since the epoch."""
+        """Commit time of the last record, in microseconds since the epoch."""
         last = next(piece for piece in reversed(self._pieces) if len(piece))
         return int(last.commit_stamps[-1])
 
     @property
     def cursor(self) -> Cursor:
-        """Behind the last record."""
+        """Position after the last record."""
         return Cursor(self.epoch, self.last_seq)
 
     def until(self, seq: int) -> TailBatch:
-        """The records up to `seq`, which is not before the first; without a copy."""
+        """Return the records up to `seq`, without a copy. `seq` must not be below the first."""
         if seq >= self.last_seq:
             return self
         return TailBatch(self.topic, self.epoch, self._run, self.first_seq - 1, seq, self._hidden)
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the frames that hold the records, as they are stored."""
+        """Stored size of the frames with these records, in bytes."""
         return int(self._run.batch.total_bytes.sum())
 
     @property
     def stored(self) -> tuple[FrameRun, I64]:
-        """The frames that hold the records, of which the first and the last may hold others beside; and the
-        ascending positions among them that are left out."""
+        """Frames with these records, and the ascending seqs among them to omit. The first and last frame may
+        contain other records."""
         return self._run.within(self.first_seq - 1, self.last_seq), self._hidden
 
     @property
     def seqs(self) -> I64:
-        """(n,) numbers of the records, ascending; from headers alone."""
+        """(n,) seqs of the records, ascending. Only headers are read."""
         words = self._run.batch.words
         counts = frames.counts_of(words).astype(np.int64)
         ends = np.cumsum(counts)
@@ -99,13 +99,13 @@ class TailBatch:
 
     @property
     def batches(self) -> list[RecordBatch]:
-        """The records frame by frame, small frames many at once: what the other methods are made of."""
+        """Record batches: one large frame or many small frames each. The other methods use them."""
         return self._pieces
 
     def frames(self) -> Iterator[FrameView]:
-        """View the frames one by one; the first may begin inside of one. Slow when they are small.
+        """Iterate over views of the frames. The first view may start inside a frame. Slow for small frames.
 
-        A frame out of whose middle records have gone comes as several views.
+        A frame with omitted records in its middle gives several views.
         """
         for row in range(len(self._run.batch)):
             view = open_run_frame(self._run, row, self.topic)
@@ -118,16 +118,18 @@ class TailBatch:
                     yield view.slice(start - view.first_seq, stop - view.first_seq)
 
     def bytes(self) -> list[bytes | None]:
-        """The payloads, copied out; None for a null."""
+        """Return copies of the payloads; None for a null."""
         return [payload for piece in self._pieces for payload in piece.payloads()]
 
     def memoryviews(self) -> list[memoryview | None]:
-        """The payloads as views of the log; None for a null."""
+        """Return the payloads as views of the log; None for a null."""
         return [view for piece in self._pieces for view in piece.payload_views()]
 
     def numpy(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """(data, offsets): payload i is `data[offsets[i]:offsets[i + 1]]`; offsets is (n + 1,) int64. A
-        null is as an empty one there."""
+        """Return (data, offsets): payload i is `data[offsets[i]:offsets[i + 1]]`; offsets is (n + 1,) int64.
+
+        A null looks like an empty payload.
+        """
         if len(self._run.batch) == 1 and not len(self._hidden):
             payloads = next(self.frames()).payloads
             return payloads.data, payloads.offsets.astype(np.int64)
@@ -147,23 +149,24 @@ class TailBatch:
         return np.concatenate(parts), offsets
 
     def record_batches(self, *, nulls: bool = False, columns: int | None = None) -> list[pa.RecordBatch]:
-        """Arrow RecordBatches: seq, ts and the columns; of a large frame one, without a copy.
+        """Return Arrow RecordBatches with seq, ts and the columns; one per large frame, without a copy.
 
-        `columns` (a bitmap of layout.Column) and `nulls` as in FrameView.to_arrow. Needs pyarrow.
+        `columns` (a bitmap of layout.Column) and `nulls` are as in FrameView.to_arrow. Needs pyarrow.
         """
         return [
             batch for piece in self._pieces for batch in piece.arrow_batches(nulls=nulls, columns=columns)
         ]
 
     def arrow(self, *, nulls: bool = False) -> pa.Table:
-        """All records as one Arrow table; large frames are its chunks, without a copy."""
+        """Return all records as one Arrow table. Large frames are its chunks, without a copy. Needs
+        pyarrow."""
         import pyarrow
 
         bitmap = int(np.bitwise_or.reduce(frames.columns_of(self._run.batch.words)))
         return pyarrow.Table.from_batches(self.record_batches(nulls=nulls, columns=bitmap))
 
     def records(self) -> list[Record]:
-        """The records as objects: slow, for convenience."""
+        """Return the records as objects. Slow, for convenience."""
         return [record for piece in self._pieces for record in piece.records()]
 
     @cached_property
@@ -174,7 +177,7 @@ class TailBatch:
 
 
 def tail_batches_of(portion: FetchResult, topic: str) -> list[TailBatch]:
-    """The records of a portion, a batch for each stretch; those of which nothing is left are passed over."""
+    """Return a batch for each run of frames. Runs without visible records are omitted."""
     after = portion.after
     found: list[TailBatch] = []
     for run in portion.runs:

@@ -1,1 +1,1 @@
-"""Requests about topics and routers, what they take and what they return."""
+"""Requests about topics and routers, their arguments and their results."""

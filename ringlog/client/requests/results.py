@@ -1,4 +1,4 @@
-"""What the client's calls return. All immutable; times are microseconds since the Unix epoch."""
+"""Results of client calls. All are immutable. Times are microseconds since the Unix epoch unless noted."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ringlog.types import Durability
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Records were appended: numbers first_seq..last_seq, both included, met `durability` at `commit_ts`.
+    """Records were appended: seqs first_seq to last_seq inclusive reached `durability` at `commit_ts`.
 
-    `deduped`: the engine had them already and these are the numbers they got then (0: it no longer knows).
+    `deduped`: the engine already had the records, and these are their seqs (0: it no longer knows them).
     """
 
     topic: str
@@ -32,18 +32,18 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class AppendedEach(Appended):
-    """Records were appended in several frames, so that others' may lie between them."""
+    """Records were appended in several frames. Records of other producers may lie between them."""
 
     frame_seqs: NDArray[np.uint64] = field(
         default_factory=lambda: np.empty(0, dtype=np.uint64), compare=False
     )
-    """(frames,) the first number of each frame, in the order given; 0 where it is not known any more."""
+    """(frames,) first seq of each frame, in the order given; 0 if it is no longer known."""
     records_per_frame: int = 1
-    """Records in each frame but the last, which has the rest."""
+    """Number of records of each frame except the last, which has the remainder."""
 
     @property
     def seqs(self) -> NDArray[np.uint64]:
-        """(count,) the number of each record, made when asked for, ascending; 0 as in `frame_seqs`."""
+        """(count,) seq of each record, ascending, computed on access; 0 as in `frame_seqs`."""
         size = self.records_per_frame
         if size == 1:
             return self.frame_seqs
@@ -54,55 +54,56 @@ class AppendedEach(Appended):
 
 @dataclass(frozen=True, slots=True)
 class AppendedOnce(Appended):
-    """Records with dedup ids were appended, but for those whose id was used within the window.
+    """Records with dedup ids were appended, except those whose id was used within the window.
 
-    `deduped` is true when none was new; `first_seq` and `last_seq` are of the first and last record given.
+    `deduped` is true if no record was new. `first_seq` and `last_seq` belong to the first and last record
+    given.
     """
 
     seqs: tuple[int, ...] = ()
-    """The number of each record, in the order given; of a repeat what it got then."""
+    """Seq of each record, in the order given. A repeated record has the seq of its first append."""
     repeated: frozenset[int] = frozenset()
-    """Which of them, counted from 0, were there already."""
+    """Indexes, from 0, of the records that the topic already had."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What became of all records sent before the flush."""
+    """Outcome of the records that were sent before a flush."""
 
     acked: int
-    """Records appended since the last report."""
+    """Number of records appended since the last report."""
     failed: int
-    """Records that were refused or given up since the last report; `error` is the first reason."""
+    """Number of records that were refused or given up since the last report; `error` is the first reason."""
     unfinished: int
-    """Records whose fate was not known when the timeout ended."""
+    """Number of records that were not settled when the timeout ended."""
     error: RinglogError | None = None
 
     @property
     def is_complete(self) -> bool:
-        """Everything was appended."""
+        """True if every record was appended."""
         return not self.failed and not self.unfinished
 
 
 @dataclass(frozen=True, slots=True)
 class CloseReport:
-    """What closing could not deliver."""
+    """Records and requests that were not settled at close."""
 
     unsent: int
-    """Records that never left the client: certainly not applied."""
+    """Number of records that were never sent, and therefore not appended."""
     unknown: int
-    """Records that may or may not have been applied."""
+    """Number of records that were sent and may or may not have been appended."""
     requests: int
-    """Requests that were open."""
+    """Number of requests without a reply."""
 
     @property
     def is_clean(self) -> bool:
-        """Nothing was left."""
+        """True if everything was settled."""
         return not (self.unsent or self.unknown or self.requests)
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerStats:
-    """One producer's counters since it was opened; sizes in bytes."""
+    """Counters of one producer since it was opened. Sizes are in bytes."""
 
     records_sent: int
     records_acked: int
@@ -112,28 +113,28 @@ class ProducerStats:
     bytes_sent: int
     buffered_records: int
     pending_records: int
-    """Handed over and not settled, the buffered ones included."""
+    """Number of records that are not settled, including buffered ones."""
     pending_bytes: int
     retries: int
     waits: int
-    """How often a send found the buffer full."""
+    """Number of sends that found the buffer full."""
 
 
 class ClientState(Enum):
-    """How a client and its engine stand."""
+    """State of the connection between a client and its engine."""
 
     CONNECTING = "connecting"
-    """The engine has not been met yet."""
+    """The client has not connected to an engine yet."""
     READY = "ready"
     RECONNECTING = "reconnecting"
-    """The engine was there and is not now; every handle goes on by itself when it is back."""
+    """The connection was lost. All objects of the client resume when the engine returns."""
     CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientEvent:
-    """Something that happened to the connection: `connecting`, `connected`, `disconnected`, `reconnected`,
-    `engine_restarted`, `forked` or `closed`."""
+    """Event of the connection: `connecting`, `connected`, `disconnected`, `reconnected`, `engine_restarted`,
+    `forked` or `closed`."""
 
     at_us: int
     kind: str
@@ -142,7 +143,7 @@ class ClientEvent:
 
 @dataclass(frozen=True, slots=True)
 class ClientHealth:
-    """The client at a glance (CL-8)."""
+    """Snapshot of a client's connection for liveness checks."""
 
     state: ClientState
     state_since_us: int
@@ -150,52 +151,54 @@ class ClientHealth:
     engine_id: str
     engine_starts_seen: int
     last_heard_age_s: float | None
-    """Seconds since a peer's socket last said something; None = never."""
+    """Seconds since the client last received data from a socket of the engine; None = never."""
     reconnections: int
     frames_resent: int
     requests_resent: int
     retries: int
-    """Frames the engine refused for now and that were sent again."""
+    """Number of frames that were resent after a temporary refusal."""
     pending_records: int
     pending_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of jobs that were acked, given back or extended: `count` were; `skipped` were not held any
-    more, in the order given."""
+    """Result of an ack, nack or extension. `count` jobs succeeded. `skipped` has the seqs of jobs whose
+    leases had ended, in the order given."""
 
     count: int
     skipped: tuple[int, ...] = ()
 
     @property
     def is_complete(self) -> bool:
-        """All of them."""
+        """True if no job was skipped."""
         return not self.skipped
 
 
 @dataclass(frozen=True, slots=True)
 class PendingJob:
-    """A job that was handed out and is not done."""
+    """A delivered job that is not acked."""
 
     seq: int
     state: str
-    """leased, delayed, returned, or set aside: on its way to the dead letters."""
+    """`leased`, `delayed`, `returned`, or `set aside` (exhausted, and not yet in the dead-letter topic)."""
     node: str
-    """Who holds it, "" = nobody."""
+    """Name of the worker that holds the job; "" = none."""
     until: float
-    """When the lease or the rest ends, in seconds since the epoch on the engine's clock; 0 = it does not."""
+    """End of the lease or the delay, in seconds since the epoch, on the engine's clock; 0 = there is no
+    end."""
     deliveries: int
     nacks: int
-    """How often it was given back with a reason."""
+    """Number of nacks with a reason."""
     failed_at: float
-    """When it was said last why it failed; 0 = nobody did."""
+    """Time of the last reported failure, in seconds since the epoch; 0 = none."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """A queue's jobs: `ready` to be claimed, `in_flight` with workers, `delayed` until their time."""
+    """Number of jobs of a queue by state: `ready` to be claimed, `in_flight` under a lease, `delayed` until a
+    time."""
 
     topic: str
     ready: int
@@ -203,11 +206,12 @@ class QueueStats:
     delayed: int
     dead_lettered: int
     waiting: int
-    """Claims that wait for jobs."""
+    """Number of claims that wait for jobs."""
     oldest_ready_ms: int | None = None
-    """How long ago the oldest ready job was put; None = none is ready."""
+    """Age in milliseconds of the oldest ready job; None = no job is ready."""
     wait_p99_ms: int = 0
-    """99 in 100 of the jobs handed out in the last one or two minutes had waited no longer than this since
-    they were put; 0 = none was handed out. Jobs from before the shard's last start are not counted."""
+    """99th percentile, in milliseconds, of the time between append and delivery, over the last one to two
+    minutes. 0 = no delivery. Jobs from before the shard's last start are not counted."""
     promoted: int = 0
-    """Jobs that went before more urgent ones because they had waited for `starvation_ms`."""
+    """Number of jobs that were delivered before more urgent ones because they had waited for
+    `starvation_ms`."""

@@ -1,4 +1,4 @@
-"""Operations on routers, for both clients: make, look at, list, delete."""
+"""Operations on routers, for both clients: create, inspect, list, delete."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from ringlog.link.futures import Steps
 
 @dataclass(frozen=True, slots=True)
 class RouterDescription:
-    """A router: what it forwards, how, and how far it is. `created` = by this call."""
+    """Options and position of a router. `created` is true if this call created it."""
 
     router: str
     source: str
     dest: str
     created: bool
     filter: tuple[str, ...] | None
-    """["tag", "Eq", value] or ["tag", "Glob", "prefix*"]; None = every record."""
+    """["tag", "Eq", value], ["tag", "Glob", "prefix*"] or ["tag", "Levels", pattern]; None = every record."""
     preserve_node: bool
     preserve_tag: bool
     create_dest: bool
     allow_cycle: bool
     guarantee: str
     cursor: int
-    """Position of the source up to which everything was forwarded, or passed over."""
+    """Seq of the source up to which every record was forwarded or skipped."""
     lag: int
-    """Positions of the source behind it."""
+    """Number of seqs of the source above `cursor`."""
     forwarded_total: int
-    """Copies made since its creation."""
+    """Number of copies since the creation of the router."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """How a router forwards; see Routers.create."""
+    """Options of a router. See Routers.create."""
 
     filter: TagFilter | None = None
     preserve_node: bool = True
@@ -65,7 +65,7 @@ class RouterOptions:
 
 
 def described(info: RouterInfo) -> RouterDescription:
-    """What a scheduler said, in the terms of this library."""
+    """Convert a scheduler's reply to the terms of this library."""
     wanted = None if info.filter is None else tuple(info.filter)
     return RouterDescription(
         info.router, info.source, info.dest, info.created, wanted, info.preserve_node, info.preserve_tag,
@@ -76,7 +76,7 @@ def described(info: RouterInfo) -> RouterDescription:
 def create(
     session: Session, name: str, source: str, dest: str, options: RouterOptions
 ) -> Steps[RouterDescription]:
-    """Make a router, or change the one of this name."""
+    """Create a router, or change the options of an existing one."""
     name, source, dest = check_str(name, "name"), check_str(source, "source"), check_str(dest, "dest")
     guarantee = check_str(options.guarantee, "guarantee")
     keeps_node = check_bool(options.preserve_node, "preserve_node")
@@ -88,20 +88,21 @@ def create(
         name, source, dest, wanted, keeps_node, keeps_tag, check_bool(options.create_dest, "create_dest"),
         check_bool(options.allow_cycle, "allow_cycle"), guarantee,
     )  # fmt: skip
-    # Either may be made with it: what was known of them is asked for again.
+    # The call may create either topic, so their cached descriptions are dropped.
     session.forget(source)
     session.forget(dest)
     return described((yield session.ask_scheduler(order)))
 
 
 def get(session: Session, name: str, settle_s: float) -> Steps[RouterDescription]:
-    """A router, perhaps when it has forwarded all that its source holds now."""
+    """Return a router, after waiting up to `settle_s` seconds for it to forward what its source contains
+    now."""
     found, _ = yield from _settled(session, name, settle_s, "settle_s")
     return found
 
 
 def settle(session: Session, name: str, timeout_s: float) -> Steps[RouterDescription]:
-    """Wait until everything that the source holds now was forwarded."""
+    """Wait until the router has forwarded every record that its source contains now."""
     found, wanted = yield from _settled(session, name, timeout_s, "timeout_s")
     if found.cursor < wanted:
         raise NotReady("the router is behind its source", router=name, lag=found.lag, wanted=wanted)
@@ -111,7 +112,7 @@ def settle(session: Session, name: str, timeout_s: float) -> Steps[RouterDescrip
 def _settled(
     session: Session, name: str, timeout_s: float, parameter: str
 ) -> Steps[tuple[RouterDescription, int]]:
-    """The router when it has reached what is its source's head now, or after the time; and that head."""
+    """Return the router at or after the source's current head, or after the timeout; and that head."""
     name, wait_s = check_str(name, "name"), check_timeout(timeout_s, parameter)
     deadline_ns = session.clock.monotonic_ns() + round((SECONDS_MAX if wait_s is None else wait_s) * 1e9)
     info: RouterInfo = yield session.ask_scheduler(RouterGet(name))
@@ -126,13 +127,13 @@ def _settled(
 
 
 def delete(session: Session, name: str) -> Steps[bool]:
-    """Remove a router; False when there was none."""
+    """Delete a router. Returns False if it did not exist."""
     reply: RouterDeleted = yield session.ask_scheduler(RouterDelete(check_str(name, "name")))
     return reply.deleted
 
 
 class RouterPages:
-    """Routers page by page, by name."""
+    """Routers page by page, in order of their names."""
 
     def __init__(self, prefix: str, source: str, dest: str, page_size: int) -> None:
         self._wanted = (check_str(prefix, "prefix"), check_str(source, "source"), check_str(dest, "dest"))
@@ -141,7 +142,7 @@ class RouterPages:
         self._has_more = True
 
     def next_page(self, session: Session) -> Steps[list[RouterDescription]]:
-        """The next routers; an empty list is the end."""
+        """Return the next routers; an empty list after the last one."""
         if not self._has_more:
             return []
         order = RouterList(*self._wanted, self._after, self._page_size)

@@ -1,4 +1,4 @@
-"""Operations on topics, for both clients: create, configure, look at, list, delete."""
+"""Operations on topics, for both clients: create, configure, inspect, list, delete."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from ringlog.link.futures import Steps
 from ringlog.settings import LOG, QUEUE, describe_differences, differences, resolve_durable
 
 ExistOk = bool | Literal["update"]
-"""What `create` does about a topic that is there: refuse it, compare it, or configure it."""
+"""What `create` does with an existing topic: refuse it, compare its settings, or configure it."""
 EXIST_OK = (False, True, "update")
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic's identity and configuration; `created` = by this call."""
+    """Identity and settings of a topic. `created` is true if this call created it."""
 
     topic: str
     epoch: int
@@ -50,7 +50,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicSummary:
-    """A topic's state (semantics section 6). Times are microseconds since the epoch or None."""
+    """State of a topic. Times are microseconds since the epoch, or None."""
 
     topic: str
     type: str
@@ -64,28 +64,30 @@ class TopicSummary:
     last_read_ts: int | None
     config: dict[str, Any]
     held_by: str = ""
-    """The consumer group for which records stay that caps or TTL would have taken (`retain_until_acked`)."""
+    """Consumer group for which the topic retains records beyond caps or TTL (`retain_until_acked`)."""
     keys: int = 0
-    """Idempotency keys and dedup ids that the engine remembers."""
+    """Number of idempotency keys and dedup ids that the engine stores."""
     keys_forgotten: int = 0
-    """Those that had to make room before their time was over (`idempotency_max`), since the shard's start."""
+    """Number of keys and ids dropped before the end of their window (`idempotency_max`), since the shard's
+    start."""
     missing_part: str = ""
-    """The missing or unreadable file for which reads and writes raise `TopicHalted`; "" = it is served."""
+    """Missing or unreadable file because of which reads and writes raise `TopicHalted`; "" = the topic is
+    served."""
 
     @property
     def next_seq(self) -> int:
-        """The number the next record gets."""
+        """Seq of the next record."""
         return self.head_seq + 1
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRemoval:
-    """What became of a topic that was to be deleted; true when there was one (T-15, T-16)."""
+    """Result of deleting a topic. True in a boolean context if the topic existed."""
 
     topic: str
     deleted: bool
     routers_removed: tuple[str, ...] = ()
-    """Names of the routers that led to it or from it, ascending: they went with it."""
+    """Names of the routers from and to the topic, ascending. They were deleted with it."""
 
     def __bool__(self) -> bool:
         return self.deleted
@@ -93,7 +95,8 @@ class TopicRemoval:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What a delete did: `deleted` live records, and how the topic stands after it."""
+    """Result of deleting records: the number of deleted live records, and the state of the topic
+    afterwards."""
 
     topic: str
     deleted: int
@@ -106,13 +109,13 @@ class Deletion:
 def create(
     session: Session, topic: str, exist_ok: ExistOk, config: dict[str, Any]
 ) -> Steps[TopicDescription]:
-    """Make a topic. One that is there is refused, or has to have these settings, or gets them."""
+    """Create a topic. An existing topic is refused, compared or configured, according to `exist_ok`."""
     topic = check_str(topic, "topic")
     if exist_ok not in EXIST_OK:
         raise UsageError('exist_ok must be False, True or "update"', found=repr(exist_ok)[:80])
     named = check_topic_settings(config)
     yield session.wait_connected()
-    # The type goes with an update, so that a topic of another type is refused before it is changed.
+    # An update also contains the type, so that a topic of another type is refused before it is changed.
     is_update = exist_ok == "update"
     put = TopicPut(topic, {"type": LOG} | named if is_update else named, "update" if is_update else "create")
     if put.config.get("type") == QUEUE:
@@ -126,7 +129,7 @@ def create(
 
 
 def _require_same(topic: str, asked: dict[str, Any], existing: dict[str, Any]) -> None:
-    """Raise TopicIncompatible, naming each difference, when a topic is not what was asked for."""
+    """Raise TopicIncompatible if settings of an existing topic differ. The error names each difference."""
     found = differences(asked, existing)
     if found:
         hint = "" if "type" in found else '; exist_ok="update" changes them'
@@ -138,7 +141,7 @@ def _require_same(topic: str, asked: dict[str, Any], existing: dict[str, Any]) -
 
 
 def _check_letters(session: Session, topic: str, config: dict[str, Any]) -> Steps[None]:
-    """Raise InvalidRequest where dead letters would come back to the topic."""
+    """Raise InvalidRequest if dead letters could return to the topic."""
     target = config.get("dead_letter")
     if isinstance(target, str) and target:
         yield from require_no_dead_letter_cycle(session, topic, check_str(target, "dead_letter"))
@@ -158,7 +161,7 @@ def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[Top
 
 
 def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
-    """A topic's numbers."""
+    """Return the counters, positions and settings of a topic."""
     topic, touch = check_str(topic, "topic"), check_bool(touch, "touch")
     reply = yield from session.ask_resolved_topic(topic, lambda _: TopicState(topic, touch))
     if reply.is_fed:
@@ -168,11 +171,11 @@ def state(session: Session, topic: str, touch: bool) -> Steps[TopicSummary]:
 
 
 def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
-    """Remove a topic, and the routers that lead to it or from it."""
+    """Delete a topic, and the routers from and to it."""
     topic, if_empty = check_str(topic, "topic"), check_bool(if_empty, "if_empty")
     try:
         info: TopicInfo = yield session.resolve(topic)
-        # Those that lead to it its shard knows; of the others it knows nothing.
+        # The topic's shard knows only the routers to the topic, not the routers from it.
         onward: list[str] = yield session.routers_from(topic)
         reply: TopicDeleted = yield session.ask_topic(info, TopicDelete(topic, if_empty))
     except TopicNotFound:
@@ -184,7 +187,7 @@ def delete(session: Session, topic: str, if_empty: bool) -> Steps[TopicRemoval]:
 
 
 def delete_records(session: Session, topic: str, before_seq: int, match: TagFilter | None) -> Steps[Deletion]:
-    """Delete records for good: below `before_seq`, by tag, or both."""
+    """Delete records permanently: below `before_seq`, by tag, or both."""
     topic = check_str(topic, "topic")
     before_seq = check_seq(before_seq, "before_seq")
     if match is not None:
@@ -193,7 +196,8 @@ def delete_records(session: Session, topic: str, before_seq: int, match: TagFilt
         raise InvalidRequest("say what to delete: before_seq, match or both", topic=topic)
     wanted = match if match is None or isinstance(match, str) else list(match)
 
-    # Asked anew, and its life named: sent twice, it must not reach into a topic made anew meanwhile.
+    # Resolve again and name the epoch: if the request is resent, it must not delete records of a re-created
+    # topic.
     session.forget(topic)
     info: TopicInfo = yield session.resolve(topic)
     order = RecordsDelete(topic, before_seq, wanted, epoch=info.epoch)
@@ -202,7 +206,7 @@ def delete_records(session: Session, topic: str, before_seq: int, match: TagFilt
 
 
 def summary_of(reply: TopicStateReply) -> TopicSummary:
-    """What a shard said, in the units of this library."""
+    """Convert a shard's reply to the units of this library."""
     return TopicSummary(
         reply.topic, reply.type, reply.epoch, reply.head_seq, reply.earliest_seq, reply.count,
         reply.bytes, reply.evict_floor, _microseconds(reply.last_write_ts),
@@ -216,7 +220,7 @@ def _microseconds(milliseconds: int | None) -> int | None:
 
 
 def list_topic_names(session: Session, prefixes: Iterable[str]) -> Steps[list[str]]:
-    """Every topic whose name begins with one of these."""
+    """Return the names of all topics that begin with one of the prefixes."""
     found: list[str] = []
     for prefix in prefixes:
         merge = TopicMerge(prefix, LIST_PAGE_MAX)
@@ -226,7 +230,7 @@ def list_topic_names(session: Session, prefixes: Iterable[str]) -> Steps[list[st
 
 
 class TopicMerge:
-    """Pages of all shards, merged by name; each name once, in byte order."""
+    """Topics of all shards, merged in byte order of their names. Each name occurs once."""
 
     def __init__(self, prefix: str, page_size: int) -> None:
         self._prefix = check_str(prefix, "prefix")
@@ -236,7 +240,7 @@ class TopicMerge:
         self._last = ""
 
     def next_page(self, session: Session) -> Steps[list[TopicSummary]]:
-        """The next topics; an empty list is the end."""
+        """Return the next topics; an empty list after the last one."""
         yield session.wait_connected()
         found: list[TopicSummary] = []
         while len(found) < self._page_size:
@@ -248,7 +252,7 @@ class TopicMerge:
                     try:
                         reply: TopicListReply = yield session.ask(shard, request)
                     except ShardsChanged:
-                        # Others have the topics now: all of them are asked, from where the list had come.
+                        # The number of shards changed. Query all shards again, after the last listed name.
                         self._begin_at(self._last, session.links.shards)
                         return found + (yield from self.next_page(session))
                     self._pages[shard] = list(reply.topics)
@@ -263,6 +267,6 @@ class TopicMerge:
         return found
 
     def _begin_at(self, last: str, shards: int) -> None:
-        """Ask every shard for what comes behind this topic."""
+        """Query every shard for the topics after this name."""
         self._pages = [[] for _ in range(shards)]
         self._after = [last] * len(self._pages)

@@ -1,7 +1,7 @@
-"""What users give, as the client's inside takes it, or a UsageError that names the parameter, what it
-has to be and what it is. Every public call sends its arguments through here before anything else.
+"""Checks of arguments. Every public call passes its arguments through here before any other work.
 
-Whoever computes with NumPy has numbers of its types; they are as good as others.
+A check returns the value in the form that the client uses, or raises a UsageError with the parameter, the
+expectation and the value. Numbers of NumPy types are accepted as numbers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SHOWN_CHARS_MAX = 80
 _EPOCH_MAX = _DELIVERIES_MAX = (1 << 32) - 1
 _PRODUCER_ID_MAX = (1 << 64) - 1
 SECONDS_MAX = 1e9
-"""Longest time to wait that is a number, some thirty years."""
+"""Longest finite timeout in seconds, about thirty years."""
 
 
 def check_int(value: Any, name: str) -> int:
-    """A whole number; raises UsageError for everything else, and beyond 63 bits."""
+    """Check a whole number of at most 63 bits. Raises UsageError for any other value."""
     if type(value) is int:
         found = value
     elif isinstance(value, float) and value.is_integer():
@@ -61,7 +61,7 @@ def check_int(value: Any, name: str) -> int:
 
 
 def check_int_range(value: Any, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
-    """A whole number from `low` to `high`."""
+    """Check a whole number from `low` to `high`."""
     found = check_int(value, name)
     if found < low:
         raise UsageError(f"{name} must be >= {low}, got {found}")
@@ -71,7 +71,7 @@ def check_int_range(value: Any, name: str, low: int = 0, high: int = WHOLE_MAX) 
 
 
 def check_str(value: Any, name: str) -> str:
-    """A string that UTF-8 can hold; raises UsageError for everything else."""
+    """Check a str that can be encoded as UTF-8. Raises UsageError for any other value."""
     if not isinstance(value, str):
         raise UsageError(f"{name} is a string", found=_shown(value))
     if not value.isascii():
@@ -80,7 +80,7 @@ def check_str(value: Any, name: str) -> str:
 
 
 def check_bool(value: Any, name: str) -> bool:
-    """True or False; raises UsageError for everything else, such as "no"."""
+    """Check a bool. Raises UsageError for any other value, such as "no"."""
     if value is True or value is False:
         return value
     if isinstance(value, np.bool_):
@@ -89,7 +89,7 @@ def check_bool(value: Any, name: str) -> bool:
 
 
 def check_timeout(value: Any, name: str) -> float | None:
-    """A time to wait; None or infinity = without an end. Raises UsageError."""
+    """Check a timeout in seconds. None and infinity mean no limit, and return None. Raises UsageError."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
@@ -103,18 +103,19 @@ def check_timeout(value: Any, name: str) -> float | None:
 
 
 def check_close_timeout(value: Any, name: str = "timeout") -> float:
-    """How long closing may take; None or infinity = as long as can be said."""
+    """Check the timeout of a close in seconds. None and infinity become SECONDS_MAX."""
     found = check_timeout(value, name)
     return SECONDS_MAX if found is None else found
 
 
 def node_name(value: Any, otherwise: str) -> str:
-    """The worker's name; without one, `otherwise`."""
+    """Check the name of a worker; None or "" becomes `otherwise`."""
     return otherwise if value is None or value == "" else check_str(value, "node")
 
 
 def check_sequence(value: Any, name: str) -> Sequence[Any]:
-    """Several things, which may be looked at more than once; raises UsageError for one, or for text."""
+    """Check an iterable and return a sequence. Raises UsageError for text, bytes, mappings and single
+    values."""
     if isinstance(value, list | tuple):
         return value
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
@@ -123,13 +124,13 @@ def check_sequence(value: Any, name: str) -> Sequence[Any]:
 
 
 def check_callable(value: Any, name: str) -> None:
-    """Raise UsageError for what cannot be called."""
+    """Raise UsageError if the value is not callable."""
     if not callable(value):
         raise UsageError(f"{name} must be a function, got {_shown(value)}")
 
 
 def check_payload_codec(value: Any, name: str = "payload") -> PayloadCodec[Any]:
-    """How payloads are made from values; raises UsageError for what cannot do that."""
+    """Check a payload codec. Raises UsageError if it has no encode, decode or kind."""
     try:
         is_codec = callable(value.encode) and callable(value.decode) and isinstance(value.kind, PayloadKind)
     except AttributeError:
@@ -143,12 +144,12 @@ def check_payload_codec(value: Any, name: str = "payload") -> PayloadCodec[Any]:
 
 
 def check_seq(value: Any, name: str) -> int:
-    """A position of a topic, to go on behind; raises UsageError for what cannot be one."""
+    """Check a seq after which to continue. Raises UsageError."""
     return check_int_range(value, name, 0, SEQ_MAX)
 
 
 def check_cursor(value: Any, name: str) -> Cursor:
-    """A place to go on behind: a cursor, or a position of whichever life the topic has."""
+    """Check a cursor, or a seq, which becomes a cursor of any epoch."""
     if not isinstance(value, Cursor):
         return Cursor(0, check_seq(value, name))
     return Cursor(
@@ -157,7 +158,7 @@ def check_cursor(value: Any, name: str) -> Cursor:
 
 
 def check_start(value: Any, name: str = "start") -> Start:
-    """A place to start, a number as the cursor before it; raises UsageError for what is none."""
+    """Check a start position. A seq becomes the cursor before it. Raises UsageError."""
     if isinstance(value, Position):
         return value
     if isinstance(value, datetime):
@@ -172,12 +173,12 @@ def check_start(value: Any, name: str = "start") -> Start:
 
 
 def cursor_before(seq: Any, name: str) -> Cursor:
-    """The cursor behind which the record of this number is the first."""
+    """Return the cursor after which the record `seq` is the first."""
     return Cursor(0, max(check_seq(seq, name) - 1, 0))
 
 
 def check_start_time(value: Any, name: str) -> datetime:
-    """A time with its zone."""
+    """Check a datetime with a time zone."""
     if not isinstance(value, datetime):
         raise UsageError(f"{name} must be a datetime with a time zone, got {_shown(value)}")
     if value.tzinfo is None:
@@ -186,14 +187,14 @@ def check_start_time(value: Any, name: str) -> datetime:
 
 
 def check_seqs(value: Any, name: str = "seqs") -> list[int]:
-    """Numbers of records, ascending, each once."""
+    """Check seqs. Returns them ascending and without duplicates."""
     return sorted({check_seq(seq, name) for seq in check_sequence(value, name)})
 
 
 def pending_options(
     node: Any, idle_ms: Any, min_deliveries: Any, after: Any, limit: Any
 ) -> tuple[str, int, int, int, int]:
-    """What is asked of a group's pending list."""
+    """Check the arguments of a query of a group's pending list."""
     return (
         check_str(node, "node"), check_int_range(idle_ms, "idle_ms", 0, DURATION_MS_MAX),
         check_int_range(min_deliveries, "min_deliveries", 0, _DELIVERIES_MAX), check_seq(after, "after"),
@@ -202,7 +203,7 @@ def pending_options(
 
 
 def check_auto_commit_ms(auto_commit_ms: Any) -> int | None:
-    """How often what is done is committed; None = only when the program says so."""
+    """Check the commit interval in milliseconds; None = no automatic commits."""
     return (
         None
         if auto_commit_ms is None
@@ -211,14 +212,14 @@ def check_auto_commit_ms(auto_commit_ms: Any) -> int | None:
 
 
 def producer_id(value: Any) -> int:
-    """The id of a producer whose frames the program numbers itself."""
+    """Check a producer id that the program chose."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _PRODUCER_ID_MAX:
         raise UsageError(f"producer_id must be a whole number from 1 to 2**64 - 1, got {_shown(value)}")
     return value
 
 
 def check_nodes(value: Any, name: str = "node") -> list[str]:
-    """Nodes whose records are left out: one, several, or none."""
+    """Check the nodes to omit: one, several, or None."""
     if value is None:
         return []
     return [
@@ -227,7 +228,7 @@ def check_nodes(value: Any, name: str = "node") -> list[str]:
 
 
 def check_tag_filter(value: Any, name: str = "tags") -> TagFilter | None:
-    """A filter of tags; raises InvalidRequest for what is none."""
+    """Check a tag filter. Raises InvalidRequest."""
     if value is not None:
         parse_match(value, name)
     found: TagFilter | None = value
@@ -235,7 +236,7 @@ def check_tag_filter(value: Any, name: str = "tags") -> TagFilter | None:
 
 
 def check_group_limits(limits: Mapping[str, Any]) -> dict[str, Any]:
-    """GroupLimits, checked."""
+    """Check GroupLimits. Raises UsageError."""
     found: dict[str, Any] = {}
     for name, value in limits.items():
         if name not in _GROUP_LIMITS and name not in _GROUP_OPTIONS:
@@ -255,13 +256,15 @@ def check_group_limits(limits: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_call_setting(value: Any, name: str) -> int:
-    """A number of a call, such as `lease_ms`; raises UsageError for what its range does not hold."""
+    """Check a numeric setting of a call, such as `lease_ms`. Raises UsageError outside its range."""
     return _within(CALL_SETTINGS[name], value)
 
 
 def check_topic_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a topic as they travel: enumerations by their names, whole numbers as `int`. Raises
-    InvalidRequest for an unknown name, with the nearest one, and for a value that is not allowed."""
+    """Check settings of a topic and return them as in messages: enumerations by name, whole numbers as `int`.
+
+    Raises InvalidRequest for an unknown name, with the nearest one, and for an invalid value.
+    """
     named = check_settings(TOPIC_SETTINGS, {name: _plain(name, value) for name, value in config.items()})
     require_no_auto_create(named)
     return named
@@ -284,7 +287,7 @@ def _within(row: Setting, value: Any) -> int:
 
 
 def _usage(error: InvalidRequest) -> UsageError:
-    """The same, of an argument."""
+    """Convert an InvalidRequest to a UsageError of an argument."""
     return UsageError(error.message, **error.detail)
 
 

@@ -1,1 +1,1 @@
-"""Watches over many topics."""
+"""Watches: reading many topics at once."""

@@ -1,4 +1,4 @@
-"""What a watch gives besides pages of records and tombstones, and the cursor over all its topics."""
+"""Events of a watch besides pages and tombstones, and the cursor over all its topics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlog.limits import SEQ_MAX
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """All there was of the topic has been given; what comes now is new (SSE-19)."""
+    """The watch has returned every existing record of the topic. Later records are new."""
 
     kind: ClassVar[str] = "caught-up"
     topic: str
@@ -25,42 +25,46 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class TopicDeleted:
-    """The topic was removed, or removed and made again; nothing more of it comes (SSE-26)."""
+    """The topic was deleted, or deleted and created again. The watch returns no more of this topic."""
 
     kind: ClassVar[str] = "topic-deleted"
     topic: str
     head_seq: int
-    """The last number that was seen of it."""
+    """Last head of the topic that the watch observed."""
     reason: str
-    """deleted or recreated"""
+    """`deleted` or `recreated`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lagged:
-    """The reader is far behind on a topic that it had caught up with: what follows is read from storage.
+    """The reader fell behind on a topic with which it had caught up. The following records are read from
+    storage.
 
-    Nothing was left out; what retention removed meanwhile a Tombstone says.
+    No record is skipped. A Tombstone reports records that retention removed meanwhile.
     """
 
     kind: ClassVar[str] = "lagged"
     topic: str
     behind: int
-    """Positions between the reader and the head."""
+    """Number of positions between the reader and the head."""
     waited_s: float
-    """How old the oldest is, about, that the reader does not have."""
+    """Approximate age, in seconds, of the oldest record that the reader has not read."""
 
 
 WatchEvent: TypeAlias = Page | Tombstone | CaughtUp | TopicDeleted | Lagged
 
 
 def encode_cursors(cursors: Mapping[str, Cursor]) -> str:
-    """A composite cursor as text (E-13): base64url of JSON, {topic: [epoch, seq]}."""
+    """Encode the cursors of several topics as text: base64url of JSON, {topic: [epoch, seq]}."""
     plain = {topic: [cursor.epoch, cursor.seq] for topic, cursor in cursors.items()}
     return base64.urlsafe_b64encode(msgspec.json.encode(plain)).decode().rstrip("=")
 
 
 def decode_cursors(text: str) -> dict[str, Cursor]:
-    """Inverse of encode_cursors; positions without a life are taken, too. Nothing for what is none (E-14)."""
+    """Decode a text of `encode_cursors`. Invalid text gives an empty dict.
+
+    Positions without an epoch are accepted as epoch 0, which means any life of the topic.
+    """
     try:
         raw = base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4))
         plain = msgspec.json.decode(raw, type=dict[str, int | tuple[int, int]])

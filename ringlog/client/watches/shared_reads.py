@@ -1,14 +1,14 @@
-"""What one watch of a client has just read of a topic, for its other watches that stand at the same place.
+"""Cache of what one watch has just read of a topic, for other watches of its client at the same position.
 
-To look a topic up on the board, to find the place in one's own files and to check a frame costs a watch some
-30 us, and with a thousand watches of one topic that is most of what a delivery costs. What a watch read is
-what the others would read as long as nobody has written to the topic's slot on the board: nothing was
-appended, deleted, evicted or lost since.
+Reading a topic's slot, finding the position in the files and verifying a frame costs about 30 us for each
+watch. With 1,000 watches of one topic this is most of the cost of a delivery. Another watch would read the
+same frame as long as the topic's slot on the board has not changed: no record was appended, deleted, evicted
+or lost since.
 
-Who is behind reads whole pages, and a page costs ten times what that does: hundreds of watches that have
-fallen behind together would never catch up again, each reading the same. So the pages they read are shared
-as well. The head moves on meanwhile; what was appended makes no difference to what lies before, and that
-nothing was removed the topic's version on the board says.
+A watch that has fallen behind reads whole pages, and a page costs ten times as much. Hundreds of watches that
+fell behind together would each read the same pages and never catch up. Their pages are therefore shared as
+well. The head may advance meanwhile, since appends do not affect earlier records. The topic's version on the
+board proves that no record was removed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from ringlog.link.delivery import LocationHint
 
 
 class SharedFrame(NamedTuple):
-    """The one frame that a turn was about, and when that was so."""
+    """Frame of one grant, with the state of the topic when it was read."""
 
     located: Located
     generation: int
     sequence: int
-    """Of the topic's slot, from before it was looked at; see Connection.topic_sequence."""
+    """Change number of the topic's slot, read before the frame. See Connection.topic_sequence."""
     epoch: int
     hint: LocationHint
     batches: tuple[FrameRecordBatch, ...]
     earliest_seq: int
     cursor: Cursor
-    """Behind the frame."""
+    """Position after the frame."""
 
     def page(self) -> Page:
-        """A page of its own for each watch: what one reader does with it is not seen by another."""
+        """Return a new page for one watch. Readers must not see each other's changes to it."""
         cursor = self.cursor
         return Page(
             self.located.topic, self.batches, cursor, tombstone=None, head_seq=cursor.seq,
@@ -49,64 +49,64 @@ class SharedFrame(NamedTuple):
 
 
 class PageLimits(NamedTuple):
-    """How much a watch takes at once."""
+    """Largest page of a watch, in records and bytes."""
 
     records: int
     bytes: int
 
 
 class SharedPage(NamedTuple):
-    """The records behind a position, as one watch that was behind has read them: a page of its limits."""
+    """Records after a position that one lagging watch has read: a page with the watch's limits."""
 
     located: Located
-    """How the topic was when it was read; nothing of it expires by itself."""
+    """State of the topic when it was read. Its records have no expiry."""
     generation: int
     epoch: int
     limits: PageLimits
     batches: tuple[RecordBatch, ...]
     cursor: Cursor
-    """Behind them."""
+    """Position after the records."""
     file_id: int
     offset: int
-    """Where in the log it goes on; file 0 = not known."""
+    """Offset in the log file at which reading continues; file_id 0 = unknown."""
 
 
 class SharedReads:
-    """The last reading of each topic, and the last passages, of all watches of one client. Any thread may
-    call."""
+    """Last frame and last pages of each topic that the watches of one client have read. Thread-safe."""
 
     def __init__(self, bytes_max: int = SHARED_FRAMES_BYTES_MAX) -> None:
         self.watches = 0
-        """How many there are; they count themselves."""
+        """Number of watches. Each watch adds and subtracts itself."""
         self._readings: BoundedByBytes[int, SharedFrame] = BoundedByBytes(bytes_max)
-        """The last of each topic."""
+        """Last frame of each topic, by topic id."""
         self._passages: BoundedByBytes[tuple[int, int], SharedPage] = BoundedByBytes(bytes_max)
-        """By topic and the position they begin behind."""
+        """Pages, by topic id and the seq after which they begin."""
         self._followers: dict[int, int] = {}
-        """How many watches follow a topic."""
-        self._lock = threading.Lock()  # For those that come and go.
+        """Number of watches that follow each topic."""
+        self._lock = threading.Lock()  # Guards the counts of followers.
 
     @property
     def is_useful(self) -> bool:
-        """There is more than one watch."""
+        """True if the client has more than one watch."""
         return self.watches > 1
 
     def get_frame(self, topic_id: int, epoch: int, hint: LocationHint) -> SharedFrame | None:
-        """What was read at this place; whether it still `holds` is for the source to say."""
+        """Return the frame at this location. The caller must check with its source whether it is still
+        current."""
         found = self._readings.get(topic_id)
         return found if found is not None and found.hint == hint and found.epoch == epoch else None
 
     def put_frame(self, topic_id: int, reading: SharedFrame) -> None:
-        """Leave it to the others instead of what there was; the oldest go when there are too many bytes."""
+        """Replace the topic's frame. The oldest frames are dropped if the cache exceeds its size."""
         self._readings.put(topic_id, reading, sum(piece.view.total_bytes for piece in reading.batches))
 
     def follow(self, topic_id: int) -> None:
-        """One more watch follows this topic."""
+        """Count one more watch of this topic."""
         with self._lock:
             self._followers[topic_id] = self._followers.get(topic_id, 0) + 1
 
     def unfollow(self, topic_id: int) -> None:
-        """One less; what was read for several goes with the last but one."""
+        """Count one watch less. The topic's pages are dropped when only one watch is left."""
         with self._lock:
             left = self._followers.pop(topic_id, 1) - 1
             if left:
@@ -115,20 +115,21 @@ class SharedReads:
             self._passages.drop_where(lambda key: key[0] == topic_id)
 
     def is_followed_by_several(self, topic_id: int) -> bool:
-        """Is there anybody to leave a passage to?"""
+        """Return True if several watches follow the topic."""
         return self._followers.get(topic_id, 0) > 1
 
     def get_page(self, topic_id: int, after: Cursor, limits: PageLimits) -> SharedPage | None:
-        """What was read behind this position by somebody with the same limits; whether it `facts_if_current`
-        is
-        for the source to say."""
+        """Return the page after this position for the same limits.
+
+        The caller must check with its source whether the page is still current.
+        """
         found = self._passages.get((topic_id, after.seq))
-        # Who does not know the topic's life yet takes whichever there is (epoch 0).
+        # Epoch 0, a watch that does not know the topic's life yet, matches any life.
         is_it = found is not None and found.limits == limits and after.epoch in {0, found.epoch}
         return found if is_it else None
 
     def put_page(self, topic_id: int, after: int, passage: SharedPage) -> None:
-        """Leave it to those that come later to this place; what was left first goes first."""
+        """Add a page for watches that reach this position later. The oldest pages are dropped first."""
         self._passages.put((topic_id, after), passage, _pinned(passage.batches))
 
     def __len__(self) -> int:
@@ -136,5 +137,6 @@ class SharedReads:
 
 
 def _pinned(pieces: Sequence[RecordBatch]) -> int:
-    """Bytes that live on with them: all of what was read at once, frames of others among it."""
+    """Return the bytes that these batches keep in memory: whole read buffers, including other topics'
+    frames."""
     return sum({id(piece.buffer.obj): memoryview(piece.buffer.obj).nbytes for piece in pieces}.values())

@@ -1,11 +1,11 @@
-"""How a client keeps topics that it follows in use (F39).
+"""Keeps topics with `expire_unused_ms` alive while this client follows them.
 
-Who follows a topic reads shared memory, and its shard does not hear of it. Where the topic is removed when
-nobody uses it (`expire_unused_ms`), a word is said for it: it is asked for several times in each period, from
-a timer of the session, as long as anybody follows it here. For other topics there is no timer and no message.
+A follower reads shared memory, and the topic's shard does not notice it. For a topic that expires when it is
+unused, a timer of the session therefore resolves the topic several times in each period, as long as a
+follower exists. Other topics cost no timer and no message.
 
-A follower holds a Use, and ends it; one that was forgotten ends with its holder. Not compiled: weak
-references are made to it.
+A follower holds a KeepAliveHandle and ends it. A dropped handle ends when it is garbage collected. This
+module is not compiled, because weak references to handles are made.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 _MS_NS = 1_000_000
 _RETRY_MS = 1_000
-"""Longest pause behind a word that was not heard."""
+"""Longest pause in milliseconds after a failed renewal."""
 
 
 class KeepAliveHandle:
-    """Somebody follows this life of a topic, until it is ended. Ending it takes no lock."""
+    """Use of one life of a topic, until it is ended. Ending it takes no lock."""
 
     __slots__ = ("__weakref__", "epoch", "is_over")
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
-        """0 = whichever there is."""
+        """Epoch of the life; 0 = any."""
         self.is_over = False
 
     def end(self) -> None:
-        """Nobody follows it by this any more."""
+        """End the use."""
         self.is_over = True
 
 
@@ -47,18 +47,18 @@ class _FollowedTopic:
     uses: list[weakref.ref[KeepAliveHandle]] = field(default_factory=list)
     period_ms: int = 0
     is_planned: bool = False
-    """A timer is set, or the topic is being asked for."""
+    """True while a timer is set or a request is in flight."""
 
 
 class TopicKeepAlive:
-    """Those of one session; with the client's lock held, or in its loop."""
+    """Followed topics of one session. Call with the client's lock held, or in its loop."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._used: dict[str, _FollowedTopic] = {}
 
     def acquire(self, topic: str, epoch: int) -> KeepAliveHandle:
-        """Somebody follows this topic from now on. Returns at once and never fails."""
+        """Return a handle that marks the topic as in use. Returns at once and never fails."""
         use, info = KeepAliveHandle(epoch), self._session.cached_topic(topic)
         is_known = info is not None and epoch in {0, info.epoch}
         if info is not None and is_known and not _period_of(info):
@@ -100,13 +100,13 @@ class TopicKeepAlive:
                 self._plan(topic, used, _period_of(info))
                 return
             if any((use := each()) is not None and use.epoch > info.epoch for each in used.uses):
-                self._after(_RETRY_MS, topic, used)  # Asked before the topic was made anew.
+                self._after(_RETRY_MS, topic, used)  # The reply predates the topic's re-creation.
                 return
         elif not isinstance(done.error, TopicNotFound) and not self._session.is_closed:
             pause_ms = used.period_ms // TOPIC_KEEPALIVES_PER_PERIOD or _RETRY_MS
             self._after(min(pause_ms, _RETRY_MS), topic, used)
             return
-        # There is nothing to be kept in use. Who follows it once it is made anew says so.
+        # The topic does not exist or does not expire. A follower of a re-created topic calls `acquire` again.
         self._used.pop(topic, None)
 
 

@@ -1,12 +1,12 @@
-"""WatchCore: many topics followed in one place, for threads and for loops.
+"""WatchCore: follows many topics in one place, for the synchronous and the asyncio client.
 
-It learns from its subscription (delivery.py) which topic may be read, in order of value, reads one turn of it
-(at most `limit` records) and makes events of that. Records are read where all readers read them, so deletes,
-retention, damage and tombstones are as in any read. The reader asks for the next event when it likes: what it
-has not asked for costs it one turn a topic, and nobody else anything.
+Its subscription (ringlog/link/delivery.py) returns grants to read topics, in order of priority. The core
+reads one grant (at most `limit` records) and turns it into events. It uses the same sources as all readers,
+so deletes, retention, damage and tombstones behave as in any read. The program requests the next event at its
+own pace. An event that it has not requested costs one grant per topic, and delays no other process.
 
-Written as Steps over a Connection; everything that touches the subscription is done by the owner, who has the
-session, between them.
+The core consists of Steps over a Connection. Between the steps its owner, which has the session, makes all
+changes to the subscription.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ from ringlog.types import Durability
 Topics: TypeAlias = str | Iterable[str] | Mapping[str, Start]
 Consistency: TypeAlias = Literal["eventual", "strong"]
 LAGGED_AFTER_S = LAG_ANNOUNCED_MS / 1_000
-"""News that waited so long for its reader are a backlog (SC-2)."""
+"""Time in seconds after which records that wait for their reader count as a backlog."""
 RETRY_S = 0.1
 HALTED_RETRY_S = 5.0
-"""A halted topic needs a restart of the engine."""
+"""Pause in seconds before a halted topic is read again. It needs a restart of the engine."""
 _WILD = "*"
 _AGAIN = (NotReady, ConnectionTrouble)
 
@@ -112,7 +112,7 @@ def watch_options(
     node: str | list[str] | None = None, limit: int = 0, max_bytes: int = 0,
     consistency: Consistency = "eventual", credit: int = CREDIT_DEFAULT, lenient: bool = False,
 ) -> WatchOptions:  # fmt: skip
-    """Check what `watch` was given; raises UsageError or InvalidRequest."""
+    """Check the arguments of `watch`. Raises UsageError or InvalidRequest."""
     if isinstance(topics, Mapping):
         wanted = {check_str(name, "topics"): check_start(where, "topics") for name, where in topics.items()}
     else:
@@ -137,15 +137,16 @@ def watch_options(
 
 @dataclass(slots=True)
 class LagTracker:
-    """How old the oldest is that a reader does not have, who reads on and does not catch up."""
+    """Age of the oldest unread record of a reader that reads on but does not catch up."""
 
     since_s: float
     observed_head: int
-    """The topic's head then: once the reader is there, what it lacks is no older than `mark_s`."""
+    """Head of the topic at `mark_s`. Once the reader is there, its unread records are not older than
+    `mark_s`."""
     mark_s: float
 
     def update(self, seq: int, head_seq: int, now_s: float) -> None:
-        """The reader is at `seq` now, which is not the head."""
+        """Record that the reader is at `seq`, below the head."""
         if seq >= self.observed_head:
             self.since_s, self.observed_head, self.mark_s = self.mark_s, head_seq, now_s
 
@@ -161,83 +162,84 @@ class WatchedTopic:
     feed: int = 0
     head_seq: int = 0
     has_begun: bool = False
-    """A turn of it was read: its life is known."""
+    """True once the topic's life (epoch) is known, from a first read or its head."""
     is_caught_up: bool = False
     lag_tracker: LagTracker | None = None
-    """It had caught up and is behind, which was not said."""
+    """Set if the topic had caught up and lags now, before a Lagged event."""
     is_strong: bool = False
     is_halted: bool = False
-    """The watch said that the topic is halted, or its shard was given up; it goes on when the engine finds
-    the missing file, or is started again."""
+    """True after the watch raised the error of a halted topic or a failed shard. Reading resumes when the
+    engine finds the missing file or restarts."""
 
 
 @dataclass(slots=True)
 class GrantResult:
-    """What one turn came to: events, and what the owner tells the subscription."""
+    """Result of one grant: events, and the instructions of the owner to the subscription."""
 
     events: list[tuple[WatchEvent, Cursor | None]] = field(default_factory=list)
-    """With the topic's cursor behind each."""
+    """Events, each with the topic's cursor after it, or None if it moves no cursor."""
     after: int = 0
     is_consumed: bool = False
     is_topic_ended: bool = False
-    """The topic is to be dropped."""
+    """The watch drops the topic."""
     retry_after_s: float = 0.0
-    """Look again after this long."""
+    """Seconds after which the topic is read again; 0 = when a new grant arrives."""
     error: Exception | None = None
 
 
 class WatchCore:
-    """State of one watch. One consumer at a time; reading happens without the client's lock."""
+    """State of one watch, for one consumer at a time. It reads without the client's lock."""
 
     def __init__(self, options: WatchOptions, shared: SharedReads) -> None:
-        """`shared`: what this client's watches have in common."""
+        """Create the state of a watch. `shared` is common to the watches of a client."""
         self.options = options
         self._shared = shared
         shared.watches += 1
         self._limits = PageLimits(options.limit, options.max_bytes)
         self._is_closed = False
         self.events: deque[tuple[str, WatchEvent, Cursor | None]] = deque()
-        """Made and not given yet: those of one turn, and of beginnings."""
+        """Events that are not yet returned: those of one grant, and those of new topics."""
         self._topics: dict[int, WatchedTopic] = {}
         self._names: set[str] = set()
-        """Every topic that is followed here, and those that are not followed again: damaged ones, and those
-    that were deleted and whose names were given."""
+        """Topics that the watch follows, or must not follow again: damaged topics, and deleted topics that
+        were named."""
         self._positions: dict[str, Cursor] = {}
-        """Behind the last event given, by topic."""
+        """Position after the last returned event, by topic."""
         self._matches = [(compile_pattern(translate(each)).fullmatch, where)
                          for each, where in options.patterns.items()]  # fmt: skip
 
     @property
     def prefixes(self) -> list[str]:
-        """What to list, so that every name a pattern matches is among it."""
+        """Prefixes to list, which cover every name that a pattern matches."""
         return sorted({pattern.partition(_WILD)[0] for pattern in self.options.patterns})
 
     @property
     def topics(self) -> list[str]:
-        """Followed now."""
+        """Topics that the watch follows now."""
         return [topic.info.topic for topic in self._topics.values()]
 
     @property
     def is_over(self) -> bool:
-        """Nothing will ever come any more."""
+        """True if no event can occur any more."""
         return not self._topics and not self.options.patterns and not self.events
 
     @property
     def cursor(self) -> str:
-        """Composite cursor behind the last event given."""
+        """Composite cursor after the last returned event."""
         return encode_cursors(self._positions)
 
-    # -- beginning --------------------------------------------------------------------------------------
+    # -- starting ---------------------------------------------------------------------------------------
 
     def begin_steps(self, connection: Connection) -> Steps[list[WatchedTopic]]:
-        """Find the topics that were named; raises TopicNotFound for an unknown one, unless lenient."""
+        """Open the named topics. Raises TopicNotFound for an unknown one, unless lenient, and if none
+        exists."""
         found = yield from self._open_all(connection, self.options.exact)
         if not found and not self.options.patterns:
             raise TopicNotFound("none of the topics exists", topics=list(self.options.exact)[:16])
         return found
 
     def matching(self, names: Iterable[str]) -> dict[str, Start]:
-        """Those of the names that a pattern matches and that are not followed yet, with where to start."""
+        """Return the names that match a pattern and are not followed yet, with their start positions."""
         found: dict[str, Start] = {}
         for name in names:
             if name in self._names or name in self.options.exact:
@@ -251,12 +253,13 @@ class WatchCore:
     def open_matching_steps(
         self, connection: Connection, wanted: Mapping[str, Start], *, is_new: bool
     ) -> Steps[list[WatchedTopic]]:
-        """Take up topics that patterns match; those made since the watch began are read from their start."""
+        """Open topics that match a pattern. Topics that are new since the watch began are read from their
+        beginning."""
         starts = dict.fromkeys(wanted, EARLIEST) if is_new else dict(wanted)
         return (yield from self._open_all(connection, starts, is_lenient=True))
 
     def follow(self, topics: Iterable[WatchedTopic], feeds: list[int]) -> None:
-        """The subscription knows them under these numbers."""
+        """Assign the feed numbers of the subscription to new topics."""
         for topic, feed in zip(topics, feeds, strict=True):
             topic.feed = feed
             self._topics[feed] = topic
@@ -286,20 +289,20 @@ class WatchCore:
         kept = options.cursors.get(info.topic)
         cursor = yield from resolve_start(connection, source, info.topic, kept or where)
         level = Durability.parse(str(info.config.get("durability", "disk")))
-        # What is acknowledged when it is durable, or never is, has no other consistency (SSE-35).
+        # The classes `fsync` and `ephemeral` know only one consistency: acks are durable, or never.
         is_strong = options.consistency == "strong" and level not in {Durability.FSYNC, Durability.EPHEMERAL}
         self._positions[info.topic] = cursor
-        # Its head was just looked up, so its life is known.
+        # The head was just read, so the life is known.
         has_begun = kept is None and where is LATEST
         return WatchedTopic(
             info, source, Filters(nodes, tag_filter(options.tags)), cursor, has_begun=has_begun,
             is_strong=is_strong,
         )  # fmt: skip
 
-    # -- turns ------------------------------------------------------------------------------------------
+    # -- grants -----------------------------------------------------------------------------------------
 
     def grant_steps(self, turn: ReadGrant, now_s: Callable[[], float]) -> Steps[GrantResult]:
-        """Read one turn of its topic."""
+        """Read the topic of one grant."""
         topic = self._topics.get(turn.feed)
         if topic is None:
             return GrantResult()
@@ -308,7 +311,7 @@ class WatchCore:
             self._halt(topic, result, turn.error)
             return result
         sequence = self._sequence(topic, turn)
-        # Nobody has said what is durable: look what became of the topic, and leave its records.
+        # The durable position is not known: check the state of the topic, but return no records.
         is_blind = topic.is_strong and turn.until >= UNBOUNDED
         try:
             page = self._take_shared_page(topic)
@@ -340,15 +343,15 @@ class WatchCore:
 
     @staticmethod
     def _halt(topic: WatchedTopic, result: GrantResult, error: RinglogError) -> None:
-        """Nothing comes before the next start of the engine, which is said once."""
+        """Report the error once. The topic cannot be read before the next start of the engine."""
         result.retry_after_s, result.error = HALTED_RETRY_S, None if topic.is_halted else error
         topic.is_halted = True
 
     def take_shared_frame(self, turn: ReadGrant) -> bool:
-        """The shortest way: what another watch of this client has just read is what this one would read.
+        """Use the frame that another watch of this client has just read, if this watch would read the same.
 
-        Reads no file. True when its page is lined up, up to the hint's last record; False when there is no
-        such thing, and then `straight`.
+        Reads no file. Returns True after queueing the page, up to the hint's last record. Returns False if no
+        such frame exists; the caller then uses `read_at_hint`.
         """
         topic, hint = self._topics.get(turn.feed), turn.hint
         if topic is None or hint is None or not topic.is_caught_up:
@@ -361,15 +364,16 @@ class WatchCore:
             return False
         source.advance_past(hint)
         page, name = reading.page(), topic.info.topic
-        # Moved and lined up with no call between them that an interrupt could end.
+        # No call between these lines, so that an interruption cannot separate them.
         topic.cursor, topic.head_seq = reading.cursor, hint.last_seq
         self.events.append((name, page, page.cursor))
         return True
 
     def read_at_hint(self, turn: ReadGrant) -> GrantResult | None:
-        """The short way for who keeps up: the one frame that the turn is about, when nothing is left out.
+        """Read only the frame of the grant: the short path of a reader that keeps up.
 
-        None when it is not so; then `grant_steps` does it, as if this had not been tried.
+        Returns None, without side effects, if the short path is not possible. The caller then uses
+        `grant_steps`.
         """
         topic, hint = self._topics.get(turn.feed), turn.hint
         if topic is None or hint is None or not self._is_plain(topic, turn, hint):
@@ -379,10 +383,10 @@ class WatchCore:
             return None
         sequence = source.slot_sequence if self._shared.is_useful else -1
         try:
-            # Who is behind by more reads it together.
+            # A reader that lags by more than this frame uses the general path.
             found = source.read_at_hint(topic.cursor, hint, is_head=not topic.is_strong)
         except DiskError:
-            return None  # Met again on the way that says what it means.
+            return None  # The general path meets the same error and reports it.
         if found is None:
             return None
         view, facts = found
@@ -392,7 +396,7 @@ class WatchCore:
         return self._apply_frame(topic, reading)
 
     def _is_plain(self, topic: WatchedTopic, turn: ReadGrant, hint: LocationHint) -> bool:
-        """All of the frame would be given, and nothing else."""
+        """Return True if the watch returns the whole frame and nothing else."""
         if not topic.has_begun or topic.filters or (topic.is_strong and hint.last_seq != turn.until):
             return False
         options = self.options
@@ -400,7 +404,8 @@ class WatchCore:
         return is_small and hint.stop - hint.offset <= options.max_bytes
 
     def _apply_frame(self, topic: WatchedTopic, reading: SharedFrame) -> GrantResult:
-        """What is left of `_take`: the frame comes next, is the last one, and is of this life."""
+        """Apply the next frame, which is the topic's last and of the same life. The short form of
+        `_apply_page`."""
         last_seq, cursor = reading.hint.last_seq, reading.cursor
         topic.cursor, topic.head_seq = cursor, last_seq
         result = GrantResult([(reading.page(), cursor)], last_seq, is_consumed=True)
@@ -409,12 +414,13 @@ class WatchCore:
         return result
 
     def _sequence(self, topic: WatchedTopic, turn: ReadGrant) -> int:
-        """When a turn is read that others may have, too; -1 when it is of no use to them."""
+        """Return the change number of the topic's slot before a read that may be shared; -1 if it will not be
+        shared."""
         source, is_wanted = topic.source, turn.hint is not None and self._shared.is_useful
         return source.slot_sequence if is_wanted and isinstance(source, LocalSource) else -1
 
     def _take_shared_page(self, topic: WatchedTopic) -> Page | None:
-        """The page that another watch of this client has read here, if it still is what lies there."""
+        """Return the page that another watch of this client read at this position, if it is still current."""
         source, cursor = topic.source, topic.cursor
         passage = self._shared.get_page(topic.info.topic_id, cursor, self._limits)
         if passage is None or not self._is_for_all(topic) or not isinstance(source, LocalSource):
@@ -429,7 +435,7 @@ class WatchCore:
         )  # fmt: skip
 
     def _share_page(self, topic: WatchedTopic, page: Page) -> Page:
-        """Leave a page to watches that will come to its place; returns what to give instead."""
+        """Share a page with other watches that will reach its position. Returns the page to use instead."""
         source, after = topic.source, topic.cursor
         is_wanted = self._shared.is_followed_by_several(topic.info.topic_id) and self._is_for_all(topic)
         is_wanted = is_wanted and after.epoch in {0, page.epoch}
@@ -446,11 +452,12 @@ class WatchCore:
 
     @staticmethod
     def _is_for_all(topic: WatchedTopic) -> bool:
-        """Nothing is left out or held back for this watch."""
+        """Return True if this watch omits and delays no records."""
         return not topic.filters and not topic.is_strong
 
     def _share_frame(self, topic: WatchedTopic, turn: ReadGrant, page: Page, sequence: int) -> Page:
-        """Leave a page to the others if it is the whole frame of its turn; returns what to give instead."""
+        """Share a page with other watches if it is the whole frame of its grant. Returns the page to use
+        instead."""
         hint, source, pieces = turn.hint, topic.source, page.batches
         if hint is None or not isinstance(source, LocalSource) or len(pieces) != 1:
             return page
@@ -461,7 +468,7 @@ class WatchCore:
         is_it = (view.first_seq, view.last_seq, page.head_seq) == (
             hint.first_seq, hint.last_seq, hint.last_seq,
         )  # fmt: skip
-        # Expiry is a matter of the clock, which the slot knows nothing of.
+        # Expiry depends on the clock and does not change the slot.
         if not is_it or source.slot_sequence != sequence or not source.never_expires:
             return page
         reading = source.make_shared_frame(page.epoch, sequence, hint, view.read_only(), page.earliest_seq)
@@ -499,10 +506,10 @@ class WatchCore:
         if may_lag and behind > len(page) and waited_s >= LAGGED_AFTER_S:
             topic.is_caught_up, topic.lag_tracker = False, None
             result.events.append((Lagged(name, behind, round(waited_s, 3)), None))
-            return  # Alone: records that wait behind it might be deleted before they are given (DL-9).
+            return  # Return it without records: they might be deleted before the program requests them.
         cursor = page.cursor
         if gap is not None:
-            # Alone for the same reason; the next turn begins behind it.
+            # Without records for the same reason; the next grant begins after it.
             cursor = Cursor(page.epoch, page.batches[0].seq_at(0) - 1 if page.batches else page.cursor.seq)
             result.events.append((gap, cursor))
         elif len(page):
@@ -522,7 +529,7 @@ class WatchCore:
 
     @staticmethod
     def caught_up_event(topic: WatchedTopic) -> tuple[CaughtUp, Cursor]:
-        """Its backlog has ended, or there was none."""
+        """Return the event for a topic without a backlog."""
         topic.is_caught_up, topic.lag_tracker = True, None
         return CaughtUp(topic.info.topic, topic.head_seq), topic.cursor
 
@@ -531,7 +538,7 @@ class WatchCore:
         result.is_topic_ended = True
         self._drop(topic)
         if topic.info.topic not in self.options.exact:
-            self._names.discard(topic.info.topic)  # A pattern matches its next life as well.
+            self._names.discard(topic.info.topic)  # A pattern also matches the topic's next life.
 
     def _drop(self, topic: WatchedTopic) -> None:
         if self._topics.pop(topic.feed, None) is not None:
@@ -539,19 +546,19 @@ class WatchCore:
         topic.source.close()
 
     def enqueue_events(self, events: Iterable[tuple[WatchEvent, Cursor | None]]) -> None:
-        """Have events given, one by one."""
+        """Queue events, to be returned one by one."""
         for event, cursor in events:
             self.events.append((event.topic, event, cursor))
 
     def pop_event(self) -> WatchEvent:
-        """The next event that is lined up; the cursor moves behind it."""
+        """Return the next queued event and advance the cursor."""
         name, event, cursor = self.events.popleft()
         if cursor is not None:
             self._positions[name] = cursor
         return event
 
     def close(self) -> None:
-        """Let go of files. Idempotent."""
+        """Release the files. Idempotent."""
         self._shared.watches -= not self._is_closed
         self._is_closed = True
         for topic in list(self._topics.values()):

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 RECORD_OVERHEAD_BYTES = 8
-"""What a record without fields costs in a frame beside its payload: an offset and its share of padding."""
+"""Bytes of a record without fields in a frame, beside its payload: an offset and its share of padding."""
 
 
 class Assembler:
-    """Collects payloads and, for the columns that any record has, one value a record."""
+    """Collects payloads, and one value per record for each column that any record has."""
 
     __slots__ = ("bytes", "columns", "ids", "payloads")
 
@@ -20,10 +20,10 @@ class Assembler:
         self.ids: dict[int, bytes] = {}
         """Digests of dedup ids, by row."""
         self.bytes = 0
-        """Payload bytes so far, and an estimate of the fields'."""
+        """Bytes of the payloads, plus an estimate of the fields."""
 
     def add(self, payload: bytes | None, values: dict[str, Any] | None = None) -> int:
-        """Add a record, `values` by column; returns its index in the frame."""
+        """Add a record with `values` by column. Returns its index in the frame."""
         index = len(self.payloads)
         self.payloads.append(payload)
         self.bytes += (len(payload) if payload else 0) + RECORD_OVERHEAD_BYTES
@@ -38,12 +38,12 @@ class Assembler:
         return index
 
     def set_payloads(self, payloads: Sequence[bytes]) -> None:
-        """Be these records, which have no fields; nothing was added before."""
+        """Set all records, which have no fields. Only on an empty assembler."""
         self.payloads = list(payloads)
         self.bytes = sum(map(len, payloads)) + RECORD_OVERHEAD_BYTES * len(self.payloads)
 
     def only(self, rows: Sequence[int]) -> Assembler:
-        """These records alone, in this order."""
+        """Return a new assembler with only these rows, in this order."""
         part = Assembler()
         part.payloads = [self.payloads[row] for row in rows]
         part.columns = {name: [column[row] for row in rows] for name, column in self.columns.items()}

@@ -1,8 +1,7 @@
-"""Batch: records that share a fate report, and the frames they travel in.
+"""Batch: records that are settled together, and the frames that contain them.
 
-A batch is either one frame of n records or n frames of one record each. It is done when every frame has
-its entry or has failed. Frames refused for the moment travel again in a further Shipment; the batch
-only counts what is still missing.
+A batch is one frame of n records, or several frames. It is done when every frame is settled or has failed.
+Frames that were refused temporarily are resent in another Shipment. The batch only counts the missing frames.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _COUNT_MASK = 0xFFFFFFFF
 
 
 def joined(frames: Sequence[bytearray]) -> tuple[bytearray, NDArray[np.int64]]:
-    """Frames in one buffer, with their offsets."""
+    """Return frames in one buffer, with their offsets."""
     offsets = np.zeros(len(frames) + 1, dtype=np.int64)
     np.cumsum([len(frame) for frame in frames], out=offsets[1:])
     return bytearray().join(frames), offsets
 
 
 class Batch(Pending[Appended]):
-    """Resolved with an Appended (one frame) or AppendedEach (many); fails with the first refusal."""
+    """Resolves with an Appended (one frame) or an AppendedEach (many). Fails with the first refusal."""
 
     __slots__ = (
         "bytes",
@@ -70,9 +69,9 @@ class Batch(Pending[Appended]):
         self.records = 0
         self.frames = 1
         self.missing = 1
-        """Frames without a fate."""
+        """Number of frames that are not settled."""
         self.bytes = 0
-        """Bytes of frames, for the producer's bound."""
+        """Bytes of the frames, which count towards the producer's limit."""
         self.epoch = 0
         self.commit_ts = 0
         self.deduped = False
@@ -80,32 +79,34 @@ class Batch(Pending[Appended]):
         self.frame_records = 1
         self.first_error: RinglogError | None = None
         self.is_gathered = False
-        """Records that a producer gathered: they are one frame by chance, and each has a fate of its own."""
+        """True if a producer collected the records: they share a frame by chance, and each record has its own
+        result."""
         self.errors: dict[int, RinglogError] | None = None
-        """Of a frame that was split into one a record: why records failed, by index."""
+        """For a frame that was split into one frame per record: errors of failed records, by index."""
         self.seqs: NDArray[np.uint64] | None = None
-        """(frames,) first number of each frame; None for a batch of one frame."""
+        """(frames,) first seq of each frame; None for a batch of one frame."""
 
     @property
     def has_many_frames(self) -> bool:
-        """One frame a record."""
+        """True for a batch of several frames."""
         return self.seqs is not None
 
     def expect_frames(self, count: int, records: int = 1) -> None:
-        """Become a batch of `count` records in frames of `records`, the last one perhaps smaller."""
+        """Set the size: `count` records in frames of `records`; the last frame may be smaller."""
         self.records, self.frame_records = count, records
         self.frames = self.missing = -(-count // records)
         self.seqs = np.zeros(self.frames, dtype=np.uint64)
 
     def split(self) -> None:
-        """Become a batch of one frame a record: what the frame was refused for may concern one of them."""
+        """Become a batch of one frame per record, since the refusal of the frame may concern only one
+        record."""
         self.errors = {}
         self.expect_frames(self.records)
 
     def record_result(self, index: int) -> Appended:
-        """What became of one record of a batch of one frame, or of the whole batch for index -1.
+        """Return the result of one record of a one-frame batch, or of the whole batch for index -1.
 
-        Raises what the record failed for. The batch is done.
+        Raises the error of the record. The batch must be done.
         """
         if index >= 0 and self.errors is not None and self.seqs is not None:
             if index in self.errors:
@@ -131,13 +132,13 @@ class Batch(Pending[Appended]):
         )
 
     def record_error(self, index: int) -> Exception | None:
-        """As record_result: why that failed, None when it is done well or not done."""
+        """Return the error of one record, as record_result; None if it succeeded or is not done."""
         if index >= 0 and self.errors is not None:
             return self.errors.get(index) if self.is_done else None
         return self.error if isinstance(self.error, Exception) else None
 
     def settle_single_frame(self, entry: list[int]) -> None:
-        """The only frame was appended."""
+        """Settle the only frame as appended."""
         count = entry[S_COUNT_STATUS] & _COUNT_MASK
         first = entry[S_FIRST_SEQ]
         self.missing = 0
@@ -154,7 +155,7 @@ class Batch(Pending[Appended]):
     def settle_frames(
         self, rows: NDArray[Any] | slice, entries: SettleEntries, *, is_fresh: bool = False
     ) -> None:
-        """These one-record frames were appended; `is_fresh`: none of them is known to be a repeat."""
+        """Settle these frames as appended. `is_fresh`: no frame is known to be a repeat."""
         assert self.seqs is not None
         self.seqs[rows] = entries[:, S_FIRST_SEQ]
         self.missing -= len(entries)
@@ -166,7 +167,7 @@ class Batch(Pending[Appended]):
             self._finish_all()
 
     def fail_frames(self, rows: NDArray[Any], error: RinglogError) -> None:
-        """These frames will not be tried any further."""
+        """Settle these frames as failed, without further retries."""
         count = len(rows)
         if self.errors is not None:
             self.errors |= dict.fromkeys(rows.tolist(), error)
@@ -198,7 +199,7 @@ class Batch(Pending[Appended]):
         )  # fmt: skip
 
     def _span(self, firsts: NDArray[np.uint64]) -> tuple[int, int]:
-        """Lowest and highest number of the batch's records as far as they are known, (0, 0) for none."""
+        """Return the lowest and highest known seq of the batch; (0, 0) if none is known."""
         known = firsts[firsts > 0]
         if not len(known):
             return 0, 0
@@ -209,7 +210,8 @@ class Batch(Pending[Appended]):
 
 
 class Shipment(OutboundFrames):
-    """Frames of one batch on their way. `rows` says which frames of the batch; None = all of them."""
+    """Frames of one batch on their way to a shard. `rows` are their indexes in the batch; None = all of
+    them."""
 
     __slots__ = ("attempts", "batch", "is_stamped", "order", "refusal", "rows", "timer")
 
@@ -230,22 +232,22 @@ class Shipment(OutboundFrames):
         self.timer: Timer | None = None
         self.attempts = attempts
         self.order = order
-        """Which shipment of its stream it was when its frames were first sent."""
+        """Number of the stream's shipment with which these frames were first sent."""
         self.refusal: RinglogError | None = None
-        """Why its frames wait to be sent again."""
+        """Error because of which the frames wait to be resent."""
 
     @property
     def disable_backpressure(self) -> bool:
-        """As its stream was told."""
+        """Option of the stream."""
         return self.batch.stream.disable_backpressure
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where its frames belong among all of its stream."""
+        """Position of the frames in the sending order of their stream."""
         return self.order, 0 if self.rows is None else int(self.rows[0])
 
     def on_entries(self, first: int, entries: SettleEntries) -> None:
-        """Settle what was appended; hand what was refused to the stream."""
+        """Settle appended frames, and pass refused frames to the stream."""
         self._mark_progress()
         if not self.is_abandoned:
             self._take(first, entries)
@@ -270,14 +272,14 @@ class Shipment(OutboundFrames):
         self._refused(first, entries, np.flatnonzero(refused))
 
     def on_failed(self, first: int, count: int, error: RinglogError) -> None:
-        """These frames have no entries: the request that carried them was refused or not answered."""
+        """Pass frames without a result to the stream: their request was refused or got no reply."""
         self._mark_progress()
         if not self.is_abandoned:
             self.batch.stream.handle_refused(self, np.arange(first, first + count), error, by_shard=False)
         self._land()
 
     def abandon(self) -> None:
-        """Nobody waits any more: let the bytes go."""
+        """Free the bytes: no caller waits for the result any more."""
         self.is_abandoned = True
         self.buffer = bytearray()
         if self.timer is not None:
@@ -290,12 +292,12 @@ class Shipment(OutboundFrames):
             self.batch.stream.handle_settled(self)
 
     def _land(self) -> None:
-        # Only when what was refused is with the stream again: it must know of it before it goes on.
+        # Only after the stream has the refused frames, which it must send before later ones.
         if self.settled == self.count:
             self.batch.stream.handle_landed(self)
 
     def rows_in_batch(self, frames: NDArray[Any]) -> NDArray[Any]:
-        """Rows in the batch of these frames of the shipment."""
+        """Return the indexes in the batch of these frames of the shipment."""
         return frames if self.rows is None else self.rows[frames]
 
     def _rows_of(self, first: int, count: int) -> slice | NDArray[Any]:
@@ -305,7 +307,7 @@ class Shipment(OutboundFrames):
         return self.rows_in_batch(frames)
 
     def _refused(self, first: int, entries: SettleEntries, at: NDArray[Any]) -> None:
-        """Frames refused for the same reason, one after the other, go back to the stream together."""
+        """Pass refused frames to the stream, consecutive ones with the same reason together."""
         statuses = (entries[at, S_COUNT_STATUS] & _STATUS_MASK) >> np.uint64(STATUS_SHIFT)
         for chosen in np.split(at, np.flatnonzero(statuses[1:] != statuses[:-1]) + 1):
             error = entry_error(entries[chosen[0]], self.topic)

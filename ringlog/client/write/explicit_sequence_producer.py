@@ -1,14 +1,15 @@
-"""Frames that keep the numbers they were given: for a writer whose plan outlives it.
+"""Producer whose frames keep the numbers that the program chose: for a writer whose plan outlives its
+process.
 
-An ordinary producer gives a refused frame a new number and sends it again. Whoever resumes a plan after a
-crash has to recognise every frame by its number, so here a refused frame stays refused and its owner
-decides. The shard knows each number among the last 16,384 frames of a producer on a topic: one that it has
-settled is answered as a repeat, and one below the highest that it never saw is refused with NotReady, never
-acknowledged (I-13, I-14). So an owner that has few frames in flight learns the fate of each for certain.
+An ordinary producer resends a refused frame under a new number. A program that resumes a plan after a crash
+must recognise each frame by its number. Here a refused frame stays refused, and the program decides. A shard
+knows the last 16,384 frame numbers of each producer and topic. A number that it settled is answered as a
+repeat. A lower number that it never received is refused with NotReady and never acked. A program with few
+frames in flight can therefore determine the result of each frame.
 
-An id has one owner at a time, the last one that came: its predecessor's frames are refused with
-ProducerFenced, so that two that number alike are never taken for one that sends again. Ids with the top bit
-set (drawn by chance) have no owner, and may be forgotten.
+An id has one owner at a time, the latest claimant. Frames of the previous owner are refused with
+ProducerFenced, so two programs with the same numbers are never mistaken for a retry. Ids with the top bit set
+(random ids) have no owner, and the shard may forget them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ringlog.types import SESSION_BIT, Durability
 
 
 class NumberedShipment(Shipment):
-    """One frame of a producer_seq that its owner chose."""
+    """One frame with a producer_seq that the program chose."""
 
     __slots__ = ("number",)
 
@@ -42,22 +43,22 @@ class NumberedShipment(Shipment):
     def stamp(
         self, *, topic_id: int, epoch: int, producer_id: int, first_producer_seq: int, follows: bool = False
     ) -> None:
-        """Write identity into the header, with our own number whatever the stream counts.
+        """Write the identity into the frame's header, with the chosen number instead of the stream's.
 
-        It follows no other frame: the owner of the numbers leaves gaps, and keeps the order himself.
+        The frame does not follow another frame: the program may skip numbers, and keeps the order itself.
         """
         super().stamp(topic_id=topic_id, epoch=epoch, producer_id=producer_id, first_producer_seq=self.number)
 
 
 class NumberedStream(Stream):
-    """A Stream that never numbers a frame anew. Frames are to be sent in the order of their numbers."""
+    """Stream that never renumbers a frame. Frames must be sent in ascending order of their numbers."""
 
     def settled(self, *, claims: bool) -> Pending[ProducerStateReply]:
-        """What the shard settled of this producer; with `claims` it is claimed first, if it has a name."""
+        """Query the producer's state at the shard. With `claims`, claim a named producer first."""
         return run_steps(self._settled_steps(claims))
 
     def _settled_steps(self, claims: bool) -> Steps[ProducerStateReply]:
-        self._host.forget(self.topic)  # The topic may have been made anew since it was last asked about.
+        self._host.forget(self.topic)  # The topic may have been created again since it was last resolved.
         info: TopicInfo = yield self._host.resolve(self.topic)
         reply: ProducerStateReply
         if self.producer_id & SESSION_BIT or not claims:
@@ -79,12 +80,18 @@ class NumberedStream(Stream):
     def handle_refused(
         self, shipment: Shipment, frames: NDArray[Any], error: RinglogError, *, by_shard: bool
     ) -> None:
-        """The frame's owner learns it, and nothing is tried again."""
+        """Fail the frame without a retry."""
         self._lose(shipment, frames, error)
 
 
 class NumberedProducer:
-    """Whole frames to one topic, under numbers of the caller's (Client.numbered_producer). Thread-safe."""
+    """Sends whole frames to one topic under numbers of the caller. Thread-safe. See Client.numbered_producer.
+
+    Example:
+        producer = client.numbered_producer("orders", producer_id=7)
+        last = producer.settled().producer_seq
+        producer.send(frame, last + 1).result()
+    """
 
     def __init__(
         self,
@@ -95,7 +102,7 @@ class NumberedProducer:
         client: object,
     ) -> None:
         self._client = client
-        """Lasts as long as it is of use."""
+        """Reference that keeps the client alive while this producer is in use."""
         self.topic = topic
         self.producer_id = producer_id
         self._shell = shell
@@ -107,20 +114,33 @@ class NumberedProducer:
             session.streams.add(self._stream)
 
     def settled(self, *, claims: bool = True) -> ProducerStateReply:
-        """Ask the engine for the highest number it settled of this producer here (0: none), and the epoch.
+        """Query the highest frame number that the engine settled for this producer (0 = none), and the
+        topic's epoch.
 
-        From then on it takes frames of this producer from us alone, unless `claims` is false, for who has
-        other means to know that nobody else writes. Raises ProducerFenced when another one of this id came
-        later, TopicNotFound, and ConnectionTrouble when the engine does not answer.
+        Args:
+            claims: Claim the producer: the engine then accepts its frames only from this process. False if
+                the program ensures in another way that it is the only writer.
+
+        Raises:
+            ProducerFenced: Another process claimed this id later.
+            TopicNotFound: The topic does not exist.
+            ConnectionTrouble: The engine did not answer.
         """
         reply: ProducerStateReply = self._shell.ask(lambda _: self._our_stream().settled(claims=claims))
         return reply
 
     def send(self, frame: bytearray, number: int) -> Ticket:
-        """Send one frame, which is the sender's to keep no longer; `number` is its producer_seq, at least 1.
+        """Send one frame. The producer owns the buffer from now on.
 
-        Topic, epoch and producer are written into its header here. The ticket resolves when it met its
-        class (`deduped`: the engine had it already) and fails with what it was refused for.
+        The producer writes topic, epoch and producer id into the frame's header.
+
+        Args:
+            frame: Encoded frame.
+            number: producer_seq of the frame, at least 1.
+
+        Returns:
+            Ticket that resolves when the frame reached its durability class (`deduped`: the engine already
+                had it), or fails with the reason of the refusal.
         """
         stream = self._our_stream()
         batch = Batch(stream)
@@ -140,6 +160,6 @@ class NumberedProducer:
         return self._stream
 
     def close(self) -> None:
-        """Nothing more will be sent; what is in flight still gets its fate."""
+        """Close the producer. Frames in flight are still settled."""
         with self._shell.lock:
             self._shell.session.streams.discard(self._stream)

@@ -1,4 +1,4 @@
-"""A record's fields beside its payload, as a program gives them and as frame columns want them."""
+"""Fields of a record beside its payload: as a program gives them, and as values of frame columns."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ _MICROSECOND = timedelta(microseconds=1)
 MICROSECONDS_MAX = (1 << 63) - 1
 _OTHER_UNITS = {"seconds": 1, "milliseconds": 1_000, "nanoseconds": 1_000_000_000}
 _UNIT_FROM_S, _UNIT_TO_S = 631_152_000, 4_102_444_800
-"""1990 and 2100: what lies between them when it is read in another unit was not meant in microseconds,
-where it would be in the first weeks of 1970 or in a far future. A datetime says such a time all the same."""
+"""1990 and 2100, in seconds. A number that lies between them in another unit was not meant as microseconds:
+as microseconds it would be in the first weeks of 1970 or in the far future. A datetime can still express such
+a time."""
 
 
 class RecordFields(TypedDict, total=False):
-    """What may be said of a record by keyword. Times are aware datetimes or microseconds since the epoch."""
+    """Fields of a record as keyword arguments. Times are datetimes with a time zone, or microseconds since
+    the epoch."""
 
     key: bytes
     tag: str
@@ -43,7 +45,7 @@ class RecordFields(TypedDict, total=False):
 
 
 class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A record to be written, for the calls that take many: fields as in RecordFields, None = absent."""
+    """Record to append, for calls that take many. Fields as in RecordFields; None = absent."""
 
     data: Any
     key: bytes | None = None
@@ -57,7 +59,7 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
     not_before: datetime | int | None = None
     priority: int | None = None
     dedup_id: str | None = None
-    """Within the topic's window a record with this id is written once; not for producers."""
+    """Within the topic's window, a record with this id is appended once. Not for producers."""
 
 
 COLUMNS = {
@@ -70,10 +72,11 @@ PRIORITY_MAX = 255
 
 
 def column_values(fields: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
-    """Turn fields into values by column, checked one by one so that no frame fails for one record's sake.
+    """Convert fields to values by column, and check each one, so that one record's error does not fail a
+    whole frame.
 
-    Raises TypeError for an unknown field (CL-13), UsageError for a value of the wrong type, InvalidRequest
-    for one over its limit.
+    Raises TypeError for an unknown field, UsageError for a value of the wrong type, InvalidRequest for a
+    value over its limit.
     """
     values: dict[str, Any] = {}
     for name, value in fields.items():
@@ -93,7 +96,7 @@ def column_values(fields: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
 
 
 def digest_of(dedup_id: Any) -> bytes:
-    """A dedup id as it travels; raises UsageError, InvalidRequest."""
+    """Return the digest of a dedup id, as messages contain it. Raises UsageError, InvalidRequest."""
     if not isinstance(dedup_id, str) or not dedup_id:
         raise UsageError("a dedup id is a str that is not empty", found=type(dedup_id).__name__)
     if len(dedup_id) > DEDUP_ID_BYTES_MAX or len(utf8(dedup_id, "dedup_id")) > DEDUP_ID_BYTES_MAX:
@@ -102,7 +105,7 @@ def digest_of(dedup_id: Any) -> bytes:
 
 
 def fields_of(record: Any) -> tuple[Any, dict[str, Any]] | None:
-    """(payload, fields) of a NewRecord or of a Record that was read; None for a bare payload."""
+    """Return (payload, fields) of a NewRecord, or of a Record that was read; None for a bare payload."""
     if isinstance(record, NewRecord):
         return record.data, {
             name: getattr(record, name) for name in NewRecord.__struct_fields__ if name != "data"

@@ -1,8 +1,10 @@
-"""Records with dedup ids: each is appended once within its topic's window, whoever sends it and how often.
+"""Append of records with dedup ids: each is appended once within its topic's window, regardless of sender and
+retries.
 
-One write is one frame, and a frame is appended whole or not at all. So the shard tells which records it
-knows, and the others are sent again as a frame of their own. Every answer leaves fewer, and an answer that
-was lost is asked for again: then the shard knows them all.
+One write is one frame, and a frame is appended atomically. If the topic has some of the ids, the shard
+returns their seqs and appends nothing; the client sends the other records again as a smaller frame. Each
+reply reduces the number of records. If a reply is lost, the request is resent, and the shard then knows all
+ids.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _NO_ID = bytes(DIGEST_BYTES)
 
 
 def check_window(window_ms: int | None) -> int:
-    """A window of its own as it travels; 0 = the topic's."""
+    """Check a deduplication window in milliseconds. None returns 0, the topic's window."""
     if window_ms is None:
         return 0
     if not isinstance(window_ms, int) or isinstance(window_ms, bool) or not 0 < window_ms <= DURATION_MS_MAX:
@@ -40,7 +42,7 @@ def check_window(window_ms: int | None) -> int:
 
 
 def check_once(records: Assembler, topic: str, key: str = "") -> None:
-    """Raise what a write with dedup ids is refused for before it is sent."""
+    """Check a write with dedup ids before it is sent. Raises InvalidRequest or BatchTooLarge."""
     if key:
         raise InvalidRequest("a write has an idempotency key or dedup ids, not both", topic=topic)
     if len(records.payloads) > DEDUP_IDS_PER_WRITE_MAX:
@@ -54,14 +56,14 @@ def append_idempotent(
     session: Session, stream: Stream, records: Assembler, encode: Callable[[Assembler], bytearray],
     window_ms: int,
 ) -> Steps[Appended]:  # fmt: skip
-    """Append the records whose ids are new; `encode` makes a frame."""
+    """Append the records whose ids are new. `encode` makes a frame."""
     size = len(records.payloads)
     seqs = [0] * size
     repeated: set[int] = set()
     find_first: dict[bytes, int] = {}
     for row, digest in records.ids.items():
         find_first.setdefault(digest, row)
-    # One id twice in one write: the first is the record, the others are repeats of it.
+    # If one write contains an id twice, the second record is a repeat of the first.
     rows = [row for row in range(size) if find_first.get(records.ids.get(row, b""), row) == row]
     stamps, met, epoch = set(), None, 0
     while rows:
@@ -92,7 +94,7 @@ def append_idempotent(
 
 
 def check_idempotency_key(key: str | None) -> str:
-    """An idempotency key as it travels; "" is none (I-1)."""
+    """Check an idempotency key. None returns "", no key."""
     if key is None:
         return ""
     size = len(utf8(check_str(key, "idempotency_key"), "idempotency_key"))

@@ -1,8 +1,8 @@
-"""ProducerCore: what a producer does apart from waiting; shared by both clients.
+"""ProducerCore: a producer without waiting, shared by both clients.
 
-Records gather in an open batch until it is full, its linger ends or somebody flushes; then it becomes
-one frame and goes to the producer's Stream. The bound on memory counts everything from the first record
-gathered to the settlement of its frame.
+Records collect in an open batch until it is full, its linger time ends, or the program flushes. The batch
+then becomes one frame of the producer's Stream. The memory limit covers a record from its addition until its
+frame is settled.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from ringlog.types import Codec, Durability
 
 FRAME_OVERHEAD_BYTES = HEADER_BYTES + 16
 EACH_PART_RECORDS = 8_192
-"""One-record frames are handed over in runs of this many, so that the first are on their way early."""
+"""One-record frames are passed on in parts of this many records, so that the first are sent early."""
 
 
 class ProducerCore:
-    """One producer. Not thread-safe: its shell holds the client's lock, or lives in one loop."""
+    """One producer. Not thread-safe: the shell holds the client's lock, or runs in one loop."""
 
     def __init__(self, session: Session, topic: Any, options: ProducerOptions) -> None:
         self.session = session
         self.topic = check_str(topic, "topic")
         self.options = options
-        self._durability = options.durability or Durability.EPHEMERAL  # Nothing beyond the topic's own.
+        self._durability = options.durability or Durability.EPHEMERAL  # No more than the topic's own class.
         self._header = append_header(flags=frame_codec.flags_of(self._durability, options.payload.kind))
         producer_id = None if options.name is None else named_producer_id(options.name)
         self.stream: Stream = session.open_stream(
@@ -78,11 +78,12 @@ class ProducerCore:
 
     @property
     def is_gathering(self) -> bool:
-        """Records wait for their frame to be full, or for its linger."""
+        """True while records wait for a full frame or the end of the linger time."""
         return self._open is not None
 
     def keyed_stream(self) -> Stream:
-        """The identity of frames that go by message: their numbers must not mix with those of the ring."""
+        """Return the stream of frames that are sent by message. Their numbers must not mix with those of the
+        ring."""
         if self._keyed is None:
             self._keyed = self.session.open_stream(
                 self.topic, create=self.options.create, durability=self.options.durability,
@@ -90,10 +91,11 @@ class ProducerCore:
             )  # fmt: skip
         return self._keyed
 
-    # -- taking records -----------------------------------------------------------------------------
+    # -- adding records -----------------------------------------------------------------------------
 
     def encode(self, data: Any) -> bytes | None:
-        """The payload of a value, None for a null; raises RecordTooLarge or what the payload codec raises."""
+        """Return the payload of a value; None for a null. Raises RecordTooLarge and the errors of the payload
+        codec."""
         payload = data if type(data) is bytes and self._encode is None else self.options.payload.encode(data)
         if payload is not None and len(payload) > RECORD_BYTES_MAX:
             raise RecordTooLarge(
@@ -102,31 +104,34 @@ class ProducerCore:
         return payload
 
     def are_raw_payloads(self, items: Any) -> TypeGuard[Sequence[bytes]]:
-        """Payloads as they are to be stored: nothing to do for each of them. Their sizes are checked
-        together when the frame is encoded.
+        """Return True if the items are a list or tuple of bytes, which need no work per item.
+
+        Their sizes are checked together when the frame is encoded.
         """
         return self._encode is None and type(items) in {list, tuple} and set(map(type, items)) == {bytes}
 
     def encode_all(self, items: Any) -> Any:
-        """Payloads of many values; as `encode` for each.
+        """Return the payloads of many values, as `encode` for each.
 
-        Bytes are passed on without a look at each: what is none makes the frames fail, as a UsageError.
+        Without a codec, a list or tuple is returned without a check. Items that are not bytes raise
+        UsageError when the frames are encoded.
         """
         if self._encode is None and type(items) in {list, tuple}:
             return items
         return [self.encode(value) for value in check_sequence(items, "payloads")]
 
     def fields(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Check a record's fields; values by frame column."""
+        """Check the fields of a record. Returns values by frame column."""
         return column_values(record, self.session.clock)
 
     def has_room(self, size: int) -> bool:
-        """May this many bytes more be taken? One record is always taken when there is nothing else."""
+        """Return True if the buffer has room for `size` bytes. A single record is always accepted by an empty
+        buffer."""
         held = self.stream.pending_bytes + self._records.bytes
         return held + size + FRAME_OVERHEAD_BYTES <= self.options.max_buffer_bytes or not held
 
     def add(self, payload: bytes | None, values: dict[str, Any] | None = None) -> tuple[Batch, int]:
-        """Gather one record; returns its batch and its index there."""
+        """Add one record to the open batch. Returns the batch and the record's index."""
         batch = self._open
         if batch is None:
             batch = self._begin()
@@ -139,7 +144,7 @@ class ProducerCore:
         return batch, index
 
     def flush_open(self) -> None:
-        """Make a frame of what was gathered and send it."""
+        """Encode the open batch as a frame and send it."""
         batch, records = self._open, self._records
         if batch is None:
             return
@@ -158,7 +163,8 @@ class ProducerCore:
         self.stream.send_frames(batch, frame, np.array([0, len(frame)], dtype=np.int64))
 
     def _send_each_alone(self, batch: Batch, records: Assembler) -> None:
-        """They cannot be one frame: send those that can be one each, and say of each other one why not."""
+        """Send each record as its own frame, because they cannot be encoded as one. Records that cannot be
+        encoded fail."""
         batch.split()
         failed: dict[int, RinglogError] = {}
         frames: list[bytearray] = []
@@ -172,7 +178,7 @@ class ProducerCore:
             batch.fail_frames(np.array([row]), error)
 
     def _frames_of_each(self, frame: Any) -> tuple[bytearray, NDArray[np.int64]]:
-        """A frame for each record of a frame of ours: (frames, their offsets)."""
+        """Return a frame for each record of one of our frames: (frames, their offsets)."""
         found = open_frame(frame, seed=None, verify=False).records()
         records = Assembler()
         records.payloads = found.payloads
@@ -182,7 +188,7 @@ class ProducerCore:
         return joined([self._frame(records.only([row])) for row in range(len(found.payloads))])
 
     def add_frame(self, records: Assembler) -> Batch:
-        """Send these records as one frame of their own, behind what was gathered."""
+        """Send records as one frame, after the open batch."""
         if records.ids:
             raise UsageError("a dedup id goes with append, append_many and put, not with a producer")
         frame = self._frame(records)
@@ -194,7 +200,7 @@ class ProducerCore:
         return batch
 
     def assemble(self, items: Any) -> Assembler:
-        """Check and gather values, NewRecords and Records that are to be one frame."""
+        """Check values, NewRecords and Records, and collect them for one frame."""
         records = Assembler()
         if self.are_raw_payloads(items):
             records.set_payloads(items)
@@ -213,9 +219,10 @@ class ProducerCore:
         return records
 
     def encode_frames(self, payloads: Any, records: Any) -> list[tuple[bytearray, NDArray[np.int64]]]:
-        """Frames of `records` payloads each, as buffers with offsets; raises for what cannot be written.
+        """Encode frames of `records` payloads each, as buffers with offsets. Raises errors of invalid
+        records.
 
-        Touches nothing of the producer, so that it needs no lock.
+        Does not access the producer's state, so it needs no lock.
         """
         records = check_int_range(records, "records_per_frame", 1)
         step = max(EACH_PART_RECORDS // records, 1) * records
@@ -231,8 +238,7 @@ class ProducerCore:
     def add_frames(
         self, parts: list[tuple[bytearray, NDArray[np.int64]]], count: int, records: int = 1
     ) -> Batch:
-        """Send `count` payloads in the frames that `encode_frames` made, behind what was gathered; one
-        batch."""
+        """Send `count` payloads in frames of `encode_frames` as one batch, after the open batch."""
         self.flush_open()
         batch = Batch(self.stream)
         batch.expect_frames(count, records)
@@ -271,19 +277,19 @@ class ProducerCore:
         return Codec[str(info.config.get("compression", "none")).upper()]
 
     def append_idempotent(self, records: Assembler, window_ms: int) -> Steps[Appended]:
-        """Append records with dedup ids, by message: those that are new."""
+        """Append records with dedup ids, by message. Only new records are appended."""
         return append_idempotent(self.session, self.keyed_stream(), records, self._frame, window_ms)
 
     def keyed_frame(self, records: Assembler) -> bytearray:
-        """One frame that goes by message, under an idempotency key."""
+        """Encode one frame for an append by message under an idempotency key."""
         return self._frame(records)
 
     # -- waiting --------------------------------------------------------------------------------------
 
     def wait_room(self) -> Pending[None]:
-        """Done when something was settled; then ask `has_room` again. Sends what was gathered first.
+        """Send the open batch and wait until a frame is settled. Then call `has_room` again.
 
-        Fails with Backpressure when the engine took nothing for as long as frames may wait.
+        Fails with Backpressure if frames were given up because the engine did not answer in time.
         """
         self._waits += 1
         self.flush_open()
@@ -292,14 +298,14 @@ class ProducerCore:
         return pending
 
     def buffer_full_error(self) -> Backpressure:
-        """The error of a send that found no room in time."""
+        """Return the error of a send that found no room in time."""
         return Backpressure(
             "the producer's buffer is full", topic=self.topic, pending_bytes=self.stream.pending_bytes,
             max_buffer_bytes=self.options.max_buffer_bytes,
         )  # fmt: skip
 
     def wait_settled(self) -> Pending[None]:
-        """Done when everything sent so far has its fate. Sends what was gathered first."""
+        """Send the open batch and wait until all records sent so far are settled."""
         self.flush_open()
         if not self.stream.pending_records:
             return resolved(None)
@@ -308,7 +314,7 @@ class ProducerCore:
         return pending
 
     def report(self) -> FlushReport:
-        """What happened since the last report."""
+        """Return the counts since the last report."""
         stream = self.stream
         acked = stream.records_acked - self._reported_acked
         failed = stream.records_failed - self._reported_failed
@@ -318,7 +324,7 @@ class ProducerCore:
         return FlushReport(acked, failed, unfinished, error)
 
     def stats(self) -> ProducerStats:
-        """Counters."""
+        """Return the counters."""
         stream, buffered = self.stream, len(self._records.payloads)
         return ProducerStats(
             self._records_sent, stream.records_acked, stream.records_failed, stream.records_deduped,
@@ -327,7 +333,8 @@ class ProducerCore:
         )  # fmt: skip
 
     def fail_unsettled(self) -> tuple[int, int]:
-        """Give up everything that is not settled; returns (records unsent, records of unknown fate)."""
+        """Give up all unsettled records. Returns the number of unsent records and of records with an unknown
+        outcome."""
         self.flush_open()
         unsent, unknown = self.stream.unfinished()
         self.stream.fail_all(_closed)
@@ -335,7 +342,7 @@ class ProducerCore:
         return unsent, unknown
 
     def detach(self) -> None:
-        """Nothing more will be sent."""
+        """Remove the producer from the session: it sends no further records."""
         self.session.producer_cores.discard(self)
         self.session.streams.discard(self.stream)
         if self._keyed is not None:
@@ -346,8 +353,8 @@ class ProducerCore:
             self._first_error = error
         if self._room:
             waiting, self._room = self._room, []
-            # Frames that were given up make room too, but for a sender who waits for the engine to take
-            # records that is the end of its patience, not of its wait (CL-4).
+            # Given-up frames also make room. But a sender that waits because the engine does not answer must
+            # fail after its timeout, instead of continuing with further records.
             is_given_up = isinstance(error, ConnectionTrouble)
             for pending in waiting:
                 if is_given_up:
@@ -361,7 +368,7 @@ class ProducerCore:
 
 
 def size_of(payload: bytes | None) -> int:
-    """What a record without fields will take."""
+    """Return the buffer size of a record without fields."""
     return (len(payload) if payload else 0) + RECORD_OVERHEAD_BYTES
 
 

@@ -1,4 +1,4 @@
-"""What a producer is asked for: its options, checked, and the names of classes, codecs and producers."""
+"""Options of a producer, checked, and parsers for durability classes, codecs and producer names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProducerOptions:
     on_full: str = "wait"
     durability: Durability | None = None
     codec: Codec | None = None
-    """None = the topic's `compression`, once it is known."""
+    """None uses the topic's `compression`, once it is known."""
     payload: PayloadCodec[Any] = RAW
     create: bool = True
     name: str | None = None
@@ -61,7 +61,8 @@ OF_PARENT = (
 
 
 def parse_durability(value: Durability | str | None) -> Durability | None:
-    """A class by its name or itself; raises UsageError naming the four there are."""
+    """Return a durability class, given itself or its name. Raises UsageError, which names the four
+    classes."""
     if value is None or isinstance(value, Durability):
         return value
     try:
@@ -71,7 +72,7 @@ def parse_durability(value: Durability | str | None) -> Durability | None:
 
 
 def parse_codec(value: Codec | str | None) -> Codec | None:
-    """A frame codec by its name or itself; raises UsageError."""
+    """Return a frame codec, given itself or its name. Raises UsageError."""
     if value is None or isinstance(value, Codec):
         return value
     try:
@@ -81,7 +82,8 @@ def parse_codec(value: Codec | str | None) -> Codec | None:
 
 
 def named_producer_id(name: str) -> int:
-    """The id of a producer that has a name: always the same, top bit clear, never 0."""
+    """Return the id of a named producer. It depends only on the name; its top bit is clear, and it is never
+    0."""
     if not check_str(name, "name"):
         raise UsageError("a producer's name is not empty")
     return (xxhash.xxh3_64_intdigest(name.encode()) & (SESSION_BIT - 1)) or 1

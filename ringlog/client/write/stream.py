@@ -1,15 +1,15 @@
-"""Stream: one producer's identity on one topic. It numbers frames, keeps their order, tries again.
+"""Stream: identity of one producer on one topic. It numbers frames, keeps their order, and retries.
 
-Frames wait here until it is known which topic they belong to, then they are stamped with topic, epoch and
-the next producer numbers and go to the topic's shard in that order. What is refused for the moment
-(throttled, not ready), or because the topic was made anew, is copied, stamped with *new* numbers and sent
-again until its deadline: the old number was not remembered and would be taken for a repeat once a later
-one is settled. Everything else is the batch's error.
+Frames wait here until the topic is resolved. The stream then stamps them with topic, epoch and the next
+producer numbers, and sends them to the topic's shard in that order. Some refusals are retried until the
+frame's deadline: temporary ones (throttled, not ready), and those because the topic was created again. A copy
+of the frame gets *new* numbers. The shard does not remember the old number, and after a later number was
+settled it would treat the old one as a repeat. Every other refusal is the batch's error.
 
-Records keep the order in which they were first sent. A frame that is sent while others are on their way says
-that it follows the one before (layout.FLAG_FOLLOWS): when that one was refused, by whomever, it is refused as
-well. What was refused waits until nothing is on its way any more, then goes first, in the old order, and new
-frames wait behind it.
+Records keep the order in which they were first sent. A frame that is sent while others are in flight has a
+flag (layout.FLAG_FOLLOWS): it is refused if the frame before it was refused, by any process. Refused frames
+wait until no frame is in flight. They are then sent first, in the old order, and new frames wait until after
+them.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ RETRY_MS = 20
 RETRY_MS_MAX = 1_000
 _LATER = (Throttled, NotReady, ShuttingDown)
 _OF_ONE_RECORD = (RecordTooLarge, BatchTooLarge, PayloadTooLarge, TopicFull)
-"""Refusals of a frame that its records, each sent alone, may not all meet."""
+"""Refusals of a frame that may not apply to each of its records if sent separately."""
 _ELSEWHERE = (StaleEpoch, TopicNotFound)
 
 
 def effective_durability(info: TopicInfo, asked: Durability | None) -> Durability:
-    """The class an ack stands for, as the shard decides it.
+    """Return the durability class of an ack, as the shard determines it.
 
-    A frame may ask for more than its topic's class, but for nothing of an ephemeral topic.
+    A frame may require a stronger class than its topic's, but not on an ephemeral topic.
     """
     own = Durability.parse(str(info.config.get("durability", "disk")))
     return own if own is Durability.EPHEMERAL else max(own, asked or own)
 
 
 class Stream:
-    """Frames of one producer id to one topic. `host` is the Session it belongs to."""
+    """Frames of one producer id to one topic. `host` is the Session."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class Stream:
         self.producer_id = producer_id if producer_id is not None else random.getrandbits(63) | SESSION_BIT
         self.next_seq = 1
         self._owner = random.getrandbits(63) | 1
-        """Who we are when we claim the name."""
+        """Identity of this process in claims of the producer's name."""
         self._claim = 0
         self._fenced: ProducerFenced | None = None
-        """Another one of our name was opened later: nothing is sent any more, so that its owner keeps it."""
+        """Set after a later claim of the name by another process. The stream sends no further frame."""
         self.resumed: ProducerStateReply | None = None
-        """What the shard had of this producer when it was claimed; named producers only."""
+        """State that the shard had of this producer at its claim; named producers only."""
         self.pending_records = self.pending_bytes = 0
         self.records_acked = self.records_failed = self.records_deduped = 0
         self.frames_sent = self.bytes_sent = self.retries = 0
@@ -101,20 +101,21 @@ class Stream:
         self._host = host
         self._timeout_ns = (timeout_ms or host.timeout_ms) * MS
         self.effective_durability = durability or Durability.DISK
-        """The class that an ack of this stream's frames stands for."""
+        """Durability class of an ack of this stream's frames."""
         self._info: TopicInfo | None = None
         self._generation = -1
         self._queue: deque[Shipment] = deque()
         """Frames that were never sent."""
         self._refused: list[Shipment] = []
-        """Frames to be sent again, by their place: under new numbers, but those that are stamped."""
+        """Frames to resend, in sending order. They get new numbers, except frames that are already
+        stamped."""
         self._displaced: deque[Shipment] = deque()
-        """Frames to be sent again under their old numbers: they may have been applied."""
+        """Frames to resend under their old numbers, since they may have been appended."""
         self._in_flight: set[Shipment] = set()
-        """With the links, and not settled."""
+        """Frames that were passed to the links and are not settled."""
         self._shipped = 0
         self._again_ns = 0
-        """When refused frames may go again at the earliest."""
+        """Earliest time at which refused frames are resent."""
         self._is_flushing = False
         self._locating: Pending[TopicInfo] | None = None
         self._live: set[Shipment] = set()
@@ -122,7 +123,7 @@ class Stream:
     # -- sending ------------------------------------------------------------------------------------
 
     def send_frames(self, batch: Batch, buffer: bytearray, offsets: NDArray[np.int64]) -> None:
-        """Send the only frame, or all frames, of a new batch."""
+        """Send the frames of a new batch."""
         self.send_parts(batch, [(buffer, offsets)])
 
     def send_parts(self, batch: Batch, parts: Sequence[tuple[bytearray, NDArray[np.int64]]]) -> None:
@@ -141,7 +142,7 @@ class Stream:
             start_row += count
 
     def send_rows(self, batch: Batch, frames: Sequence[bytearray], rows: Sequence[int]) -> None:
-        """Send some frames of a batch that was split, those of these records."""
+        """Send those frames of a split batch that belong to these records."""
         batch.bytes = sum(map(len, frames))
         self.pending_records += batch.records
         self.pending_bytes += batch.bytes
@@ -152,18 +153,19 @@ class Stream:
             self._enqueue(Shipment(batch, *joined(frames), deadline, np.array(rows)))
 
     def fail_batch(self, batch: Batch, error: RinglogError) -> None:
-        """A new batch could not be made into frames."""
+        """Fail a new batch that could not be encoded."""
         self.pending_records += batch.records
         batch.fail_frames(np.arange(batch.missing), error)
 
     def resend_displaced(self, shipment: Shipment) -> None:
-        """The engine was restarted before this was settled: send it again under the same numbers."""
+        """Resend frames under their old numbers: the engine restarted before they were settled."""
         self._in_flight.discard(shipment)
         self._displaced.append(shipment)
         self._flush()
 
     def query_producer_state(self) -> Pending[ProducerStateReply | None]:
-        """Find the topic, and for a named producer what the engine had of it; resolved with that."""
+        """Resolve the topic, and claim a named producer. Resolves with the state that the engine had of
+        it."""
         return run_steps(self._meet_steps())
 
     def _meet_steps(self) -> Steps[ProducerStateReply | None]:
@@ -174,12 +176,12 @@ class Stream:
         return self.resumed
 
     def take_seq(self) -> int:
-        """The next producer number, for a frame that does not go through this stream's queue."""
+        """Return the next producer number, for a frame that is sent outside of this stream's queue."""
         self.next_seq += 1
         return self.next_seq - 1
 
     def unfinished(self) -> tuple[int, int]:
-        """(records that never left, records whose fate is unknown) of what is pending now."""
+        """Return the number of pending records that were never sent, and of those with an unknown outcome."""
         unsent = sum(s.batch.records for s in self._live if not s.was_sent)
         return unsent, self.pending_records - unsent
 
@@ -200,7 +202,8 @@ class Stream:
         shipment.timer = self._host.timers.call_at(shipment.deadline_ns, lambda: self._expire(shipment))
 
     def _flush(self) -> None:
-        """Send what waits and may go now. What that brings about at once is seen by the loop that runs."""
+        """Send the frames that may be sent now. A nested call returns, since the running loop sees its
+        frames."""
         if self._is_flushing:
             return
         self._is_flushing = True
@@ -212,17 +215,17 @@ class Stream:
             self._is_flushing = False
 
     def _next(self) -> Shipment | None:
-        """The next to be sent, taken out of where it waits; None when there is none or it may not go yet."""
+        """Take the next frame to send. None if there is none, or it must not be sent yet."""
         if not (self._displaced or self._refused or self._queue):
             return None
         if not self._is_located():
-            self._locate()  # Perhaps at once: what is known of the topic need not be asked for.
+            self._locate()  # This may complete at once, if the topic is cached.
         if not self._is_located():
             return None
         if self._displaced:
             return self._displaced.popleft()
         if self._refused:
-            # With new numbers, so nothing with an old one may still be on its way.
+            # They get new numbers, so no frame with an old number may be in flight.
             if self._in_flight or self._host.clock.monotonic_ns() < self._again_ns:
                 return None
             self._queue_refused()
@@ -231,19 +234,21 @@ class Stream:
         return self._queue.popleft() if self._queue else None
 
     def _queue_refused(self) -> None:
-        """Let go what was refused: first what keeps its numbers, alone, then everything else."""
-        # Those whose time is over have no bytes any more.
+        """Queue the refused frames: first only the frames that keep their numbers; after these are settled,
+        all others."""
+        # Abandoned frames have no bytes any more.
         refused, self._refused = [each for each in self._refused if not each.is_abandoned], []
         may_be_there = list(takewhile(lambda each: each.is_stamped, refused))
         if may_be_there:
-            # The first one need not follow what has its fate; what does not follow it after all comes back.
+            # The first frame need not follow a frame that is settled. A frame that is refused for its order
+            # is resent.
             for place, shipment in enumerate(may_be_there):
                 shipment.set_follows_flags(first=place > 0)
             self._displaced.extend(may_be_there)
             self._refused = refused[len(may_be_there) :]
             return
         for shipment in refused:
-            # Behind something that the shard refused for certain: so it cannot have been appended either.
+            # These frames follow one that the shard refused for certain, so they were not appended either.
             shipment.is_stamped = shipment.was_rewound = False
         self._queue.extendleft(reversed(refused))
 
@@ -262,7 +267,7 @@ class Stream:
         self._in_flight.add(shipment)
         self._host.links.submit(info.shard, shipment)
 
-    # -- where is the topic? --------------------------------------------------------------------------
+    # -- resolving the topic --------------------------------------------------------------------------
 
     def _is_located(self) -> bool:
         return self._info is not None and self._generation == self._host.links.generation
@@ -280,10 +285,10 @@ class Stream:
         return info
 
     def _claim_steps(self, info: TopicInfo) -> Steps[ProducerStateReply]:
-        """Claim the name on this life of the topic, or make sure that it is ours; raises ProducerFenced.
+        """Claim the name on this life of the topic, or confirm the claim. Raises ProducerFenced.
 
-        It is kept through restarts of the engine and of connections. A topic that was made anew knows no
-        claims: the last one to come has the name there.
+        A claim survives restarts of the engine and of connections. A topic that was created again has no
+        claims; its latest claimant owns the name.
         """
         if self._fenced is not None:
             raise self._fenced
@@ -309,7 +314,7 @@ class Stream:
 
     def _not_located(self, error: BaseException) -> None:
         if isinstance(error, ConnectionTrouble) and error.retriable:
-            # The engine is away: what still has time waits for it, what has not has failed by its timer.
+            # The engine is down. Frames wait for it until their timers expire.
             if self._drop_abandoned():
                 self._host.timers.call_at(self._host.clock.monotonic_ns() + RETRY_MS * MS, self._flush)
             return
@@ -321,7 +326,7 @@ class Stream:
                 self._give_up(shipment, reason)
 
     def _drop_abandoned(self) -> bool:
-        """Is anything left that waits to be sent?"""
+        """Drop abandoned frames. Returns True if frames to send are left."""
         self._displaced = deque(each for each in self._displaced if not each.is_abandoned)
         self._refused = [each for each in self._refused if not each.is_abandoned]
         self._queue = deque(each for each in self._queue if not each.is_abandoned)
@@ -332,16 +337,17 @@ class Stream:
         self._refused.clear()
         self._queue.clear()
 
-    # -- fate -----------------------------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------------
 
     def handle_refused(
         self, shipment: Shipment, frames: NDArray[Any], error: RinglogError, *, by_shard: bool
     ) -> None:
-        """These frames of the shipment were not appended: try again what may be, else fail the batch.
+        """Retry frames of a shipment that were not appended, or fail the batch.
 
-        Refused by the shard, which looks for a repeat first, they never were; else not this time.
+        `by_shard` means that the shard refused them. It checks for a repeat first, so they were never
+        appended. Otherwise they were not appended by this attempt.
         """
-        # A repeat that is turned away says nothing of the first way (outcome unknown).
+        # A refused resend does not tell the outcome of the first attempt.
         may_be_there = not by_shard and (shipment.was_rewound or error.outcome == "unknown")
         now = self._host.clock.monotonic_ns()
         delay_ns = self._pause_ns(error, shipment.attempts)
@@ -349,13 +355,13 @@ class Stream:
             self._fenced = ProducerFenced(error.message, **error.detail)
         may_retry = isinstance(error, _LATER) or (
             isinstance(error, _ELSEWHERE)
-            # Without `create` it is looked for once more: perhaps it was deleted and made anew.
+            # Without `create` retry once: it may have been deleted and created again.
             and (self.create or isinstance(error, StaleEpoch) or not shipment.attempts)
         )
         may_retry &= may_be_there or error.outcome == "not_applied"
         may_retry &= error.detail.get("reason") not in FINAL_REASONS
         if isinstance(error, _ELSEWHERE):
-            # Also where this shipment is lost: the next one asks where the topic is.
+            # Also if this shipment fails: the next one must resolve the topic again.
             self._info = None
             self._host.forget(self.topic)
         if not may_retry or now + delay_ns >= shipment.deadline_ns:
@@ -382,7 +388,7 @@ class Stream:
         self._host.timers.call_at(now + delay_ns, self._flush)
 
     def handle_batch_done(self, batch: Batch, *, acked: int, error: RinglogError | None = None) -> None:
-        """All frames of a batch have their fate."""
+        """Count a batch whose frames are all settled."""
         self.pending_records -= batch.records
         self.pending_bytes -= batch.bytes
         self.records_acked += acked
@@ -393,24 +399,24 @@ class Stream:
             self.on_batch_done(batch, error)
 
     def handle_settled(self, shipment: Shipment) -> None:
-        """Every frame of the shipment has its entry."""
+        """Remove a shipment whose frames are all settled."""
         self._live.discard(shipment)
 
     def handle_landed(self, shipment: Shipment) -> None:
-        """All that came of the shipment has been told."""
+        """Remove a shipment whose results are all processed. Refused frames may be resent then."""
         self._in_flight.discard(shipment)
         if self._refused and not self._in_flight:
             self._flush()
 
     def fail_all(self, error_of: Callable[[bool], RinglogError]) -> None:
-        """Give up everything; `error_of(was_sent)` makes the reason."""
+        """Give up all frames with the error `error_of(was_sent)`."""
         self._forget_waiting()
         for shipment in list(self._live):
             self._give_up(shipment, error_of(shipment.was_sent))
 
     @staticmethod
     def _pause_ns(error: RinglogError, attempts: int) -> int:
-        """How long to wait before it is tried again: no less than was asked for, and not all at once."""
+        """Return the pause before a retry: at least `retry_after_ms`, with jitter."""
         asked_ms = min(int(error.detail.get("retry_after_ms", 0) or 0), RETRY_MS_MAX)
         own_ms = min(RETRY_MS << min(attempts, 5), RETRY_MS_MAX) * random.uniform(0.5, 1.0)
         return int(max(asked_ms * random.uniform(1.0, 1.25), own_ms) * MS)
@@ -424,7 +430,8 @@ class Stream:
         shipment.batch.fail_frames(shipment.rows_in_batch(frames), error)
 
     def _split(self, shipment: Shipment) -> None:
-        """A gathered frame was refused for what may be one record's fault: send a frame for each."""
+        """Resend each record of a refused frame as its own frame, since only one of them may cause the
+        refusal."""
         batch = shipment.batch
         batch.is_gathered = False
         batch.split()
@@ -465,7 +472,7 @@ class Stream:
         self._give_up(shipment, error)
 
     def _is_shard_full(self) -> bool:
-        """Did it wait for room alone (BP-4)?"""
+        """Return True if the frame waited only for room at the shard."""
         return self._is_located() and self._info is not None and self._host.links.is_full(self._info.shard)
 
     def _give_up(self, shipment: Shipment, error: RinglogError) -> None:
@@ -475,5 +482,6 @@ class Stream:
         if left:
             frames = np.arange(shipment.count - left, shipment.count)
             shipment.batch.fail_frames(shipment.rows_in_batch(frames), error)
-        # What of it is on its way has a lower number than all that comes: it is appended before, or never.
+        # Frames of it in flight have lower numbers than all later frames: they are appended before those, or
+        # never.
         self.handle_landed(shipment)

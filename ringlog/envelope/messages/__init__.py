@@ -1,8 +1,10 @@
-"""Every message actors and clients say to one another: each request beside its reply.
+"""All messages between actors and clients: each request next to its reply.
 
-Each is a msgspec Struct that travels as a MessagePack array of its fields in this order (fields may
-be appended, never moved). `KINDS` maps the wire name to the type. docs/reference/protocol.md
-says who may send what and which errors come back. An ErrorReply may answer any request.
+Each message is a msgspec Struct. It is encoded as a MessagePack array of its fields in the order of
+definition: later versions may append fields and never move them. `KINDS` maps the wire name to the type.
+
+docs/reference/protocol.md lists the senders, the receivers and the errors of each request. Any request may be
+answered with an ErrorReply.
 """
 
 from __future__ import annotations

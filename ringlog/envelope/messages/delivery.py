@@ -1,4 +1,7 @@
-"""Delivery: subscriptions, turns and credit, between clients and schedulers."""
+"""Delivery: subscriptions, grants and credit, between clients and schedulers.
+
+A *turn* in the names of these messages is a grant: permission to read one feed up to a position.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +9,46 @@ from ringlog.envelope.messages.base import Message
 from ringlog.envelope.messages.ranges import U32, U64, Name, Place, Seq
 
 TURN_WORDS = 8
-"""Words of a row of Turns."""
+"""Number of words of a row of Turns."""
 TAKEN_WORDS = 4
-"""Words of a row of Taken."""
+"""Number of words of a row of Taken."""
 
 
 class Feed(Message, frozen=True):
-    """One topic of a subscription, and how far its reader is."""
+    """One topic of a subscription, and the position of its reader. Part of Subscribe."""
 
     feed: U32
-    """Number within the subscription, given by the client, below 2**32. The same number again moves it."""
+    """Number within the subscription, chosen by the client, below 2**32. If the number is in use, its feed is
+    moved to `after`."""
     topic: Name
     topic_id: U64
     shard: Place
     slot: Place
     """As in TopicInfo."""
     after: Seq
-    """Position up to which the reader needs no word."""
+    """Position of the reader. Grants cover only records above it."""
 
 
 class Subscribe(Message, frozen=True):
-    """Say when these topics have news (semantics 22, ZC-4, ZC-5); at most FEEDS_PER_MESSAGE_MAX feeds.
+    """Client to scheduler or gateway, gateway to scheduler: request grants for topics. Reply: Subscribed.
 
-    The first one with a number makes the subscription, others add feeds to it. Turns follow (see Turns), in
-    order of value, at most `credit` of them unanswered, and at most one for each feed.
+    One message has at most FEEDS_PER_MESSAGE_MAX feeds. The first message with a number creates the
+    subscription; later messages add feeds to it. The scheduler then sends grants (see Turns) in order of
+    priority. At most `credit` grants are unanswered, and at most one for each feed.
     """
 
     subscription: U32
-    """Number within the connection, given by the client, below 2**32."""
+    """Number within the connection, chosen by the client, below 2**32."""
     feeds: list[Feed]
     credit: U32
     strong: bool = False
-    """Count only what a device sync covers (SSE-35)."""
+    """Grants cover only records that a device sync covers."""
     names: bool = False
-    """Say TopicsChanged when topics are made or removed."""
+    """The scheduler sends TopicsChanged when topics are created or deleted."""
 
 
 class Subscribed(Message, frozen=True):
-    """Reply: news of all its feeds will be told from now on, and what they have already was."""
+    """Reply to Subscribe: from now on grants follow for every feed, also for records that exist already."""
 
     subscription: U32
     scheduler: Place
@@ -51,56 +56,79 @@ class Subscribed(Message, frozen=True):
 
 
 class OpenTurns(Message, frozen=True):
-    """Give turns to this connection through shared memory from now on; for clients on the host."""
+    """Client on the host to scheduler: send grants of this connection through shared memory.
+
+    Reply: TurnsOpened.
+    """
 
     wanted: bool = True
-    """False: by messages again, since the ring cannot be opened. Turns in it are forgotten."""
+    """False: send grants as messages again, because the client cannot open the ring. Grants in the ring are
+    dropped."""
 
 
 class TurnsOpened(Message, frozen=True):
-    """Reply: the ring's file in the shared-memory directory, its bell beside it; empty = by messages."""
+    """Reply to OpenTurns: file name of the grant ring in the shared-memory directory; its bell is next to it.
+
+    "" = grants come as messages.
+    """
 
     name: Name = ""
 
 
 class Unsubscribe(Message, frozen=True):
-    """End a subscription, or some of its feeds. Nothing of them is told once Unsubscribed was sent."""
+    """Client to scheduler or gateway, gateway to scheduler: end a subscription or some feeds. Reply:
+    Unsubscribed.
+
+    No grant for these feeds follows the reply.
+    """
 
     subscription: U32
     feeds: list[U32] = []
-    """Empty = all, and the subscription itself."""
+    """Empty = all feeds and the subscription itself."""
 
 
 class Unsubscribed(Message, frozen=True):
-    """Reply; also when there was no such thing."""
+    """Reply to Unsubscribe, also if the subscription or feed did not exist."""
 
     subscription: U32
 
 
 class Turns(Message, frozen=True):
-    """Unasked, with correlation 0: these feeds may be read. Rows of 8 words in the attached part:
-    [subscription, feed, until, first_seq, last_seq, file_id, offset, stop].
+    """Scheduler or gateway to client, unsolicited, correlation id 0: grants to read these feeds.
 
-    Records up to `until` are published (with `strong`: durable). The rest is a hint where the first of them
-    lie, as in a row of news, or zeros: what is read there has to be verified like everything that is read.
-    Each turn is answered by a row of Taken.
+    The attachment has rows of 8 words: [subscription, feed, until, first_seq, last_seq, file_id, offset,
+    stop]. Records up to `until` are published (with `strong`: durable). The other words are a hint where the
+    first of these records are, as in a row of the news ring, or zeros. The reader verifies what it reads
+    there, as always.
+
+    The client returns each grant with a row of Taken.
     """
 
     turns: Seq
 
 
 class Taken(Message, frozen=True):
-    """Rows of 4 words in the attached part: [subscription, feed, after, is_consumed]. The turn of the feed is
-    over and its reader is at `after`; without `is_consumed` that is no consumption (P-4). No reply, but
-    SubscriptionsLost when the scheduler knows nothing of the sender. Without rows: a word of life.
+    """Client to scheduler or gateway, gateway to scheduler: return grants. No reply.
+
+    The attachment has rows of 4 words: [subscription, feed, after, is_consumed]. A row ends the grant of the
+    feed; the reader is at `after`. Without `is_consumed` the reader consumed no record. A message without
+    rows is a heartbeat.
+
+    If the scheduler does not know the sender, it sends SubscriptionsLost.
     """
 
     turns: Seq
 
 
 class SubscriptionsLost(Message, frozen=True):
-    """Unasked, with correlation 0: the scheduler does not know what was said before. Subscribe anew."""
+    """Scheduler or gateway to client, unsolicited, correlation id 0: the sender lost its subscriptions.
+
+    The client sends Subscribe again for all of them.
+    """
 
 
 class TopicsChanged(Message, frozen=True):
-    """Unasked, with correlation 0: topics were made or removed; who subscribed to patterns lists again."""
+    """Scheduler or gateway to client, unsolicited, correlation id 0: topics were created or deleted.
+
+    A client that subscribed to patterns lists the topics again.
+    """

@@ -1,15 +1,15 @@
-"""Who is there, and shared memory between a client and a shard."""
+"""Greeting and liveness, and the shared memory between a client and a shard."""
 
 from __future__ import annotations
 
 from ringlog.envelope.messages.base import Message
 from ringlog.envelope.messages.ranges import U32, U64, Name, Pid, Place, Seq
 
-# -- meeting -------------------------------------------------------------------------------------------
+# -- greeting ------------------------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True):
-    """First message on a connection; asks who answers."""
+    """Client to supervisor, shard or gateway: first message of a connection. Reply: Welcome."""
 
     protocol: U32
     client: Name
@@ -17,24 +17,27 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Who answers: engine, shard layout and the limits a client should know."""
+    """Reply to Hello: the engine, its number of shards, and the limits that a client needs."""
 
     protocol: U32
     version: Name
     engine_id: Name
     shards: U32
     shard: Place
-    """This shard's number, or -1 from the supervisor and the gateway."""
+    """Number of this shard; -1 from the supervisor, the gateway and other actors."""
     incarnation: U64
     limits: dict[str, U64] = {}
 
 
 class Ping(Message, frozen=True):
-    """Is anybody there? Answered with Pong by every actor."""
+    """Any process to any actor: check whether it is alive. Reply: Pong."""
 
 
 class Pong(Message, frozen=True):
-    """I am here and made this many turns."""
+    """Reply to Ping: the actor is alive.
+
+    `turns` counts the passes of its loop (of the gateway: answered requests).
+    """
 
     incarnation: U64
     turns: Seq
@@ -44,34 +47,45 @@ class Pong(Message, frozen=True):
 
 
 class RingOpen(Message, frozen=True):
-    """Make a ring to `shard` for this client; the supervisor owns its life."""
+    """Client to supervisor: create a ring to `shard`. Reply: RingOpened.
+
+    The supervisor owns the ring and deletes it.
+    """
 
     client: Name
     pid: Pid
     shard: U32
     ring_bytes: Seq = 0
-    """0 = as rings begin. The ring is smaller where run.ring_bytes or the room in shared memory is."""
+    """0 = the default first size. The ring is smaller if run.ring_bytes or the free shared memory requires
+    it."""
     born: U64 = 0
-    """When the process `pid` began (lives.process_started_ticks); 0 = `pid` is not to be watched."""
+    """Start time of process `pid` (`process_id`), in clock ticks since boot; 0 = the supervisor does not
+    watch `pid`."""
 
 
 class RingOpened(Message, frozen=True):
-    """The ring is there and its shard knows it. Attach with ring.open_producer(path)."""
+    """Reply to RingOpen: the ring exists and its shard reads it. Attach with ring.open_producer(path)."""
 
     ring: Name
-    """File name under the shared-memory directory."""
+    """File name in the shared-memory directory."""
     bell: Name
-    """Named pipe the client sleeps on, same directory."""
+    """Named pipe that wakes the client; in the same directory."""
 
 
 class RingClose(Message, frozen=True):
-    """The client is done with this ring: settle what it holds, then remove it."""
+    """Client to supervisor: the client does not need this ring any more. Reply: RingClosed.
+
+    The shard settles the frames in the ring, and then the supervisor deletes it.
+    """
 
     ring: Name
 
 
 class RingClosed(Message, frozen=True):
-    """The ring is gone, or will be when it is drained."""
+    """Reply to RingClose: the ring is deleted, or will be when the shard has settled its frames.
+
+    The reply is the same if there was no such ring.
+    """
 
     ring: Name
 
@@ -80,7 +94,10 @@ class RingClosed(Message, frozen=True):
 
 
 class RingAttach(Message, frozen=True):
-    """Start draining this ring."""
+    """Supervisor to shard: start to read this ring. Reply: RingAttached.
+
+    Repeated after each restart of the shard.
+    """
 
     ring: Name
     bell: Name
@@ -88,32 +105,38 @@ class RingAttach(Message, frozen=True):
 
 
 class RingAttached(Message, frozen=True):
-    """The shard drains it now."""
+    """Reply to RingAttach: the shard reads the ring now."""
 
     ring: Name
 
 
 class RingDetach(Message, frozen=True):
-    """The producer is gone: settle what was published, then say RingDetached. `dead` = it died."""
+    """Supervisor to shard: the producer of this ring closed it or exited. Reply: RingDetached.
+
+    The shard first settles all published frames. `dead`: the producer's process died.
+    """
 
     ring: Name
     dead: bool
 
 
 class RingDetached(Message, frozen=True):
-    """The shard let go of the ring; the supervisor may unlink it."""
+    """Reply to RingDetach: the shard does not use the ring any more. The supervisor may delete its file."""
 
     ring: Name
     settled: U64
-    """Frames settled since the detach was asked for."""
+    """Number of frames that were settled after the request."""
 
 
 class OpenCalls(Message, frozen=True):
-    """To a shard: take requests about jobs of this connection from shared memory as well; for clients on the
-    host."""
+    """Client on the host to shard: accept job requests of this connection through a call ring, too. Reply:
+    CallsOpened."""
 
 
 class CallsOpened(Message, frozen=True):
-    """Reply: the ring's file in the shared-memory directory, its bell beside it; empty = by messages."""
+    """Reply to OpenCalls: file name of the call ring in the shared-memory directory; its bell is next to it.
+
+    "" = job requests are sent as messages.
+    """
 
     name: Name = ""

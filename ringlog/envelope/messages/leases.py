@@ -1,7 +1,8 @@
-"""Leases of queues and consumer groups, and what becomes of the records under them.
+"""Leases of queues and consumer groups, and the settlement of the leased records.
 
-One family for both. `group` is the key of a consumer group of the topic; "" is the queue's own group, whose
-ack deletes. A request under the number `call` that comes again gets the reply it had; 0 = it has no number.
+Queues and consumer groups share these messages. `group` is the key of a consumer group of the topic; "" is
+the queue's own group, whose ack deletes the record. `call` is a random number that identifies a request: a
+repeated request with the same `call` receives the same reply. 0 = the request has no number.
 """
 
 from __future__ import annotations
@@ -12,57 +13,65 @@ from ringlog.limits import BACKOFF_MAX_MS_DEFAULT
 
 
 class Claim(Message, frozen=True):
-    """Lease up to `max` records to `node` (semantics 21.2); an empty reply says that there was none within
-    `wait_ms`."""
+    """Client to shard or gateway: lease up to `max` records to `node`. Reply: ClaimReply.
+
+    If no record is ready within `wait_ms`, the reply has no runs."""
 
     topic: Name
     node: Name
     max: U32 = 1
     lease_ms: Millis = 0
-    """0 = the topic's."""
+    """0 = the default of the topic."""
     wait_ms: Millis = 0
     call: U64 = 0
     pid: Pid = 0
-    """The process that claims, and when it began (lives.py): when it dies, its records are ready at once. 0:
-    the leases end by themselves. A gateway passes on 0."""
+    """The process that claims, and its start time (process_id). When it dies, its records are ready at once.
+    0: the leases last until they expire. A gateway passes 0."""
     born: U64 = 0
     by_number: bool = False
-    """Where a queue has priorities: the lowest numbers first whatever their priority (L14)."""
+    """For a queue with priorities: deliver by ascending seq and ignore priorities."""
     group: Name = ""
     min_idle_ms: Millis = 0
-    """Not 0: when nothing else is there, records that another holder did nothing about for so long."""
+    """Not 0: if nothing else is ready, deliver records that their holder left idle for this time."""
 
 
 class ClaimReply(Message, frozen=True):
-    """Reply, ascending: rows [first, count, deliveries, token] of records that follow each other, and so do
-    their tokens. All are held up to `deadline`, milliseconds. What the records hold comes along where their
-    shard has it in memory: `payloads`, ascending, of those that have nothing else, and `frames` with the
-    others. Else who can read the files reads them there, and a gateway reads them for the rest."""
+    """Reply to Claim, Steal and AckAndClaim: the leased records, ascending by seq.
+
+    A row of `runs` is [first, count, deliveries, token]: consecutive seqs with consecutive tokens. All leases
+    end at `deadline` (milliseconds since the epoch, inclusive).
+
+    If the shard has the records in memory, the reply contains them: `payloads`, ascending, for records
+    without other fields, and `frames` for the others. Otherwise a client on the host reads them from the
+    files, and a gateway reads them for all other clients."""
 
     topic: Name
     topic_id: U64
     epoch: U32
     deadline: Seq
     ready: Seq
-    """Records that are left."""
+    """Number of ready records that remain."""
     runs: list[tuple[Seq, Seq, U64, U64]]
     frames: U32 = 0
-    """So many frames, sealed under seed 0, are attached, or in `data`."""
+    """Number of frames, sealed under seed 0, in the attachment or in `data`."""
     lease_ms: Millis = 0
-    """How long they are held from when they were given."""
+    """Duration of the leases from the time of delivery."""
     is_fed: bool = False
-    """Routers lead to the topic: who was given nothing has them catch up and asks again (RoutesSettle)."""
+    """Routers lead to the topic. A client that received no records sends RoutesSettle and claims again."""
     payloads: list[bytes] = []
     stamps: bytes = b""
-    """When the records of `payloads` were put, microseconds since the epoch, 8 bytes each, little-endian."""
+    """Write times of the records of `payloads`: microseconds since the epoch, 8 bytes each, little-endian."""
     data: bytes = b""
-    """Frames, through a call ring, which nothing can be attached to."""
+    """The frames, if the reply goes through a call ring, which has no attachments."""
 
 
 class Steal(Message, frozen=True):
-    """Lease these records (8 bytes each, little-endian, at most 1,000) to `node`, whoever holds them, as
-    far as they are pending and nothing was done about them for `min_idle_ms`; answered with
-    ClaimReply. Fields as in Claim."""
+    """Client to shard or gateway: lease these pending records to `node`, whichever node holds them.
+
+    Reply: ClaimReply.
+
+    `seqs` has 8 bytes each, little-endian, at most 1,000. A record is leased only if it is pending and was
+    idle for `min_idle_ms`. Other fields as in Claim."""
 
     topic: Name
     node: Name
@@ -76,24 +85,27 @@ class Steal(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """These records are done: of a queue they are deleted (semantics 21.3), for a consumer group they are
-    settled. Numbers and tokens are 8 bytes each, little-endian, at most 1,000; without `tokens`, or where one
-    is 0, `node` alone decides."""
+    """Client to shard or gateway: these records are processed. Reply: AckReply.
+
+    A queue deletes them; a consumer group settles them and the topic keeps them. `seqs` and `tokens` have 8
+    bytes each, little-endian, at most 1,000. Without `tokens`, or where a token is 0, only `node` is compared
+    with the holder."""
 
     topic: Name
     node: Name
     seqs: bytes
     tokens: bytes = b""
     in_time: bool = False
-    """It was first sent before the leases ended, as far as their holder knows; this is believed only where a
-    restart of the shard forgot them."""
+    """The client states that it first sent this ack before the leases ended. The shard uses this only for
+    leases that it lost in a restart."""
     call: U64 = 0
     group: Name = ""
 
 
 class AckReply(Message, frozen=True):
-    """Reply, when that is as durable as the topic's class asks. `skipped`: numbers that were not held, 8
-    bytes each, in the order of the request."""
+    """Reply to Ack, after the ack is as durable as the topic's class requires.
+
+    `skipped`: seqs that the node did not hold, 8 bytes each, in the order of the request."""
 
     topic: Name
     acked: U64
@@ -103,10 +115,13 @@ class AckReply(Message, frozen=True):
 
 
 class AckAndClaim(Message, frozen=True):
-    """These records are done, and now up to `max` others: Ack and Claim in one, for what usually is so. Of a
-    queue they have to be held under one lease, of a consumer group all of them. Fields as there. Answered
-    with ClaimReply, which may be empty, when the deletion is as durable as the topic's class asks; or with
-    NotCombinable, and then none of it was done."""
+    """Client on the host to shard: Ack for these records and Claim for up to `max` others, in one request.
+
+    Reply: ClaimReply, possibly without runs, after the ack is as durable as the topic's class requires.
+    Otherwise the reply is NotCombinable and the shard did nothing.
+
+    For a queue all records must be held under one lease. For a consumer group it is enough that all are held.
+    Fields as in Ack and Claim."""
 
     topic: Name
     node: Name
@@ -121,17 +136,23 @@ class AckAndClaim(Message, frozen=True):
 
 
 class NotCombinable(Message, frozen=True):
-    """Reply: ack and claim are to be sent one by one, since something has to be looked at first."""
+    """Reply to AckAndClaim: the shard did nothing. The client sends Ack and Claim separately."""
 
     topic: Name
 
 
 class Nack(Message, frozen=True):
-    """Give these records back, to be ready now or after `delay_ms` (semantics 21.4). Fields as in Ack. A
-    `reason` says that they failed: its first line goes with them to the dead letters, if they get there. With
-    `has_backoff` each is delayed as the topic says, if it says something, else for `delay_ms`. With `undo`
-    their holder has not begun them: they are ready at once, and the delivery does not count. An `undo`
-    without numbers is about all that the claim `call` was given; if that claim still waits, it ends."""
+    """Client to shard or gateway: return these records, ready at once or after `delay_ms`.
+
+    Reply: NackReply.
+
+    Fields as in Ack. A `reason` states that the records failed: if they become dead letters, its first line
+    goes with them. With `has_backoff` the delay is the backoff of the topic or group, or `delay_ms` if it has
+    none.
+
+    With `undo` the holder did not start the records: they are ready at once and the delivery does not count.
+    `undo` without `seqs` reverts the claim with the number `call`. If that claim still waits, it ends without
+    records."""
 
     topic: Name
     node: Name
@@ -146,7 +167,7 @@ class Nack(Message, frozen=True):
 
 
 class NackReply(Message, frozen=True):
-    """Reply; `skipped` as in AckReply."""
+    """Reply to Nack; `skipped` as in AckReply."""
 
     topic: Name
     nacked: U64
@@ -156,20 +177,24 @@ class NackReply(Message, frozen=True):
 
 
 class Extend(Message, frozen=True):
-    """Hold these records up to `lease_ms` from now (semantics 21.5). Fields as in Ack."""
+    """Client to shard or gateway: hold these records until `lease_ms` from now. Reply: ExtendReply.
+
+    The new deadline may be earlier than the old one. Fields as in Ack.
+    """
 
     topic: Name
     node: Name
     seqs: bytes
     tokens: bytes = b""
     lease_ms: Millis = 0
-    """0 = the topic's."""
+    """0 = the default of the topic."""
     call: U64 = 0
     group: Name = ""
 
 
 class ExtendReply(Message, frozen=True):
-    """Reply: `extended` records are held up to `deadline`, milliseconds; `skipped` as in AckReply."""
+    """Reply to Extend: `extended` records are held until `deadline` (milliseconds); `skipped` as in AckReply.
+    """
 
     topic: Name
     extended: U64
@@ -178,7 +203,10 @@ class ExtendReply(Message, frozen=True):
 
 
 class Reject(Message, frozen=True):
-    """These records are to go to the dead letters at once; refused where there are none. Fields as in Ack."""
+    """Client to shard or gateway: move these records to the dead-letter topic. Reply: RejectReply.
+
+    Refused if the queue or group has no dead-letter topic. Fields as in Ack.
+    """
 
     topic: Name
     node: Name
@@ -190,7 +218,7 @@ class Reject(Message, frozen=True):
 
 
 class RejectReply(Message, frozen=True):
-    """Reply; `skipped` as in AckReply. They are moved soon."""
+    """Reply to Reject; `skipped` as in AckReply. A scheduler moves the records soon after."""
 
     topic: Name
     rejected: U64
@@ -198,8 +226,12 @@ class RejectReply(Message, frozen=True):
 
 
 class ListPending(Message, frozen=True):
-    """Which records behind `after` were given out and are not done? Of one holder, not touched for so long,
-    given out so often; at most `limit` runs (1,000). Asking changes nothing."""
+    """Client to shard or gateway: list records after `after` that are delivered and not settled.
+
+    Reply: PendingReply.
+
+    `node`, `idle_ms` and `min_deliveries` restrict the list. At most `limit` runs (1,000). The request
+    changes nothing."""
 
     topic: Name
     after: Seq = 0
@@ -211,9 +243,11 @@ class ListPending(Message, frozen=True):
 
 
 class PendingReply(Message, frozen=True):
-    """Reply, ascending: rows [first, count, state, deliveries, first given, last given, until, place of the
-    holder in `nodes`, token], times in milliseconds. A state is 1 leased, 2 delayed, 3 ready again, 5
-    exhausted: on its way to the dead letters; `until` is when a lease or a delay ends, else 0."""
+    """Reply to ListPending, ascending by seq; times in milliseconds.
+
+    A row is [first, count, state, deliveries, first delivered, last delivered, until, index of the holder in
+    `nodes`, token]. States: 1 leased, 2 delayed, 3 returned and ready, 5 exhausted (waits for its move to the
+    dead-letter topic). `until` is the end of the lease or the delay, else 0."""
 
     topic: Name
     rows: list[tuple[Seq, Seq, U32, U64, Millis, Millis, Millis, U32, U64]]
@@ -221,35 +255,35 @@ class PendingReply(Message, frozen=True):
     more: bool
     now_ms: Millis
     failures: dict[Seq, tuple[str, Millis, U64]] = {}
-    """Of those in the rows that were given back or rejected with a reason: the last one, when that was (0:
-    not known), and how often they were given back with one."""
+    """For records in the rows that were nacked or rejected with a reason: the last reason, its time (0 =
+    unknown), and the number of nacks with a reason."""
 
 
 class LeaseStats(Message, frozen=True):
-    """How many records are in which state? (QS-1)"""
+    """Client to shard or gateway: count the records in each state. Reply: LeaseStatsReply."""
 
     topic: Name
     group: Name = ""
 
 
 class GroupInfo(Message, frozen=True):
-    """What a group is, and where."""
+    """Reply of the shard to GroupOpen and GroupSeek, and a row of GroupListReply: a consumer group."""
 
     topic: Name
     group: Name
-    """Its key: the name, and behind an `@` its filter, if it has one."""
+    """Key of the group: the name, followed by `@` and the tag filter if there is one."""
     name: Name
     mode: U32
     tags: str
     created: bool
     cursor: U64
-    """Every position below it was given out, or is there no more."""
+    """Every position below it was delivered or is not in the topic any more."""
     floor: Seq
-    """Everything up to here is done."""
+    """Every position up to here is acked or not in the topic any more."""
     pending: Seq
-    """Positions that were given out and are not done."""
+    """Number of positions that are delivered and not acked."""
     max_deliveries: U32 = 0
-    """As it was made; so are the next ones."""
+    """This field and the following ones are the settings of the group from its creation."""
     dead_letter: Name = ""
     pending_max: U32 = 0
     member_max: U32 = 0
@@ -258,52 +292,57 @@ class GroupInfo(Message, frozen=True):
 
 
 class LeaseStatsReply(Message, frozen=True):
-    """Reply. Of a queue `ready`, `in_flight` and `delayed` are all of its jobs; of a group `in_flight`,
-    `returned` and `set_aside` are pending, and so are those of `delayed` that were given out before."""
+    """Reply to LeaseStats.
+
+    For a queue `ready`, `in_flight` and `delayed` add up to all of its jobs. For a group `in_flight`,
+    `returned` and `set_aside` are pending, and so are those of `delayed` that were delivered before."""
 
     info: GroupInfo
-    """Of a queue that of its own group: its names are empty."""
+    """For a queue: its own group, whose names are empty."""
     head_seq: Seq
     ready: Seq
-    """What a claim could be given."""
+    """Records that a claim can lease now."""
     in_flight: U64
     delayed: Seq
-    """What nobody may be given yet: it was given back with a delay, or its record says so."""
+    """Records that wait for their time: they were nacked with a delay, or have a `not_before`."""
     returned: U64
-    """Given out, not done, and ready again."""
+    """Records that were delivered, returned, and are ready again."""
     set_aside: U64
-    """On their way to the dead letters."""
+    """Exhausted records that wait for their move to the dead-letter topic."""
     undelivered: Seq
-    """Records that were never given out; of a stream group, those behind what is committed."""
+    """Records that were never delivered. For a stream group: records after the committed position."""
     waiting: U64
-    """Claims that wait."""
+    """Waiting claims."""
     members: list[tuple[Name, Millis, Seq]] = []
-    """Of a named group: [name, when it was last heard of (milliseconds), positions it holds]"""
+    """For a named group: [name, time of the last request (milliseconds), number of positions held]."""
     holder: Name = ""
-    """Of a stream group: who reads it."""
+    """For a stream group: the member that reads it."""
     is_holding: bool = False
-    """The topic keeps records beyond its caps or its TTL for this group (retain_until_acked)."""
+    """The topic keeps records beyond its caps or TTL for this group (retain_until_acked)."""
     dead_lettered: Seq = 0
-    """Of a queue, as are those below: jobs that were moved to the dead letters."""
+    """Number of jobs that were moved to the dead-letter topic. This field and the following ones are set for
+    queues only."""
     oldest_ready_ms: MillisOrNone = -1
-    """How long ago the oldest job was put that is ready; -1 = none is."""
+    """Time since the oldest ready job was written; -1 = no job is ready."""
     wait_p99_ms: Millis = 0
-    """99 in 100 jobs that were handed out lately had waited no longer than this for the first time."""
+    """99th percentile of the wait before the first delivery, over recent jobs."""
     promoted: U64 = 0
-    """Jobs that were handed out before more urgent ones, for their long wait."""
+    """Number of jobs that were delivered before more urgent ones because they had waited too long."""
 
 
 class ListExhausted(Message, frozen=True):
-    """Scheduler -> shard: which records are to be moved to dead letters (QD-1)? Of the first queue or
-    consumer group behind `after`: a topic's id, or the number of a group, which is larger than any of
-    these."""
+    """Scheduler 0 to shard: list exhausted records. Reply: ExhaustedReply.
+
+    The reply is about the first queue or consumer group after `after`: the id of a topic or the number of a
+    group. Group numbers are larger than all topic ids."""
 
     after: U64 = 0
 
 
 class ExhaustedReply(Message, frozen=True):
-    """Reply: rows [first, count, deliveries] of jobs of one queue that are set aside, to be moved to the
-    topic `dead_letter`; no topic = there are none."""
+    """Reply to ListExhausted: jobs of one queue or group to move to the topic `dead_letter`.
+
+    A row of `runs` is [first, count, deliveries]. An empty `topic` = no exhausted records."""
 
     topic: Name = ""
     topic_id: U64 = 0
@@ -311,25 +350,26 @@ class ExhaustedReply(Message, frozen=True):
     dead_letter: Name = ""
     runs: list[tuple[Seq, Seq, U64]] = []
     reasons: dict[Seq, str] = {}
-    """Why those of them were rejected, or given back the last time, of which that was said."""
+    """Last reason of each record that was rejected or nacked with a reason."""
     group: Name = ""
-    """Of a consumer group its key, and its number; "" = of a queue."""
+    """Key of the consumer group, and its number; "" = the records are of a queue."""
     number: U64 = 0
     tokens: list[U64] = []
-    """Of a group: the lease under which the first of each run was given out last. A record may be given up
-    more than once, and each time is another letter."""
+    """For a group, one token for each run: the lease of the last delivery of its first record. A record can
+    be exhausted several times, and each time is a new dead letter."""
     failed: dict[Seq, tuple[Millis, U64]] = {}
-    """Of those with a reason: when that was, in milliseconds (0: not known), and how often they were given
-    back with one."""
+    """For the records of `reasons`: the time in milliseconds (0 = unknown), and the number of nacks with a
+    reason."""
     keeps_expiry: bool = False
-    """Do their copies end when they would have?"""
+    """True: the copies expire at the time at which the records expire."""
 
 
 class ConfirmDeadLettered(Message, frozen=True):
-    """Scheduler -> shard: copies of these records (8 bytes each, little-endian) are durable. Jobs of a queue
-    are deleted. With the `number` of a consumer group the records are done for it, where they are exhausted
-    since the lease of this token (8 bytes each): one that came back and was given up again needs another
-    copy."""
+    """Scheduler 0 to shard: the copies of these records are durable. Reply: ConfirmReply.
+
+    `seqs` has 8 bytes each, little-endian. The shard deletes the jobs of a queue. With the `number` of a
+    consumer group it acks the records for that group, if they are still exhausted since the lease with this
+    token (8 bytes each). A record that was redelivered and exhausted again needs another copy."""
 
     topic: Name
     topic_id: U64
@@ -339,64 +379,78 @@ class ConfirmDeadLettered(Message, frozen=True):
 
 
 class ConfirmReply(Message, frozen=True):
-    """Reply, when the deletion is durable; `moved` were still set aside."""
+    """Reply to ConfirmDeadLettered, after the deletion is durable.
+
+    `moved` counts the records that were still exhausted.
+    """
 
     topic: Name
     moved: U64
 
 
 class LettersRedrive(Message, frozen=True):
-    """Client -> scheduler 0, gateway: put these dead letters (numbers in the dead-letter topic, 8 bytes each,
-    little-endian, at most 256) back into the queue they came from, or have their records given out once more
-    by the group that gave them up, and delete them there."""
+    """Client to scheduler 0 or gateway: redrive these dead letters of `topic`. Reply: LettersRedriven.
+
+    `seqs` are seqs in the dead-letter topic, 8 bytes each, little-endian, at most 256. The scheduler appends
+    the letters to their queue, or has their consumer group deliver the records again. Then it deletes the
+    letters."""
 
     topic: Name
     seqs: bytes
     group: Name = ""
-    """Its key; "" = they are a queue's."""
+    """Key of the consumer group; "" = the letters are of a queue."""
 
 
 class LettersRedriven(Message, frozen=True):
-    """Reply, when the copies are durable and the letters deleted: `moved` went, `repeated` of them had been
-    copied before. Those named that are missing, or came from elsewhere, are none."""
+    """Reply to LettersRedrive, after the copies are durable and the letters deleted.
+
+    `moved` letters were redriven; `repeated` of them had been copied before. Letters that do not exist or
+    have another origin are not counted."""
 
     topic: Name
     moved: U64
     repeated: U64
     gone: U64 = 0
-    """Letters of a group whose records are in its topic no longer: they stay."""
+    """Number of letters whose record is not in the topic of the group any more. These letters stay."""
 
 
 class GroupOpen(Message, frozen=True):
-    """Make a consumer group of a topic, unless it is there (F25). `start` is the first position that a new
-    one gives out, moved to what there is; of one that is there nothing is changed."""
+    """Client to shard or gateway: open a consumer group; create it if it does not exist. Reply: GroupInfo.
+
+    `start` is the first position that a new group delivers, moved to the positions that exist. The request
+    changes no existing group."""
 
     topic: Name
     group: Name
     mode: U32
-    """1 leases records to members, 2 is read by one member at a time."""
+    """1: members lease records. 2: one member at a time reads the stream."""
     tags: str = ""
-    """`=` and a tag, or `^` and how tags begin: members pass over everything else. Part of the key."""
+    """`=` and a tag, `^` and a tag prefix, or `~` and a pattern of levels: members skip all other records.
+    Part of the key."""
     start: Seq = 1
     pending_max: U32 = 0
-    """Most positions given out and not done, of all members and of one; 0 = as many as there may be."""
+    """Highest number of pending positions of the group and of one member; 0 = the largest possible."""
     member_max: U32 = 0
     node: Name = ""
-    """Who asks; a member of it from now on."""
+    """Node that sends the request; it becomes a member."""
     make: bool = True
-    """False: GroupNotFound instead of making it."""
+    """False: fail with GroupNotFound instead of creating the group."""
     max_deliveries: U32 = 0
-    """What was given out so often and comes back goes to the dead letters; 0 = nothing does by itself."""
+    """A record that was delivered so often and returns is moved to the dead-letter topic. 0 = no bound."""
     dead_letter: Name = ""
-    """The topic where they go; "" = the group has none."""
+    """Dead-letter topic; "" = the group has none."""
     backoff_ms: U32 = 0
-    """What comes back rests so long, doubled with each delivery up to the other one; 0 = not at all."""
+    """Delay of a returned record. It doubles with each delivery up to `backoff_max_ms`. 0 = no delay."""
     backoff_max_ms: U32 = BACKOFF_MAX_MS_DEFAULT
 
 
 class Redeliver(Message, frozen=True):
-    """Scheduler -> shard: dead letters come back: give these records (8 bytes each, little-endian) out once
-    more. `calls` (8 bytes each) name the letters: one that has come back already does not again."""
+    """Scheduler to shard: deliver these records again, because their dead letters are redriven.
+
+    Reply: Redelivered.
+
+    `seqs` has 8 bytes each, little-endian. `calls` has one number for each letter, 8 bytes each. A letter
+    with a known number is not delivered again."""
 
     topic: Name
     topic_id: U64
@@ -406,8 +460,10 @@ class Redeliver(Message, frozen=True):
 
 
 class Redelivered(Message, frozen=True):
-    """Reply, when that is as durable as the topic's class asks: `repeated` had come back before, `gone` are
-    in the topic no longer (8 bytes each)."""
+    """Reply to Redeliver, after the change is synced, whatever the class of the topic.
+
+    `repeated` counts letters that were redelivered before. `gone` has the seqs that are not in the topic any
+    more, 8 bytes each."""
 
     topic: Name
     repeated: U64
@@ -415,7 +471,10 @@ class Redelivered(Message, frozen=True):
 
 
 class GroupLeave(Message, frozen=True):
-    """`node` leaves the group: what it holds is ready for others at once."""
+    """Client to shard or gateway: `node` leaves the group. Reply: GroupLeft.
+
+    The records that it holds are ready for other members at once.
+    """
 
     topic: Name
     group: Name
@@ -423,28 +482,29 @@ class GroupLeave(Message, frozen=True):
 
 
 class GroupLeft(Message, frozen=True):
-    """Reply; so many positions were given back."""
+    """Reply to GroupLeave; `released` is the number of returned positions."""
 
     topic: Name
     released: U64
 
 
 class GroupList(Message, frozen=True):
-    """Which groups has this topic?"""
+    """Client to shard or gateway: list the consumer groups of a topic. Reply: GroupListReply."""
 
     topic: Name
 
 
 class GroupListReply(Message, frozen=True):
-    """Reply, by key."""
+    """Reply to GroupList, ordered by key."""
 
     topic: Name
     groups: list[GroupInfo]
 
 
 class GroupSeek(Message, frozen=True):
-    """Go on from `cursor`, moved to what there is: nothing is pending, every lease has ended. Answered with
-    GroupInfo."""
+    """Client to shard or gateway: continue the group from `cursor`. Reply: GroupInfo.
+
+    The cursor is moved to the positions that exist. All leases end, and nothing is pending any more."""
 
     topic: Name
     group: Name
@@ -452,8 +512,10 @@ class GroupSeek(Message, frozen=True):
 
 
 class GroupTake(Message, frozen=True):
-    """`node` reads a stream group from now on, behind what is committed; who read it is told when he
-    commits."""
+    """Client to shard or gateway: `node` becomes the reader of a stream group. Reply: GroupTaken.
+
+    It reads from the position after the committed one. A commit of the previous reader has no effect from
+    then on."""
 
     topic: Name
     group: Name
@@ -462,7 +524,7 @@ class GroupTake(Message, frozen=True):
 
 
 class GroupTaken(Message, frozen=True):
-    """Reply; `token` fences the reader."""
+    """Reply to GroupTake; `token` fences the previous reader."""
 
     topic: Name
     token: U64
@@ -471,7 +533,10 @@ class GroupTaken(Message, frozen=True):
 
 
 class GroupCommit(Message, frozen=True):
-    """Everything up to `committed` is done with, everything before `cursor` was delivered (F41, F67)."""
+    """Client to shard or gateway: commit a position of a stream group. Reply: GroupCommitted.
+
+    Every record up to `committed` is processed, and every record before `cursor` was delivered.
+    """
 
     topic: Name
     group: Name
@@ -481,8 +546,10 @@ class GroupCommit(Message, frozen=True):
 
 
 class GroupCommitted(Message, frozen=True):
-    """Reply. Without `is_holder` nothing was committed: another member reads the group, or it was told to be
-    elsewhere."""
+    """Reply to GroupCommit.
+
+    If `is_holder` is false, nothing was committed: another member reads the group, or the group was moved by
+    a seek."""
 
     topic: Name
     committed: Seq
@@ -491,14 +558,14 @@ class GroupCommitted(Message, frozen=True):
 
 
 class GroupDelete(Message, frozen=True):
-    """Remove a group. Its topic stays as it is."""
+    """Client to shard or gateway: delete a consumer group. Reply: GroupDeleted. The topic stays."""
 
     topic: Name
     group: Name
 
 
 class GroupDeleted(Message, frozen=True):
-    """Reply; was it there?"""
+    """Reply to GroupDelete; `deleted` is false if there was no such group."""
 
     topic: Name
     group: Name

@@ -1,4 +1,4 @@
-"""Records: writing them by socket, reading, deleting."""
+"""Records: writes by message, reads, deletes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from typing import Any
 from ringlog.envelope.messages.base import Message
 from ringlog.envelope.messages.ranges import I64, U32, U64, Millis, Name, Place, Seq
 
-# -- writing by socket: frames follow as one further part ----------------------------------------------
+# -- writes by message: the frames are one further part ------------------------------------------------
 
 
 class Append(Message, frozen=True):
-    """Append the whole frames in the attached part, in order; all of one topic instance.
+    """Client or scheduler to shard, client to gateway: append the attached frames, in order.
 
-    `create` makes an absent topic (with `config`) first; the frames then carry topic_id 0 and the
-    shard fills it in. With `idempotency_key` there is exactly one frame; so with `ids`, the digests of its
-    records' dedup ids in their order, zeros for those without one, and then nothing is appended if any is
-    known within the window. `window_ms` is a shorter window for these. `disable_backpressure`: pressure is
-    no reason to refuse it; limits, caps and an intake that is full are.
+    Reply: Appended.
+
+    All frames are for one life of one topic. With `create` the shard first creates the topic (with `config`)
+    if it does not exist. The frames then carry topic_id 0, and the shard fills in the id.
+
+    With `idempotency_key` there is exactly one frame. With `ids` as well: these are the digests of the
+    records' dedup ids in order, with zeros for a record without one. If any id is known within the window,
+    nothing is appended. `window_ms` is a shorter window for this request.
+
+    With `disable_backpressure` the shard does not refuse the request for pressure. Limits, caps and a full
+    intake still refuse it.
     """
 
     topic: Name
     frames: U32
     create: bool | None = False
-    """None: as `auto_create` of `config` says, which is true unless it says otherwise (W-5)."""
+    """None: as `auto_create` of `config`, whose default is true."""
     config: dict[str, Any] | None = None
     idempotency_key: str = ""
     disable_backpressure: bool = False
@@ -32,10 +38,10 @@ class Append(Message, frozen=True):
 
 
 class Appended(Message, frozen=True):
-    """Reply to Append: `entries` are settle entries (ring/layout.py), one for each frame, in order.
+    """Reply to Append: `entries` has one settle entry (frame/settle_entry.py) for each frame, in order.
 
-    `known`, if it is not empty, is the number of each record whose dedup id was used before, 0 for the
-    others; nothing was appended then.
+    If `known` is not empty, nothing was appended. It has the seq of each record whose dedup id is known, 0
+    for others.
     """
 
     topic: Name
@@ -47,10 +53,13 @@ class Appended(Message, frozen=True):
 
 
 class ProducerState(Message, frozen=True):
-    """What did the shard last settle for this producer on this topic? (I-13, decision 11)
+    """Client to shard or gateway: query the last settled number of a producer in a topic.
 
-    With an `owner`, a number drawn by chance, the asker claims the producer: from then on frames are taken
-    from it alone. `claim` is the one that it has and keeps, unless there is a later one (ProducerFenced).
+    Reply: ProducerStateReply.
+
+    With an `owner` (a random number) the client claims the producer: from then on the shard accepts frames
+    only under this claim. With `claim` as well, the request checks that this claim is the latest. Otherwise
+    it fails with ProducerFenced.
     """
 
     topic: Name
@@ -60,7 +69,10 @@ class ProducerState(Message, frozen=True):
 
 
 class ProducerStateReply(Message, frozen=True):
-    """Highest settled producer_seq (0 = never seen) and the numbers its frame got; the latest claim."""
+    """Reply to ProducerState: the highest settled number, the seqs of its frame, and the latest claim.
+
+    `producer_seq` 0 = the shard settled no frame of this producer.
+    """
 
     topic: Name
     epoch: U32
@@ -75,9 +87,9 @@ class ProducerStateReply(Message, frozen=True):
 
 
 class Locate(Message, frozen=True):
-    """Where do the records after `after` lie? For readers on the same host, which read files themselves.
+    """Reader on the host, scheduler or gateway to shard: find the records after `after`. Reply: Located.
 
-    `epoch` 0 = whichever is current.
+    The sender then reads the files itself. `epoch` 0 = the current one.
     """
 
     topic: Name
@@ -86,31 +98,40 @@ class Locate(Message, frozen=True):
 
 
 class Extent(Message, frozen=True):
-    """A stretch of one WAL file in which frames of the topic lie, others' between them."""
+    """A byte range of one WAL file or segment with frames of the topic.
+
+    Part of Located and CheckpointPlan.
+
+    In a WAL file, frames of other topics can lie between them.
+    """
 
     path: Name
-    """Relative to the data directory; `@` before it: relative to the shared-memory directory."""
+    """Relative to the data directory. With a leading `@`: relative to the shared-memory directory."""
     file_id: U64
-    """As in the board's published mark: (incarnation, n) packed by storage.layout.pack_file."""
+    """As in the published mark on the board: (incarnation, n), packed by storage.layout.pack_file."""
     salt: U64
     start: Seq
     stop: Seq
-    """0 = open end: follow the shard's published mark."""
+    """0 = open end: up to the published mark of the shard."""
     segment: U64 = 0
-    """Number of the segment whose data part this is; 0 = a WAL file. Within [start, stop) of a segment lie
-    frames of this topic alone, in order."""
+    """Number of the segment whose data part this is; 0 = a WAL file. In [start, stop) of a segment there are
+    only frames of this topic, in order."""
     first_seq: Seq = 0
     last_seq: Seq = 0
-    """Segments only: the numbers that lie in it."""
+    """Segments only: first and last seq in it."""
     entry_start: Seq = 0
     entry_stop: Seq = 0
-    """Segments only: the rows of its index that lead to this topic's frames."""
+    """Segments only: the index rows of this topic's frames."""
     tier: U32 = 0
-    """Segments only: 0 hot, 1 both, 2 cold (the data part is in the cold store; the index part is here)."""
+    """Segments only: 0 hot, 1 both, 2 cold (the data part is in the cold store; the index part is on the
+    host)."""
 
 
 class Located(Message, frozen=True):
-    """Facts and extents for one read. `lost` are ranges lost in restarts: [first, last, first, last, …]."""
+    """Reply to Locate: facts and extents for one read.
+
+    `lost` are ranges that were lost in restarts: [first, last, first, last, …].
+    """
 
     topic: Name
     topic_id: U64
@@ -123,45 +144,52 @@ class Located(Message, frozen=True):
     ttl_floor: U64
     trim_floor: U64
     recreated: bool
-    """The cursor belonged to an earlier life, or lies above the head (E-8, E-11)."""
+    """The cursor has an earlier epoch, or is above the head."""
     extents: list[Extent]
     lost: list[Seq] = []
     delete_floor: U64 = 1
-    """One past the highest number below which everything was deleted on request."""
+    """One above the highest seq below which every record was deleted by a request."""
     ttl_us: Seq = 0
-    """A record older than this is expired, whether or not a floor says so yet; 0 = never."""
+    """A record older than this is expired, even if no floor covers it yet; 0 = records never expire."""
     deleted: bytes = b""
-    """Numbers deleted one by one behind `earliest_seq`: a 64-bit roaring bitmap, portable format."""
+    """Seqs above `earliest_seq` that were deleted one by one: a 64-bit roaring bitmap, portable format."""
     deleted_to: Seq = 0
-    """`deleted` is complete up to this number; beyond it locate again. 0 = complete."""
+    """`deleted` is complete up to this seq. Beyond it the reader sends Locate again. 0 = complete."""
     version: U64 = 0
-    """The topic's version this answer was made from: read the board's before you deliver; when it differs,
-    records were deleted or moved, and the place has to be asked for again."""
+    """Version of the topic that this reply describes. A reader compares it with the version on the board
+    before it delivers records. If they differ, records were deleted or moved, and the reader sends Locate
+    again."""
     is_behind: bool = False
-    """The shard serves reads alone, and what is not known to be durable is not shown: a cursor of this life
-    above the head is no sign of another one."""
+    """The shard is read-only and shows only records that are known to be durable. A cursor of this epoch
+    above the head then does not mean that the topic was recreated."""
     trimmed: list[Seq] = []
-    """Those of `lost` that a router's source had lost before they were forwarded: [first, last, …]."""
+    """Those of `lost` that a router's source lost before they were forwarded: [first, last, …]."""
     is_fed: bool = False
-    """Routers lead to it: who reads to the head has them catch up first (RoutesSettle, RT-20). When that
-    changes, `version` does."""
+    """Routers lead to the topic. A reader that reads to the head sends RoutesSettle first. When this value
+    changes, `version` changes, too."""
 
 
 class RecordsDelete(Message, frozen=True):
-    """Delete records for good (semantics 15): those below `before_seq`, those whose tag matches, both when
-    both are given, or exactly the numbers in `seqs` (a portable 64-bit roaring bitmap; alone).
+    """Client or scheduler to shard, client to gateway: delete records permanently. Reply: RecordsDeleted.
+
+    The request deletes the records below `before_seq`, or the records whose tag matches. If both are given, a
+    record must satisfy both. `seqs` (a portable 64-bit roaring bitmap) names the records exactly and stands
+    alone.
     """
 
     topic: Name
     before_seq: Seq = 0
     match: Any = None
-    """A tag, a prefix ending in `*`, or ["tag", "Eq", value], ["tag", "Glob", "prefix*"]."""
+    """A tag, a prefix that ends in `*`, or ["tag", "Eq", value], ["tag", "Glob", "prefix*"]."""
     seqs: bytes = b""
     epoch: U32 = 0
 
 
 class RecordsDeleted(Message, frozen=True):
-    """Reply to RecordsDelete: no reader sees the records any more. `deleted` counts live ones."""
+    """Reply to RecordsDelete: no reader sees the records any more.
+
+    `deleted` counts records that were live.
+    """
 
     topic: Name
     deleted: Seq
@@ -172,7 +200,7 @@ class RecordsDeleted(Message, frozen=True):
 
 
 class Read(Message, frozen=True):
-    """Read by message, for clients of the gateway: whole frames come back in a further part."""
+    """Client to gateway: read records by message. Reply: ReadReply, with whole frames in a further part."""
 
     topic: Name
     after: Seq
@@ -181,20 +209,26 @@ class Read(Message, frozen=True):
     max_bytes: Seq = 1 << 20
     wait_ms: Millis = 0
     held: Seq = 0
-    """Frames up to here are held from an earlier reply, which said `version`: if nothing was removed since,
-    the answer has no frames and `next_after` = `held`. 0 = none."""
+    """The client has frames up to here from an earlier reply with `version`. If nothing was removed since,
+    the reply has no frames and `next_after` = `held`. 0 = none."""
     version: U64 = 0
 
 
 class SeekTime(Message, frozen=True):
-    """Where to start to read from the first live record committed at or after `ts`, microseconds."""
+    """Client to gateway: find the first live record that was committed at or after `ts` (microseconds).
+
+    Reply: SeekTimeReply.
+    """
 
     topic: Name
     ts: I64
 
 
 class SeekTimeReply(Message, frozen=True):
-    """Position `after`, for the topic's life `epoch`; the head when no record is that young."""
+    """Reply to SeekTime: a read from `after`, in the life `epoch`, begins with that record.
+
+    If there is none, the head.
+    """
 
     topic: Name
     epoch: U32
@@ -202,15 +236,18 @@ class SeekTimeReply(Message, frozen=True):
 
 
 class ReadReply(Message, frozen=True):
-    """Frames holding records after `after` (the first may begin before it), sealed under seed 0."""
+    """Reply to Read: frames with records above `after`, sealed under seed 0.
+
+    The first frame may begin before `after`.
+    """
 
     topic: Name
     topic_id: U64
     epoch: U32
     after: Seq
-    """Where reading started: the request's cursor, or the resume point after a tombstone."""
+    """Start of the read: the cursor of the request, or the position after a tombstone."""
     next_after: Seq
-    """The cursor for the next read, if every delivered record is taken."""
+    """Cursor for the next read, after all records of this reply."""
     head_seq: Seq
     earliest_seq: U64
     caught_up: bool
@@ -218,11 +255,11 @@ class ReadReply(Message, frozen=True):
     gap_from: Seq = 0
     gap_to: Seq = 0
     reason: str = ""
-    """Empty = no tombstone; else cap, ttl, mixed, source_trim, restart_loss or recreated."""
+    """Reason of the tombstone: cap, ttl, mixed, source_trim, restart_loss or recreated. "" = no tombstone."""
     hidden: bytes = b""
-    """Numbers in the frames that are to be passed over, deleted or expired ones: a portable 64-bit roaring
-    bitmap. Whole frames are sent, and these are still in them."""
+    """Seqs in the frames that the client skips, because they are deleted or expired: a portable 64-bit
+    roaring bitmap. The frames are sent whole and still contain these records."""
     version: U64 = 0
-    """The topic's version that `hidden` was made from."""
+    """Version of the topic that `hidden` describes."""
     is_fed: bool = False
-    """Routers lead to it; see Located."""
+    """Routers lead to the topic; see Located."""

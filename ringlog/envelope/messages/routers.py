@@ -1,4 +1,4 @@
-"""Routers, between clients, schedulers and shards."""
+"""Routers: messages between clients, schedulers and shards."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from ringlog.envelope.messages.ranges import U32, U64, Millis, Name, Place, Seq
 
 
 class RouterCreate(Message, frozen=True):
-    """Forward what is published to `source` from here on to `dest` (RT-1, RT-2). The same router again
-    changes its other fields and keeps its place."""
+    """Client or gateway to scheduler 0, client to gateway: create or change a router. Reply: RouterInfo.
+
+    The router forwards records that are published to `source` from now on to `dest`. If the router exists,
+    the request changes its other fields and keeps its cursor."""
 
     router: Name
     source: Name
     dest: Name
     filter: Any = None
-    """A tag, a prefix ending in `*`, or ["tag", "Eq", value], ["tag", "Glob", "prefix*"]."""
+    """A tag, a prefix that ends in `*`, or ["tag", "Eq", value], ["tag", "Glob", "prefix*"]."""
     preserve_node: bool = True
     preserve_tag: bool = True
     create_dest: bool = True
@@ -25,7 +27,7 @@ class RouterCreate(Message, frozen=True):
 
 
 class RouterInfo(Message, frozen=True):
-    """A router as it stands. Reply to RouterCreate and RouterGet."""
+    """Reply to RouterCreate and RouterGet, and a row of RouterListReply: a router and its state."""
 
     router: Name
     source: Name
@@ -38,15 +40,17 @@ class RouterInfo(Message, frozen=True):
     allow_cycle: bool = False
     guarantee: Name = "at_least_once"
     cursor: Seq = 0
-    """Position of the source up to which everything was forwarded, or passed over."""
+    """Position of the source up to which every record was forwarded or skipped."""
     lag: Seq = 0
-    """Positions of the source behind it."""
+    """Number of positions of the source after `cursor`."""
     forwarded_total: Seq = 0
 
 
 class RouterGet(Message, frozen=True):
-    """How is this router? With `settle_ms` the answer waits so long at most until it has dealt with its
-    source up to `until`, or, with 0, up to what is its head when it is asked (RT-20)."""
+    """Client or gateway to scheduler 0, client to gateway: query a router. Reply: RouterInfo.
+
+    With `settle_ms` the reply waits, at most for this time, until the router has processed its source up to
+    `until`. `until` 0 = the head of the source at the time of the request."""
 
     router: Name
     settle_ms: Millis = 0
@@ -54,26 +58,36 @@ class RouterGet(Message, frozen=True):
 
 
 class RoutesSettle(Message, frozen=True):
-    """Have the routers that lead to a topic, and those before them, forward what their sources hold now
-    (RT-20). Answered when they have, when one cannot at present, or after `within_ms`."""
+    """Client to scheduler 0 or gateway, scheduler to scheduler: let the routers to a topic catch up.
+
+    Reply: RoutesSettled.
+
+    The routers to the topic, and the routers before them, forward what their sources contain now. The reply
+    follows when they have done so, when one of them cannot at present, or after `within_ms`."""
 
     topic: Name
     topic_id: U64
     within_ms: Millis
     hops: U32 = 0
-    """So many routers are between this topic and the one that is read."""
+    """Number of routers between this topic and the topic that the client reads."""
     is_own: bool = False
-    """A scheduler asks another one, which answers for its own routers alone."""
+    """Sent by another scheduler: the receiver waits only for its own routers."""
 
 
 class RoutesSettled(Message, frozen=True):
-    """Reply: who looks now finds their copies."""
+    """Reply to RoutesSettle: a reader finds the copies now.
+
+    Exception: a router could not forward at present, or the time was over.
+    """
 
     topic: Name
 
 
 class RouterList(Message, frozen=True):
-    """Routers by name behind `after`, at most `page_size`; of one source, or one destination, if named."""
+    """Client or gateway to scheduler 0, client to gateway: list routers. Reply: RouterListReply.
+
+    By name, above `after`, at most `page_size`. `source` or `dest` restrict the list.
+    """
 
     prefix: Name = ""
     source: Name = ""
@@ -83,30 +97,36 @@ class RouterList(Message, frozen=True):
 
 
 class RouterListReply(Message, frozen=True):
-    """One page; `more` = further names exist."""
+    """Reply to RouterList: one page; `more` = further names exist."""
 
     routers: list[RouterInfo]
     more: bool = False
 
 
 class RouterDelete(Message, frozen=True):
-    """Forward no more. What was copied stays."""
+    """Client or gateway to scheduler 0, client to gateway: delete a router. Reply: RouterDeleted.
+
+    Copies stay.
+    """
 
     router: Name
 
 
 class RouterDeleted(Message, frozen=True):
-    """No copy appears behind this. `deleted` is false when there was no such router."""
+    """Reply to RouterDelete: no copy follows. `deleted` is false if there was no such router."""
 
     router: Name
     deleted: bool
 
 
 class RouterFacts(Message, frozen=True):
-    """A router as its destination's shard keeps it."""
+    """A router as the shard of its destination stores it.
+
+    Reply to RouterPut; part of RoutersReply and RouterTell.
+    """
 
     router: U64
-    """Its number, never used twice."""
+    """Number of the router, never reused."""
     name: Name
     source: Name
     source_id: U64
@@ -118,74 +138,84 @@ class RouterFacts(Message, frozen=True):
     cursor: Seq
     forwarded: Seq = 0
     durability: U32 = 0
-    """Class of the destination, at present."""
+    """Current durability class of the destination."""
 
 
 class RouterPut(Message, frozen=True):
-    """Scheduler -> shard of the destination: make the router, or change the one of this number. Answered with
-    the RouterFacts in force."""
+    """Scheduler 0 to the shard of the destination: create the router, or change the one with this number.
+
+    Reply: the RouterFacts in force."""
 
     facts: RouterFacts
 
 
 class RouterDrop(Message, frozen=True):
-    """Scheduler -> shard of the destination: this router is no more."""
+    """Scheduler 0 to the shard of the destination: delete this router. Reply: RouterDropped."""
 
     dest_id: U64
     router: U64
 
 
 class RouterDropped(Message, frozen=True):
-    """Reply; `dropped` is false when there was none."""
+    """Reply to RouterDrop; `dropped` is false if there was no such router."""
 
     router: U64
     dropped: bool
 
 
 class RouterTell(Message, frozen=True):
-    """Scheduler 0 -> the scheduler of the source: a router was made or changed, or is no more."""
+    """Scheduler 0 to the scheduler of the source: a router was created, changed or deleted.
+
+    Reply: RouterTold.
+    """
 
     facts: RouterFacts
     is_gone: bool = False
 
 
 class RouterTold(Message, frozen=True):
-    """Reply."""
+    """Reply to RouterTell."""
 
     router: U64
 
 
 class RoutersAsk(Message, frozen=True):
-    """Scheduler -> shard: which routers lead to topics of yours? By number behind `after`."""
+    """Scheduler to shard: list the routers whose destination is on this shard. Reply: RoutersReply.
+
+    By number, above `after`.
+    """
 
     after: U64 = 0
     page_size: U32 = 1_000
 
 
 class RoutersReply(Message, frozen=True):
-    """One page of one shard; `more` = further ones exist."""
+    """Reply to RoutersAsk: one page of one shard; `more` = further routers exist."""
 
     routers: list[RouterFacts]
     more: bool = False
 
 
 class RouteRow(Message, frozen=True):
-    """One router's part in a pass: it is at `start` of its source and will be at `stop`."""
+    """Part of Route: one router moves from `start` to `stop` of its source."""
 
     router: U64
     dest_id: U64
     start: Seq
     stop: Seq
     frame: Place = -1
-    """Which of the attached frames holds its copies; -1 = there is nothing to copy."""
+    """Index of the attached frame with its copies; -1 = there is nothing to copy."""
     lost: Seq = 0
-    """So many positions of the source went before they were forwarded; then there are no copies (RT-23)."""
+    """Number of positions of the source that were removed before they were forwarded. Such a row has no
+    copies."""
 
 
 class Route(Message, frozen=True):
-    """Scheduler -> shard of the destinations: append these copies. The attached part holds `frames` appends
-    of no topic, each stored once for all rows that name it; their records came through `hops` routers, this
-    one counted. A row applies if its router is at `start`, and then wholly."""
+    """Scheduler to the shard of the destinations: append these copies. Reply: Routed.
+
+    The attachment has `frames` frames without a topic. The shard stores each once for all rows that name it.
+    The copies passed `hops` routers, including this one. The shard applies a row as a whole, and only if its
+    router is at `start`."""
 
     rows: list[RouteRow]
     frames: U32
@@ -193,18 +223,20 @@ class Route(Message, frozen=True):
 
 
 class RoutedRow(Message, frozen=True):
-    """What became of a row: 0 done, 1 there is no such router, 2 it is elsewhere, 3 its destination is
-    full, 4 its destination takes nothing at present. With 3 there is room for so many records and bytes."""
+    """Part of Routed: result of one row.
+
+    `fate`: 0 done, 1 no such router, 2 the router is elsewhere, 3 the destination is full, 4 the destination
+    accepts nothing at present. With 3 there is space for `records` records and `bytes` bytes."""
 
     fate: U32
     cursor: Seq = 0
     durability: Place = -1
-    """Class of the destination, at present; -1 = there is none."""
+    """Current durability class of the destination; -1 = there is no destination."""
     records: Seq = 0
     bytes: Seq = 0
 
 
 class Routed(Message, frozen=True):
-    """Reply to Route, row by row, when the copies are as durable as their destinations ask."""
+    """Reply to Route, one row for each, after the copies are as durable as their destinations require."""
 
     rows: list[RoutedRow]

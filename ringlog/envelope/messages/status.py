@@ -1,4 +1,4 @@
-"""How an engine stands, and its end."""
+"""Status of the engine, and its stop."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ringlog.envelope.messages.ranges import U32, U64, Millis, Name, Pid, Seq
 
 
 class EngineStatus(Message, frozen=True):
-    """How is the engine?"""
+    """Local client to supervisor: query the status of the engine. Reply: EngineStatusReply."""
 
 
 class ProcessStatus(Message, frozen=True):
-    """One supervised process."""
+    """Part of EngineStatusReply: one supervised process."""
 
     name: Name
     kind: Name
@@ -25,78 +25,81 @@ class ProcessStatus(Message, frozen=True):
     resident_bytes: Seq
     last_exit: str
     progress: float = 1.0
-    """Of a shard that replays its log: the part that is done."""
+    """For a shard that replays its log: the share that is done, 0 to 1."""
 
 
 class PressureStatus(Message, frozen=True):
-    """What a governor said last. Shares are in [0, 1]."""
+    """Part of EngineStatusReply: the latest values of one governor. Shares are in [0, 1]."""
 
     of: Name
-    """`instance`, or the shard's name."""
+    """`instance`, or the name of the shard."""
     pressure: float
     step: Name
-    """`free`, `coalesce`, `widen`, `shed` or `refuse`."""
+    """Step of the governor: `free`, `coalesce`, `widen`, `shed` or `refuse`."""
     busy: float
     fill: float
-    """Of the shard's fullest intake ring."""
+    """Fill of the shard's fullest intake ring."""
     delivery: float
-    """Of the instance: its pressure without that of the shards."""
+    """For the instance: its pressure without that of the shards."""
     latency_s: float
-    """Of the instance: from news to turn, averaged."""
+    """For the instance: average time from news to grant."""
     throttled: U64
-    """Writes that were refused for pressure, by the shard; of the instance: by gateways and shards."""
+    """Number of writes that the shard refused for pressure. For the instance: refused by gateways and
+    shards."""
     waited_s: float
-    """Time that pressure made groups or wake-ups wait, in all."""
+    """Total time for which pressure delayed commit batches or wake-ups."""
 
 
 class DeliveryStatus(Message, frozen=True):
-    """All schedulers together."""
+    """Part of EngineStatusReply: all schedulers together."""
 
     ready_by_band: list[U64]
-    """Feeds that wait for credit, by the band of their topic's value, the lowest first."""
+    """Number of feeds that wait for credit, for each band of priority, the lowest first."""
     standing: U64
-    """Topics that could be told of and are not."""
+    """Number of topics with a possible grant that waited during the whole last sample interval."""
     links: U64
     subscriptions: U64
     feeds: U64
     turns_told: U64
     latency_s: float
     lag_s: float
-    """For how long the consumer that is furthest behind has lacked something, over all its turns."""
+    """Lag of the consumer that lags most, over all its grants."""
 
 
 class ConsumersAsk(Message, frozen=True):
-    """Operator -> scheduler: who is behind? At most `most` of them, the furthest first."""
+    """Local client to scheduler: list the consumers that lag most, at most `most`. Reply: ConsumersReply."""
 
     most: U32 = 16
 
 
 class Consumer(Message, frozen=True):
-    """One subscription at a scheduler."""
+    """Part of ConsumersReply: one subscription at a scheduler."""
 
     link: Name
-    """Its connection, in hexadecimal digits."""
+    """Id of its connection, in hexadecimal digits."""
     subscription: U32
     lag_ms: Millis
-    """For how long it has had something to take."""
+    """Time for which records have been available to it."""
     feeds: U64
     waiting: U64
-    """Feeds that wait for credit."""
+    """Number of feeds that wait for credit."""
     told: U64
-    """Turns that were not given back."""
+    """Number of grants that the subscription holds."""
     credit: U32
 
 
 class ConsumersReply(Message, frozen=True):
-    """Reply to ConsumersAsk."""
+    """Reply to ConsumersAsk, the largest lag first."""
 
     scheduler: U64
     consumers: list[Consumer]
 
 
 class QueuesStatus(Message, frozen=True):
-    """The queues of all shards together, as far as somebody asked them for something since their shard began;
-    what became of jobs is counted since the engine's start."""
+    """Part of EngineStatusReply: the queues of all shards together.
+
+    It includes only queues that received a request since their shard started. The counters begin at the start
+    of the engine."""
 
     queues: U64
     ready: Seq
@@ -112,20 +115,20 @@ class QueuesStatus(Message, frozen=True):
 
 
 class GroupsStatus(Message, frozen=True):
-    """The consumer groups of all shards together."""
+    """Part of EngineStatusReply: the consumer groups of all shards together."""
 
     groups: U64
     lag: Seq
-    """Records that are not done."""
+    """Number of records that are not acked."""
     pending: Seq
-    """Of them, those that were given out."""
+    """Those of `lag` that were delivered."""
     members: U64
     floor_age_s: float
-    """For how long the floor that has stood longest has not moved, of groups that are behind."""
+    """Of all groups that lag: the longest time for which a floor has not moved."""
 
 
 class EngineStatusReply(Message, frozen=True):
-    """The engine at a glance."""
+    """Reply to EngineStatus."""
 
     engine_id: Name
     version: Name
@@ -138,29 +141,32 @@ class EngineStatusReply(Message, frozen=True):
     processes: list[ProcessStatus]
     recovery_s: float = 0.0
     pressure: list[PressureStatus] = []
-    """Of the instance, unless nobody schedules, then of each shard."""
+    """First the instance, if there are schedulers, then each shard."""
     delivery: DeliveryStatus | None = None
-    """None: nobody schedules."""
+    """None: the engine has no schedulers."""
     routers: U64 = 0
     router_lag: Seq = 0
-    """Positions of sources that are not forwarded yet, summed over routers."""
+    """Positions of sources that are not forwarded yet, summed over all routers."""
     queues: QueuesStatus | None = None
     groups: GroupsStatus | None = None
     disk_missing_bytes: Seq = 0
-    """So much more must be free before records are taken; 0 = they are."""
+    """Bytes that must become free before the engine accepts records; 0 = it accepts them."""
     findings: U64 = 0
-    """What the scrub found wrong since the start."""
+    """Number of faults that the scrub found since the start."""
     quarantined: U64 = 0
-    """Segments whose data part is damaged."""
+    """Number of segments with a damaged data part."""
 
 
 class Drain(Message, frozen=True):
-    """Supervisor -> actor: finish what you hold, then exit. SIGTERM means the same."""
+    """Supervisor to actor: finish the current work and exit. No reply. SIGTERM has the same effect.
+
+    No component sends or handles this message at present: the supervisor sends SIGTERM.
+    """
 
 
 class EngineStop(Message, frozen=True):
-    """Operator -> supervisor: stop the engine in good order."""
+    """Operator to supervisor: stop the engine in good order. Reply: EngineStopping."""
 
 
 class EngineStopping(Message, frozen=True):
-    """The engine is stopping."""
+    """Reply to EngineStop: the stop begins."""

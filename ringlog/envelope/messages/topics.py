@@ -1,4 +1,4 @@
-"""Topics: making, finding, changing and removing them."""
+"""Topics: create, resolve, configure and delete them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from ringlog.envelope.messages.ranges import U32, U64, Name, Place, Seq
 
 
 class TopicPut(Message, frozen=True):
-    """Create or configure a topic (T-1..T-7). `config` holds fields of semantics section 5 by name."""
+    """Client, gateway, scheduler or supervisor to home shard, client to gateway: create or configure a topic.
+
+    Reply: TopicInfo. `config` has the topic's settings by name.
+    """
 
     topic: Name
     config: dict[str, Any] = {}
     mode: Name = "upsert"
-    """`upsert` = PUT; `create` refuses nothing but leaves an existing topic as it is; `merge` changes
-    only the named fields of an existing topic and is topic_not_found for an absent one; `update` is `merge`
-    for an existing topic and `create` for an absent one."""
+    """`upsert` replaces the configuration or creates the topic. `create` keeps an existing topic as it is.
+    `merge` changes only the named fields; it fails with topic_not_found if there is no such topic. `update`
+    is `merge` for an existing topic and `create` otherwise."""
 
 
 class TopicInfo(Message, frozen=True):
-    """A topic as it stands: identity, place and configuration. Also the reply to TopicPut."""
+    """Reply to TopicPut and TopicResolve: identity, location and configuration of a topic."""
 
     topic: Name
     topic_id: U64
@@ -33,20 +36,28 @@ class TopicInfo(Message, frozen=True):
 
 
 class TopicResolve(Message, frozen=True):
-    """Who is this topic? Never creates."""
+    """Client, gateway or scheduler to the home shard, client to gateway: resolve a topic.
+
+    Reply: TopicInfo.
+
+    The request never creates a topic.
+    """
 
     topic: Name
 
 
 class TopicState(Message, frozen=True):
-    """State of a topic (TS-1); never creates. `touch` refreshes last_read_ts."""
+    """Client or scheduler to shard, client to gateway: query the state of a topic. Reply: TopicStateReply.
+
+    The request never creates a topic. `touch` updates last_read_ts.
+    """
 
     topic: Name
     touch: bool = True
 
 
 class TopicStateReply(Message, frozen=True):
-    """Fields of semantics section 6, milliseconds for stamps."""
+    """Reply to TopicState, and a row of TopicListReply. Times in milliseconds."""
 
     topic: Name
     topic_id: U64
@@ -62,19 +73,24 @@ class TopicStateReply(Message, frozen=True):
     last_read_ts: Seq | None
     config: dict[str, Any]
     held_by: Name = ""
-    """The consumer group for which records stay that caps or TTL would have taken (retain_until_acked)."""
+    """Consumer group for which the topic keeps records beyond its caps or TTL (retain_until_acked)."""
     is_fed: bool = False
-    """Routers lead to it; see Located."""
+    """Routers lead to the topic; see Located."""
     keys: Seq = 0
-    """Idempotency keys and dedup ids remembered."""
+    """Number of remembered idempotency keys and dedup ids."""
     keys_forgotten: Seq = 0
-    """Those that had to make room before their window was over, since the shard's last start."""
+    """Number of keys that were dropped before the end of their window, for lack of space, since the shard
+    started."""
     missing_part: str = ""
-    """The missing or unreadable file for which reads and writes are refused (TopicHalted); "" = none is."""
+    """Missing or unreadable file for which reads and writes are refused (TopicHalted); "" = none."""
 
 
 class TopicList(Message, frozen=True):
-    """Names after `after`, in byte order, at most `page_size` (T-10..T-14). One shard's share."""
+    """Client to every shard, client to gateway: list topics of the receiver. Reply: TopicListReply.
+
+    By name in byte order, above `after`, at most `page_size`. A shard lists only its own topics, a gateway
+    all.
+    """
 
     prefix: Name = ""
     after: Name = ""
@@ -82,21 +98,24 @@ class TopicList(Message, frozen=True):
 
 
 class TopicListReply(Message, frozen=True):
-    """One page of one shard; `more` = further names exist."""
+    """Reply to TopicList: one page; `more` = further names exist."""
 
     topics: list[TopicStateReply]
     more: bool
 
 
 class TopicDelete(Message, frozen=True):
-    """Remove a topic and all it holds (T-15..T-18)."""
+    """Client to shard or gateway: delete a topic and all its records. Reply: TopicDeleted."""
 
     topic: Name
     if_empty: bool = False
 
 
 class TopicDeleted(Message, frozen=True):
-    """`deleted` is false when there was no such topic. `routers` led to it, and went with it."""
+    """Reply to TopicDelete. `deleted` is false if there was no such topic.
+
+    `routers` led to it and are deleted with it.
+    """
 
     topic: Name
     deleted: bool

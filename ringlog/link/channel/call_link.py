@@ -1,8 +1,8 @@
-"""A client's end of the ring through which one shard takes its requests about jobs (call_ring).
+"""Client's end of the call ring to one shard: job requests through shared memory (call_ring).
 
-Asked for with the first such request, of use as long as the connection lasts. What finds no room in it, and
-everything while there is none, goes through the socket; answers come by either. Requests keep their numbers:
-when the connection ends, or the ring does, those without an answer are sent again by whoever has them (peer).
+The client requests the ring with the first job request and uses it while the connection lasts. A request goes
+through the socket if it does not fit, or if there is no ring; replies arrive on either way. Requests keep
+their correlation ids. When the connection or the ring ends, the Peer sends the unanswered requests again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ASK_NS = 5_000 * MS
 
 
 class CallLink:
-    """One shard's. Not thread-safe."""
+    """Call ring to one shard. Not thread-safe."""
 
     def __init__(self, shard: int, *, clock: Clock, fds: FdSet) -> None:
         self._shard = shard
@@ -37,20 +37,20 @@ class CallLink:
 
     @property
     def fd(self) -> int:
-        """Readable when there are answers; -1 while there is no ring."""
+        """Descriptor that is readable when replies arrived; -1 without a ring."""
         return -1 if self._ring is None else self._ring.fileno()
 
     @property
     def open_requests(self) -> int:
-        """Sent through the ring, and not answered."""
+        """Number of requests that were sent through the ring and have no reply."""
         return 0 if self._peer is None else self._peer.fast_path_requests
 
     def spin_word(self) -> tuple[memoryview, int] | None:
-        """The word that another value than this means answers in; None without a ring."""
+        """Return the word to spin on, and its value now; another value means replies. None without a ring."""
         return None if self._ring is None else self._ring.spin_word()
 
     def request_ring(self, peer: Peer, shm_dir: str, is_asleep: Callable[[], bool]) -> None:
-        """Ask for a ring, unless that was done on this connection."""
+        """Request a ring, unless that was done on this connection."""
         if self._asked is not None or not peer.is_up:
             return
         deadline_ns = self._clock.monotonic_ns() + _ASK_NS
@@ -64,7 +64,8 @@ class CallLink:
             return
         if asked.error is not None:
             if isinstance(asked.error, ConnectionTrouble):
-                self._asked = None  # Asked again with the next request; it is the same ring then.
+                # The next job request repeats this. A slow shard then returns the same ring.
+                self._asked = None
             return
         name = asked.result().message.name
         if not name:
@@ -72,14 +73,14 @@ class CallLink:
         try:
             self._ring = CallClient(shm_dir, name)
         except (BoardError, RingError):
-            return  # No descriptor, or no memory to map it: the shard removes it.
+            return  # No descriptor, or no memory for the mapping. The shard removes the ring.
         self._shard_bell = BellRinger(shard_bell(shm_dir, self._shard))
         self._is_asleep, self._peer = is_asleep, peer
         self._fds.watch(self._ring.fileno())
         peer.fast_path = self
 
     def send(self, data: bytes) -> bool:
-        """Send a request; False when it is to go through the socket."""
+        """Send a request. Return False if it must go through the socket."""
         ring = self._ring
         if ring is None:
             return False
@@ -94,7 +95,7 @@ class CallLink:
         return True
 
     def pump(self) -> bool:
-        """Take answers; True when there were some."""
+        """Process replies. Return True if there were any."""
         ring, peer = self._ring, self._peer
         if ring is None or peer is None:
             return False
@@ -113,25 +114,28 @@ class CallLink:
         return True
 
     def arm(self, *, is_wanted: bool) -> None:
-        """Be woken for answers, or not any more."""
+        """Request wake-ups for replies, or cancel the request."""
         wants = is_wanted and self.open_requests > 0
         if wants is not self._is_armed and self._ring is not None:
             self._is_armed = wants
             self._ring.set_wakeup(is_wanted=wants)
 
     def on_bell(self) -> None:
-        """The bell rang."""
+        """Clear the bell."""
         if self._ring is not None:
             self._ring.drain_bell()
 
     def _lose(self) -> None:
-        """The ring is of no use any more: what it did not answer goes through the socket."""
+        """Give up the ring, because it is closed or corrupt.
+
+        Its unanswered requests go through the socket.
+        """
         peer = self._detach_ring()
         if peer is not None:
             peer.close_fast_path(is_up=True)
 
     def drop_ring(self) -> None:
-        """The connection is gone, and its ring with it."""
+        """Give up the ring, because the connection ended."""
         self._asked = None
         peer = self._detach_ring()
         if peer is not None:
@@ -147,7 +151,7 @@ class CallLink:
         return peer
 
     def close_after_fork(self) -> None:
-        """After a fork: close our copies."""
+        """Close the copies of descriptors in the child after a fork."""
         ring, self._ring = self._ring, None
         if ring is not None:
             self._close(ring)

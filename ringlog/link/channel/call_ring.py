@@ -1,23 +1,23 @@
-"""Requests of one client on the host to one shard, and their answers, in shared memory instead of a socket.
+"""Job requests of one client on the host to one shard, and the replies, in shared memory instead of a socket.
 
-A file with two rings of bytes, made by the shard: requests one way, answers the other. Each is written by
-one process and read by one. A message is a word with its length and the bytes, padded to whole words; it may
-run over the end of its ring and go on at the beginning. In words of 64 bits, behind a header page as of all
-board files (board/layout):
+The shard creates a file with two byte rings: one for requests, one for replies. Each ring has one writer and
+one reader process. A message is a word with its length and then the bytes, padded to whole words. It may wrap
+from the end of its ring to the beginning. The layout in words of 64 bits, after the header page of all board
+files (board/layout):
 
 word              part                written by
-64                requests written    client      bytes ever
-80                requests taken      shard
-96                answers written     shard
-112               answers taken       client
-128               wants               client      1: ring my bell behind an answer
-144               closed              shard       1: it reads no more; use the socket
+64                requests written    client      total bytes
+80                requests read       shard
+96                replies written     shard
+112               replies read        client
+128               wants               client      1: ring the client's bell after a reply
+144               closed              shard       1: the shard does not read any more; use the socket
 512               requests, CALL_RING_BYTES
-512 + bytes/8     answers, CALL_RING_BYTES
+512 + bytes/8     replies, CALL_RING_BYTES
 
-The client holds a lock on the file as long as it lives and uses it: so the shard knows when to remove it.
-What either reads is copied before it is looked at, and the other's words are believed only within their
-bounds: who breaks them is left to the socket.
+The client holds a lock on the file while it uses it, so the shard can detect when to remove the file. Each
+side copies bytes before it validates them, and accepts words of the other side only within their bounds. If
+the other side violates them, the two continue through the socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ringlog.errors import RingError
 from ringlog.limits import CALL_BYTES_MAX, CALL_RING_BYTES
 from ringlog.ring.doorbell import BellListener, BellRinger, make_bell
 
-if sys.platform != "win32":  # Where clients go by TCP, and import this all the same.
+if sys.platform != "win32":  # Windows clients connect by TCP only, but they import this module.
     import fcntl
 
 BELL = ".bell"
@@ -44,12 +44,12 @@ _RING_WORDS = CALL_RING_BYTES // 8
 
 
 def calls_prefix(shard: int) -> str:
-    """What the names of a shard's call rings begin with."""
+    """Return the prefix of the file names of a shard's call rings."""
     return f"calls-{shard:02d}-"
 
 
 class _ByteRing:
-    """One of the two rings: its words, and its bytes."""
+    """One of the two rings: its words and its bytes."""
 
     def __init__(self, file: BoardFile, written: int, taken: int, at: int) -> None:
         self.path = file.path
@@ -60,24 +60,24 @@ class _ByteRing:
         self.written, self.taken = written, taken
 
     def broken(self, **words: Any) -> RingError:
-        """The other's words cannot be."""
+        """Return the error for impossible words of the other side."""
         return RingError("words of a call ring make no sense", path=self.path, **words)
 
     def release(self) -> None:
-        """Before the file is unmapped."""
+        """Release the views; required before the file is unmapped."""
         self.data.release()
         self.lengths.release()
 
 
 class _ByteRingWriter(_ByteRing):
-    """The end that writes messages."""
+    """The writer of messages."""
 
     def __init__(self, file: BoardFile, written: int, taken: int, at: int) -> None:
         super().__init__(file, written, taken, at)
         self._head = self._tail = 0
 
     def put(self, message: bytes) -> bool:
-        """Publish a message; False when there is no room for it. Raises RingError."""
+        """Publish a message. Return False if there is no space. Raises RingError."""
         size = len(message)
         needed = 8 + (size + 7 & ~7)
         if size > CALL_BYTES_MAX:
@@ -99,14 +99,14 @@ class _ByteRingWriter(_ByteRing):
             split = CALL_RING_BYTES - at
             self.data[at:] = message[:split]
             self.data[: size - split] = message[split:]
-        # The one store that makes it visible.
+        # This single store publishes the message.
         self._head += needed
         self.words[self.written] = self._head
         return True
 
 
 class _ByteRingReader(_ByteRing):
-    """The end that takes them."""
+    """The reader of messages."""
 
     def __init__(self, file: BoardFile, written: int, taken: int, at: int) -> None:
         super().__init__(file, written, taken, at)
@@ -114,15 +114,15 @@ class _ByteRingReader(_ByteRing):
 
     @property
     def has_messages(self) -> bool:
-        """Is there anything to take? One load."""
+        """True if there is a message. Costs one load."""
         return self.words[self.written] != self._tail
 
     def spin_word(self) -> tuple[memoryview, int]:
-        """A word, and its value as long as there is nothing to take."""
+        """Return the word to spin on, and its value while there is no message."""
         return self.words[self.written : self.written + 1], self._tail
 
     def take_messages(self, most: int) -> list[bytes]:
-        """Up to `most` messages, private copies, in order; raises RingError."""
+        """Return up to `most` messages in order, as private copies. Raises RingError."""
         head, tail = self.words[self.written], self._tail
         if not 0 <= head - tail <= CALL_RING_BYTES or head & 7:
             raise self.broken(written=head, taken=tail)
@@ -149,7 +149,7 @@ class CallServer:
     """The shard's end."""
 
     def __init__(self, dir: str, name: str, shard: int) -> None:
-        """Make the ring `name` and its bell; raises BoardError without room, RingError without a bell."""
+        """Create the ring `name` and its bell. Raises BoardError without space, RingError without a bell."""
         self.name = name
         self.path = os.path.join(dir, name)
         identity = layout.encode_identity(layout.CALLS_MAGIC, shard, _ROWS, 0)
@@ -167,29 +167,32 @@ class CallServer:
 
     @property
     def has_requests(self) -> bool:
-        """Are there requests? Asked of all rings in every turn."""
+        """True if there are requests. Read for every ring in every pass of the shard's loop."""
         requests = self._in
         return requests.words[requests.written] != requests._tail
 
     def spin_word(self) -> tuple[memoryview, int]:
-        """A word, and its value as long as there are none."""
+        """Return the word to spin on, and its value while there are no requests."""
         return self._in.spin_word()
 
     def take_requests(self, most: int) -> list[bytes]:
-        """Requests, in order; raises RingError."""
+        """Return requests in order. Raises RingError."""
         return self._in.take_messages(most)
 
     def send_reply(self, data: bytes) -> bool:
-        """Answer, and `ring` soon; False when there is no room. Raises RingError."""
+        """Publish a reply; the caller then calls `ring`. Return False if there is no space.
+
+        Raises RingError.
+        """
         return self._out.put(data)
 
     def ring(self) -> None:
-        """Wake the client behind answers, if it sleeps."""
+        """Wake the client after replies, if it requested that."""
         if self._file.words[_WANTS]:
             self._bell.ring()
 
     def has_client(self) -> bool:
-        """Does a client hold its end?"""
+        """Return True if a client uses its end."""
         try:
             fd, _ = shm.open_file(self.path, RingError)
         except RingError:
@@ -203,7 +206,7 @@ class CallServer:
         return False
 
     def close(self) -> None:
-        """Say that nobody reads it any more, unmap and remove it. Idempotent."""
+        """Mark the ring as closed, unmap it and remove the file. Idempotent."""
         if not self._is_open:
             return
         self._is_open = False
@@ -220,7 +223,10 @@ class CallClient:
     """The client's end."""
 
     def __init__(self, dir: str, name: str) -> None:
-        """Raises BoardError or RingError when it is not there any more, or somebody else uses it."""
+        """Open the ring.
+
+        Raises BoardError or RingError if it does not exist any more or another process uses it.
+        """
         path = os.path.join(dir, name)
         self._lock = _lock(path)
         try:
@@ -238,41 +244,41 @@ class CallClient:
         self._in = _ByteRingReader(self._file, _ANSWERS, _ANSWERS_TAKEN, 1)
 
     def fileno(self) -> int:
-        """Readable when there are answers, and we wanted to know."""
+        """Return a descriptor that is readable when replies arrived after `set_wakeup`."""
         return self._bell.fileno()
 
     @property
     def has_replies(self) -> bool:
-        """Are there answers?"""
+        """True if there are replies."""
         return self._in.has_messages
 
     def spin_word(self) -> tuple[memoryview, int]:
-        """A word, and its value as long as there are none."""
+        """Return the word to spin on, and its value while there are no replies."""
         return self._in.spin_word()
 
     @property
     def is_closed(self) -> bool:
-        """Its shard reads it no more."""
+        """True if the shard does not read the ring any more."""
         return bool(self._file.words[_CLOSED])
 
     def set_wakeup(self, *, is_wanted: bool) -> None:
-        """Say whether to be woken for answers."""
+        """Request wake-ups for replies, or cancel the request."""
         self._file.words[_WANTS] = int(is_wanted)
 
     def drain_bell(self) -> None:
-        """Forget that the bell rang; then look."""
+        """Clear the bell; the caller then reads the replies."""
         self._bell.drain()
 
     def send(self, data: bytes) -> bool:
-        """Publish a request; False when there is no room. Raises RingError."""
+        """Publish a request. Return False if there is no space. Raises RingError."""
         return self._out.put(data)
 
     def take_replies(self) -> list[bytes]:
-        """Answers, in order; raises RingError."""
+        """Return replies in order. Raises RingError."""
         return self._in.take_messages(_ANSWERS_PER_TAKE)
 
     def close(self) -> None:
-        """Unmap, and let go of bell and lock. Idempotent."""
+        """Unmap the file, and close bell and lock. Idempotent."""
         if self._lock < 0:
             return
         for end in (self._in, self._out):
@@ -297,13 +303,13 @@ def _lock(path: str) -> int:
 
 
 def remove_call_ring(path: str) -> None:
-    """Remove a call ring and its bell, as far as they are there."""
+    """Remove a call ring and its bell, if they exist."""
     shm.remove_file(path)
     shm.remove_file(path + BELL)
 
 
 def remove_stale_call_rings(dir: str, shard: int) -> None:
-    """Remove what an incarnation before left: its clients ask for rings anew."""
+    """Remove the rings of an earlier incarnation. Its clients request new ones."""
     for name in os.listdir(dir):
         if name.startswith(calls_prefix(shard)):
             shm.remove_file(os.path.join(dir, name))

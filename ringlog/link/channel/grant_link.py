@@ -1,7 +1,7 @@
-"""A client's end of the turns that one scheduler gives it through shared memory (turn_ring).
+"""Client's end of the grant ring of one scheduler: grants through shared memory (grant_ring).
 
-Asked for when the connection is made, of use as long as that lasts. Where there is no ring, or it cannot be
-opened here, turns come as messages.
+The client requests the ring with the connection and uses it while the connection lasts. Without a ring, or if
+the client cannot open it, grants come as messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ASK_NS = 5_000 * MS
 
 
 class GrantLink:
-    """One scheduler's. Not thread-safe."""
+    """Grant ring of one scheduler. Not thread-safe."""
 
     def __init__(self, scheduler: int, *, clock: Clock, fds: FdSet, hears: SchedulerListener) -> None:
         self._scheduler = scheduler
@@ -29,11 +29,11 @@ class GrantLink:
 
     @property
     def fd(self) -> int:
-        """Readable when there are turns; -1 while there is no ring."""
+        """Descriptor that is readable when grants arrived; -1 without a ring."""
         return -1 if self._ring is None else self._ring.fileno()
 
     def request_ring(self, peer: Peer, shm_dir: str) -> None:
-        """The connection is new: ask for a ring, in front of everything else."""
+        """Request a ring, as the first request on a new connection."""
         self.drop_ring()
         asked = self._asked = peer.request(OpenTurns(), self._deadline_ns(), is_patient=False)
         asked.when_done(lambda done: self._answered(done, peer, shm_dir))
@@ -43,7 +43,8 @@ class GrantLink:
             return
         if asked.error is not None:
             if isinstance(asked.error, ConnectionTrouble) and peer.is_up:
-                # Too slow, not unwilling: it may make a ring all the same, and tell us nothing but there.
+                # The scheduler is slow and did not refuse: it may still create a ring and then send grants
+                # only there.
                 self.request_ring(peer, shm_dir)
             return
         name = asked.result().message.name
@@ -52,14 +53,17 @@ class GrantLink:
         try:
             self._ring = GrantReader(shm_dir, name)
         except (BoardError, RingError):
-            # No descriptor, or no memory to map it.
+            # No descriptor, or no memory for the mapping.
             self._request_messages(peer)
             return
         self._fds.watch(self._ring.fileno())
         self.pump()
 
     def _request_messages(self, peer: Peer) -> None:
-        """Turns are to come as messages. What is in the ring already is told again behind the answer."""
+        """Request grants as messages.
+
+        After the reply the reader checks every feed, because grants in the ring are lost.
+        """
 
         def answered(asked: Pending[PeerReply]) -> None:
             if asked.error is None:
@@ -74,13 +78,13 @@ class GrantLink:
         return self._clock.monotonic_ns() + _ASK_NS
 
     def on_bell(self) -> None:
-        """The bell rang."""
+        """Clear the bell and read grants."""
         if self._ring is not None:
             self._ring.drain_bell()
             self.pump()
 
     def pump(self) -> bool:
-        """Take turns; True when there were some."""
+        """Read grants. Return True if there were any."""
         ring = self._ring
         if ring is None or not ring.has_grants:
             return False
@@ -91,7 +95,7 @@ class GrantLink:
         return True
 
     def drop_ring(self) -> None:
-        """The connection is gone, and its ring with it."""
+        """Give up the ring, because the connection ended."""
         self._asked = None
         ring, self._ring = self._ring, None
         if ring is not None:
@@ -99,7 +103,7 @@ class GrantLink:
             ring.close()
 
     def close_after_fork(self) -> None:
-        """After a fork: close our copies."""
+        """Close the copies of descriptors in the child after a fork."""
         ring, self._ring = self._ring, None
         if ring is not None:
             ring.close()

@@ -1,8 +1,8 @@
-"""Turns that a scheduler gives to one client on its host, in shared memory instead of a message.
+"""Grants of a scheduler to one client on its host, in shared memory instead of messages.
 
-A ring of rows (row_ring) for each such client, made by the scheduler, and a named pipe beside it as a bell.
-Row: as in the message Turns. What is told is a hint and a permission, so a reader that was overrun says
-which turns it has and is told the others again; with credit as it is by default nobody is.
+The scheduler creates a ring of rows (row_ring) for each such client, and a named pipe next to it as a bell. A
+row is as in the message Turns. A grant is a hint and a permission, so a reader that was overrun checks all
+its feeds itself. With the default credit no reader is overrun.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BELL = ".bell"
 
 
 def grants_prefix(scheduler: int) -> str:
-    """What the names of a scheduler's rings begin with."""
+    """Return the prefix of the file names of a scheduler's grant rings."""
     return f"turns-{scheduler:02d}-"
 
 
@@ -31,7 +31,7 @@ class GrantWriter:
     """The scheduler's end."""
 
     def __init__(self, dir: str, name: str, scheduler: int) -> None:
-        """Make the ring `name` and its bell; raises BoardError without room, RingError without a bell."""
+        """Create the ring `name` and its bell. Raises BoardError without space, RingError without a bell."""
         self.name = name
         self.path = os.path.join(dir, name)
         identity = layout.encode_identity(layout.GRANTS_MAGIC, scheduler, GRANT_RING_ROWS, 0)
@@ -45,12 +45,12 @@ class GrantWriter:
         self._bell = BellRinger(self.path + BELL)
 
     def write_grants(self, rows: array[int]) -> None:
-        """Give turns: eight words each."""
+        """Write grants, eight words each, and wake the client."""
         self._ring.add_words(rows)
         self._bell.ring()
 
     def close(self) -> None:
-        """Unmap and remove; who still reads keeps what it has mapped."""
+        """Unmap and remove the ring. A reader keeps its own mapping."""
         self._ring.close()
         self._bell.close()
         remove_grant_ring(self.path)
@@ -60,7 +60,7 @@ class GrantReader:
     """The client's end."""
 
     def __init__(self, dir: str, name: str) -> None:
-        """Raises BoardError or RingError when it is not there any more."""
+        """Open the ring. Raises BoardError or RingError if it does not exist any more."""
         path = os.path.join(dir, name)
         self._bell = BellListener(path + BELL)
         try:
@@ -70,36 +70,36 @@ class GrantReader:
             raise
 
     def fileno(self) -> int:
-        """Readable when there are turns."""
+        """Return a descriptor that is readable when grants arrived."""
         return self._bell.fileno()
 
     @property
     def has_grants(self) -> bool:
-        """Is there anything to take?"""
+        """True if there are grants to read."""
         return self._ring.has_rows
 
     def drain_bell(self) -> None:
-        """Forget that the bell rang; then look."""
+        """Clear the bell; the caller then reads the grants."""
         self._bell.drain()
 
     def take_grants(self) -> RowsRead:
-        """The turns since the last time."""
+        """Return the grants since the last call."""
         return self._ring.take_rows()
 
     def close(self) -> None:
-        """Unmap, and let go of the bell. Idempotent."""
+        """Unmap the ring and close the bell. Idempotent."""
         self._ring.close()
         self._bell.close()
 
 
 def remove_grant_ring(path: str) -> None:
-    """Remove a ring of turns and its bell, as far as they are there."""
+    """Remove a grant ring and its bell, if they exist."""
     shm.remove_file(path)
     shm.remove_file(path + BELL)
 
 
 def remove_stale_grant_rings(dir: str, scheduler: int) -> None:
-    """Remove what an incarnation before left: its clients ask for rings anew."""
+    """Remove the rings of an earlier incarnation. Its clients request new ones."""
     for name in os.listdir(dir):
         if name.startswith(grants_prefix(scheduler)):
             shm.remove_file(os.path.join(dir, name))

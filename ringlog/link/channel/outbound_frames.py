@@ -1,9 +1,9 @@
-"""Runs of frames on their way: handed over together, matched with settle entries together. Pure.
+"""Runs of frames in flight: submitted together and matched with settle entries together. Pure.
 
-A run is any number of whole frames of one topic and one producer in one private buffer. The client
-keeps it until every frame has its entry, so that what was in a ring that is gone can be sent again.
-Entries come in the order of the frames, so matching compares one stretch of positions with another
-and costs the same for one frame and for ten thousand.
+A run is any number of whole frames of one topic and one producer in one private buffer. The client keeps it
+until every frame has its entry, so that frames of a lost ring can be sent again. Entries arrive in the order
+of the frames, so matching compares two ranges of positions. The cost is the same for one frame and for
+10,000.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ I64 = NDArray[np.int64]
 
 
 class OutboundFrames:
-    """Frames `offsets[i]:offsets[i + 1]` of `buffer`, i < count. Subclasses say what their fate means."""
+    """Frames `offsets[i]:offsets[i + 1]` of `buffer`, i < count.
+
+    Subclasses handle the results of the frames.
+    """
 
     __slots__ = (
         "buffer",
@@ -45,24 +48,24 @@ class OutboundFrames:
         self.offsets = offsets
         self.count = len(offsets) - 1
         self.frame_bytes = 0
-        """Size of every frame, where several of one size were stamped; else 0."""
+        """Size of every frame, if several frames of one size were stamped; else 0."""
         self.deadline_ns = deadline_ns
-        """When it is given up; the owner sees to it and sets `is_abandoned`."""
+        """Time at which the run is given up. The owner observes it and sets `is_abandoned`."""
         self.pushed = 0
-        """Frames handed to a ring or a socket; those before it may have reached the engine."""
+        """Number of frames that were pushed into a ring or sent. The engine may have received them."""
         self.was_rewound = False
-        """Frames of it were in a ring that is of no use any more: they may have been applied all the same."""
+        """Frames of the run were in a ring that is lost. The engine may have applied them all the same."""
         self.settled = 0
-        """Frames whose entry has come; they are the first ones."""
+        """Number of frames with a settle entry; these are the first ones."""
         self.is_abandoned = False
-        """Nobody waits for it any more: what was not pushed must not be pushed."""
+        """The owner does not wait any more: frames that were not pushed must not be pushed."""
 
     def on_entries(self, first: int, entries: SettleEntries) -> None:
-        """Frames first, first + 1, … have these entries."""
+        """Handle the settle entries of the frames from row `first` on."""
         raise NotImplementedError
 
     def on_failed(self, first: int, count: int, error: RinglogError) -> None:
-        """Frames first to first + count - 1 got no entries, for this reason."""
+        """Handle the failure of frames first to first + count - 1, which get no entries."""
         raise NotImplementedError
 
     def take_entries(self, entries: SettleEntries) -> None:
@@ -72,7 +75,7 @@ class OutboundFrames:
         self.on_entries(first, entries)
 
     def fail_next(self, count: int, error: RinglogError) -> None:
-        """The next `count` frames get no entries."""
+        """Fail the next `count` frames, which get no entries."""
         first = self.settled
         self.settled += count
         self.pushed = max(self.pushed, self.settled)
@@ -80,27 +83,27 @@ class OutboundFrames:
 
     @property
     def disable_backpressure(self) -> bool:
-        """Pressure is no reason to refuse it, where it goes by message (G-12)."""
+        """Frames that are sent by message must not be refused for pressure."""
         return False
 
     @property
     def was_sent(self) -> bool:
-        """Something of it may have reached the engine, now or through an earlier ring."""
+        """The engine may have received a part of the run, now or through an earlier ring."""
         return self.pushed > 0 or self.was_rewound
 
     def rewind(self) -> int:
-        """What is not settled is to be pushed again; returns how many frames that were pushed."""
+        """Mark all unsettled frames as not pushed. Return the number of those that were pushed."""
         count = self.pushed - self.settled
         self.was_rewound |= count > 0
         self.pushed = self.settled
         return count
 
     def size_of(self, row: int) -> int:
-        """Bytes of one frame."""
+        """Return the size of one frame in bytes."""
         return int(self.offsets[row + 1] - self.offsets[row])
 
     def first_larger(self, frame_bytes: int) -> int:
-        """Row of the first frame not pushed that is larger than this; `count` when there is none."""
+        """Return the row of the first unpushed frame that is larger than this; `count` if there is none."""
         if len(self.buffer) <= frame_bytes:
             return self.count
         larger = np.diff(self.offsets[self.pushed :]) > frame_bytes
@@ -108,26 +111,32 @@ class OutboundFrames:
         return self.pushed + at if larger[at] else self.count
 
     def view(self, start: int, stop: int) -> memoryview:
-        """The bytes of frames start to stop - 1."""
+        """Return the bytes of frames start to stop - 1."""
         return memoryview(self.buffer)[int(self.offsets[start]) : int(self.offsets[stop])]
 
     def stamp(
         self, *, topic_id: int, epoch: int, producer_id: int, first_producer_seq: int, follows: bool = False
     ) -> None:
-        """Write identity into the headers; frame i gets producer_seq first + i. Not after pushing.
+        """Write the identity into the headers: frame i gets producer_seq first + i.
 
-        Each frame follows the one before (layout.FLAG_FOLLOWS), the first one too if `follows`.
+        Not allowed after a push.
+
+        Each frame follows the previous one (layout.FLAG_FOLLOWS); with `follows` the first frame follows an
+        earlier one.
         """
         self.frame_bytes = kernel.stamp(
             self.buffer, self.offsets, topic_id, epoch, producer_id, first_producer_seq, follows
         )
 
     def put_claim(self, claim: int) -> None:
-        """Every frame says under which claim its named producer sends it."""
+        """Write the claim of the named producer into every frame."""
         np.frombuffer(self.buffer, dtype="<u8")[(self.offsets[:-1] >> 3) + layout.W_BASE_SEQ] = claim
 
     def set_follows_flags(self, *, first: bool) -> None:
-        """Every frame follows the one before it (layout.FLAG_FOLLOWS), the first one if `first`."""
+        """Mark every frame as following the previous one (layout.FLAG_FOLLOWS).
+
+        The first frame is marked only if `first`.
+        """
         words = np.frombuffer(self.buffer, dtype="<u8")
         tails = (self.offsets[:-1] >> 3) + layout.W_TAIL
         words[tails] |= FOLLOWS
@@ -135,7 +144,7 @@ class OutboundFrames:
             words[tails[0]] ^= FOLLOWS
 
     def copy_frames(self, rows: NDArray[Any]) -> tuple[bytearray, I64]:
-        """Copy the chosen frames into a buffer of their own: (buffer, offsets)."""
+        """Copy the chosen frames into a new buffer. Return (buffer, offsets)."""
         view = memoryview(self.buffer)
         spans = [(int(self.offsets[row]), int(self.offsets[row + 1])) for row in rows]
         offsets = np.zeros(len(spans) + 1, dtype=np.int64)
@@ -144,23 +153,23 @@ class OutboundFrames:
 
 
 class InFlight:
-    """Frames in one ring, oldest first, with their positions."""
+    """Frames in one ring with their positions, oldest first."""
 
     def __init__(self) -> None:
         self._stretches: deque[tuple[OutboundFrames, range | I64]] = deque()
-        self._matched = 0  # Frames of the first stretch that have their entry.
+        self._matched = 0  # Number of frames of the first entry of `_stretches` that are settled.
         self.frames = 0
 
     def add(self, run: OutboundFrames, positions: Any) -> None:
-        """The next frames of `run` lie at these positions, behind all others."""
+        """Add the next frames of `run`, which are at these positions, after all others."""
         placed = positions if isinstance(positions, range) else np.asarray(positions, dtype=np.int64)
         self._stretches.append((run, placed))
         self.frames += len(placed)
 
     def match(self, entries: SettleEntries) -> int:
-        """Hand entries, as they came from the ring, to their runs; return how many there were.
+        """Pass settle entries of the ring to their runs. Return their number.
 
-        Raises RingError when an entry is not that of the oldest frame without one.
+        Raises RingError if an entry does not belong to the oldest unsettled frame.
         """
         start, total = 0, len(entries)
         while start < total and self._stretches:
@@ -185,7 +194,7 @@ class InFlight:
         return start
 
     def drain(self) -> list[OutboundFrames]:
-        """Forget all, and return the runs that have unsettled frames, oldest first, each once."""
+        """Remove all frames. Return the runs with unsettled frames, oldest first, each once."""
         runs = list(dict.fromkeys(run for run, _ in self._stretches))
         self._stretches.clear()
         self._matched = self.frames = 0

@@ -1,16 +1,16 @@
-"""RingChannel: frames to one shard through a ring, and their settlements back.
+"""RingChannel: frames to one shard through a ring, and their settlements.
 
-Runs wait in the outbox until the ring has room, then they are in flight until they are settled. The
-ring is opened with the first run and again whenever it is gone; what was in flight goes back to the
-front of the outbox, in order, and is pushed again under the same producer numbers, which the shard
-recognises.
+Runs wait in the outbox until the ring has space. Then they are in flight until they are settled. The first
+run opens the ring. If the ring is lost, the channel opens another one. Frames that were in flight return to
+the front of the outbox, in order, and are pushed again under the same producer numbers, so the shard
+recognizes them.
 
-A ring begins small. When it was full, or a frame is too large for it, a larger one is asked for, up to
-`run.ring_bytes`; the channel moves to it once the old ring is empty, so that frames keep their order.
+The first ring is small. If it was full, or a frame is too large for it, the channel requests a larger one, up
+to `run.ring_bytes`. The channel switches when the old ring is empty, so that frames keep their order.
 
-Frames that are too large for the largest ring, and all frames while shared memory has no room for a ring, go
-by Append message, and everything behind them waits until they are answered: a lower producer number must
-never arrive after a higher one.
+Two kinds of frames go by Append message: frames that are too large for the largest ring, and all frames while
+shared memory has no space for a ring. Everything after them waits for the reply, because a lower producer
+number must never arrive after a higher one.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ log = logging.getLogger("ringlog.client")
 OPEN_REQUEST_NS = 2_000 * MS
 OPEN_RETRY_NS = 100 * MS
 GROW_RETRY_NS = 10_000 * MS
-"""How long a ring stays as small as it is after the engine had no larger one."""
+"""Time before the next request for a larger ring, after the engine refused one."""
 BY_MESSAGE_NS = 1_000 * MS
-"""How long frames go by message after shared memory had no room, before a ring is asked for again."""
+"""Time for which frames go by message, after shared memory had no space for a ring."""
 BY_MESSAGE_BYTES = 1 << 20
-"""Frames are gathered into one message up to this size; one frame that is larger goes alone."""
+"""Frames are combined into messages up to this size. A larger frame is sent on its own."""
 RING_CHECK_NS = 1_000 * MS
-"""Frames that wait longer may wait for a ring that was removed or never opens: it is looked at this often."""
+"""Interval of checks of the ring while frames wait: it may have been removed."""
 STRIKES_MAX = 2
-"""Rings that may be closed on us with the same frame oldest before that frame is given up."""
+"""Number of rings that a shard may close with the same oldest frame before that frame is given up."""
 
 
 @dataclass(slots=True)
 class RingLocation:
-    """Where a client's rings to one shard are made and how its shard is woken."""
+    """Where the rings of a client to one shard are created, and how the shard is woken."""
 
     shm_dir: str
     engine_id: str
@@ -78,7 +78,7 @@ class RingLocation:
 
 
 class ClientRing:
-    """One ring of ours with the bell we sleep on and the bell that wakes its shard."""
+    """A ring of this client, the bell that wakes the client, and the bell that wakes the shard."""
 
     def __init__(self, place: RingLocation, opened: RingOpened, fds: FdSet) -> None:
         self.name = opened.ring
@@ -92,20 +92,20 @@ class ClientRing:
         self._shard_bell = BellRinger(shard_bell(place.shm_dir, place.shard))
         self._wants = 0
         self.is_urgent = False
-        """Its frames are not to wait for those of others."""
+        """Its frames must not wait for frames of other clients."""
         fds.watch(self._bell.fileno())
 
     @property
     def fd(self) -> int:
-        """Becomes readable when the shard rang."""
+        """Descriptor that is readable when the shard rang the bell."""
         return self._bell.fileno()
 
     def drain_bell(self) -> None:
-        """Forget the rings so far."""
+        """Clear the bell."""
         self._bell.drain()
 
     def set_wakeups(self, bits: int) -> None:
-        """Say what to be woken for."""
+        """Set the events that wake this client."""
         if self.is_urgent:
             bits |= WakeupFlags.NO_BATCH_WINDOW
         if bits != self._wants:
@@ -113,17 +113,17 @@ class ClientRing:
             self.producer.set_wakeup_flags(bits)
 
     def set_urgent(self, *, is_pressing: bool) -> None:
-        """Say whether its frames may wait for those of others; before they are published."""
+        """Set whether frames may wait for those of other clients; call it before they are published."""
         self.is_urgent = is_pressing
         self.set_wakeups(self._wants & ~WakeupFlags.NO_BATCH_WINDOW)
 
     def wake_shard(self) -> None:
-        """Ring the shard's bell when it sleeps; after publishing, never before."""
+        """Ring the shard's bell if it sleeps. Call it after publishing, never before."""
         if self._place.is_asleep():
             self._shard_bell.ring()
 
     def close(self) -> None:
-        """Let go of the ring; the shard settles what it holds and the supervisor removes it."""
+        """Close the ring. The shard settles its frames, and the supervisor removes it."""
         self._fds.unwatch(self._bell.fileno())
         self.producer.close()
         self._bell.close()
@@ -150,7 +150,7 @@ class RingChannel:
         self._place: RingLocation | None = None
         self._ring: ClientRing | None = None
         self._larger: ClientRing | None = None
-        """The next ring, which takes over once the present one is empty."""
+        """The next ring, which is used once the current one is empty."""
         self._grow_after_ns = 0
         self._by_message_until_ns = 0
         self._opening: Pending[PeerReply] | None = None
@@ -163,16 +163,16 @@ class RingChannel:
         self._strikes = 0
         self.frames_resent = 0
 
-    # -- what the owner calls -----------------------------------------------------------------------
+    # -- calls of the owner ----------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Frames are waiting or in flight."""
+        """Frames wait or are in flight."""
         return bool(self._outbox) or self._in_flight.frames > 0
 
     @property
     def in_flight(self) -> int:
-        """Frames in the ring, waiting for their fate."""
+        """Number of frames in the ring that are not settled."""
         return self._in_flight.frames if self._ring is not None else 0
 
     @property
@@ -182,21 +182,24 @@ class RingChannel:
 
     @property
     def is_full(self) -> bool:
-        """Frames wait for room in a ring that there is: its shard takes none out of it."""
+        """Frames wait for space in an existing ring, because its shard does not empty it."""
         return self._ring is not None and bool(self._outbox) and self._in_flight.frames > 0
 
     def spin_word(self) -> tuple[memoryview, int] | None:
-        """The word that another value than this means settlements in; None without a ring."""
+        """Return the word to spin on, and its value now; another value means settlements.
+
+        None without a ring.
+        """
         return None if self._ring is None else self._ring.producer.spin_word()
 
     def submit(self, run: OutboundFrames) -> None:
-        """Send the run behind all that was submitted before."""
+        """Send the run after all runs that were submitted before."""
         self._outbox.append(run)
         if len(self._outbox) == 1:
             self._push()
 
     def pump(self) -> bool:
-        """Take settlements and push what has room; True when anything happened."""
+        """Process settlements and push frames that fit. Return True if settlements arrived."""
         ring = self._ring
         if ring is None:
             return False
@@ -204,7 +207,8 @@ class RingChannel:
             count = self._in_flight.match(ring.producer.take_settlements())
             is_closed = self._ring is ring and ring.producer.is_consumer_closed
             if is_closed:
-                # Read after the entries: what was settled before the end has been taken, or comes now.
+                # The flag was read after the entries. A second read gets the frames that were settled before
+                # the ring was closed.
                 self._in_flight.match(ring.producer.take_settlements())
         except RingError as e:
             if self._ring is ring:
@@ -218,17 +222,17 @@ class RingChannel:
         return count > 0
 
     def on_bell(self, fd: int) -> None:
-        """The descriptor became readable; forget the rings when it is ours."""
+        """Clear the bell if this descriptor is ours."""
         if self._ring is not None and self._ring.fd == fd:
             self._ring.drain_bell()
 
     def arm(self, *, is_wanted: bool) -> None:
-        """Be woken by settlements, or not any more."""
+        """Request wake-ups for settlements, or cancel the request."""
         if self._ring is not None:
             self._ring.set_wakeups(WakeupFlags.SETTLEMENTS if is_wanted and self.has_work else 0)
 
     def move(self, place: RingLocation | None) -> None:
-        """The engine is elsewhere (or gone): rings are opened there, unsettled frames are displaced."""
+        """Use another start of the engine (None: no engine). Unsettled frames are displaced."""
         self._place = None
         self.close_ring()
         self._strikes = 0
@@ -238,11 +242,11 @@ class RingChannel:
             self._on_displaced(run)
 
     def close(self) -> list[OutboundFrames]:
-        """Let go; returns the runs that are not settled, oldest first."""
+        """Close the channel. Return the unsettled runs, oldest first."""
         self._place = None
         ring = self._ring
         if ring is not None:
-            # A ring whose words make no sense has no last settlements to give; its frames are unsettled.
+            # A corrupt ring has no last settlements. Its frames stay unsettled.
             with contextlib.suppress(RingError):
                 self._in_flight.match(ring.producer.take_settlements())
         self.close_ring()
@@ -251,7 +255,7 @@ class RingChannel:
     # -- the ring -----------------------------------------------------------------------------------
 
     def _open(self, ring_bytes: int = 0) -> None:
-        """Ask for a ring: a first one, or one of `ring_bytes` in place of the present one."""
+        """Request a ring: the first one, or one of `ring_bytes` to replace the current one."""
         place = self._place
         if place is None or self._opening is not None or self._retry is not None:
             return
@@ -266,16 +270,18 @@ class RingChannel:
             self._opening = None
         if self._place is not place or not is_awaited:
             if opening.error is None:
-                # Made by an engine that came meanwhile, for a place we have left: nobody will use it.
+                # A ring of another start of the engine, for a location that this channel has left. It is not
+                # used.
                 self._send_ring_close(place, opening.result().message.ring)
             if is_awaited:
-                self._try_again()  # Asking it was how the end of the engine before was noticed.
+                self._try_again()  # This request was the one that detected the end of the previous engine.
             return
         try:
             ring = ClientRing(place, opening.result().message, self._fds)
         except RinglogError as e:
             if opening.error is None:
-                # It was made and we cannot use it (no descriptors): each further try would leave one behind.
+                # The ring exists, but this client cannot use it (no descriptors). Without a close each retry
+                # would leave one.
                 self._send_ring_close(place, opening.result().message.ring)
             self._not_opened(e)
             return
@@ -290,11 +296,11 @@ class RingChannel:
         self._push()
 
     def _not_opened(self, error: RinglogError) -> None:
-        """No ring now: no room, the shard is away, or the engine stops."""
+        """Handle a failed request for a ring: no space, the shard does not run, or the engine stops."""
         now = self._clock.monotonic_ns()
         if self._ring is not None:
             self._grow_after_ns = now + GROW_RETRY_NS
-            self._push()  # A frame may have waited for the larger ring: it goes by message.
+            self._push()  # A frame may have waited for the larger ring. It goes by message.
             return
         if isinstance(error, Throttled):
             if not self._by_message_until_ns:
@@ -305,11 +311,11 @@ class RingChannel:
         if error.detail.get("reason") in FINAL_REASONS:
             self._fail_waiting(error)
             return
-        # Frames wait for the next try or their deadline.
+        # Frames wait for the next attempt or their deadline.
         self._retry = self._timers.call_at(now + OPEN_RETRY_NS, self._try_again)
 
     def _fail_waiting(self, error: RinglogError) -> None:
-        """No shard will take them. What is submitted later asks for a ring again."""
+        """Fail all waiting frames, because no shard accepts them. Later runs request a ring again."""
         waiting, self._outbox = self._outbox, deque()
         for run in waiting:
             if not run.is_abandoned:
@@ -318,13 +324,13 @@ class RingChannel:
                 run.fail_next(run.count - run.settled, failed)
 
     def _grow(self, ring: ClientRing, frame_bytes: int) -> None:
-        """Ask for a larger ring: this one was full, or cannot take a frame of this size."""
+        """Request a larger ring: this one was full, or is too small for a frame of this size."""
         if self._larger is None and self._clock.monotonic_ns() >= self._grow_after_ns:
             wanted = max(ring.producer.capacity * RING_GROWTH, frame_bytes * RING_FRAME_FRACTION)
             self._open(min(wanted, RING_BYTES_MAX))
 
     def _move_to_larger(self) -> ClientRing | None:
-        """The ring to push into: the larger one, once the present one is empty; None until then."""
+        """Return the ring to push into: the larger one once the current one is empty, None until then."""
         ring, larger = self._ring, self._larger
         if ring is None or larger is None or ring.producer.is_consumer_closed:
             return ring
@@ -345,7 +351,7 @@ class RingChannel:
             self._push()
 
     def close_ring(self) -> None:
-        """Let go of the ring; what was in it is still counted as in flight."""
+        """Close the ring. Its frames still count as in flight."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -359,7 +365,7 @@ class RingChannel:
         self._ring = self._larger = None
 
     def _displace(self, reason: str) -> None:
-        """This ring is of no use any more: open another and push again what it still held."""
+        """Replace a ring that is lost. Its unsettled frames are pushed again."""
         ring, place = self._ring, self._place
         self.close_ring()
         if ring is not None and place is not None:
@@ -384,7 +390,7 @@ class RingChannel:
                 self._outbox.popleft()
 
     def _take_back(self) -> list[OutboundFrames]:
-        """All unsettled runs, oldest first, as if none of their unsettled frames had been pushed."""
+        """Remove and return all unsettled runs, oldest first. Their unsettled frames count as not pushed."""
         runs = list(dict.fromkeys([*self._in_flight.drain(), *self._outbox]))
         self._outbox.clear()
         self._is_sending_message = False
@@ -406,7 +412,7 @@ class RingChannel:
             ring = self._move_to_larger()
             pushed = 0 if ring is None else self._push_what_fits(ring)
         except RingError as e:
-            # Its words make no sense: what was pushed in this call and before goes into another ring.
+            # The ring is corrupt. All unsettled frames, also those of this call, go into another ring.
             self._displace(f"ring unusable: {e}")
             return
         if pushed and ring is not None:
@@ -415,7 +421,7 @@ class RingChannel:
             self._schedule_check()
 
     def _push_without_ring(self) -> None:
-        """Ask for a ring, or send the next frames by message while shared memory has no room for one."""
+        """Request a ring, or send the next frames by message while shared memory has no space for a ring."""
         if self._clock.monotonic_ns() >= self._by_message_until_ns:
             if self._outbox:
                 self._open()
@@ -436,7 +442,8 @@ class RingChannel:
             )
 
     def _check_ring_name(self) -> None:
-        """A ring without a name works on as long as its shard lives, but no successor will find it."""
+        """Check whether the ring was removed: it works while its shard lives, but no successor would find it.
+        """
         self._check_timer = None
         if self._ring is None or not self.has_work:
             return
@@ -447,7 +454,7 @@ class RingChannel:
             self._schedule_check()
 
     def _push_what_fits(self, ring: ClientRing) -> int:
-        """Frames that were pushed. Raises RingError for a ring that is of no use any more."""
+        """Push frames that fit and return their number. Raises RingError for a corrupt ring."""
         pushed = 0
         while self._outbox and not self._is_sending_message and not ring.producer.is_consumer_closed:
             run = self._outbox[0]
@@ -474,7 +481,7 @@ class RingChannel:
         return pushed
 
     def _push_part(self, producer: RingProducer, run: OutboundFrames, stop: int) -> int:
-        """Push frames of the run up to `stop`, as many as fit."""
+        """Push frames of the run up to `stop`, as many as fit. Return their number."""
         start = run.pushed
         if stop - start == 1:
             position = producer.push_one(run.view(start, stop))
@@ -493,7 +500,7 @@ class RingChannel:
         return count
 
     def _send_message(self, run: OutboundFrames, count: int) -> None:
-        """Send the next frames of the run by message; nothing passes them."""
+        """Send the next frames of the run by message. No later frame overtakes them."""
         self._is_sending_message = True
         row = run.pushed
         run.pushed += count
@@ -504,7 +511,7 @@ class RingChannel:
 
     def _message_done(self, run: OutboundFrames, row: int, count: int, answer: Pending[PeerReply]) -> None:
         if run.settled != row or run.pushed != row + count or not self._is_sending_message:
-            return  # Taken back meanwhile: they are being sent again.
+            return  # The run was taken back in the meantime, and its frames are sent again.
         self._is_sending_message = False
         if run.pushed == run.count and self._outbox and self._outbox[0] is run:
             self._outbox.popleft()

@@ -1,4 +1,4 @@
-"""`python -m demo`: run it, print the table, write build/demo.json; exit status 1 unless all is well."""
+"""`python -m demo`: run the demo, print a table, write build/demo.json. Exits with 1 if a check fails."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read the command line, run the demo, judge."""
+    """Parse the command line, run the demo, and return the exit status."""
     options = _parser().parse_args(arguments)
     directory = (options.dir or BUILD / f"demo-{os.getpid()}").absolute()
     directory.mkdir(parents=True)
     os.environ.update(_scratch(directory))
-    # SIGTERM ends like Ctrl-C: through every `finally`.
+    # Handle SIGTERM like Ctrl-C, so that every `finally` runs.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     plan = Plan(
         directory,
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _picture(options: argparse.Namespace) -> Path | None:
-    """Where Spark's part leaves its picture; None if it is not to be played, or cannot be."""
+    """Return the path for the picture of the Spark stage; None if the stage does not run."""
     if not options.spark:
         return None
     if lacking := spark_stage.lacking():
@@ -79,8 +79,10 @@ def _picture(options: argparse.Namespace) -> Path | None:
 
 
 def _scratch(directory: Path) -> dict[str, str]:
-    """Variables by which Python, Spark and JVM put temporary files below `directory`: who is killed, as some
-    of ours are, cannot remove them, and a JVM keeps its counters in /tmp whatever it is told."""
+    """Return variables that make Python, Spark and the JVM put temporary files below `directory`.
+
+    Killed processes cannot remove their files. A JVM writes its counters to /tmp unless UsePerfData is
+    off."""
     scratch = directory / "tmp"
     scratch.mkdir()
     java = f'{os.environ.get("JDK_JAVA_OPTIONS", "")} "-Djava.io.tmpdir={scratch}" -XX:-UsePerfData'
@@ -88,7 +90,7 @@ def _scratch(directory: Path) -> dict[str, str]:
 
 
 def _save_log(directory: Path) -> None:
-    """What the engine had to say outlives the directory when something went wrong."""
+    """Copy the engine's log out of the directory after a failure."""
     log = directory / "engine.log"
     if log.exists():
         BUILD.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What Spark has to find: departure delays by carrier and hour, computed by pandas from the source alone."""
+"""Expected answers of Spark: departure delays by carrier and hour, computed by pandas from the source."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Delays = dict[tuple[str, int], tuple[int, int, int]]
-"""(carrier, scheduled hour) -> (flights, of them departed, minutes of departure delay of those)."""
+"""(carrier, scheduled hour) -> (flights, departed flights, their total departure delay in minutes)."""
 FIELDS = "carrier STRING, hour INT, dep_delay DOUBLE"
-"""What is needed of an event, as a schema of Spark's from_json. Delays are whole minutes, written as 2.0."""
+"""Used fields of an event, as a schema for Spark's from_json. Delays are whole minutes, written as 2.0."""
 
 
 def delays(limit: int | None) -> Delays:
-    """The answer over the first `limit` flights, or all."""
+    """Return the expected answer for the first `limit` flights, or for all."""
     import pandas
 
     flights = pandas.read_csv(data_file(), nrows=limit, usecols=["carrier", "hour", "dep_delay"])
@@ -30,7 +30,7 @@ def delays(limit: int | None) -> Delays:
 
 
 def by_carrier(answer: Delays) -> dict[str, tuple[int, int, int]]:
-    """The same, hours taken together."""
+    """Sum the answer over all hours."""
     sums: dict[str, tuple[int, int, int]] = {}
     for (carrier, _), row in answer.items():
         before = sums.get(carrier, (0, 0, 0))
@@ -39,12 +39,12 @@ def by_carrier(answer: Delays) -> dict[str, tuple[int, int, int]]:
 
 
 def wrong(found: Mapping[object, object], wanted: Mapping[object, object]) -> int:
-    """How many rows differ, are missing or too many."""
+    """Return the number of rows that differ, are missing, or are extra."""
     return sum(found.get(key) != wanted.get(key) for key in {*found, *wanted})
 
 
 def draw(answer: Delays, path: Path) -> None:
-    """A picture of the mean delay in minutes, carriers down, hours across."""
+    """Draw the mean delay in minutes: carriers down, hours across."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -64,7 +64,7 @@ def draw(answer: Delays, path: Path) -> None:
 
 
 def _means(answer: Delays, carriers: list[str], hours: list[int]) -> NDArray[object]:
-    """(carriers, hours) mean minutes; NaN where nobody departed, which is drawn as nothing."""
+    """Return (carriers, hours) mean minutes; NaN, drawn as blank, where no flight departed."""
     import numpy as np
 
     means = np.full((len(carriers), len(hours)), np.nan)

@@ -1,8 +1,7 @@
-"""The routers' part: what leaves one airport is copied to topics of its own while processes are killed.
+"""The router stage: flights from one airport are copied to separate topics while processes are killed.
 
-Each carrier has a router with a filter. What must be in its destination is computed from the source and from
-the producers' acknowledgements alone: the carrier's flights from that airport, in the order of their numbers,
-each once.
+Each carrier has a router with a filter. The expected content of its destination comes only from the source
+and the producers' acks: the carrier's flights from that airport, in seq order, each once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PAGE_RECORDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """What came of it."""
+    """Result of the router stage."""
 
     routers: int
     wanted: int
@@ -36,28 +35,31 @@ class Copies:
     doubled: int
     out_of_order: int
     others: int
-    """Altered records, flights that no router had to copy, tombstones."""
+    """Altered records, flights that no router should copy, and tombstones."""
 
     @property
     def is_good(self) -> bool:
-        """Each flight from the airport is there once, in its place, and nothing else."""
+        """Whether each flight from the airport is present once and in order, and nothing else is."""
         return self.wanted > 0 and not (self.lost or self.doubled or self.out_of_order or self.others)
 
 
 def dest_of(topic: str) -> str:
-    """Where a carrier's router leads."""
+    """Return the destination topic of a carrier's router."""
     return f"{AIRPORT.lower()}.{topic.partition('.')[2]}"
 
 
 def make_routers(client: Client, topics: tuple[str, ...]) -> None:
-    """One for each carrier. They begin at the head of their source: make them before anything is written."""
+    """Create one router per carrier.
+
+    Routers start at the head of their source, so create them before any write.
+    """
     for topic in topics:
         client.topics.create(dest_of(topic), durability="fsync")
         client.routers.create(f"{topic}->{dest_of(topic)}", topic, dest_of(topic), filter=AIRPORT)
 
 
 def read_and_judge(url: str, directory: Path, events: Source, acked: NDArray[np.uint64]) -> Copies:
-    """Wait until all is forwarded, read every destination whole, and hold it against the source."""
+    """Wait until all records are forwarded, read all destinations, and compare them with the source."""
     wanted = wanted_of(directory, events, acked)
     parts = []
     with ringlog.connect(url, wait=20.0) as client:
@@ -80,7 +82,7 @@ def read_and_judge(url: str, directory: Path, events: Source, acked: NDArray[np.
 
 
 def wanted_of(directory: Path, events: Source, acked: NDArray[np.uint64]) -> dict[str, list[int]]:
-    """Ids of the acknowledged flights from the airport, by carrier, in the order of their numbers."""
+    """Return the ids of the acknowledged flights from the airport, by carrier, in seq order."""
     wanted: dict[str, list[int]] = {topic: [] for topic in events.topics}
     for event, topic, payload in share(directory, 0, 1):
         if acked[event] and tag_of(payload) == AIRPORT:
@@ -89,7 +91,7 @@ def wanted_of(directory: Path, events: Source, acked: NDArray[np.uint64]) -> dic
 
 
 def judge(wanted: list[int], found: list[int], others: int) -> tuple[int, int, int, int, int, int]:
-    """(wanted, read, lost, doubled, out of order, others) of one destination."""
+    """Return (wanted, read, lost, doubled, out of order, others) of one destination."""
     place = {event: i for i, event in enumerate(wanted)}
     first = list(dict.fromkeys(event for event in found if event in place))
     strangers = [event for event in found if event not in place]

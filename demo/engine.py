@@ -1,4 +1,4 @@
-"""The engine of the demo: started as users start it, and mistreated."""
+"""The engine of the demo: started as users start it, and killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_S = 0.005
 
 
 class Engine:
-    """`python -m supervisor` on a data directory of ours."""
+    """`python -m supervisor` on a data directory of the demo."""
 
     def __init__(self, directory: Path, shards: int) -> None:
         self.data_dir = directory / "data"
@@ -34,7 +34,10 @@ class Engine:
         self.shm_dir = ""
 
     def start(self, *sets: str) -> float:
-        """Start it; returns the seconds until it was ready. `sets` are settings for this and later starts."""
+        """Start the engine and return the seconds until it is ready.
+
+        `sets`: settings for this and later starts.
+        """
         self._sets += sets
         began = time.monotonic()
         before = read_engine_file(str(self.run_dir))
@@ -43,7 +46,7 @@ class Engine:
         command += [text for setting in self._sets for text in ("--set", setting)]
         command += ["--set", "run.allow_root=true"] if os.geteuid() == 0 else []
         with self.log.open("ab") as log:
-            # A group of its own: Ctrl-C is ours to answer, and then the engine stops in good order.
+            # A separate session: Ctrl-C goes only to the demo, which then stops the engine in an orderly way.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -58,7 +61,7 @@ class Engine:
         raise SystemExit(f"the engine did not start; the end of its log:\n{self._log_end()}")
 
     def stop(self) -> float:
-        """Stop it in good order; returns the seconds that took. Killed if it takes too long."""
+        """Stop the engine with SIGTERM and return the duration in seconds. Kill it after a timeout."""
         process, self._process = self._process, None
         if process is None:
             return 0.0
@@ -70,12 +73,12 @@ class Engine:
             process.kill()
             process.wait()
         if self.shm_dir:
-            # Gone already after an orderly stop.
+            # An orderly stop has already deleted it.
             shutil.rmtree(self.shm_dir, ignore_errors=True)
         return time.monotonic() - began
 
     def kill(self, name: str) -> int:
-        """SIGKILL one of its processes once it serves; returns the pid it had."""
+        """Kill one of the engine's processes with SIGKILL when it is ready; return its pid."""
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             found = self._process_of(name)
@@ -86,7 +89,7 @@ class Engine:
         raise SystemExit(f"{name} did not come back; the end of its log:\n{self._log_end()}")
 
     def restarts(self) -> int:
-        """Starts of processes after their first."""
+        """Return the number of process restarts."""
         return sum(process.restarts for process in control_client.fetch_status(str(self.run_dir)).processes)
 
     def _process_of(self, name: str) -> ProcessStatus | None:

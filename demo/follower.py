@@ -1,4 +1,4 @@
-"""One reader process: watches its part of the topics while they are written, and judges what it sees."""
+"""One reader process: watches its share of the topics while they are written, and records what it reads."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ LAST_LOOK_S = 30.0
 
 
 class Live:
-    """What a watch gave: records for the ledger, and how long each was on its way."""
+    """Passes the records of a watch to the ledger, and measures their latency."""
 
     def __init__(self, watch: Watch, ledger: Ledger) -> None:
         self.ledger = ledger
         self.reached: dict[str, int] = {}
-        """Topic -> number of its last record that was given."""
+        """Topic -> seq of its last delivered record."""
         self._watch = watch
         self._delays_us: list[NDArray[np.int64]] = []
 
     def turn(self) -> None:
-        """Take what there is; waits a moment for it."""
+        """Handle the next event; wait a moment for it."""
         event = self._watch.next(LOOK_S)
         if isinstance(event, Tombstone):
             self.ledger.announce()
@@ -45,7 +45,7 @@ class Live:
             self.reached[event.topic] = event.cursor.seq
 
     def read_to_heads(self, heads: dict[str, int]) -> None:
-        """Go on until every head is reached, for a bounded time: what is missing then was lost."""
+        """Continue until every head is reached, or a timeout: records that are missing then are lost."""
         deadline = time.monotonic() + LAST_LOOK_S
         while time.monotonic() < deadline:
             self.turn()
@@ -54,13 +54,13 @@ class Live:
 
     @property
     def delays_us(self) -> NDArray[np.int64]:
-        """(n,) microseconds from the commit of each record to its arrival here."""
+        """(n,) microseconds from the commit of each record to its arrival in this process."""
         return np.concatenate(self._delays_us) if self._delays_us else np.zeros(0, dtype=np.int64)
 
 
 def main(directory: Path, url: str, number: int, readers: int, producers: int) -> int:
-    """Watch until everything was written and given; leave the ledger in `follower-N.npz`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The conductor decides when we end.
+    """Watch until everything is written and delivered; save the ledger in `follower-N.npz`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the main process handles Ctrl-C.
     words = Words(directory)
     facts = source.load(directory)
     topics = facts.topics[number::readers]

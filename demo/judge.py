@@ -1,4 +1,4 @@
-"""The judges: what was read, held against the source. No engine is asked anything here."""
+"""Compares what was read with the source. No function here queries an engine."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from demo.source import Source, id_of
 
 @dataclass(slots=True)
 class Counts:
-    """What one pass over the topics found."""
+    """Counts of one pass over the topics."""
 
     read: int = 0
     """Records read."""
     altered: int = 0
-    """Records that are no event of the source, byte for byte, or lie in another topic than it."""
+    """Records that equal no event of the source byte for byte, or that are in another topic."""
     out_of_order: int = 0
-    """Records behind a later one of the same producer."""
+    """Records after a later record of the same producer."""
     gaps: int = 0
-    """Records whose number does not follow on the one before it."""
+    """Breaks in the sequence of seqs."""
     announced: int = 0
-    """Tombstones: losses the engine admits."""
+    """Tombstones: losses that the engine reports."""
 
 
 class Ledger:
-    """Notes every record read, by event id."""
+    """Stores which records were read, by event id."""
 
     def __init__(self, source: Source, producers: int) -> None:
         self.counts = Counts()
@@ -43,7 +43,7 @@ class Ledger:
         self.seqs = np.zeros(len(source), dtype=np.uint64)
 
     def take(self, topic: str, first_seq: int, payloads: list[bytes]) -> None:
-        """Consecutive records of a topic."""
+        """Add consecutive records of a topic."""
         counts, index, last_id = self.counts, self._index[topic], self._last_id[topic]
         counts.read += len(payloads)
         counts.gaps += first_seq != self._next_seq[topic]
@@ -62,48 +62,48 @@ class Ledger:
             last_id[producer] = max(last_id[producer], event)
 
     def announce(self) -> None:
-        """A tombstone was met."""
+        """Count a tombstone."""
         self.counts.announced += 1
 
     def save(self, path: Path) -> None:
-        """Keep it for another process."""
+        """Save the ledger for another process."""
         counts = self.counts
         facts = [counts.read, counts.altered, counts.out_of_order, counts.gaps, counts.announced]
         np.savez(path, seen=self.seen, seqs=self.seqs, counts=np.array(facts))
 
 
 def load(path: Path) -> tuple[NDArray[np.uint32], NDArray[np.uint64], Counts]:
-    """(seen, seqs, counts) of a saved ledger."""
+    """Return (seen, seqs, counts) of a saved ledger."""
     with np.load(path) as found:
         return found["seen"], found["seqs"], Counts(*found["counts"].tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of the acknowledged events."""
+    """Fate of the acknowledged events."""
 
     acked: int
     read: int
     lost: int
-    """Acknowledged and not there, whole and unaltered."""
+    """Acknowledged events that were not read, or only altered."""
     doubled: int
-    """There more than once: how many too many."""
+    """Number of extra copies of events."""
     out_of_order: int
     moved: int
-    """There under another number than was acknowledged."""
+    """Events under another seq than the acknowledged one."""
     others: int
-    """Altered records, gaps in the numbers and announced losses."""
+    """Altered records, breaks in the seqs, and announced losses."""
 
     @property
     def is_good(self) -> bool:
-        """Nothing is wrong."""
+        """Whether no fault was found."""
         return not (self.lost or self.doubled or self.out_of_order or self.moved or self.others)
 
 
 def judge(
     acked: NDArray[np.uint64], seen: NDArray[np.uint32], seqs: NDArray[np.uint64], counts: Counts
 ) -> Verdict:
-    """`acked` holds the number each event was acknowledged under, 0 = it was not."""
+    """Judge one pass. `acked` has the acknowledged seq of each event; 0: not acknowledged."""
     was_acked = acked > 0
     return Verdict(
         acked=int(was_acked.sum()),

@@ -1,4 +1,4 @@
-"""One producer process: sends its share of the events, one by one, and times every acknowledgement."""
+"""One producer process: sends its share of the events one by one, and measures the latency of every ack."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ringlog.client.ticket import Ticket
 from ringlog.errors import RinglogError
 
 BUFFER_BYTES = 256 << 10
-"""Unsettled bytes a topic may hold: small, so that an ack is late when the engine is, not the queue."""
+"""Limit of unsettled bytes per topic. It is small, so that the latency is the engine's, not the queue's."""
 TIMEOUT_MS = 60_000
 
 
 class Acks:
-    """What the engine said of this producer's events."""
+    """Acks and failures of this producer's events."""
 
     def __init__(self, words: Words, number: int) -> None:
         self.ids: list[int] = []
         self.seqs: list[int] = []
         self.latencies_ns: list[int] = []
         self.pause_ns = 0
-        """Longest time a topic had events on their way and heard nothing."""
+        """Longest time in which a topic had events in flight and received no ack."""
         self.failures: list[str] = []
         self._heard_ns: dict[str, int] = {}
         self._words, self._word = words, FIRST_PRODUCER + number
 
     def expect(self, ticket: Ticket, event: int, topic: str, sent_ns: int) -> None:
-        """Note the event's fate when it is known; it was sent at `sent_ns`."""
+        """Record the result of the event when it is known; it was sent at `sent_ns`."""
 
         def settled(ticket: Ticket) -> None:
             self._settled(ticket, event, topic, sent_ns)
@@ -57,8 +57,8 @@ class Acks:
 
 
 def main(directory: Path, url: str, number: int, producers: int) -> int:
-    """Send everything, then leave the acknowledgements in `producer-N.npz`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The conductor decides when we end.
+    """Send all events of this producer; then save the acks in `producer-N.npz`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the main process handles Ctrl-C.
     words = Words(directory)
     events = list(source.share(directory, number, producers))
     acks = Acks(words, number)

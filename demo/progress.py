@@ -1,4 +1,4 @@
-"""How far the demo is: bars on a terminal, a few lines elsewhere."""
+"""Progress of the demo: bars on a terminal, a few lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Progress:
-    """Context manager. `total` is how many events there are to come; 0 while that is not known."""
+    """Context manager. `total` is the expected number of events; 0 if it is not known."""
 
     def __init__(self, total: int) -> None:
         self._bars: Any = None
@@ -29,18 +29,18 @@ class Progress:
         self._bars.start()
 
     def show(self, acked: int, followed: int) -> None:
-        """Move the bars of writing and following."""
+        """Update the bars of writing and following."""
         if self._bars is not None:
             self._bars.update(self._tasks[0], completed=acked)
             self._bars.update(self._tasks[1], completed=followed)
 
     def show_read_back(self, read: int) -> None:
-        """Move the bar of reading back."""
+        """Update the bar of reading back."""
         if self._bars is not None:
             self._bars.update(self._tasks[2], completed=read)
 
     def say(self, text: str) -> None:
-        """One line about what happens."""
+        """Print one line of status."""
         if self._bars is not None:
             self._bars.console.print(text, highlight=False)
         else:

@@ -1,4 +1,4 @@
-"""What the demo prints and writes."""
+"""Output of the demo: tables, texts and JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Times of one run."""
+    """Rates and latencies of one run."""
 
     records_per_s: float
     ack_p50_ms: float
@@ -36,14 +36,14 @@ class Speeds:
         cls, acked: int, seconds: float, latencies_ns: NDArray[np.int64], pause_ns: int,
         delays_us: NDArray[np.int64],
     ) -> Speeds:  # fmt: skip
-        """From the clocks of producers and watchers."""
+        """Compute the figures from the measurements of producers and watchers."""
         p50, p99 = np.percentile(latencies_ns, [50, 99]) * MS if len(latencies_ns) else (0.0, 0.0)
         live_p50, live_p99 = np.percentile(delays_us, [50, 99]) / 1e3 if len(delays_us) else (0.0, 0.0)
         return cls(acked / seconds, float(p50), float(p99), pause_ns * MS, float(live_p50), float(live_p99))
 
 
 def rows(verdict: Verdict, speeds: Speeds) -> list[tuple[str, str]]:
-    """The table's lines."""
+    """Return the lines of the table."""
     return [
         ("records acked", f"{verdict.acked:,}"),
         ("read back", f"{verdict.read:,}"),
@@ -60,7 +60,7 @@ def rows(verdict: Verdict, speeds: Speeds) -> list[tuple[str, str]]:
 
 
 def stage_text(stage: Stage) -> str:
-    """The stage in a few lines: what left, where the rest lies, and what a reader from the start meets."""
+    """Describe the cold-tier stage: removed records, location of the rest, and what a full read returns."""
     met = stage.tombstone
     told = "no tombstone" if met is None else f"tombstone {met.gap_from}..{met.gap_to}, reason {met.reason}"
     return (
@@ -72,7 +72,7 @@ def stage_text(stage: Stage) -> str:
 
 
 def copies_text(copies: Copies) -> str:
-    """The routers' part in a line."""
+    """Describe the router stage in one line."""
     wrong = copies.lost + copies.doubled + copies.out_of_order + copies.others
     return (
         f"{copies.routers} routers copied {copies.read:,} of {copies.wanted:,} flights from {AIRPORT}, "
@@ -81,7 +81,7 @@ def copies_text(copies: Copies) -> str:
 
 
 def spark_text(found: SparkStage) -> str:
-    """Spark's part in a few lines: three answers, how long each took, and how they compare with pandas'."""
+    """Describe the Spark stage: three answers, their durations, and their comparison with pandas."""
     wrong = found.wrong_log + found.wrong_parquet + found.wrong_live
     verdict = "all as pandas has them" if not wrong else f"{wrong} ROWS UNLIKE PANDAS'"
     return (
@@ -94,7 +94,7 @@ def spark_text(found: SparkStage) -> str:
 
 
 def table(lines: list[tuple[str, str]]) -> str:
-    """Two columns, numbers to the right."""
+    """Format two columns; the second one is aligned right."""
     left = max(len(name) for name, _ in lines)
     right = max(len(value) for _, value in lines)
     rule = "─" * (left + right + 2)
@@ -102,7 +102,7 @@ def table(lines: list[tuple[str, str]]) -> str:
 
 
 def write(path: Path, verdict: Verdict, speeds: Speeds, more: dict[str, Any]) -> None:
-    """Leave the same numbers as JSON."""
+    """Write the same numbers as JSON."""
     facts = {
         "acked": verdict.acked,
         "read": verdict.read,

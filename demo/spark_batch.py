@@ -1,4 +1,4 @@
-"""One Spark driver: delays by carrier and hour out of the log; the archive, and the same out of that."""
+"""One Spark driver: computes delays by carrier and hour, from the log and from its archive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARCHIVE = "archive"
 
 
 def main(directory: Path, data_dir: Path, topics: list[str]) -> int:
-    """Leave times and answers in `spark-batch.json`."""
+    """Write durations and answers to `spark-batch.json`."""
     facts: dict[str, Any] = {}
     began = time.monotonic()
     spark = ringlog.spark.session("ringlog demo", config=config())
@@ -41,7 +41,7 @@ def main(directory: Path, data_dir: Path, topics: list[str]) -> int:
 
 
 def config() -> dict[str, str]:
-    """Settings of all Spark drivers of the demo."""
+    """Return the settings of all Spark drivers of the demo."""
     return {
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.ui.enabled": "false",
@@ -51,7 +51,7 @@ def config() -> dict[str, str]:
 
 
 def aggregate(records: DataFrame, *keys: str) -> DataFrame:
-    """Rows (keys…, flights, departed, minutes) of records with the column payload."""
+    """Return rows (keys…, flights, departed, minutes) for records with the column payload."""
     from pyspark.sql import functions as f
 
     event = f.from_json(f.col("payload").cast("string"), FIELDS)

@@ -1,6 +1,7 @@
-"""Writes flights at an even pace into the topic that the live aggregate follows.
+"""Writes flights at a constant rate to the topic that the live aggregate follows.
 
-The second half begins once the query has been killed: on a slow machine all could be written before that.
+The second half starts after the query was killed. Otherwise, on a slow machine, all flights could be written
+before.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import ringlog
 from demo import source
 
 PACE = 4_000
-"""Flights a second."""
+"""Flights per second."""
 CHUNK = 200
 TIMEOUT_MS = 60_000
 GO_ON = "live-go-on"
-"""Made by the conductor when the query is dead."""
+"""File that the main process creates after the query was killed."""
 GO_ON_S = 900.0
 LOOK_S = 0.01
 
 
 def main(directory: Path, url: str, topic: str, count: int) -> int:
-    """Send the first `count` flights; exit status 0 once all are acknowledged."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The conductor decides when we end.
+    """Send the first `count` flights; return 0 when all are acknowledged."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the main process handles Ctrl-C.
     events = islice(source.share(directory, 0, 1), count)
     with (
         ringlog.connect(url, timeout_ms=TIMEOUT_MS, wait=20.0) as client,

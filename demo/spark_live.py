@@ -1,7 +1,7 @@
-"""One Spark driver: a streaming query that keeps delays by carrier up to date while flights are written.
+"""One Spark driver: a streaming query that aggregates delays by carrier while flights are written.
 
-It may be killed at any moment: its successor takes up the checkpoint and goes on. What it knows is in
-`live.json`, replaced after every micro-batch; it ends once all `expected` flights are in it.
+It may be killed at any time. Its successor continues from the checkpoint. Its state is in `live.json`, which
+is replaced after every micro-batch. It ends when the state includes all `expected` flights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ END_S = 900.0
 
 
 def main(directory: Path, data_dir: Path, topic: str, expected: int) -> int:
-    """Exit status 0 once everything is counted; 1 if the query fails or time is up."""
+    """Run the query. Return 0 when all flights are counted, 1 if the query fails or times out."""
     state = directory / STATE
     spark = ringlog.spark.session("ringlog demo, live", config=config())
     stream = (
@@ -62,7 +62,7 @@ def main(directory: Path, data_dir: Path, topic: str, expected: int) -> int:
 
 
 def known(state: Path) -> dict[str, Any]:
-    """What a driver last wrote; empty before."""
+    """Return the last state that a driver wrote, or an empty one."""
     try:
         found: dict[str, Any] = json.loads(state.read_text())
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def known(state: Path) -> dict[str, Any]:
 
 
 def counted(state: Path) -> int:
-    """Flights in it."""
+    """Return the number of flights in the state."""
     return sum(counts[0] for counts in known(state)["carriers"].values())
 
 

@@ -1,9 +1,9 @@
-"""The part with Spark: the flights just written become tables, files and a live aggregate.
+"""The Spark stage: tables, files and a live aggregate from the flights in the log.
 
-One driver answers a question over the log, archives the log to Parquet and answers it again from there; both
-answers must be pandas' own, computed from the source data. Then flights are written once more, at an even
-pace, while a streaming query counts them; it is killed halfway, with its JVM, and restarted, and must end
-with the right counts all the same.
+One driver answers a query from the log, archives the log to Parquet, and answers the query from the archive.
+Both answers must equal those of pandas on the source data. Then flights are written once more at a constant
+rate while a streaming query counts them. The query and its JVM are killed during this and restarted; the
+final counts must be right.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ringlog.spark.errors import JavaMissing
 TOPIC = "live.flights"
 LIVE_FLIGHTS = 80_000
 KILL_AFTER = 0.25
-"""Part of the live flights that the first driver has counted when it is killed."""
+"""Fraction of the live flights that the first driver has counted when it is killed."""
 DRIVER_S = 600.0
-"""Generous: a loaded machine must not decide the outcome."""
+"""Generous, so that the load of the machine does not decide the result."""
 CHECKPOINT_S = 60.0
 LOOK_S = 0.02
 LOG_CHARS = 2_000
@@ -45,7 +45,7 @@ LOG_CHARS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class SparkStage:
-    """What came of it; `wrong_*` count rows of an answer that are not pandas'."""
+    """Result of the stage. `wrong_*`: number of rows of an answer that differ from pandas."""
 
     session_s: float
     log_s: float
@@ -58,25 +58,25 @@ class SparkStage:
     live_flights: int
     counted_at_kill: int
     restart_s: float
-    """From the kill until the successor had counted more than its predecessor."""
+    """Seconds from the kill until the successor counted more flights than its predecessor."""
     live_batches: int
     wrong_live: int
     picture: str
 
     @property
     def is_good(self) -> bool:
-        """All three answers are pandas'."""
+        """Whether all three answers equal those of pandas, and the query was killed before its end."""
         is_killed = 0 < self.counted_at_kill < self.live_flights
         is_right = not (self.wrong_log or self.wrong_parquet or self.wrong_live)
         return is_right and is_killed and self.rows > 0
 
     def facts(self) -> dict[str, Any]:
-        """For demo.json."""
+        """Return the entries for demo.json."""
         return {"spark": asdict(self)}
 
 
 def lacking() -> str:
-    """What this part needs and is not there; empty = it can be played."""
+    """Return what this stage needs but is missing; an empty string if it can run."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed: pip install 'ringlog[spark]'"
     from ringlog.spark.jre import provide_java
@@ -91,10 +91,10 @@ def lacking() -> str:
 def run(
     directory: Path, engine: Engine, events: Source, limit: int | None, picture: Path, progress: Progress
 ) -> SparkStage:
-    """Play it on a running engine that holds all events; processes that were started have ended."""
+    """Run the stage on a running engine with all events. All started processes have exited at the end."""
     progress.say("Spark: pandas computes what must come out")
     wanted = answers.delays(limit)
-    # So that drivers read segments as well as log, as they would a minute later.
+    # With a checkpoint, drivers read segments as well as the log.
     request_actor(engine.shm_dir, COMPACTOR, CheckpointNow(), CheckpointMade, timeout_s=CHECKPOINT_S)
     progress.say("Spark: delays by carrier and hour out of the log, archive to Parquet, the same out of it")
     batch = _batch(directory, engine, events)
@@ -136,7 +136,7 @@ def _batch(directory: Path, engine: Engine, events: Source) -> dict[str, Any]:
 def _live(
     directory: Path, engine: Engine, count: int, progress: Progress
 ) -> tuple[int, float, dict[str, Any]]:
-    """(flights counted when the driver was killed, seconds until its successor knew more, last state)."""
+    """Return (flights counted at the kill, seconds until the successor counted more, last state)."""
     state = directory / spark_live.STATE
     arguments = (directory, engine.data_dir, TOPIC, count)
     with ringlog.connect(engine.url, wait=20.0) as client:
@@ -166,21 +166,21 @@ def _live(
 
 
 class Driver:
-    """A child process with everything it starts: for Spark, its JVM and that one's Python workers."""
+    """A child process with all its descendants: for Spark, the JVM and its Python workers."""
 
     def __init__(self, directory: Path, module: str, *arguments: object) -> None:
         self._module = module
         self._log = directory / f"{module}.log"
         environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with self._log.open("ab") as log:
-            # A session of its own is what its descendants are known by: workers have groups of their own.
+            # The session id identifies all descendants; the Python workers have their own process groups.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *map(str, arguments)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environ,
             )  # fmt: skip
 
     def wait(self) -> None:
-        """Until it ends; SystemExit with the end of its log unless it ended well."""
+        """Wait until the process exits; raise SystemExit with the end of its log if it failed."""
         try:
             status = self._process.wait(DRIVER_S)
         except subprocess.TimeoutExpired:
@@ -189,7 +189,7 @@ class Driver:
             raise self._failure(f"ended with {status}")
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        """Until the condition holds, for a bounded time, while it lives or ends well."""
+        """Wait until the condition holds; raise SystemExit after a timeout or if the process ends before."""
         deadline = time.monotonic() + DRIVER_S
         while not condition():
             status = self._process.poll()
@@ -198,7 +198,7 @@ class Driver:
             time.sleep(LOOK_S)
 
     def kill(self) -> None:
-        """SIGKILL all of it, what it has left behind too; returns when it is gone."""
+        """Kill the process and all its descendants with SIGKILL; wait until they have exited."""
         members = [
             process for process in psutil.process_iter() if _session_of(process.pid) == self._process.pid
         ]

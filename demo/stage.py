@@ -1,9 +1,10 @@
-"""The last part of the story: one carrier's records are deleted, capped, sealed and relocated, then read.
+"""The last stage: one carrier's records are deleted, capped, sealed, relocated and read again.
 
-What must be left is computed from the source alone: the carrier's events without those of one airport, and
-of these the newest half. Then the engine makes a checkpoint, its relocator moves every segment to a cold
-directory, and the engine is restarted. A reader that starts at the beginning must meet one tombstone, for
-what the cap took, and then exactly what is left; every other carrier must be there whole, from the cold tier.
+The expected result comes only from the source: the carrier's events without those of one airport, and of
+these the newest half. Then the engine makes a checkpoint, its relocator moves every segment to a cold
+directory, and the engine is restarted. A reader from the start must receive one tombstone, for the records
+that the cap evicted, and then exactly the expected records. All other carriers must be complete, read from
+the cold tier.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What came of it."""
+    """Result of the stage."""
 
     topic: str
     tag: str
@@ -45,17 +46,17 @@ class Stage:
     segments: int
     cold_segments: int
     verdict: Verdict
-    """Of the carrier's own records, against what must be left; `others` counts wrong tombstones too."""
+    """For the carrier's own records, compared with the expected ones; `others` includes wrong tombstones."""
     rest: Verdict
-    """Of all other carriers, read from the cold tier."""
+    """For all other carriers, read from the cold tier."""
 
     @property
     def is_good(self) -> bool:
-        """Exactly what had to go is gone, and it was said."""
+        """Whether exactly the right records were removed and reported, and segments were relocated."""
         return self.verdict.is_good and self.rest.is_good and self.cold_segments > 0
 
     def facts(self) -> dict[str, Any]:
-        """For demo.json."""
+        """Return the entries for demo.json."""
         tombstone = self.tombstone
         return {
             "deleted": self.deleted,
@@ -74,7 +75,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What must be left of the carrier: ids and their numbers, in order, and the number it begins at."""
+    """Expected rest of the carrier: ids and their seqs in order; counts of deleted and evicted events."""
 
     ids: list[int]
     seqs: list[int]
@@ -102,7 +103,7 @@ def run(
     producers: int,
     progress: Progress,
 ) -> Stage:
-    """Play it on a running engine; it runs when this returns."""
+    """Run the stage on a running engine. The engine still runs when this returns."""
     topic = _carrier(events)
     tag = _commonest_tag(directory, topic)
     wanted = _Wanted.of(directory, topic, tag, acked)
@@ -128,7 +129,7 @@ def run(
 
 
 def _carrier(events: Source) -> str:
-    """The one in the middle by number of events."""
+    """Return the topic with the median number of events."""
     counts = sorted((count, topic) for topic, count in events.expected().items())
     return counts[len(counts) // 2][1]
 
@@ -139,7 +140,7 @@ def _commonest_tag(directory: Path, topic: str) -> str:
 
 
 def _await_relocation(data_dir: Path, cold: Path) -> tuple[int, int]:
-    """(segments, those whose data lie in the cold directory alone) once all do, or time is up."""
+    """Wait until all segments are only in the cold directory, or a timeout; return (all, relocated)."""
     deadline = time.monotonic() + MOVE_S
     while True:
         stems = {path.relative_to(data_dir).with_suffix("") for path in data_dir.glob("[tp]*/**/*.idx")}
@@ -155,7 +156,7 @@ def _await_relocation(data_dir: Path, cold: Path) -> tuple[int, int]:
 def _judge_left(
     client: Client, events: Source, topic: str, wanted: _Wanted, evicted: int, deleted: int
 ) -> tuple[Verdict, Tombstone | None]:
-    """Read the carrier from the beginning and hold it against what must be left."""
+    """Read the carrier from the start and compare it with the expected records."""
     found: list[tuple[int, int]] = []
     tombstones: list[Tombstone] = []
     altered = 0
@@ -186,7 +187,7 @@ def _judge_left(
 
 
 def _wrong_tombstones(tombstones: list[Tombstone], topic: str, wanted: _Wanted) -> int:
-    """There is one, for the cap, from 1 to no further than just before the first record that is left."""
+    """Check for exactly one tombstone: reason cap, from 1, ending before the first remaining record."""
     if len(tombstones) != 1:
         return 1 + len(tombstones)
     (found,) = tombstones

@@ -1,4 +1,4 @@
-"""Words that the demo's processes share: how far each is, and when to begin and to end."""
+"""Shared memory words of the demo's processes: progress, start and end signals."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 FILE = "words"
 GO, WRITTEN = 0, 1
-"""Set by the conductor: producers may begin; everything was written, so readers end at the heads."""
+"""Set by the main process. GO: producers start. WRITTEN: all is written, so readers stop at the heads."""
 FIRST_PRODUCER = 8
 FIRST_READER = 64
 READY_OFFSET = 128
-"""The word of producer or reader i, plus this, is 1 when it is ready to begin."""
+"""Offset of the word that producer or reader i sets to 1 when it is ready."""
 WORDS = 256
 
 
 class Words:
-    """256 numbers of 64 bits in a mapped file; each has one writer."""
+    """256 numbers of 64 bits in a mapped file. Each has one writer."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / FILE
@@ -33,5 +33,5 @@ class Words:
         self._words[index] = value
 
     def total(self, first: int, count: int) -> int:
-        """Sum of `count` words from `first` on."""
+        """Return the sum of `count` words from `first`."""
         return sum(self._words[first : first + count])

@@ -1,4 +1,7 @@
-"""Where Spark looks for the data source "ringlog"; imports nothing else, since discovery pays for it."""
+"""Entry point for Spark's discovery of the data source "ringlog".
+
+Imports nothing else, to keep discovery cheap.
+"""
 
 from ringlog.spark.source import RinglogDataSource as DefaultSource
 

@@ -1,11 +1,11 @@
-"""Keep a data directory as this revision writes it, for tests of later ones.
+"""Write a data directory of this revision to an archive, for compatibility tests of later revisions.
 
     git worktree add build/before REVISION
-    cp tools/keep_data_dir.py build/before/tools/   # where it is not there yet; build the kernel there
+    cp tools/keep_data_dir.py build/before/tools/   # if it does not exist there yet; build the kernel there
     cd build/before && PYTHONPATH=. python tools/keep_data_dir.py ../../tests/golden/v1/data.tar.xz
 
-Log, segments, snapshots, deleted records, a queue with leases in the log, a group, copies of a router.
-tests/actors/test_data_dir_of_before.py knows what lies in it.
+It contains log, segments, snapshots, deleted records, a queue with leases in the log, a group, and copies of
+a router. tests/actors/test_data_dir_of_before.py checks this content.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ringlog.testing.real_engine import TestEngine, engine, wait_until
 
 WAIT_S = 60.0
 RECORDS = 40
-"""Of the topic, of which so many lie in a segment, and as many behind it in the log."""
+"""Number of records of the topic in a segment, and of those after them in the log."""
 TIME_US = 1_700_000_000_000_000
 
 
 def main(path: str) -> None:
-    """Write the archive."""
+    """Write the archive to `path`."""
     with tempfile.TemporaryDirectory(prefix="ringlog-kept-") as root:
         settings: dict[str, Any] = {
             "wal.shards": 1,
@@ -57,7 +57,7 @@ def main(path: str) -> None:
 
 
 def _write(client: ringlog.Client, first: int) -> None:
-    """Records with every field, with none, and with empty ones; alone and in frames, plain and compressed."""
+    """Write records with all, no and empty fields; single and batched; compressed and not."""
     client.topics.create("events", durability="fsync", exist_ok=True)
     client.topics.create("packed", durability="fsync", compression="zstd", exist_ok=True)
     for n in range(first, first + RECORDS):
@@ -80,7 +80,7 @@ def _fields(n: int) -> RecordFields:
 
 
 def _queue(client: ringlog.Client) -> None:
-    """Jobs of which some are done and one has a lease; and a group that stands in the middle of its topic."""
+    """Write jobs, some of them done and one leased; and a group in the middle of its topic."""
     client.topics.create("jobs", type="queue", leases_durable=True, exist_ok=True)
     queue = client.queue("jobs", node="worker", release_on_exit=False)
     queue.put_many([b"job %d" % n for n in range(10)])
@@ -91,7 +91,7 @@ def _queue(client: ringlog.Client) -> None:
 
 
 def _checkpoint(running: TestEngine) -> None:
-    """Have everything that was written so far turned into segments."""
+    """Turn all records that are written so far into segments."""
     found = read_engine_file(running.run_dir)
     assert found is not None, "the engine runs"
     requester = Requester("compactor", f"ipc://{found.shm_dir}/compactor.sock")

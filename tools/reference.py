@@ -1,9 +1,10 @@
-"""Write the tables of docs/reference that the code decides: `make reference`.
+"""Generate the tables of docs/reference from the code: `make reference`.
 
-A page marks a table by `<!-- table: NAME -->` and `<!-- end -->`. The code decides which rows a table has,
-and their first columns. People write the other columns. The program keeps those of a row with the same first
-cell, and after a rename those of the one old row with the same other generated cells. A new row gets
-empty cells. tests/docs/test_reference.py fails for empty cells and for a page that is not current.
+A page marks a table by `<!-- table: NAME -->` and `<!-- end -->`. The code determines the rows of a table and
+their first columns. The other columns are written by hand. The program keeps the handwritten cells of a row
+with the same first cell. After a rename it keeps those of the only old row whose other generated cells are
+equal. A new row has empty cells. tests/docs/test_reference.py fails for empty cells and for a page that is
+not current.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CELLS = re.compile(r"(?<!\\)\|")
 
 
 class Table(NamedTuple):
-    """Rows of cells that the code decides, and the headers of the columns behind them."""
+    """Generated rows, the headers of their columns, and the headers of the handwritten columns."""
 
     headers: tuple[str, ...]
     written: tuple[str, ...]
@@ -41,7 +42,7 @@ class Table(NamedTuple):
 
 
 def main() -> None:
-    """Write the pages."""
+    """Update the pages."""
     for page in sorted(PAGES.glob("*.md")):
         text = page.read_text()
         if (new := current(text)) != text:
@@ -50,12 +51,12 @@ def main() -> None:
 
 
 def current(text: str) -> str:
-    """The page with its tables as the code has them now."""
+    """Return the page with current tables."""
     return REGION.sub(lambda found: found[1] + _region(found[2], found[3]) + found[4], text)
 
 
 def empty_cells(text: str) -> list[str]:
-    """Rows of tables on the page in which people left a cell empty."""
+    """Return the rows of tables on the page that have an empty handwritten cell."""
     found = []
     for region in REGION.finditer(text):
         if region[2] != "commands":
@@ -79,7 +80,7 @@ def _read(text: str) -> dict[str, list[str]]:
 
 
 def render(table: Table, before: dict[str, list[str]]) -> str:
-    """The table as Markdown, with the written cells of the one before."""
+    """Return the table as Markdown, with the handwritten cells of the previous one."""
     headers = (*table.headers, *table.written)
     lines = [_line(headers), _line(["---"] * len(headers))]
     keys = {row[0] for row in table.rows}
@@ -249,7 +250,7 @@ def _metrics() -> Table:
 
 
 def _some_status() -> Any:
-    """A status with every part that a metric is made of."""
+    """Return a status with every part that metrics are made from."""
     from ringlog.envelope import messages
 
     return _made(messages.EngineStatusReply)
@@ -277,7 +278,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 class Event(NamedTuple):
-    """One event of the log, in one place of the code."""
+    """One log event at one place in the code."""
 
     text: str
     levels: frozenset[str]
@@ -299,7 +300,7 @@ def _log_events(logger: str) -> Table:
 
 @functools.cache
 def events() -> tuple[Event, ...]:
-    """Every event that the code logs."""
+    """Return all log events of the code."""
     return tuple(_found_events())
 
 
@@ -319,7 +320,7 @@ def _found_events() -> Iterator[Event]:
 
 
 def logging_name(level: int) -> str:
-    """The name of a level of logging."""
+    """Return the name of a logging level."""
     return LEVELS[level // 10 - 1]
 
 
@@ -358,7 +359,7 @@ def _events_of(tree: ast.Module, module: str) -> Iterator[Event]:
 
 
 def _logger_of(node: ast.expr, module: str) -> str:
-    """The name of a logger; of `__name__` its package, which asyncio's modules share with their twins."""
+    """Return the name of a logger. For `__name__` it is the package; ringlog.aio counts as ringlog.client."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     return ".".join(module.split(".")[:2]).replace("ringlog.aio", "ringlog.client")
@@ -507,7 +508,7 @@ TABLES: dict[str, Callable[[], Table]] = {
         )
     },
 }
-"""Name of a table -> what makes it. `commands` is made of sections, not of rows."""
+"""Name of a table -> function that builds it. `commands` is made of sections instead of rows."""
 
 if __name__ == "__main__":
     main()

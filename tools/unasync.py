@@ -1,11 +1,11 @@
-"""Make the synchronous face of the client from the asyncio one: `python tools/unasync.py`.
+"""Generate the synchronous client from the asyncio client: `python tools/unasync.py`.
 
-The modules in FACADES are written once, for asyncio, in ringlog/aio; their twins in ringlog/client are
-generated and committed. A twin has no `async` and no `await`, the names of NAMES, and the words of TEXTS.
-Where the faces differ, both have modules or methods of the same name, most of them in `shell`. A function
-that only asyncio has is marked: its first line ends with `# asyncio only`.
+The modules in FACADES are written once, for asyncio, in ringlog/aio. Their synchronous twins in
+ringlog/client are generated and committed. A twin has no `async` and no `await`; names are replaced by NAMES,
+and texts by TEXTS. Where the two differ, both packages have modules or methods of the same name, most of them
+in `shell`. A function that only asyncio has is marked: its first line ends with `# asyncio only`.
 
-`make fmt` writes the twins, and `make check` fails when one is not current (tests/test_unasync.py).
+`make fmt` writes the twins. `make check` fails if a twin is not current (tests/test_unasync.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMES = {
     "asyncio": "threading",
     "run_reading": "run",
 }
-"""Names of code, each as a whole."""
+"""Replacements of whole names in code."""
 TEXTS = {
     r"\basync (def|for|with) ": r"\1 ",
     r"\bawait (?!ticket`)": "",
@@ -55,19 +55,19 @@ TEXTS = {
     r"\bOne task at a time\b": "One thread at a time",
     r"\bfrom the loop; soon if": "from whichever thread learns it; at once if",
 }
-"""Patterns of docstrings and comments."""
+"""Replacements of patterns in docstrings and comments."""
 ELSEWHERE = re.compile(r"\bringlog\.client\.(shell|ref_count)\b")
-"""Modules of ringlog/aio whose counterparts lie in a package of the client."""
+"""Modules of ringlog/aio whose counterparts are in a subpackage of the client."""
 ONLY = "# asyncio only"
 TIDY = ["check", "--quiet", "--select=F401,I,SIM117,UP028", "--fix-only", "--unsafe-fixes"]
-"""Imports that are left over, their order, and what is simpler without `async`."""
+"""Ruff rules that remove unused imports, sort imports, and simplify code that no longer needs `async`."""
 
 Edit = tuple[int, int, str]
-"""From, to, and what stands there instead."""
+"""(start, end, replacement)."""
 
 
 def converted(source: str) -> str:
-    """The source without what is asyncio's; the code is not formatted."""
+    """Return the synchronous form of the source; the code is not formatted."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -79,7 +79,7 @@ def converted(source: str) -> str:
             continue
         begin, end = starts[row] + token.start[1], starts[token.end[0] - 1] + token.end[1]
         if token.string in {"async", "await"}:
-            edits.append((begin, end + 1, ""))  # And the space behind it.
+            edits.append((begin, end + 1, ""))  # Including the space after it.
         elif token.type == tokenize.NAME and token.string in NAMES:
             edits.append((begin, end, NAMES[token.string]))
         elif token.type in {tokenize.STRING, tokenize.COMMENT}:
@@ -90,7 +90,7 @@ def converted(source: str) -> str:
 
 
 def _left_out(source: str) -> Iterable[tuple[int, int]]:
-    """Lines of functions that are asyncio's alone: first, and behind the last."""
+    """Yield (first line, line after the last) of each function that only asyncio has."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -106,7 +106,7 @@ def _reworded(text: str) -> str:
 
 
 def generate(name: str) -> str:
-    """The synchronous twin of an asyncio module, as it has to lie in the repository."""
+    """Return the synchronous twin of an asyncio module, formatted as it is committed."""
     written = f"{SOURCE}/{name}.py"
     header = f"# Generated from {written} by tools/unasync.py: do not edit, `make fmt` writes it anew.\n"
     text = header + converted((ROOT / written).read_text())
@@ -117,7 +117,7 @@ def generate(name: str) -> str:
 
 
 def main() -> None:
-    """Write those that are not current."""
+    """Write the twins that are not current."""
     for name in FACADES:
         twin, text = ROOT / TARGET / f"{name}.py", generate(name)
         if not twin.exists() or twin.read_text() != text:

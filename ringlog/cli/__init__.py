@@ -1,4 +1,4 @@
-"""The `ringlog` command. Nothing is loaded before it is known which command is wanted."""
+"""The `ringlog` command. Modules of commands are imported only when their command runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line (default: the process's own) and return its exit code; see cli/outcome.py."""
+    """Run one command line (default: that of the process) and return its exit code; see cli/outcome.py."""
     from ringlog.cli.app import run
 
     return run(arguments)

@@ -1,7 +1,8 @@
-"""How one command line is run; the table of commands is commands.py.
+"""Runs one command line. The table of commands is in commands.py.
 
-A command is a function in a module of its own, loaded when it is called. It gets `Options` besides its
-own arguments, prints its result and returns an exit code (None = done). Errors end here, as one line.
+A command is a function in its own module, which is imported when the command runs. It receives `Options` in
+addition to its own arguments, prints its result and returns an exit code (None: success). This module catches
+all exceptions and prints each as one line.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from ringlog.descriptors import open_standard_descriptors
 from ringlog.errors import UsageError
 
 _EXAMPLES = re.compile(r"^ *Examples\n *-+\n", re.MULTILINE)
-"""The section of a docstring that help shows at its end."""
+"""Heading of the docstring section that help shows at its end."""
 _GLOBAL = CliGroup("Global options", sort_key=100)
 
 
 class LazyCommand(CommandSpec):
-    """A command whose module is imported when it is called; until then its help is the table's line."""
+    """A command that is imported when it runs. Until then its help is the line in the table."""
 
     def resolve(self, parent_app: App) -> App:
-        """Import the command; its help is its whole docstring from here on."""
+        """Import the command. From then on its help is its complete docstring."""
         if self.is_resolved:
             return super().resolve(parent_app)
         app = super().resolve(parent_app)
@@ -47,7 +48,7 @@ class LazyCommand(CommandSpec):
 
 
 def build() -> App:
-    """The command line as data; modules of commands are not loaded by this."""
+    """Build the command line parser without importing modules of commands."""
     app = _app("ringlog", "A durable event log and job queue on one host.")
     for place, (section, commands) in enumerate(COMMANDS.items()):
         group = CliGroup(section, sort_key=place)
@@ -80,7 +81,7 @@ def _app_of(commands: CommandGroup, name: str, **more: Any) -> App:
 
 
 def _shown_default(value: Any) -> Any:
-    """The default as help shows it; an empty one needs no words."""
+    """Return the default for the help text; None hides an empty default."""
     return None if value is False or value in (None, "", ()) else str(value)
 
 
@@ -90,21 +91,21 @@ def _register(app: App, name: str, command: Command, place: int, group: CliGroup
             command.import_path, name, help=command.help, sort_key=place, group=group, show=show
         )
 
-    # cyclopts replaces the whole docstring of a lazy command by its line; LazyCommand does not.
+    # cyclopts replaces the docstring of a lazy command by the line in the table. LazyCommand keeps it.
     app._commands[name] = spec(name, show=True)
     if command.alias:
         app._commands[command.alias] = spec(command.alias, show=False)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code and has printed everything, errors included."""
+    """Run one command line, print its results and errors, and return its exit code."""
     open_standard_descriptors()
     try:
         code = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of the pipe has exited, as `head` does; the interpreter must not fail on its last flush.
+        # The reader of the pipe has exited, as `head` does. The interpreter's last flush must not fail.
         os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdout.fileno())
         return CliExit.DONE
     except CycloptsError as e:
@@ -127,7 +128,7 @@ def _run(tokens: list[str]) -> int:
 
 
 def _launcher(app: App) -> Callable[..., Any]:
-    """Reads the global options, wherever they stand, and runs the command of the others."""
+    """Return a function that parses the global options, at any position, and runs the command."""
 
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
@@ -147,7 +148,7 @@ def _launcher(app: App) -> Callable[..., Any]:
         key_file
             Key file of this client, for engines reached by TCP.
         timeout
-            Maximum time to wait for an answer: 10s, 500ms.
+            Maximum time to wait for a reply: 10s, 500ms.
         output
             Output format: table, json, ndjson or raw (default: table on a terminal, else ndjson).
         quiet

@@ -1,8 +1,8 @@
-"""`ringlog backup`: a consistent copy of a data directory, of a running engine or a stopped one.
+"""`ringlog backup`: make a consistent copy of the data directory of a running or stopped engine.
 
-A running engine makes a checkpoint and names the files of a consistent set. They are copied, verified
-with the decoder of `ringlog verify`, and a manifest with sizes and checksums is written last. The log
-goes on being written meanwhile: of its newest file the copy holds what was whole when it was read.
+A running engine makes a checkpoint and lists the files of a consistent set. They are copied and verified with
+the decoder of `ringlog verify`. A manifest with sizes and checksums is written last. The engine keeps writing
+its log meanwhile: of the newest file, the copy contains the frames that were complete when it was read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ringlog.verify.wal_decoder import WalFrameWalk, read_header
 
 Given = Annotated[Options, Parameter(parse=False)]
 TRIES = 3
-"""A file of the set may be replaced while it is copied; then a new checkpoint names a new set."""
+"""Attempts. A file of the set may be replaced during the copy; then a new checkpoint lists a new set."""
 _WANTED = re.compile(
     r"^(wal/shard-\d+/wal-\d+-\d+\.log|(topics|packs)/.*\.(data|idx|tags|del)|meta/snapshot-[\d.]+)$"
 )
@@ -56,16 +56,16 @@ _IS_LOG = re.compile(r"\.log$")
 def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None, options: Given) -> int:
     """Copy the data of an engine into a new directory, verified and consistent.
 
-    A running engine makes a checkpoint first; the copy is consistent as of that checkpoint.
+    A running engine makes a checkpoint first. The copy is consistent as of that checkpoint.
 
     Parameters
     ----------
     data_dir
-        Data directory of a stopped engine (default: the running engine, --url).
+        Data directory of a stopped engine (default: the running engine of --url).
     to
         Directory of the backup; new or empty.
     cold_dir
-        Directory of the cold tier, copied as well (default: as configured).
+        Directory of the cold tier, which is copied as well (default: as configured).
 
     Examples
     --------
@@ -92,7 +92,7 @@ def backup(data_dir: str | None = None, *, to: str, cold_dir: str | None = None,
 
 @dataclass(frozen=True, slots=True)
 class BackupJob:
-    """From where to where."""
+    """Source and target of a backup."""
 
     source: Path
     target: Path
@@ -102,7 +102,7 @@ class BackupJob:
 
 
 def copy_stopped(copying: BackupJob, now_us: int) -> BackupManifest:
-    """Back up a directory that nobody writes to. Raises DiskError or CorruptData: then it is no backup."""
+    """Back up the directory of a stopped engine. On DiskError or CorruptData no manifest is written."""
     registers = read_registers(copying.source)
     manifest = _copy(copying, _files_in(copying.source), registers, now_us)
     write_manifest(copying.disk, copying.target, manifest)
@@ -121,27 +121,27 @@ def _online(options: Options, target: Path, cold_dir: str) -> BackupManifest:
 
 
 def _try(options: Options, copying: BackupJob) -> BackupManifest:
-    # Before: what they call the newest log files is in the set, or was absorbed into it.
+    # Read before the checkpoint: the newest log files that registers name are then in the set, or absorbed.
     registers = read_registers(copying.source)
     files = request_process(options, COMPACTOR, CheckpointNow(), CheckpointMade).files
     return _copy(copying, files, registers, options.clock.now_us())
 
 
 def _left_behind(manifest: BackupManifest) -> int:
-    """Segments of which the backup has the index alone: their data stay in the cold tier."""
+    """Return the number of segments whose data stays in the cold tier: the backup has only the index."""
     paths = {entry.path.removeprefix(COLD) for entry in manifest.files}
     return sum(path.endswith(".idx") and f"{path[:-4]}.data" not in paths for path in paths)
 
 
 def _clear(copying: BackupJob) -> None:
-    """Remove what was copied; directories stay, the next try wants them."""
+    """Delete the copied files. Directories stay for the next attempt."""
     for path in copying.target.rglob("*"):
         if not path.is_dir():
             copying.disk.unlink(str(path))
 
 
 def _files_in(data_dir: Path) -> list[str]:
-    """Everything that holds data, in a directory nobody writes to."""
+    """Return all data files of a stopped engine's directory."""
     paths = [
         os.path.relpath(os.path.join(at, name), data_dir)
         for at, _, names in os.walk(data_dir)
@@ -154,7 +154,7 @@ def _files_in(data_dir: Path) -> list[str]:
 
 
 def _copy(copying: BackupJob, files: list[str], registers: dict[str, bytes], now_us: int) -> BackupManifest:
-    """Copy, verify, and say what was copied; raises CorruptData when the copy does not verify."""
+    """Copy and verify files; return the manifest. Raises CorruptData if the copy does not verify."""
     target = copying.target
     entries = [_copy_one(copying, path) for path in dict.fromkeys([*files, ENGINE_FILE])]
     for path, data in registers.items():
@@ -179,7 +179,7 @@ def _copy_one(copying: BackupJob, path: str) -> ManifestEntry:
 
 
 def _cut_at_last_frame(disk: Disk, path: Path) -> None:
-    """A log file that was written while it was copied: keep what is whole from its beginning on."""
+    """Cut a log file that was written during the copy after its last complete frame."""
     data = path.read_bytes()
     try:
         walk = WalFrameWalk(data, read_header(data).salt)
@@ -191,7 +191,7 @@ def _cut_at_last_frame(disk: Disk, path: Path) -> None:
 
 
 def _cold_parts(copying: BackupJob, files: list[str]) -> list[ManifestEntry]:
-    """Data parts that lie in a cold directory; the index says that they are part of the set."""
+    """Copy the data parts in a cold directory whose indexes are part of the set."""
     source, cold = copying.source, Path(copying.cold_dir)
     entries = []
     for path in files if copying.cold_dir else ():

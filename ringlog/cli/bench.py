@@ -1,4 +1,4 @@
-"""`ringlog bench`: what an engine does on this machine, through the public client."""
+"""`ringlog bench`: measure an engine on this machine through the public client."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def sync(*, dir: str = ".", count: int = 200, options: Given) -> None:
     _report("sync", rows, options)
 
 
-# -- pieces ---------------------------------------------------------------------------------------------
+# -- helpers --------------------------------------------------------------------------------------------
 
 
 def _within(name: str, value: int, most: int) -> None:
@@ -192,7 +192,7 @@ def _within(name: str, value: int, most: int) -> None:
 
 @contextmanager
 def _topic(url: str, durability: str) -> Iterator[tuple[Client, str]]:
-    """A topic that exists for the length of the bench."""
+    """Yield a topic that is deleted at the end of the benchmark."""
     import ringlog
 
     topic = f"bench-{secrets.token_hex(6)}"
@@ -205,7 +205,7 @@ def _topic(url: str, durability: str) -> Iterator[tuple[Client, str]]:
 
 
 def _together(works: list[Any]) -> list[Any]:
-    """Run the works in processes of their own that begin at the same moment."""
+    """Run each work in its own process. All processes start at the same time."""
     from ringlog.cli.bench_work import GO, READY, AppendResult
 
     command = [sys.executable, "-P", "-m", "ringlog.cli.bench_work"]
@@ -244,7 +244,7 @@ def _fill(client: Client, topic: str, records: int, record_bytes: int) -> None:
 
 
 def _ways(client: Client, topic: str) -> dict[str, Callable[[], int]]:
-    """Way to read -> function that reads everything and returns how many records it saw."""
+    """Return method of reading -> function that reads all records and returns their number."""
 
     def pages() -> int:
         return sum(len(page.bytes()) for page in client.reader(topic).pages(10_000))
@@ -272,7 +272,7 @@ def _ways(client: Client, topic: str) -> dict[str, Callable[[], int]]:
 def _timed(
     way: str, run: Callable[[], int], records: int, record_bytes: int, options: Options
 ) -> dict[str, Any]:
-    run()  # Once for the page cache and for what is imported on first use.
+    run()  # Warm up the page cache and imports.
     began = options.clock.monotonic_ns()
     seen = run()
     seconds = (options.clock.monotonic_ns() - began) / 1e9

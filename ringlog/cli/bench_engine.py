@@ -1,4 +1,4 @@
-"""The engine that a bench measures: the one it is pointed at, or one of its own that is gone afterwards."""
+"""Engine for a benchmark: the given one, or a temporary one that is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAIN = "import sys; from ringlog.cli import main; sys.exit(main())"
 
 @contextlib.contextmanager
 def engine_for(options: Options, directory: str) -> Iterator[str]:
-    """URL of --url or RINGLOG_URL; without either, of an engine in a new directory below `directory`."""
+    """Yield the URL of --url or RINGLOG_URL, or else of a new engine below `directory`."""
     given = options.url or os.environ.get(environment.URL)
     if given:
         yield given
@@ -46,7 +46,7 @@ def _running(place: Path, clock: Clock) -> Iterator[str]:
     data, log_path = place / "data", place / "engine.log"
     command = [sys.executable, "-P", "-c", _MAIN, "serve", "--data-dir", str(data)]
     command += ["--set", "gateway.enabled=false"]
-    # Who measures as root, as in most containers, means to.
+    # Benchmarks often run as root in containers, so root is allowed.
     command += ["--set", "run.allow_root=true"] if os.geteuid() == 0 else []
     with log_path.open("wb") as log:
         process = subprocess.Popen(

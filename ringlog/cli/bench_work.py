@@ -1,4 +1,4 @@
-"""One process of a bench: told its work as JSON, begins when it is told to, prints its numbers as JSON."""
+"""One process of a benchmark: takes its work as JSON, waits for the start, and prints its result as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT_MS = 60_000
 
 
 class AppendWork(msgspec.Struct, frozen=True):
-    """Append as fast as the engine takes it, with `window` frames on their way."""
+    """Append as fast as the engine accepts, with `window` frames in flight."""
 
     url: str
     topic: str
@@ -30,20 +30,20 @@ class AppendWork(msgspec.Struct, frozen=True):
 
 
 class AppendResult(msgspec.Struct, frozen=True):
-    """What one process appended, and how long its acks took."""
+    """Appends of one process, and the latency of their acks in milliseconds."""
 
     records: int
     frames: int
     seconds: float
     ack_ms: list[float]
-    """A sample of at most 10,000 acks, ascending."""
+    """Sample of at most 10,000 acks, ascending."""
 
 
 SAMPLE_MAX = 10_000
 
 
 def append(work: AppendWork, clock: Clock) -> AppendResult:
-    """Do it. With one record a frame, a run of `window` frames has one ticket."""
+    """Run the work. With one record per frame, a run of `window` frames has one ticket."""
     payload = bytes(range(256)) * (work.record_bytes // 256 + 1)
     is_single = work.frame_records == 1
     batch = [payload[: work.record_bytes]] * (work.window if is_single else work.frame_records)
@@ -91,7 +91,7 @@ def _send(producer: Producer[bytes], batch: list[bytes], *, is_single: bool) -> 
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point: one argument, the work."""
+    """Run the work in the single argument; return the exit code."""
     work = msgspec.json.decode(arguments[0], type=AppendWork)
     result: Any = append(work, SystemClock())
     print(msgspec.json.encode(result).decode(), flush=True)

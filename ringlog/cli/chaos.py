@@ -1,4 +1,4 @@
-"""`ringlog chaos`: kill an engine's processes under load, and see whether it kept its promises."""
+"""`ringlog chaos`: kill processes of an engine under load, and check its guarantees."""
 
 from __future__ import annotations
 
@@ -33,26 +33,25 @@ def chaos(
 ) -> int:
     """Kill processes of an engine under load and check its promises.
 
-    Writes, reads and deletes in topics of its own, which are deleted afterwards. Works on the engine of
-    --url, --data-dir or RINGLOG_URL; without any of them on an engine of its own in a temporary directory.
-    Fails if a promise is broken.
+    Writes, reads and deletes in its own topics, which are deleted afterwards. Uses the engine of --url,
+    --data-dir or RINGLOG_URL; without them, a temporary engine. Fails if a guarantee is violated.
 
     Parameters
     ----------
     for_
         Duration: 30s, 5m.
     kill
-        Processes to kill, in turn: wal_shard, gateway, scheduler, compactor, reclaimer, relocator,
+        Processes to kill in rotation: wal_shard, gateway, scheduler, compactor, reclaimer, relocator,
         supervisor, all.
     every
         Time between two kills.
     pause
-        Pause a process for this long instead of killing it, every second time.
+        Instead of every second kill, pause the process for this long.
     data_dir
         Data directory of a running engine, instead of --url.
     restart_command
-        Command that starts a running engine again. Without it supervisor and all need an engine of the
-        command's own.
+        Command that restarts a running engine. Without it, supervisor and all need the command's temporary
+        engine.
     rate
         Appends per second.
     json
@@ -81,7 +80,7 @@ def chaos(
 
 
 def _harness() -> Any:
-    """The harness, which an installation may lack; raises UsageError."""
+    """Import the chaos harness; raise UsageError if this installation does not contain it."""
     try:
         return importlib.import_module("chaos.kills.live")
     except ModuleNotFoundError as e:

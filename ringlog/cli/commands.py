@@ -1,6 +1,6 @@
-"""The command table: what the top-level help lists, without loading a command's module.
+"""Table of commands: the top-level help lists it without importing modules of commands.
 
-A help line here equals the first line of the function's docstring (tests/cli/test_help.py).
+A help line in this table must equal the first line of the function's docstring (tests/cli/test_help.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A function that is imported when its command runs. `alias` is a hidden older name."""
+    """A function that is imported when its command runs. `alias` is an older name that help does not show."""
 
     import_path: str
     help: str
@@ -17,7 +17,7 @@ class Command(NamedTuple):
 
 
 class CommandGroup(NamedTuple):
-    """Commands below one word."""
+    """Commands with a common first word."""
 
     help: str
     commands: dict[str, Command]

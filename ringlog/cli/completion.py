@@ -1,4 +1,4 @@
-"""`ringlog --install-completion`: the completion script of a shell."""
+"""`ringlog --install-completion`: install shell completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking before something is done that cannot be undone."""
+"""Confirmation of operations that cannot be undone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ringlog.errors import UsageError
 
 
 def must_ask(*, yes: bool) -> bool:
-    """Whether to ask: on a terminal, unless --yes is given. Raises UsageError where there is no terminal."""
+    """Return whether to ask: on a terminal without --yes. Raise UsageError without both."""
     if yes:
         return False
     if sys.stdin.isatty() and sys.stderr.isatty():
@@ -17,12 +17,12 @@ def must_ask(*, yes: bool) -> bool:
 
 
 def ask(question: str) -> None:
-    """Ask on the terminal; raises UsageError unless the answer is yes."""
+    """Ask a question on the terminal; raise UsageError unless the answer is yes."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise UsageError("not confirmed; nothing was changed")
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 record`, `1,204 records`."""
+    """Format a count with a noun: `1 record`, `1,204 records`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -1,7 +1,7 @@
-"""Copying files of a data directory so that a copy can be trusted: bytes, sizes, checksums, syncs.
+"""Reliable copies of data files: content, sizes, checksums and syncs.
 
-A copy never shares blocks by hard link: the engine refuses files that have two names, because somebody
-else could change them. Whatever is written goes through a Disk, so that every call of it can be made to fail.
+A copy is never a hard link: the engine rejects files with two names, because another process could change
+them through the second name. All writes go through a Disk, so that tests can make every call fail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringlog.storage.log_register import decode_register, encode_register, parse
 MANIFEST = "manifest.json"
 ENGINE_FILE = "meta/engine"
 COLD = "cold/"
-"""Parts of the cold tier lie below this in a backup."""
+"""Prefix of cold tier files in a backup."""
 _PIECE_BYTES = 1 << 22
 
 
@@ -30,13 +30,13 @@ class ManifestEntry(msgspec.Struct, frozen=True):
     """One file of a backup."""
 
     path: str
-    """Relative to the data directory; `cold/` before it: to the cold tier."""
+    """Relative to the data directory; with the prefix `cold/`, relative to the cold tier."""
     bytes: int
     xxh3_128: str
 
 
 class BackupManifest(msgspec.Struct, frozen=True):
-    """What a backup holds."""
+    """Content of a backup."""
 
     format: int
     engine_id: str
@@ -47,19 +47,19 @@ class BackupManifest(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(entry.bytes for entry in self.files)
 
 
 def make_empty(disk: Disk, directory: Path) -> None:
-    """Make a directory, 0700; raises UsageError when something is in it already, DiskError."""
+    """Create a directory with mode 0700; raise UsageError if it is not empty, and DiskError."""
     make_dirs(disk, directory)
     if any(directory.iterdir()):
         raise UsageError("the target directory must be new or empty", path=str(directory))
 
 
 def make_dirs(disk: Disk, directory: Path) -> None:
-    """Make a directory and those above it that are not there, 0700."""
+    """Create a directory and its missing parents with mode 0700."""
     missing = []
     while not directory.exists():
         missing.append(directory)
@@ -69,7 +69,7 @@ def make_dirs(disk: Disk, directory: Path) -> None:
 
 
 def copy_file(disk: Disk, source: Path, target: Path) -> ManifestEntry:
-    """Copy one file, 0600, and sync it; returns what lies in the copy, read back. Raises DiskError."""
+    """Copy one file with mode 0600 and sync it; return the entry of the copy, read back. Raise DiskError."""
     with source.open("rb") as reading:
         _write_pieces(disk, target, iter(partial(reading.read, _PIECE_BYTES), b""))
     return entry_of(target, target.name)
@@ -88,7 +88,7 @@ def _write_pieces(disk: Disk, path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def copy_identity(disk: Disk, source: Path, target: Path) -> ManifestEntry:
-    """Copy `meta/engine` without the shared memory of its start, which the copy must not clear away."""
+    """Copy `meta/engine` without the path of its shared memory: an engine on the copy must not delete it."""
     try:
         facts = decode_identity((source / ENGINE_FILE).read_bytes())
     except ValueError as e:
@@ -98,7 +98,8 @@ def copy_identity(disk: Disk, source: Path, target: Path) -> ManifestEntry:
 
 
 def read_registers(source: Path) -> dict[str, bytes]:
-    """What the registers of the logs say at this moment, by path: an engine may write to them meanwhile.
+    """Return the current content of the registers by path; an engine may write to them meanwhile.
+
     Raises CorruptData."""
     meta = (source / ENGINE_FILE).parent
     names = sorted(path.name for path in meta.iterdir()) if meta.is_dir() else []
@@ -107,7 +108,7 @@ def read_registers(source: Path) -> dict[str, bytes]:
 
 
 def truncate_file(disk: Disk, path: Path, length: int) -> None:
-    """Give back what lies behind `length`, and sync."""
+    """Truncate a file to `length` bytes and sync it."""
     fd = disk.open_cut(str(path))
     try:
         disk.truncate(fd, length)
@@ -117,7 +118,7 @@ def truncate_file(disk: Disk, path: Path, length: int) -> None:
 
 
 def entry_of(path: Path, name: str) -> ManifestEntry:
-    """Size and checksum of a file as it lies on disk."""
+    """Return the size and checksum of a file on disk, under a given name."""
     digest, size = xxhash.xxh3_128(), 0
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
@@ -127,13 +128,13 @@ def entry_of(path: Path, name: str) -> ManifestEntry:
 
 
 def sync_tree(disk: Disk, root: Path) -> None:
-    """Make the names below `root`, and its own, durable."""
+    """Make the names of `root` and of all files below it durable."""
     for directory in [root.parent, root, *(path for path in root.rglob("*") if path.is_dir())]:
         disk.sync_dir(str(directory))
 
 
 def write_manifest(disk: Disk, root: Path, manifest: BackupManifest) -> None:
-    """Write it last, when all it names is durable: a directory without one is no backup."""
+    """Write the manifest last, when all listed files are durable. A directory without one is no backup."""
     sync_tree(disk, root)
     unfinished = root / f"{MANIFEST}.tmp"
     write_synced(disk, unfinished, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
@@ -142,12 +143,12 @@ def write_manifest(disk: Disk, root: Path, manifest: BackupManifest) -> None:
 
 
 def write_synced(disk: Disk, path: Path, data: bytes) -> None:
-    """Make a new file, 0600, with these bytes, and sync it."""
+    """Create a file with mode 0600 and these bytes, and sync it."""
     _write_pieces(disk, path, [data])
 
 
 def read_manifest(root: Path) -> BackupManifest:
-    """Read it; raises UsageError when the directory is no backup, CorruptData when it cannot be read."""
+    """Read the manifest; raise UsageError if the directory is no backup, CorruptData if it is damaged."""
     try:
         manifest = msgspec.json.decode((root / MANIFEST).read_bytes(), type=BackupManifest)
     except FileNotFoundError:
@@ -164,7 +165,7 @@ def read_manifest(root: Path) -> BackupManifest:
 
 
 def changed_files(root: Path, entries: Iterable[ManifestEntry]) -> list[str]:
-    """Files that are not as the manifest says, "path: reason"."""
+    """Return the files that differ from the manifest, as "path: reason"."""
     wrong = []
     for entry in entries:
         try:
@@ -180,5 +181,5 @@ def changed_files(root: Path, entries: Iterable[ManifestEntry]) -> list[str]:
 
 
 def with_path(entry: ManifestEntry, path: str) -> ManifestEntry:
-    """The same contents under the name a manifest gives them."""
+    """Return a copy of the entry with another path."""
     return ManifestEntry(path, entry.bytes, entry.xxh3_128)

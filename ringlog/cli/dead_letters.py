@@ -36,7 +36,7 @@ def list_dead_letters(topic: str, *, group: OfGroup = "", limit: Most = 100, opt
     topic
         Source of the dead letters: a queue, or the topic of the group.
     group
-        Consumer group that gave the records up, as `ringlog group list` prints it.
+        Consumer group that rejected or exhausted the records, as `ringlog group list` prints it.
     limit
         Maximum number of dead letters.
 
@@ -66,7 +66,7 @@ def show(topic: str, seq: int, *, group: OfGroup = "", options: Given) -> None:
     seq
         Number of the dead letter, as `ringlog dead-letter list` prints it.
     group
-        Consumer group that gave the records up, as `ringlog group list` prints it.
+        Consumer group that rejected or exhausted the records, as `ringlog group list` prints it.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def redrive(
     seqs
         Numbers of the dead letters, as `ringlog dead-letter list` prints them (default: all).
     group
-        Consumer group that gave the records up, as `ringlog group list` prints it.
+        Consumer group that rejected or exhausted the records, as `ringlog group list` prints it.
     limit
         Maximum number of dead letters, oldest first.
     rate
@@ -123,14 +123,14 @@ def redrive(
 def purge(topic: str, *, group: OfGroup = "", yes: Yes = False, options: Given) -> int:
     """Delete all dead letters. This cannot be undone.
 
-    Refused if the topic of the dead letters holds other records.
+    Refused if the dead-letter topic contains other records.
 
     Parameters
     ----------
     topic
         Source of the dead letters: a queue, or the topic of the group.
     group
-        Consumer group that gave the records up, as `ringlog group list` prints it.
+        Consumer group that rejected or exhausted the records, as `ringlog group list` prints it.
     yes
         Do not ask for confirmation. Required without a terminal.
 
@@ -158,8 +158,9 @@ def _of(client: Client, topic: str, group: str) -> Queue | Group:
 
 
 def _target(client: Client, topic: str, group: str) -> str:
-    """Where dead letters go; raises TopicNotFound, GroupNotFound, NotAQueue, and InvalidRequest where they go
-    nowhere."""
+    """Return the dead-letter topic; raise TopicNotFound, GroupNotFound or NotAQueue.
+
+    Raises InvalidRequest if no dead-letter topic is set."""
     if group:
         found = [each.dead_letter for each in client.topics.groups(topic) if each.group == group]
         if not found:
@@ -176,8 +177,10 @@ def _target(client: Client, topic: str, group: str) -> str:
 
 
 def _letters(client: Client, topic: str, group: str, target: str, *, others: bool = True) -> Iterator[Record]:
-    """Its own, oldest first; a topic that was not made yet has none. With `others` those that came from
-    elsewhere are passed over, else they are refused: what deletes by number would delete them, too."""
+    """Yield the dead letters of this source, oldest first; none if the topic does not exist yet.
+
+    With `others`, records of other sources are skipped. Without it they raise InvalidRequest, because a purge
+    by seq would delete them too."""
     from ringlog.client.leases.dead_letters import is_dead_letter_of
 
     try:

@@ -1,4 +1,4 @@
-"""`ringlog delete`: records, for good."""
+"""`ringlog delete`: delete records of a topic."""
 
 from __future__ import annotations
 

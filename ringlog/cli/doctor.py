@@ -1,4 +1,4 @@
-"""`ringlog doctor`: is this machine fit to run an engine, and if not, what to do about it."""
+"""`ringlog doctor`: check whether this machine can run an engine, and suggest remedies."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ SYNCS = 100
 SYNC_SLOW_MS = 20.0
 OPEN_FILES_LOW = 1024
 KERNEL_OLDEST = (5, 3)
-"""pidfd_open is there from 5.3 on."""
+"""First version with pidfd_open."""
 PYTHON_OLDEST = (3, 11)
 CLOCK_STEP_NS = 1_000_000
 SHM_BYTES_LOW = 2 * RING_BYTES_DEFAULT
-"""Two producers whose rings have grown to the default size."""
+"""Two rings that have grown to the default size."""
 PACKAGES = ("pyzmq", "msgspec", "msgpack", "numpy", "xxhash", "lz4", "zstandard", "psutil", "cyclopts")
 OPTIONAL = ("pyarrow", "py-spy")
 OK, WARN, BAD = "ok", "warn", "bad"
 
 
 class DoctorFinding(NamedTuple):
-    """One thing looked at."""
+    """Result of one check."""
 
     check: str
     verdict: str
@@ -73,8 +73,8 @@ def doctor(*, data_dir: str | None = None, options: Annotated[Options, Parameter
 
 
 def examine(config: Config, data_dir: str, clock: Clock) -> Iterator[DoctorFinding]:
-    """Look at everything; each finding stands for itself."""
-    from ringlog.supervision.engine_resources import is_in_container  # Not on every system that has clients.
+    """Run all checks; yield one finding or more for each."""
+    from ringlog.supervision.engine_resources import is_in_container  # Not available on every client system.
 
     yield check_kernel(platform.system(), platform.release())
     yield check_machine()
@@ -91,7 +91,7 @@ def examine(config: Config, data_dir: str, clock: Clock) -> Iterator[DoctorFindi
 
 
 def check_kernel(system: str, release: str) -> DoctorFinding:
-    """The engine watches its children by pidfd."""
+    """Check the kernel: the supervisor monitors its children by pidfd."""
     found = f"{system} {release}"
     match = re.match(r"(\d+)\.(\d+)", release)
     if system != "Linux" or match is None or (int(match[1]), int(match[2])) < KERNEL_OLDEST:
@@ -100,7 +100,7 @@ def check_kernel(system: str, release: str) -> DoctorFinding:
 
 
 def check_machine() -> DoctorFinding:
-    """Rings need stores that others see in order."""
+    """Check the processor: rings need a memory model with ordered stores."""
     if stores_are_ordered():
         return DoctorFinding("processor", OK, platform.machine())
     advice = f"rings are used on {', '.join(sorted(ORDERED_MACHINES))} only; clients go by socket here"
@@ -108,13 +108,13 @@ def check_machine() -> DoctorFinding:
 
 
 def check_python(version: tuple[int, ...], text: str) -> DoctorFinding:
-    """Old interpreters lack what we use."""
+    """Check the version of Python."""
     verdict = OK if version >= PYTHON_OLDEST else BAD
     return DoctorFinding("python", verdict, text, "" if verdict == OK else "needs Python 3.11 or later")
 
 
 def check_shared_memory(config: Config, path: str = "/dev/shm") -> DoctorFinding:
-    """Rings and the board live there; a container gets 64 MiB unless told otherwise."""
+    """Check the tmpfs for rings and the board. Containers have 64 MiB by default."""
     from ringlog.supervision.engine_resources import needed_shm_bytes
 
     try:
@@ -133,13 +133,13 @@ def check_shared_memory(config: Config, path: str = "/dev/shm") -> DoctorFinding
 
 
 def _open_files() -> tuple[int, int]:
-    import resource  # Not on every system that has clients.
+    import resource  # Not available on every client system.
 
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def check_user(uid: int, *, is_allowed: bool) -> DoctorFinding:
-    """Root is refused, unless told or in a container."""
+    """Check the user: root is refused unless it is allowed, or the engine runs in a container."""
     if uid == 0 and not is_allowed:
         return DoctorFinding(
             "user", BAD, "root", "use another user, or set run.allow_root (RINGLOG_ALLOW_ROOT=1)"
@@ -148,10 +148,10 @@ def check_user(uid: int, *, is_allowed: bool) -> DoctorFinding:
 
 
 def check_open_files(limits: tuple[int, int]) -> DoctorFinding:
-    """Every connection and ring costs descriptors; -1 is no limit."""
+    """Check the limit of open files: each connection and ring needs descriptors. -1 means no limit."""
     soft, hard = limits
     found = f"soft {soft}, hard {hard}"
-    # An engine's processes raise the soft limit themselves, a client's process has no reason to.
+    # The engine's processes raise their soft limit themselves. A client process does not.
     if 0 <= hard < OPEN_FILES_LOW:
         hint = "few connections before an engine takes no new ones; raise it: LimitNOFILE= of the service"
         return DoctorFinding("open files", WARN, found, hint)
@@ -163,7 +163,7 @@ def check_open_files(limits: tuple[int, int]) -> DoctorFinding:
 
 
 def check_clock(clock: Clock) -> DoctorFinding:
-    """Both clocks move, and alike."""
+    """Check that both clocks advance at the same rate."""
     wall, steady = clock.now_us(), clock.monotonic_ns()
     clock.sleep(0.01)
     drift_ns = (clock.now_us() - wall) * 1000 - (clock.monotonic_ns() - steady)
@@ -176,7 +176,7 @@ def check_clock(clock: Clock) -> DoctorFinding:
 
 
 def check_space(config: Config, data_dir: str) -> DoctorFinding:
-    """Below the configured minimum the engine refuses to write."""
+    """Check free disk space. Below the configured minimum the engine refuses writes."""
     place = existing_parent(data_dir)
     free = shutil.disk_usage(place).free
     found = f"{human_bytes(free)} free for {data_dir}"
@@ -190,7 +190,7 @@ def check_space(config: Config, data_dir: str) -> DoctorFinding:
 
 
 def check_sync(data_dir: str, clock: Clock) -> DoctorFinding:
-    """The floor under every fsync-class append, and the first suspect when they are slow."""
+    """Measure fdatasync: the lower bound of the latency of every fsync append."""
     place = existing_parent(data_dir)
     if not os.access(place, os.W_OK | os.X_OK):
         return DoctorFinding("sync", BAD, f"{place} is not writable for us", "choose another data.dir")
@@ -207,7 +207,7 @@ def check_sync(data_dir: str, clock: Clock) -> DoctorFinding:
 
 
 def check_messaging() -> DoctorFinding:
-    """TCP is served encrypted or not at all."""
+    """Check CURVE: an engine serves TCP only encrypted."""
     import zmq
 
     found = f"libzmq {zmq.zmq_version()}, CURVE {'available' if zmq.has('curve') else 'missing'}"
@@ -217,7 +217,7 @@ def check_messaging() -> DoctorFinding:
 
 
 def check_cores(why_not: str) -> DoctorFinding:
-    """What engine and clients are compiled to, which is not needed but faster (ringlog/cores.py)."""
+    """Check whether the compiled modules are in use. They are optional and faster (ringlog/cores.py)."""
     if not why_not:
         return DoctorFinding("compiled cores", OK, "in use")
     remedy = "`make compiled`, or a wheel built with RINGLOG_BUILD_CORES=1: small requests cost half then"
@@ -225,7 +225,7 @@ def check_cores(why_not: str) -> DoctorFinding:
 
 
 def check_packages(version_of: Callable[[str], Any]) -> Iterator[DoctorFinding]:
-    """Which versions are installed."""
+    """Yield the installed version of each package."""
     for name in (*PACKAGES, *OPTIONAL):
         try:
             yield DoctorFinding(f"package {name}", OK, version_of(name))

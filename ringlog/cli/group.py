@@ -1,4 +1,4 @@
-"""`ringlog group`: how far consumer groups are, who holds what, and moving them."""
+"""`ringlog group`: show the progress and pending records of consumer groups, move and delete them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def lag(*topics: str, options: Given) -> None:
             try:
                 found = _opened(client, each).stats()
             except (GroupNotFound, TopicNotFound):
-                continue  # It went meanwhile.
+                continue  # Deleted meanwhile.
             rows.append(
                 {
                     "topic": found.topic, "group": found.group, "mode": found.mode, "floor": found.floor,
@@ -114,11 +114,11 @@ def pending(
     group
         Group name; for a group with a tag filter, the name that `ringlog group list` prints.
     node
-        Only records that this member holds.
+        List only records that this member holds.
     idle
-        Only records with no activity for this long: 30s, 5m.
+        List only records with no activity for this long: 30s, 5m.
     deliveries
-        Only records delivered at least this often.
+        List only records delivered at least this often.
     limit
         Maximum number of entries; records delivered together are one entry.
 
@@ -136,7 +136,7 @@ def pending(
     options.printer().rows([_entry(each) for each in found])
 
 
-# -- moving -----------------------------------------------------------------------------------------------
+# -- positions --------------------------------------------------------------------------------------------
 
 
 def seek(
@@ -226,11 +226,11 @@ def delete(topic: str, group: str, *, yes: Yes = False, options: Given) -> int:
     return CliExit.DONE if deleted else CliExit.NOT_FOUND
 
 
-# -- which group ------------------------------------------------------------------------------------------
+# -- lookup -----------------------------------------------------------------------------------------------
 
 
 def _summaries(client: Client, topics: tuple[str, ...]) -> Iterable[GroupSummary]:
-    """Groups of these topics, or of all; topics that go meanwhile have none."""
+    """Yield the groups of these topics, or of all topics. Topics that are deleted meanwhile are skipped."""
     for name in topics or tuple(each.topic for each in client.topics.list()):
         try:
             yield from client.topics.groups(name)
@@ -240,7 +240,10 @@ def _summaries(client: Client, topics: tuple[str, ...]) -> Iterable[GroupSummary
 
 
 def opened(client: Client, topic: str, key: str) -> Group:
-    """The group of this name, and behind an `@` its filter; raises GroupNotFound, TopicNotFound."""
+    """Return the group with this listed name (with its tag filter after an `@`).
+
+    Raises GroupNotFound and TopicNotFound.
+    """
     for each in client.topics.groups(topic):
         if each.group == key:
             return _opened(client, each)
@@ -248,7 +251,7 @@ def opened(client: Client, topic: str, key: str) -> Group:
 
 
 def _opened(client: Client, each: GroupSummary) -> Group:
-    """A group that is there; it is not made should it go meanwhile."""
+    """Return an existing group; it is not created if it is deleted meanwhile."""
     mode = cast(Literal["queue", "stream"], each.mode)
     return client.group(each.topic, each.name, mode=mode, tags=each.tags, create=False)
 

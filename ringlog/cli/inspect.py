@@ -1,4 +1,4 @@
-"""`ringlog inspect`: what one file of a data directory says, frame by frame. Read-only, at any time."""
+"""`ringlog inspect`: print the content of one data file, frame by frame. Read-only; safe at any time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def inspect(
     path
         WAL file, part of a segment, snapshot or register.
     json
-        Print one JSON object, whatever --output is.
+        Print one JSON object, regardless of --output.
     limit
         Maximum number of frames, entries or rows; 0 = all.
 
@@ -66,13 +66,13 @@ def inspect(
 
 
 def _look(path: Path) -> tuple[Row, list[Row], list[Row]]:
-    """(header, rows, findings) of a file, known by its first bytes."""
+    """Return (header, rows, findings) of a file. The first bytes determine its type."""
     data = path.read_bytes()
     readers = {
         b"RLOGWAL1": _wal, b"RLOGSEG1": _data_part, b"RLOGIDX1": _index_part, b"RLOGTAG1": _tags_part,
         b"RLOGDEL1": _marks_part, b"RLSNAP1\0": _snapshot,
     }  # fmt: skip
-    # Of a register's two entries the first may be blank still.
+    # A register has two entries, and the first one may still be empty.
     is_register = b"RLOGREG1" in {data[:8], data[4096:4104]}
     reader = _register if is_register else readers.get(data[:8])
     if reader is None:
@@ -128,7 +128,7 @@ def _frame_row(offset: int, frame: Any, said: Any = None) -> Row:
 
 
 def _plain(kind: int, said: Any) -> Any:
-    """A control body for people: configurations as their class, bitmaps as their size."""
+    """Return a control frame's body for display: configurations as classes, bitmaps as sizes."""
     if not isinstance(said, list):
         return said
     if kind in {2, 9}:

@@ -1,8 +1,8 @@
-"""Queues by hand: `ringlog put`, `claim`, `ack`, `nack`, `extend`, `reject`, `peek`.
+"""`ringlog put`, `claim`, `ack`, `nack`, `extend`, `reject`, `peek`: work on the jobs of a queue.
 
-A claim outlives its command: the lease is the node's, and whoever names the same node settles the job. So
-these commands have a node of their own that stays the same, and a job is named as a claim printed it:
-its number, or its number and its lease.
+A lease outlives the claim command: it belongs to the node, and any command with the same node name can settle
+the job. So these commands use a fixed node name by default. A job is identified as `claim` prints it: by its
+number, or by number and lease.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def put(
     queue
         Queue name; the queue must exist.
     data
-        Payloads, one for each job (default: standard input is one job).
+        Payloads, one per job (default: all of standard input as one job).
     lines
-        Add every line of standard input as one job. Empty lines are skipped.
+        Add each line of standard input as one job. Empty lines are skipped.
     key
         Key of each job.
     tag
@@ -72,8 +72,8 @@ def put(
     priority
         Priority from 0 to 255.
     dedup_id
-        Deduplication id of the one job: within the queue's window the job is added once, however often the
-        command runs.
+        Deduplication id; requires exactly one job. Repeated commands within the queue's deduplication window
+        add the job only once.
     dedup_window
         Deduplication window, if shorter than the queue's: 10s, 5m.
 
@@ -123,7 +123,7 @@ def _payloads(data: Sequence[str], *, lines: bool) -> Iterator[bytes]:
 
 
 def _parts(payloads: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """As many at once as one write takes."""
+    """Split the payloads into lists that one write accepts."""
     part: list[bytes] = []
     size = 0
     for each in payloads:
@@ -159,7 +159,8 @@ def claim(
     wait
         Time to wait for the first job: 5s, 500ms.
     lease
-        Length of the lease (default: the queue's). It is not extended automatically: see `ringlog extend`.
+        Lease duration (default: that of the queue). The lease is not extended automatically: see
+        `ringlog extend`.
     order
         Order of jobs: by priority, if the queue has priorities, or by number.
     node
@@ -227,7 +228,7 @@ def nack(
     jobs
         Jobs, each as its number, or as number:lease as `ringlog claim` prints it.
     delay
-        Time before the jobs are ready again (default: the queue's back-off).
+        Time before the jobs are ready again (default: the back-off of the queue).
     reason
         Reason of the failure, kept if the job becomes a dead letter.
     node
@@ -258,7 +259,7 @@ def extend(queue: str, *jobs: str, lease: str, node: Node = NODE, options: Given
     jobs
         Jobs, each as its number, or as number:lease as `ringlog claim` prints it.
     lease
-        New length of the lease: 10m, 1h.
+        New lease duration, counted from now: 10m, 1h.
     node
         Node that holds the leases.
 
@@ -304,7 +305,7 @@ def reject(queue: str, *jobs: str, reason: str = "", node: Node = NODE, options:
 def peek(queue: str, *, count: Annotated[int, Parameter(name=["--count", "-n"])] = 1, options: Given) -> None:
     """Print the first jobs of a queue without claiming them.
 
-    Leased jobs are printed, too.
+    Leased jobs are printed as well.
 
     Parameters
     ----------
@@ -336,7 +337,7 @@ def _call() -> int:
 
 
 def parse_job(text: str) -> tuple[int, int]:
-    """Number and token of `7` or `7:lease_0123456789abcdef`; a token of 0 is none. Raises UsageError."""
+    """Parse `7` or `7:lease_0123456789abcdef` to (seq, lease token); token 0: none. Raise UsageError."""
     seq, colon, lease = text.partition(":")
     try:
         token = int(lease.removeprefix(LEASE_PREFIX), 16) if colon else 0
@@ -351,7 +352,7 @@ def parse_job(text: str) -> tuple[int, int]:
 def _settle(
     queue: str, jobs: Sequence[str], word: str, options: Options, message: Callable[[bytes, bytes], Message]
 ) -> int:
-    """Say what becomes of jobs; exit 1 when some were not held."""
+    """Settle or extend jobs; return exit code 1 if some leases were not held by the node."""
     if not jobs:
         raise UsageError("give the jobs: each a number, or number:lease")
     named = [parse_job(job) for job in jobs]

@@ -1,4 +1,4 @@
-"""`ringlog checkpoint`, `ringlog scrub`: what the engine does by itself, asked for now."""
+"""`ringlog checkpoint` and `ringlog scrub`: start a background task of the engine now."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from ringlog.link.shard_requests import Requester
 Given = Annotated[Options, Parameter(parse=False)]
 COMPACTOR, RECLAIMER = "compactor", "reclaimer"
 START_S = 15.0
-"""How long a process may be away: nobody waits for it when the engine starts."""
+"""Timeout for a process that is starting: the engine may be ready before its background processes."""
 POLL_INTERVAL_S = 0.05
 PASS_S = 600.0
-"""A pass over all data takes longer than an answer; --timeout counts when it is longer still."""
+"""Minimum timeout of a pass over all data, which takes longer than a normal request.
+
+A longer --timeout applies.
+"""
 
 M = TypeVar("M", bound=Message)
 
@@ -31,7 +34,7 @@ M = TypeVar("M", bound=Message)
 def checkpoint(*, options: Given) -> None:
     """Compact the log into segments now and write a snapshot.
 
-    Prints the files of a consistent copy.
+    Prints the paths of the files that form a consistent copy.
 
     Examples
     --------
@@ -62,7 +65,7 @@ def scrub(*, options: Given) -> int:
 
 
 def local_engine(options: Options) -> EngineInfo:
-    """The engine on this host that the options name; raises NotConnected, UsageError."""
+    """Return the engine file of the local engine; raise NotConnected or UsageError."""
     address = parse_url(options.url)
     if not address.is_local:
         raise UsageError("this works on the engine's own host; give its run directory", url=options.url)
@@ -73,7 +76,7 @@ def local_engine(options: Options) -> EngineInfo:
 
 
 def request_process(options: Options, actor: str, request: Message, wanted: type[M]) -> M:
-    """Ask one of the engine's processes, by its own socket; raises as Requester.ask does."""
+    """Send a request to one of the engine's processes through its own socket; raise as Requester.ask does."""
     shm_dir = local_engine(options).shm_dir
     return request_actor(shm_dir, actor, request, wanted, timeout_s=max(options.timeout_s, PASS_S))
 
@@ -81,7 +84,10 @@ def request_process(options: Options, actor: str, request: Message, wanted: type
 def request_actor(
     shm_dir: str, actor: str, request: Message, wanted: type[M], *, timeout_s: float = PASS_S
 ) -> M:
-    """Ask, and again while the process is being started or replaced: such requests are harmless twice."""
+    """Send a request, and retry while the process is starting or being replaced.
+
+    The request must be idempotent.
+    """
     clock = SystemClock()
     deadline = clock.monotonic_ns() + round(START_S * 1e9)
     requester = Requester(actor, socket_of(shm_dir, actor), clock=clock)

@@ -1,8 +1,8 @@
-"""`ringlog metrics`: what `ringlog status` shows, as Prometheus reads it; printed once, or served.
+"""`ringlog metrics`: the content of `ringlog status` in the Prometheus text format, printed once or served.
 
-Names follow M-6 and M-7 with base units. Counters are those of the board: they go on when a process is
-replaced, and begin anew with the engine. What a series is labelled with (processes, bands) is bounded by the
-configuration. There are none of single topics: `ringlog queue stats` and `ringlog group list` tell of those.
+Names use the prefix `ringlog_` and base units. Counters come from the board: they survive the replacement of
+a process and restart with the engine. Labels (processes, bands) are bounded by the configuration. There are
+no series per topic; use `ringlog queue stats` and `ringlog group list` for these.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 PORT_MAX = 65_535
 POLL_INTERVAL_S = 1.0
-"""How often a server looks whether it was told to end."""
+"""Interval at which a server checks whether it was stopped."""
 Rows = list[tuple[tuple[str, ...], float]]
 Family = tuple[str, str, str, tuple[str, ...], Rows]
-"""(kind, name without prefix, what it is, labels, rows of label values and a number)."""
+"""(kind, name without prefix, help text, labels, rows of label values and a number)."""
 
 
 def metrics(
@@ -56,7 +56,7 @@ def metrics(
     exposition = _library()
     sampled = StatusCollector(lambda: _status(options))
     if place is None:
-        found = _status(options)  # Asked for once, an engine that is away is an error.
+        found = _status(options)  # Printed once: an engine that does not run is an error.
         options.printer().text(exposition.generate_latest(StatusCollector(lambda: found)).decode())
         return CliExit.DONE
     host, port = place
@@ -74,13 +74,13 @@ def metrics(
 
 
 class _MetricsServer:
-    """A server to be closed."""
+    """Adapter that closes a running metrics server."""
 
     def __init__(self, server: Any, thread: threading.Thread) -> None:
         self._server, self._thread = server, thread
 
     def close(self) -> None:
-        """End it, whoever is being answered."""
+        """Stop the server, even if a request is active."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(POLL_INTERVAL_S)
@@ -101,7 +101,7 @@ def _status(options: Options) -> EngineStatusReply:
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """HOST:PORT, or :PORT for 127.0.0.1; raises UsageError."""
+    """Parse HOST:PORT, or :PORT for 127.0.0.1; raise UsageError."""
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > PORT_MAX:
         raise UsageError(f"--listen must be HOST:PORT with a port up to {PORT_MAX}, got {text!r}")
@@ -109,15 +109,16 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 class StatusCollector:
-    """Asks for the status whenever it is collected, one after the other. Always answers: an engine that
-    cannot be asked is `ringlog_up 0` (M-5)."""
+    """Fetches the status at each collection, one at a time.
+
+    Every collection returns metrics: if the engine does not reply, `ringlog_up` is 0."""
 
     def __init__(self, ask: Callable[[], EngineStatusReply]) -> None:
         self._ask = ask
         self._asking = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
-        """As prometheus_client calls it."""
+        """Yield the metric families; called by prometheus_client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
@@ -142,7 +143,7 @@ def _counter(name: str, text: str, number: float) -> Family:
 
 
 def families(status: EngineStatusReply) -> Iterator[Family]:
-    """All there is of one status."""
+    """Yield all metric families of one status."""
     yield _gauge("up", "1: the engine answers.", 1)
     yield _gauge("ready", "1: every process serves.", readiness(status) == READY)
     labels = ("version", "engine_id", "state")

@@ -1,4 +1,4 @@
-"""Options in words: `5s`, `-15m`, RFC 3339, a number, `start`, `end`, `epoch:seq`; and filters of tags."""
+"""Parsers of option values: durations, sizes, times, start positions and tag filters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIME_FORMS = "a time with its zone such as 2026-03-01T12:00:00Z, or a duration 
 
 
 def parse_timeout(text: str, name: str) -> float:
-    """Seconds of `5s`, `100ms` or a bare number of seconds; raises UsageError unless it is above 0."""
+    """Parse `5s`, `100ms` or a number of seconds to seconds; raise UsageError unless it is above 0."""
     seconds = _seconds(text, "s", name)
     if not seconds > 0:
         raise UsageError(f"{name} must be longer than 0 s, got {text!r}")
@@ -27,7 +27,7 @@ def parse_timeout(text: str, name: str) -> float:
 
 
 def parse_milliseconds(text: str, name: str) -> int:
-    """Whole milliseconds of `7d`, `100ms` or a bare number of milliseconds; raises UsageError."""
+    """Parse `7d`, `100ms` or a number of milliseconds to whole milliseconds; raise UsageError."""
     return round(_seconds(text, "ms", name) * 1000)
 
 
@@ -39,7 +39,7 @@ def _seconds(text: str, unit: str, name: str) -> float:
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """Bytes of `64MiB` or a bare number; raises UsageError."""
+    """Parse `64MiB` or a number of bytes; raise UsageError."""
     try:
         return parse_size(text)
     except ValueError:
@@ -47,7 +47,7 @@ def parse_bytes(text: str, name: str) -> int:
 
 
 def parse_moment(text: str, clock: Clock, name: str, forms: str = _TIME_FORMS) -> datetime:
-    """An instant: RFC 3339 with its zone, or a duration before now (`-15m`, `2h` ago); raises UsageError."""
+    """Parse RFC 3339 with a zone, or a duration before now (`-15m` or `15m`); raise UsageError."""
     try:
         ago = parse_duration(text.removeprefix("-"), "none")
     except (ValueError, KeyError):
@@ -70,7 +70,7 @@ def _parse_rfc3339(text: str, name: str, forms: str) -> datetime:
 
 
 def parse_start(text: str, clock: Clock, name: str) -> Start:
-    """Where to begin reading, as the client takes it: a number is inclusive, a cursor exclusive."""
+    """Parse a start position for the client. A number is inclusive, a cursor exclusive."""
     from ringlog.client.read.pages import EARLIEST, LATEST, Cursor
 
     if text in {"start", "earliest"}:
@@ -85,13 +85,13 @@ def parse_start(text: str, clock: Clock, name: str) -> Start:
 
 
 def rfc3339(at_us: int) -> str:
-    """UTC time of microseconds since the epoch, to the millisecond."""
+    """Format microseconds since the epoch as UTC time with milliseconds."""
     moment = _EPOCH + timedelta(microseconds=at_us)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def human_bytes(count: float) -> str:
-    """`1.5 MiB`: three digits at most."""
+    """Format a number of bytes with at most three digits: `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -100,14 +100,14 @@ def human_bytes(count: float) -> str:
 
 
 def human_count(count: float) -> str:
-    """`12,345`, and `1.23 M` from a million on."""
+    """Format a number: `12,345`, or `1.23 M` from one million."""
     if count >= 1e6:
         return f"{count / 1e6:.2f} M"
     return f"{count:,.0f}"
 
 
 def tags_of(tag: str | None, levels: str | None, name: str = "--tag") -> TagFilter | None:
-    """The filter that these two options stand for; raises UsageError for both at once."""
+    """Return the tag filter of two exclusive options; raise UsageError if both are given."""
     if levels is None:
         return tag
     if tag is not None:

@@ -1,4 +1,4 @@
-"""What every command is told: where the engine is, how long to wait, how to print."""
+"""Global options of every command: the address of the engine, the timeout and the output format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Global options, read."""
+    """Parsed global options."""
 
     url: str | None = None
     key_file: str | None = None
@@ -29,11 +29,11 @@ class Options:
     clock: Clock = field(default_factory=SystemClock)
 
     def printer(self) -> Printer:
-        """Prints results to stdout."""
+        """Return a printer of results to stdout."""
         return Printer(self.format, is_colored=self.is_colored)
 
     def connect(self) -> Client:
-        """Connect to the engine and prove it answers; raises NotConnected and the like."""
+        """Connect to the engine and wait until it replies; raise NotConnected or another connection error."""
         import ringlog
 
         self.require_engine()
@@ -42,13 +42,13 @@ class Options:
         )
 
     def require_engine(self) -> None:
-        """Raise NotConnected at once where an engine on this host is known not to run."""
+        """Raise NotConnected at once if the engine is local and does not run."""
         address = parse_url(self.url)
         if address.is_local and read_engine_file(address.run_dir) is None:
             raise NotConnected("no engine is running there", run_dir=address.run_dir)
 
     def key(self) -> str | None:
-        """The secret key of --key-file, else none: the client then looks at its own variables."""
+        """Return the secret key in --key-file, or None: the client then uses environment variables."""
         if self.key_file is None:
             return None
         from ringlog.link.curve import read_key_file
@@ -57,12 +57,12 @@ class Options:
 
     @property
     def shows_progress(self) -> bool:
-        """Progress belongs on a terminal, and only there."""
+        """Whether to show progress: only on a terminal."""
         return not self.is_quiet and sys.stderr.isatty()
 
 
 def choose_format(wanted: str | None) -> Format:
-    """The format asked for; without a wish a table for people and ndjson for programs."""
+    """Return the requested format. Default: table on a terminal, else ndjson."""
     if wanted is None:
         return Format.TABLE if sys.stdout.isatty() else Format.NDJSON
     try:
@@ -73,5 +73,5 @@ def choose_format(wanted: str | None) -> Format:
 
 
 def wants_color(*, no_color: bool) -> bool:
-    """Color on a terminal, unless somebody would rather not (also: NO_COLOR)."""
+    """Return whether to use color: on a terminal, unless --no-color or NO_COLOR is set."""
     return not no_color and not os.environ.get("NO_COLOR") and sys.stdout.isatty()

@@ -1,11 +1,11 @@
-"""How a command ends: the exit code scripts may rely on, and the one line people read.
+"""Exit codes, which scripts may rely on, and the error line, which users read.
 
-0  done
-1  refused or failed; the line names the code
-2  wrong usage: nothing was sent
+0  success
+1  refused or failed; the line contains the error code
+2  usage error: nothing was sent
 3  cannot connect
 4  no such topic, consumer group or router
-5  timed out or cut off: whether it happened is not known
+5  timed out or disconnected: it is not known whether the request was applied
 6  damage found
 130  interrupted
 """
@@ -42,7 +42,7 @@ class CliExit(IntEnum):
 
 
 def cli_exit_code(error: BaseException) -> CliExit:
-    """Exit code that tells a script what kind of failure this was."""
+    """Return the exit code for an error."""
     if isinstance(error, KeyboardInterrupt):
         return CliExit.INTERRUPTED
     if isinstance(error, UsageError | ConfigError):
@@ -61,7 +61,7 @@ def cli_exit_code(error: BaseException) -> CliExit:
 
 
 def error_line(error: BaseException) -> str:
-    """The line for stderr: `error: <code>: <text>`, without line breaks."""
+    """Return the error line for stderr: `error: <code>: <text>`, without line breaks."""
     if isinstance(error, RinglogError):
         code, text = error.code, str(error)
         if error.outcome == "unknown":

@@ -1,7 +1,7 @@
-"""What commands print: a table for people, JSON for programs, raw bytes for pipes.
+"""Output of commands: a table for users, JSON for programs, raw bytes for pipes.
 
-`table` is the default on a terminal, `ndjson` elsewhere. Results go to stdout, everything else to
-stderr. In `json` and `ndjson` numbers stay numbers and names stay the protocol's.
+`table` is the default on a terminal, `ndjson` elsewhere. Results go to stdout, everything else to stderr. In
+`json` and `ndjson`, numbers stay numbers and names are those of the protocol.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLORS = {"ok": _GREEN, "ready": _GREEN, "warn": _YELLOW, "bad": _RED, "failed":
 
 
 class Format(Enum):
-    """The choices of --output."""
+    """Values of --output."""
 
     TABLE = "table"
     JSON = "json"
@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 
 
 class Printer:
-    """Prints results in one format. `is_colored` only ever colors tables."""
+    """Prints results in one format. `is_colored` affects only tables."""
 
     def __init__(self, format: Format, *, is_colored: bool = False, out: IO[str] | None = None) -> None:
         self.format = format
@@ -44,7 +44,7 @@ class Printer:
         self._out = out or sys.stdout
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Several things of one kind; the first row's keys are the columns."""
+        """Print several items of one kind. The keys of the first row are the columns."""
         if self.format is Format.JSON:
             self._line(to_json(list(rows)))
         elif self.format is Format.NDJSON:
@@ -58,7 +58,7 @@ class Printer:
                 self._line(line)
 
     def item(self, facts: Row) -> None:
-        """One thing with its facts."""
+        """Print one item with its fields."""
         if self.format in {Format.JSON, Format.NDJSON}:
             self._line(to_json(facts))
         elif self.format is Format.RAW:
@@ -70,21 +70,21 @@ class Printer:
                 self._line(f"{self._paint(name.ljust(width), _BOLD)}  {plain(value)}")
 
     def caption(self, text: str) -> None:
-        """A line of a table's surroundings; nothing in the other formats."""
+        """Print a line between tables; nothing in other formats."""
         if self.format is Format.TABLE:
             self._line(text)
 
     def text(self, text: str) -> None:
-        """What has a format of its own, as it is, whatever the others are."""
+        """Print text unchanged in every format."""
         self._out.write(text)
 
     def clear_screen(self) -> None:
-        """Begin a repainted screen; nothing in the other formats."""
+        """Clear the terminal before a refresh; nothing in other formats."""
         if self.format is Format.TABLE and self._out.isatty():
             self._out.write("\x1b[H\x1b[2J")
 
     def flush(self) -> None:
-        """Hand over what is buffered."""
+        """Flush the buffered output."""
         self._out.flush()
 
     def _line(self, text: str) -> None:
@@ -96,7 +96,7 @@ class Printer:
 
 
 def table(rows: Sequence[Row], paint: Any = lambda text, color="": text) -> Iterable[str]:
-    """Lines of a table: numbers to the right, text to the left, a header."""
+    """Yield the lines of a table with a header. Numbers are aligned right, text left."""
     names = list(rows[0])
     cells = [[plain(row.get(name)) for name in names] for row in rows]
     widths = [
@@ -118,7 +118,7 @@ def _is_number(value: Any) -> bool:
 
 
 def plain(value: Any) -> str:
-    """A value for a table's cell: always one line."""
+    """Format a value for a table cell, always as one line."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -133,12 +133,12 @@ def plain(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Text without control characters: what others wrote must not command the reader's terminal."""
+    """Escape control characters: text from other users must not control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def to_json(value: Any) -> str:
-    """Compact JSON."""
+    """Encode a value as compact JSON."""
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
@@ -146,15 +146,17 @@ def to_json(value: Any) -> str:
 
 
 def payload_value(data: bytes | None) -> Any:
-    """A payload inside JSON: JSON as it is, other text as {"$text": …}, the rest as {"$base64": …}, a null
-    as {"$null": true}."""
+    """Return a payload for JSON output.
+
+    JSON stays as it is. Other text is {"$text": …}, other bytes are {"$base64": …}, and null is {"$null":
+    true}."""
     if data is None:
         return {"$null": True}
     try:
         msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _text_value(data)
-    # A line break between tokens would end an ndjson line early.
+    # A line break between JSON tokens would end an ndjson line early.
     return msgspec.Raw(msgspec.json.format(data, indent=-1) if b"\n" in data or b"\r" in data else data)
 
 
@@ -166,7 +168,7 @@ def _text_value(data: bytes) -> dict[str, str]:
 
 
 def bytes_value(data: bytes) -> Any:
-    """A key or header inside JSON: text when it is text."""
+    """Return a key or header value for JSON output: text if it is UTF-8, else {"$base64": …}."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -174,7 +176,7 @@ def bytes_value(data: bytes) -> Any:
 
 
 def record_facts(topic: str, record: Record) -> dict[str, Any]:
-    """One record for JSON: the fields it has; times in microseconds."""
+    """Return the fields that a record has, for JSON output; times in microseconds."""
     facts: dict[str, Any] = {"topic": topic, "seq": record.seq, "ts": record.ts}
     if record.key is not None:
         facts["key"] = bytes_value(record.key)
@@ -193,7 +195,7 @@ def record_facts(topic: str, record: Record) -> dict[str, Any]:
 
 
 def tombstone_facts(tombstone: Tombstone) -> dict[str, Any]:
-    """One tombstone for JSON, told from a record by its first key."""
+    """Return a tombstone for JSON output. Its first key, `tombstone`, distinguishes it from a record."""
     return {
         "tombstone": tombstone.reason,
         "topic": tombstone.topic,
@@ -203,7 +205,7 @@ def tombstone_facts(tombstone: Tombstone) -> dict[str, Any]:
 
 
 class RecordPrinter:
-    """Prints records and tombstones as they come."""
+    """Prints records and tombstones in order of arrival."""
 
     def __init__(self, printer: Printer, *, names_topic: bool = False, raw: IO[bytes] | None = None) -> None:
         self._printer = printer
@@ -212,7 +214,7 @@ class RecordPrinter:
         self._listed: list[Row] = []
 
     def record(self, topic: str, record: Record) -> None:
-        """One record: a line, an object, or the payload and a line break."""
+        """Print one record: a table line, a JSON object, or (raw) the payload and a line break."""
         match self._printer.format:
             case Format.RAW:
                 self._raw.write((record.data or b"") + b"\n")
@@ -224,7 +226,7 @@ class RecordPrinter:
                 self._printer.caption(self._human(topic, record))
 
     def tombstone(self, tombstone: Tombstone) -> None:
-        """One announced loss; with raw output it goes to stderr."""
+        """Print one tombstone; with raw output, to stderr."""
         text = f"lost {tombstone.gap_from}..{tombstone.gap_to} of {tombstone.topic}: {tombstone.reason}"
         match self._printer.format:
             case Format.RAW:
@@ -237,7 +239,7 @@ class RecordPrinter:
                 self._printer.caption(f"--- {text} ---")
 
     def print_event(self, text: str, event: TopicDeleted | Lagged) -> None:
-        """Something else about a topic; with raw output it goes to stderr."""
+        """Print another event of a topic; with raw output, to stderr."""
         facts = {"event": event.kind, **asdict(event)}
         match self._printer.format:
             case Format.RAW:
@@ -250,13 +252,13 @@ class RecordPrinter:
                 self._printer.caption(f"--- {text} ---")
 
     def flush(self) -> None:
-        """Show what was printed so far."""
+        """Flush the printed output."""
         if self._printer.format is Format.RAW:
             self._raw.flush()
         self._printer.flush()
 
     def close(self) -> None:
-        """The last record was printed."""
+        """Print the collected JSON list, if any, and flush."""
         if self._printer.format is Format.JSON:
             self._printer.rows(self._listed)
         self.flush()

@@ -1,4 +1,4 @@
-"""Measuring this machine without an engine: how long its disk needs, what it runs on."""
+"""Measurements and facts of this machine that need no engine: sync latency, CPU, memory, kernel."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ PROBE_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SyncTimes:
-    """Times of single syncs, seconds, ascending."""
+    """Durations of single syncs in seconds, ascending."""
 
     sorted_s: list[float]
 
     def quantile_ms(self, q: float) -> float:
-        """The q-quantile (nearest rank) in milliseconds."""
+        """Return the q-quantile (nearest rank) in milliseconds."""
         return quantile(self.sorted_s, q) * 1000
 
 
 def quantile(ascending: list[float], q: float) -> float:
-    """Nearest-rank quantile of a non-empty ascending list."""
+    """Return the nearest-rank quantile of a non-empty ascending list."""
     return ascending[min(int(q * len(ascending)), len(ascending) - 1)]
 
 
@@ -54,7 +54,7 @@ def _time_one(disk: Disk, fd: int, i: int, clock: Clock, write_bytes: int) -> fl
 
 
 def existing_parent(path: str) -> str:
-    """`path`, or the nearest directory above it that exists: where its data would lie."""
+    """Return `path`, or its nearest existing parent directory: the file system where its data would be."""
     path = os.path.abspath(path)
     while not os.path.isdir(path):
         path = os.path.dirname(path)
@@ -62,7 +62,7 @@ def existing_parent(path: str) -> str:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What a figure needs beside it to mean something."""
+    """Return the facts of the machine that are needed to interpret a measurement."""
     return {
         "machine": platform.machine(),
         "cpu": _cpu_name(),

@@ -1,4 +1,4 @@
-"""`ringlog queue`: states of queues, pending jobs, purge."""
+"""`ringlog queue`: show the state of queues and their pending jobs, and purge queues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pending(
     queue
         Queue name.
     after
-        Only jobs with a number above this one.
+        List only jobs with a number above this one.
     count
         Maximum number of jobs.
 

@@ -1,4 +1,4 @@
-"""`ringlog read` and `ringlog tail`: records and what became of others, printed in order."""
+"""`ringlog read` and `ringlog tail`: print records and lost ranges in order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(
 ) -> None:
     """Print the records of a topic up to its current end.
 
-    Lost records are printed in their place, never skipped silently.
+    Lost records are printed at their position, never skipped silently.
 
     Parameters
     ----------
@@ -43,13 +43,14 @@ def read(
         First record to print: a number (inclusive), a cursor epoch:seq (exclusive), a time
         (2026-03-01T12:00:00Z, -15m), start or end.
     since
-        Only records committed at this time or later: 2026-03-01T12:00:00Z, or 15m for 15 minutes ago.
+        Print only records committed at this time or later: 2026-03-01T12:00:00Z, or 15m for 15 minutes ago.
     limit
         Maximum number of records to print.
     tag
-        Only records with this tag; a final * matches any ending.
+        Print only records with this tag; a final * matches any ending.
     levels
-        Only records whose tag matches by levels: + is one level, a final # all that follow (eu/+/orders).
+        Print only records whose tag matches by levels: + is one level, a final # all that follow
+        (eu/+/orders).
 
     Examples
     --------
@@ -89,18 +90,19 @@ def tail(
     Parameters
     ----------
     topics
-        Topic names. A * matches any characters; topics created later that match are followed, too.
+        Topic names. A * matches any characters, including the names of topics that are created later.
     start
         First record to print: a number (inclusive), a cursor epoch:seq (exclusive), a time
         (2026-03-01T12:00:00Z, -15m), start or end.
     limit
         Exit after this many records.
     tag
-        Only records with this tag; a final * matches any ending.
+        Print only records with this tag; a final * matches any ending.
     levels
-        Only records whose tag matches by levels: + is one level, a final # all that follow (eu/+/orders).
+        Print only records whose tag matches by levels: + is one level, a final # all that follow
+        (eu/+/orders).
     strong
-        Print only records that survive power loss, as soon as they do.
+        Print only records that survive a power loss, as soon as they do.
 
     Examples
     --------
@@ -124,7 +126,7 @@ def tail(
 
 
 def _limit(limit: int | None) -> int:
-    """Records still wanted; -1 = all."""
+    """Return the number of records to print; -1: all."""
     if limit is None:
         return -1
     if limit < 1:
@@ -133,7 +135,7 @@ def _limit(limit: int | None) -> int:
 
 
 def print_page(show: RecordPrinter, page: Page, left: int) -> int:
-    """Print a page as far as records are wanted; returns how many still are (-1 = all)."""
+    """Print a page, at most `left` records (-1: all); return the number of records left to print."""
     if page.tombstone is not None:
         show.tombstone(page.tombstone)
     for record in page.records if left < 0 else page.records[:left]:
@@ -142,7 +144,7 @@ def print_page(show: RecordPrinter, page: Page, left: int) -> int:
 
 
 def print_event(show: RecordPrinter, event: WatchEvent, left: int) -> int:
-    """Print what a watch gave, as far as records are wanted; returns how many still are (-1 = all)."""
+    """Print an event of a watch, at most `left` records (-1: all); return the number left to print."""
     from ringlog.client.read.pages import Page, Tombstone
     from ringlog.client.watches.events import CaughtUp, Lagged, TopicDeleted
 

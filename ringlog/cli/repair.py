@@ -1,9 +1,9 @@
-"""`ringlog repair`: a copy of a damaged data directory that starts; the original stays as it is.
+"""`ringlog repair`: build a repaired copy of a damaged data directory. The original never changes.
 
-Every whole frame is kept. What lay in damaged ones is taken from the cold tier, or from log files that a
-snapshot stood for and that are still there. What nothing holds any more is said before anything is written:
-which numbers of which topics. In the copy they are announced losses, so that readers meet a tombstone, never
-a silent gap. Damaged files lie, as they were, below `quarantine` of the copy.
+All complete frames are kept. Records in damaged frames are taken from the cold tier, or from log files that a
+snapshot absorbed and that still exist. The plan lists all other records as lost, by topic and seq, before
+anything is written. In the copy they are announced losses: readers receive a tombstone, never a silent gap.
+Damaged files are copied unchanged to the directory `quarantine` of the copy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _WAL_NAME = re.compile(r"^wal/shard-(\d+)/wal-(\d+)-(\d+)\.log$")
 _FILE_SHIFT = 24
 _FRAME_BYTES_MIN = 96
 _ROOM_BYTES, _LOST_BYTES = 4_096, 112
-"""Of a log file that stands in for one that nothing is known of: what a lost range takes, and the rest."""
+"""Size of a log file that replaces one of unknown content: a fixed part, and the bytes per lost range."""
 
 Key = tuple[int, int]
 """(topic_id, epoch)."""
@@ -69,32 +69,32 @@ Lost = dict[tuple[int, int], list[Range]]
 
 @dataclass(slots=True)
 class RepairPlan:
-    """What becomes of each file of the directory."""
+    """Decisions about each file of the directory."""
 
     found: Verification
     root: Path
     cold: Path | None
     repaired_logs: dict[str, PartialLog] = field(default_factory=dict)
-    """Log files that are whole but for some spots, and those that are made anew for one that is not there."""
+    """Log files with damaged spans, and placeholders for missing log files."""
     resealed: dict[str, bytes] = field(default_factory=dict)
-    """Log files whose headers were damaged, under new ones."""
+    """Log files with a damaged header, under a new header."""
     quarantined: dict[str, str] = field(default_factory=dict)
-    """Path or stem -> why it is put aside."""
+    """Path or stem -> reason for the quarantine."""
     rebuilt: list[str] = field(default_factory=list)
-    """Segments whose data is whole: the other parts are made anew from it."""
+    """Segments with sound data: their other parts are rebuilt from it."""
     dropped: set[int] = field(default_factory=set)
-    """Numbers of segments that the copy does not have."""
+    """Numbers of segments that the copy does not contain."""
     salvaged: dict[Key, SalvagedTopic] = field(default_factory=dict)
-    """What new segments are made of."""
+    """Records for new segments."""
     lost: Lost = field(default_factory=dict)
     unknown: list[NeededLog] = field(default_factory=list)
-    """Newest log files of which nothing is left: of what they held only a bound is known."""
+    """Missing newest log files. Only an upper bound of their records is known."""
     unread_frames: dict[Key, list[SalvagedSlice]] | None = None
-    """Whole frames in files that an engine does not read."""
+    """Complete frames in files that an engine does not read."""
 
     @property
     def snapshots(self) -> list[FileReport]:
-        """Those that count, the greatest number first."""
+        """The snapshots in force, in descending order of their numbers."""
         return snapshots_in_force([each for each in self.found.files if each.kind == "snapshot"])
 
 
@@ -150,7 +150,7 @@ def repair(
 
 
 def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> RepairPlan:
-    """Verify the directory with so many processes (0 = one a CPU) and decide about every damaged file.
+    """Verify the directory with `jobs` processes (0: one per CPU) and decide about every damaged file.
 
     Raises UsageError.
     """
@@ -181,7 +181,7 @@ def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> RepairPl
             )
     _find_lost(plan)
     for path in [path for path, islands in plan.repaired_logs.items() if not _has_room(plan, path, islands)]:
-        # It cannot say in its spots what was lost there: all of it is stood in for.
+        # Its damaged spans have no room for the announcements: replace the whole file by a placeholder.
         plan.quarantined[path] = "there is no room in it to say what was lost"
         plan.repaired_logs.pop(path)
         plan.resealed.pop(path, None)
@@ -191,7 +191,7 @@ def plan_repair(data_dir: str, cold_dir: str = "", *, jobs: int = 0) -> RepairPl
 
 
 def _require_cold(plan: RepairPlan) -> None:
-    """Records in a cold tier that was not named are not lost: nothing is decided about them."""
+    """Raise UsageError if records are in a cold tier that was not named: they may not be lost."""
     if plan.cold is not None:
         return
     reports = {report.path: report for report in plan.found.files if report.kind == "segment"}
@@ -223,7 +223,7 @@ def _plan_log(plan: RepairPlan, report: FileReport, needed: dict[int, NeededLog]
 
 
 def _stand_in_for(plan: RepairPlan, path: str, needed: dict[int, NeededLog]) -> None:
-    """Other files say that this one held something durable: they must find a file, and its end."""
+    """Plan a placeholder for a log file that other files refer to: recovery needs the file and its end."""
     log = next((each for each in needed.values() if each.path == path), None)
     if log is not None:
         stop = log.stop
@@ -234,13 +234,14 @@ def _stand_in_for(plan: RepairPlan, path: str, needed: dict[int, NeededLog]) -> 
 
 
 def _header_for(plan: RepairPlan, path: str, shards: int, size: int) -> DecodedWalHeader:
-    """A new header of the log file of that name, as far as others know what it was; 0 shards = as many as
-    theirs. Raises VerifyError when there are no others."""
+    """Build a new header for a log file from the headers of other log files.
+
+    `shards` 0: use their shard count. Raises VerifyError if there are no other log files."""
     shard, incarnation, n = _numbers_of(path)
     logs = [each.header for each in plan.found.files if each.kind == "wal" and "boot_id" in each.header]
     if not logs:
         raise VerifyError("no other log file says what this one was")
-    # Where the file before it ended is not known; that there was one says that its incarnation served.
+    # The end of the previous file is not known. Its existence proves that the incarnation served.
     before = _file_id(path) - 1 if n else 0
     near = max(logs, key=lambda each: (int(each["incarnation"]) == incarnation, int(each["incarnation"])))
     return DecodedWalHeader(
@@ -251,7 +252,7 @@ def _header_for(plan: RepairPlan, path: str, shards: int, size: int) -> DecodedW
 
 
 def _numbers_of(path: str) -> tuple[int, int, int]:
-    """(shard, incarnation, n) by the name of a log file."""
+    """Return (shard, incarnation, n) from the name of a log file."""
     found = _WAL_NAME.match(path)
     assert found is not None, path
     return int(found[1]), int(found[2]), int(found[3])
@@ -280,8 +281,9 @@ def _mended_bytes(plan: RepairPlan, path: str, islands: PartialLog) -> bytes:
 
 
 def _plan_segment(plan: RepairPlan, report: FileReport) -> None:
-    """Where the data is whole the other parts are made anew; else all is put aside, and what is whole of it
-    goes into a new segment."""
+    """If the data is sound, plan to rebuild the other parts. Otherwise quarantine the segment.
+
+    The complete frames of a quarantined segment go into a new segment."""
     more = report.more
     if more.get("is_data_sound") and not more["is_misplaced"] and not more.get("is_foreign"):
         plan.rebuilt.append(report.path)
@@ -290,12 +292,11 @@ def _plan_segment(plan: RepairPlan, report: FileReport) -> None:
     plan.dropped.add(int(report.path.rpartition("-")[2], 16))
 
 
-# -- what is saved and what is lost -------------------------------------------------------------------
+# -- saved and lost records ---------------------------------------------------------------------------
 
 
 def _find_lost(plan: RepairPlan) -> None:
-    """Numbers that nothing an engine will read holds, what of them is found elsewhere, and where to announce
-    the rest."""
+    """Compute which seqs no readable file holds, which can be salvaged, and where to announce the rest."""
     plan.salvaged, plan.lost = {}, {}
     for islands in plan.repaired_logs.values():
         for spot in islands.damaged_spans:
@@ -323,14 +324,15 @@ def _find_lost(plan: RepairPlan) -> None:
 
 
 def _most_behind(plan: RepairPlan, topic_id: int) -> int:
-    """How many records a topic may have had in newest log files of which nothing is left. None of their
-    numbers may be given out again."""
+    """Return how many records of a topic the missing newest log files may have contained.
+
+    The repaired engine must not assign their seqs again."""
     files = [log for log in plan.unknown if _shard_of(topic_id, log.shards) == _numbers_of(log.path)[0]]
     return sum(log.file_bytes // _FRAME_BYTES_MIN * BATCH_RECORDS_MAX for log in files)
 
 
 def _served(plan: RepairPlan, key: Key) -> Iterator[Range]:
-    """Numbers that an engine will read of the files that are kept."""
+    """Yield the seqs that an engine will read from the retained files."""
     for report in plan.found.files:
         if report.path not in plan.quarantined:
             yield from report.served.get(key, ())
@@ -344,7 +346,7 @@ def _served(plan: RepairPlan, key: Key) -> Iterator[Range]:
 
 
 def _found_elsewhere(plan: RepairPlan, key: Key, wanted: list[Range]) -> list[SalvagedSlice]:
-    """Frames, or parts of them, that hold wanted numbers, ascending and none twice."""
+    """Return frames, or parts of frames, with the wanted seqs: ascending, without duplicates."""
     if plan.unread_frames is None:
         plan.unread_frames = {}
         for owner, piece in _unread(plan):
@@ -358,7 +360,7 @@ def _found_elsewhere(plan: RepairPlan, key: Key, wanted: list[Range]) -> list[Sa
 
 
 def _unread(plan: RepairPlan) -> Iterator[tuple[Key, SalvagedSlice]]:
-    """Whole frames of damaged segments, of cold copies, and of log files that are not replayed."""
+    """Yield complete frames of damaged segments, of cold copies, and of log files that are not replayed."""
     for report in plan.found.files:
         is_segment = report.path.startswith(("topics/", "packs/"))
         is_unread = report.path in plan.quarantined or report.more.get("is_copy")
@@ -406,8 +408,10 @@ def _spots(plan: RepairPlan) -> Iterator[DamagedSpan]:
 
 
 def _place_announcements(plan: RepairPlan) -> None:
-    """Announce each lost range that no snapshot can announce at the last spot before the record that follows
-    on it in the log; those that nothing follows on at the last spot of all."""
+    """Assign each lost range that no snapshot announces to a damaged span.
+
+    It is the last span before the topic's next record in the log. Ranges without a next record go to the last
+    span of all."""
     left = {key: subtract_ranges(ranges, _in_snapshot(plan, key)) for key, ranges in plan.lost.items()}
     for spot in _spots(plan):
         said = {key: _within(ranges, left.get(key, [])) for key, ranges in spot.known.items()}
@@ -434,21 +438,21 @@ def _place_announcements(plan: RepairPlan) -> None:
 
 
 def _in_snapshot(plan: RepairPlan, key: Key) -> list[Range]:
-    """Numbers of which the snapshot of a topic says what became of them."""
+    """Return the seqs that the snapshot of a topic accounts for."""
     last_word = authoritative_snapshot(plan.snapshots, key[0])
     rows = last_word.more["topics"] if last_word is not None else ()
     return [(1, row.head) for row in rows if (row.topic_id, row.epoch) == key and row.head]
 
 
 def _within(ranges: Sequence[Range], wanted: list[Range]) -> list[Range]:
-    """Numbers in both."""
+    """Return the intersection."""
     return subtract_ranges(list(ranges), subtract_ranges(list(ranges), wanted))
 
 
 def _announce(
     plan: RepairPlan, left: Lost, key: Key, before: int, spots: list[tuple[int, DamagedSpan]]
 ) -> None:
-    """Put ranges that end below `before` where the engine will read them before it reads that record."""
+    """Assign ranges that end below `before` to a span that an engine reads before that record."""
     ready = [span for span in left.get(key, ()) if span[1] < before]
     if not ready:
         return
@@ -495,7 +499,7 @@ def _alive_in(salvaged: SalvagedTopic) -> int:
 
 
 def build_copy(plan: RepairPlan, target: Path, disk: Disk | None = None) -> None:
-    """Build the repaired copy; raises UsageError when the target is not empty, VerifyError, DiskError."""
+    """Build the repaired copy; raise UsageError if the target is not empty, VerifyError and DiskError."""
     disk = disk or RealDisk()
     source = plan.root
     make_empty(disk, target)
@@ -516,7 +520,7 @@ def build_copy(plan: RepairPlan, target: Path, disk: Disk | None = None) -> None
 
 
 def _copy_identity(disk: Disk, plan: RepairPlan, target: Path) -> None:
-    """Who the directory is; where that is damaged, by the word of the other files."""
+    """Copy the identity of the directory. If it is damaged, rebuild it from the headers of other files."""
     report = next((each for each in plan.found.files if each.path == ENGINE_FILE), None)
     if report is not None and not report.is_damaged:
         copy_identity(disk, plan.root, target)
@@ -532,8 +536,9 @@ def _copy_identity(disk: Disk, plan: RepairPlan, target: Path) -> None:
 
 
 def _copy_logs(disk: Disk, plan: RepairPlan, target: Path) -> None:
-    """Each log file: as it is, mended, or aside. Those that name the seal of an end that mending changed name
-    the new one."""
+    """Copy each log file: unchanged, repaired, or to the quarantine.
+
+    If a repair changed the last seal of a file, the next file refers to the new seal."""
     seals: dict[tuple[int, int], int] = {}
     reports = {report.path: report for report in plan.found.files if _WAL_NAME.match(report.path)}
     for path in sorted({*reports, *plan.repaired_logs}, key=_file_id):
@@ -559,13 +564,13 @@ def _copy_logs(disk: Disk, plan: RepairPlan, target: Path) -> None:
 
 
 def _seals_of(data: bytes) -> Iterator[tuple[int, int]]:
-    """(offset, seal of the frame that ends there) of every frame of a whole file."""
+    """Yield (end offset, seal) of every frame of a complete file."""
     for seen in read_partial_log(data).frames:
         yield seen.offset + seen.frame.total, seen.seal
 
 
 def _make_registers(disk: Disk, plan: RepairPlan, target: Path) -> None:
-    """A register that is missing or says nothing is made anew from the log that is there."""
+    """Create registers that are missing or empty, from the existing log."""
     newest: dict[int, dict[int, FileReport]] = {}
     for report in in_replay_order(plan.found.files):
         if report.path not in plan.quarantined:
@@ -608,7 +613,7 @@ def _copy_segment(disk: Disk, plan: RepairPlan, report: FileReport, target: Path
 
 
 def _write_salvaged(disk: Disk, plan: RepairPlan, target: Path) -> None:
-    """One segment for each shard that has something to save, as the compactor would name it."""
+    """Write one segment for each shard with salvaged records, with a number as from the compactor."""
     known = [int(each.more["number"]) for each in plan.found.files if each.kind == "segment"]
     known += [
         number
@@ -639,8 +644,7 @@ def _shard_of(topic_id: int, shards: int) -> int:
 
 
 def _rewrite_snapshots(disk: Disk, plan: RepairPlan, target: Path) -> None:
-    """What a snapshot counts as there and is not: its rows say so, and it lists no segment that is not, or
-    not where it is."""
+    """Rewrite snapshots: announce lost records, and list only existing segments in their actual tier."""
     cold = {
         int(each.more["number"])
         for each in plan.found.files

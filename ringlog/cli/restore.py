@@ -1,4 +1,4 @@
-"""`ringlog restore`: a data directory from a backup. A restore is checked before anything is written."""
+"""`ringlog restore`: create a data directory from a backup. The backup is checked before any write."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def restore(backup: str, *, to: str, cold_dir: str = "", options: Given) -> int:
     to
         Data directory to create; new or empty.
     cold_dir
-        Directory for the cold tier's part of the backup; new or empty.
+        Directory for the cold tier of the backup; new or empty.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def restore(backup: str, *, to: str, cold_dir: str = "", options: Given) -> int:
 
 
 def copy_back(disk: Disk, source: Path, target: Path, entries: list[ManifestEntry]) -> None:
-    """Copy what a manifest names into a new directory, and compare; raises DiskError, CorruptData."""
+    """Copy the files of a manifest into a new directory and compare them; raise DiskError or CorruptData."""
     make_empty(disk, target)
     for entry in entries:
         copy_file(disk, source / entry.path, target / entry.path)

@@ -1,4 +1,4 @@
-"""`ringlog router`: routers by hand."""
+"""`ringlog router`: list, create, show and delete routers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def list_routers(prefix: str = "", *, source: str = "", dest: str = "", options:
     Parameters
     ----------
     prefix
-        Only routers whose name begins with this prefix.
+        List only routers whose name begins with this prefix.
     source
-        Only routers with this source topic.
+        List only routers with this source topic.
     dest
-        Only routers with this destination topic.
+        List only routers with this destination topic.
 
     Examples
     --------
@@ -69,9 +69,10 @@ def create(
     dest
         Destination topic.
     filter
-        Only records with this tag; a final * matches any ending.
+        Forward only records with this tag; a final * matches any ending.
     levels
-        Only records whose tag matches by levels: + is one level, a final # all that follow (eu/+/orders).
+        Forward only records whose tag matches by levels: + is one level, a final # all that follow
+        (eu/+/orders).
     drop_node
         Remove the node from copies.
     drop_tag
@@ -81,7 +82,7 @@ def create(
     allow_cycle
         Allow the router to close a cycle; a record is then forwarded at most 8 times.
     exactly_once
-        Stamp copies with their source position, so that none is made twice.
+        Store the source position in each copy, so that no record is copied twice.
 
     Examples
     --------
@@ -105,7 +106,7 @@ def show(router: str, *, settle: float = 0.0, options: Given) -> None:
     router
         Router name.
     settle
-        Seconds to wait at most until all current records of the source are forwarded.
+        Maximum time in seconds to wait until all current records of the source are forwarded.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""`ringlog serve`: be an engine, in the foreground, until told to stop."""
+"""`ringlog serve`: run an engine in the foreground."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def serve(
     Parameters
     ----------
     config
-        Configuration file (default: RINGLOG_CONFIG, ./ringlog.toml, the system's).
+        Configuration file (default: RINGLOG_CONFIG, ./ringlog.toml, /etc/ringlog/ringlog.toml).
     data_dir
         Data directory; the same as --set data.dir=DIR.
     sets
-        Setting as section.key=value; may be given several times. Wins over file and environment.
+        Setting as section.key=value; may be given several times. Overrides file and environment.
     check
         Check the configuration and exit.
 

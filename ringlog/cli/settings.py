@@ -1,4 +1,4 @@
-"""`ringlog config`: what the engine would be configured to, and where each value comes from."""
+"""`ringlog config`: the settings that an engine would use, and the source of each value."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Given = Annotated[Options, Parameter(parse=False)]
 def show(*, config: str | None = None, sets: Sets = (), options: Given) -> None:
     """Show every setting with its value and source.
 
-    Secrets are files; their contents are never shown.
+    Secrets are stored in files. Their contents are never shown.
 
     Parameters
     ----------
     config
-        Configuration file (default: RINGLOG_CONFIG, ./ringlog.toml, the system's).
+        Configuration file (default: RINGLOG_CONFIG, ./ringlog.toml, /etc/ringlog/ringlog.toml).
     sets
-        Setting as section.key=value; may be given several times. Wins over file and environment.
+        Setting as section.key=value; may be given several times. Overrides file and environment.
 
     Examples
     --------
@@ -44,14 +44,14 @@ def show(*, config: str | None = None, sets: Sets = (), options: Given) -> None:
 def check(*, config: str | None = None, sets: Sets = (), options: Given) -> int:
     """Check the configuration as `ringlog serve` reads it.
 
-    Fails if a setting is wrong or a RINGLOG_ variable is ignored.
+    Fails if a setting is invalid, or if there are warnings, such as an ignored RINGLOG_ variable.
 
     Parameters
     ----------
     config
-        Configuration file (default: RINGLOG_CONFIG, ./ringlog.toml, the system's).
+        Configuration file (default: RINGLOG_CONFIG, ./ringlog.toml, /etc/ringlog/ringlog.toml).
     sets
-        Setting as section.key=value; may be given several times. Wins over file and environment.
+        Setting as section.key=value; may be given several times. Overrides file and environment.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def env(*, options: Given) -> None:
 
 
 def warn(loaded: LoadedConfig, options: Options) -> None:
-    """Say on stderr what was odd about the configuration."""
+    """Print the warnings of the configuration to stderr."""
     if not options.is_quiet:
         for warning in loaded.warnings:
             print(f"warning: {warning}", file=sys.stderr)

@@ -1,6 +1,4 @@
-"""`ringlog spark <job>`: the data pipeline. Needs the extra `spark`; nothing of it is loaded before a job
-runs.
-"""
+"""`ringlog spark <job>`: Spark jobs over topics. Imports the extra `spark` when a job runs."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ LOCAL = "local[*]"
 
 
 def require_spark() -> None:
-    """Raise UsageError naming the extra where PySpark is missing."""
+    """Raise UsageError with the name of the extra if PySpark is not installed."""
     from importlib.util import find_spec
 
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
@@ -41,7 +39,7 @@ def require_spark() -> None:
 def _at_work(
     options: Options, master: str, packages: str = ""
 ) -> Iterator[tuple[SparkSession, SparkJobProgress]]:
-    """A session for one job, and where it shows how far it is."""
+    """Yield a session for one job, and its progress display."""
     require_spark()
     from ringlog.spark import session
     from ringlog.spark.jobs.report import progress
@@ -51,7 +49,7 @@ def _at_work(
         config["spark.jars.packages"] = packages
     from pyspark import SparkContext
 
-    # Called by a program that has a session already, the command uses it and leaves it running.
+    # In a program that already has a session, the command uses that session and does not stop it.
     is_ours = SparkContext._active_spark_context is None
     with progress(options.shows_progress) as shown:
         spark = session("ringlog", master=master, config=config)
@@ -64,7 +62,7 @@ def _at_work(
 
 
 def _print(options: Options, report: Any, lists: tuple[str, ...] = ()) -> None:
-    """The report as one object; for people its `lists` as tables before the rest."""
+    """Print the report as one object; in table format, print its `lists` first, as tables."""
     from ringlog.spark.jobs.report import facts_of
 
     facts, printer = facts_of(report), options.printer()
@@ -81,7 +79,7 @@ def _print(options: Options, report: Any, lists: tuple[str, ...] = ()) -> None:
 
 
 def _pairs(given: list[str] | None, what: str) -> dict[str, Any]:
-    """`name=value` arguments."""
+    """Parse `name=value` arguments; raise UsageError."""
     found: dict[str, Any] = dict(each.partition("=")[::2] for each in given or [])
     if any("=" not in each for each in given or []):
         raise UsageError(f"{what} must be name=value, got {given}")
@@ -101,7 +99,7 @@ def archive(
 ) -> int:
     """Archive topics as Parquet files by topic and date.
 
-    A further run continues where the last one ended.
+    A repeated run continues where the previous run ended.
 
     Parameters
     ----------
@@ -222,14 +220,14 @@ def compact(
     pattern
         Regular expression: all topics whose name matches it.
     tag
-        Only records with this tag; a final * matches any ending. May be given several times.
+        Select only records with this tag; a final * matches any ending. May be given several times.
     older_than
-        Only records committed before: a time (2026-01-31T12:00:00Z, epoch milliseconds) or an age (90s,
-        12h, 30d).
+        Select only records committed before a time (2026-01-31T12:00:00Z, epoch milliseconds) or before an
+        age (90s, 12h, 30d).
     apply
         Delete the records. This cannot be undone.
     out
-        Directory for all ranges, as JSON lines.
+        Directory for all ranges, written as JSON lines.
     master
         Spark master URL.
     yes
@@ -258,7 +256,7 @@ AGES = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def _moment(text: str, options: Options) -> int:
-    """Microseconds since the epoch of a time, or of an age before now."""
+    """Convert a time, or an age before now, to microseconds since the epoch."""
     from ringlog.spark.option_values import time_us
 
     if text[-1:] in AGES and text[:-1].isascii() and text[:-1].isdigit():
@@ -301,7 +299,7 @@ def replay(
     to_path
         Data directory of another engine on this host.
     name
-        Name of the job; a run under the same name continues (default: a new name, printed in the report).
+        Name of the job; a run with the same name continues it (default: a new name, printed in the report).
     rate
         Maximum number of records per second.
     source
@@ -352,7 +350,7 @@ def backfill(
     column
         Column of the records as an SQL expression: payload=to_json(struct(*)). May be given several times.
     name
-        Name of the job; a run under the same name continues (default: a new name, printed in the report).
+        Name of the job; a run with the same name continues it (default: a new name, printed in the report).
     rate
         Maximum number of rows per second.
     sink
@@ -401,7 +399,7 @@ def mirror(
     path
         Data directory of a running engine.
     checkpoint
-        Checkpoint directory; a run with the same one continues there.
+        Checkpoint directory; a run with the same one continues where the previous run ended.
     topic
         Topic name; may be given several times (default: all topics).
     pattern
@@ -409,7 +407,7 @@ def mirror(
     format
         Format of the sink: parquet, delta, iceberg, kafka, or the name of another sink.
     target
-        Directory or table name; for kafka one topic for all records.
+        Directory or table name; for kafka, one topic for all records.
     option
         Option of the sink as name=value, such as kafka.bootstrap.servers=localhost:9092.
     source
@@ -420,7 +418,7 @@ def mirror(
     topic_prefix
         Prefix of topic names in kafka.
     interval
-        Time between batches, such as '10 seconds' (default: end when all records are copied).
+        Time between batches, such as '10 seconds' (default: end when all current records are copied).
     packages
         Maven coordinates of the sink, separated by commas.
     master
@@ -445,16 +443,16 @@ def mirror(
 def recover(path: str, *, staging_dir: str | None = None, create_topics: Flag = False, options: Given) -> int:
     """Finish writes whose driver failed before the commit.
 
-    Starts no Spark.
+    Does not start Spark.
 
     Parameters
     ----------
     path
         Data directory of a running engine.
     staging_dir
-        Directory where the writes were staged, if not beside the data.
+        Staging directory of the writes, if it is not in the data directory.
     create_topics
-        Create missing topics, as the write was asked to.
+        Create missing topics; use it if the write did.
 
     Examples
     --------

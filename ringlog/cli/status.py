@@ -1,4 +1,4 @@
-"""`ringlog status`: how the engine on this host is, once or for as long as one looks."""
+"""`ringlog status`: show the state of the engine on this host, once or continuously."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ READY = "ready"
 DISK_FULL = "disk_full"
 RECOVERING = "recovering"
 READ_ONLY = "read_only"
-"""A shard's directory takes no writes: it serves reads alone."""
+"""State of a shard whose directory is not writable: it serves only reads."""
 WATCH_EVERY_S = 1.0
 CONSUMERS_SHOWN = 8
 CONSUMERS_WAIT_S = 1.0
-"""A scheduler that is busy, or being replaced, is not waited for: the rest is worth seeing, too."""
+"""Timeout for each scheduler in seconds. If one is busy or being replaced, the rest is shown without it."""
 
 
 def status(
@@ -54,8 +54,8 @@ def status(
     watch
         Refresh every second until interrupted.
     ready
-        Print only the state, and fail unless it is ready: for health checks. An engine with a read-only
-        shard is not ready.
+        Print only the state, and fail unless it is ready. For health checks. An engine with a read-only shard
+        is not ready.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def _look(options: Options) -> EngineStatusReply:
 
 
 def _consumers(options: Options, found: EngineStatusReply) -> list[Consumer]:
-    """Who is furthest behind at the schedulers that say so in time."""
+    """Return the consumers with the greatest lag, from the schedulers that reply in time."""
     from ringlog.supervision import control_client
 
     consumers: list[Consumer] = []
@@ -110,7 +110,10 @@ def _readiness(options: Options, printer: Printer) -> int:
 
 
 def readiness(found: EngineStatusReply) -> str:
-    """The state for health checks: an engine is not ready while it, or a shard of it, takes no writes."""
+    """Return the state for health checks.
+
+    An engine is not ready while it, or one of its shards, refuses writes.
+    """
     is_read_only = any(each.state == READ_ONLY for each in found.processes)
     if found.state != READY:
         return found.state
@@ -120,8 +123,8 @@ def readiness(found: EngineStatusReply) -> str:
 
 
 def problems(found: EngineStatusReply) -> list[str]:
-    """What an operator should know: logs that are replayed, a full disk, a directory without
-    writes, consumers that lag, and damage that the scrub found."""
+    """Return problems for the operator: recovering shards, a full disk, read-only directories, lagging
+    consumers, and damage that the scrub found."""
     said = [
         f"{each.name} replays its log, {each.progress:.1%} done"
         for each in found.processes
@@ -147,7 +150,7 @@ def problems(found: EngineStatusReply) -> list[str]:
 
 
 def _watch(options: Options, printer: Printer) -> None:
-    """Print once a second; an engine that is away for a while is a fact to show, not an end."""
+    """Print once per second. An engine that does not reply is shown as such; the command continues."""
     while True:
         try:
             found = _look(options)
@@ -162,8 +165,8 @@ def _watch(options: Options, printer: Printer) -> None:
 
 
 def show(found: EngineStatusReply, printer: Printer, consumers: Sequence[Consumer] = ()) -> None:
-    """Print one status: for programs as one object, for people as a summary and tables of processes, of
-    pressure and of delivery."""
+    """Print one status: as one object for programs, or as a summary and tables of processes, pressure and
+    delivery."""
     if printer.format is not Format.TABLE:
         more = {"consumers": [_plain(each) for each in consumers], "problems": problems(found)}
         printer.item(_plain(found) | more)
@@ -203,7 +206,7 @@ def show(found: EngineStatusReply, printer: Printer, consumers: Sequence[Consume
 
 
 def _plain(message: msgspec.Struct) -> dict[str, Any]:
-    """A message with those in it, by the names of fields."""
+    """Convert a message and its nested messages to dictionaries."""
     return {name: _by_name(value) for name, value in msgspec.structs.asdict(message).items()}
 
 
@@ -214,7 +217,7 @@ def _by_name(value: Any) -> Any:
 
 
 def pressure_row(said: PressureStatus) -> dict[str, Any]:
-    """One governor for people."""
+    """Return the table row of one governor."""
     is_shard = said.of != "instance"
     return {
         "pressure of": said.of,
@@ -230,7 +233,7 @@ def pressure_row(said: PressureStatus) -> dict[str, Any]:
 
 
 def delivery_facts(found: DeliveryStatus) -> dict[str, Any]:
-    """All schedulers for people; bands from the most valuable on, as they are served."""
+    """Return the table fields of all schedulers. Bands are listed in the order of their priority."""
     bands = reversed(list(enumerate(found.ready_by_band)))
     return {
         "watching": f"{found.links} links, {found.subscriptions} subscriptions, {found.feeds} feeds",
@@ -241,7 +244,7 @@ def delivery_facts(found: DeliveryStatus) -> dict[str, Any]:
 
 
 def group_facts(found: GroupsStatus) -> dict[str, Any]:
-    """All consumer groups for people."""
+    """Return the table fields of all consumer groups."""
     return {
         "groups": f"{found.groups}, {found.members} members",
         "group lag": f"{found.lag} records, {found.pending} of them given out",
@@ -250,7 +253,7 @@ def group_facts(found: GroupsStatus) -> dict[str, Any]:
 
 
 def queue_facts(found: QueuesStatus) -> dict[str, Any]:
-    """All queues for people."""
+    """Return the table fields of all queues."""
     return {
         "queues": found.queues,
         "jobs": f"{found.ready} ready, {found.in_flight} in flight, {found.delayed} delayed",
@@ -261,7 +264,7 @@ def queue_facts(found: QueuesStatus) -> dict[str, Any]:
 
 
 def consumer_row(consumer: Consumer) -> dict[str, Any]:
-    """One subscription for people."""
+    """Return the table row of one subscription."""
     return {
         "consumer": f"{consumer.link}/{consumer.subscription}",
         "lag": human_seconds(consumer.lag_ms / 1000),
@@ -272,7 +275,7 @@ def consumer_row(consumer: Consumer) -> dict[str, Any]:
 
 
 def row_of(process: ProcessStatus) -> dict[str, Any]:
-    """One process for people."""
+    """Return the table row of one process."""
     return {
         "process": process.name,
         "pid": process.pid or None,
@@ -288,7 +291,7 @@ def row_of(process: ProcessStatus) -> dict[str, Any]:
 
 
 def human_seconds(seconds: float) -> str:
-    """`12.3 s`, `5m 02s`, `3h 07m`, `2d 04h`."""
+    """Format a duration: `12.3 s`, `5m 02s`, `3h 07m`, `2d 04h`."""
     whole = int(seconds)
     if whole < 60:
         return f"{seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""`ringlog topic`: topics by hand."""
+"""`ringlog topic`: list, create, show, change and delete topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LISTED = ("topic", "type", "durability", "head_seq", "earliest_seq", "count", "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfigFlags:
-    """Settings of a topic; what is not given keeps its default (create) or its value (set).
+    """Settings of a topic. A setting that is not given keeps its default (create) or its value (set).
 
     Parameters
     ----------
@@ -30,12 +30,13 @@ class ConfigFlags:
         Age at which records expire: 7d, 90m; 0 = never.
     cap_records
         Maximum number of records; 0 = no bound.
-    cap_bytes
-        Maximum number of payload bytes: 64MiB; 0 = no bound.
-    discard
-        Reaction to a write beyond the cap: old (evict the oldest records) or reject.
-    compression
-        Compression: none, lz4 or zstd.
+    Maximum number of records; 0 = no limit.
+cap_bytes
+    Maximum number of payload bytes: 64MiB; 0 = no limit.
+discard
+    Handling of a write beyond the cap: old (evict the oldest records) or reject.
+compression
+    Compression: none, lz4 or zstd.
     sets
         Any other setting as name=value, the value in JSON; may be given several times.
     """
@@ -49,7 +50,7 @@ class ConfigFlags:
     sets: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = ()
 
     def values(self) -> dict[str, Any]:
-        """The fields that were given, as the protocol names them; raises UsageError."""
+        """Return the given settings under their names in the protocol; raise UsageError."""
         found: dict[str, Any] = {
             "durability": self.durability, "cap_records": self.cap_records, "discard": self.discard,
             "compression": self.compression,
@@ -81,7 +82,7 @@ def list_topics(prefix: str = "", *, options: Given) -> None:
     Parameters
     ----------
     prefix
-        Only topics whose name begins with this prefix.
+        List only topics whose name begins with this prefix.
 
     Examples
     --------
@@ -114,7 +115,7 @@ def create(
     type
         Type of the topic: log (default) or queue.
     exist_ok
-        Accept an existing topic of this type that has the settings given here.
+        Accept an existing topic of this type with the settings given here.
     update
         Change an existing topic of this type to the settings given here.
 
@@ -187,7 +188,7 @@ def delete(
     topic
         Topic name.
     if_empty
-        Refuse if the topic holds records.
+        Refuse if the topic contains records.
     yes
         Do not ask for confirmation. Required without a terminal.
 
@@ -207,7 +208,7 @@ def delete(
 
 
 def facts_of(result: Any) -> dict[str, Any]:
-    """A result of the client as plain values."""
+    """Convert a result of the client to plain values."""
     import msgspec
 
     facts: dict[str, Any] = msgspec.to_builtins(result)
@@ -221,7 +222,7 @@ def _listed(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:
-    """State and settings in one list for people; stamps as times."""
+    """Merge state and settings into one list for a table; convert time stamps to text."""
     config = facts.pop("config", {})
     for name in ("last_write_ts", "last_read_ts"):
         if facts.get(name) is not None:

@@ -1,4 +1,4 @@
-"""`ringlog verify`: is everything in a data directory whole? Read-only, while no engine runs there."""
+"""`ringlog verify`: verify a data directory. Read-only; no engine may run on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def verify(
 ) -> int:
     """Verify every byte of a stopped engine's data directory.
 
-    Accounts for every record with a decoder of its own. Exit code 6: damage found.
+    Accounts for every record with an independent decoder. Exit code 6: damage found.
 
     Parameters
     ----------
@@ -42,8 +42,8 @@ def verify(
     cold_dir
         Directory of the cold tier. Without it only the indexes of cold segments are verified.
     without_cold
-        Accept that records in the cold tier are not verified. Without it the exit code is 1 if there are
-        any.
+        Exit with 0 even if records in the cold tier are not verified. Without this option the exit code is 1
+        in that case.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def verify(
 
 
 def refuse_running(data_dir: str) -> None:
-    """Raise UsageError while an engine holds the directory: its files are being written."""
+    """Raise UsageError while an engine has the directory locked: it is writing to the files."""
     import fcntl
     import os
 
@@ -77,7 +77,7 @@ def refuse_running(data_dir: str) -> None:
 
 
 def show(found: Verification, printer: Printer) -> None:
-    """Print it: one object for programs, tables for people."""
+    """Print the result: one object for programs, tables for users."""
     if printer.format is not Format.TABLE:
         printer.item(facts_of(found))
         return
@@ -91,7 +91,7 @@ def show(found: Verification, printer: Printer) -> None:
 
 
 def totals(found: Verification, *, is_human: bool = False) -> dict[str, Any]:
-    """Counts over the whole directory."""
+    """Return the counts of the whole directory."""
     size = sum(report.bytes for report in found.files)
     kinds = [report.kind for report in found.files]
     return {
@@ -105,7 +105,7 @@ def totals(found: Verification, *, is_human: bool = False) -> dict[str, Any]:
 
 
 def facts_of(found: Verification) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return the complete result for programs."""
     return {
         "damaged": found.is_damaged,
         "incomplete": found.is_incomplete,
@@ -121,7 +121,7 @@ def facts_of(found: Verification) -> dict[str, Any]:
 
 
 def human_row(topic: TopicCoverage) -> dict[str, Any]:
-    """One topic for people."""
+    """Return the table row of one topic."""
     return {
         "topic": topic.topic,
         "earliest": topic.earliest,
@@ -135,6 +135,6 @@ def human_row(topic: TopicCoverage) -> dict[str, Any]:
 
 
 def ranges_text(ranges: list[Range]) -> str:
-    """`1..5 9..12`, the first few."""
+    """Format the first ranges: `1..5 9..12`."""
     shown = [f"{first}..{last}" if last > first else f"{first}" for first, last in ranges[:RANGES_SHOWN]]
     return " ".join(shown) + (f" and {len(ranges) - RANGES_SHOWN} more" if len(ranges) > RANGES_SHOWN else "")

@@ -1,4 +1,4 @@
-"""`ringlog version`."""
+"""`ringlog version`: print versions."""
 
 from __future__ import annotations
 

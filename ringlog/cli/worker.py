@@ -45,8 +45,8 @@ def worker(
 ) -> int:
     """Run a function for each job of a queue, in separate processes.
 
-    Runs until it is stopped. Exit codes: 0 stopped, 1 stopped with jobs returned unfinished, 2 the function
-    cannot be imported, 130 a second signal.
+    Runs until it is stopped. Exit codes: 0 = stopped, 1 = stopped with unfinished jobs returned to the queue,
+    2 = the function cannot be imported, 130 = stopped by a second signal.
 
     Parameters
     ----------
@@ -57,17 +57,19 @@ def worker(
     concurrency
         Number of processes, each with one job at a time (default: one per CPU).
     payload
-        Argument of the function: raw (bytes), text, json, or package.module:codec.
+        Type of the function's argument: raw (bytes), text, json, or package.module:codec.
     time_limit
-        Maximum run time of a job. A longer job loses its process and returns to the queue.
+        Maximum run time of a job. After it, the job's process is killed and the job returns to the queue.
     stop_timeout
-        Time that running jobs get after the first SIGTERM or Ctrl-C; a second signal ends them immediately.
+        Time for running jobs to finish after the first SIGTERM or Ctrl-C; a second signal ends them
+        immediately.
     lease
-        Length of the lease of a silent worker (default: the queue's).
+        Lease duration (default: that of the queue). The worker extends leases; if it dies, its jobs return to
+        the queue after this time.
     node
-        Name of this worker.
+        Node name of this worker.
     backoff
-        Delay before the retry of a failed job; doubled after each further failure.
+        Delay before the retry of a failed job. It doubles after each further failure.
     backoff_max
         Maximum delay before a retry.
     max_jobs_per_process
@@ -126,7 +128,7 @@ async def _work(wanted: WorkerOptions, level: str, format: str, options: Options
         options.url, key=options.key(), timeout_ms=timeout_ms, wait=options.timeout_s
     ) as client:
         queue = client.queue(wanted.queue, node=wanted.node)
-        await queue.stats()  # There is one, and we may use it: said before anything is started.
+        await queue.stats()  # Check that the queue exists and is accessible before processes start.
         running = Worker(queue, wanted, setup, options.clock)
         signals = _obey_signals(running, options.clock)
         is_whole = await running.run()
@@ -140,10 +142,10 @@ async def _work(wanted: WorkerOptions, level: str, format: str, options: Options
 
 
 def _obey_signals(running: Any, clock: Clock) -> list[signal.Signals]:
-    """The first SIGTERM, SIGINT or SIGHUP is a wish to end, the second an order. What is returned grows with
-    them.
+    """Handle SIGTERM, SIGINT and SIGHUP: the first one stops the worker, the second one ends it immediately.
 
-    One that comes within SECOND_SIGNAL_S of the first is not a second one.
+    A signal within SECOND_SIGNAL_S seconds of the first one is ignored. Returns the list of counted signals,
+    which grows.
     """
     came: list[signal.Signals] = []
     orders_from_ns = 0
@@ -163,8 +165,8 @@ def _obey_signals(running: Any, clock: Clock) -> list[signal.Signals]:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-            continue  # As under nohup: the terminal's end is not ours.
+            continue  # As under nohup: the end of the terminal must not stop the worker.
         loop.add_signal_handler(number, note, number)
-    # Who started us may have blocked them, and a mask is inherited: they would never come.
+    # The parent process may have blocked these signals, and children inherit the mask.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     return came

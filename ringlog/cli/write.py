@@ -19,7 +19,7 @@ from ringlog.types import Durability, PayloadKind
 CHUNK_RECORDS = 1000
 CHUNK_BYTES = 1 << 20
 LARGE_MAX = 1_000
-"""Of large lines so many are remembered, to name the one that the engine refuses; others are not named."""
+"""Number of large lines whose position is kept, so that an error of the engine can name the line."""
 
 
 def write(
@@ -43,15 +43,15 @@ def write(
     files
         Files to read; - is standard input (default: standard input).
     lines
-        Write every line as one record (the default). Empty lines are skipped.
+        Write each line as one record (the default). Empty lines are skipped.
     json_lines
-        Like --lines; every line must be JSON.
+        Like --lines, but each line must be JSON.
     whole
-        Write every file as one record.
+        Write each file as one record.
     key_field
         Field of each JSON line that becomes the record's key.
     durability
-        Durability of this write, if higher than the topic's: memory, disk or fsync.
+        Durability of this write, if higher than that of the topic: memory, disk or fsync.
 
     Examples
     --------
@@ -73,8 +73,8 @@ def write(
 
 
 def refused_line(error: RecordTooLarge, large: Iterable[tuple[str, int, int]]) -> RecordTooLarge:
-    """The engine's error, with the line or the file that was meant, if it is among the large ones."""
-    wanted = error.detail.get("bytes")  # None where a write has too many records.
+    """Return the engine's error with file and line added, if the record is among the large ones."""
+    wanted = error.detail.get("bytes")  # None if the write has too many records.
     for name, line, size in large:
         if size == wanted:
             return _too_large(name, line, error.detail["max"])
@@ -88,16 +88,16 @@ def _too_large(name: str, line: int, most: int) -> RecordTooLarge:
 
 
 class _JsonLine:
-    """Payload codec of a line that was found to be JSON: the bytes as they are, marked as JSON."""
+    """Payload codec for lines that are valid JSON: the bytes stay unchanged and are marked as JSON."""
 
     kind = PayloadKind.JSON
 
     def encode(self, value: bytes, /) -> bytes:
-        """The line."""
+        """Return the line."""
         return value
 
     def decode(self, data: bytes, /) -> bytes:
-        """The line."""
+        """Return the line."""
         return data
 
 
@@ -141,7 +141,7 @@ def _size(record: Any) -> int:
 
 
 def chunks(records: Iterable[Any]) -> Iterator[list[Any]]:
-    """Lists of records, each small enough for one frame."""
+    """Yield lists of records that are small enough for one frame."""
     chunk: list[Any] = []
     size = 0
     for record in records:
@@ -161,7 +161,10 @@ def _records(
     files: Iterable[str], large: list[tuple[str, int, int]], *, is_whole: bool,
     json_key: tuple[bool, str | None],
 ) -> Iterator[Any]:  # fmt: skip
-    """What is to be written. `large` is told what most engines take for too large: (file, line, bytes)."""
+    """Yield the records to write.
+
+    Append (file, line, bytes) of records above the default limit to `large`.
+    """
     is_json, key_field = json_key
     for name in files:
         with _opened(name) as file:
@@ -196,7 +199,7 @@ def _whole(file: IO[bytes], name: str) -> bytes:
 
 
 def split_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
-    """(number, content) of each line that is not empty, without its line break; bounded in memory."""
+    """Yield (number, content) of each non-empty line, without its line break. Memory use is bounded."""
     number = 0
     while line := file.readline(RECORD_BYTES_MAX + 2):
         number += 1
@@ -208,7 +211,7 @@ def split_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
 
 
 def json_records(lines: Iterable[tuple[int, bytes]], name: str, key_field: str | None) -> Iterator[Any]:
-    """Records of JSON lines, with their keys; raises UsageError naming file and line of a bad one."""
+    """Yield the records of JSON lines, with their keys; raise UsageError with file and line."""
     from ringlog.client.write.fields import NewRecord
 
     decoder = msgspec.json.Decoder()

@@ -1,10 +1,11 @@
-"""ringlog as a Spark data source: read topics as DataFrames and streams, write DataFrames into topics.
+"""Spark data source for ringlog: read topics as DataFrames and streams, and write DataFrames to topics.
 
     import ringlog.spark
     spark = ringlog.spark.session()
     df = ringlog.spark.read(spark, "orders", path="/var/lib/ringlog")
 
-Needs the extra `spark`. Nothing heavy is imported before it is used, so that Spark's discovery stays cheap.
+Needs the extra `spark`. The functions import pyspark and pyarrow on first use, because Spark imports this
+package during data source discovery.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FUNCTIONS = {
 
 
 def __getattr__(name: str) -> Any:
-    # No submodule may have one of these names: importing it would put it in the function's place.
+    # A submodule must not share one of these names: its import would replace the function as an attribute.
     if name not in _FUNCTIONS:
         raise AttributeError(f"module 'ringlog.spark' has no attribute {name!r}")
     from importlib import import_module

@@ -1,10 +1,9 @@
-"""How much of each topic one micro-batch may take. Pure.
+"""Split the limit of one micro-batch over its topics. Pure.
 
-Both limits are for the batch as a whole. Each topic gets a share in proportion to what waits in it, so that
-all of them catch up at the same time. Shares round down, and a topic with little waiting beside one with much
-could round down to nothing for ever: so the topics take turns, and whose turn it is gets one position (one
-frame) before anything is shared out. A topic with anything waiting is therefore served at least once in as
-many batches as there are topics.
+The limit applies to the whole batch. Each topic gets a share in proportion to its pending records, so that
+all topics catch up at the same time. Shares are rounded down, so a topic with few records next to one with
+many could starve. Therefore topics rotate: the first topic in the order gets one position (or one frame)
+before the rest is split. With n topics, a topic with pending records advances at least once in n batches.
 """
 
 from __future__ import annotations
@@ -15,24 +14,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StreamAdmissionStep:
-    """The least that can be taken: up to position `until`, `bytes` more than the step before."""
+    """Smallest unit of admission: positions up to `until`, `bytes` more than the previous step."""
 
     until: int
     bytes: int
 
 
 def rotate_topics(topics: Sequence[str], turn: int) -> list[str]:
-    """The topics, beginning with the one whose turn it is."""
+    """Return the sorted topics, rotated so that topic number `turn` modulo their count is first."""
     ordered = sorted(topics)
     start = turn % len(ordered) if ordered else 0
     return ordered[start:] + ordered[:start]
 
 
 def admit_offsets(waiting: Mapping[str, int], most: int, turn: int) -> dict[str, int]:
-    """Split `most` (1 or more) over the topics by what waits in each; topics with nothing are left out.
+    """Split `most` (1 or more) over the topics in proportion to their pending positions.
 
-    The shares add up to `most`, or to all there is if that is less, and none exceeds what waits. Name topics
-    that have nothing too: turns go round over all of them.
+    The shares add up to `most`, or to all pending positions if these are fewer. No share exceeds the topic's
+    pending positions. Topics without pending positions are omitted from the result; pass them anyway, because
+    the rotation covers all topics.
     """
     lags = {topic: lag for topic, lag in waiting.items() if lag > 0}
     if sum(lags.values()) <= most:
@@ -53,10 +53,10 @@ def admit_offsets(waiting: Mapping[str, int], most: int, turn: int) -> dict[str,
 
 
 def admit_bytes(steps: Mapping[str, Sequence[StreamAdmissionStep]], most: int, turn: int) -> dict[str, int]:
-    """Choose whole steps of about `most` bytes in all; return {topic: position to read up to}.
+    """Choose whole steps of about `most` bytes in total; return {topic: last position to read}.
 
-    More than `most` only when the very first step is larger than that: something always goes on. Topics that
-    get nothing are left out.
+    The total exceeds `most` only if the first step alone is larger: a batch always makes progress. Topics
+    without a step are omitted.
     """
     waiting = {topic: found for topic, found in steps.items() if found}
     if not waiting:
@@ -69,13 +69,13 @@ def admit_bytes(steps: Mapping[str, Sequence[StreamAdmissionStep]], most: int, t
     shares = admit_offsets(sizes, left, turn) if left > 0 else {}
     for topic in order:
         left -= _take(waiting[topic], taken, topic, min(shares.get(topic, 0), left))
-    for topic in order:  # What shares were too small for whole steps.
+    for topic in order:  # Distribute what remains because shares do not match step sizes.
         left -= _take(waiting[topic], taken, topic, left)
     return {topic: waiting[topic][count - 1].until for topic, count in taken.items() if count}
 
 
 def _take(found: Sequence[StreamAdmissionStep], taken: dict[str, int], topic: str, most: int) -> int:
-    """Take further steps while they fit into `most`; return their bytes."""
+    """Advance the topic by further steps while they fit into `most`; return their bytes."""
     used = 0
     while taken[topic] < len(found) and used + found[taken[topic]].bytes <= most:
         used += found[taken[topic]].bytes

@@ -1,8 +1,8 @@
-"""Batches: records as they lie in frames, as Arrow batches with exactly the schema Spark demands.
+"""Convert stored frames to Arrow batches with exactly the schema that Spark requires.
 
-Columns of a large frame are views of the mapped file; small frames are copied once, when they are put
-together. A column that a frame lacks, the topic and the epoch are slices of arrays made once. Spark checks
-the schema of the first batch only, so all of them are made with one and the same schema object.
+Columns of a large frame are views of the mapped file. Small frames are copied once, when they are
+concatenated. Missing columns, the topic and the epoch are arrays that are created once and reused. Spark
+checks only the schema of the first batch, so all batches use the same schema object.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from ringlog.spark.schema import ColumnSpec
 
 WHOLE_ROWS_MIN = 512
-"""From this many rows on a frame goes on by itself: putting frames together gains little then."""
+"""A frame with at least this many rows becomes a batch of its own: concatenation would gain little."""
 _TEMPLATES_MAX = 1_024
 _NUMBERS = frozenset({"topic", "epoch", "seq", "zero"})
 _TAG_FIELD = NAMES[Column.TAG]
 
 
 class ArrowBatchBuilder:
-    """Makes batches of what is added, in its order; `rest` gives what waits for company."""
+    """Builds Arrow batches from added records, in order. `flush` returns the rows that wait for more rows."""
 
     def __init__(self, struct: StructType, options: SourceOptions) -> None:
-        """Raises SchemaError when `struct` asks for what is not there."""
+        """Raise SchemaError if `struct` contains a column that does not exist."""
         self._specs: tuple[ColumnSpec, ...] = check_schema(struct, options)
         self._schema = arrow_schema(struct)
         self._filter = TagFilter(options.tags) if options.tags else None
@@ -49,7 +49,7 @@ class ArrowBatchBuilder:
         self._rows_waiting = 0
 
     def add(self, item: TailBatch) -> Iterator[pa.RecordBatch]:
-        """What is ready when the records of `item` have been added."""
+        """Add the records of `item` and yield the batches that are complete."""
         if self._is_numbers:
             yield self._numbers(item)
             return
@@ -66,7 +66,7 @@ class ArrowBatchBuilder:
                         yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """What waits, as one batch."""
+        """Yield the waiting rows as one batch, if there are any."""
         waiting, self._waiting, self._rows_waiting = self._waiting, [], 0
         if len(waiting) == 1:
             yield waiting[0]
@@ -74,7 +74,7 @@ class ArrowBatchBuilder:
             yield pa.concat_batches(waiting)
 
     def _numbers(self, item: TailBatch) -> pa.RecordBatch:
-        """Numbers and constants alone: frames were verified, but need not be opened."""
+        """Build a batch of seqs and constants only: the frames were verified, and need no decoding."""
         seqs = pa.array(item.seqs.view(np.uint64))
         arrays = self._templates.arrays(len(seqs), item.topic, item.epoch, {"seq": seqs})
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -90,14 +90,14 @@ class ArrowBatchBuilder:
 
 
 class TagFilter:
-    """Exact tags and prefixes over an Arrow column; records without a tag never match."""
+    """Exact tags and prefixes over an Arrow column. Tag filters never match untagged records."""
 
     def __init__(self, tags: tuple[str, ...]) -> None:
         self._exact = pa.array([tag for tag in tags if not tag.endswith("*")], type=pa.string())
         self._prefixes = [tag[:-1] for tag in tags if tag.endswith("*")]
 
     def apply(self, batch: pa.RecordBatch, tags: Any) -> pa.RecordBatch:
-        """The rows of `batch` whose tag matches; the batch itself when all do."""
+        """Return the rows of `batch` with a matching tag; the batch itself if all rows match."""
         mask = pc.is_in(tags, value_set=self._exact)
         for prefix in self._prefixes:
             mask = pc.or_(mask, pc.fill_null(pc.starts_with(tags, prefix), False))
@@ -108,9 +108,9 @@ class TagFilter:
 
 
 class _Templates:
-    """Arrays of a batch whose constant columns are in place, by what they depend on.
+    """Cache of column lists with the constant columns filled in.
 
-    Making an array of one value costs more than all the rest of a batch, and most batches are alike.
+    Creating an array of one repeated value costs more than the rest of a batch, and most batches are alike.
     """
 
     def __init__(self, specs: tuple[ColumnSpec, ...], schema: pa.Schema) -> None:
@@ -118,7 +118,7 @@ class _Templates:
         self._held: dict[tuple[Any, ...], tuple[list[Any], list[tuple[int, str, Any]]]] = {}
 
     def arrays(self, count: int, topic: str, epoch: int, fields: dict[str, Any]) -> list[Any]:
-        """The columns in order: those that a frame gave, and constants for the others."""
+        """Return the columns in order: columns of the frame from `fields`, and constants for the others."""
         key = (count, topic, epoch, *fields)
         held = self._held.get(key)
         if held is None:
@@ -149,16 +149,16 @@ class _Templates:
 
 
 def as_type(found: Any, kind: Any, source: str) -> Any:
-    """Values of a frame's Arrow field `source` in Spark's type, viewed where they can be."""
+    """Return a frame's Arrow column `source` in Spark's type, as a view if possible."""
     if source == "seq":
-        return found.view(kind)  # Numbers stay below 2**63.
+        return found.view(kind)  # Seqs are below 2**63.
     if source == "headers":
         return _headers(found, kind)
     return found if found.type == kind else found.cast(kind)
 
 
 def _fields_of(piece: RecordBatch, bitmap: int) -> dict[str, Any]:
-    """Arrow arrays of the piece by name: seq, ts and those of the wanted columns that its frames have."""
+    """Return the piece's Arrow arrays by name: seq, ts, and the wanted columns that its frames have."""
     if isinstance(piece, FrameRecordBatch):
         bitmap &= piece.view.columns
         if piece.is_whole:
@@ -168,7 +168,7 @@ def _fields_of(piece: RecordBatch, bitmap: int) -> dict[str, Any]:
 
 
 def _headers(found: Any, kind: pa.DataType) -> Any:
-    """Lists of pairs in Spark's type; a record without headers has null, as in Kafka."""
+    """Return lists of header pairs in Spark's type. A record without headers has null, as in Kafka."""
     lengths = np.diff(found.offsets.to_numpy(zero_copy_only=False))
     pairs = found.values.cast(kind.value_type)
     has_none = lengths == 0

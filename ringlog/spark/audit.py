@@ -1,8 +1,8 @@
-"""Checking frames where they lie: seals, bodies, structure, and a segment's index against its data.
+"""Check stored frames: seals, body checksums, structure, and the index of a segment against its data.
 
-Runs in tasks, over one reused buffer, a few NumPy operations and one hash for each frame. It trusts nothing
-that is stored: of a segment the index says where each frame begins, so that one damaged frame never hides
-those behind it; of the log nobody does, and what follows a frame of impossible length cannot be looked at.
+Runs in Spark tasks, over one reused buffer, with a few NumPy operations and one hash per frame. No stored
+value is trusted. In a segment the index gives the start of each frame, so a damaged frame never hides the
+frames after it. The log has no index: after a frame with an impossible length, nothing can be checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ringlog.limits import MIB
 from ringlog.segment.index import Table
 
 CHUNK_BYTES = 4 * MIB
-"""Read and checked at a time; one frame that is larger is read whole."""
+"""Bytes that are read and checked at a time. A larger frame is read as a whole."""
 
 SEAL = "header does not verify"
 SHAPE = "header is malformed"
@@ -33,13 +33,13 @@ SHORT = "file ends before the frame does"
 FOREIGN_FRAME = "frame of another topic or life"
 
 ReadArray = Callable[[int, int], NDArray[np.uint8]]
-"""Bytes [start, stop) of a file, fewer at its end, valid until the next call."""
+"""Read bytes [start, stop) of a file, fewer at its end. The result is valid until the next call."""
 I64 = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class AuditedFrames:
-    """Some frames and what is wrong with each (None = sound). Arrays are (n,)."""
+    """Some frames and the fault of each (None: sound). Arrays are (n,)."""
 
     offsets: I64
     bytes: I64
@@ -48,9 +48,7 @@ class AuditedFrames:
 
 
 def check_sealed(read: ReadArray, entries: Table, owners: Owners, salt: int) -> Iterator[AuditedFrames]:
-    """Check the frames that these rows of a segment's index lead to, in order; about CHUNK_BYTES at a
-    time.
-    """
+    """Check the frames of these index rows of a segment, in order, about CHUNK_BYTES at a time."""
     ends = entries["offset"] + entries["length"]
     at = 0
     while at < len(entries):
@@ -64,13 +62,13 @@ def check_sealed(read: ReadArray, entries: Table, owners: Owners, salt: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Whose frames the rows of an index are: (n,) topic_id and epoch of each."""
+    """Topic id and epoch that each row of an index belongs to; arrays are (n,)."""
 
     topic_ids: NDArray[np.uint64]
     epochs: I64
 
     def of(self, start: int, stop: int) -> Owners:
-        """Those of rows [start, stop)."""
+        """Return the owners of rows [start, stop)."""
         return Owners(self.topic_ids[start:stop], self.epochs[start:stop])
 
 
@@ -86,7 +84,7 @@ def _check_rows(
         usable = buffer[: len(buffer) & ~7]
         words[:whole] = frames.headers_at(frames.words_of(usable), offsets[:whole])
         batch = FrameBatch(offsets[:whole], words[:whole], int(offsets[whole - 1]), ScanEnd.CLEAN)
-        # By the index's lengths, not the headers': those are what is to be checked.
+        # Use the lengths of the index: those in the headers are under test.
         batch._totals = lengths[:whole]
         faults[:whole] = _faults(usable, batch, rows[:whole], owners, salt)
     return AuditedFrames(rows["offset"].astype(np.int64), lengths, words, faults)
@@ -118,7 +116,7 @@ def _faults(
 
 
 def _named(count: int, *found: tuple[str, NDArray[np.bool_]]) -> list[str | None]:
-    """For each frame the first of the faults it has."""
+    """Return the first fault of each frame, or None."""
     faults: list[str | None] = [None] * count
     for name, rows in reversed(found):
         for row in np.flatnonzero(rows).tolist():
@@ -129,10 +127,10 @@ def _named(count: int, *found: tuple[str, NDArray[np.bool_]]) -> list[str | None
 def check_log(
     read: ReadArray, start: int, stop: int, salt: int, *, bodies: bool = True
 ) -> Iterator[AuditedFrames]:
-    """Check the frames of a stretch of the log, which begins with a frame and is published up to `stop`.
+    """Check the frames of a log range that begins with a frame and is published up to `stop`.
 
-    Ends behind a frame whose length is impossible, which is given as one fault reaching to `stop`. Without
-    `bodies` only headers are looked at.
+    If a frame has an impossible length, the check ends with one fault that covers the rest up to `stop`.
+    Without `bodies` only headers are checked.
     """
     at, window = start, CHUNK_BYTES
     while at < stop:
@@ -173,7 +171,7 @@ def _check_scanned(
 def _with_copies(
     buffer: NDArray[np.uint8], found: FrameBatch, salt: int, named: list[str | None]
 ) -> tuple[FrameBatch, list[str | None]]:
-    """Sound routed frames as the appends they stand for; one that makes no sense is a fault like others."""
+    """Replace sound routed frames by the appends they contain; an invalid one becomes a fault."""
     while True:
         sound = np.array([fault is None for fault in named], dtype=np.bool_)
         try:
@@ -193,7 +191,7 @@ def _with_copies(
 
 
 def _frame_bytes(buffer: NDArray[np.uint8]) -> int:
-    """Size of the frame at the start of a buffer; a scan found it plausible."""
+    """Return the size of the frame at the start of a buffer; a scan found the size plausible."""
     return int(buffer[:4].view("<u4")[0]) + layout.LEN_FIELD_BYTES
 
 

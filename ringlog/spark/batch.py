@@ -1,4 +1,4 @@
-"""BatchReader: view=records as a batch. Bounds are fixed once, when Spark plans the load."""
+"""BatchReader: reads view=records as a batch. Its bounds are fixed once, when Spark plans the load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SlicePartition(InputPartition):
-    """One task's slices, with the bounds of the whole read, so that a run can say what it read (SK-12)."""
+    """Slices of one task, and the bounds of the whole read, so that a job can report what it read."""
 
     def __init__(self, slices: Slices, bounds: tuple[Bounds, ...] = ()) -> None:
         self.slices = slices
@@ -33,21 +33,21 @@ class SlicePartition(InputPartition):
 class BatchReader(DataSourceReader):
     """Reads records between fixed bounds. It must never define pushFilters.
 
-    A reader that takes filters shares its narrowed plan with other scans of the same DataFrame, whose results
-    are then wrong; pruning is asked for by options instead (SK-6).
+    Spark reuses the narrowed plan of a reader with pushFilters for other scans of the same DataFrame. Their
+    results are then wrong. Options such as `tags` select records instead.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """`schema` says which columns are made; raises SchemaError."""
+        """Create a reader of the columns in `schema`; raise SchemaError if a column does not exist."""
         check_schema(schema, options)
         self._options = options
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Fix the bounds and share out what lies between them.
+        """Fix the bounds and split them into partitions.
 
-        Raises EngineNotRunning, TopicNotFound, OptionError, and DataLoss when records between the bounds were
-        lost and failOnDataLoss is on.
+        Raises EngineNotRunning, TopicNotFound and OptionError. Raises DataLoss if records within the bounds
+        are lost and failOnDataLoss is on.
         """
         options = self._options
         with Catalog.open(options.path) as catalog:
@@ -56,9 +56,10 @@ class BatchReader(DataSourceReader):
             return plan_partitions(catalog, bounds, options)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """A partition's records; see read_slices.
+        """Yield the records of a partition; see read_slices.
 
-        Of a plan without partitions Spark makes one partition that is not ours: None, or an empty one.
+        For a plan without partitions Spark creates one partition itself: None, or an empty InputPartition. It
+        has no records.
         """
         slices = partition.slices if isinstance(partition, SlicePartition) else None
         return read_slices(slices, self._options, self._schema)
@@ -67,7 +68,7 @@ class BatchReader(DataSourceReader):
 def plan_partitions(
     catalog: Catalog, bounds: Sequence[Bounds], options: SourceOptions
 ) -> list[InputPartition]:
-    """Partitions over these bounds, for batch and stream; an empty list when there is nothing to read."""
+    """Return partitions over these bounds, for batch and stream; empty if there is nothing to read."""
     stored = [
         (each, catalog.stored_ranges(each.topic, each.after, each.until, options.tags))
         for each in bounds

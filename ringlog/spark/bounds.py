@@ -1,4 +1,4 @@
-"""Bounds of a read: options and topics as they are now, made into positions that stay fixed (SK-12)."""
+"""Bounds of a read: converts options and the current state of topics to positions that stay fixed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ log = logging.getLogger("ringlog.spark")
 
 
 def resolve_bounds(catalog: Catalog, options: SourceOptions) -> list[Bounds]:
-    """What a batch read covers, topic by topic in byte order; until is at most the published head.
+    """Return the bounds of a batch read for each topic, in byte order of names; until <= head.
 
-    Topics without anything to read are among them, with after == until. Raises TopicNotFound, OptionError.
+    A topic without records to read has after == until. Raises TopicNotFound and OptionError.
     """
     found = []
     for at in catalog.topics(options):
@@ -28,7 +28,7 @@ def resolve_bounds(catalog: Catalog, options: SourceOptions) -> list[Bounds]:
 
 
 def start_of(catalog: Catalog, options: SourceOptions, at: TopicAt) -> int:
-    """The last position that is not read of a topic seen for the first time; times win over offsets."""
+    """Return the position before the first one to read in a new topic. Times take precedence over offsets."""
     ts_us = options.starting_ts.of(at.topic)
     if ts_us is not None:
         return _start_at_time(catalog, options, at, ts_us)
@@ -45,7 +45,7 @@ def start_of(catalog: Catalog, options: SourceOptions, at: TopicAt) -> int:
 
 
 def end_of(catalog: Catalog, options: SourceOptions, at: TopicAt) -> int:
-    """The last position to read, as far as it is published."""
+    """Return the last position to read, at most the published head."""
     ts_us = options.ending_ts.of(at.topic)
     if ts_us is not None:
         position = catalog.position_at(at.topic, ts_us)
@@ -55,7 +55,7 @@ def end_of(catalog: Catalog, options: SourceOptions, at: TopicAt) -> int:
 
 
 def check_gaps(catalog: Catalog, bounds: list[Bounds], options: SourceOptions) -> list[GapRow]:
-    """What is missing within the bounds already now; raises DataLoss unless failOnDataLoss is off."""
+    """Return the losses that already exist within the bounds; raise DataLoss if failOnDataLoss is on."""
     found: list[GapRow] = []
     for each in bounds:
         if each.after < each.until:
@@ -68,7 +68,7 @@ def check_gaps(catalog: Catalog, bounds: list[Bounds], options: SourceOptions) -
 
 
 def gaps_of(catalog: Catalog, bounds: Bounds) -> list[GapRow]:
-    """What is missing of these positions; all of them when the topic was deleted."""
+    """Return the lost ranges within these bounds. If the topic was deleted, that is all of them."""
     try:
         return catalog.gaps(bounds.topic, bounds.epoch, bounds.after, bounds.until)
     except TopicNotFound:

@@ -1,6 +1,6 @@
-"""Catalog: what a driver asks an engine before it plans: topics, times, losses, and where records are stored.
+"""Catalog: queries of a Spark driver before it plans: topics, times, losses, and where records are stored.
 
-Heads come from shared memory, places from the shard and from the indexes of segments; records are not read.
+Heads come from shared memory. Locations come from the shard and the indexes of segments. No records are read.
 """
 
 from __future__ import annotations
@@ -28,16 +28,22 @@ from ringlog.storage.record_index import StoredRecordIndex
 from ringlog.topic.tombstone import RECREATED, RESTART_LOSS, Floors, plan_read
 
 TRIES_MAX = 20
-"""Looks at a topic that keeps changing under us."""
+"""Attempts for a topic that changes during a query."""
 LOCATES_MAX = 100_000
-"""Answers of a shard that one list of extents may take."""
+"""Maximum number of a shard's replies for one list of extents."""
 FRAME_OVERHEAD_BYTES = 16
-"""Bytes of log a record takes beside what is accounted for it, roughly: only sizes of tasks depend on it."""
+"""Approximate bytes of log per record in addition to its accounted bytes.
+
+It affects only the size of tasks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicAt:
-    """A topic at one instant. `head` is published; `earliest` is head + 1 when nothing is retained."""
+    """A topic at one instant.
+
+    `head` is the published head; `earliest` is head + 1 if no record is retained.
+    """
 
     topic: str
     topic_id: int
@@ -48,7 +54,7 @@ class TopicAt:
 
 @dataclass(frozen=True, slots=True)
 class GapRow:
-    """Positions gap_from..gap_to, both included, that were lost involuntarily (TB-3).
+    """Positions gap_from..gap_to (inclusive) that were lost without a request to delete them.
 
     `reason` is cap, ttl, mixed, source_trim, restart_loss, recreated, deleted or corrupt.
     """
@@ -63,12 +69,12 @@ class GapRow:
 
     @property
     def missed_estimate(self) -> int:
-        """Upper bound of the records missed."""
+        """Upper bound of the number of lost records."""
         return self.gap_to - self.gap_from + 1
 
 
 class Catalog:
-    """Answers of one engine. For one thread; a context manager, and cheap to open."""
+    """Queries one engine. For a single thread; a context manager; cheap to open."""
 
     def __init__(self, client: Client, log_id: str, disk: Disk | None = None) -> None:
         self._client = client
@@ -76,16 +82,16 @@ class Catalog:
         self._ledgers: dict[int, StoredRecordIndex] = {}
         self._generation = -1
         self.log_id = log_id
-        """Identity of the data directory; stays the same over restarts of its engine."""
+        """Identity of the data directory. It does not change when the engine restarts."""
 
     @classmethod
     def open(cls, path: str) -> Catalog:
-        """The catalog of a data directory (or run directory, or cold tier); raises EngineNotRunning."""
+        """Open the catalog of a data directory, run directory or cold tier; raise EngineNotRunning."""
         client = client_of(path)
         return cls(client, log_id_of(path), disk_of(path))
 
     def close(self) -> None:
-        """Let go of files; the client stays for the next one."""
+        """Close the files. The shared client stays open."""
         for ledger in self._ledgers.values():
             ledger.close()
         self._ledgers.clear()
@@ -101,16 +107,16 @@ class Catalog:
     # -- topics -------------------------------------------------------------------------------------
 
     def topics(self, options: SourceOptions, *, missing_ok: bool = False) -> list[TopicAt]:
-        """The topics subscribed to, as they are now, in byte order of their names.
+        """Return the subscribed topics in their current state, in byte order of their names.
 
-        Raises TopicNotFound for one named that does not exist (`missing_ok` leaves it out), OptionError
-        when offsets or times name a topic that the pattern does not match.
+        Raises TopicNotFound for a named topic that does not exist; with `missing_ok` it is omitted. Raises
+        OptionError if offsets or times name a topic that the pattern does not match.
         """
         if options.pattern is None:
             names: list[str] = list(options.topics)
         else:
             names = [each.topic for each in self._client.topics.list() if options.matches(each.topic)]
-            missing_ok = True  # One listed may be deleted before it is looked at.
+            missing_ok = True  # A listed topic may be deleted before it is resolved.
             strangers = [name for name in options.named_topics if not options.matches(name)]
             if strangers:
                 raise OptionError("offsets or times name topics that are not subscribed to", topics=strangers)
@@ -124,21 +130,21 @@ class Catalog:
         return found
 
     def topic(self, name: str) -> TopicAt:
-        """One topic as it is now; raises TopicNotFound."""
+        """Return the current state of one topic; raise TopicNotFound."""
         connection = self._client.connection
         info: Any = self._ask(connection.resolve(name))
         for _ in range(TRIES_MAX):
             facts = connection.facts(info)
             if facts is not None:
                 return TopicAt(name, facts.topic_id, facts.epoch, facts.earliest_seq, facts.head_seq)
-            # Another life than we knew, or none, or an engine that starts: its shard knows.
+            # The topic was deleted or recreated, or the engine is starting: query the shard.
             info = self._ask(connection.locate(name, 0))
         raise NotReady("the topic keeps changing while it is looked at", topic=name)
 
     def position_at(self, topic: str, ts_us: int) -> int | None:
-        """Position before the first record committed at or after `ts_us`; None when no record is that new.
+        """Return the position before the first record committed at or after `ts_us` (microseconds).
 
-        Raises TopicNotFound.
+        Returns None if no record is that new. Raises TopicNotFound.
         """
         source = LocalSource(self._client.connection, topic, disk=self._disk)
         try:
@@ -148,9 +154,10 @@ class Catalog:
         return None if cursor.seq >= self.topic(topic).head else cursor.seq
 
     def gaps(self, topic: str, epoch: int, after: int, until: int) -> list[GapRow]:
-        """What was lost involuntarily of the positions after + 1 .. until, ascending; raises TopicNotFound.
+        """Return the ranges of positions after + 1 .. until that were lost involuntarily, in ascending order.
 
-        When the topic has another epoch now, the answer is one row with the reason recreated.
+        If the topic has another epoch now, the result is one row with the reason recreated. Raises
+        TopicNotFound.
         """
         located = self._located(topic, after)
         facts = self._client.connection.facts(located)
@@ -169,7 +176,7 @@ class Catalog:
             located.trim_floor,
         )
         cursor = after
-        for _ in range(len(located.lost) + 2):  # Each turn passes a floor or a lost range, or ends.
+        for _ in range(len(located.lost) + 2):  # Each iteration passes a floor or a lost range, or ends.
             gap = plan_read(cursor, floors, located.lost, trimmed=located.trimmed).gap
             if gap is None:
                 following = [first for first in located.lost[::2] if first > cursor + 1]
@@ -184,19 +191,19 @@ class Catalog:
             )
             cursor = gap.gap_to
         if until > head:
-            # What never was durable went with its process, and its numbers are given again.
+            # These records were never durable. The restarted shard assigns their seqs again.
             first = max(after, head) + 1
             found = [replace(row, gap_to=min(row.gap_to, first - 1)) for row in found if row.gap_from < first]
             found.append(GapRow(topic, epoch, first, until, RESTART_LOSS, earliest, head))
         return found
 
-    # -- places -------------------------------------------------------------------------------------
+    # -- locations ----------------------------------------------------------------------------------
 
     def stored_ranges(self, topic: str, after: int, until: int, tags: Tags = ()) -> list[StoredRange]:
-        """Where the positions after + 1 .. until are stored, ascending: frames, then the log as one.
+        """Return where positions after + 1 .. until are stored, ascending: frames of segments, then the log.
 
-        Without `tags` they cover all of it; with tags (exact, or prefix*) only frames of segments that hold a
-        record with one of them, and the log. Raises TopicNotFound, DiskError, NotReady.
+        Without `tags` the ranges cover all positions. With tags (exact, or prefix*) they cover only frames of
+        segments that contain a matching record, and the log. Raises TopicNotFound, DiskError and NotReady.
         """
         if after >= until:
             return []
@@ -209,13 +216,13 @@ class Catalog:
             except DiskError as e:
                 if e.errno != errno.ENOENT:
                     raise
-                continue  # Moved or removed since: ask where it is now.
+                continue  # Moved or removed meanwhile: locate it again.
             last = max([after, *(each.last_seq for each in extents if each.segment)])
             return sealed + list(self._log_stretch(located, last, until))
         raise NotReady("the topic keeps changing while it is planned", topic=topic)
 
     def segments(self, topic: str, after: int = 0) -> list[Extent]:
-        """The segments, hot and cold, that hold records behind `after`."""
+        """Return the segments, hot and cold, that contain records after position `after`."""
         return [each for each in self._extents(topic, after)[1] if each.segment]
 
     def _log_stretch(self, located: Located, after: int, until: int) -> Iterator[StoredRange]:
@@ -227,7 +234,7 @@ class Catalog:
         yield StoredRange(after + 1, until, each * (until - after), until - after, WAL)
 
     def _extents(self, topic: str, after: int) -> tuple[Located, list[Extent]]:
-        """A complete list; the answer of a shard is bounded."""
+        """Return the complete list of extents; one reply of a shard is bounded."""
         found: list[Extent] = []
         for _ in range(LOCATES_MAX):
             located = self._located(topic, after)

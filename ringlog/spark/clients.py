@@ -1,9 +1,9 @@
-"""One client for each engine and process, shared by everything a Spark worker does there.
+"""Keeps one client per engine and process, shared by all Spark tasks of that process.
 
-A cold tier that is read alone has a client of its own kind, which needs no engine (cold_alone).
+A cold tier that is read without its engine has its own kind of client (cold_client.py).
 
-Workers are used for many tasks, so what is costly to open is kept; nothing of it is ever pickled (SK-15). A
-client goes on by itself when its engine was restarted, and opens itself anew after a fork.
+Spark reuses workers for many tasks, so expensive objects are cached. They are never pickled. A client
+reconnects by itself after a restart of its engine, and reopens itself after a fork.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ringlog.spark.errors import EngineNotRunning
 from ringlog.storage.disk import RealDisk
 
 CONNECT_S = 10.0
-"""How long an engine that says it runs may take to answer."""
+"""Timeout in seconds for a connection to a running engine."""
 _clients: dict[str, Client] = {}
 _lock = threading.Lock()
 
 
 def engine_of(path: str) -> tuple[str, EngineInfo]:
-    """(run directory, what the engine says of itself); `path` is the data directory or the run directory.
+    """Return (run directory, engine file); `path` is the data directory or the run directory.
 
-    Raises EngineNotRunning, UsageError for a run directory that cannot be read.
+    Raises EngineNotRunning, and UsageError if the run directory cannot be read.
     """
     info = read_engine_file(path)
     if info is None:
@@ -45,17 +45,17 @@ def engine_of(path: str) -> tuple[str, EngineInfo]:
 
 
 def log_id_of(path: str) -> str:
-    """Identity of the log that `client_of` leads to; stays the same over restarts of its engine."""
+    """Return the identity of the log of `client_of(path)`. It does not change when the engine restarts."""
     return cold_client(path).log_id if is_address(path) else engine_of(path)[1].engine_id
 
 
 def disk_of(path: str) -> Any:
-    """Where the indexes of its segments are read."""
+    """Return the disk for reading segment indexes."""
     return cold_client(path).disk if is_address(path) else RealDisk()
 
 
 def client_of(path: str) -> Client:
-    """The client of the engine that serves this data directory; raises EngineNotRunning."""
+    """Return the client of the engine that serves this data directory; raise EngineNotRunning."""
     if is_address(path):
         return cast("Client", cold_client(path))
     run_dir = os.path.realpath(engine_of(path)[0])
@@ -77,7 +77,7 @@ def client_of(path: str) -> Client:
 
 
 def close_clients() -> None:
-    """Close them all; the next use connects anew. For programs that outlive their engines."""
+    """Close all clients. The next use connects again. For programs that run longer than their engines."""
     with _lock:
         held = list(_clients.values())
         _clients.clear()

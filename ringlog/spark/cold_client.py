@@ -1,12 +1,12 @@
-"""The cold tier alone: what was relocated, read without an engine (option `cold`).
+"""Reads a cold tier without an engine (option `cold`).
 
-Segments lie in a directory or a bucket with all their parts; what a shard knows of their topics (names,
-floors, deletes, losses) lies in its snapshots, `meta/snapshot-…` beside the segments or in another directory.
-Both together are read as of the snapshot. A topic reaches from its earliest record up to the first one that
-was not relocated yet. What was deleted after the snapshot still shows; a newer snapshot hides it.
+The segments, with all their parts, are in a directory or a bucket. Their topics (names, floors, deletions,
+losses) are described by the shards' snapshots: files `meta/snapshot-…` next to the segments or in another
+directory. Both are read as of the snapshot. A topic ends before its first position that was not relocated to
+the cold tier. Records that were deleted after the snapshot are still returned; a newer snapshot hides them.
 
-`ColdClient` stands where else a client does and answers the few questions that reading asks of an engine, so
-that everything above it is the same.
+`ColdClient` implements the part of the client interface that reading uses, so the code above it does not
+change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ringlog.topic.state import ShardTopic
 _COLD = 2
 _OWNER_BYTES_MAX = 64
 _FACTS_LAST_ID, _FACTS_SEGMENTS = 1, 6
-"""Places in a snapshot's facts; docs/reference/format.md."""
+"""Indexes of fields in a snapshot's facts; see docs/reference/format.md."""
 
 
 _clients: dict[str, ColdClient] = {}
@@ -51,9 +51,9 @@ _lock = threading.Lock()
 
 
 def cold_client(path: str) -> ColdClient:
-    """The client of an address, read anew when there are other snapshots than before.
+    """Return the client of an address. It is created again when the set of snapshots changes.
 
-    Raises OptionError where there is none, NotReady when the place does not answer, CorruptData.
+    Raises OptionError if there is no cold tier, NotReady if the store does not respond, and CorruptData.
     """
     with _lock:
         held = _clients.get(path)
@@ -72,7 +72,7 @@ def _unavailable(error: Exception) -> NoReturn:
 
 
 class StoreDisk:
-    """A bucket as a disk that can be read: files are objects, paths their names."""
+    """Read-only Disk over a bucket: files are objects, and paths are object names."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
@@ -80,7 +80,7 @@ class StoreDisk:
         self._next = 0
 
     def open_read(self, path: str) -> int:
-        """See Disk."""
+        """Open an object for reading; see Disk."""
         name = path.lstrip("/")
         try:
             size = self._store.size(name)
@@ -91,32 +91,32 @@ class StoreDisk:
         return self._next
 
     def close(self, fd: int) -> None:
-        """See Disk."""
+        """Close a handle; see Disk."""
         del self._open[fd]
 
     def size(self, fd: int) -> int:
-        """See Disk."""
+        """Return the size of an open object in bytes; see Disk."""
         return self._open[fd][1]
 
     def read_at(self, fd: int, length: int, offset: int) -> bytes:
-        """See Disk."""
+        """Read up to `length` bytes at `offset`; see Disk."""
         name, size = self._open[fd]
         stop = min(offset + length, size)
         return self._store.get_range(name, offset, stop) if offset < stop else b""
 
     def exists(self, path: str) -> bool:
-        """See Disk; a folder is there when something lies in it."""
+        """Return whether an object has this name, or whether it is a folder that contains one."""
         name = path.lstrip("/")
         return self._store.exists(name) or next(self._store.list(name), None) is not None
 
     def list_dir(self, path: str) -> list[str]:
-        """See Disk; objects alone, no folders."""
+        """Return the names of the objects below a folder. Folders are not listed."""
         folder = path.lstrip("/") + "/"
         return [name.removeprefix(folder) for name in self._store.list(folder.rstrip("/"))]
 
 
 class _EmptyMarks(NamedTuple):
-    """Nothing is in a log here."""
+    """Log marks of a cold tier: it has no log."""
 
     wal: tuple[int, int] = (0, 0)
     volatile: tuple[int, int] = (0, 0)
@@ -127,18 +127,18 @@ class _TopicName(NamedTuple):
 
 
 class _Topics(NamedTuple):
-    """Names of all topics, told as a client tells them."""
+    """Names of all topics, with the interface of `Client.topics`."""
 
     named: list[_TopicName]
 
     def list(self) -> Iterator[_TopicName]:
-        """See Topics of a client."""
+        """Iterate over the topics; see `Client.topics`."""
         return iter(self.named)
 
 
 @dataclass(frozen=True, slots=True)
 class _ColdTopic:
-    """One topic as of its snapshot, and its extents, ascending."""
+    """One topic as of its snapshot, and its extents in ascending order."""
 
     state: ShardTopic
     shard: int
@@ -146,7 +146,7 @@ class _ColdTopic:
 
     @property
     def head(self) -> int:
-        """Up to here it can be read."""
+        """Last position that can be read."""
         return self.extents[-1].last_seq if self.extents else self.state.earliest_seq - 1
 
     @property
@@ -155,7 +155,10 @@ class _ColdTopic:
 
 
 class ColdConnection:
-    """What reading asks of client.connection.Connection. Nothing changes, so nothing is waited for."""
+    """The part of `client.connection.Connection` that reading uses.
+
+    A cold tier never changes, so no call waits.
+    """
 
     transport = "ring"
     is_transport_known = True
@@ -166,18 +169,21 @@ class ColdConnection:
         self._topics = topics
         self._store = store
         self.data_dir = directory
-        """Where the indexes lie; of a bucket its root."""
+        """Root of the segment indexes; empty for a bucket."""
         self.cold_dir = directory
-        """Empty for a bucket: then bytes are asked for with cold_read."""
+        """Empty for a bucket: its bytes are read with `cold_read`."""
         self.log_map = LogMap()
-        """Stays empty: there is no log."""
+        """Always empty: there is no log."""
 
     def resolve(self, topic: str) -> Pending[Located]:
-        """See Connection."""
+        """Resolve a topic; see Connection."""
         return self.locate(topic, 0)
 
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
-        """See Connection."""
+        """Return the location of a topic's records after position `after`; see Connection.
+
+        Fails with TopicNotFound.
+        """
         found = self._topics.get(topic)
         if found is None:
             failure: Pending[Located] = Pending()
@@ -196,7 +202,7 @@ class ColdConnection:
         )  # fmt: skip
 
     def facts(self, info: Located) -> TopicFacts:
-        """See Connection."""
+        """Return the current facts of a topic; see Connection."""
         found = self._topics[info.topic]
         state = found.state
         return TopicFacts(
@@ -205,34 +211,34 @@ class ColdConnection:
         )  # fmt: skip
 
     def catch_up(self, topic: str, topic_id: int) -> Pending[None]:
-        """See Connection; nobody forwards anything."""
+        """Do nothing: a cold tier has no routers that forward records."""
         return resolved(None)
 
     def latest(self, topic: str) -> Any:
-        """See Connection; nobody follows a cold tier from its end."""
+        """Raise UsageError: a cold tier cannot be followed."""
         raise UsageError("a cold tier without an engine has no latest record to follow", topic=topic)
 
     def keep_topic_alive(self, topic: str, epoch: int = 0) -> Any:
-        """See Connection; nobody is there who would remove it, nor who follows it."""
+        """Return None: no process deletes topics here."""
         return None
 
     def topic_sequence(self, info: Any) -> int:
-        """See Connection; there is no slot."""
+        """Return -1: a cold tier has no board with topic slots."""
         return -1
 
     def sequence_word(self, info: Any) -> None:
-        """See Connection; there is no slot."""
+        """Return None: a cold tier has no board with topic slots."""
 
     def marks(self, shard: int) -> _EmptyMarks:
-        """See Connection."""
+        """Return empty log marks."""
         return _EmptyMarks()
 
     def published_since(self, shard: int, seen: Any, timeout_s: float) -> Pending[bool]:
-        """See Connection; nothing ever is."""
+        """Return a resolved False: nothing is published here."""
         return resolved(False)
 
     def cold_read(self, request: ColdRead) -> Pending[memoryview]:
-        """See Connection."""
+        """Read bytes of an object; see Connection. Raises NotReady if the store does not respond."""
         try:
             return resolved(memoryview(self._store.get_range(request.path, request.start, request.stop)))
         except ColdUnavailable as e:
@@ -240,10 +246,14 @@ class ColdConnection:
 
 
 class ColdClient:
-    """What reading asks of a Client."""
+    """The part of the Client interface that reading uses."""
 
     def __init__(self, cold: str, snapshots: str) -> None:
-        """`snapshots`: directory whose `meta` holds them; empty = the cold place itself."""
+        """Open a cold tier.
+
+        `cold` is a directory or a bucket URL. `snapshots` is the directory whose `meta` contains the
+        snapshots; if it is empty, `cold` contains them.
+        """
         is_bucket = "://" in cold
         disk = RealDisk()
         store = open_store(ColdConfig(url=cold) if is_bucket else ColdConfig(dir=cold), disk)
@@ -258,11 +268,11 @@ class ColdClient:
         self.topics = _Topics([_TopicName(name) for name in self._topics])
 
     def is_current(self) -> bool:
-        """Are the snapshots those that were read?"""
+        """Return whether the snapshots on the store are still the ones that were read."""
         return self._names() == self._seen
 
     def run(self, steps: Steps[Any]) -> Any:
-        """See Client; everything that is asked for is there at once."""
+        """Run steps to their end; see Client. Every pending result is available at once."""
         try:
             pending = next(steps)
             while True:
@@ -275,7 +285,7 @@ class ColdClient:
 
 
 def _owner(store: SegmentStore, cold: str) -> str:
-    """The id of the engine whose segments lie here; of the data directory, that is."""
+    """Return the id of the engine (that is, of its data directory) that owns this cold tier."""
     try:
         return store.get_range(OWNER, 0, _OWNER_BYTES_MAX).decode("ascii", "replace")
     except ColdMissing:
@@ -289,7 +299,7 @@ class _Layer(NamedTuple):
 
 
 def _layers(disk: Disk, directory: str, cold: str) -> list[_Layer]:
-    """The newest snapshot of each shard under each shard count, the newest of all first."""
+    """Return the newest snapshot of each (shard count, shard), in descending order of snapshot numbers."""
     found: dict[tuple[int, int], _Layer] = {}
     for each in load_snapshots(disk, directory)[0]:
         if (each.shards, each.shard) not in found:
@@ -309,7 +319,7 @@ def _layers(disk: Disk, directory: str, cold: str) -> list[_Layer]:
 
 
 def _topics_of(layers: list[_Layer], store: SegmentStore, disk: Disk, root: str) -> dict[str, _ColdTopic]:
-    """Every topic by the word of the snapshot that governs it."""
+    """Return all topics by name. Each topic comes from the newest snapshot that is authoritative for it."""
     places = _extents_of(layers, store, disk, root)
     found: dict[str, _ColdTopic] = {}
     for at, layer in enumerate(layers):
@@ -331,7 +341,7 @@ def _governs(layer: _Layer, topic_id: int) -> bool:
 def _extents_of(
     layers: list[_Layer], store: SegmentStore, disk: Disk, root: str
 ) -> dict[int, list[tuple[int, Extent]]]:
-    """topic_id -> (epoch, extent) of each segment in force that lies here, ascending."""
+    """Return topic_id -> (epoch, extent) of each current segment on this store, in ascending order."""
     refs = {ref.number: ref for layer in layers for ref in layer.refs}
     found: dict[int, list[tuple[int, Extent]]] = {}
     for ref in refs.values():
@@ -359,7 +369,10 @@ def _extents_of(
 
 
 def _readable(state: ShardTopic, extents: list[Extent]) -> Iterator[Extent]:
-    """The extents up to the first position that lies elsewhere: what was not relocated is no gap."""
+    """Yield the extents up to the first position that is not on this store.
+
+    The end is not reported as a gap.
+    """
     reached = state.earliest_seq - 1
     for each in extents:
         if each.last_seq <= reached:
@@ -371,7 +384,7 @@ def _readable(state: ShardTopic, extents: list[Extent]) -> Iterator[Extent]:
 
 
 def _is_gone(state: ShardTopic, first: int, stop: int) -> bool:
-    """Were all these positions deleted or lost?"""
+    """Return whether all positions in [first, stop) are deleted or lost."""
     if first >= stop:
         return True
     missing = BitMap64()

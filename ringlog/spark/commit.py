@@ -1,15 +1,16 @@
-"""Committing a batch of staged frames: the plan, the appends, the end. Runs on the driver alone.
+"""Commits a batch of staged frames: plan, appends, end. Runs only on the driver.
 
-    plan.batch >  batch          nothing to do, the new files are dropped
-    plan.batch == batch, done    the same: Spark repeats what it did not hear the end of
-    plan.batch == batch, open    the old plan is resumed, the new files are dropped
-    plan.batch <  batch          (an open one is finished first) a new plan, then its frames
+    plan.batch >  batch          nothing to do; the new files are deleted
+    plan.batch == batch, done    the same: Spark repeats a batch whose end it did not see
+    plan.batch == batch, open    the existing plan is resumed; the new files are deleted
+    plan.batch <  batch          (an open plan is finished first) a new plan, then its frames
 
-Frame i of a plan has the number first + i, for ever, so that the engine recognises it. Numbers are sent in
-rising order, and none that is FRAMES_IN_FLIGHT above one whose fate is open. So after any crash every frame
-that is as far below its topic's highest settled number is settled, and the others are sent again: a repeat is
-answered as one. A frame that was refused while later ones were not can never be appended under
-its number (the engine says NotReady); it gets a new one, which the plan holds durably before it is sent.
+Frame i of a plan always has the number first + i, so the engine recognises a retry. Numbers are sent in
+ascending order. No number is sent that is FRAMES_IN_FLIGHT or more above an unsettled one. So after any
+crash, every frame that is at least that far below its topic's highest settled number is settled. All other
+frames are sent again; the engine answers a retry as a duplicate. If a frame was refused but later frames were
+not, its number can never be appended (the engine replies NotReady). The frame gets a new number, which the
+plan stores durably before the frame is sent.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from ringlog.storage.disk import Disk
 from ringlog.types import SESSION_BIT, Durability
 
 FRAMES_IN_FLIGHT = 512
-"""Less than this between the lowest number in flight and the highest: what a resume has to send again."""
+"""Maximum distance of the lowest and highest number in flight: a resume repeats at most these."""
 BYTES_IN_FLIGHT = 32 << 20
 READ_BYTES = 8 << 20
 REFUSAL_TIMEOUT_S = 60.0
-"""How long refusals for the moment are borne with no frame settled between them."""
+"""How long temporary refusals are retried while no frame is settled."""
 PAUSE_S = 0.05
 CLEAN_EVERY = 16
-"""Batches between two looks for leftovers."""
+"""A commit removes leftover files when its batch number is a multiple of this."""
 _LATER = (Throttled, NotReady, ShuttingDown)
 assert FRAMES_IN_FLIGHT * 4 < DEDUP_FRAMES_PER_PRODUCER, "the engine knows every frame that may be sent again"
 log = logging.getLogger("ringlog.spark")
@@ -55,43 +56,49 @@ log = logging.getLogger("ringlog.spark")
 
 @dataclass(frozen=True, slots=True)
 class WriterKey:
-    """Who writes: `text` names it for ever; a `fresh` one was drawn for one write and is then forgotten."""
+    """Identity of a writer: `text` names it permanently.
+
+    A `fresh` key is random, for one write, then discarded.
+    """
 
     text: str
     fresh: bool = False
     before: str = ""
-    """What an earlier version called it and others: what was written under that is not repeated."""
+    """Key under which an earlier version knew this writer and others.
+
+    Batches under that key are not repeated.
+    """
 
     @property
     def producer_id(self) -> int:
-        """The producer its frames are written under. One of a fresh key may be forgotten by the engine."""
+        """Producer id of the writer's frames. The engine may forget the producer of a fresh key."""
         return producer_of(self.text, self.fresh)
 
 
 def producer_of(key: str, fresh: bool) -> int:
-    """Producer id of a writer's key: one for each query, so that the engine's table stays small (SK-24)."""
+    """Return the producer id of a writer's key. One id per query keeps the engine's producer table small."""
     return named_producer_id(f"spark/{key}") | (SESSION_BIT if fresh else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitReport:
-    """What a commit did. `outcome`: nothing, written, resumed or repeated."""
+    """Result of a commit. `outcome` is nothing, written, resumed or repeated."""
 
     outcome: str
     batch: int
     rows: int = 0
     frames: int = 0
     repeats: int = 0
-    """Frames that the engine had already."""
+    """Frames that the engine already had."""
     moved: int = 0
-    """Frames that got another number."""
+    """Frames that received another number."""
 
 
 def abort(staging: Staging, key: WriterKey, files: Sequence[StagedFile]) -> list[str]:
-    """Delete those of the files that no plan names (SK-22): a commit may have failed after planning them.
+    """Delete the files that no plan names: a commit may have failed after it planned some of them.
 
-    Needs no engine, which may be why the write failed. Returns the names; raises NotReady while another
-    process commits for this writer.
+    Needs no engine, because the engine may be the reason for the failure. Returns the names of the deleted
+    files. Raises NotReady while another process commits for this writer.
     """
     with staging.lock_writer(key.text) as locked:
         plan = locked.plan()
@@ -110,10 +117,10 @@ class Committer:
     durability: Durability | None = None
 
     def commit(self, key: WriterKey, batch: int, files: Sequence[StagedFile]) -> BatchCommitReport:
-        """Append these files' frames as batch `batch` of this writer, once however often it is called.
+        """Append the frames of these files as batch `batch` of this writer. Idempotent.
 
-        Raises TopicNotFound before anything is appended, StagingLost, CorruptData, and what the engine
-        refuses or does not answer; then the plan stays open and the next call goes on with it.
+        Raises TopicNotFound before anything is appended. Raises StagingLost, CorruptData, and errors of the
+        engine. After an error of the engine the plan stays open, and the next call resumes it.
         """
         ordered = sorted(
             (file for file in files if file.frames), key=lambda file: (file.partition, file.name)
@@ -140,10 +147,10 @@ class Committer:
         return BatchCommitReport("written", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
 
     def _is_written_before(self, before: str, batch: int, files: Sequence[StagedFile]) -> bool:
-        """Was this batch written by a version that knew the writer as `before`, whatever its topic?
+        """Return whether an earlier version wrote this batch under the key `before`, and finish its plan.
 
-        It kept the topics of the last batch alone: of another topic nothing can be said, and nothing was
-        written if one was written before it in the same batch.
+        That version kept only the topics of its last batch. For a batch with other topics, assume that it was
+        not written.
         """
         with self.staging.lock_writer(before) as locked:
             plan = locked.plan()
@@ -157,7 +164,7 @@ class Committer:
     def _resume_batch(
         self, locked: LockedWriter, plan: SinkCommitPlan, batch: int, files: Sequence[StagedFile]
     ) -> BatchCommitReport:
-        """The batch has a plan, or is behind it: what was staged now is a second copy."""
+        """Resume or skip a batch that a plan covers: its newly staged files are a second copy."""
         named = {file.name for file in plan.files}
         topics = {topic for file in files for topic in file.topics}
         locked.delete_files(file.name for file in files if file.name not in named)
@@ -174,7 +181,7 @@ class Committer:
         return BatchCommitReport("resumed", batch, plan.rows, plan.frames, end.repeats, len(end.plan.moved))
 
     def recover(self) -> list[BatchCommitReport]:
-        """Finish every open plan whose writer is not at it; harmless to repeat (SK-29)."""
+        """Finish every open plan whose writer does not hold its lock. Idempotent."""
         done = []
         for plan in self.staging.open_plans():
             try:
@@ -195,7 +202,7 @@ class Committer:
         self._clean()
         return done
 
-    # -- inside -------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------
 
     def _new_plan(
         self,
@@ -222,7 +229,10 @@ class Committer:
         return plan
 
     def _finish(self, locked: LockedWriter, plan: SinkCommitPlan, *, is_new: bool = False) -> _AppendOutcome:
-        """Append, mark as done, delete. Of a plan that is new nothing can have been appended."""
+        """Append the frames, mark the plan as done, delete its files.
+
+        A new plan has no appended frames yet.
+        """
         end = Appender(self, locked, plan).run({} if is_new else self._settled(plan))
         stop_points.hit("sink_after_append")
         done = msgspec.structs.replace(end.plan, done=True)
@@ -238,13 +248,14 @@ class Committer:
             locked.delete_files(file.name for file in plan.files)
 
     def _settled(self, plan: SinkCommitPlan) -> dict[str, int]:
-        """The highest number the engine settled of the plan's writer, by topic; may make absent ones."""
+        """Return the writer's highest settled number by topic. May create missing topics."""
         producer_id = producer_of(plan.key, plan.fresh)
         found: dict[str, int] = {}
         for topic in plan.topics:
             producer = self.client.numbered_producer(topic, producer_id)
             try:
-                # The staging directory's lock says that nobody else writes; who appends then claims the name.
+                # The lock of the staging directory excludes other writers; the appender claims the name
+                # later.
                 found[topic] = producer.settled(claims=False).producer_seq
             except TopicNotFound:
                 if not self.create_topics:
@@ -259,7 +270,7 @@ class Committer:
         try:
             gone = self.staging.clean()
         except RinglogError as e:
-            # The batch is written; leftovers cost space, and the next commit looks for them again.
+            # The batch is written. Leftovers only use space, and a later commit removes them.
             log.warning("staged files that nobody needs could not be removed: %s", e)
             return
         if gone:
@@ -274,18 +285,18 @@ class _AppendOutcome:
 
 @dataclass(slots=True)
 class _Table:
-    """Where each frame of one staged file lies: (frames,) offsets and sizes in bytes, topics by index."""
+    """Position of each frame in one staged file: (frames,) offsets and sizes in bytes, topics by index."""
 
     file: StagedFile
     first: int
-    """Index in the plan of the file's first frame."""
+    """Plan index of the file's first frame."""
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     topics: NDArray[np.int64]
 
 
 class Appender:
-    """Appends the frames of one plan, whatever of them is there already."""
+    """Appends the frames of one plan, in any state of progress."""
 
     def __init__(self, committer: Committer, locked: LockedWriter, plan: SinkCommitPlan) -> None:
         self._committer = committer
@@ -301,9 +312,10 @@ class Appender:
         self._topic_of: dict[int, str] = {}
 
     def run(self, highest: Mapping[str, int]) -> _AppendOutcome:
-        """Append all; `highest` settled numbers by topic, none for a plan of which nothing was sent.
+        """Append all frames. `highest`: settled numbers by topic; empty for a plan that was never sent.
 
-        Raises what the engine refuses for good, what it refuses for too long, and what it does not answer.
+        Raises permanent refusals of the engine, temporary refusals that last longer than REFUSAL_TIMEOUT_S,
+        and timeouts.
         """
         producer_id = producer_of(self._plan.key, self._plan.fresh)
         try:
@@ -336,7 +348,7 @@ class Appender:
             clock.sleep(PAUSE_S)
 
     def _round(self, tables: Sequence[_Table]) -> RinglogError | None:
-        """Send what is not settled, in the order of numbers; the refusal that ended it, None = all is in."""
+        """Send the unsettled frames in order of numbers; return the refusal that ended the round, or None."""
         self._refused.clear()
         reason: RinglogError | None = None
         try:
@@ -351,7 +363,7 @@ class Appender:
                 self._in_flight.append((index, size, ticket))
                 self._bytes += size
         finally:
-            # Whatever happened: the fate of everything that was sent is known before the next step.
+            # In every case, the result of each sent frame must be known before the next step.
             while self._in_flight:
                 reason = self._settle_oldest() or reason
         if reason is not None and not isinstance(reason, _LATER):
@@ -359,14 +371,17 @@ class Appender:
         return reason
 
     def _must_wait(self, number: int, size: int) -> bool:
-        """May this frame not be sent yet? Numbers, not frames, are what the resume counts by."""
+        """Return whether this frame must wait.
+
+        Counts numbers, not frames, because a resume counts numbers.
+        """
         if not self._in_flight:
             return False
         lowest = self._number(self._in_flight[0][0])
         return number - lowest >= FRAMES_IN_FLIGHT or self._bytes + size > BYTES_IN_FLIGHT
 
     def _settle_oldest(self) -> RinglogError | None:
-        """The fate of the oldest frame in flight: None = settled."""
+        """Wait for the result of the oldest frame in flight; return its error, or None if it is settled."""
         index, size, ticket = self._in_flight.popleft()
         self._bytes -= size
         topic = self._topic_of.pop(index)
@@ -384,7 +399,7 @@ class Appender:
         return self._plan.moved.get(index, self._plan.first + index)
 
     def _renumber(self) -> None:
-        """Give frames new numbers that can never be appended under theirs: later ones are settled."""
+        """Assign new numbers to refused frames below a settled number: theirs can never be appended."""
         highest = {topic: self._producers[topic].settled().producer_seq for _, topic in self._refused}
         stuck = [index for index, topic in self._refused if self._number(index) < highest[topic]]
         if not stuck:
@@ -397,7 +412,7 @@ class Appender:
         self._plan = plan
 
     def _skip_settled(self, tables: Sequence[_Table], highest: Mapping[str, int]) -> None:
-        """Mark what is far enough below the highest settled number of its topic (see the module's words)."""
+        """Mark frames as settled that are FRAMES_IN_FLIGHT below the topic's highest settled number."""
         sure = {topic: number - FRAMES_IN_FLIGHT for topic, number in highest.items()}
         numbers = np.arange(self._plan.first, self._plan.first + self._plan.frames)
         for index, number in self._plan.moved.items():
@@ -410,7 +425,7 @@ class Appender:
     # -- reading the files --------------------------------------------------------------------------
 
     def _tables(self) -> list[_Table]:
-        """Verify every file, whole, before the first frame of any is sent."""
+        """Verify each file completely before any frame is sent."""
         found: list[_Table] = []
         first = 0
         for file in self._plan.files:
@@ -423,7 +438,7 @@ class Appender:
         return os.path.join(self._locked.staging.directory, file.name)
 
     def _unsettled(self, tables: Sequence[_Table]) -> Iterator[tuple[int, str, bytearray]]:
-        """(index, topic, private copy) of each frame that is not settled, in the order of numbers."""
+        """Yield (index, topic, private copy) of each unsettled frame, in order of numbers."""
         moved = self._plan.moved
         for table in tables:
             span = slice(table.first, table.first + table.file.frames)
@@ -448,7 +463,7 @@ class Appender:
 
 
 class _opened:  # noqa: N801  used as a function
-    """An open file of a Disk for the length of a block."""
+    """Context manager: an open file of a Disk."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk, self._path, self._fd = disk, path, -1
@@ -462,13 +477,16 @@ class _opened:  # noqa: N801  used as a function
 
 
 def frame_table(disk: Disk, fd: int, path: str, file: StagedFile, first: int) -> _Table:
-    """Read a staged file through, compare it with what its task said, find its frames; raises CorruptData."""
+    """Read a staged file, compare it with its task's description, and locate its frames.
+
+    Raises CorruptData.
+    """
     digest = xxhash.xxh3_64()
     offsets: list[NDArray[np.int64]] = []
     sizes: list[NDArray[np.int64]] = []
     topics: list[NDArray[np.int64]] = []
     at, rows, want = 0, 0, READ_BYTES
-    buffer = np.empty(0, dtype="<u8")  # One for all that is read: fresh memory costs as much as reading.
+    buffer = np.empty(0, dtype="<u8")  # Reused for all reads: fresh memory costs as much as the read.
     while at < file.size:
         count = min(want, file.size - at) // 8
         if len(buffer) < count:
@@ -479,7 +497,7 @@ def frame_table(disk: Disk, fd: int, path: str, file: StagedFile, first: int) ->
         if found is None or (not len(found) and want >= FRAME_BYTES_MAX):
             raise CorruptData("a staged file does not hold the frames it should", file=path, offset=at)
         if not len(found):
-            want = FRAME_BYTES_MAX  # One frame is larger than what was read.
+            want = FRAME_BYTES_MAX  # A frame is larger than the bytes read.
             continue
         digest.update(words[: found.stop // 8].data)
         offsets.append(found.offsets + at)
@@ -495,7 +513,7 @@ def frame_table(disk: Disk, fd: int, path: str, file: StagedFile, first: int) ->
 
 
 def unknown_topic(topic: str) -> TopicNotFound:
-    """The error of a row whose topic does not exist."""
+    """Return the error for a row whose topic does not exist."""
     return TopicNotFound(
         "no such topic; create it, or set createTopics=true", topic=topic, hint="createTopics"
     )

@@ -1,9 +1,10 @@
-"""What can go wrong between Spark and the log, as types. All of them survive pickling: they cross processes.
+"""Exceptions of the Spark source. All of them can be pickled, because Spark passes them between processes.
 
-OptionError      an option, or a schema, that cannot be meant; names it and what would do
-EngineNotRunning no engine serves this data directory; says how to start one
-JavaMissing      no Java that Spark can use; says how to get one
-DataLoss         records inside the bounds were lost and nobody asked for it (failOnDataLoss)
+OptionError      an option or a schema is invalid; the text names it and the valid values
+EngineNotRunning no engine serves this data directory; the text says how to start one
+JavaMissing      no Java that Spark can use; the text says how to install one
+DataLoss         records within the bounds were lost, and failOnDataLoss is on
+StagingLost      the sink lost the state of a writer in its staging directory
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from ringlog.errors import NotConnected, RinglogError, StartRefused, UsageError
 
 
 class OptionError(UsageError):
-    """An option of the reader or writer is unknown, malformed or does not fit the others."""
+    """An option of the reader or writer is unknown, malformed or conflicts with another one."""
 
     code = "option"
 
 
 class SchemaError(OptionError):
-    """A schema asks for a column that does not exist or has another type."""
+    """A schema contains a column that does not exist or has another type."""
 
     code = "schema"
 
@@ -30,25 +31,26 @@ class EngineNotRunning(NotConnected):
 
 
 class JavaMissing(StartRefused):
-    """Neither the machine nor the extra `spark-jre` has a Java that Spark can use."""
+    """Neither the host nor the extra `spark-jre` provides a Java that Spark can use."""
 
     code = "java_missing"
 
 
 class DataLoss(RinglogError):
-    """Positions within the bounds of a read are gone involuntarily; detail: topic, gap_from, gap_to, reason.
+    """Positions within the bounds of a read were lost involuntarily.
 
-    Not retriable by itself: the bounds have to be fixed anew, or the loss accepted by `failOnDataLoss`.
+    `detail` has topic, gap_from, gap_to and reason. Not retriable: fix new bounds, or accept the loss with
+    `failOnDataLoss=false`.
     """
 
     code = "data_loss"
 
 
 class StagingLost(RinglogError):
-    """The sink's memory of a writer is gone or older than what the engine has of it (SK-28).
+    """The sink's state of a writer is missing, or older than the engine's state of that writer.
 
-    To number on from there would make new rows look like repeats, which the engine drops; so nothing is
-    written. detail: topic, settled (the engine's highest number), staging.
+    If the sink continued its numbers from there, the engine would drop new rows as duplicates. So nothing is
+    written. `detail` has topic, settled (the highest number that the engine knows) and staging.
     """
 
     code = "staging_lost"

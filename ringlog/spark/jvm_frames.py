@@ -1,13 +1,13 @@
-"""Pieces: where the frames of a partition lie and what of them is to be seen, in place of the records.
+"""Describes the frames of a partition (location, visible records) for the JVM reader.
 
-The reader in the JVM (`jvm/`) asks for them and makes Spark's columns of the frames itself. All that has to
-be known of a topic is known here, by the code that reads records: bounds, gaps, what was deleted or has
-expired, where a segment is now. What is left to the JVM is to copy a frame, to compare its body's checksum
-with the header that was verified here, and to find its columns.
+The JVM reader (`jvm/`) requests these descriptions and decodes frames into Spark's columns. The Python code
+decides everything about a topic: bounds, gaps, deleted and expired records, and the current location of
+segments. The JVM only copies a frame, compares its body checksum with the header that was verified here, and
+decodes its columns.
 
-A segment's frames are read from its file, which never changes and whose name is never given twice. It may be
-taken away in the moment between this answer and the JVM's look: so the worker holds it open, and the JVM goes
-by the descriptor first. What lies elsewhere (the log, memory, a cold tier behind the engine) travels as
+Frames of a segment are read from its file, which never changes and whose name is never reused. The file may
+be deleted before the JVM opens it. So the Python worker keeps it open, and the JVM opens the worker's
+descriptor first. Frames from other places (log, shared memory, cold tier through the engine) are sent as
 bytes.
 """
 
@@ -49,14 +49,14 @@ SCHEMA = StructType(
         StructField("hidden", BinaryType()),
     ]
 )
-"""As Pieces.SCHEMA has it in the JVM. `frames`: for each its offset and the words of its header, 11 times 8
-bytes; `hidden`: ascending 64-bit positions; `data` only where there is no `file`."""
+"""Same as Pieces.SCHEMA in the JVM. `frames`: per frame 11 words of 8 bytes: its offset and the words of its
+header. `hidden`: ascending 64-bit seqs to omit. `data` is set only if there is no `file`."""
 PINNED_FILES_MAX = 64
-"""Segments that a worker holds open for the JVM: those it named last."""
+"""Maximum number of segments that a worker keeps open for the JVM; the least recently used are closed."""
 
 
 class PinnedFiles:
-    """Files that stay readable for another process of this user though their names may go."""
+    """Open files that another process of this user can read even if their names are deleted."""
 
     def __init__(self, disk: Disk, most: int = PINNED_FILES_MAX) -> None:
         self._disk = disk
@@ -64,7 +64,7 @@ class PinnedFiles:
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def pin(self, path: str) -> str | None:
-        """Open it, if it is not; returns where the process's descriptor is found, None if it has gone."""
+        """Open the file if needed; return the /proc path of its descriptor, or None if it is deleted."""
         fd = self._open.get(path)
         if fd is None:
             try:
@@ -81,40 +81,41 @@ class PinnedFiles:
         return path in self._open
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all files."""
         while self._open:
             self._disk.close(self._open.popitem()[1])
 
 
 PINNED_FILES = PinnedFiles(RealDisk())
-"""Of this worker, until its next task: the JVM may look a moment after a task's last word."""
+"""Files of this worker, open until its next task: the JVM may read them after the task's end."""
 
 
 class JvmFrameReader(BatchReader):
-    """A batch read whose tasks give pieces."""
+    """Batch read whose tasks return frame descriptions."""
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """See read_jvm_frames."""
+        """Yield the frame descriptions of a partition; see read_jvm_frames."""
         slices = partition.slices if isinstance(partition, SlicePartition) else None
         return read_jvm_frames(slices, self._options)
 
 
 class JvmFrameStreamReader(StreamReader):
-    """A stream whose tasks give pieces."""
+    """Stream whose tasks return frame descriptions."""
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """See read_jvm_frames."""
+        """Yield the frame descriptions of a partition; see read_jvm_frames."""
         return read_jvm_frames(None if partition is None else partition.slices, self._options)
 
 
 def read_jvm_frames(slices: Slices | None, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """The pieces of a partition, a batch of one row for each stretch of frames; raises as read_slices.
+    """Yield one batch of one row (see SCHEMA) for each range of frames; raise as read_slices does.
 
-    Bodies are compared by whoever looks at them; here only where damage is to be passed over, not to fail.
+    The JVM verifies the bodies. Only for onCorrupt=quarantine they are verified here, because damage is then
+    skipped.
     """
     if slices:
-        # Whoever read this worker's last task has opened all of its files, or it would not be at another one;
-        # and a file that was deleted takes its room as long as it is held.
+        # The reader of this worker's previous task has opened all of that task's files, since Spark gives a
+        # worker one task at a time. Deleted files use disk space as long as they are open.
         PINNED_FILES.close()
         for item in read_batches(slices, options, checks_bodies=options.quarantine):
             yield frame_row(item, PINNED_FILES)
@@ -122,7 +123,7 @@ def read_jvm_frames(slices: Slices | None, options: SourceOptions) -> Iterator[p
 
 
 def frame_row(item: TailBatch, held: PinnedFiles) -> pa.RecordBatch:
-    """One piece as a row of SCHEMA."""
+    """Return one range of frames as a row of SCHEMA."""
     import pyarrow as pa
 
     run, hidden = item.stored

@@ -1,7 +1,7 @@
-"""The reader in the JVM, compiled: a jar in the user's cache, made when a session is first started with it.
+"""Compiles the JVM reader into a jar in the user's cache, when a session is first started with it.
 
-Its source comes with the package (`jvm/`); what compiles it is the JDK whose Java runs Spark. Where there is
-none, as with a plain runtime, sessions do without: everything works, and reading costs more.
+The package contains the source (`jvm/`). The JDK whose Java runs Spark compiles it. With a plain Java runtime
+there is no compiler: sessions then work without the JVM reader, and reading costs more CPU time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SOURCES = Path(__file__).parent / "jvm"
 SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
 PROVIDER = "ringlog.spark.RinglogSource"
 RELEASE = "17"
-"""The oldest Java that Spark 4 starts with: a jar compiled by a newer one runs there, too."""
+"""Oldest Java that Spark 4 supports. A jar from a newer JDK also runs there with this release setting."""
 COMPILE_S = 120.0
 SWITCH = environment.SPARK_JVM
-"""Set to 0: sessions are started without."""
+"""If this environment variable is 0, sessions start without the JVM reader."""
 
 
 def reader_jar(java_home: str, environ: Mapping[str, str]) -> Path | None:
-    """The jar for the pyspark of this interpreter, made if it is not there; None where that cannot be."""
+    """Return the jar for this interpreter's pyspark, compiled if needed; None if not possible."""
     package, cache = _pyspark(), cache_of(environ)
     if package is None or cache is None or environ.get(SWITCH) == "0":
         return None
@@ -46,16 +46,16 @@ def reader_jar(java_home: str, environ: Mapping[str, str]) -> Path | None:
     try:
         _make(jar, javac, package)
     except (OSError, subprocess.SubprocessError) as e:
-        # Spark's own classes may be others in a release that we do not know.
+        # Spark's internal classes may differ in an unknown release.
         log.warning("the reader for the JVM was not compiled, so reading costs more: %s", _reason(e))
         return None
     return jar
 
 
 def jvm_reader() -> str | None:
-    """Path of the jar for `spark.jars` of a session of your own, None where it cannot be made.
+    """Return the path of the jar, for `spark.jars` of your own session; None if it cannot be compiled.
 
-    Sessions of `ringlog.spark.session` have it. Raises JavaMissing where there is no Java at all.
+    Sessions from `ringlog.spark.session` already have it. Raises JavaMissing if no Java is installed.
     """
     from ringlog.spark.jre import provide_java
 
@@ -70,7 +70,7 @@ def _pyspark() -> Path | None:
 
 
 def _fingerprint(package: Path) -> str:
-    """Of all that decides what the jar is: its source, and the Spark it is compiled against."""
+    """Hash the inputs of the jar: its source, and the Spark jars that it is compiled against."""
     found = hashlib.sha256()
     for source in sorted(SOURCES.glob("*.java")):
         found.update(source.read_bytes())
@@ -96,7 +96,7 @@ def _make(jar: Path, javac: Path, package: Path) -> None:
             for each in sorted(classes.rglob("*.class")):
                 out.write(each, each.relative_to(classes))
             out.writestr(SERVICE, PROVIDER + "\n")
-        # In one step: others may be at it, or have the old one open.
+        # Atomic: another process may compile at the same time, or use the old jar.
         made.replace(jar)
 
 
@@ -108,7 +108,7 @@ def _reason(error: Exception) -> str:
 
 
 def with_jar(settings: dict[str, str], jar: Path | None) -> dict[str, str]:
-    """Settings of a session that has the jar beside those it asks for already."""
+    """Return session settings with the jar added to `spark.jars`."""
     if jar is None:
         return settings
     named = [each for each in settings.get("spark.jars", "").split(",") if each]

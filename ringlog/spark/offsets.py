@@ -1,10 +1,10 @@
-"""A stream's offsets: what Spark writes into the checkpoint and brings back. Pure.
+"""Stream offsets: the JSON that Spark stores in the checkpoint of a query. Pure.
 
     {"log": "<id of the data directory>", "topics": {"orders": [epoch, seq], …}, "v": 1}
-    {"log": "<id of the data directory>", "v": 1}                   before it was decided where to begin
+    {"log": "<id of the data directory>", "v": 1}                   before the start positions are known
 
-`seq` is the last position dealt with, so an offset is a cursor for each topic. Spark compares offsets as
-JSON text: the same places always have to give the same text, hence names in order and nothing else inside.
+`seq` is the last processed position, so an offset contains one cursor per topic. Spark compares offsets as
+JSON text. Equal positions must therefore give equal text: topics are sorted, and nothing else is stored.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ringlog.errors import UsageError
 from ringlog.limits import SEQ_MAX
 
 VERSION = 1
-"""Of the format; a greater one is refused."""
+"""Version of the format. A greater version is rejected."""
 
 TopicCursors = dict[str, Cursor]
-"""Where a stream stands, topic by topic."""
+"""Last processed position of each topic of a stream."""
 BEGINNING = None
-"""Of a query that never ran: where it stands is not decided."""
+"""Offset of a query that never ran: its start positions are not known yet."""
 
 
 class CheckpointRefused(UsageError):
-    """An offset of another data directory, of a newer ringlog, or none of ours; detail says which."""
+    """The offset is malformed, or belongs to another data directory or a newer ringlog."""
 
     code = "checkpoint"
 
 
 def encode(log_id: str, places: Mapping[str, Cursor] | None) -> dict[str, Any]:
-    """Places, or BEGINNING, as an offset; equal places of one log give equal JSON text."""
+    """Encode positions, or BEGINNING, as an offset. Equal positions of one log give equal JSON text."""
     if places is BEGINNING:
         return {"log": log_id, "v": VERSION}
     topics = {topic: [place.epoch, place.seq] for topic, place in sorted(places.items())}
@@ -40,9 +40,9 @@ def encode(log_id: str, places: Mapping[str, Cursor] | None) -> dict[str, Any]:
 
 
 def decode(offset: Mapping[str, Any], log_id: str) -> TopicCursors | None:
-    """Places of an offset, or BEGINNING.
+    """Decode an offset to positions or BEGINNING.
 
-    Raises CheckpointRefused for another log's, a newer version's, and for what is no offset.
+    Raises CheckpointRefused if the offset belongs to another log or a newer version, or is malformed.
     """
     version = offset.get("v")
     if not isinstance(version, int) or not _is_whole(version) or version < 1:

@@ -1,4 +1,7 @@
-"""Values of options: text in, checked values out. Pure; what cannot be meant is an OptionError naming it."""
+"""Parsers of option values: text in, validated value out.
+
+Pure. Invalid text raises OptionError with the option.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ringlog.spark.errors import OptionError
 from ringlog.types import Durability
 
 EARLIEST = -2
-"""Kafka's number for the first record that is retained."""
+"""Kafka's number for the first retained record."""
 LATEST = -1
 """Kafka's number for the end of the topic."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,60 +42,61 @@ TOPIC_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{TOPIC_NAME_BYTES_MAX -
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Kafka's offsets: of topics by name, `default` for the others. EARLIEST and LATEST are offsets too.
+    """Offsets in the numbering of Kafka: by topic name, and `default` for all other topics.
 
-    A starting offset is the first seq to read, an ending offset the first one not to read.
+    EARLIEST and LATEST are valid offsets. A starting offset is the first seq to read. An ending offset is the
+    first seq not to read.
     """
 
     default: int
     by_topic: tuple[tuple[str, int], ...] = ()
 
     def of(self, topic: str) -> int:
-        """Offset of one topic."""
+        """Return the offset of one topic."""
         return dict(self.by_topic).get(topic, self.default)
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics named."""
+        """Names of the topics with an offset of their own."""
         return tuple(name for name, _ in self.by_topic)
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Commit times in microseconds since the epoch: of topics by name, `default` (or None) for the others."""
+    """Commit times in microseconds since the epoch: by topic, and `default` (or None) for others."""
 
     default: int | None = None
     by_topic: tuple[tuple[str, int], ...] = ()
 
     def of(self, topic: str) -> int | None:
-        """Time of one topic, None where none was given."""
+        """Return the time of one topic, or None if it has none."""
         return dict(self.by_topic).get(topic, self.default)
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics named."""
+        """Names of the topics with a time of their own."""
         return tuple(name for name, _ in self.by_topic)
 
 
 def cursor_of(starting_offset: int) -> int:
-    """The last position dealt with before `starting_offset`, the first one to read (SK-18)."""
+    """Return the last processed position for a `starting_offset`, which is the first position to read."""
     return starting_offset - 1
 
 
 def bound_of(ending_offset: int) -> int:
-    """The last position to read before `ending_offset`, the first one not to read (SK-18)."""
+    """Return the last position to read for an `ending_offset`, which is the first position not to read."""
     return ending_offset - 1
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Those of `known` that look like a slip of `name`, whatever their case."""
+    """Return the names in `known` that resemble `name`, ignoring case; at most NEAR_NAMES_MAX."""
     by_lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=NEAR_NAMES_MAX, cutoff=0.6)
     return [by_lower[each] for each in close]
 
 
 class RawOptions:
-    """Options as they were given, under their proper names."""
+    """Unparsed option values, under their canonical names. Unknown names raise OptionError."""
 
     def __init__(self, raw: Mapping[str, str], known: Iterable[str], refused: Mapping[str, str]) -> None:
         by_lower = {name.lower(): name for name in known}
@@ -107,13 +111,13 @@ class RawOptions:
         return name in self._values
 
     def parse_option(self, name: str, parse: Callable[[str, str], Any], default: Any) -> Any:
-        """The parsed value, or the default."""
+        """Return the parsed value, or `default` if the option is not set."""
         text = self._values.get(name)
         return default if text is None else parse(name, text)
 
 
 def reject_option(key: str, known: Iterable[str], refused: Mapping[str, str]) -> NoReturn:
-    """Refuse a name, with the reason where there is one, else with names that look alike."""
+    """Raise OptionError for a name: with its entry in `refused`, or with similar names from `known`."""
     lower = key.lower()
     if lower in refused:
         raise OptionError(f"{key} is not offered: {refused[lower]}", option=key)
@@ -124,7 +128,7 @@ def reject_option(key: str, known: Iterable[str], refused: Mapping[str, str]) ->
 
 
 def boolean(name: str, text: str) -> bool:
-    """true or false, in any case."""
+    """Parse a boolean: true, 1, yes, false, 0 or no, in any case."""
     lower = text.strip().lower()
     if lower in _TRUE | _FALSE:
         return lower in _TRUE
@@ -132,7 +136,7 @@ def boolean(name: str, text: str) -> bool:
 
 
 def integer(name: str, text: str, least: int, most: int) -> int:
-    """A whole number within [least, most]."""
+    """Parse a whole number in [least, most]."""
     try:
         value = int(text.strip())
     except ValueError:
@@ -143,7 +147,7 @@ def integer(name: str, text: str, least: int, most: int) -> int:
 
 
 def byte_count(name: str, text: str, least: int, most: int) -> int:
-    """Bytes, as a number or with a unit as in Spark: 64m, 1g, 512kb."""
+    """Parse a number of bytes, plain or with a Spark unit: 64m, 1g, 512kb."""
     lower = text.strip().lower()
     digits = lower.rstrip("bkmg")
     unit = _UNITS.get(lower[len(digits) :])
@@ -153,7 +157,7 @@ def byte_count(name: str, text: str, least: int, most: int) -> int:
 
 
 def choice(name: str, text: str, known: Iterable[str]) -> str:
-    """One of these words, in any case."""
+    """Parse one of the `known` words, in any case."""
     words = list(known)
     if text.strip().lower() in words:
         return text.strip().lower()
@@ -161,7 +165,10 @@ def choice(name: str, text: str, known: Iterable[str]) -> str:
 
 
 def comma_list(name: str, text: str) -> tuple[str, ...]:
-    """A comma list, or a JSON array for values with commas in them; each once, none empty."""
+    """Parse a comma-separated list, or a JSON array for values that contain commas.
+
+    Duplicates are removed. An empty value raises OptionError.
+    """
     if text.lstrip().startswith("["):
         found = _json(name, text)
         if not all(isinstance(each, str) for each in found):
@@ -175,9 +182,9 @@ def comma_list(name: str, text: str) -> tuple[str, ...]:
 
 
 def offsets(name: str, text: str, *, default: int, allowed: Mapping[str, int]) -> Offsets:
-    """A word of `allowed`, or JSON {topic: offset} with the numbers of `allowed` as places (-2, -1).
+    """Parse a word of `allowed`, or JSON {topic: offset}.
 
-    Topics that the JSON does not name get `default`.
+    In the JSON, -2 and -1 are valid if `allowed` contains them. Topics that the JSON omits get `default`.
     """
     stripped = text.strip()
     if not stripped.startswith("{"):
@@ -197,7 +204,7 @@ def offsets(name: str, text: str, *, default: int, allowed: Mapping[str, int]) -
 
 
 def time_us(name: str, value: Any) -> int:
-    """Microseconds since the epoch, of epoch milliseconds or of ISO 8601 with a zone."""
+    """Parse epoch milliseconds, or ISO 8601 with a time zone; return microseconds since the epoch."""
     text = str(value).strip()
     if text.isascii() and text.lstrip("-").isdigit() and not isinstance(value, bool):
         return max(integer(name, text, -SEQ_MAX, SEQ_MAX // 1000) * 1000, 0)
@@ -213,14 +220,14 @@ def time_us(name: str, value: Any) -> int:
 
 
 def times_by_topic(name: str, text: str) -> Times:
-    """JSON {topic: time}."""
+    """Parse JSON {topic: time}."""
     if not text.strip().startswith("{"):
         raise OptionError(f"{name} is JSON, such as {{'orders': 1767225600000}}", option=name, found=text)
     return Times(None, tuple((topic, time_us(name, value)) for topic, value in _topic_map(name, text)))
 
 
 def directory(name: str, text: str) -> str:
-    """An absolute path of this host."""
+    """Parse a path on this host; return it as an absolute path."""
     path = text.strip().removeprefix("file://")
     if not path:
         raise OptionError(f"{name} is empty", option=name)
@@ -230,13 +237,13 @@ def directory(name: str, text: str) -> str:
 
 
 def directory_or_url(name: str, text: str) -> str:
-    """An absolute path of this host, or the URL of a bucket."""
+    """Parse a path on this host (returned as an absolute path) or a bucket URL (unchanged)."""
     path = text.strip()
     return path if "://" in path.removeprefix("file://") else directory(name, text)
 
 
 def regular_expression(name: str, text: str) -> str:
-    """A Python regular expression."""
+    """Check that the text is a Python regular expression."""
     try:
         re.compile(text)
     except re.error as e:
@@ -247,7 +254,7 @@ def regular_expression(name: str, text: str) -> str:
 
 
 def tag_list(name: str, text: str) -> tuple[str, ...]:
-    """Exact tags and `prefix*`; a lone `*` is every tagged record."""
+    """Parse exact tags and prefixes `prefix*`. The tag `*` matches every tagged record."""
     found = comma_list(name, text)
     for tag in found:
         if "*" in tag[:-1]:
@@ -256,21 +263,21 @@ def tag_list(name: str, text: str) -> tuple[str, ...]:
 
 
 def topic_name(name: str, text: str) -> str:
-    """A topic's name."""
+    """Check that the text is a valid topic name."""
     if not TOPIC_NAME.fullmatch(text):
         raise OptionError(f"{name}: not a topic's name", option=name, found=text)
     return text
 
 
 def not_empty(name: str, text: str) -> str:
-    """Any text but blanks."""
+    """Check that the text contains more than white space."""
     if not text.strip():
         raise OptionError(f"{name} is empty", option=name)
     return text
 
 
 def durability(name: str, text: str) -> Durability:
-    """A durability class by its name."""
+    """Parse the name of a durability class."""
     try:
         return Durability.parse(text.strip())
     except ValueError as e:
@@ -278,7 +285,7 @@ def durability(name: str, text: str) -> Durability:
 
 
 def address(name: str, text: str) -> str:
-    """An engine's address, ringlog://…"""
+    """Check that the text is an engine address, ringlog://…"""
     try:
         parse_url(text)
     except UsageError as e:

@@ -1,7 +1,7 @@
-"""Options of the data source and of the sink, read once into frozen values. Pure: no pyspark, no files.
+"""Options of the Spark source and sink, parsed into frozen dataclasses. Pure: no pyspark, no file access.
 
-Spark hands options over with lower-cased names; any case is taken. What is unknown is refused with the names
-that look alike, and what Kafka has and we do not with the reason.
+Spark passes option names in lower case; names are matched in any case. An unknown option fails with the most
+similar known names. A Kafka option that is not supported fails with the reason.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ COUNT_MAX = 1 << 62
 VIEWS = ("records", "frames", "segments", "topics", "gaps", "audit")
 LAYOUTS = ("ringlog", "kafka")
 READERS = ("jvm", "python")
-"""Who makes columns of frames, where the choice is there: the JVM if its reader is loaded."""
+"""Where frames are decoded into columns: in the JVM if the JVM reader is loaded, else in Python."""
 MAX_FRAME_RECORDS = 4_096
 MAX_FRAME_BYTES = 1 * MIB
 
@@ -87,15 +87,15 @@ UNSUPPORTED_OPTIONS = {
     "fetchoffset.retryintervalms": "positions are read from shared memory, nothing is fetched",
     "maxrecordsperpartition": "partitions are cut by bytes: use maxPartitionBytes",
 }
-"""Kafka's options without a counterpart, lower-cased, and why."""
+"""Unsupported options of the Kafka source, in lower case, with the reason for each."""
 SPARK_OWN_OPTIONS = frozenset({"checkpointlocation"})
-"""What a streaming write says to Spark itself, and Spark passes on, lower-cased."""
+"""Options of a streaming write, in lower case, that are meant for Spark but also reach the sink."""
 UNSUPPORTED_SINK_OPTIONS = {
     "includeheaders": "the column headers is written whenever it is there",
     "topiccolumn": "the column that names the topic is called topic",
 }
 COLD_VIEWS = ("records", "gaps")
-"""What can be viewed of a cold tier without its engine."""
+"""Views that can be read from a cold tier without its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +103,18 @@ class SourceOptions:
     """Options of a read. Times are microseconds since the epoch, sizes are bytes."""
 
     path: str
-    """Data directory, or run directory where that was configured elsewhere; absolute. Of a cold tier that is
-    read alone its address (cold_alone)."""
+    """Absolute path of the data directory, or of the run directory if it is configured elsewhere. For a read
+    of a cold tier without its engine: the address from `cold_address.format_address`."""
     topics: tuple[str, ...] = ()
     pattern: str | None = None
-    """Python regular expression that a topic's whole name must match."""
+    """Python regular expression that must match the whole topic name."""
     starting: Offsets = field(default_factory=lambda: Offsets(EARLIEST))
     ending: Offsets = field(default_factory=lambda: Offsets(LATEST))
     starting_ts: Times = field(default_factory=Times)
-    """Wins over `starting` where it has a time."""
+    """Takes precedence over `starting` for topics that have a time."""
     ending_ts: Times = field(default_factory=Times)
     latest_if_too_new: bool = False
-    """startingOffsetsByTimestampStrategy=latest."""
+    """True for startingOffsetsByTimestampStrategy=latest."""
     max_offsets: int | None = None
     max_bytes: int | None = None
     min_partitions: int = 1
@@ -123,33 +123,33 @@ class SourceOptions:
     gaps_path: str | None = None
     include_headers: bool = False
     tags: tuple[str, ...] = ()
-    """Exact tags, and prefixes ending in `*`; empty = all records, untagged ones too."""
+    """Exact tags, and prefixes that end in `*`. Empty: all records, including untagged ones."""
     view: str = "records"
     layout: str = "ringlog"
     quarantine: bool = False
-    """onCorrupt=quarantine."""
+    """True for onCorrupt=quarantine."""
     rows_per_batch: int = ROWS_PER_BATCH
 
     def matches(self, topic: str) -> bool:
-        """Is this topic subscribed to?"""
+        """Return whether the query subscribes to this topic."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.topics
 
     @property
     def named_topics(self) -> tuple[str, ...]:
-        """Topics that offsets or times name; each has to be subscribed to."""
+        """Topics that have an offset or a time of their own. The query must subscribe to each of them."""
         parts = (self.starting, self.ending, self.starting_ts, self.ending_ts)
         return tuple(dict.fromkeys(name for part in parts for name in part.topics))
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Options of a write. Exactly one of `path` and `connect` is not empty."""
+    """Options of a write. Exactly one of `path` and `connect` is set."""
 
     path: str = ""
     connect: str = ""
-    """The engine's address, ringlog://…"""
+    """Address of the engine, ringlog://…"""
     topic: str | None = None
     create_topics: bool = False
     txn_app_id: str | None = None
@@ -161,14 +161,18 @@ class SinkOptions:
 
 
 def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Check the options of a batch or streaming read; raises OptionError."""
+    """Parse and validate the options of a batch or streaming read.
+
+    Raises:
+        OptionError: an option is unknown, malformed, or conflicts with another one.
+    """
     given = RawOptions(raw, SOURCE_NAMES, UNSUPPORTED_OPTIONS)
     view = given.parse_option("view", lambda n, t: choice(n, t, VIEWS), "records")
     _only(given, streaming, view)
     topics, pattern = _subscription(given, is_needed=view not in {"topics", "segments"})
     given.parse_option(
         "reader", lambda n, t: choice(n, t, READERS), READERS[0]
-    )  # Whoever is asked has been chosen.
+    )  # Validated only: the reader was already selected when this code runs.
     options = SourceOptions(
         path=_cold_of(given, view) if "cold" in given else _path_of(given),
         topics=topics,
@@ -207,7 +211,11 @@ def source_options(raw: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 
 def sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """Check the options of a write; raises OptionError."""
+    """Parse and validate the options of a write.
+
+    Raises:
+        OptionError: an option is unknown, malformed, or conflicts with another one.
+    """
     given = RawOptions(
         {key: value for key, value in raw.items() if key.lower() not in SPARK_OWN_OPTIONS},
         SINK_NAMES,
@@ -240,7 +248,7 @@ def sink_options(raw: Mapping[str, str]) -> SinkOptions:
 
 
 def schema_options(raw: Mapping[str, str]) -> SourceOptions:
-    """What decides the columns: view, layout and includeHeaders; nothing else is looked at or checked."""
+    """Parse the options that decide the columns: view, layout and includeHeaders. All others are ignored."""
     names = {"view", "layout", "includeheaders"}
     given = RawOptions(
         {key: value for key, value in raw.items() if key.lower() in names}, SOURCE_NAMES, UNSUPPORTED_OPTIONS
@@ -254,9 +262,10 @@ def schema_options(raw: Mapping[str, str]) -> SourceOptions:
 
 
 def as_text(options: Mapping[str, Any]) -> dict[str, str]:
-    """Keyword arguments as options: min_partitions is minPartitions; lists and dicts become JSON, times ISO.
+    """Convert keyword arguments to Spark options.
 
-    Options that are None are left out. Raises OptionError for one given in both spellings.
+    `min_partitions` becomes `minPartitions`. Lists, tuples and dicts become JSON, datetimes become ISO 8601.
+    Options with the value None are omitted. Raises OptionError if an option is given in both spellings.
     """
     found: dict[str, str] = {}
     for key, value in options.items():
@@ -293,7 +302,7 @@ BATCH_ONLY = {
 
 
 def _only(given: RawOptions, streaming: bool, view: str) -> None:
-    """Refuse what belongs to the other kind of query, with what to do instead."""
+    """Raise OptionError for an option or view of the other kind of query (batch or streaming)."""
     for name, reason in (BATCH_ONLY if streaming else STREAM_ONLY).items():
         if name in given:
             raise OptionError(f"{name}: {reason}", option=name)
@@ -315,7 +324,10 @@ def _check_together(options: SourceOptions) -> None:
 
 
 def _subscription(given: RawOptions, is_needed: bool) -> tuple[tuple[str, ...], str | None]:
-    """(topics, pattern); views of everything need neither."""
+    """Return (topics, pattern).
+
+    Views that list everything need neither; their default pattern matches all topics.
+    """
     topics: tuple[str, ...] = given.parse_option("subscribe", comma_list, ())
     pattern: str | None = given.parse_option("subscribePattern", regular_expression, None)
     if topics and pattern is not None:
@@ -336,7 +348,7 @@ def _offsets_of(given: RawOptions, streaming: bool) -> dict[str, Any]:
     default = LATEST if streaming else EARLIEST
     starting = given.parse_option(
         "startingOffsets",
-        # Topics that the JSON does not name are new to it: from their beginning, as Kafka has it.
+        # A topic that the JSON omits starts at its earliest record, like a new topic in the Kafka source.
         lambda n, t: offsets(n, t, default=EARLIEST, allowed=start),
         Offsets(default),
     )
@@ -354,7 +366,10 @@ def _offsets_of(given: RawOptions, streaming: bool) -> dict[str, Any]:
 
 
 def _times_of(given: RawOptions, for_all: str, by_topic: str) -> Times:
-    """One time for all topics, or one for each of those named; the others go by offsets."""
+    """Return one time for all topics, or one time per named topic.
+
+    Topics without a time use their offsets.
+    """
     if for_all in given and by_topic in given:
         raise OptionError(f"{for_all} and {by_topic}: one of the two", option=by_topic)
     if for_all in given:
@@ -364,7 +379,10 @@ def _times_of(given: RawOptions, for_all: str, by_topic: str) -> Times:
 
 
 def _cold_of(given: RawOptions, view: str) -> str:
-    """The address of a cold tier alone: where its segments lie, and its snapshots if elsewhere."""
+    """Return the address of a cold tier that is read without its engine.
+
+    It names the location of the segments, and the directory of the snapshots if that is a different one.
+    """
     if view not in COLD_VIEWS:
         raise OptionError(f"view={view} needs the engine, and cold is read without", option="cold", view=view)
     cold: str = given.parse_option("cold", directory_or_url, "")
@@ -372,7 +390,7 @@ def _cold_of(given: RawOptions, view: str) -> str:
 
 
 def _path_of(given: RawOptions) -> str:
-    """`path`, or its alias for statements in which Spark keeps `path` to itself."""
+    """Return `path`, or its alias `root`: Spark does not pass on `path` in some statements."""
     path: str = given.parse_option("path", directory, "")
     root: str = given.parse_option("root", directory, "")
     if path and root and path != root:

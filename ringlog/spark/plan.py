@@ -1,9 +1,9 @@
-"""From what is stored to partitions: bounds, stretches of frames, slices. Pure, and everything pickles small.
+"""Turn stored ranges of topics into Spark partitions. Pure; all results pickle to a few bytes.
 
-A partition is a tuple of slices, of one topic or of several small ones. Frames are never split where their
-places are known (segments); what lies in the log alone is split by positions, since nobody knows where its
-frames begin before they are read. One partition never holds cold and hot records if either part would fill
-one by itself: a slow store must not hold up a core that has work at hand.
+A partition is a tuple of slices, of one topic or of several small topics. Frames in segments are never split.
+Ranges that exist only in the log are split by position, because the planner does not know where their frames
+begin. A partition never mixes cold and hot records if either part fills a partition on its own: otherwise a
+slow store would delay a task that has hot records to read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HOT, COLD, WAL = "hot", "cold", "wal"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Positions `after` + 1 .. `until` of one life of a topic."""
+    """Positions `after` + 1 .. `until` of one epoch of a topic."""
 
     topic: str
     topic_id: int
@@ -31,9 +31,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class StoredRange:
-    """Consecutive positions as they are stored. `bytes` on disk, estimated for tier wal; `records` positions.
+    """Consecutive positions that are stored together in one tier (hot, cold or wal).
 
-    Of a segment it begins and ends with a frame, unless a bound cuts it.
+    `bytes` is the size on disk, an estimate for tier wal. `records` is a number of positions. In a segment
+    the range begins and ends at frame boundaries, unless a bound cuts it.
     """
 
     first_seq: int
@@ -45,7 +46,7 @@ class StoredRange:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a topic for one task: bounds, about how many bytes, and where it lay when it was planned."""
+    """Part of a topic for one task: bounds, approximate size, and tier at planning time."""
 
     bounds: Bounds
     bytes: int
@@ -58,9 +59,10 @@ Slices = tuple[Slice, ...]
 def plan_slices(
     topics: Iterable[tuple[Bounds, Sequence[StoredRange]]], *, max_bytes: int, min_partitions: int = 1
 ) -> list[Slices]:
-    """Pack stretches greedily, in order, into partitions of about `max_bytes`, fewer for `min_partitions`.
+    """Pack stored ranges greedily and in order into partitions of about `max_bytes`.
 
-    Stretches of a topic ascend and lie within its bounds.
+    If the total is less than `min_partitions` * `max_bytes`, partitions are smaller. The ranges of a topic
+    must be in ascending order and within its bounds.
     """
     listed = [(bounds, list(stretches)) for bounds, stretches in topics]
     total = sum(each.bytes for _, stretches in listed for each in stretches)
@@ -73,7 +75,7 @@ def plan_slices(
 
 
 class _Packer:
-    """Fills one partition after the other."""
+    """Fills one partition after another."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -81,10 +83,13 @@ class _Packer:
         self._slices: list[Slice] = []
         self._bytes = 0
         self._of_tier = {True: 0, False: 0}
-        """Cold, and not: bytes of the groups that the partition has a part of."""
+        """Keys: cold (True), not cold (False).
+
+        Total bytes of the tier groups that the open partition has a part of.
+        """
 
     def add_tier_group(self, bounds: Bounds, group: list[StoredRange], is_cold: bool) -> None:
-        """Add consecutive stretches of a topic that are all cold, or all not."""
+        """Add consecutive ranges of one topic that are all cold, or all not cold."""
         size = sum(each.bytes for each in group)
         other = self._of_tier[not is_cold]
         if other and (other >= self._target or self._of_tier[is_cold] + size >= self._target):
@@ -94,12 +99,13 @@ class _Packer:
             for part in self._parts(stretch):
                 if self._bytes and self._bytes + part.bytes > self._target:
                     self._close()
-                    # Its end counts as all of it: what follows from the other tier begins anew.
+                    # The last part counts with the size of its whole group: a range of the other tier then
+                    # starts a new partition.
                     self._of_tier[is_cold] = size
                 self._add(bounds, part)
 
     def finish(self) -> list[Slices]:
-        """All partitions."""
+        """Close the open partition and return all partitions."""
         self._close()
         return self._done
 
@@ -114,7 +120,7 @@ class _Packer:
         self._bytes += stretch.bytes
 
     def _parts(self, stretch: StoredRange) -> Iterator[StoredRange]:
-        """Itself, or a stretch of the log cut into even parts that fit."""
+        """Yield the range itself, or a range of the log cut into equal parts that fit."""
         positions = stretch.last_seq - stretch.first_seq + 1
         count = min(-(-stretch.bytes // self._target), positions) if stretch.tier == WAL else 1
         if count <= 1:
@@ -133,7 +139,7 @@ class _Packer:
 
 
 def _follows(last: Slice, own: Bounds, tier: str) -> bool:
-    """Does `own` go on where the slice ends, in the same place?"""
+    """Return whether `own` starts where the slice ends, in the same epoch and tier."""
     before = last.bounds
     same_life = (before.topic_id, before.epoch) == (own.topic_id, own.epoch)
     return same_life and before.until == own.after and last.tier == tier

@@ -1,9 +1,9 @@
-"""Rows of a DataFrame to frames: columns checked once, rows cut and encoded many at a time.
+"""Encodes rows of a DataFrame as frames: columns are checked once, rows are cut and encoded in bulk.
 
-Nothing here loops over rows. Batches of Spark hold at most 10,000 rows, often of many topics: they are dealt
-out by topic and encoded by the frame codec, which checks every limit. Many rows of a topic are cut as they
-are, and their frames are pieces of Spark's own buffers: no value is copied before it is written. Only what
-is too little for a frame is put together with what comes behind it.
+No code here loops over rows. Spark's batches have at most 10,000 rows, often of many topics. Rows are grouped
+by topic and encoded by the frame codec, which checks every limit. Many rows of a topic are cut directly:
+their frames are views of Spark's buffers, and no value is copied before it is written. Only groups too small
+for a frame are concatenated with later rows.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BUFFERED_BYTES_MAX = 64 << 20
-"""Rows of all topics that wait for their frame to be full; beyond it all are sent as they are."""
+"""Maximum size of the rows of all topics that wait for a full frame. Above it, all of them are encoded."""
 ROW_BYTES = 24
-"""What a row takes in a frame beside its bytes, about."""
+"""Approximate size of a row in a frame, in addition to its variable-length values."""
 _TEXT = (StringType,)
 _BYTES = (StringType, BinaryType)
 _TIME = (TimestampType,)
@@ -53,7 +53,7 @@ ROW_COLUMN_TYPES: dict[str, tuple[type[DataType], ...]] = {
     "meta": _TEXT, "headers": (ArrayType, MapType), "event_ts": _TIME, "expires_at": _TIME,
     "not_before": _TIME, "priority": _WHOLE,
 }  # fmt: skip
-"""Columns of a row, and the types they may have."""
+"""Columns that can be written, and their permitted types."""
 ENGINE_COLUMNS = ("seq", "ts", "epoch")
 HINTS = {
     **dict.fromkeys(ENGINE_COLUMNS, "the engine assigns it: leave it out with df.drop(…)"),
@@ -66,7 +66,7 @@ HINTS = {
 
 
 def check_columns(struct: StructType, options: SinkOptions) -> None:
-    """Refuse rows that cannot be written; raises SchemaError naming the column and the remedy (SK-30)."""
+    """Check that rows of this schema can be written; raise SchemaError with the column and the remedy."""
     names = struct.fieldNames()
     if len(set(names)) != len(names):
         raise SchemaError("two columns have one name", found=names)
@@ -109,7 +109,7 @@ def _words(name: str) -> str:
 
 
 class SinkFrame(NamedTuple):
-    """One frame: its topic, its bytes in pieces, how many they are, and how many records it holds."""
+    """One encoded frame: topic, buffers, size in bytes and number of records."""
 
     topic: str
     pieces: list[Any]
@@ -119,7 +119,7 @@ class SinkFrame(NamedTuple):
 
 @dataclass(slots=True)
 class _BufferedRows:
-    """Rows of one topic that wait."""
+    """Rows of one topic that wait for a full frame."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     rows: int = 0
@@ -127,23 +127,23 @@ class _BufferedRows:
 
 
 class FrameMaker:
-    """Takes batches of Spark, gives frames. One for each task."""
+    """Encodes Spark's batches as frames. One instance per task."""
 
     def __init__(self, options: SinkOptions, number_of: Callable[[str], int] = lambda _: 0) -> None:
-        """`number_of` gives the topic_id that a topic's frames have; it is asked for each frame."""
+        """`number_of` returns the topic_id for a topic's frames. It is called once per frame."""
         self._number_of = number_of
         self._topic = options.topic
         self._records = min(options.max_frame_records, BATCH_RECORDS_MAX)
         self._bytes = options.max_frame_bytes
-        # Class 0 asks for nothing beyond the topic's own.
+        # EPHEMERAL (0) requests no durability beyond that of the topic.
         self._durability = options.durability or Durability.EPHEMERAL
         self._held: dict[str, _BufferedRows] = {}
         self._held_bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[SinkFrame]:
-        """Take rows; yields the frames that are full now, in the order of each topic's rows.
+        """Add rows; yield the frames that are full, in the row order of each topic.
 
-        Raises InvalidRequest or RecordTooLarge for a row that no topic can take.
+        Raises InvalidRequest or RecordTooLarge for a row that is invalid in every topic.
         """
         for topic, rows in self._by_topic(batch):
             sizes = row_bytes(rows)
@@ -162,7 +162,10 @@ class FrameMaker:
             yield from self.flush()
 
     def _cut(self, topic: str, rows: pa.RecordBatch, sizes: NDArray[np.int64]) -> Iterator[SinkFrame]:
-        """Frames of about one size from rows that are enough for one: none of them waits, none is copied."""
+        """Yield frames of similar size from rows that fill at least one.
+
+        No row waits, and no value is copied.
+        """
         held = self._held.get(topic)
         if held is not None:
             yield from self._emit(topic, held, is_last=True)
@@ -171,12 +174,12 @@ class FrameMaker:
         yield from self._frames(topic, rows, cuts)
 
     def flush(self) -> Iterator[SinkFrame]:
-        """Frames of whatever is left."""
+        """Yield frames of all waiting rows."""
         for topic, held in list(self._held.items()):
             yield from self._emit(topic, held, is_last=True)
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Rows of each topic, in their order, under the names of a frame's columns."""
+        """Yield the rows of each topic in order, with their columns renamed to those of a frame."""
         import pyarrow as pa
 
         names = list(batch.schema.names)
@@ -210,7 +213,7 @@ class FrameMaker:
         rows = held.batches[0] if len(held.batches) == 1 else pa.concat_batches(held.batches)
         cuts = frame_cuts(row_bytes(rows), self._records, self._bytes)
         if not is_last and cuts[-1] == rows.num_rows and len(cuts) > 1:
-            cuts.pop()  # The last one may not be full: it waits for the rows to come.
+            cuts.pop()  # The last frame may not be full: its rows wait for more.
         yield from self._frames(topic, rows, cuts)
         self._held_bytes -= held.size
         left = rows.slice(cuts[-1])
@@ -222,7 +225,7 @@ class FrameMaker:
         self._held_bytes += size
 
     def _frames(self, topic: str, rows: pa.RecordBatch, cuts: list[int]) -> Iterator[SinkFrame]:
-        """A frame of the rows up to each cut; whatever lies behind the last is left."""
+        """Yield a frame for the rows up to each cut. Rows after the last cut are not encoded."""
         for start, stop in zip([0, *cuts[:-1]], cuts, strict=True):
             try:
                 header = append_header(self._number_of(topic), flags=int(self._durability))
@@ -234,7 +237,7 @@ class FrameMaker:
 
 
 def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:
-    """(n,) bytes that each row takes in a frame, about."""
+    """Return the approximate size of each row in a frame: (n,) bytes."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -250,7 +253,7 @@ def row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:
 
 
 def frame_cuts(sizes: NDArray[np.int64], records: int, most: int) -> list[int]:
-    """Where frames of up to `records` rows and `most` bytes end, each of at least one row; (n >= 1)."""
+    """Return the end row of each frame: at most `records` rows and `most` bytes, at least one row."""
     ends = np.cumsum(sizes)
     cuts: list[int] = []
     at, before = 0, 0

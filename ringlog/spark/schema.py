@@ -1,11 +1,12 @@
-"""Columns of the views of records, as Spark and as Arrow see them.
+"""Columns of view=records, as Spark and Arrow types.
 
     layout=ringlog  topic epoch seq ts payload key tag node meta event_ts expires_at not_before priority
                     and headers with includeHeaders; key of a row: (topic, epoch, seq)
     layout=kafka    key value topic partition offset timestamp timestampType, and headers; offset is seq
 
-A reader takes any of these columns in any order (projection is the user's schema: Spark pushes none down).
-Columns that may be absent in a record are null there; topic, epoch, seq, ts and priority never are.
+A reader returns any of these columns in any order. The user's schema selects them, because Spark does not
+push down projections. A column that a record lacks is null. topic, epoch, seq, ts and priority are never
+null.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructFie
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """A column of a view: its type, and the field of a frame's Arrow batch it comes from."""
+    """A column of a view: its type, and its source field in the Arrow batch of a frame."""
 
     name: str
     type: DataType
     source: str
-    """Field of TailBatch.record_batches; topic, epoch and constants are made here."""
+    """Field of TailBatch.record_batches. topic, epoch and constants are created by the reader."""
     column: Column | None = None
-    """What has to be asked of the frame; None = needs no column."""
+    """Frame column that must be decoded; None: none."""
     is_nullable: bool = True
 
 
@@ -82,20 +83,20 @@ COLUMNS = {"ringlog": RINGLOG_COLUMNS, "kafka": KAFKA_COLUMNS}
 
 
 def columns_of(options: SourceOptions) -> tuple[ColumnSpec, ...]:
-    """The columns there are under these options; headers only when they are asked for."""
+    """Return the columns that exist under these options; headers only with includeHeaders."""
     found = COLUMNS[options.layout]
     return found if options.include_headers else tuple(each for each in found if each.name != "headers")
 
 
 def record_schema(options: SourceOptions) -> StructType:
-    """Spark's schema of view=records."""
+    """Return Spark's schema of view=records."""
     return StructType([StructField(each.name, each.type) for each in columns_of(options)])
 
 
 def check_schema(struct: StructType, options: SourceOptions) -> tuple[ColumnSpec, ...]:
-    """The columns that a user's schema asks for, in its order; raises SchemaError naming what is wrong.
+    """Return the columns of a user's schema, in its order; raise SchemaError for an invalid one.
 
-    Types must be exactly ours. `not null` is taken for columns that never are null.
+    Types must match exactly. `not null` is accepted only for columns that are never null.
     """
     known = {each.name: each for each in columns_of(options)}
     names = struct.fieldNames()
@@ -124,7 +125,7 @@ def _checked(field: StructField, known: dict[str, ColumnSpec]) -> ColumnSpec:
 
 
 def arrow_schema(struct: StructType) -> pa.Schema:
-    """The Arrow schema Spark demands of every batch: one and the same object for equal schemas."""
+    """Return the Arrow schema that Spark requires for every batch; the same object for equal schemas."""
     schema: pa.Schema = _arrow_schema(struct.json())
     return schema
 
@@ -139,12 +140,12 @@ def _arrow_schema(text: str) -> Any:
 
 
 def bitmap_of(specs: tuple[ColumnSpec, ...]) -> int:
-    """Bitmap of layout.Column: what frames have to give for these columns."""
+    """Return a bitmap of layout.Column with the frame columns that these specs need."""
     return sum({1 << spec.column for spec in specs if spec.column is not None})
 
 
 def select(options: SourceOptions, names: list[str]) -> StructType:
-    """Spark's schema of these columns, in this order; raises SchemaError for unknown ones."""
+    """Return Spark's schema of these columns, in this order; raise SchemaError for unknown names."""
     types = {each.name: each.type for each in columns_of(options)}
     for name in names:
         if name not in types:

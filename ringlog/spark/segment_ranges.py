@@ -1,6 +1,6 @@
-"""Stretches of frames in segments, out of their indexes: vectorised, and bounded in number.
+"""Stored ranges of a topic from the indexes of its segments: vectorised, and bounded in number.
 
-A segment whose index does not answer is planned as a whole: an index only makes reading faster.
+A segment with a damaged index is planned as one range. An index only makes reading faster.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ringlog.tags import parse_match
 I64 = NDArray[np.int64]
 Tags = Sequence[str]
 STORED_RANGES_MAX = 65_536
-"""Stretches of one topic; with more frames, neighbours are put together."""
+"""Maximum number of ranges of one topic. If there are more frames, adjacent frames are merged."""
 SKIP_BYTES_MIN = 256 * 1024
-"""Frames without the tag that are worth passing over; fewer bytes are read and filtered."""
+"""Minimum size of untagged frames that is worth skipping. Smaller ranges are read and filtered."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Frames:
-    """Frames of one segment: (n,) first and last position, bytes, records; and which of them are wanted."""
+    """Frames of one segment; each array is (n,). `size` is in bytes; `wanted` selects frames to read."""
 
     first: I64
     last: I64
@@ -48,7 +48,10 @@ def stored_ranges_in_segments(
     until: int,
     tags: Tags = (),
 ) -> list[StoredRange]:
-    """Stretches of after + 1 .. until in segments; see Catalog.stretches. Raises DiskError."""
+    """Return the ranges of positions after + 1 .. until that segments store; see Catalog.stored_ranges.
+
+    Raises DiskError.
+    """
     parts = [
         _frames_of(ledger, topic_id, each, max(after + 1, each.first_seq), min(until, each.last_seq), tags)
         for each in extents
@@ -63,7 +66,7 @@ def stored_ranges_in_segments(
     }
     is_cold = np.concatenate([np.full(len(part.first), part.tier == COLD) for part in parts])
     if not tags:
-        # Positions between frames belong to the frame behind them, so that nothing lies between two slices.
+        # Positions between two frames belong to the later frame, so that slices leave no position out.
         joined["first"] = np.concatenate(([after], joined["last"][:-1])) + 1
     return _grouped(joined, is_cold)
 
@@ -99,7 +102,7 @@ def _frames_of(
 def _tagged_frames(
     segment: Segment, topic_id: int, first: I64, last: I64, size: Any, tags: Tags
 ) -> NDArray[np.bool_]:
-    """Which frames to read for these tags: those that hold one, and short stretches between them."""
+    """Return a mask of the frames to read: frames with one of the tags, and short ranges between them."""
     hit = np.zeros(len(first), np.bool_)
     try:
         for tag in tags:
@@ -108,7 +111,7 @@ def _tagged_frames(
             at = at[at < len(last)]
             hit[at] = True
     except CorruptData:
-        return np.ones(len(first), np.bool_)  # Then all of them are read, and filtered.
+        return np.ones(len(first), np.bool_)  # Damaged tag index: read all frames, and filter.
     hits = np.flatnonzero(hit)
     ends = np.concatenate(([0], np.cumsum(size, dtype=np.int64)))
     between = ends[hits[1:]] - ends[hits[:-1] + 1]
@@ -118,7 +121,7 @@ def _tagged_frames(
 
 
 def _grouped(frames: dict[str, Any], is_cold: NDArray[np.bool_]) -> list[StoredRange]:
-    """One stretch a frame, or neighbours together when there are too many."""
+    """Return one range for each frame, or merge adjacent frames if there are too many."""
     rows = np.flatnonzero(frames["wanted"])
     if not len(rows):
         return []

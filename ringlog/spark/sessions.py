@@ -1,4 +1,4 @@
-"""Sessions for programs that bring no own, and the two calls that make reading short."""
+"""Create a SparkSession for programs without one, register the source, and read topics with one call."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
-    # INT96, Spark's default, has no statistics and comes back without a zone.
+    # Spark's default, INT96, has no statistics, and a read returns it without a time zone.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Spark compresses Arrow buffers in pure Java: far slower than not at all.
+    # Spark compresses Arrow buffers in pure Java, which is far slower than no compression.
     "spark.sql.execution.arrow.compression.codec": "none",
     "spark.driver.memory": "1g",
 }
-"""Settings of our sessions where Spark's own defaults do not fit (SK-5)."""
+"""Settings of sessions that this module creates, where Spark's defaults do not fit."""
 MASTER = "local[*]"
 SERVER = "sc://"
-"""What an address of Connect begins with; `remote="local[2]"` starts a server within this process."""
+"""Prefix of a Spark Connect server address. `remote="local[2]"` instead starts a server in this process."""
 
 
 def session(
@@ -35,12 +35,21 @@ def session(
     remote: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> SparkSession:
-    """A session with this source registered, on this host unless `master` says otherwise.
+    """Create a Spark session with this source registered.
 
-    `remote` makes it a session of Spark Connect: of the server at `sc://host:port`, which runs on the log's
-    host and has ringlog installed, or of one that is started here (`local[2]`). `config` adds settings or
-    overrides DEFAULTS. Workers run this very interpreter (SK-3), unless a server has its own. Raises
-    JavaMissing where there is no Java that Spark can use, OptionError for a master beside a remote.
+    The session runs on this host unless `master` names a cluster.
+    Spark workers run this Python interpreter (`sys.executable`), unless a Connect server has its own.
+
+    Args:
+        app: name of the Spark application.
+        master: Spark master URL; default `local[*]`.
+        remote: Spark Connect instead: `sc://host:port` of a server that runs on the engine's host and has
+            ringlog installed, or `local[2]` to start a server in this process.
+        config: Spark settings that extend or override DEFAULTS.
+
+    Raises:
+        JavaMissing: no Java that Spark can use is installed.
+        OptionError: both `master` and `remote` are given.
     """
     if master is not None and remote is not None:
         raise OptionError(f"either master={master!r} or remote={remote!r}: a server brings its own master")
@@ -54,7 +63,7 @@ def session(
         for name, value in (config or {}).items()
     }
     if remote is not None and remote.startswith(SERVER):
-        # The JVM is another's, and runs already: only what belongs to a session is ours to say.
+        # The server's JVM is already running: only settings of the session can be changed.
         own = {name: value for name, value in settings.items() if name.startswith("spark.sql.")}
         settings = own | {name: settings[name] for name in config or {}}
     else:
@@ -73,9 +82,10 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("ringlog")` known to a session.
+    """Make `format("ringlog")` available in a session.
 
-    Spark finds it by itself, unless another package's data source fails on import: then it finds none.
+    Spark normally discovers the source without this call. If the data source of any other installed package
+    fails on import, Spark discovers no data source at all.
     """
     from ringlog.spark.source import RinglogDataSource
 
@@ -90,20 +100,29 @@ def read(
     columns: Iterable[str] | str | None = None,
     **options: Any,
 ) -> DataFrame:
-    """Records of topics as a DataFrame: the topics as they are now; read again for what comes later.
+    """Return the records of one or more topics as a DataFrame.
 
-    `topics` is a name, or several; `path` the data directory, not needed beside `cold`. `columns` chooses
-    columns by name, which is the cheapest way to make a read faster: the others are never made. Further
-    options by their names, with underscores or as in the option table: `min_partitions=8`,
-    `startingOffsets={"orders": 17}`, `tags=["a", "b*"]`. What Spark's own pushdown would do is done by these.
-    Raises OptionError for what is unknown.
+    The DataFrame covers the records that exist when Spark plans it. Call `read` again to see later records.
+    Spark's filter pushdown is not supported; use `columns` and the options instead.
+
+    Args:
+        spark: session with the source registered.
+        topics: one topic name, or several.
+        path: data directory of the engine; not needed with the option `cold`.
+        columns: names of the columns to read. This is the cheapest way to make a read faster: other columns
+            are never decoded.
+        options: source options, in snake case or as in the option table: `min_partitions=8`,
+            `startingOffsets={"orders": 17}`, `tags=["a", "b*"]`.
+
+    Raises:
+        OptionError: an option is unknown or invalid.
     """
     from ringlog.spark.options import as_text, schema_options
     from ringlog.spark.schema import select
 
     names = [topics] if isinstance(topics, str) else list(topics)
     given = as_text({"subscribe": names, **options, "path": None if path is None else os.fspath(path)})
-    # The process that plans has no session and cannot see how much can run at once; here we can.
+    # Spark plans in a process without a session, which does not know the parallelism. This process does.
     given.setdefault("minPartitions", str(_parallelism(spark)))
     reader = spark.read.format("ringlog").options(**given)
     if columns is not None:
@@ -113,7 +132,7 @@ def read(
 
 
 def _parallelism(spark: SparkSession) -> int:
-    """Tasks that run at once; 1 where the session does not say, as with Connect."""
+    """Return the number of tasks that run at once, or 1 if the session does not report it (Spark Connect)."""
     from pyspark.errors import PySparkException
 
     try:

@@ -1,8 +1,8 @@
-"""Writers as Spark calls them: Arrow batches in, staged frames out; commit and abort on the driver.
+"""Batch and stream writers for Spark: tasks stage Arrow batches as frames; the driver commits or aborts.
 
-A batch writer made on the driver is pickled into its tasks and back into `commit`. Of a stream writer every
-call may meet a fresh instance in another process: what it knows travels in the messages alone. Rows are seen
-while a batch is appended: exactly once, not isolated (SK-26).
+Spark pickles the driver's batch writer into its tasks and back into `commit`. Each call to a stream writer
+may use a new instance in another process, so state travels only in the commit messages. Records are visible
+while a batch is appended: writes are exactly-once, but not isolated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STAGING_NAME = "spark"
-"""Directory of staged files below the data directory, where stagingDir names no other."""
+"""Staging directory below the data directory, unless stagingDir names another one."""
 QUERY_PROPERTY = "sql.streaming.queryId"
 _remote: dict[str, Client] = {}
 _lock = threading.Lock()
@@ -47,14 +47,14 @@ log = logging.getLogger("ringlog.spark")
 
 
 class SparkTaskIdentity(NamedTuple):
-    """Where a writer's task runs: the streaming query's id (None in a batch write) and the partition."""
+    """Identity of a writer task: id of the streaming query (None for a batch write) and partition number."""
 
     query: str | None
     partition: int
 
 
 def task_identity() -> SparkTaskIdentity:
-    """Ask Spark's task context."""
+    """Return the identity from Spark's task context; raise OptionError outside of a task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -65,14 +65,14 @@ def task_identity() -> SparkTaskIdentity:
 
 @dataclass(frozen=True)
 class StagedRows(WriterCommitMessage):
-    """What one task says: whose rows they are, and the file that holds them (None: there were no rows)."""
+    """Commit message of one task: the writer's key, and its staged file (None if the task had no rows)."""
 
     key: WriterKey
     file: StagedFile | None
 
 
 def sink_client(options: SinkOptions) -> Client:
-    """The client of the engine that is written to, one a process; raises EngineNotRunning, NotConnected."""
+    """Return this process's client of the target engine; raise EngineNotRunning or NotConnected."""
     if options.path:
         return client_of(options.path)
     with _lock:
@@ -84,23 +84,23 @@ def sink_client(options: SinkOptions) -> Client:
 
 
 def sink_staging(options: SinkOptions) -> Staging:
-    """The staging directory of these options, made if it is not there."""
+    """Return the staging directory of these options. Create it if it is missing."""
     directory = options.staging_dir or os.path.join(engine_of(options.path)[1].data_dir, STAGING_NAME)
     return Staging(directory).make()
 
 
 def committer_of(options: SinkOptions) -> Committer:
-    """What commits, aborts and recovers under these options."""
+    """Return the Committer for these options."""
     return Committer(sink_client(options), sink_staging(options), options.create_topics, options.durability)
 
 
 def recover(options: SinkOptions) -> list[BatchCommitReport]:
-    """Finish every write that a driver left in the middle (SK-29); one report for each plan that was open."""
+    """Finish every write that a failed driver left incomplete; return one report per open plan."""
     return committer_of(options).recover()
 
 
 class _StagingWriter:
-    """What both writers share."""
+    """Common part of the batch and the stream writer."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class _StagingWriter:
         raise NotImplementedError
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Encode a task's rows into one staged file, durably. On any failure no file stays behind."""
+        """Encode the rows of a task into one durable staged file. On any failure the file is deleted."""
         place = self._place()
         key = self._key(place)
         raise_malloc_trim_threshold()
@@ -158,13 +158,19 @@ class _StagingWriter:
 
 
 def txn_key(app_id: str, topic: str | None) -> WriterKey:
-    """Who writes under a txnAppId: each topic is an output of its own, and so are rows that name theirs."""
-    # No topic's name has a line break.
+    """Return the writer key of a txnAppId.
+
+    Each topic is a separate output; so are rows with a topic column.
+    """
+    # A line break is a safe separator, because topic names cannot contain one.
     return WriterKey(f"txn/{app_id}\n{topic or ''}", before=f"txn/{app_id}")
 
 
 class BatchWriter(_StagingWriter, DataSourceArrowWriter):
-    """`df.write.format("ringlog").mode("append")`. The instance of the driver is that of tasks and commit."""
+    """`df.write.format("ringlog").mode("append")`.
+
+    Spark copies the driver's instance to tasks and to commit.
+    """
 
     def __init__(
         self,
@@ -188,16 +194,19 @@ class BatchWriter(_StagingWriter, DataSourceArrowWriter):
         return self.key
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append what the tasks staged."""
+        """Append the files that the tasks staged."""
         self._commit(messages, self.batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete what the tasks staged, unless a plan names it."""
+        """Delete the files that the tasks staged, unless a plan names them."""
         self._abort(messages)
 
 
 class StreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
-    """`df.writeStream.format("ringlog")`. Identity: the query's id, kept in its checkpoint (SK-23, SK-27)."""
+    """`df.writeStream.format("ringlog")`.
+
+    Its identity is the query id, which Spark keeps in the checkpoint.
+    """
 
     def _key(self, place: SparkTaskIdentity) -> WriterKey:
         if not place.query:
@@ -205,16 +214,16 @@ class StreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
         return WriterKey(f"query/{place.query}")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Append what the tasks of this micro-batch staged, or what an earlier run of it planned."""
+        """Append the files that this micro-batch staged, or resume the plan of an earlier attempt."""
         self._commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Delete what the tasks staged, unless a plan names it."""
+        """Delete the files that the tasks staged, unless a plan names them."""
         self._abort(messages)
 
 
 def collect_staged(messages: Sequence[Any]) -> tuple[WriterKey | None, list[StagedFile]]:
-    """Whose messages they are, and the files they name; a failed task has None for a message."""
+    """Return the writer key and the staged files of the messages. The message of a failed task is None."""
     staged = [message for message in messages if isinstance(message, StagedRows)]
     keys = {message.key for message in staged}
     if len(keys) > 1:
@@ -223,7 +232,7 @@ def collect_staged(messages: Sequence[Any]) -> tuple[WriterKey | None, list[Stag
 
 
 def require_topic(client: Client, topic: str) -> None:
-    """Raise TopicNotFound, with the remedy, for a topic that does not exist."""
+    """Raise TopicNotFound, with the remedy, if the topic does not exist."""
     try:
         client.topics.state(topic, touch=False)
     except TopicNotFound:
@@ -233,9 +242,9 @@ def require_topic(client: Client, topic: str) -> None:
 def stage(
     batches: Iterator[pa.RecordBatch], writer: FramesWriter, partition: int, options: SinkOptions
 ) -> StagedFile | None:
-    """Encode batches into the writer's file; the caller abandons it when this raises.
+    """Encode batches into the writer's file. If it raises, the caller abandons the file.
 
-    A topic is looked for when its first row is there, so that an unknown one fails the task, not the commit.
+    Each topic is checked at its first row, so an unknown topic fails the task instead of the commit.
     """
     numbers: dict[str, int] = {}
 

@@ -1,8 +1,8 @@
-"""The task's side of a read: slices in, records out, the same for batch and stream.
+"""Reads slices in a Spark task: slices in, records out; the same code for batch and stream.
 
-A task goes by bounds, not by places: it asks where the positions lie now, so a segment that was moved or
-compacted since the plan was made is found again (SP-5). What has gone meanwhile is reported, never silently
-left out; what lies in memory-mapped files was verified by its checksums before anything looks at it (SP-7).
+A task locates its positions again when it runs, so it finds segments that were moved or compacted after
+planning. Records that were lost since then are reported, never skipped silently. Checksums are verified
+before any code uses bytes of a memory-mapped file.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ log = logging.getLogger("ringlog.spark")
 OnGap = Callable[[GapRow], None]
 DELETED, CORRUPT = "deleted", "corrupt"
 WINDOW_BYTES_MIN = 64 * KIB
-"""Log looked at for the end of a slice."""
+"""Smallest number of bytes that one fetch requests, near the end of a slice."""
 POLL_INTERVAL_S = 1.0
 IDLE_POLLS_MAX = 30
-"""Looks of POLL_INTERVAL_S without anything new before a task gives up on an engine that is starting."""
+"""Polls of POLL_INTERVAL_S without progress before a task gives up on an engine that is starting."""
 _NO_LIMIT = 1 << 62
 
 
 def read_slices(
     slices: Slices | None, options: SourceOptions, struct: StructType, on_gap: OnGap | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a partition as Arrow batches of exactly Spark's schema; None is a partition of nothing.
+    """Yield the records of a partition as Arrow batches with exactly Spark's schema. None yields nothing.
 
-    Raises DataLoss for positions that were lost since the plan was made, unless failOnDataLoss is off; then
-    they are handed to `on_gap` (default: logged). Raises CorruptData, NotReady (retry), EngineNotRunning.
+    Raises DataLoss for positions that were lost since planning, if failOnDataLoss is on. If it is off, each
+    gap goes to `on_gap` (default: logged). Raises CorruptData, NotReady (retriable) and EngineNotRunning.
     """
     from ringlog.spark.arrow import ArrowBatchBuilder
 
@@ -68,9 +68,9 @@ def read_batches(
     *,
     checks_bodies: bool = True,
 ) -> Iterator[TailBatch]:
-    """The same as mapped batches, in order, without the filter by tags.
+    """Yield the records of slices as memory-mapped batches, in order, without the tag filter.
 
-    `checks_bodies`: off for who hands frames on to a reader that compares their checksums itself.
+    Set `checks_bodies` to False if the receiver of the frames verifies body checksums itself.
     """
     client = client_of(options.path)
     reader: _SliceReader | None = None
@@ -92,7 +92,7 @@ def _log_gap(gap: GapRow) -> None:
 
 @dataclass(slots=True)
 class _SlicePosition:
-    """How far a slice has been read, and what is left of its bytes."""
+    """Progress within a slice, and the number of its bytes that remain."""
 
     bounds: Bounds
     seq: int
@@ -105,7 +105,10 @@ class _SlicePosition:
 
     @property
     def window(self) -> int:
-        """Bytes to look at next: not far beyond the end of the slice, whose neighbour another task reads."""
+        """Bytes of the next fetch.
+
+        It reaches little beyond the slice, because another task reads the next one.
+        """
         return min(max(self.bytes_left, WINDOW_BYTES_MIN), WINDOW_BYTES)
 
 
@@ -125,11 +128,11 @@ class _SliceReader:
         self._damage: tuple[str, int] | None = None
 
     def close(self) -> None:
-        """Let go of files. What was handed out stays valid."""
+        """Close the files. Batches that were yielded stay valid."""
         self._source.close()
 
     def read(self, wanted: Slice) -> Iterator[TailBatch]:
-        """The records of a slice."""
+        """Yield the records of a slice."""
         place = _SlicePosition(wanted.bounds, wanted.bounds.after, wanted.bytes)
         while not place.is_done:
             portion = self._fetch(place)
@@ -139,7 +142,7 @@ class _SliceReader:
                 self._report_loss(place, place.bounds.until, RECREATED, portion)
                 continue
             if portion.head_seq < place.bounds.until:
-                # What was never durable went with its process, and its numbers are given again to others.
+                # These records were never durable. The restarted shard assigns their seqs to other records.
                 self._report_loss(place, place.bounds.until, RESTART_LOSS, portion)
                 continue
             before = place.seq
@@ -149,7 +152,7 @@ class _SliceReader:
             self._count_idle_poll(place, before)
 
     def _fetch(self, place: _SlicePosition) -> FetchResult | None:
-        """The next portion, or None when the place was moved on without one."""
+        """Return the next fetch result, or None if the position moved without one."""
         cursor = Cursor(place.bounds.epoch, place.seq)
         steps = self._source.fetch(cursor, limit=_NO_LIMIT, bytes_max=place.window, wait_s=POLL_INTERVAL_S)
         try:
@@ -168,7 +171,7 @@ class _SliceReader:
             if batch.first_seq > until:
                 break
             if not self._source.is_current:
-                return  # Some of what was read ahead may have been deleted since (DL-9).
+                return  # Records that were read ahead may be deleted by now: fetch again.
             shown = batch.until(until)
             place.bytes_left -= shown.stored_bytes
             place.seq = shown.last_seq
@@ -178,7 +181,7 @@ class _SliceReader:
     def _report_loss(
         self, place: _SlicePosition, last: int, reason: str, portion: FetchResult | None
     ) -> None:
-        """Positions behind the place up to `last` are gone: fail, or say so and go on behind them."""
+        """Raise DataLoss for the lost positions up to `last`, or report the gap and continue after it."""
         bounds = place.bounds
         last = min(last, bounds.until)
         if last <= place.seq:
@@ -191,14 +194,14 @@ class _SliceReader:
         self._on_gap(gap)
 
     def _skip_damage(self, place: _SlicePosition, error: CorruptData) -> None:
-        """onCorrupt=quarantine: go on behind a damaged frame, if it can be told where that is."""
+        """For onCorrupt=quarantine: continue after a damaged frame. Re-raise if its end is not known."""
         where = (str(error.detail.get("file", "")), int(error.detail.get("offset", -1)))
         last = min(int(error.detail.get("last_seq", 0)), place.bounds.until)
         if not self._options.quarantine or last <= place.seq or where == self._damage:
             raise error
         self._damage = where
         first = max(int(error.detail.get("first_seq", 0)), place.seq + 1)
-        self._source.close()  # Its reader stands before the damage.
+        self._source.close()  # Its reader is positioned before the damage.
         place.seq = last
         self._on_gap(GapRow(self.topic, place.bounds.epoch, first, last, CORRUPT, 0, 0))
 
@@ -212,7 +215,7 @@ class _SliceReader:
 
 
 def data_loss(gap: GapRow) -> DataLoss:
-    """The error for a gap, with both ways out (section 7 of the description of failOnDataLoss)."""
+    """Return the error for a gap; its text names both remedies."""
     return DataLoss(
         f"records {gap.gap_from}..{gap.gap_to} of topic {gap.topic!r} are gone ({gap.reason}). Set "
         "failOnDataLoss=false to go on without them, or begin elsewhere: startingOffsets, a stream with a "

@@ -1,6 +1,6 @@
-"""The data source "ringlog", as Spark calls it: options in, readers and writers out.
+"""The data source "ringlog" as Spark calls it: it maps options to readers and writers.
 
-Spark makes an instance in a process of its own for each thing it wants to know, so it imports little.
+Spark creates an instance in a new process for each query of it, so this module imports as little as possible.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 FORMAT = "ringlog"
 PIECES_OF = "pieces.of"
-"""What the reader in the JVM asks with (Pieces.WISH): for pieces, under the schema that this names."""
+"""Option that the JVM reader sets (Pieces.WISH): return pieces of frames, for the schema in its value."""
 
 
 class RinglogDataSource(DataSource):
-    """`spark.read.format("ringlog")` and its three siblings. Options: see ringlog.spark.options."""
+    """Batch and streaming reads and writes of `format("ringlog")`. Options: see ringlog.spark.options."""
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """Columns of the view that the options choose, when the user gives no schema."""
+        """Return the columns of the selected view. Spark calls this if the user gives no schema."""
         shape = schema_options(self.options)
         if shape.view != "records":
             from ringlog.spark.views import view_schema
@@ -47,7 +47,7 @@ class RinglogDataSource(DataSource):
         return record_schema(shape)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read; raises OptionError, SchemaError."""
+        """Return the reader of a batch; raise OptionError or SchemaError."""
         wish, given = self._wish()
         options = source_options(given, streaming=False)
         if wish is not None:
@@ -63,7 +63,7 @@ class RinglogDataSource(DataSource):
         return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark calls it so.
-        """A stream of records; raises OptionError, SchemaError."""
+        """Return the reader of a stream; raise OptionError or SchemaError."""
         wish, given = self._wish()
         options = source_options(given, streaming=True)
         if wish is not None:
@@ -75,25 +75,25 @@ class RinglogDataSource(DataSource):
         return StreamReader(options, schema)
 
     def _wish(self) -> tuple[str | None, dict[str, str]]:
-        """The schema that pieces are asked under, None where records are asked for; and the options."""
+        """Return (schema for a read of pieces or None for a read of records, all other options)."""
         given = dict(self.options)
         return given.pop(PIECES_OF, None), given
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch write; raises OptionError, SchemaError, TopicNotFound."""
+        """Return the writer of a batch; raise OptionError, SchemaError or TopicNotFound."""
         from ringlog.spark.sink import BatchWriter
 
         return BatchWriter(sink_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """A streaming write; raises OptionError, SchemaError."""
+        """Return the writer of a stream; raise OptionError or SchemaError."""
         from ringlog.spark.sink import StreamWriter
 
         return StreamWriter(sink_options(self.options), schema, overwrite)
 
 
 def _asked(wish: str, options: SourceOptions) -> StructType:
-    """The columns that the user named, for which pieces are asked; all of them where none were named."""
+    """Return the columns that a read of pieces must cover: those in `wish`, or all columns if it is empty."""
     import json
 
     from pyspark.sql.types import StructType

@@ -1,10 +1,10 @@
-"""A home of Spark whose Python processes find pyspark with its bytecode.
+"""Creates a SPARK_HOME whose Python processes import pyspark from compiled bytecode.
 
-Spark puts `$SPARK_HOME/python/lib/pyspark.zip` first on the path of every Python process that it starts. In
-it is source and no bytecode: each compiles all it imports anew, which takes a first query several seconds of
-a processor. Where pyspark was installed by pip it lies there once more, compiled: what the driver imports. So
-sessions of this host are started with a home that has all of Spark's but that directory: a few links, kept
-in the user's cache.
+Spark puts `$SPARK_HOME/python/lib/pyspark.zip` first on the path of every Python process that it starts. The
+zip contains source but no bytecode, so each process compiles its imports. This takes a first query several
+seconds of CPU time. If pyspark was installed by pip, its directory also contains the bytecode that the driver
+imports. So sessions on this host start with a home that has all parts of Spark except that directory: a few
+links in the user's cache.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 LINKED = ("bin", "conf", "jars", "sbin")
-"""What a home needs. `conf` is linked even if it is not there yet."""
+"""Parts of a Spark home that are linked. `conf` is linked even if it does not exist yet."""
 
 
 @contextmanager
 def light_home(environ: MutableMapping[str, str], master: str) -> Iterator[None]:
-    """Within it a JVM that is started gets such a home, if `master` is this process's own (`local[...]`).
+    """Within the block, start JVMs with such a home, if `master` runs in this process (`local[...]`).
 
-    Nothing changes where somebody has chosen a SPARK_HOME, where pyspark is not installed in a place that
-    every Python process sees, and where the cache cannot be written.
+    Does nothing if SPARK_HOME is set, if pyspark is not installed in a place that every Python process
+    searches, or if the cache is not writable.
     """
     home = None
     if "SPARK_HOME" not in environ and (master == "local" or master.startswith("local[")):
@@ -44,8 +44,9 @@ def light_home(environ: MutableMapping[str, str], master: str) -> Iterator[None]
 
 
 def find_pyspark(environ: Mapping[str, str], places: Sequence[str] | None = None) -> Path | None:
-    """Directory of a pyspark with jars that a Python process finds by itself: it lies in one of the `places`
-    of installed packages, or on PYTHONPATH."""
+    """Return the directory of a pyspark with jars that every Python process finds, or None.
+
+    It must be in one of the `places` of installed packages (default: site-packages), or on PYTHONPATH."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         return None
@@ -57,7 +58,7 @@ def find_pyspark(environ: Mapping[str, str], places: Sequence[str] | None = None
 
 
 def cache_of(environ: Mapping[str, str]) -> Path | None:
-    """The user's directory for what can be made again."""
+    """Return ringlog's cache directory of the user, or None if there is no home directory."""
     given = environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(given):
         return Path(given) / "ringlog"
@@ -66,7 +67,7 @@ def cache_of(environ: Mapping[str, str]) -> Path | None:
 
 
 def ensure_home(package: Path, cache: Path | None) -> Path | None:
-    """The home for this pyspark, made if it is not there; None where that cannot be."""
+    """Return the home for this pyspark, created if it is missing; None if that is not possible."""
     if cache is None:
         return None
     name = hashlib.sha256(os.fsencode(package)).hexdigest()[:16]
@@ -89,7 +90,10 @@ def _leads_to(link: Path, target: Path) -> bool:
 
 
 def _make(home: Path, package: Path) -> None:
-    """Link by link: each is put in its place at once, since others may be at it, or work with it."""
+    """Create the links one by one.
+
+    Each replaces the old one atomically, because other processes may use it.
+    """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=".spark-home-") as scratch:
         for each in LINKED:

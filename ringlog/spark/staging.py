@@ -1,16 +1,16 @@
-"""Files between a Spark task and the log: staged frames, the plan that commits them, locks and leftovers.
+"""Files between a Spark task and the log: staged frames, the commit plan, locks, and their cleanup.
 
-One flat directory for all writers of a data directory. A writer (a streaming query, a transaction's
-application, one batch write) has a key; `<id>` is 16 hexadecimal digits of its hash:
+One flat directory serves all writers of a data directory. A writer (a streaming query, an application with
+txnAppId, or one batch write) has a key. `<id>` is the hash of the key, 16 hexadecimal digits:
 
-    <id>.lock                        held by whoever commits, aborts or recovers for that key
-    <id>.plan                        what is being appended, or was last (see Plan), replaced atomically
-    <id>-<microseconds>-<random>.frames   frames of one task attempt, synced before its message leaves
+    <id>.lock                        locked by the process that commits, aborts or recovers for that key
+    <id>.plan                        current or last plan (see SinkCommitPlan), replaced atomically
+    <id>-<microseconds>-<random>.frames   frames of one task attempt, synced before its commit message is sent
 
-Once a plan is durable its batch consists of exactly the files it names, however often and with whatever
-partitions Spark runs the batch again. A staged file that no plan names belongs to nobody: it is deleted by
-the commit or abort that was told of it, else by the janitor when it is a day old. What changes the disk goes
-through a Disk; a crash between any two of its calls leaves either the plan before or the plan after.
+When a plan is durable, its batch consists of exactly the files in the plan, even if Spark runs the batch
+again with other partitions. A staged file that no plan names is an orphan. The commit or abort that receives
+its name deletes it; otherwise `clean` deletes it after one day. All disk changes go through a Disk. A crash
+between any two of its calls leaves either the previous plan or the new one.
 """
 
 from __future__ import annotations
@@ -35,68 +35,68 @@ PLAN_VERSION = 1
 PLAN_BYTES_MAX = 256 << 20
 FRAMES_SUFFIX, PLAN_SUFFIX, LOCK_SUFFIX = ".frames", ".plan", ".lock"
 ORPHAN_AGE_US = 24 * 3600 * 1_000_000
-"""A staged file that no plan names is left alone for a day: its task's message may still be on its way."""
+"""Minimum age of an orphan before its deletion, one day: its commit message may be under way."""
 LOCK_WAIT_S = 30.0
 LOCK_POLL_S = 0.05
 WRITE_BYTES = 1 << 20
 GATHER_BYTES = 64 << 10
-"""Frames below this are joined: many small pieces in one write cost more than the copy."""
+"""Frames below this size are joined: many small pieces in one write cost more than the copy."""
 _DIGEST = 16
 _HELD = frozenset({errno.EAGAIN, errno.EACCES})
 
 
 class StagedFile(msgspec.Struct, frozen=True):
-    """One task attempt's frames. In the file a frame's topic_id is an index into `topics`."""
+    """Frames of one task attempt. In the file, a frame's topic_id is an index into `topics`."""
 
     name: str
     partition: int
     frames: int
     rows: int
     size: int
-    """Bytes."""
+    """In bytes."""
     digest: int
-    """XXH3-64 of all bytes."""
+    """XXH3-64 of all bytes of the file."""
     topics: tuple[str, ...]
 
 
 class SinkCommitPlan(msgspec.Struct, frozen=True):
-    """What one batch appends: frame i of `files`, counted through them in order, under number first + i."""
+    """Appends of one batch: frame i, counted through `files` in order, has the number first + i."""
 
     key: str
     batch: int
     first: int
     next: int
-    """The number the first frame of the next plan gets; above all in use."""
+    """Number of the first frame of the next plan, above all numbers in use."""
     files: tuple[StagedFile, ...]
     done: bool = False
     moved: dict[int, int] = {}
-    """Frames that were refused for good under their number, and the number they have instead."""
+    """New numbers of frames, by frame index, whose original number was refused permanently."""
     fresh: bool = False
-    """The key was drawn for this write alone: nothing of it is kept once it is done."""
+    """True if the key belongs to this write only: its state is deleted when the plan is done."""
 
     @property
     def frames(self) -> int:
-        """Frames in all files."""
+        """Number of frames in all files."""
         return sum(file.frames for file in self.files)
 
     @property
     def rows(self) -> int:
-        """Records in all files."""
+        """Number of records in all files."""
         return sum(file.rows for file in self.files)
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Names of all topics, each once."""
+        """Distinct names of all topics."""
         return tuple(dict.fromkeys(topic for file in self.files for topic in file.topics))
 
 
 def writer_file_id(key: str) -> str:
-    """The file-name form of a writer's key."""
+    """Return the file-name id of a writer's key."""
     return f"{xxhash.xxh3_64_intdigest(key.encode()):016x}"
 
 
 class Staging:
-    """The staging directory. `directory` exists or its parent does; every method may raise DiskError."""
+    """A staging directory. `directory` or its parent exists. Every method may raise DiskError."""
 
     def __init__(self, directory: str, disk: Disk | None = None, clock: Clock | None = None) -> None:
         self.directory = directory
@@ -104,20 +104,20 @@ class Staging:
         self.clock: Clock = clock or SystemClock()
 
     def make(self) -> Staging:
-        """Make the directory if it is not there; returns self."""
+        """Create the directory if it is missing; return self."""
         if not self.disk.exists(self.directory):
             self.disk.make_dir(self.directory)
             self.disk.sync_dir(os.path.dirname(os.path.abspath(self.directory)))
         return self
 
     def writer(self, key: str) -> FramesWriter:
-        """Begin a staged file of this key."""
+        """Create a staged file for this key. The file appears on disk with its first write."""
         name = f"{writer_file_id(key)}-{self.clock.now_us()}-{random.getrandbits(128):032x}{FRAMES_SUFFIX}"
         return FramesWriter(self.disk, self.directory, name)
 
     @contextmanager
     def lock_writer(self, key: str, *, wait_s: float = LOCK_WAIT_S) -> Iterator[LockedWriter]:
-        """Be the only one who commits for this key; raises NotReady naming the holder after `wait_s`."""
+        """Lock a writer's key for commits; raise NotReady with the lock's path after `wait_s` seconds."""
         with self._locked_id(writer_file_id(key), wait_s) as found:
             plan = found.plan()
             if plan is not None and plan.key != key:
@@ -146,7 +146,7 @@ class Staging:
             return None
 
     def open_plans(self) -> list[SinkCommitPlan]:
-        """Plans that are not done, of all writers: what `recover` finishes."""
+        """Return the plans of all writers that are not done; `recover` finishes them."""
         found = []
         for name in self._names(PLAN_SUFFIX):
             plan = read_plan(self.disk, os.path.join(self.directory, name))
@@ -155,10 +155,10 @@ class Staging:
         return found
 
     def clean(self) -> list[str]:
-        """The janitor: delete what nobody will come back for; returns the names. Raises nothing for a race.
+        """Delete leftover files of writers whose lock is free; return the names.
 
-        Goes over writers whose lock is free: staged files older than a day that no open plan names, and all
-        files of a finished write whose key was its own.
+        Leftovers are staged files older than a day that no open plan names, and all files of a finished write
+        with a fresh key. Skips writers that are locked meanwhile.
         """
         by_writer: dict[str, list[str]] = {}
         for name in self._names(FRAMES_SUFFIX, PLAN_SUFFIX):
@@ -173,7 +173,7 @@ class Staging:
                 with self._locked_id(writer_id, 0) as locked:
                     gone += locked.clean(names, now_us)
             except NotReady:
-                continue  # Somebody commits for it: that is his to clean.
+                continue  # Its writer commits now, and cleans up itself.
         return gone
 
     def _names(self, *suffixes: str) -> list[str]:
@@ -184,32 +184,32 @@ class Staging:
 
 @dataclass(slots=True)
 class LockedWriter:
-    """One writer's plan and files, while its lock is held."""
+    """Plan and files of one writer, while its lock is held."""
 
     staging: Staging
     writer_id: str
 
     @property
     def plan_path(self) -> str:
-        """Where its plan lies."""
+        """Path of the plan."""
         return os.path.join(self.staging.directory, self.writer_id + PLAN_SUFFIX)
 
     def plan(self) -> SinkCommitPlan | None:
-        """Its last plan; raises CorruptData for one that does not verify."""
+        """Return the last plan, or None; raise CorruptData if it is damaged."""
         return read_plan(self.staging.disk, self.plan_path)
 
     def save_plan(self, plan: SinkCommitPlan) -> None:
-        """Make this the plan, durably, or leave the one before."""
+        """Replace the plan durably and atomically."""
         replace_file(
             self.staging.disk, self.staging.directory, self.writer_id + PLAN_SUFFIX, encode_plan(plan)
         )
 
     def sync_names(self) -> None:
-        """The names of staged files are durable before a plan counts on them."""
+        """Make the names of staged files durable, before a plan refers to them."""
         self.staging.disk.sync_dir(self.staging.directory)
 
     def delete_files(self, names: Iterable[str]) -> list[str]:
-        """Delete those of these files that are there."""
+        """Delete the existing files among these; return their names."""
         disk, directory = self.staging.disk, self.staging.directory
         gone = [name for name in names if disk.exists(os.path.join(directory, name))]
         for name in gone:
@@ -217,11 +217,11 @@ class LockedWriter:
         return gone
 
     def delete_plan(self) -> list[str]:
-        """Delete the plan and the lock of a write that is done and whose key nobody will use again."""
+        """Delete the plan and the lock of a finished write whose key is not used again."""
         return self.delete_files([self.writer_id + PLAN_SUFFIX, self.writer_id + LOCK_SUFFIX])
 
     def clean(self, names: Sequence[str], now_us: int) -> list[str]:
-        """Delete what is left over of this writer; see Staging.clean."""
+        """Delete the leftovers of this writer; see Staging.clean."""
         plan = self.plan()
         named = set() if plan is None or plan.done else {file.name for file in plan.files}
         gone = self.delete_files(
@@ -242,13 +242,13 @@ def _is_old(name: str, now_us: int) -> bool:
 
 
 def encode_plan(plan: SinkCommitPlan) -> bytes:
-    """A line with version and checksum, then the plan as JSON."""
+    """Encode a plan: a line with version and checksum, then JSON."""
     body = msgspec.json.encode(plan)
     return b"%d %016x\n" % (PLAN_VERSION, xxhash.xxh3_64_intdigest(body)) + body
 
 
 def decode_plan(data: bytes, path: str) -> SinkCommitPlan:
-    """Inverse of encode_plan; raises CorruptData."""
+    """Decode the result of `encode_plan`; raise CorruptData."""
     head, _, body = data.partition(b"\n")
     version, _, digest = head.partition(b" ")
     if digest != b"%016x" % xxhash.xxh3_64_intdigest(body):
@@ -259,7 +259,7 @@ def decode_plan(data: bytes, path: str) -> SinkCommitPlan:
 
 
 def read_plan(disk: Disk, path: str) -> SinkCommitPlan | None:
-    """The plan at this path; None when there is none."""
+    """Return the plan at this path, or None if there is none."""
     if not disk.exists(path):
         return None
     fd = disk.open_read(path)
@@ -274,7 +274,7 @@ def read_plan(disk: Disk, path: str) -> SinkCommitPlan | None:
 
 @dataclass(slots=True)
 class FramesWriter:
-    """Writes one staged file. Call `finish` or `abandon`, nothing after either."""
+    """Writes one staged file. The last call is either `finish` or `abandon`."""
 
     disk: Disk
     directory: str
@@ -288,7 +288,7 @@ class FramesWriter:
     _hash: Any = field(default_factory=xxhash.xxh3_64)
 
     def add(self, pieces: Sequence[Buffer], size: int, rows: int) -> None:
-        """Add a whole frame of `size` bytes and `rows` records; its pieces must not change until `finish`."""
+        """Add a whole frame of `size` bytes and `rows` records. Its pieces must not change until `finish`."""
         parts = [b"".join(pieces)] if size < GATHER_BYTES else pieces
         for part in parts:
             self._hash.update(part)
@@ -300,7 +300,7 @@ class FramesWriter:
             self._write()
 
     def finish(self, partition: int, topics: Sequence[str]) -> StagedFile | None:
-        """Make it durable; None, and no file, when there was no frame."""
+        """Make the file durable and return its description; without frames, return None and no file."""
         if not self.frames:
             return None
         self._write()
@@ -311,7 +311,7 @@ class FramesWriter:
         )
 
     def abandon(self) -> None:
-        """Give up: no file stays behind."""
+        """Close and delete the file."""
         self._held.clear()
         if self._fd >= 0:
             self._close()

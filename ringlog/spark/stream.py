@@ -1,9 +1,9 @@
-"""StreamReader: topics as a stream. Spark asks how far there is something, plans each range and has it read.
+"""StreamReader: reads topics as a Spark stream.
 
-An offset says for each topic the last position dealt with (offsets.py). The very first one names no topics:
-Spark asks for it again when a query dies within its first batch, and only a constant is the same then.
-Where to begin is decided by the end of that batch, which Spark writes down; the records come from the second.
-A trigger that asks once for all there is gets them in the first.
+An offset contains the last processed position of each topic (offsets.py). The initial offset names no topics.
+If a query fails within its first batch, Spark requests the initial offset again, so it must be a constant.
+The end offset of the first batch fixes where reading starts, and Spark logs it. Records follow from the
+second batch. With a trigger that runs once (ReadAllAvailable), the first batch contains the records.
 """
 
 # ruff: noqa: N802  Spark calls methods by these names.
@@ -57,46 +57,55 @@ if TYPE_CHECKING:
 log = logging.getLogger("ringlog.spark")
 
 UNLIMITED_ROWS = 1 << 62
-"""The limit of a query without one. Not ReadAllAvailable, which is what a trigger asks that runs once."""
+"""Read limit of a query without one.
+
+ReadAllAvailable does not fit: Spark uses it for triggers that run once.
+"""
 LOG_STEP_BYTES = 64 * KIB
-"""What lies in the log alone is admitted in steps of about this size: its frames are not known yet."""
+"""Step size for positions that exist only in the log, where frame boundaries are not known."""
 POSITION_BYTES_MIN = 8
-"""maxBytesPerTrigger looks at no more positions than this allows: a bound on planning, no promise."""
+"""Assumed minimum size of a record.
+
+It bounds the positions that planning with maxBytesPerTrigger examines.
+"""
 SCAN_POSITIONS_MIN = 10_000
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics as they grow. Pickles to options and schema; holds neither a client nor files (SK-15)."""
+    """Reads topics as they grow. Pickles to options and schema, and holds neither a client nor open files."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """`schema` says which columns are made; raises SchemaError."""
+        """Create a reader of the columns in `schema`; raise SchemaError if a column does not exist."""
         check_schema(schema, options)
         self._options = options
         self._schema = schema
         self._frozen: dict[str, TopicAt] | None = None
         self._turn: int | None = None
         self.committed: dict[str, Any] | None = None
-        """The last offset that Spark said is dealt with: for metrics, nothing waits for it (SK-21)."""
+        """Last offset that Spark committed. Used for metrics only: no component waits for it."""
 
-    # -- how far ------------------------------------------------------------------------------------
+    # -- offsets ------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Before anything; the same each time. Raises what the first look at the topics raises."""
+        """Return the constant offset before the first batch.
+
+        Raises TopicNotFound or OptionError if the subscription does not fit the existing topics.
+        """
         with Catalog.open(self._options.path) as catalog:
-            catalog.topics(self._options)  # A name that does not exist is told before the query runs.
+            catalog.topics(self._options)  # Fails for a missing topic before the query starts.
             return encode(catalog.log_id, BEGINNING)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """By the options; without one of them, more than any log holds."""
+        """Return the limit of maxBytesPerTrigger or maxOffsetsPerTrigger; without either, UNLIMITED_ROWS."""
         if self._options.max_bytes is not None:
             return ReadMaxBytes(self._options.max_bytes)
         return ReadMaxRows(self._options.max_offsets or UNLIMITED_ROWS)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next batch goes; `start` itself when there is nothing new.
+        """Return the end offset of the next batch, or `start` if there is nothing new.
 
-        Raises CheckpointRefused for an offset of another log, and DataLoss when a topic was deleted or made
-        anew, unless failOnDataLoss is off.
+        Raises CheckpointRefused for an offset of another log. Raises DataLoss if a topic was deleted or
+        recreated and failOnDataLoss is on.
         """
         with Catalog.open(self._options.path) as catalog:
             places = decode(start, catalog.log_id)
@@ -109,7 +118,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return encode(catalog.log_id, begun)
             waiting = standing.waiting
             if not is_once:
-                # The start of what is new, or new again, is written down first.
+                # A new or changed starting point is logged by Spark before records after it are read.
                 waiting = {
                     topic: each for topic, each in waiting.items() if _is_same_life(places, standing, topic)
                 }
@@ -118,27 +127,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if following == start else following
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The heads of all topics, for the query's progress."""
+        """Return the heads of all subscribed topics, for the progress report of the query."""
         with Catalog.open(self._options.path) as catalog:
             now = catalog.topics(self._options, missing_ok=True)
             return encode(catalog.log_id, {at.topic: Cursor(at.epoch, at.head) for at in now})
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take the heads as they are for the end; what comes later, topics too, is for the next run."""
+        """Fix the current heads as the end of this run. Later records and topics belong to the next run."""
         with Catalog.open(self._options.path) as catalog:
             self._frozen = {at.topic: at for at in catalog.topics(self._options, missing_ok=True)}
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Remember it. Retention does not wait for queries."""
+        """Store the committed offset. Retention does not wait for queries."""
         self.committed = end
 
     # -- reading ------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Share out what lies between two offsets: exactly that, whatever is subscribed to by now.
+        """Split the positions between two offsets into partitions.
 
-        Raises CheckpointRefused, and DataLoss when some of it is gone, unless failOnDataLoss is off: then the
-        gaps are logged and go to gapsPath.
+        The partitions cover exactly these positions, even if the subscription changed. Raises
+        CheckpointRefused. Raises DataLoss if positions are lost and failOnDataLoss is on. If it is off, the
+        gaps are logged and written to gapsPath.
         """
         options = self._options
         with Catalog.open(options.path) as catalog:
@@ -155,14 +165,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return plan_partitions(catalog, there, options)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """A partition's records; see read_slices. Runs in a task."""
+        """Yield the records of a partition; see read_slices. Runs in a Spark task."""
         slices = None if partition is None else partition.slices
         return read_slices(slices, self._options, self._schema)
 
-    # -- inside -------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------
 
     def _begin(self, catalog: Catalog, now: Mapping[str, TopicAt]) -> TopicCursors:
-        """Where startingOffsets, or the time to start at, puts each topic that there is."""
+        """Return the start position of each existing topic, from startingOffsets or the starting time."""
         seen = now if self._frozen is None else {name: at for name, at in now.items() if name in self._frozen}
         return {name: Cursor(at.epoch, start_of(catalog, self._options, at)) for name, at in seen.items()}
 
@@ -170,9 +180,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name for name in names if self._options.matches(name)}
 
     def _topics(self, catalog: Catalog, places: Mapping[str, Cursor]) -> dict[str, TopicAt]:
-        """The topics subscribed to that exist; those already known are looked for by name, one by one.
+        """Return the subscribed topics that exist. Known topics are resolved one by one.
 
-        A list that is made while topics come and go may miss one; only its shard can say that it is gone.
+        A topic listing that runs while topics are created and deleted may miss one. Only the topic's shard
+        knows whether the topic is deleted.
         """
         found = {at.topic: at for at in catalog.topics(self._options, missing_ok=True)}
         for name in self._subscribed(places):
@@ -190,9 +201,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning("topic %s was %s behind position %d", each.topic, each.reason, each.seq)
 
     def _check_heads(self, catalog: Catalog, bounds: list[Bounds]) -> list[GapRow]:
-        """Take out of `bounds` what a restart lost with all behind it; raises DataLoss.
+        """Remove from `bounds` each range whose end a restart lost, and return the gaps; raise DataLoss.
 
-        The numbers may have been given to other records meanwhile, so nothing of such a range is read.
+        The engine may have assigned the lost seqs to other records, so no part of such a range is read.
         """
         found = []
         for each in list(bounds):
@@ -212,7 +223,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit: ReadLimit,
         start: Mapping[str, Any],
     ) -> dict[str, int]:
-        """{topic: position to read up to}, within the limit."""
+        """Return {topic: last position to read}, within the limit."""
         if isinstance(limit, ReadAllAvailable):
             return {topic: each.until for topic, each in waiting.items()}
         turn = self._next_turn(start)
@@ -227,21 +238,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         raise UsageError("this source can be limited by positions or by bytes", found=type(limit).__name__)
 
     def _next_turn(self, start: Mapping[str, Any]) -> int:
-        """Counts up; begins anywhere, so that a query that dies after each batch is fair as well."""
+        """Return the next turn number.
+
+        The first one is a hash, so a query that fails after each batch is fair too.
+        """
         if self._turn is None:
             self._turn = zlib.crc32(json.dumps(start, sort_keys=True).encode())
         self._turn += 1
         return self._turn
 
     def _bounds(self, catalog: Catalog, before: TopicCursors | None, after: TopicCursors) -> list[Bounds]:
-        """What lies between, of lives that are the same on both sides or begin there."""
+        """Return the positions between two offsets, for epochs on both sides or that start there."""
         found = []
         for topic, end in after.items():
             known = None if before is BEGINNING else before.get(topic)
             try:
                 at = catalog.topic(topic)
             except TopicNotFound:
-                at = TopicAt(topic, 0, end.epoch, 1, end.seq)  # Told as a gap where positions were read on.
+                at = TopicAt(topic, 0, end.epoch, 1, end.seq)  # check_gaps reports it as a gap.
             if known is not None and known.epoch == end.epoch:
                 first = known.seq
             elif at.epoch != end.epoch:
@@ -254,7 +268,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def breaks_between(before: TopicCursors, after: TopicCursors, subscribed: Any) -> Iterator[TopicBreak]:
-    """Lives that ended between two offsets: topics that went, or begin anew, below where they stood."""
+    """Yield a break for each topic that was deleted, or recreated, between two offsets.
+
+    An offset below the previous one also means that the topic was recreated.
+    """
     for topic, place in before.items():
         end = after.get(topic)
         if end is None:
@@ -271,14 +288,14 @@ def _is_same_life(places: TopicCursors | None, standing: SparkStreamState, topic
 
 
 def _steps(catalog: Catalog, topic: str, waiting: StreamPendingRange, most: int) -> list[StreamAdmissionStep]:
-    """The frames that wait, as far as `most` bytes may reach."""
+    """Return the pending frames as admission steps, as far as `most` bytes can reach."""
     reach = max(most // POSITION_BYTES_MIN, SCAN_POSITIONS_MIN)
     until = min(waiting.until, waiting.after + reach)
     found: list[StreamAdmissionStep] = []
     for stretch in catalog.stored_ranges(topic, waiting.after, until):
         found += _steps_of(stretch, most)
     if found and found[-1].until < until:
-        found[-1] = replace(found[-1], until=until)  # What lies behind the last frame has gone.
+        found[-1] = replace(found[-1], until=until)  # Positions after the last frame are deleted.
     return found or [StreamAdmissionStep(until, 0)]
 
 

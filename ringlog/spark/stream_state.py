@@ -1,8 +1,9 @@
-"""Where a stream stands against where its topics stand: what moves on, what waits, what was lost. Pure.
+"""Compare the position of a stream with the state of its topics: new start, pending records, breaks. Pure.
 
-A place only ever *jumps* to where reading begins; the records behind it come with the next micro-batch. So
-the start of every range is in Spark's offset log before anything of it is read, and a batch that a crash made
-Spark repeat covers the very same positions (SP-8), the first batch of a query too.
+When a start position changes (new topic, recreated topic, removed records), this batch only records the new
+start. The records after it follow in the next micro-batch. So the start of every range is in Spark's offset
+log before any of its records is read. A batch that Spark repeats after a crash covers the same positions.
+This includes the first batch of a query.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ TopicsNow = Mapping[str, TopicAt]
 
 @dataclass(frozen=True, slots=True)
 class TopicBreak:
-    """A topic whose positions mean nothing any more: it was deleted, or is another one now."""
+    """A topic whose old positions are no longer valid, because it was deleted or recreated."""
 
     topic: str
     epoch: int
     seq: int
-    """Last position that was dealt with."""
+    """Last processed position."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPendingRange:
-    """Positions `after` + 1 .. `until` of a topic that are there to be read."""
+    """Positions `after` + 1 .. `until` of a topic that are ready to be read."""
 
     after: int
     until: int
@@ -43,7 +44,7 @@ class StreamPendingRange:
 
 @dataclass(slots=True)
 class SparkStreamState:
-    """`places` to go on from, what is `waiting` behind them, and the topics that broke off."""
+    """`places`: start positions; `waiting`: pending positions; `breaks`: deleted or recreated topics."""
 
     places: TopicCursors = field(default_factory=dict)
     waiting: dict[str, StreamPendingRange] = field(default_factory=dict)
@@ -57,11 +58,15 @@ def compare_positions(
     subscribed: Collection[str],
     frozen: TopicsNow | None = None,
 ) -> SparkStreamState:
-    """How a stream that stands at `places` stands against its topics.
+    """Compare the stream's positions `places` with its topics.
 
-    `now` holds those of `subscribed` that exist. A topic that is subscribed to and gone broke off; one that
-    is not subscribed to any more is dropped without a word. Nothing beyond `frozen` is seen: neither
-    positions above its heads nor lives and topics that began since.
+    Args:
+        places: last processed position of each topic.
+        now: the topics of `subscribed` that exist.
+        subscribed: topics that the query subscribes to. A subscribed topic that does not exist is a break. A
+            topic that is no longer subscribed is dropped without a report.
+        frozen: the topics at the start of an availableNow run. Later positions, epochs and topics are
+            ignored.
     """
     found = SparkStreamState()
     for topic in sorted({*places, *now}):
@@ -73,7 +78,7 @@ def compare_positions(
         limit = at if frozen is None else frozen.get(topic)
         if limit is None or limit.epoch != at.epoch:
             if place is not None:
-                found.places[topic] = place  # Another life than the frozen one: for the next run.
+                found.places[topic] = place  # The epoch is newer than the frozen one: left to the next run.
             continue
         _compare_topic(found, topic, place, at, min(at.head, limit.head))
     return found
@@ -81,21 +86,21 @@ def compare_positions(
 
 def _compare_topic(found: SparkStreamState, topic: str, place: Cursor | None, at: TopicAt, head: int) -> None:
     if place is not None and (place.epoch != at.epoch or place.seq > at.head):
-        # A head below the place is another life too, whatever its epoch (E-11).
+        # A head below the stream's position also means another life, even under the same epoch.
         found.breaks.append(TopicBreak(topic, place.epoch, place.seq, RECREATED))
         place = None
     if place is None:
         place = Cursor(at.epoch, at.earliest - 1)
     after = max(place.seq, min(at.earliest - 1, head))
     if after >= head > place.seq:
-        place = Cursor(at.epoch, head)  # All of it has gone: nothing to share out, but to be looked into.
+        place = Cursor(at.epoch, head)  # All pending records are removed; gap checks report them.
     found.places[topic] = place
     if after < head:
         found.waiting[topic] = StreamPendingRange(after, head)
 
 
 def advance(places: Mapping[str, Cursor], until: Mapping[str, int]) -> TopicCursors:
-    """The places with some of them moved on to `until`; none goes back."""
+    """Return the positions with some of them moved forward to `until`. No position moves back."""
     return {
         topic: Cursor(place.epoch, max(place.seq, until.get(topic, 0))) for topic, place in places.items()
     }

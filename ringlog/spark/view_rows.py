@@ -1,7 +1,7 @@
-"""Rows of the views, as Arrow: frames and segments from indexes, audit from the frames themselves.
+"""Rows of the views as Arrow: frames and segments from indexes, audit from the frames themselves.
 
-Everything here runs in a task. A file that is not where it was planned is `Gone`; the caller asks the engine
-where its records lie now.
+All functions run in Spark tasks. If a file is not where it was planned, they raise StaleFileLocation, and the
+caller queries the engine for the new location.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ ROWS_PER_BATCH = 8_192
 
 
 class StaleFileLocation(Exception):
-    """A file is not where it was: its records lie elsewhere now, or nowhere."""
+    """A file is no longer where it was: its records were moved or deleted."""
 
 
 # -- segments ---------------------------------------------------------------------------------------------
 
 
 def open_segment(roots: Roots, place: SegmentLocation) -> Segment:
-    """Open the index of a segment; raises Gone, CorruptData, DiskError."""
+    """Open the index of a segment; raise StaleFileLocation, CorruptData or DiskError."""
     try:
         return Segment.open(RealDisk(), roots.data_dir, place.stem)
     except DiskError as e:
@@ -51,7 +51,7 @@ def open_segment(roots: Roots, place: SegmentLocation) -> Segment:
 
 
 def segment_rows(roots: Roots, place: SegmentLocation) -> Columns:
-    """A row for each topic of a segment."""
+    """Return one row for each topic of a segment."""
     segment = open_segment(roots, place)
     try:
         rows = _rows_of(segment, place)
@@ -80,7 +80,7 @@ def segment_rows(roots: Roots, place: SegmentLocation) -> Columns:
 
 
 def sealed_frame_rows(roots: Roots, place: SegmentLocation) -> Iterator[Columns]:
-    """A row for each frame of these topics in a segment, from its index alone."""
+    """Yield one row for each frame of these topics in a segment, from its index only."""
     segment = open_segment(roots, place)
     try:
         for row in _rows_of(segment, place):
@@ -118,7 +118,7 @@ def _entry_columns(entries: Table) -> Columns:
 
 
 def tag_rows(roots: Roots, place: SegmentLocation) -> Columns:
-    """A row for each tag of each topic of a segment: how many stored records have it, from the dictionary."""
+    """Return one row for each tag of each topic of a segment, with its number of stored records."""
     segment = open_segment(roots, place)
     found: list[tuple[str, str, int]] = []
     try:
@@ -134,9 +134,9 @@ def tag_rows(roots: Roots, place: SegmentLocation) -> Columns:
 
 
 def audit_segment(roots: Roots, place: SegmentLocation, client: Client) -> Iterator[Columns]:
-    """A row for each frame of these topics, read and checked; one more for each damaged part beside the data.
+    """Check each frame of these topics and yield its row, and one row per other damaged part.
 
-    Raises Gone when index or data are not where they were.
+    Raises StaleFileLocation if the index or the data was moved.
     """
     read = _reader_of(roots, place, client)
     path = place.stem + DATA
@@ -145,7 +145,7 @@ def audit_segment(roots: Roots, place: SegmentLocation, client: Client) -> Itera
         segment = open_segment(roots, place)
     except CorruptData as e:
         yield _part_fault(place.stem + IDX, where, str(e))
-        # Without the index the data part is still a sequence of frames.
+        # Without an index, the data part can still be scanned frame by frame.
         for checked in check_log(read, DATA_HEADER_BYTES, _whole(read), place.salt):
             yield _audit_columns(checked, place.topics, where)
         return
@@ -163,7 +163,7 @@ def audit_segment(roots: Roots, place: SegmentLocation, client: Client) -> Itera
                 rows = entries[at : at + len(checked.faults)]
                 at += len(rows)
                 topic = place.topics[topic_id][0]
-                # What the index says of a frame: its own words may be what is damaged.
+                # Use the values of the index: the header of the frame may be damaged.
                 yield {
                     "topic": topic, "topic_id": _hex(topic_id), "epoch": epoch, "first_seq": rows["base_seq"],
                     "last_seq": rows["base_seq"] + rows["count"] - 1, "records": rows["count"], **where,
@@ -175,7 +175,7 @@ def audit_segment(roots: Roots, place: SegmentLocation, client: Client) -> Itera
 
 
 def _part_faults(segment: Segment, place: SegmentLocation, where: Columns) -> Iterator[Columns]:
-    """What is wrong with tags and deletion marks: both verify as they are read."""
+    """Yield the faults of tags and deletion marks. Reading them verifies them."""
     for row in _rows_of(segment, place):
         try:
             segment.check_tags(row)
@@ -194,7 +194,7 @@ def _part_fault(path: str, where: Columns, fault: str) -> Columns:
 
 
 def _rows_of(segment: Segment, place: SegmentLocation) -> list[int]:
-    """Rows of the subscribed topics, of the life that was subscribed to."""
+    """Return the index rows of the subscribed topics, in the subscribed epochs."""
     found = [segment.row(topic_id) for topic_id in sorted(place.topics)]
     return [
         row
@@ -216,7 +216,7 @@ def _owner_columns(place: SegmentLocation, ids: Sequence[int]) -> Columns:
 
 
 def log_frame_rows(roots: Roots, place: LogFileLocation) -> Iterator[Columns]:
-    """A row for each frame of these topics in a stretch of the log: headers only, no body is looked at."""
+    """Yield one row for each frame of these topics in a log range, from headers only; bodies are not read."""
     for checked in check_log(_file_reader(roots.file(place.path)), place.start, place.stop, place.salt,
                              bodies=False):  # fmt: skip
         mine = _appends_of(checked, place.topics)
@@ -234,7 +234,7 @@ def log_frame_rows(roots: Roots, place: LogFileLocation) -> Iterator[Columns]:
 
 
 def audit_log(roots: Roots, place: LogFileLocation) -> Iterator[Columns]:
-    """A row for each frame of these topics, and for each damaged frame of whatever kind."""
+    """Yield one row for each frame of these topics, and for each damaged frame of any type."""
     where = {"file": place.path, "tier": "log"}
     for checked in check_log(_file_reader(roots.file(place.path)), place.start, place.stop, place.salt):
         yield _audit_columns(checked, place.topics, where)
@@ -295,7 +295,7 @@ def _kind(number: int) -> str:
 
 
 def _reader_of(roots: Roots, place: SegmentLocation, client: Client) -> ReadArray:
-    """Bytes of a data part wherever it lies: here, in a cold directory of this host, or asked for."""
+    """Return a reader of a data part: local, in a cold directory of this host, or through the engine."""
     path = place.stem + DATA
     if place.tier == TIER_COLD and not roots.cold_dir:
         return _asking_reader(path, client)
@@ -303,7 +303,7 @@ def _reader_of(roots: Roots, place: SegmentLocation, client: Client) -> ReadArra
 
 
 def _file_reader(path: str) -> ReadArray:
-    """Reads with pread into one buffer, which is used again: a failing disk is an error, not a signal."""
+    """Return a reader that uses pread into one reused buffer: a disk error is an exception, not a signal."""
     disk = RealDisk()
     try:
         fd = disk.open_read(path)
@@ -315,7 +315,7 @@ def _file_reader(path: str) -> ReadArray:
 
 
 class _OpenFile:
-    """A file that is closed when nobody reads it any more."""
+    """A file that is closed when its last reference is deleted."""
 
     def __init__(self, disk: RealDisk, fd: int) -> None:
         self._disk, self._fd = disk, fd
@@ -333,7 +333,10 @@ class _OpenFile:
 
 
 def _asking_reader(path: str, client: Client) -> ReadArray:
-    """Has the relocator read: a store that does not answer is NotReady, never a loss (TI-10)."""
+    """Return a reader that reads through the relocator.
+
+    An unavailable store raises NotReady; it is no loss.
+    """
 
     def read(start: int, stop: int) -> NDArray[np.uint8]:
         data = client.run(_cold_steps(client, ColdRead(path, start, stop)))
@@ -347,19 +350,19 @@ def _cold_steps(client: Client, request: ColdRead) -> Any:
 
 
 def _whole(read: ReadArray) -> int:
-    """Size of the file that is read: what a data part says in its header."""
+    """Return the size of the file, as its header states it."""
     return int(read(0, DATA_HEADER_BYTES).view("<u8")[_DATA_BYTES_WORD])
 
 
 _DATA_BYTES_WORD = 10
-"""Word of a data part's header that holds `data_bytes`; see segment.layout.DataHeader."""
+"""Index of the header word with `data_bytes`; see segment.layout.DataHeader."""
 
 
 # -- Arrow --------------------------------------------------------------------------------------------------
 
 
 def record_batch(columns: Columns, schema: pa.Schema) -> pa.RecordBatch:
-    """Columns as a batch of exactly this schema; a column that is not there is null in every row."""
+    """Return the columns as a batch of exactly this schema. A missing column is null in every row."""
     count = _length(columns)
     return pa.RecordBatch.from_arrays(
         [_array(columns.get(field.name), field.type, count) for field in schema], schema=schema

@@ -1,15 +1,15 @@
-"""Views: tables about the log instead of its records. Batch only.
+"""Views: tables about the log instead of its records. Batch reads only.
 
-    frames    a row a stored frame: numbers, place, sizes, times; from indexes, and headers in the log
-    segments  a row for each topic of each segment, from indexes alone
-    topics    a row a topic: bounds, counts, configuration
-    gaps      a row a range that was lost within the bounds; with onCorrupt=quarantine damaged frames too
-    audit     a row a stored frame that was read and checked (seal, structure, body, index against data), with
-              what is wrong with it in `fault`; null = sound. Rows of kind `part` tell of damaged files beside
+    frames    one row per stored frame: seqs, location, sizes, times; from indexes, and headers of the log
+    segments  one row per topic of each segment, from indexes only
+    topics    one row per topic: bounds, counts, configuration
+    gaps      one row per range that was lost within the bounds; with onCorrupt=quarantine damaged frames too
+    audit     one row per stored frame, after a check of seal, structure, body, and index against data.
+              `fault` is the damage, or null. Rows of kind `part` report damage in other parts of a segment
 
-Planned by segment and by file of the log; what crosses into the JVM is one small row each. Frames and audit
-show what is stored, so also records that were deleted or expired and still lie there, and a record that was
-copied in a restart as often as it is there.
+Partitions consist of segments and log files. Tasks send one small row per item to the JVM. The views frames
+and audit show stored data. This includes deleted and expired records that still use disk space. A record that
+a restart copied appears once per copy.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from ringlog.spark.view_rows import (
 from ringlog.spark.workers import freeze_imports
 
 TRIES_MAX = 5
-"""Looks for records whose file was merged or moved while we were on our way to it."""
+"""Attempts to find records whose file is merged or moved before it is read."""
 FILES_PER_PARTITION = 64
-"""Indexes one task reads, of views that look at indexes only."""
+"""Maximum number of indexes per task, for views that read only indexes."""
 
 _TEXT, _LONG, _TIME = StringType(), LongType(), TimestampType()
 _OWNER = {"topic": _TEXT, "topic_id": _TEXT, "epoch": _LONG}
@@ -92,19 +92,20 @@ _COLUMNS: dict[str, dict[str, Any]] = {
     },
     "tags": {"topic": _TEXT, "tag": _TEXT, "records": _LONG},
 }  # fmt: skip
-"""Columns of each view. topic_id: 16 hexadecimal digits, as in names of directories. Sizes in bytes:
-`bytes` as stored, `record_bytes` as accounted (null in the log). tier: hot, both, cold or log. `sealed_seq`:
-the last position that lies in a segment. The view `tags` is read by jobs only."""
+"""Columns of each view. topic_id: 16 hexadecimal digits, as in directory names. Sizes in bytes: `bytes` as
+stored, `record_bytes` as accounted (null in the log). tier: hot, both, cold or log. `sealed_seq`: last
+position that is in a segment. Only jobs read the view `tags`."""
 
 
 def view_schema(view: str) -> StructType:
-    """Spark's schema of a view; every column is nullable."""
+    """Return Spark's schema of a view. Every column is nullable."""
     return StructType([StructField(name, kind) for name, kind in _COLUMNS[view].items()])
 
 
 def check_view_schema(struct: StructType, view: str) -> StructType:
-    """The schema a user asks for: any columns of the view in any order, with its types; raises
-    SchemaError.
+    """Check a user's schema: any columns of the view in any order, with their exact types.
+
+    Returns the schema; raises SchemaError.
     """
     known = _COLUMNS[view]
     for field in struct.fields:
@@ -122,26 +123,26 @@ def check_view_schema(struct: StructType, view: str) -> StructType:
 
 @dataclass(frozen=True)
 class ViewPartition(InputPartition):
-    """Files for one task, or rows that the driver knew already: plain values."""
+    """Files for one task, or finished rows from the driver; plain values."""
 
     roots: Roots
     segments: tuple[SegmentLocation, ...] = ()
     logs: tuple[LogFileLocation, ...] = ()
     rows: tuple[tuple[Any, ...], ...] = ()
-    """Values of the view's columns, in their order."""
+    """Values of the view's columns, in column order."""
 
 
 class ViewReader(DataSourceReader):
-    """Reads one view. `options.path`, its subscription and bounds say of what; `schema` which columns."""
+    """Reads one view. `options` has path, subscription and bounds; `schema` selects the columns."""
 
     def __init__(self, options: SourceOptions, schema: StructType, view: str | None = None) -> None:
-        """`view` overrides that of the options; raises SchemaError."""
+        """Create a reader. `view` overrides `options.view`. Raises SchemaError."""
         self._options = options
         self._view = view or options.view
         self._schema = check_view_schema(schema, self._view)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Ask the engine where everything lies now; raises EngineNotRunning, TopicNotFound."""
+        """Query the engine for all current locations; raise EngineNotRunning or TopicNotFound."""
         options = self._options
         with Catalog.open(options.path) as catalog:
             client = client_of(options.path)
@@ -159,7 +160,7 @@ class ViewReader(DataSourceReader):
         return found + _packed(roots, places, most, options.min_partitions, self._view)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, in batches of Spark's schema."""
+        """Yield the rows of one partition, in batches of Spark's schema."""
         if not isinstance(partition, ViewPartition):
             return
         schema = arrow_schema(self._schema)
@@ -207,9 +208,9 @@ class ViewReader(DataSourceReader):
     def _moved(
         self, roots: Roots, topics: dict[int, tuple[str, int]], was: tuple[str, int], tries: int, path: str
     ) -> Iterator[Columns]:
-        """What became of a file that is gone: the segments made since, or the same one in another tier.
+        """Yield rows for a missing file, from newer segments or from the same one in another tier.
 
-        If the engine still leads to the very file, that is damage, and told as such.
+        If the engine still refers to the missing file, that is damage and is reported as such.
         """
         client = client_of(roots.url)
         places = [
@@ -227,7 +228,7 @@ class ViewReader(DataSourceReader):
                 elif tries > 1:
                     yield from self._of_segment(roots, segment, tries - 1)
             elif is_same or segment.number > _number_of(planned):
-                # Made after the plan, so not in it: what was merged or sealed meanwhile.
+                # Merged or sealed after planning, so not in the plan.
                 yield from self._of_segment(roots, segment, tries - 1) if tries > 1 else ()
 
     def _missing(self, segment: SegmentLocation, path: str) -> Iterator[Columns]:
@@ -239,7 +240,7 @@ class ViewReader(DataSourceReader):
 
 
 def _number_of(stem: str) -> int:
-    """Number of a segment by its name; of a file of the log 0: all segments are younger."""
+    """Return the number of a segment from its name, or 0 for a log file: every segment is newer."""
     tail = stem.rpartition("-")[2]
     return int(tail, 16) if "seg-" in stem or "pack-" in stem else 0
 
@@ -254,7 +255,7 @@ def _places_or_none(client: Client, topic: str) -> list[TopicLocations]:
 def _packed(
     roots: Roots, places: list[TopicLocations], bytes_max: int | None, least: int, view: str
 ) -> list[ViewPartition]:
-    """Neighbouring files together: about `bytes_max` of data, or FILES_PER_PARTITION indexes."""
+    """Group adjacent files into partitions of about `bytes_max` bytes, or of FILES_PER_PARTITION indexes."""
     segments = segments_of(places)
     logs = log_of(places) if view in {"frames", "audit", "gaps"} else []
     sized: list[tuple[SegmentLocation | LogFileLocation, int]] = [
@@ -280,11 +281,11 @@ def _packed(
     ]
 
 
-# -- rows that the driver knows ---------------------------------------------------------------------------
+# -- rows from the driver -----------------------------------------------------------------------------------
 
 
 def _cut(roots: Roots, rows: Iterable[tuple[Any, ...]]) -> list[ViewPartition]:
-    """Rows in partitions of ROWS_PER_BATCH."""
+    """Split rows into partitions of ROWS_PER_BATCH."""
     rest = iter(rows)
     found = []
     while part := tuple(islice(rest, ROWS_PER_BATCH)):
@@ -316,7 +317,7 @@ def _gap_row(gap: GapRow) -> tuple[Any, ...]:
 
 
 def _corrupt(found: Iterable[Columns]) -> Iterator[Columns]:
-    """Faults of an audit as gaps, with the reason corrupt."""
+    """Convert faults of an audit to rows of the gaps view, with the reason corrupt."""
     for columns in found:
         faults = columns["fault"]
         rows = [row for row, fault in enumerate(faults) if fault is not None]
@@ -336,7 +337,7 @@ def _chosen(value: Any, rows: list[int]) -> Any:
 
 
 def view_reader(path: str, view: str, topics: Sequence[str] = (), **options: str) -> ViewReader:
-    """A reader of a view without Spark: `partitions()` and `read(partition)` can be called directly."""
+    """Return a reader of a view for use without Spark: call `partitions()` and `read(partition)` directly."""
     raw = {"path": path, "view": "segments" if view == "tags" else view, **options}
     raw |= {"subscribe": msgspec.json.encode(list(topics)).decode()} if topics else {"subscribePattern": ".*"}
     return ViewReader(source_options(raw, streaming=False), view_schema(view), view)

@@ -1,4 +1,4 @@
-"""The Python processes in which Spark runs tasks: kept for many of them, so what they cost is paid once."""
+"""Python worker processes of Spark: Spark reuses them for many tasks, so setup costs are paid once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import cache
 
 
 def freeze_imports(kind: str) -> None:
-    """At the end of a task: keep what it has imported out of the collections of garbage to come.
+    """Exclude all imported objects from later garbage collections. Call it at the end of a task.
 
-    Spark's workers collect all garbage behind each task, and that goes over every object there is: with our
-    imports, Spark's and Arrow's, 20 ms of processor time for a task that may take 100. Objects that live as
-    long as the process need not be looked at. Done once for each kind of task (a few: each brings imports of
-    its own), or garbage would be kept with them, time and again. In a process that runs no task (a driver, a
-    test) nothing is done: there the collector is not ours to set.
+    Spark's workers run a full garbage collection after each task. With the imports of ringlog, Spark and
+    Arrow this takes 20 ms of CPU time, for a task that may take 100 ms. Imported objects live as long as the
+    process and need no check. The freeze happens once for each `kind` of task, because each kind has its own
+    imports. More freezes would also keep garbage. Outside of a task (driver, test) the function does nothing:
+    there the collector belongs to the program.
     """
     from pyspark import TaskContext
 

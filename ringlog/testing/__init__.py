@@ -1,7 +1,7 @@
-"""Tools for tests: ours, and those of programs that use ringlog. Nothing else imports this package.
+"""Test tools, for ringlog's own tests and for programs that use ringlog. No other package imports this one.
 
-Names are loaded when they are first asked for, so that a test of a pure core does not pay for the
-client and the process machinery.
+Names are loaded on first use, so that a test of a pure core does not import the client and the process
+code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'ringlog.testing' has no attribute {name!r}")
     value = getattr(import_module(home), name)
-    # Kept here: loading the module `engine` put the module where the function of that name belongs.
+    # Cache the name: the import of a submodule with the same name would replace it as an attribute.
     globals()[name] = value
     return value
 

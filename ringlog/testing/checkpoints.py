@@ -1,4 +1,4 @@
-"""Checkpoints of the shards of a World by the compactor's own code, in one thread."""
+"""Checkpoints of the shards of a World with the compactor's own code, in one thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringlog.testing.shard_world import DATA, ENGINE_ID, World
 
 
 class WorldShardRequests:
-    """Asks a World's shards as ShardRequests asks processes."""
+    """Sends requests to the shards of a World, with the interface that the compactor uses for processes."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -26,7 +26,7 @@ class WorldShardRequests:
         """Called with every message before it is sent."""
 
     def ask(self, shard: int, message: m.Message, wanted: Any, *, attachment: Any = None) -> Any:
-        """The reply with what is attached to it; raises the refusal, if it is one."""
+        """Return the reply and its attachment; raise the error of a refusal."""
         self.before(message)
         run = self._world.runs[shard]
         run.attached = None
@@ -38,7 +38,7 @@ class WorldShardRequests:
 
 
 def workplace(world: World, **storage: Any) -> CheckpointContext:
-    """Where a checkpoint of this world works, as at a start of the compactor."""
+    """Return the context of a checkpoint in this world, as a starting compactor creates it."""
     parsed = [parse_stem(stem) for stem in find_segments(world.disk, DATA)]
     numbers = [each[2] for each in parsed if each]
     numbers.append(MAKER_COMPACTOR << MAKER_SHIFT | world.incarnation << NUMBERS_SHIFT)
@@ -57,12 +57,12 @@ def checkpoint(
     roll: bool = True,
     **storage: Any,
 ) -> CheckpointResult:
-    """One checkpoint of one shard; returns what it made."""
+    """Run one checkpoint of one shard; return its result."""
     one: Any = CompactorShardClient(asking or WorldShardRequests(world), shard)
     return CheckpointTask(workplace(world, **storage), one, one.fetch_plan(roll=roll)).run()
 
 
 def checkpoint_all(world: World, **storage: Any) -> None:
-    """One checkpoint of every shard."""
+    """Run one checkpoint of every shard."""
     for shard in range(world.shards):
         checkpoint(world, shard, **storage)

@@ -1,4 +1,4 @@
-"""Client processes that a test starts to have them killed, interrupted, or ended in some odd way."""
+"""Client processes that a test starts in order to kill or interrupt them, or to end them in unusual ways."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from ringlog import cores
 
 
 def debug_environ() -> dict[str, str]:
-    """Their environment: memory that is freed is overwritten, a crash says where it was, and the client is
-    compiled where it can be, as users run it."""
+    """Return the environment of such a process.
+
+    Freed memory is overwritten, a crash prints a traceback, and the client runs compiled if it can, as for
+    users.
+    """
     wish = os.environ.get(cores.VARIABLE, cores.ACTORS_ONLY)
     compiled = "1" if wish == cores.ACTORS_ONLY else wish
     return {**os.environ, "PYTHONMALLOC": "debug", "PYTHONFAULTHANDLER": "1", cores.VARIABLE: compiled}

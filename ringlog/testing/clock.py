@@ -1,4 +1,4 @@
-"""A clock that only the test moves."""
+"""A clock that only the test advances."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _START_NS = 1_000_000_000
 
 
 class ManualClock:
-    """A Clock whose time stands still until `advance`, `step` or a `sleep` moves it.
+    """A Clock whose time changes only by `advance`, `step` and `sleep`.
 
-    Wall time begins at `now_us` (microseconds since the epoch), monotonic time at `monotonic_ns`.
-    A sleep costs no real time: it advances both and is kept in `sleeps`, in seconds, for the test to see.
+    Wall time starts at `now_us` (microseconds since the epoch), monotonic time at `monotonic_ns`. A sleep
+    takes no real time: it advances both clocks and is appended to `sleeps`, in seconds.
     """
 
     def __init__(self, now_us: int = _START_US, monotonic_ns: int = _START_NS) -> None:
@@ -34,12 +34,12 @@ class ManualClock:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass on both clocks; raises UsageError for less than nothing."""
+        """Advance both clocks; raise UsageError for a negative duration."""
         if seconds < 0:
             raise UsageError("time does not go back; use step() for the wall clock", seconds=seconds)
         self._now_us += round(seconds * 1_000_000)
         self._monotonic_ns += round(seconds * 1_000_000_000)
 
     def step(self, seconds: float) -> None:
-        """Set the wall clock forward or back, as an operator or NTP does; monotonic time stands still."""
+        """Change the wall clock forward or back, like an operator or NTP. Monotonic time does not change."""
         self._now_us += round(seconds * 1_000_000)

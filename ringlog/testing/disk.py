@@ -1,7 +1,7 @@
-"""Disks for tests, all in one place: in memory, recording, failing, watching.
+"""All disks for tests: in-memory, recording, failing and monitoring.
 
-They stack: `FaultyDisk(SimulatedDisk("/data"), Fault("data_sync", 2, "EIO"))` fails the second data
-sync of a disk in memory, `RecordingDisk` around it keeps what succeeded.
+They can be stacked. `FaultyDisk(SimulatedDisk("/data"), DiskFault("data_sync", 2, "EIO"))` fails the second
+data sync of an in-memory disk. A `RecordingDisk` around it records the calls that succeeded.
 """
 
 from __future__ import annotations

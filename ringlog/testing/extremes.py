@@ -1,7 +1,7 @@
-"""Bodies of messages with one field at an extreme, nested fields too: what a hostile peer sends first.
+"""Bodies of messages with one field, or nested field, at an extreme value.
 
-A body is what travels, not a message: half of these are refused by decoding, and the others reach the actor.
-Around the one field everything is plain, so that what is asked about exists.
+A body is the encoded form, not a message: decoding refuses half of these, and the others reach the actor. All
+other fields have plain values, so that the objects in the request exist.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 Path = tuple[int, ...]
 _encode = msgspec.msgpack.encode
 SURROGATE = msgspec.Raw(b"\xa3\xed\xa0\x80")
-"""Text that Python can hold and UTF-8 cannot."""
+"""Text that Python can represent and UTF-8 cannot."""
 EXTREMES: Mapping[str, Any] = {
     "-1": -1, "-2**31": -(1 << 31), "-2**63": -(1 << 63), "0": 0, "2**31": 1 << 31, "2**32": 1 << 32,
     "2**53": 1 << 53, "2**63-1": (1 << 63) - 1, "2**63": 1 << 63, "2**64-1": (1 << 64) - 1,
@@ -27,17 +27,17 @@ EXTREMES: Mapping[str, Any] = {
     "huge list": msgspec.Raw(_encode([1] * 70_000)), "nested": [[[[]]]], "map": {"a": -1},
     "an operator": ["tag", "Glob", "*"],
 }  # fmt: skip
-"""2**64 itself has no form in MessagePack."""
+"""2**64 itself is missing: MessagePack cannot encode it."""
 
 
 def plain_body(kind: type[msgspec.Struct], known: Mapping[str, Any]) -> list[Any]:
-    """A body that makes sense. `known`: values of fields by their names."""
+    """Return a valid body. `known` has values for fields, by field name."""
     hints = typing.get_type_hints(kind)
     return [_known(field.name, hints[field.name], known) for field in msgspec.structs.fields(kind)]
 
 
 def _known(name: str, hint: Any, known: Mapping[str, Any]) -> Any:
-    """The value of a field by its name, where another kind does not mean something else by it."""
+    """Return the known value of a field by its name, unless its type is compound: then build a plain one."""
     is_compound = len(_places(hint)) > 1
     return _plain(hint, known) if name not in known or is_compound else known[name]
 
@@ -45,7 +45,7 @@ def _known(name: str, hint: Any, known: Mapping[str, Any]) -> Any:
 def extreme_bodies(
     kind: type[msgspec.Struct], known: Mapping[str, Any], extremes: Mapping[str, Any] = EXTREMES
 ) -> Iterator[tuple[str, list[Any]]]:
-    """Each place of a body with each extreme, and what is there: `feeds.0.after=-1`."""
+    """Yield (description, body) for each place with each extreme value; description: `2.0.1=-1`."""
     plain = plain_body(kind, known)
     for path in paths_of(kind):
         for name, value in extremes.items():
@@ -53,7 +53,7 @@ def extreme_bodies(
 
 
 def paths_of(kind: type[msgspec.Struct]) -> list[Path]:
-    """Every place of a body: of its fields, and within these."""
+    """Return every place of a body: its fields, and the fields within them."""
     hints = typing.get_type_hints(kind)
     return [
         (n, *path)
@@ -75,7 +75,7 @@ def _places(hint: Any) -> list[Path]:
 
 
 def _bare(hint: Any) -> Any:
-    """A type without its range, and without None."""
+    """Return a type without its annotations, and without None."""
     if typing.get_origin(hint) is typing.Annotated:
         return _bare(typing.get_args(hint)[0])
     if typing.get_origin(hint) in {typing.Union, types.UnionType}:
@@ -97,7 +97,7 @@ def _plain(hint: Any, known: Mapping[str, Any]) -> Any:
 
 
 def _with(body: list[Any], path: Path, value: Any) -> list[Any]:
-    """The same body with another value at a place."""
+    """Return a copy of the body with another value at a place."""
     at, *inside = path
     changed = list(body)
     changed[at] = _with(body[at], tuple(inside), value) if inside else value

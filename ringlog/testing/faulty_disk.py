@@ -1,4 +1,4 @@
-"""A Disk whose chosen calls fail, and one that dies at the n-th call (FH-3, FH-5)."""
+"""A Disk that fails chosen calls, or that simulates the death of the process at the n-th call."""
 
 from __future__ import annotations
 
@@ -26,22 +26,25 @@ OpClass = Literal[
     "make_dir",
     "any",
 ]
-"""`size` is truncate or allocate; `read` also lists and looks; `any` counts every call that changes."""
+"""`size`: truncate and allocate.
+
+`read`: also list_dir and exists. `any`: every call that changes the disk.
+"""
 
 Kind = Literal["EIO", "ENOSPC", "EAGAIN", "ESTALE", "short", "stuck", "halt"]
-"""`short`: a write stops half way and must be continued. `stuck`: it makes no progress at all.
-`halt`: the process is dead from just before this call on."""
+"""`short`: the first attempt writes half, and the writer must continue. `stuck`: each attempt writes nothing.
+`halt`: the process is dead from just before this call."""
 
 T = TypeVar("T")
 
 
 class Halted(BaseException):
-    """The process died here. Not an Exception, so that nothing under test swallows it."""
+    """The process died at this call. A BaseException, so that no code under test catches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFault:
-    """Fail the `nth` call (from 1) of a class, or with `always` that one and all after it."""
+    """Fail the `nth` call (from 1) of a class; with `always`, also all later ones."""
 
     op: OpClass
     nth: int
@@ -49,15 +52,16 @@ class DiskFault:
     always: bool = False
 
     def is_due(self, op: OpClass, count: int) -> bool:
-        """Say whether the `count`-th call of class `op` is to fail."""
+        """Return whether the `count`-th call of class `op` must fail."""
         return op == self.op and (count == self.nth or (self.always and count > self.nth))
 
 
 class FaultyDisk(WrappedDisk):
-    """Fails calls by plan. `calls` counts them by class, for sweeps over every call of a run.
+    """Fails calls according to a plan. `calls` counts calls by class, for sweeps over every call of a run.
 
-    A write hit by ENOSPC leaves its first half on the disk. A sync that fails poisons its handle, as
-    on the real disk, and sets the trap of RD-2 on a simulated one.
+    A write that fails with ENOSPC leaves its first half on the disk. A failed sync poisons its handle, as on
+    the real disk. On a simulated disk it also discards the unsynced changes, so that a later successful sync
+    does not cover them.
     """
 
     def __init__(self, inner: Disk, *plan: DiskFault) -> None:
@@ -71,7 +75,7 @@ class FaultyDisk(WrappedDisk):
         self._poisoned: set[int] = set()
 
     def _due(self, op: OpClass, *, changes: bool = True) -> DiskFault | None:
-        """Count a call and return the fault it meets; raises Halted when the process is dead."""
+        """Count a call and return the fault for it, or None; raise Halted if the process is dead."""
         if self.halted:
             raise Halted("the process is dead")
         self.calls[op] += 1
@@ -118,7 +122,7 @@ class FaultyDisk(WrappedDisk):
 
     def close(self, fd: int) -> None:
         if self.halted:
-            return  # A process that died has closed what it had; objects that are freed later close again.
+            return  # A dead process has closed its handles; its Python objects may call close again later.
         self._poisoned.discard(fd)
         super().close(fd)
 
@@ -149,7 +153,7 @@ class FaultyDisk(WrappedDisk):
         self._pass("size", "truncate", self.path_of(fd), lambda: act(fd, length))
 
     def begin_sync(self, fd: int, offset: int, length: int) -> None:
-        # A hint: not counted, never failed by plan; but nobody gives it of a file that failed, or when dead.
+        # A hint: not counted and never failed by plan. But it is invalid for a failed file or a dead process.
         if self.halted:
             raise Halted("the process is dead")
         self._require_sound(fd, "begin_sync")
@@ -227,7 +231,7 @@ def _error(fault: DiskFault, call: str, path: str) -> DiskError:
 
 
 class _Attempts:
-    """The system calls behind one write that meets a fault, as write_fully makes them."""
+    """Simulates the system calls of one failing write, as write_fully makes them."""
 
     def __init__(self, fault: DiskFault, write: Callable[[list[Buffer], int], int]) -> None:
         self._fault = fault

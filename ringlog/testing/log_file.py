@@ -1,7 +1,7 @@
-"""A WAL file written frame by frame, so that tests of readers need no shard.
+"""A WAL file that is written frame by frame, so that tests of readers need no shard.
 
-It uses none of the engine's encoders, only the drawing in frame/layout.py, so a reader that agrees
-with it agrees with the drawing.
+It uses none of the engine's encoders, only the constants of frame/layout.py. A reader that accepts it
+therefore agrees with the documented layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TS_US = 1_700_000_000_000_000
 
 
 def bytes_column(values: Sequence[bytes | None]) -> bytes:
-    """Lay out one column of bytes: count + 1 offsets, padded, then the bytes, padded."""
+    """Encode one bytes column: count + 1 offsets, padded, then the values, padded."""
     filled = [value or b"" for value in values]
     ends = [0]
     for value in filled:
@@ -52,8 +52,9 @@ def sealed_frame(
     kind: int = layout.FrameType.APPEND,
     control: bytes = b"",
 ) -> bytes:
-    """One whole frame, sealed under `salt`: columns of bytes and of times; with none the body of a control
-    frame."""
+    """Return one complete frame, sealed under `salt`: `columns` of bytes and times.
+
+    Without columns, `control` is the body of a control frame."""
     count = len(next(iter(columns.values()))) if columns else 0
     bitmap = sum(1 << column for column in columns)
     body = b"".join([_column(column, columns[column]) for column in sorted(columns)])
@@ -71,7 +72,7 @@ def sealed_frame(
 
 
 class LogFile:
-    """One WAL file under `root`, preallocated like a real one; `stop` is where its valid bytes end."""
+    """One WAL file under `root`, preallocated like a real one. `stop` is the end of its valid bytes."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class LogFile:
         self, topic_id: int, base_seq: int, payloads: Sequence[bytes], *, epoch: int = 1,
         commit_ts: int = TS_US, columns: Mapping[Column, Sequence[Any]] | None = None,
     ) -> int:  # fmt: skip
-        """Write one frame at the end; returns its offset in the file."""
+        """Write one frame at the end; return its offset in the file."""
         frame = sealed_frame(
             {Column.PAYLOAD: payloads, **(columns or {})},
             topic_id=topic_id, base_seq=base_seq, salt=self.salt, epoch=epoch, commit_ts=commit_ts,
@@ -109,7 +110,7 @@ class LogFile:
         return self.write(frame)
 
     def write(self, frame: bytes) -> int:
-        """Write bytes at the end; returns where they begin."""
+        """Write bytes at the end; return their offset."""
         offset = self.stop
         self.disk.write_at(self.fd, [frame], offset)
         self.stop = offset + len(frame)
@@ -121,10 +122,10 @@ class LogFile:
         self.disk.write_at(self.fd, [bytes([old[0] ^ flip])], offset)
 
     def extent(self, stop: int = 0, start: int = 0) -> Extent:
-        """This file as an extent; open-ended unless `stop` is given."""
+        """Return this file as an extent, with an open end unless `stop` is given."""
         return Extent(self._prefix + self.path, self.file_id, self.salt, start or self.start, stop)
 
     def close(self) -> None:
-        """Give the handle back, synced."""
+        """Sync and close the file."""
         self.disk.sync_data(self.fd)
         self.disk.close(self.fd)

@@ -1,8 +1,8 @@
-"""A topic on real files without an engine: the files, the facts a shard would publish, and a client.
+"""A topic on real files without an engine: its files, the facts that a shard would publish, and a client.
 
-`LogWorld` is a Connection of the ring transport and can run Steps, so Reader, Tailer and `read` work on it
-as on a client. It never waits: `run` fails for Steps that would, and `begin` gives their Pending, which
-`publish` or `time_out` lets go on.
+`LogWorld` is a Connection with the ring transport and can run Steps. So Reader, Tailer and `read` work on it
+as on a client. It never waits: `run` fails for Steps that would wait. `begin` returns their Pending, which
+`publish` or `time_out` resolves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ringlog.testing.log_file import TS_US, LogFile
 
 
 class LogWorld:
-    """One topic, id 5, in shard 0; what other topics write lies between its frames."""
+    """One topic with id 5 in shard 0. Frames of another topic may lie between its frames."""
 
     def __init__(self, root: str, topic: str = "t") -> None:
         self.topic = topic
@@ -55,7 +55,7 @@ class LogWorld:
         self.deleted = BitMap64()
         self.version = self.due_us = self.ttl_us = 0
         self.sealed: list[Extent] = []
-        """The segments' stretches of this topic, ascending."""
+        """Extents of this topic in segments, in ascending order."""
         self.cold_dir = ""
         self.cold_reads: list[ColdRead] = []
         self.exists = True
@@ -77,7 +77,7 @@ class LogWorld:
     # -- the shard ------------------------------------------------------------------------------------
 
     def roll(self, **facts: Any) -> LogFile:
-        """Go on in a new file."""
+        """Start a new log file."""
         if self._files:
             self._extents.append(self.file.extent(self.file.stop))
         n = len(self._files)
@@ -86,14 +86,14 @@ class LogWorld:
 
     @property
     def file(self) -> LogFile:
-        """The file being written."""
+        """The current log file."""
         return self._files[-1]
 
     def write(
         self, payloads: Sequence[bytes], columns: Mapping[Column, Sequence[Any]] | None = None,
         ts: int = 0,
     ) -> int:  # fmt: skip
-        """Write one frame of the topic, not published yet; returns its offset."""
+        """Write one frame of the topic without publishing it; return its offset."""
         if not self._files:
             self.roll()
         offset = self.file.append(
@@ -104,17 +104,17 @@ class LogWorld:
         return offset
 
     def write_other(self, payload: bytes = b"not yours") -> None:
-        """Write a frame of some other topic."""
+        """Write a frame of another topic."""
         if not self._files:
             self.roll()
         self.file.append(6, 1, [payload])
 
     def skip_to(self, seq: int) -> None:
-        """Let the next record have this number."""
+        """Set the seq of the next record."""
         self._written = seq - 1
 
     def publish(self, *, with_head: bool = True) -> None:
-        """Publish everything written."""
+        """Publish all written frames; with `with_head`, also the head."""
         if with_head:
             self.head_seq = self._written
         if self._files:
@@ -138,7 +138,7 @@ class LogWorld:
         self.version += 1
 
     def seal(self, compression: str = "none", *, trims: bool = True) -> None:
-        """Turn everything in the log into a segment; `trims` drops the files."""
+        """Convert the log to a segment; with `trims`, remove the log files from the location of the topic."""
         if not self._files or not self._written:
             return
         self.publish()
@@ -150,7 +150,7 @@ class LogWorld:
         self.publish()
 
     def rewrite(self, compression: str = "none") -> None:
-        """Put one segment in the place of all; the old ones' files are gone."""
+        """Replace all segments by one; the files of the old segments are deleted."""
         old, self.sealed = self.sealed, []
         if old:
             self._write_segment(old, 0, compression)
@@ -158,7 +158,7 @@ class LogWorld:
                 self.disk.unlink(f"{self._cold_root if extent.tier == 2 else self.data_dir}/{extent.path}")
 
     def move_to_cold(self) -> None:
-        """Move every segment's data to the cold tier."""
+        """Move the data of every segment to the cold tier."""
         cold = self._cold_root
         for extent in self.sealed:
             if extent.tier != 2:
@@ -206,7 +206,7 @@ class LogWorld:
         )  # fmt: skip
 
     def recreate(self) -> None:
-        """Delete the topic and make it again."""
+        """Delete the topic and create it again."""
         self.topic_id += 10
         self.epoch += 1
         self._written = self.head_seq = 0
@@ -220,12 +220,12 @@ class LogWorld:
         self._wake(is_news=True)
 
     def restart(self) -> None:
-        """The engine was restarted."""
+        """Simulate a restart of the engine."""
         self.generation += 1
         self._wake(is_news=True)
 
     def time_out(self, seconds: float) -> None:
-        """Let time pass; whoever waits for a publication is told that there was none."""
+        """Advance the clock; waits for a publication end without one."""
         self.clock.advance(seconds)
         self._wake(is_news=False)
 
@@ -243,27 +243,27 @@ class LogWorld:
 
     @property
     def connection(self) -> LogWorld:
-        """Itself: enough of a client for readers."""
+        """This object: it has the parts of a client that readers use."""
         return self
 
     def begin(self, steps: Steps[Any]) -> Pending[Any]:
-        """Run as far as it goes now."""
+        """Run steps until they wait; return their Pending."""
         return run_steps(steps)
 
     def run(self, steps: Steps[Any]) -> Any:
-        """Run to the end; raises InvariantViolation when that would take waiting."""
+        """Run steps to the end; raise InvariantViolation if they would wait."""
         pending = run_steps(steps)
         if not pending.is_done:
             raise InvariantViolation("this would wait for a publication")
         return pending.result()
 
     def resolve(self, topic: str) -> Pending[TopicInfo]:
-        """See Connection."""
+        """Resolve a topic; see Connection."""
         info = TopicInfo(topic, self.topic_id, self.epoch, 0, 0, False, self.config)
         return resolved(info) if self._is_here(topic) else _absent(topic)
 
     def locate(self, topic: str, after: int, epoch: int = 0) -> Pending[Located]:
-        """See Connection."""
+        """Locate a topic's records after position `after`; see Connection."""
         self.locates += 1
         if not self._is_here(topic):
             return _absent(topic)
@@ -280,7 +280,7 @@ class LogWorld:
         )  # fmt: skip
 
     def facts(self, info: TopicInfo | Located) -> TopicFacts | None:
-        """See Connection."""
+        """Return the current facts of the topic; see Connection."""
         if not self.exists or (info.topic_id, info.epoch) != (self.topic_id, self.epoch):
             return None
         return TopicFacts(
@@ -290,27 +290,27 @@ class LogWorld:
         )  # fmt: skip
 
     def latest(self, topic: str) -> Pending[Cursor]:
-        """See Connection."""
+        """Return the cursor of the head; see Connection."""
         return resolved(Cursor(self.epoch, self.head_seq)) if self._is_here(topic) else _absent(topic)
 
     def keep_topic_alive(self, topic: str, epoch: int = 0) -> KeepAliveHandle:
-        """See Connection; here nothing is removed."""
+        """Return a handle; no topic expires here. See Connection."""
         return KeepAliveHandle(epoch)
 
     def topic_sequence(self, info: TopicInfo | Located) -> int:
-        """See Connection."""
+        """Return -1: there is no board slot. See Connection."""
         return -1
 
     def sequence_word(self, info: TopicInfo | Located) -> tuple[memoryview, int] | None:
-        """See Connection."""
+        """Return None: there is no board slot. See Connection."""
         return None
 
     def marks(self, shard: int) -> ShardWatermarks:
-        """See Connection."""
+        """Return the published mark; see Connection."""
         return ShardWatermarks(self._mark, (0, 0))
 
     def published_since(self, shard: int, seen: ShardWatermarks, timeout_s: float) -> Pending[bool]:
-        """See Connection."""
+        """Wait for a publication after the mark `seen`; see Connection."""
         if seen != self.marks(shard):
             return resolved(True)
         pending: Pending[bool] = Pending()
@@ -318,7 +318,7 @@ class LogWorld:
         return pending
 
     def cold_read(self, request: ColdRead) -> Pending[memoryview]:
-        """See Connection; answered from the directory of cold segments."""
+        """Read from the directory of cold segments; see Connection."""
         self.cold_reads.append(request)
         try:
             with open(f"{self.data_dir}/cold/{request.path}", "rb") as file:
@@ -330,11 +330,11 @@ class LogWorld:
             return pending
 
     def seek_remote(self, request: SeekTime) -> Pending[SeekTimeReply]:
-        """See Connection; a subclass that has a gateway answers."""
+        """Raise UsageError; a subclass with a gateway overrides it."""
         raise UsageError("this world has no gateway", topic=request.topic)
 
     def read_remote(self, request: Read) -> Pending[tuple[ReadReply, memoryview]]:
-        """See Connection; a subclass that has a gateway answers."""
+        """Raise UsageError; a subclass with a gateway overrides it."""
         raise UsageError("this world has no gateway", topic=request.topic)
 
     def _is_here(self, topic: str) -> bool:

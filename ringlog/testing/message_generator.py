@@ -1,8 +1,8 @@
-"""Requests whose fields have the right types and any values: what a client can say that is broken.
+"""Requests with fields of the right types and arbitrary values: broken requests that a client can send.
 
-A message that decodes has fields of its types and nothing more is known of it. Whoever answers requests takes
-every one of these, and refuses by a typed error what makes no sense; anything else ends the process that
-answers, and the client sends its request to the next one.
+A decoded message has fields of the declared types, and nothing else is known about it. An actor must accept
+every one of these messages, and refuse an invalid one with a typed error. Any other outcome ends the actor's
+process, and the client repeats its request to the next process.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ DEPTH_MAX = 3
 
 
 class Chooser(Protocol):
-    """Where choices come from."""
+    """Source of choices."""
 
     def below(self, count: int) -> int:
-        """A number from 0 up to `count` less one."""
+        """Return a number in [0, count)."""
         ...
 
 
 class SeededChoices:
-    """Choices of a seed."""
+    """Random choices from a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def below(self, count: int) -> int:
-        """Any, evenly."""
+        """Return a uniformly distributed number in [0, count)."""
         return self._random.randrange(count)
 
 
 class ByteChoices:
-    """Choices as bytes say; zeros behind their end."""
+    """Choices from bytes (for fuzzers); zeros after their end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -65,11 +65,11 @@ class ByteChoices:
 
     @property
     def is_over(self) -> bool:
-        """All bytes were used."""
+        """Whether all bytes are used."""
         return self._at >= len(self._data)
 
     def below(self, count: int) -> int:
-        """By the next byte, or two where one is not enough."""
+        """Return a number in [0, count) from the next byte, or the next two if `count` exceeds 256."""
         width = 1 if count <= 256 else 2
         found = int.from_bytes(self._data[self._at : self._at + width], "little")
         self._at += width
@@ -77,15 +77,17 @@ class ByteChoices:
 
 
 class MessageGenerator:
-    """Makes messages of a Chooser's choices. `known`: values that some texts and numbers have more often than
-    not, by the field's name, so that what is asked about exists."""
+    """Generates messages from choices.
+
+    `known`: valid values by field name. Fields of these names get them in three of four cases, so that the
+    objects in the request often exist."""
 
     def __init__(self, chooser: Chooser, known: Mapping[str, Sequence[Any]]) -> None:
         self._chooser = chooser
         self._known = known
 
     def message(self, kind: type[M]) -> M | None:
-        """One of this kind as it comes off the wire; None for what the wire does not take."""
+        """Return a decoded message of this type; None if the choices cannot be encoded."""
         made = self._struct(kind)
         try:
             return msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=kind)
@@ -93,11 +95,11 @@ class MessageGenerator:
             return None
 
     def attachment(self) -> bytearray | None:
-        """What comes with it."""
+        """Return an attachment, or None."""
         return None if self._below(2) else bytearray(self._bytes())
 
     def pick(self, choices: Sequence[T]) -> T:
-        """One of them."""
+        """Return one of the choices."""
         return choices[self._below(len(choices))]
 
     def _below(self, count: int) -> int:
@@ -152,7 +154,7 @@ class MessageGenerator:
         return self.pick(NUMBERS)
 
     def _bytes(self) -> bytes:
-        """Numbers, a bitmap of numbers, or nothing that means anything."""
+        """Return numbers, a bitmap of numbers, or random bytes."""
         match self._below(5):
             case 0:
                 return b""
@@ -165,7 +167,7 @@ class MessageGenerator:
         return whole[: len(whole) - (1 if self._below(8) == 0 else 0)]
 
     def _anything(self, depth: int = 0) -> Any:
-        """Whatever MessagePack can say."""
+        """Return any value that MessagePack can encode."""
         choice = self._below(10)
         if choice == 0 and depth < DEPTH_MAX:
             return [self._anything(depth + 1) for _ in range(self._below(4))]

@@ -1,6 +1,6 @@
-"""A Disk that fails a test at once when things are done in an order that could lose data (FH-4).
+"""A Disk that fails a test at once if operations happen in an order that could lose data.
 
-One Monitor watches all incarnations of a run; each incarnation works on a MonitorDisk of its own:
+One Monitor watches all incarnations of a run. Each incarnation has its own MonitorDisk:
 
     monitor = Monitor()
     disk = monitor.watch(inner, incarnation=1)
@@ -22,16 +22,18 @@ from ringlog.storage.vectored_write import Buffer
 from ringlog.testing.wrapped_disk import WrappedDisk
 
 _REPLACES_NOTHING = (DEL, IDX, TAGS, TMP_SUFFIX)
-"""Marks; parts of a segment that is none before its data part has a name, which it gets last; the rest"""
+"""Files that replace no other file: deletion marks, parts of a segment before its data part is named,
+temporary files.
+"""
 
 
 class SyncOrderViolation(AssertionError):
-    """Something was done before what it depends on."""
+    """An operation happened before an operation that it depends on."""
 
 
 @dataclass(slots=True)
 class _Facts:
-    """What is known of one file: how far it was written and synced, by whom, and whether its name is."""
+    """State of one file: its writer, how far it is written and synced, and whether its name is durable."""
 
     incarnation: int
     written: int = 0
@@ -43,25 +45,25 @@ class _Facts:
 
 
 class Monitor:
-    """Facts about files that outlive the processes that wrote them."""
+    """State of files. It survives the processes that wrote the files."""
 
     def __init__(self) -> None:
         self.files: dict[str, _Facts] = {}
         self.made: set[str] = set()
 
     def copy(self) -> Monitor:
-        """An independent one that knows the same."""
+        """Return an independent copy."""
         twin = Monitor()
         twin.files = {path: replace(facts) for path, facts in self.files.items()}
         twin.made = set(self.made)
         return twin
 
     def watch(self, inner: Disk, incarnation: int) -> MonitorDisk:
-        """Return the disk that incarnation is to work on."""
+        """Return the disk for this incarnation."""
         return MonitorDisk(inner, self, incarnation)
 
     def power_loss(self, exists: Callable[[str], bool]) -> None:
-        """The host lost power: what is not there any more is forgotten, names that are there stay."""
+        """Simulate a power loss: forget files that no longer exist; existing names are durable."""
         for path in [path for path in self.files if not exists(path)]:
             del self.files[path]
         self.made = {path for path in self.made if exists(path)}
@@ -69,13 +71,13 @@ class Monitor:
             facts.name_synced = True
 
     def require_written(self, path: str, stop: int) -> None:
-        """Fail unless bytes below `stop` of a file were given to the kernel (class disk, D-1)."""
+        """Fail unless the bytes below `stop` were written (durability class disk)."""
         facts = self._facts(path)
         if facts.written < stop:
             raise SyncOrderViolation(f"{path} is written up to {facts.written}, relied on up to {stop}")
 
     def require_durable(self, path: str, stop: int) -> None:
-        """Fail unless a sync covers the bytes below `stop` and the file's name (class fsync, RD-1)."""
+        """Fail unless a sync covers the bytes below `stop` and the file's name (durability class fsync)."""
         facts = self._facts(path)
         if facts.sync_failed:
             raise SyncOrderViolation(f"{path} is relied on after its sync failed")
@@ -92,7 +94,7 @@ class Monitor:
 
 
 class MonitorDisk(WrappedDisk):
-    """Watches one incarnation."""
+    """Watches the operations of one incarnation."""
 
     def __init__(self, inner: Disk, monitor: Monitor, incarnation: int) -> None:
         super().__init__(inner)
@@ -121,8 +123,8 @@ class MonitorDisk(WrappedDisk):
                 f"{path} is opened to be changed by an incarnation which did not make it"
             )
         fd = super().open_marks(path)
-        # Deletion marks and the register of a log outlive the incarnation that made the file: every later one
-        # writes to them. The name is as durable as it was.
+        # Deletion marks and the register of a log outlive the incarnation that created the file: each later
+        # one writes to them. The durability of the name does not change.
         before = self._files.get(path)
         self._files[path] = _Facts(self._incarnation, name_synced=before is not None and before.name_synced)
         return fd
@@ -135,7 +137,7 @@ class MonitorDisk(WrappedDisk):
         facts = self._changing(fd)
         count = super().write_at(fd, buffers, offset)
         facts.written = max(facts.written, offset + count)
-        # Bytes rewritten below the synced point are in doubt again.
+        # Bytes that are rewritten below the synced point are not durable any more.
         facts.synced = min(facts.synced, offset)
         return count
 
@@ -148,7 +150,7 @@ class MonitorDisk(WrappedDisk):
         super().allocate(fd, offset, length)
 
     def truncate(self, fd: int, length: int) -> None:
-        if fd in self._cuts:  # giving back the end of a predecessor's file adds nothing to it
+        if fd in self._cuts:  # cutting the end of a predecessor's file adds nothing to it
             super().truncate(fd, length)
             return
         facts = self._changing(fd)
@@ -182,7 +184,7 @@ class MonitorDisk(WrappedDisk):
         if facts.sync_failed:
             raise SyncOrderViolation(f"{self.path_of(fd)} is synced again after its sync failed")
         covered = facts.written
-        facts.sync_failed = True  # until it returns
+        facts.sync_failed = True  # until the sync returns
         sync(fd)
         facts.sync_failed = False
         facts.synced, facts.is_dirty, facts.ever_synced = covered, False, True
@@ -204,15 +206,15 @@ class MonitorDisk(WrappedDisk):
         self._files.pop(path, None)
 
     def _require_names_durable_beside(self, path: str) -> None:
-        """What was synced and named here may be what replaces `path`: its name has to be durable first."""
+        """Fail if a synced file next to `path` has no durable name: it may be the replacement of `path`."""
         gone = self._files.get(path)
         is_own = gone is not None and gone.incarnation == self._incarnation
         if gone is not None and is_own and not (gone.ever_synced and gone.written):
-            return  # nobody could rely on what it held
+            return  # never synced, or empty: no process can rely on its content
         directory = posixpath.dirname(path)
         for other, facts in self._files.items():
             if facts.incarnation != self._incarnation:
-                continue  # of another process, which goes its own way beside this one
+                continue  # written by another process, which works independently
             if other == path or posixpath.dirname(other) != directory or other.endswith(_REPLACES_NOTHING):
                 continue
             if facts.ever_synced and not facts.name_synced:

@@ -1,4 +1,4 @@
-"""pytest fixtures for programs that use ringlog; loaded by pytest itself where ringlog is installed.
+"""pytest fixtures for programs that use ringlog. pytest loads them if ringlog is installed.
 
 def test_orders_are_kept(ringlog_engine, ringlog_topic):
     with ringlog.connect(ringlog_engine.url) as client:
@@ -21,8 +21,8 @@ _SHOWN_CHARS_MAX = 80
 
 @pytest.fixture(scope="session")
 def ringlog_engine() -> Iterator[TestEngine]:
-    """One real engine of two shards, a gateway and a scheduler, for the run; see `ringlog_topic`."""
-    from ringlog.testing.real_engine import engine  # When a test asks for it: other runs do not wait for it.
+    """Run one real engine with two shards, a gateway and a scheduler for the session; see `ringlog_topic`."""
+    from ringlog.testing.real_engine import engine  # Imported here, so that other test runs load faster.
 
     with engine(wal={"shards": 2}, gateway={"enabled": True}, delivery={"schedulers": 1}) as running:
         yield running
@@ -30,7 +30,7 @@ def ringlog_engine() -> Iterator[TestEngine]:
 
 @pytest.fixture
 def ringlog_topic(request: pytest.FixtureRequest) -> Callable[[str], str]:
-    """Makes topic names that no other test of the run uses."""
+    """Return a function that makes topic names which no other test of the run uses."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.nodeid)[-_SHOWN_CHARS_MAX:].strip("-._")
     prefix = f"t{abs(hash(request.node.nodeid)):x}.{plain}"
 

@@ -1,12 +1,12 @@
-"""engine(): a real engine for a test, in a directory of its own, with the means to hurt it.
+"""engine(): a real engine for a test, in its own directory, with methods to kill its processes.
 
     with ringlog.testing.engine(wal={"shards": 2}) as running:
         client = ringlog.connect(running.url)
         running.kill("wal_shard", shard=0)
 
-It is the program users run, `supervisor`, in a process of its own. Everything is waited for by
-condition and with a deadline. When the block ends the engine is stopped in good order; whatever is left
-then is killed, named and removed: no process and no shared memory stay behind.
+It runs the `supervisor` program, as users do, in its own process. Each wait polls a condition and has a
+deadline. At the end of the block the engine is stopped in an orderly way. Remaining processes are then
+killed, and shared memory is removed.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ LOG_TAIL_CHARS = 4_000
 
 
 class TestEngine:
-    """A running engine. `url`, `run_dir`, `data_dir` stay the same over restarts."""
+    """A running engine. `url`, `run_dir` and `data_dir` do not change over restarts."""
 
-    __test__ = False  # Not a test case, whatever its name makes pytest think.
+    __test__ = False  # Tells pytest that this is not a test class, despite its name.
     program = "import sys; from supervisor import main; sys.argv[0] = 'supervisor'; sys.exit(main())"
-    """What the supervisor's interpreter runs."""
+    """Program of the supervisor's interpreter."""
     ready_s = READY_S
-    """How long a start may take."""
+    """Timeout of a start in seconds."""
 
     def __init__(self, root: Path, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
         self.data_dir = str(root / "data")
@@ -72,18 +72,18 @@ class TestEngine:
         self._shm_dir_known = ""
 
     def change(self, key: str, value: Any) -> None:
-        """One setting of the next start, as `wal.shards`; others stay as they are."""
+        """Set a setting, such as `wal.shards`, for the next start. Other settings do not change."""
         self._settings[key] = value
 
-    # -- life ---------------------------------------------------------------------------------------
+    # -- lifetime -----------------------------------------------------------------------------------
 
     def start(self) -> EngineInfo:
-        """Start it and wait until it is ready; raises StartRefused with the end of its log."""
+        """Start the engine and wait until it is ready; raise StartRefused with the end of its log."""
         before = self.begin_start()
         return self.end_start(before)
 
     def begin_start(self) -> EngineInfo | None:
-        """Start it and wait for nothing; returns what an earlier engine left as its last word."""
+        """Start the engine without waiting; return the engine file of the previous engine, or None."""
         if self._process is not None and self._process.poll() is None:
             raise UsageError("the engine is running", data_dir=self.data_dir)
         command = [
@@ -106,7 +106,7 @@ class TestEngine:
         return before
 
     def end_start(self, before: EngineInfo | None) -> EngineInfo:
-        """Wait until what `begin_start` began is ready; raises StartRefused."""
+        """Wait until the engine from `begin_start` is ready; raise StartRefused."""
         found: list[EngineInfo] = []
 
         def is_ready() -> bool:
@@ -122,7 +122,7 @@ class TestEngine:
         return found[0]
 
     def stop(self, timeout: float = STOP_S) -> int:
-        """Stop it in good order (SIGTERM) and return its exit status; killed when it takes too long."""
+        """Stop the engine with SIGTERM and return its exit status; kill it after `timeout` seconds."""
         process = self._process
         if process is None:
             return 0
@@ -140,14 +140,17 @@ class TestEngine:
         return status
 
     def restart(self) -> EngineInfo:
-        """Stop it in good order and start it again on the same data."""
+        """Stop the engine in an orderly way and start it again on the same data."""
         self.stop()
         return self.start()
 
     def crash(self) -> None:
-        """Kill every process of it, asking none, as a power cut does (disk cache apart). Then `start` it."""
+        """Kill all processes of the engine at once, like a power loss that keeps the page cache.
+
+        Then `start`.
+        """
         if self._process is not None:
-            # Looked up first: one that stands still would not notice that its parent is gone.
+            # List the children first: a stopped child does not notice the death of its parent.
             children = _children_of(self.pid)
             for pid in (self.pid, *children):
                 _kill(pid)
@@ -156,17 +159,17 @@ class TestEngine:
                 wait_until(lambda pid=pid: not _is_alive(pid), STOP_S, f"process {pid} to end")  # type: ignore[misc]
 
     def power_off(self) -> None:
-        """Crash it, and drop its shared memory: what a power cut leaves is its data directory."""
+        """Crash the engine and remove its shared memory: only its data directory remains."""
         shm_dir = self._shm_dir()
         self.crash()
         self._process = None
         self._clear(shm_dir)
 
     def kill(self, kind: str, *, shard: int = 0) -> int:
-        """SIGKILL one process: "supervisor", "wal_shard" or "scheduler" number `shard`, or another kind;
-        returns its pid.
+        """Kill one process with SIGKILL and return its pid.
 
-        Returns once that process is gone; its successor may not be there yet (see `wait_ready`).
+        `kind` is "supervisor", "wal_shard" or "scheduler" (number `shard`), or another kind. The call returns
+        after the process has exited; its successor may not exist yet (see `wait_ready`).
         """
         if kind == "supervisor":
             pid = self.pid
@@ -179,25 +182,25 @@ class TestEngine:
         wait_until(lambda: not _is_alive(pid), STOP_S, f"{kind} {pid} to end")
         return pid
 
-    # -- looking ------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
-        """The supervisor's."""
+        """Pid of the supervisor."""
         if self._process is None:
             raise UsageError("the engine is not running")
         return self._process.pid
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine says of itself; raises NotConnected when there is none."""
+        """The engine file; raises NotConnected if there is none."""
         info = read_engine_file(self.run_dir)
         if info is None:
             raise NotConnected("no engine is running", run_dir=self.run_dir)
         return info
 
     def pid_of(self, kind: str, shard: int = 0) -> int:
-        """Pid of an actor now alive; waits for a successor that is being started."""
+        """Return the pid of a live actor. Waits for a successor that is starting."""
         info = self.info
         if kind not in KINDS or (kind == WAL_SHARD and shard >= info.shards):
             raise UsageError("no such process", kind=kind, shard=shard, shards=info.shards)
@@ -216,7 +219,7 @@ class TestEngine:
         return found[0]
 
     def status(self) -> EngineStatusReply:
-        """What the supervisor says; raises RequestTimeout."""
+        """Return the supervisor's status; raise RequestTimeout."""
         context: zmq.Context[Any] = zmq.Context()
         socket = context.socket(zmq.DEALER)
         try:
@@ -235,7 +238,7 @@ class TestEngine:
         return message
 
     def wait_ready(self, kind: str = "wal_shard", *, timeout: float = READY_S) -> None:
-        """Wait until every process of this kind serves."""
+        """Wait until every process of this kind is ready."""
 
         def is_ready() -> bool:
             states = [process.state for process in self.status().processes if process.kind == kind]
@@ -243,7 +246,7 @@ class TestEngine:
 
         wait_until(is_ready, timeout, f"{kind} to be ready", self._log_tail)
 
-    # -- inside -------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------
 
     def _word(self, info: EngineInfo, slot: int, word: ProcessField) -> int:
         try:
@@ -261,11 +264,11 @@ class TestEngine:
     def _shm_dir(self) -> str:
         try:
             return self.info.shm_dir
-        except (NotConnected, UsageError):  # UsageError: a test took the disk away.
+        except (NotConnected, UsageError):  # UsageError: a test removed the disk.
             return self._shm_dir_known
 
     def _clear(self, shm_dir: str) -> None:
-        """Whatever happened, nothing of this engine stays."""
+        """Kill all processes of this engine and remove its shared memory."""
         left = [pid for pid in _processes_of(self.data_dir) if pid != os.getpid()]
         for pid in left:
             _kill(pid)
@@ -288,10 +291,10 @@ def engine(
     environ: Mapping[str, str] | None = None,
     **config: Any,
 ) -> Iterator[TestEngine]:
-    """Run an engine in a temporary directory (or `directory`, which is kept) for the length of the block.
+    """Run an engine in a temporary directory, or in `directory`, which is not deleted, during the block.
 
-    `config` are settings by section: `engine(wal={"shards": 2}, run={"ring_bytes": 1 << 20})`, or by dotted
-    key in a dictionary: `engine(**{"wal.shards": 2})`. `environ` adds environment variables.
+    `config` has settings by section: `engine(wal={"shards": 2}, run={"ring_bytes": 1 << 20})`; or by dotted
+    key: `engine(**{"wal.shards": 2})`. `environ` adds environment variables.
     """
     root = Path(directory) if directory is not None else Path(tempfile.mkdtemp(prefix="ringlog-test-"))
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -310,7 +313,7 @@ def engine(
 def wait_until(
     condition: Callable[[], bool], timeout: float, what: str, facts: Callable[[], str] = lambda: ""
 ) -> None:
-    """Look at a condition until it holds; raises RequestTimeout naming `what` was waited for."""
+    """Poll a condition until it is true; raise RequestTimeout with `what` after `timeout` seconds."""
     clock = SystemClock()
     deadline = clock.monotonic_ns() + round(timeout * 1e9)
     while not condition():
@@ -336,7 +339,7 @@ def _text(value: Any) -> str:
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
-    """Ours without settings meant for another engine, and with this very code first on the path."""
+    """Return this process's environment without RINGLOG_ variables, and with this code first on the path."""
     root = str(Path(ringlog.__file__).resolve().parent.parent)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RINGLOG_")}
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, (root, kept.get("PYTHONPATH", ""))))
@@ -344,7 +347,7 @@ def _environment(added: Mapping[str, str]) -> dict[str, str]:
 
 
 def _kill(pid: int) -> None:
-    """SIGKILL by pidfd: never a stranger who got the number meanwhile."""
+    """Send SIGKILL through a pidfd."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -375,8 +378,9 @@ def _children_of(pid: int) -> list[int]:
 
 
 def _processes_of(data_dir: str) -> list[int]:
-    """Supervisors and actors on this directory. Its clients, whose URL names it as well, are not ours to end:
-    they wait for the next start."""
+    """Return the pids of supervisors and actors of this directory. Clients are left alone.
+
+    A client's command line may contain the directory too, in its URL; it waits for the next start."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():

@@ -1,4 +1,4 @@
-"""A Disk that keeps what was done to it, in order, so that every legal state after a crash can be built."""
+"""A Disk that records all changes in order, so that a test can build every legal state after a crash."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ringlog.testing.wrapped_disk import WrappedDisk
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something that was done and succeeded."""
+    """An operation that succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Create(Operation):
-    """A new, empty file."""
+    """A new, empty file was created."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Write(Operation):
-    """Bytes given to the kernel."""
+    """Bytes were written to the page cache."""
 
     path: str
     offset: int
@@ -34,7 +34,7 @@ class Write(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SetLength(Operation):
-    """The file's length was set."""
+    """The length of the file was set."""
 
     path: str
     length: int
@@ -42,7 +42,7 @@ class SetLength(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Allocate(Operation):
-    """Space was reserved; the length is at least `offset + length` now."""
+    """Space was reserved. The length is at least `offset + length`."""
 
     path: str
     offset: int
@@ -51,28 +51,28 @@ class Allocate(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SyncData(Operation):
-    """Bytes and length before this are durable."""
+    """All earlier changes of bytes and length are durable."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class SyncFile(Operation):
-    """Bytes, length and other facts before this are durable."""
+    """All earlier changes of bytes, length and metadata are durable."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class SyncDir(Operation):
-    """Names of this directory before this are durable."""
+    """All earlier changes of names in this directory are durable."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rename(Operation):
-    """The file is called `target` now."""
+    """The file was renamed to `target`."""
 
     source: str
     target: str
@@ -80,46 +80,46 @@ class Rename(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Unlink(Operation):
-    """The name is gone."""
+    """The name was deleted."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class MakeDir(Operation):
-    """A directory is there."""
+    """A directory was created."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveDir(Operation):
-    """An empty directory is gone."""
+    """An empty directory was deleted."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class DiskNote(Operation):
-    """What the test wants to see between the operations: an ack, a publication."""
+    """Marker of the test between the operations: an ack, a publication."""
 
     tag: str
     payload: Any
 
 
 class RecordingDisk(WrappedDisk):
-    """Keeps the operations that succeeded in `operations`; reads are not kept."""
+    """Records the operations that succeeded in `operations`. Reads are not recorded."""
 
     def __init__(self, inner: Disk) -> None:
         super().__init__(inner)
         self.operations: list[Operation] = []
 
     def add_note(self, tag: str, payload: Any = None) -> None:
-        """Put a Note at this place of the record."""
+        """Append a DiskNote at this point of the record."""
         self.operations.append(DiskNote(tag, payload))
 
     def operations_of(self, kind: type[Operation]) -> list[Operation]:
-        """Operations of one kind, in order."""
+        """Return the operations of one type, in order."""
         return [each for each in self.operations if isinstance(each, kind)]
 
     def create(self, path: str) -> int:
@@ -128,7 +128,7 @@ class RecordingDisk(WrappedDisk):
         return fd
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        # Copied before the call: what is written is what was there when it was asked for.
+        # Copied before the call, because the caller may change its buffers afterwards.
         data = b"".join([memoryview(buffer).tobytes() for buffer in buffers])
         count = super().write_at(fd, buffers, offset)
         self.operations.append(Write(self.path_of(fd), offset, data))

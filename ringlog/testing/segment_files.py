@@ -1,4 +1,4 @@
-"""Segments of records that a test names, by the engine's own writer; and shards that only know segments."""
+"""Segments with records that a test defines; and shards that know only segments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_segment(
     created_us: int = 0,
     shard: int = 0,
 ) -> m.SegmentRef:
-    """Write a segment of `topics`: id -> ascending sequence numbers. Payloads begin with `<topic>-<seq>`."""
+    """Write a segment. `topics`: topic id -> ascending seqs. Payloads begin with `<topic_id>-<seq> `."""
     writer = SegmentWriter(
         disk, data_dir, number=number, salt=number * 7 + 1, shard=shard, shards=1, engine_id=ENGINE_ID,
         created_us=created_us or number,
@@ -50,12 +50,12 @@ def make_segment(
 
 
 def payload_of(topic_id: int, seq: int, payload_bytes: int = 100) -> bytes:
-    """What make_segment wrote as this record."""
+    """Return the payload that make_segment wrote for this record."""
     return f"{topic_id}-{seq} ".encode().ljust(payload_bytes, b".")
 
 
 def seqs_of(disk: Disk, data_dir: str, stem: str, topic_id: int) -> list[int]:
-    """Numbers of one topic that a segment stores."""
+    """Return the seqs of one topic in a segment."""
     segment = Segment.open(disk, data_dir, stem)
     try:
         row = segment.row(topic_id)
@@ -65,7 +65,7 @@ def seqs_of(disk: Disk, data_dir: str, stem: str, topic_id: int) -> list[int]:
 
 
 def mark_deleted(disk: Disk, data_dir: str, stem: str, topic_id: int, seqs: Sequence[int]) -> None:
-    """What the compactor does in a checkpoint."""
+    """Mark records as deleted, as the compactor does in a checkpoint."""
     segment = Segment.open(disk, data_dir, stem)
     try:
         row = segment.row(topic_id)
@@ -77,23 +77,23 @@ def mark_deleted(disk: Disk, data_dir: str, stem: str, topic_id: int, seqs: Sequ
 
 
 class FakeShards:
-    """What the reclaimer and the relocator see of shards: plans, liveness, and changes that they take."""
+    """Shards as the reclaimer and the relocator see them: plans, liveness, segment list changes."""
 
     def __init__(self, shards: int = 1) -> None:
         self.refs: dict[int, dict[int, m.SegmentRef]] = {shard: {} for shard in range(shards)}
         self.topics: dict[int, tuple[int, int, BitMap64]] = {}
         """Topic id -> (epoch, earliest_seq, deleted)."""
         self.missing: list[m.SegmentRef] = []
-        """What every shard says is listed and not there."""
+        """Segments that every shard reports as listed but missing."""
         self.snapshots = dict.fromkeys(range(shards), 1)
         self.down: set[int] = set()
         self.refuses: set[int] = set()
         self.asked: list[tuple[int, m.Message]] = []
         self.before: dict[type[m.Message], Any] = {}
-        """Message type -> what happens just before it is answered."""
+        """Message type -> callback that is called just before the reply."""
 
     def register(self, *refs: m.SegmentRef, shard: int = 0) -> None:
-        """Let a shard know segments."""
+        """Add segments to a shard."""
         for ref in refs:
             self.refs[shard][ref.number] = ref
 

@@ -1,12 +1,12 @@
-"""A shard without its process: the same core, log writer and recovery, over any Disk, in one thread.
+"""Shards without processes: the same core, log writer and recovery, over any Disk, in one thread.
 
-A World is one data directory with what surrounds it: disk, clock, boot identity, board marks. A Run is
-one incarnation of one shard in it; it performs effects in the order in which the shell does, but has no
-rings, sockets or threads, so that a test can live through thousands of lives a minute.
+A World is one data directory and its environment: disk, clock, boot id, board marks. A ShardRun is one
+incarnation of one shard in it. It performs effects in the same order as the shell. It has no rings, sockets
+or threads, so a test can run thousands of incarnations per minute.
 
     world = World(SimulatedDisk("/data"))
     world.start()
-    world.put("orders", durability="fsync")
+    world.put_topic("orders", durability="fsync")
     world.append("orders", [b"a", b"b"])
     world.power_loss(seed=1)
     world.start()
@@ -58,30 +58,30 @@ DATA = "/data"
 SHM = "/shm"
 VOLATILE_N_FIRST = 1 << 23
 RING = 1
-"""The ring that `append` sends through."""
+"""Number of the ring that `append` uses."""
 
 EffectObserver = Callable[[int, Any], None]
-"""Called with the shard's number and each effect, just after it was performed."""
+"""Called with the shard's number and each effect, directly after the effect was performed."""
 
 
 class ShardRunEnded(RuntimeError):
-    """There is no such run: the shard was killed or stopped."""
+    """The run does not exist: the shard was killed or stopped."""
 
 
 class Unanswered(AssertionError):
-    """A shard that runs took a request and said nothing."""
+    """A running shard received a request and sent no reply."""
 
 
 @dataclass(slots=True)
 class SimulatedBoardMarks:
-    """What the board keeps of one shard between its incarnations: (file, offset) each."""
+    """Marks that the board keeps of one shard between its incarnations: (file id, offset) each."""
 
     published: tuple[int, int] = (0, 0)
     durable: tuple[int, int] = (0, 0)
 
 
 class _WorldFiles:
-    """Reads WAL files from the disk and volatile ones from where a run keeps them."""
+    """Reads WAL files from the disk and volatile files from the memory of a run."""
 
     def __init__(self, disk: Disk, volatile: dict[int, bytearray]) -> None:
         self._disk = disk
@@ -104,12 +104,12 @@ class _WorldFiles:
             self._disk.close(fd)
 
     def __getattr__(self, name: str) -> Any:
-        """Segments lie on the disk alone."""
+        """Forward all other calls to the disk, which stores the segments."""
         return getattr(self._disk, name)
 
 
 class ShardRun:
-    """One incarnation of one shard. `step` is one turn; what it answered is in `settled` and `replies`."""
+    """One incarnation of one shard. `step` runs one pass of the loop; see `settled` and `replies`."""
 
     def __init__(self, world: World, shard: int, incarnation: int) -> None:
         self.world = world
@@ -143,12 +143,12 @@ class ShardRun:
         self.settled: list[tuple[int, SettleEntries, int]] = []
         self.replies: dict[int, m.Message] = {}
         self.attached: Any = None
-        """What the last reply carried along."""
+        """Attachment of the last reply."""
         self.stopped: Stop | None = None
         self.has_slow_files = False
-        """Files are made only when `make_file` is called."""
+        """If set, files are created only by `make_file`."""
         self.has_slow_flushes = False
-        """Syncs beside the work are done only when `finish_flush` is called."""
+        """If set, background syncs finish only by `finish_flush`."""
         self._prepared: PreparedFile | None = None
         self._wanted: ev.PrepareFile | None = None
         self._flushing: ev.Flush | None = None
@@ -172,10 +172,10 @@ class ShardRun:
             Stop: self._stop,
         }
 
-    # -- life -----------------------------------------------------------------------------------------
+    # -- lifetime -------------------------------------------------------------------------------------
 
     def recover(self, *, is_read_only: bool = False) -> None:
-        """What the shell does before it serves; raises what recovery raises."""
+        """Recover as the shell does before it serves; raise the errors of recovery."""
         world, core = self.world, self.core
         if not is_read_only:
             self.directory = make_stream(self.disk, DATA, self.shard)
@@ -215,7 +215,7 @@ class ShardRun:
         self._pump(effects)
 
     def step(self, *events: Any) -> None:
-        """One turn: these events, and everything that follows from them without waiting."""
+        """Run one pass of the loop: handle these events, and all follow-up events that need no wait."""
         if self._flushing is not None and not self.has_slow_flushes:
             events = (self._finish_flush(), *events)
         self._pump(self.core.handle([self._tick(), *events]))
@@ -235,7 +235,7 @@ class ShardRun:
         return completions
 
     def drain(self) -> None:
-        """An orderly stop, with what the shell does to the files after it."""
+        """Stop in an orderly way, including the shell's final work on the files."""
         self.step(DrainRequested())
         for _ in range(3):
             if self.stopped is None:
@@ -250,10 +250,10 @@ class ShardRun:
     def _tick(self) -> Tick:
         return Tick(self.world.clock.now_us(), self.world.clock.monotonic_ns())
 
-    # -- what comes in --------------------------------------------------------------------------------
+    # -- input ----------------------------------------------------------------------------------------
 
     def frames(self, source: int, *pieces: bytes | bytearray) -> ev.FramesArrived:
-        """The event that these frames came out of ring `source`."""
+        """Return the event for frames that arrived in ring `source`."""
         buffer = bytearray().join(pieces)
         position = self._positions.get(source, 0)
         self._positions[source] = position + len(buffer)
@@ -262,20 +262,20 @@ class ShardRun:
         )
 
     def request(self, corr: int, message: m.Message, attachment: bytearray | None = None) -> ControlReceived:
-        """The event that this request came in by socket."""
+        """Return the event for a request that arrived by socket."""
         opened = None
         if isinstance(message, m.SegmentsChange):
             opened = segment_tables(self.disk, DATA, message.added)
         return ControlReceived(b"client", corr, message, attachment, opened)
 
     def make_file(self) -> None:
-        """Make the file that was asked for while `has_slow_files` was set."""
+        """Create the file that was requested while `has_slow_files` was set."""
         if self._wanted is not None:
             wanted, self._wanted = self._wanted, None
             self.step(self._make(wanted))
 
     def finish_flush(self) -> None:
-        """Do the sync that was begun while `has_slow_flushes` was set."""
+        """Finish the sync that was started while `has_slow_flushes` was set."""
         if self._flushing is not None:
             self.step(self._finish_flush())
 
@@ -392,7 +392,7 @@ class ShardRun:
     # -- reading --------------------------------------------------------------------------------------
 
     def read(self, path: str, *, is_cold: bool = False) -> bytes:
-        """A file by the path of an extent; with `is_cold` as it lies in the world's cold tier."""
+        """Return the content of a file by its extent path; with `is_cold`, from the cold tier."""
         if path.startswith("@"):
             return bytes(self.volatile[int(path.rpartition("-")[2])])
         fd = self.disk.open_read(f"{self.world.cold if is_cold else DATA}/{path}")
@@ -404,7 +404,7 @@ class ShardRun:
 
 @dataclass
 class World:
-    """One data directory and what surrounds it."""
+    """One data directory and its environment."""
 
     disk: Disk
     shards: int = 1
@@ -415,16 +415,16 @@ class World:
     is_lenient: bool = False
     is_shm_full: bool = False
     has_cold: bool = False
-    """There is a cold store, and a relocator that moves segments to it."""
+    """Whether there is a cold store, and a relocator that moves segments to it."""
     clock: ManualClock = field(default_factory=ManualClock)
     watch: EffectObserver = lambda shard, effect: None
     disk_of: Callable[[int], Disk] | None = None
-    """The disk that an incarnation works on, when each is to have its own (a monitor's)."""
+    """Returns the disk of an incarnation, if each incarnation has its own (for a Monitor)."""
     cold: str = ""
-    """Directory of the cold tier on the same disk, where segments may have been moved to."""
+    """Directory of the cold tier on the same disk. Segments may have been moved to it."""
     boot_id: bytes = b"boot" + bytes(11) + b"\1"
     time_base_us: int = 0
-    """Of this boot: see envelope/boot.py."""
+    """Time base of this boot; see envelope/boot.py."""
     boot_incarnation: int = 0
     incarnation: int = 0
     runs: dict[int, ShardRun] = field(default_factory=dict)
@@ -435,10 +435,13 @@ class World:
     _corr: int = 0
     _producer_seqs: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    # -- life -----------------------------------------------------------------------------------------
+    # -- lifetime -------------------------------------------------------------------------------------
 
     def start(self, shards: int = 0) -> None:
-        """Start the engine, perhaps with another number of shards. Marks of the last start are gone."""
+        """Start the engine, optionally with another number of shards.
+
+        The marks of the last start are lost.
+        """
         self.shards = shards or self.shards
         self.boot_incarnation = self.incarnation + 1
         self.marks = {shard: SimulatedBoardMarks() for shard in range(self.shards)}
@@ -447,7 +450,7 @@ class World:
             self.start_shard(shard)
 
     def start_shard(self, shard: int, *, is_read_only: bool = False) -> ShardRun:
-        """Start one shard, perhaps to serve reads alone; the board still has what its predecessor wrote."""
+        """Start one shard, optionally read-only. The board still has the marks of its predecessor."""
         self.incarnation += 1
         run = ShardRun(self, shard, self.incarnation)
         run.recover(is_read_only=is_read_only)
@@ -455,28 +458,28 @@ class World:
         return run
 
     def kill_shard(self, shard: int) -> None:
-        """SIGKILL of one shard; others and the board go on. Its handles stay open, harmlessly."""
+        """Kill one shard; other shards and the board stay. Its open handles are harmless."""
         del self.runs[shard]
 
     def kill(self) -> None:
-        """SIGKILL of every process."""
+        """Kill every process."""
         self.runs.clear()
         self._simulated.process_kill()
 
     def stop(self) -> None:
-        """An orderly stop of the engine."""
+        """Stop the engine in an orderly way."""
         for run in self.runs.values():
             run.drain()
         self.kill()
 
     def power_loss(self, seed: int, damage: Any = None) -> None:
-        """The host loses power and starts again: another boot."""
+        """Simulate a power loss of the host, and a new boot."""
         self.runs.clear()
         self._simulated.power_loss(seed, damage)
         self.reboot()
 
     def reboot(self) -> None:
-        """The kernel is another one from now on."""
+        """Start a new boot: the boot id changes."""
         number = int.from_bytes(self.boot_id[4:], "big") + 1
         self.boot_id = b"boot" + number.to_bytes(12, "big")
         self.time_base_us = 0
@@ -489,20 +492,20 @@ class World:
         return disk
 
     def next_salt(self) -> int:
-        """Another salt for each file, the same in each repetition."""
+        """Return a new salt for each file; the sequence is the same in each repetition."""
         self._salt += 1
         return (self._salt * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) | 1
 
     def tick(self, seconds: float = 0.0) -> None:
-        """Let time pass and give every shard a turn."""
+        """Advance the clock and run one pass of the loop of every shard."""
         self.clock.advance(seconds)
         for run in list(self.runs.values()):
             run.step()
 
-    # -- asking ---------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------
 
     def run_of(self, name: str) -> ShardRun:
-        """The run that looks after this name, as a client finds it: home first, then where it points."""
+        """Return the run that owns this topic, as a client finds it: through the home shard."""
         home = home_shard(name, self.shards)
         answer = self.ask(self._run(home), m.TopicResolve(name))
         if isinstance(answer, m.TopicInfo) and answer.shard != home:
@@ -515,7 +518,7 @@ class World:
         return self.runs[shard]
 
     def ask(self, run: ShardRun, message: m.Message, attachment: bytearray | None = None) -> m.Message:
-        """Send one request and return its answer, which may be an ErrorReply."""
+        """Send one request and return its reply, which may be an ErrorReply."""
         self._corr += 1
         run.step(run.request(self._corr, message, attachment))
         if self._corr not in run.replies:
@@ -523,7 +526,7 @@ class World:
         return run.replies.pop(self._corr)
 
     def request(self, message: Any, attachment: bytearray | None = None) -> Any:
-        """Send a request about a topic to whoever looks after it; raises the refusal, if it is one."""
+        """Send a request about a topic to its shard; raise the error of a refusal."""
         answer = self.ask(self.run_of(message.topic), message, attachment)
         if isinstance(answer, m.ErrorReply):
             raise error_from_status(answer.status, answer.message, answer.detail)
@@ -535,7 +538,7 @@ class World:
         return answer
 
     def topic(self, name: str) -> ShardTopic:
-        """The live topic of this name."""
+        """Return the live topic of this name."""
         topic = self.run_of(name).core.directory.find(name)
         if topic is None:
             raise ShardRunEnded(f"no topic {name}")
@@ -545,7 +548,10 @@ class World:
         self, name: str, payloads: Sequence[bytes], *, producer: int = 1, seq: int = 0, epoch: int = 0,
         durability: Durability = Durability.EPHEMERAL, claim: int = 0,
     ) -> bytearray:  # fmt: skip
-        """One frame for a topic; `seq` 0 = the producer's next number; `claim`: under which it is sent."""
+        """Return one frame for a topic.
+
+        `seq` 0: the producer's next number. `claim`: the claim of its producer.
+        """
         key = (name, producer)
         number = seq or self._producer_seqs.get(key, 0) + 1
         self._producer_seqs[key] = max(number, self._producer_seqs.get(key, 0))
@@ -557,7 +563,7 @@ class World:
         return made
 
     def append(self, name: str, payloads: Sequence[bytes], **options: Any) -> int:
-        """Append one frame through a ring; returns its first seq. Raises the refusal, if it is one."""
+        """Append one frame through a ring; return its first seq. Raises the error of a refusal."""
         entry = self.send(name, [self.frame_for(name, payloads, **options)])[0]
         error = entry_error(entry, name)
         if error is not None:
@@ -573,9 +579,10 @@ class World:
         return np.concatenate(found) if found else np.zeros((0, WORDS), dtype=np.uint64)
 
     def records(self, name: str, after: int = 0) -> list[tuple[int, bytes]]:
-        """(seq, payload) of every record that a reader who starts after `after` gets to see.
+        """Return (seq, payload) of every record that a reader after position `after` can see.
 
-        Follows the extents of a Locate, verifies each frame and that no record is missing but lost ones.
+        Follows the extents of a Locate reply, verifies each frame, and checks that only deleted or lost
+        records are missing.
         """
         run = self.run_of(name)
         located = self.request(m.Locate(name, after))
@@ -623,7 +630,7 @@ def _published(run: ShardRun, file_id: int) -> int:
 
 
 def _past_gone(expected: int, lost: list[tuple[int, int]], gone: BitMap64) -> int:
-    """The first number from `expected` on that is neither lost nor deleted."""
+    """Return the first seq from `expected` that is neither lost nor deleted."""
     before = 0
     while before != expected:
         before = expected
@@ -636,5 +643,5 @@ def _past_gone(expected: int, lost: list[tuple[int, int]], gone: BitMap64) -> in
 
 
 def refusals(entries: SettleEntries, name: str = "") -> list[Refused | None]:
-    """The error of each settle entry, None for an ack."""
+    """Return the error of each settle entry, or None for an ack."""
     return [entry_error(entry, name) for entry in entries]

@@ -1,15 +1,14 @@
-"""A file system in memory that can lose power (FH-2).
+"""An in-memory file system that can lose power.
 
-Every file has two faces: what the kernel shows to readers (`shown`) and what the device would hold
-after a power cut (`durable`, plus whatever subset of the unsynced changes happened to reach it). A
-directory is a table of names with the same two faces.
+Every file has two versions: the content that the kernel shows to readers (`shown`), and the content on the
+device after a power loss (`durable`, plus any subset of the unsynced changes). A directory is a table of
+names with the same two versions.
 
-A failed sync is as unkind as Linux's: the changes it should have written are forgotten, readers still
-see them, and the next sync through any handle succeeds without writing them (RD-2). They vanish when
-caches are dropped or power is lost. A sync can also lie (nothing reaches the device) or be late (it
-reaches the device a few changes later).
+A failed sync behaves as on Linux: its changes are discarded, readers still see them, and the next sync
+through any handle succeeds without writing them. They vanish when caches are dropped or power is lost. A sync
+can also be ignored (nothing reaches the device) or late (it takes effect a few changes later).
 
-All choices at a power cut come from one seed.
+All random choices of a power loss come from one seed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ringlog.testing.simulated_file import (
 )
 
 PATHS_MAX = 4_096
-"""Paths whose parts are remembered."""
+"""Maximum number of paths in the caches of split paths."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,15 +47,16 @@ class _Handle:
     writable: bool
     is_truncate_only: bool = False
     in_place: bool = False
-    """Deletion marks: bytes are changed where they lie, each whole or not."""
+    """Deletion marks: bytes are overwritten in place, and each byte is either written or not."""
     poisoned: bool = False
 
 
 class SimulatedDisk:
-    """A Disk in memory. `directories` exist from the beginning and are durable.
+    """An in-memory Disk. `directories` exist from the start and are durable.
 
-    `lie` makes syncs return without effect; `late_by` lets a sync take effect that many changes later;
-    `fail_syncs` makes that many coming file syncs fail. `changes` counts calls that change something.
+    `ignore_syncs` makes syncs return without effect. `late_by` delays the effect of a sync by that many
+    changes. `fail_syncs` makes that many of the next file syncs fail. `changes` counts calls that change the
+    disk.
     """
 
     def __init__(self, *directories: str) -> None:
@@ -66,7 +66,7 @@ class SimulatedDisk:
         self.changes = 0
         self._root = DirectoryNode()
         self._handles: dict[int, _Handle] = {}
-        self._next_fd = 1 << 20  # far from real descriptors, so that a mix-up fails at once
+        self._next_fd = 1 << 20  # far above real descriptors, so that a mix-up fails at once
         self._late: list[tuple[int, Callable[[], None]]] = []
         for path in directories:
             self._make_durable_dir(path)
@@ -180,7 +180,7 @@ class SimulatedDisk:
         self._reach_device(lambda: node.promote(serial))
 
     def fail_sync(self, fd: int) -> None:
-        """Do what a failed sync does: forget what was unsynced, keep showing it, poison the handle."""
+        """Simulate a failed sync: discard unsynced changes, keep them visible, and poison the handle."""
         handle = self._changeable(fd, "fail_sync")
         handle.poisoned = True
         handle.node.pending.clear()
@@ -235,7 +235,7 @@ class SimulatedDisk:
         upto = directory.changes
         self._reach_device(lambda: directory.promote(upto))
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- reads ----------------------------------------------------------------------------------------
 
     def read_at(self, fd: int, length: int, offset: int) -> bytes:
         shown = self._handle(fd).node.shown
@@ -280,27 +280,27 @@ class SimulatedDisk:
         self._handle(fd).node.locked = False
         self.close(fd)
 
-    # -- misfortune -----------------------------------------------------------------------------------
+    # -- failures -------------------------------------------------------------------------------------
 
     def process_kill(self) -> None:
-        """The process ends: handles and locks go, what was given to the kernel stays."""
+        """End the process: handles and locks are released, and written bytes stay."""
         self._handles.clear()
         for node in self._all_nodes():
             node.locked = False
             node.dirty = False
 
     def drop_caches(self) -> None:
-        """Show what the device and the unsynced changes make; what a failed sync forgot is gone."""
+        """Show the device content plus unsynced changes; changes of a failed sync vanish."""
         for node in self._all_nodes():
             node.shown = bytearray(node.durable)
             for made in node.pending:
                 apply(node.shown, made)
 
     def power_loss(self, seed: int, damage: PowerLossDamage | None = None) -> None:
-        """Cut the power and start again on what the device holds.
+        """Cut the power and restart with the content of the device.
 
-        `damage` decides for all files; None lets the seed pick for each. Names are lost from some
-        point on in each directory, all of them under LOST and none under KEPT.
+        `damage` applies to all files; with None the seed selects one for each file. In each directory, name
+        changes are lost from a random point on: all of them with LOST, none with KEPT.
         """
         rng = random.Random(seed)
         self.process_kill()
@@ -314,19 +314,19 @@ class SimulatedDisk:
             directory.shown = dict(directory.durable)
 
     def copy(self) -> SimulatedDisk:
-        """Return an independent disk in the same state, open handles included."""
+        """Return an independent disk in the same state, including open handles."""
         if self._late:
             raise InvariantViolation("a late sync is on its way", waiting=len(self._late))
         known: dict[int, Any] = {}
         twin = copy.copy(self)
         twin._root, twin._late = self._root.copy(known), []
-        # The collector may close files of what was thrown away, at any line.
+        # The garbage collector may close handles of discarded objects at any line: iterate over a copy.
         handles = self._handles.copy()
         twin._handles = {fd: replace(each, node=each.node.copy(known)) for fd, each in handles.items()}
         return twin
 
     def digest(self) -> bytes:
-        """Of every name and byte that the kernel shows: two disks with the same look the same to readers."""
+        """Return a hash of every visible name and byte. Disks with equal digests look the same to readers."""
         found = xxhash.xxh3_128()
         queue = [("", self._root)]
         for path, directory in queue:
@@ -358,12 +358,12 @@ class SimulatedDisk:
             effect()
 
     def add_file(self, path: str, data: bytes) -> None:
-        """A file that exists from the beginning, all of it durable; its directory must be there."""
+        """Add a file that exists from the start and is durable; its directory must exist."""
         directory, name = self._parent("place", path)
         directory.shown[name] = directory.durable[name] = FileNode(bytearray(data), bytearray(data))
 
     def contents(self) -> dict[str, bytes]:
-        """Every file as the kernel shows it, by path."""
+        """Return the visible content of every file, by path."""
         found: dict[str, bytes] = {}
         queue = [("", self._root)]
         for path, directory in queue:
@@ -447,7 +447,7 @@ def _adds(path: str, call: str) -> InvariantViolation:
 
 
 def _names_kept(directory: DirectoryNode, damage: PowerLossDamage | None, rng: random.Random) -> int:
-    """How many of a directory's changes a power cut leaves: names are lost from some point on."""
+    """Return how many name changes of a directory survive a power loss: later ones are lost."""
     if damage is PowerLossDamage.LOST:
         return directory.reached
     if damage is PowerLossDamage.KEPT:

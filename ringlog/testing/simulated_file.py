@@ -1,4 +1,4 @@
-"""What a simulated disk keeps of one file and one directory, and what a power cut makes of it."""
+"""State of a simulated file and directory, and the effect of a power loss on it."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ SECTOR_BYTES = 512
 
 
 class PowerLossDamage(Enum):
-    """What a power cut does to the unsynced changes of a file, all of it legal on some file system."""
+    """Effect of a power loss on the unsynced changes of a file. Each is legal on some file system."""
 
     LOST = "lost"
-    """Nothing unsynced reached the device."""
+    """No unsynced change reached the device."""
     KEPT = "kept"
-    """Everything did, contents, lengths and names."""
+    """All changes reached the device: contents, lengths and names."""
     SUBSET = "subset"
-    """Some changes did, in any order."""
+    """Some changes reached the device, in any order."""
     CUT = "cut"
-    """A subset, and the last write stops at a sector boundary."""
+    """SUBSET, and the last write ends at a sector boundary."""
     HEAD_LOST = "head_lost"
-    """A subset, and the last write's beginning, up to a sector boundary, is zeros."""
+    """SUBSET, and the last write's beginning, up to a sector boundary, is zeros."""
     ZEROED = "zeroed"
-    """A subset, and one sector of the last write is zeros."""
+    """SUBSET, and one sector of the last write is zeros."""
     GARBLED = "garbled"
-    """A subset, and one sector of the last write is noise."""
+    """SUBSET, and one sector of the last write is random bytes."""
     LENGTH_ONLY = "length_only"
-    """Lengths reached the device, contents did not: zeros."""
+    """Lengths reached the device, contents did not: new bytes are zeros."""
     CONTENT_ONLY = "content_only"
-    """Contents reached the device, lengths did not: what lies beyond the old length is gone."""
+    """Contents reached the device, lengths did not: bytes beyond the old length are lost."""
 
 
 @dataclass(slots=True)
 class UnsyncedChange:
-    """One unsynced change. `data` None: the length becomes `offset`, or with `grows` at least that.
+    """One unsynced change. If `data` is None, the length becomes `offset`; with `grows`, at least `offset`.
 
-    `serial` grows within a file.
+    `serial` increases within a file.
     """
 
     serial: int
@@ -48,18 +48,18 @@ class UnsyncedChange:
 
 @dataclass(slots=True, eq=False)
 class FileNode:
-    """A file's contents, whatever it is called: what the kernel shows and what the device holds."""
+    """Content of a file, independent of its name: visible (`shown`) and on the device (`durable`)."""
 
     shown: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     pending: list[UnsyncedChange] = field(default_factory=list)
     serial: int = 0
     dirty: bool = False
-    """Changed since the last sync that said it succeeded, in this life of the writer."""
+    """Changed since the last sync that reported success, within this life of the writer."""
     locked: bool = False
 
     def change(self, offset: int, data: bytes | None, *, grows: bool = False) -> None:
-        """Show a change at once and keep it for a sync."""
+        """Make a change visible at once and keep it for a sync."""
         self.serial += 1
         made = UnsyncedChange(self.serial, offset, data, grows)
         self.pending.append(made)
@@ -67,9 +67,9 @@ class FileNode:
         apply(self.shown, made)
 
     def change_bytes(self, offset: int, data: bytes) -> list[UnsyncedChange]:
-        """Show bytes that are changed where they lie, each as a change of its own; returns the changes.
+        """Overwrite bytes in place, each as a separate change; return the changes.
 
-        One may reach the device without another, and none is torn. Bytes that stay as they are make none.
+        Each byte reaches the device independently and is never torn. Unchanged bytes cause no change.
         """
         before = len(self.pending)
         for at, byte in enumerate(data, offset):
@@ -78,7 +78,7 @@ class FileNode:
         return self.pending[before:]
 
     def copy(self, known: dict[int, Any]) -> FileNode:
-        """An independent one, the same for each name of it; `known`: those that were copied, by id."""
+        """Return an independent copy; the same one for each name of the file. `known`: copies by id."""
         if id(self) not in known:
             known[id(self)] = FileNode(
                 bytearray(self.shown), bytearray(self.durable), list(self.pending), self.serial, self.dirty,
@@ -88,16 +88,16 @@ class FileNode:
         return found
 
     def promote(self, upto: int) -> None:
-        """Let the changes up to a serial reach the device."""
+        """Apply the changes up to a serial to the device."""
         covered = [made for made in self.pending if made.serial <= upto]
         for made in covered:
             apply(self.durable, made)
-        # Serials grow, so these come first; removed in place, since another thread may be writing.
+        # Serials increase, so these come first. Deleted in place, because another thread may be writing.
         del self.pending[: len(covered)]
 
 
 def apply(image: bytearray, made: UnsyncedChange) -> None:
-    """Make the change in one face of a file."""
+    """Apply the change to one version of a file."""
     if made.data is None and not made.grows:
         del image[made.offset :]
     if made.offset > len(image):
@@ -114,15 +114,15 @@ class DirectoryNode:
     durable: dict[str, FileNode | DirectoryNode] = field(default_factory=dict)
     pending: list[dict[str, FileNode | DirectoryNode | None]] = field(default_factory=list)
     reached: int = 0
-    """Changes that reached the device so far."""
+    """Number of changes that reached the device."""
 
     def change(self, names: dict[str, FileNode | DirectoryNode | None]) -> None:
-        """Show changed names at once and keep them, as one change, for a sync."""
+        """Make name changes visible at once; keep them, as one change, for a sync."""
         self.pending.append(names)
         _bind(self.shown, names)
 
     def copy(self, known: dict[int, Any]) -> DirectoryNode:
-        """As that of a file."""
+        """Return an independent copy; see FileNode.copy."""
         if id(self) not in known:
             known[id(self)] = twin = DirectoryNode(reached=self.reached)
             twin.shown = {name: each.copy(known) for name, each in self.shown.items()}
@@ -135,11 +135,11 @@ class DirectoryNode:
 
     @property
     def changes(self) -> int:
-        """Changes ever made."""
+        """Number of all changes so far."""
         return self.reached + len(self.pending)
 
     def promote(self, upto: int) -> None:
-        """Let changes reach the device until `upto` have."""
+        """Apply changes to the device until `upto` changes have reached it."""
         count = max(upto - self.reached, 0)
         for names in self.pending[:count]:
             _bind(self.durable, names)
@@ -158,13 +158,13 @@ def _bind(
 
 
 def all_children(directory: DirectoryNode) -> list[FileNode | DirectoryNode]:
-    """Everything that either face of a directory knows or that a pending change brings."""
+    """Return all nodes that the visible or durable names of a directory, or its pending changes, refer to."""
     brought = [what for names in directory.pending for what in names.values() if what is not None]
     return [*directory.shown.values(), *directory.durable.values(), *brought]
 
 
 def lose_power(node: FileNode, damage: PowerLossDamage, rng: random.Random) -> None:
-    """Decide what the device holds of a file's unsynced changes."""
+    """Apply the effect of a power loss to the unsynced changes of a file."""
     reached = _reached(node, damage, rng)
     length = len(node.durable)
     if damage is PowerLossDamage.LENGTH_ONLY:
@@ -190,9 +190,9 @@ def _reached(node: FileNode, damage: PowerLossDamage, rng: random.Random) -> lis
 
 
 def _torn(made: UnsyncedChange, damage: PowerLossDamage, rng: random.Random) -> UnsyncedChange:
-    """Return the last change as the device got it; sectors are counted from the start of the file.
+    """Return the last change as it reached the device; sectors are counted from the start of the file.
 
-    A byte never tears (DL-17).
+    A change of one byte is never torn.
     """
     if made.data is None or len(made.data) == 1:
         return made

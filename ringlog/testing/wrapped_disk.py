@@ -1,4 +1,4 @@
-"""A Disk that passes every call on to another one; recording, faults and monitoring build on it."""
+"""A Disk that forwards every call to another one; base of the recording, faulty and monitoring disks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringlog.storage.vectored_write import Buffer
 
 
 class WrappedDisk:
-    """Delegates to `inner`, and knows the path behind each handle."""
+    """Forwards calls to `inner`, and knows the path of each open handle."""
 
     def __init__(self, inner: Disk) -> None:
         self.inner = inner
@@ -33,7 +33,7 @@ class WrappedDisk:
         self.inner.close(fd)
 
     def path_of(self, fd: int) -> str:
-        """Path behind an open handle."""
+        """Return the path of an open handle."""
         try:
             return self.paths[fd]
         except KeyError:
@@ -108,7 +108,7 @@ class WrappedDisk:
         self.inner.unlock(fd)
 
     def fail_sync(self, fd: int) -> None:
-        """Tell a simulated disk below that a sync of this handle is about to be reported as failed."""
+        """Notify a simulated disk below that a sync of this handle will be reported as failed."""
         below = getattr(self.inner, "fail_sync", None)
         if below is not None:
             below(fd)

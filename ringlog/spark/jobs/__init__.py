@@ -1,13 +1,14 @@
-"""Jobs: what `ringlog spark <job>` runs, each a function `run(session, …)` that returns a report.
+"""Jobs of `ringlog spark <job>`. Each module has a function `run(session, …)` that returns a report.
 
-archive   topics into Parquet, by topic and date, going on where the last run ended
-verify    reads and checks every stored frame; what is damaged, what is missing without a reason
-replay    records of topics into other topics; backfill: Parquet into topics
-compact   proposes what may be deleted, by tag or age, and deletes it when told to
+archive   append topics to Parquet files, by topic and date, from the end of the previous run
+verify    read and check every stored frame; report damage and unexplained missing records
+replay    copy records of topics to other topics
+backfill  write Parquet files to topics
+compact   list records to delete, by tag or age, and delete them on request
 stats     sizes, rates, tags and lag per topic, from indexes
-mirror    a stream of topics into any Spark sink
-recover   finishes writes whose driver died
+mirror    stream topics to any Spark sink
+recover   finish writes whose driver died
 
-All state their bounds, and run again they do nothing twice. Reports are frozen dataclasses; `facts_of` makes
-plain values of them.
+Reports contain the bounds of a run. Repeated runs are idempotent. Reports are frozen dataclasses; `facts_of`
+converts them to plain values.
 """

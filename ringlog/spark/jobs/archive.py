@@ -1,7 +1,8 @@
-"""archive: topics into Parquet, by topic and date, each run going on where the last one ended.
+"""archive: append topics to Parquet files, by topic and date, from the end of the previous run.
 
-The archive keeps what was live when it was read. What is deleted from the log later stays in it, and so do
-the records of a topic's earlier lives. `read_all` reads archive and log as one table.
+The archive contains the records that were live when they were read. Records that are deleted from the log
+later stay in the archive, and so do records of a topic's earlier epochs. `read_all` reads archive and log as
+one table.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITION_BYTES = 128 << 20
-"""About how much log becomes one file."""
+"""Approximate bytes of log per file."""
 CODECS = ("zstd", "snappy", "lz4", "gzip", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReport:
-    """What a run added. `number` 0: there was nothing new, and nothing was written."""
+    """Result of a run. If `number` is 0, there were no new records, and no manifest was written."""
 
     archive: str
     number: int
@@ -56,9 +57,9 @@ class ArchiveReport:
     bytes: int
     gaps: tuple[ArchivedGap, ...]
     recovered: bool
-    """A run before this one had died while it committed; it was finished first."""
+    """True if the run first finished the commit of an earlier run that died."""
     swept: int
-    """Files that runs before this one had left, deleted."""
+    """Number of deleted files that earlier runs had left uncommitted."""
     seconds: float
 
 
@@ -74,11 +75,11 @@ def run(
     max_partition_bytes: int = PARTITION_BYTES,
     progress: SparkJobProgress | None = None,
 ) -> ArchiveReport:
-    """Archive what is new in these topics (default: all). Run again, it adds what came since, or nothing.
+    """Archive the new records of these topics (default: all). A repeated run adds only newer records.
 
-    Raises DataLoss when records were lost before they were archived (fail_on_data_loss=False goes on, and the
-    report and the manifest name the gaps), NotReady while another run writes the archive, OptionError when it
-    belongs to another log, EngineNotRunning.
+    Raises DataLoss if records were lost before they were archived; with fail_on_data_loss=False the report
+    and the manifest list the gaps instead. Raises NotReady while another run writes the archive, OptionError
+    if the archive belongs to another log, and EngineNotRunning.
     """
     from ringlog.spark.jobs.archive_tasks import FORMAT, ArchiveSource, Assignment
 
@@ -112,7 +113,7 @@ def run(
             files.sort(key=lambda file: (file.topic, file.epoch, file.first_seq))
             _check_disjoint(files)
             if not fail_on_data_loss:
-                with Catalog.open(path) as catalog:  # What went while the tasks read.
+                with Catalog.open(path) as catalog:  # Add the losses that happened while the tasks read.
                     gaps = [gap for each in bounds for gap in gaps_of(catalog, each)]
             number = (manifests[-1].number if manifests else 0) + 1
             manifest = ArchiveManifest(
@@ -138,10 +139,10 @@ def read_all(
     columns: Iterable[str] | None = None,
     **options: Any,
 ) -> DataFrame:
-    """Archive and log as one table with the columns of the log, headers included: no row twice, none missing.
+    """Return archive and log as one table with the columns of the log, including headers: each record once.
 
-    What the archive has comes from there, the rest from the log. `options` are those of `ringlog.spark.read`,
-    without offsets. A snapshot: load again for news.
+    Archived records come from the archive, all others from the log. `options` are those of
+    `ringlog.spark.read`, without offsets. The result is a snapshot; call again to see newer records.
     """
     from ringlog.spark.schema import record_schema
 
@@ -179,13 +180,12 @@ def _archived(session: SparkSession, place: Archive, files: list[ArchivedFile], 
     if not files:
         return session.createDataFrame([], schema)
     paths = [os.path.join(place.directory, file.file) for file in files]
-    # The topic is read from the directory's name; with its type given, a name that looks like a number
-    # stays one.
+    # Spark takes the topic from the directory name. The explicit schema keeps a numeric name a string.
     return session.read.schema(schema).option("basePath", place.directory).parquet(*paths)
 
 
 def subscription(path: str, topics: Iterable[str] | str | None, pattern: str | None) -> SourceOptions:
-    """Options of a read of these topics, or of those that match; default: all."""
+    """Return the options for a read of these topics, or of those that match the pattern; default: all."""
     raw = {"path": os.path.abspath(path)}
     if topics is not None:
         names = [topics] if isinstance(topics, str) else list(topics)
@@ -196,7 +196,7 @@ def subscription(path: str, topics: Iterable[str] | str | None, pattern: str | N
 
 
 def _new_bounds(catalog: Catalog, options: SourceOptions, manifests: list[ArchiveManifest]) -> list[Bounds]:
-    """What is not archived yet, topic by topic; a topic made anew begins at its earliest record."""
+    """Return the unarchived positions of each topic. A recreated topic starts at its earliest record."""
     done = archived_positions(manifests)
     found = []
     for at in catalog.topics(options):
@@ -208,7 +208,7 @@ def _new_bounds(catalog: Catalog, options: SourceOptions, manifests: list[Archiv
 
 
 def _check_disjoint(files: list[ArchivedFile]) -> None:
-    """Files of one life never overlap: if they did, a row would be in the archive twice."""
+    """Check that files of one epoch do not overlap: a row would be in the archive twice."""
     for before, after in pairwise(files):
         same = (before.topic, before.epoch) == (after.topic, after.epoch)
         if same and after.first_seq <= before.last_seq:

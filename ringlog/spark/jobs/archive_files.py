@@ -1,15 +1,15 @@
-"""The files of an archive: names, manifests, what becomes visible when. Changes the disk through a Disk only.
+"""Files of an archive: names, manifests and commit. All disk changes go through a Disk.
 
     topic=<name>/dt=<date>/part-<epoch>-<first_seq>-<run>-<random>.parquet    committed
     topic=<name>/dt=<date>/_part-….parquet                                    written by a task, not committed
-    _ringlog/manifest-<number>.json     a run that is committed: its bounds and files
-    _ringlog/open.json                  a run that is being committed
-    _ringlog/LOCK                       held by the run that writes
+    _ringlog/manifest-<number>.json     a committed run: its bounds and files
+    _ringlog/open.json                  a run whose commit is in progress
+    _ringlog/LOCK                       locked by the running archive job
 
-Names that begin with `_` are passed over by Spark, Arrow and Hive alike, so that a reader of the directory
-never sees a row twice. A run commits by writing open.json, which lists all its files; from then on it
-happens, whatever dies: the files lose their underscore, then open.json becomes the manifest by a rename.
-Partition values are escaped as Hive does it.
+Spark, Arrow and Hive ignore names that begin with `_`, so a reader of the directory never sees a row twice. A
+run commits by writing open.json, which lists all its files. From then on the commit always completes, even
+after a crash: the files lose their underscore, then open.json is renamed to the manifest. Partition values
+are escaped as in Hive.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
-    """One Parquet file: `rows` records of one life of a topic and one day, first_seq..last_seq. Bytes; µs."""
+    """One Parquet file: `rows` records of one epoch and one day (UTC) of a topic.
+
+    `ts_*` are in microseconds.
+    """
 
     file: str
-    """Relative to the archive."""
+    """Path relative to the archive."""
     topic: str
     epoch: int
     dt: str
@@ -54,11 +57,11 @@ class ArchivedFile(msgspec.Struct, frozen=True):
     ts_min: int
     ts_max: int
     xxh3: str
-    """XXH3-64 of the file's bytes, hexadecimal."""
+    """XXH3-64 of the file, hexadecimal."""
 
 
 class ArchivedRange(msgspec.Struct, frozen=True):
-    """Positions after + 1 .. until of one life of a topic are in the archive, as far as they were live."""
+    """The archive contains the live records of positions after + 1 .. until of one epoch of a topic."""
 
     topic: str
     epoch: int
@@ -67,7 +70,7 @@ class ArchivedRange(msgspec.Struct, frozen=True):
 
 
 class ArchivedGap(msgspec.Struct, frozen=True):
-    """Positions that were lost before they could be archived."""
+    """Positions that were lost before they were archived."""
 
     topic: str
     epoch: int
@@ -77,7 +80,7 @@ class ArchivedGap(msgspec.Struct, frozen=True):
 
 
 class ArchiveManifest(msgspec.Struct, frozen=True):
-    """One run."""
+    """One committed run."""
 
     v: int
     log: str
@@ -90,12 +93,12 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
 
 
 def directory_of(topic: str, dt: str) -> str:
-    """Directory of a topic's day, relative to the archive."""
+    """Return the directory of a topic's day, relative to the archive."""
     return f"topic={_escaped(topic)}/dt={dt}"
 
 
 def topic_of(directory: str) -> str:
-    """Inverse of directory_of, for the topic."""
+    """Return the topic of a path from directory_of."""
     return unquote(directory.split("/", 1)[0].removeprefix("topic="))
 
 
@@ -104,7 +107,7 @@ def _escaped(name: str) -> str:
 
 
 def hidden_name(file: str) -> str:
-    """Name of a file before it is committed."""
+    """Return the name of a file before its commit."""
     directory, _, name = file.rpartition("/")
     return f"{directory}/{HIDDEN}{name}"
 
@@ -118,7 +121,7 @@ class Archive:
         self._state = os.path.join(self.directory, STATE_DIR)
 
     def make(self) -> Archive:
-        """Make the directory if it is not there; its parent must be."""
+        """Create the directory if it is missing; return self. Its parent must exist."""
         for path in (self.directory, self._state):
             if not self.disk.exists(path):
                 self.disk.make_dir(path)
@@ -127,7 +130,7 @@ class Archive:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only run; raises NotReady when there is another."""
+        """Lock the archive for this run; raise NotReady if another run holds the lock."""
         try:
             fd = self.disk.lock(os.path.join(self._state, LOCK))
         except DiskError as e:
@@ -142,7 +145,7 @@ class Archive:
     # -- reading ------------------------------------------------------------------------------------
 
     def manifests(self) -> list[ArchiveManifest]:
-        """All committed runs, oldest first; raises CorruptData for one that cannot be read."""
+        """Return all committed runs, oldest first; raise CorruptData if a manifest is damaged."""
         if not self.disk.exists(self._state):
             return []
         names = [name for name in self.disk.list_dir(self._state) if name.startswith(MANIFEST_PREFIX)]
@@ -166,12 +169,12 @@ class Archive:
     # -- committing ---------------------------------------------------------------------------------
 
     def commit(self, manifest: ArchiveManifest) -> None:
-        """Make this run part of the archive, whatever happens after the first step."""
+        """Commit this run. After the first step, a crash does not undo the commit."""
         replace_file(self.disk, self._state, OPEN, msgspec.json.encode(manifest))
         self._finish(manifest)
 
     def recover(self) -> bool:
-        """Finish a run that died while it committed; True if there was one."""
+        """Finish the commit of a run that died; return whether there was one."""
         if not self.disk.exists(os.path.join(self._state, OPEN)):
             return False
         self._finish(self._read(OPEN))
@@ -191,7 +194,7 @@ class Archive:
         self.disk.sync_dir(self._state)
 
     def sweep(self) -> int:
-        """Delete what runs left that never committed; returns how many files. Only while locked."""
+        """Delete files of runs that never committed; return their number. Call only while locked."""
         count = 0
         for topic in self._directories(self.directory, "topic="):
             for day in self._directories(topic, "dt="):
@@ -207,7 +210,7 @@ class Archive:
     # -- writing, in tasks --------------------------------------------------------------------------
 
     def create(self, topic: str, dt: str, epoch: int, first_seq: int, run: str) -> ArchiveStream:
-        """A new file that nobody sees yet; attempts of a task never share one."""
+        """Create a new hidden file. Each attempt of a task writes its own."""
         directory = directory_of(topic, dt)
         self._make_below(directory)
         file = f"{directory}/part-{epoch}-{first_seq:020d}-{run}-{secrets.token_hex(4)}.parquet"
@@ -227,12 +230,12 @@ class Archive:
 
 
 class ArchiveStream(io.RawIOBase):
-    """A file that is being written: what pyarrow's writer is handed. Hashes what passes through."""
+    """Raw file for pyarrow's writer, with a hash of all written bytes."""
 
     def __init__(self, disk: Disk, root: str, file: str) -> None:
         super().__init__()
         self.file = file
-        """The name it will have."""
+        """Name after the commit, relative to the archive."""
         self._disk = disk
         self._directory = os.path.dirname(os.path.join(root, file))
         self._fd = disk.create(os.path.join(root, hidden_name(file)))
@@ -240,11 +243,11 @@ class ArchiveStream(io.RawIOBase):
         self._hash = xxhash.xxh3_64()
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """Append; raises DiskError."""
+        """Append data; return the number of bytes. Raises DiskError."""
         view = memoryview(data).cast("B")
         self._disk.write_at(self._fd, [view], self._at)
         self._hash.update(view)
@@ -252,26 +255,26 @@ class ArchiveStream(io.RawIOBase):
         return len(view)
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Return the number of bytes written so far."""
         return self._at
 
     def finish(self) -> tuple[int, str]:
-        """Make it durable and close it; returns (bytes, XXH3-64 of all of them, hexadecimal)."""
+        """Make the file durable and close it; return (bytes, XXH3-64 as hexadecimal)."""
         self._disk.sync_file(self._fd)
         self.close()
-        # Its name too: a manifest may speak of it from now on.
+        # The name must be durable too: a manifest may refer to it from now on.
         self._disk.sync_dir(self._directory)
         return self._at, self._hash.hexdigest()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if not self.closed:
             self._disk.close(self._fd)
         super().close()
 
 
 def check_same_log(manifests: list[ArchiveManifest], log_id: str, directory: str) -> None:
-    """Raises OptionError when an archive is of another data directory."""
+    """Raise OptionError if the archive belongs to another data directory."""
     for each in manifests[-1:]:
         if each.log != log_id:
             raise OptionError(
@@ -281,7 +284,7 @@ def check_same_log(manifests: list[ArchiveManifest], log_id: str, directory: str
 
 
 def archived_positions(manifests: list[ArchiveManifest]) -> dict[str, tuple[int, int]]:
-    """topic -> (epoch, position up to which it is archived), of the youngest life."""
+    """Return topic -> (latest epoch, last archived position)."""
     found: dict[str, tuple[int, int]] = {}
     for manifest in manifests:
         for bound in manifest.bounds:

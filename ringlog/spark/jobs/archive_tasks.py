@@ -1,8 +1,8 @@
-"""The tasks of the archive: a data source whose rows tell of files that its tasks wrote.
+"""Tasks of the archive job: a data source whose tasks write Parquet files and return one row per file.
 
-Records go from mapped frames into Parquet inside the task, and only one row a file crosses into the JVM.
-Reading this source has effects, so the job runs exactly one action on it; every attempt of a task writes
-files of its own, and only those that Spark reports become part of the archive.
+A task writes records from mapped frames directly to Parquet, and sends only one row per file to the JVM.
+Reading this source has side effects, so the job runs exactly one action on it. Every attempt of a task writes
+its own files. Only files that Spark reports become part of the archive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FORMAT = "ringlog_archive"
 FILE_BYTES_MIN = 16 << 20
-"""Log that is worth a file and a task of its own."""
+"""Minimum bytes of log for a separate task and file."""
 DAY_US = 86_400_000_000
 _DICTIONARY = ("tag", "node", "epoch", "priority")
 _STATISTICS = ("epoch", "seq", "ts", "tag", "node", "event_ts", "expires_at", "not_before", "priority")
@@ -46,24 +46,24 @@ ROW = StructType(
         for name in ArchivedFile.__struct_fields__
     ]
 )
-"""One row a file: the fields of ArchivedFile."""
+"""Schema of the rows: one per file, with the fields of ArchivedFile."""
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """What a run archives, and into what: travels as the option `assignment`."""
+    """Bounds, target and settings of a run. Sent to Spark as the option `assignment`, in JSON."""
 
     path: str
     archive: str
     run: str
     bounds: tuple[tuple[str, int, int, int, int], ...]
-    """(topic, topic_id, epoch, after, until)."""
+    """Tuples of (topic, topic_id, epoch, after, until)."""
     fail_on_data_loss: bool
     max_partition_bytes: int
     min_partitions: int
     codec: str
 
     def options(self) -> SourceOptions:
-        """Options of the read."""
+        """Return the options of the read."""
         return source_options(
             {
                 "path": self.path,
@@ -78,30 +78,30 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class ArchiveSource(DataSource):
-    """Writes Parquet while it is read. For the job alone."""
+    """Data source that writes Parquet files when it is read. Used only by the archive job."""
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """See ROW."""
+        """Return ROW."""
         return ROW
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Raises msgspec.ValidationError for an assignment that is none."""
+        """Return the reader; raise msgspec.ValidationError for an invalid assignment."""
         return ArchiveReader(msgspec.json.decode(self.options["assignment"], type=Assignment))
 
 
 class ArchiveReader(DataSourceReader):
-    """Plans as every read of records; its tasks write files."""
+    """Plans like any read of records; its tasks write files."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Slices of the bounds that the job fixed; little that is new is not dealt out in tiny files."""
+        """Split the bounds of the job into slices. A small amount of new log gets fewer partitions."""
         assignment = self._assignment
         bounds = [Bounds(*each) for each in assignment.bounds]
         with Catalog.open(assignment.path) as catalog:
@@ -117,7 +117,7 @@ class ArchiveReader(DataSourceReader):
             return plan_partitions(catalog, bounds, options)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Write what the partition holds; give one row for each file, when it is durable."""
+        """Write the records of the partition; yield one row per file when the files are durable."""
         if not isinstance(partition, SlicePartition):
             return
         assignment = self._assignment
@@ -134,18 +134,18 @@ class ArchiveReader(DataSourceReader):
 
 
 class _ParquetFiles:
-    """Cuts records where topic, life or day change, and writes a file for each stretch between."""
+    """Writes a new file whenever topic, epoch or day changes."""
 
     def __init__(self, archive: Archive, assignment: Assignment, options: SourceOptions) -> None:
         self._archive, self._assignment = archive, assignment
-        # The topic is the name of the directory, and readers of Parquet take it from there.
+        # Without the column topic: readers of Parquet take it from the name of the directory.
         self._specs = [spec for spec in columns_of(options) if spec.source != "topic"]
         schema = arrow_schema(record_schema(options))
         self._schema = schema.remove(schema.get_field_index("topic"))
         self._open: _ParquetFile | None = None
 
     def add(self, topic: str, epoch: int, pieces: Sequence[RecordBatch]) -> list[ArchivedFile]:
-        """Take records of one life of a topic, ascending; returns files that are finished."""
+        """Add records of one epoch of a topic, in ascending order; return the finished files."""
         done: list[ArchivedFile] = []
         for day, stretch in _by_day([piece for piece in pieces if len(piece)]):
             key = (topic, epoch, day)
@@ -157,13 +157,13 @@ class _ParquetFiles:
         return done
 
     def finish(self) -> list[ArchivedFile]:
-        """End the file that is open."""
+        """Finish the open file."""
         file, self._open = self._open, None
         return [] if file is None else [file.finish()]
 
 
 class _ParquetFile:
-    """One Parquet file being written."""
+    """One open Parquet file."""
 
     def __init__(
         self, key: tuple[str, int, str], stream: ArchiveStream, specs: list[ColumnSpec], schema: pa.Schema,
@@ -185,7 +185,7 @@ class _ParquetFile:
         self._rows = self._first = self._last = self._ts_min = self._ts_max = 0
 
     def add(self, pieces: Sequence[RecordBatch]) -> None:
-        """Append records, ascending."""
+        """Append records in ascending order."""
         if not self._rows:
             self._first, self._ts_min = pieces[0].seq_at(0), pieces[0].commit_ts
         last = pieces[-1]
@@ -197,7 +197,7 @@ class _ParquetFile:
                 self._write_group()
 
     def finish(self) -> ArchivedFile:
-        """Write what is held, and the footer; durable when it returns."""
+        """Write the remaining rows and the footer, and make the file durable."""
         self._write_group()
         self._writer.close()
         size, digest = self._stream.finish()
@@ -217,7 +217,10 @@ class _ParquetFile:
 
 
 def _by_day(pieces: Sequence[RecordBatch]) -> Iterator[tuple[str, Sequence[RecordBatch]]]:
-    """(date in UTC, records), ascending. Commit stamps of a topic never fall, so a day is one stretch."""
+    """Yield (UTC date, records), ascending.
+
+    Commit times of a topic never decrease, so each day is contiguous.
+    """
     if not pieces:
         return
     first = pieces[0].commit_ts // DAY_US

@@ -1,8 +1,8 @@
-"""What a check of stored frames comes to, task by task: sums, faults, positions that are stored. For jobs.
+"""Data source with a summary of the view `audit` per task: totals, faults and ranges of stored positions.
 
-The view `audit` has a row for every frame, which a table is for. A job that wants to know what is wrong needs
-few of them: so each task tells how much it read, which frames are damaged, and merges the positions that it
-saw to stretches. Of a log without holes that is a row a topic and task, and the driver puts them together.
+The view `audit` has one row for every frame. Jobs that only look for damage need few of these rows. So each
+task returns its totals, its damaged frames, and the positions that it saw, merged to ranges. For a log
+without holes that is one range per topic and task. The driver merges the ranges of all tasks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ringlog.spark.views import ViewReader, view_schema
 from ringlog.spark.workers import freeze_imports
 
 FAULTS_PER_TASK_MAX = 1_000
-"""Faults that a task names, first by file and place; it counts all."""
+"""Maximum number of faults that a task lists, ordered by file and offset. It counts all of them."""
 TOTAL, FAULT, STORED = "total", "fault", "stored"
 
 I64 = NDArray[np.int64]
@@ -33,19 +33,19 @@ _COLUMNS = {
     "records": _LONG, "bytes": _LONG, "damaged": _LONG, "file": _TEXT, "offset": _LONG, "fault": _TEXT,
 }  # fmt: skip
 SCHEMA = StructType([StructField(name, kind) for name, kind in _COLUMNS.items()])
-"""`what` says which columns mean something: TOTAL frames, records, bytes, damaged; FAULT those of the view
-`audit`; STORED topic, epoch, first_seq, last_seq."""
+"""`what` defines the columns in use. TOTAL: frames, records, bytes, damaged. FAULT: those of the view
+`audit`. STORED: topic, epoch, first_seq, last_seq."""
 
 
 class SeqRangeArrays(NamedTuple):
-    """Positions, as ascending ranges that neither touch nor overlap: (n,) first and last of each."""
+    """Positions as ascending, disjoint, non-adjacent inclusive ranges: (n,) first and last of each."""
 
     firsts: I64
     lasts: I64
 
 
 def merge_seq_ranges(firsts: I64, lasts: I64) -> SeqRangeArrays:
-    """The positions of these ranges, which come in any order."""
+    """Merge ranges that are given in any order."""
     if not len(firsts):
         return SeqRangeArrays(firsts, lasts)
     order = np.argsort(firsts, kind="stable")
@@ -55,41 +55,41 @@ def merge_seq_ranges(firsts: I64, lasts: I64) -> SeqRangeArrays:
 
 
 class AuditSource(DataSource):
-    """See SCHEMA. Options: path and subscription."""
+    """Data source for jobs; see SCHEMA. Options: path and subscription."""
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "ringlog_audit"
 
     def schema(self) -> StructType:
-        """SCHEMA."""
+        """Return SCHEMA."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Raises OptionError."""
+        """Return the reader; raise OptionError."""
         options = source_options({**self.options, "view": "audit"}, streaming=False)
         return AuditReader(ViewReader(options, view_schema("audit")))
 
 
 class AuditReader(DataSourceReader):
-    """Plans as the view does, and sums up what it gives."""
+    """Plans like the view `audit` and summarizes its rows."""
 
     def __init__(self, view: ViewReader) -> None:
         self._view = view
 
     def partitions(self) -> Sequence[InputPartition]:
-        """As those of the view."""
+        """Return the partitions of the view."""
         return self._view.partitions()
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """One batch: what the frames of this partition come to."""
+        """Yield one batch with the summary of this partition."""
         yield summarize_audit(self._view.read(partition))
         freeze_imports("audit")
 
 
 def summarize_audit(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    """Rows of SCHEMA for batches of the view `audit`."""
+    """Return rows of SCHEMA for batches of the view `audit`."""
     frames = records = size = damaged = 0
     faults: list[dict[str, Any]] = []
     stored: dict[tuple[str, int], SeqRangeArrays] = {}
@@ -130,7 +130,7 @@ def _together(one: SeqRangeArrays, other: SeqRangeArrays) -> SeqRangeArrays:
 
 
 def _by_owner(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], SeqRangeArrays]]:
-    """The positions of each life of each topic in a batch of frames."""
+    """Yield the positions of each (topic, epoch) in a batch of frames."""
     if not len(batch):
         return
     topics = pc.dictionary_encode(batch.column("topic"))

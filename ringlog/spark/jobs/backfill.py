@@ -1,6 +1,6 @@
-"""backfill: Parquet into topics, each row once, in the order of files and rows, at a bounded rate.
+"""backfill: write Parquet files to topics, each row once, in order of files and rows, at a limited rate.
 
-The rows of all files, by name, are one sequence; a step is a stretch of it.
+The rows of all files, ordered by path, form one sequence. A step writes a range of this sequence.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ FILES_MAX = 1_000_000
 
 
 class BackfillState(msgspec.Struct, frozen=True):
-    """What a backfill is to do, fixed when it begins."""
+    """Work of a backfill, fixed when it starts."""
 
     source: str
     to_path: str
     files: tuple[tuple[str, int], ...]
-    """(path, rows), by path."""
+    """Tuples of (path, rows), ordered by path."""
     steps: int
     done: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """What a run did. `skipped`: steps that an earlier run of this name had written."""
+    """Result of a run. `skipped`: steps that an earlier run with this name had written."""
 
     name: str
     source: str
@@ -69,13 +69,24 @@ def run(
     sink: Mapping[str, Any] | None = None,
     progress: SparkJobProgress | None = None,
 ) -> BackfillReport:
-    """Write the rows of Parquet files at `source` (a file, a directory or an archive) into `topic`.
+    """Write the rows of Parquet files to topics.
 
-    Without `topic` the rows say where they belong, in a column `topic` or, of an archive, by directory.
-    `columns` makes the columns of records by SQL expressions: {"payload": "to_json(struct(*))", "key": "id"};
-    without it those columns are taken whose names records have, and the archive's numbers and stamps are left
-    out. `name` makes the job repeatable, `rate` is rows a second at most, `sink` further options of the sink.
-    Raises OptionError, EngineNotRunning.
+    Args:
+        session: session with the source registered.
+        path: data directory to write to.
+        source: a Parquet file, a directory, or an archive of the archive job.
+        topic: target topic. Without it, the rows need a column `topic`; an archive has the topic in its
+            directories.
+        columns: record columns as SQL expressions: {"payload": "to_json(struct(*))", "key": "id"}. Default:
+            all columns whose names are columns of records. An archive's seqs and commit times are not copied.
+        name: name of the job. A repeated run with this name continues it.
+        rate: maximum rows per second.
+        sink: further options of the sink.
+        progress: receives the progress of the job.
+
+    Raises:
+        OptionError: an option or the source is invalid, or the name was used with other options.
+        EngineNotRunning: no engine runs on `path`.
     """
     clock = SystemClock()
     started = clock.monotonic_ns()
@@ -106,7 +117,7 @@ def run(
 
 
 class _Work:
-    """Steps as stretches of the rows of all files."""
+    """Maps steps to ranges of the rows of all files."""
 
     def __init__(self, state: BackfillState, source: str) -> None:
         self._state, self._source = state, source
@@ -114,22 +125,22 @@ class _Work:
         self.total = self._stops[-1] if self._stops else 0
 
     def size(self, step: int) -> int:
-        """Rows of a step."""
+        """Return the number of rows in a step."""
         low, high = self._range(step)
         return high - low
 
     def step(self, session: SparkSession, step: int) -> DataFrame:
-        """Rows of a step, in order."""
+        """Return the rows of a step, in order."""
         low, high = self._range(step)
         first, last = bisect_right(self._stops, low), bisect_right(self._stops, high - 1)
         paths = [path for path, _ in self._state.files[first : last + 1]]
         files = session.read.parquet(*paths)
-        # Spark spells paths as URLs, in its own way: what it says itself is what is looked up.
+        # Spark formats paths as URLs in its own way, so look up the spelling in its own list.
         spelled = {unquote(urlsplit(url).path): urlsplit(url).path for url in files.inputFiles()}
         starts = [stop - rows for stop, (_, rows) in zip(self._stops, self._state.files, strict=True)]
         bases = [(spelled[path], starts[first + i]) for i, path in enumerate(paths)]
         places = session.createDataFrame(bases, "file_path string, base long")
-        # One says file:///x, the other file:/x.
+        # One Spark API returns file:///x, the other file:/x.
         path = F.regexp_replace("_metadata.file_path", "^file:/+", "/").alias("file_path")
         frame = files.select("*", path, "_metadata.row_index")
         unknown = F.raise_error(F.concat(F.lit("not a file of this job: "), "file_path")).cast("long")
@@ -150,7 +161,7 @@ class _Work:
 
 
 def _files(source: str) -> list[str]:
-    """The Parquet files, by name; of an archive those that are committed."""
+    """Return the Parquet files ordered by path; for an archive, only its committed files."""
     if os.path.isfile(source):
         return [source]
     if not os.path.isdir(source):
@@ -172,7 +183,7 @@ def _is_hidden(file: Path, source: str) -> bool:
 
 
 def _records(rows: DataFrame, topic: str | None, columns: Mapping[str, str] | None) -> DataFrame:
-    """The columns a sink takes."""
+    """Select the columns that the sink accepts."""
     if columns:
         return rows.select(*[F.expr(text).alias(name) for name, text in columns.items()])
     names: Iterable[str] = [

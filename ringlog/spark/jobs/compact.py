@@ -1,8 +1,8 @@
-"""compact: what may be deleted, by tag or age, as ranges; deleted when told to, through the engine.
+"""compact: list records to delete, by tag or age, as seq ranges; delete them through the engine on request.
 
-Spark never rewrites a segment: a proposal is a list of positions, and applying it is an ordinary delete,
-after which the reclaimer frees the space. A record is immutable and a proposal is bounded by the head it was
-made at, so applying one later, or twice, deletes exactly what it names.
+Spark never rewrites a segment. A proposal is a list of positions. Its application is an ordinary delete; the
+reclaimer then frees the space. Records are immutable, and a proposal is bounded by the head at its creation.
+So a later or repeated application deletes exactly the listed records.
 """
 
 from __future__ import annotations
@@ -28,30 +28,28 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RANGES_SHOWN = 1_000
-"""Ranges of a topic that a report lists; `out` has all of them."""
+"""Ranges per topic that a report lists. `out` contains all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Records of one life of a topic that may go: those below `before_seq` whose tag matches one of
-    `tags`.
-    """
+    """Records of one epoch that may be deleted: below `before_seq`, with a tag that matches `tags`."""
 
     topic: str
     epoch: int
     before_seq: int
     tags: tuple[str, ...]
-    """Tags and prefixes ending in `*`; empty = whatever the tag."""
+    """Exact tags, and prefixes that end in `*`; empty: any tag."""
     records: int
-    """Live ones."""
+    """Number of live records."""
     ranges: tuple[tuple[int, int], ...]
-    """Runs of such records, both ends included; the first RANGES_SHOWN."""
+    """Inclusive runs of such records; the first RANGES_SHOWN."""
     ranges_total: int
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What was proposed and what was done about it."""
+    """Proposals, and the number of records that were deleted."""
 
     proposals: tuple[Proposal, ...]
     records: int
@@ -72,11 +70,23 @@ def run(
     out: str | None = None,
     progress: SparkJobProgress | None = None,
 ) -> CompactReport:
-    """Find what has one of these tags (or `prefix*`), was committed before a time, or both.
+    """Find records that have one of these tags, or were committed before a time, or both.
 
-    `older_than_us`: microseconds since the epoch. `out`: a directory for all ranges, as JSON lines of (topic,
-    epoch, first_seq, last_seq, records). With `apply` they are deleted; a topic that was made anew since is
-    StaleEpoch. Raises OptionError without tags and time, EngineNotRunning, TopicNotFound.
+    Args:
+        session: session with the source registered.
+        path: data directory of the engine.
+        topics: topic names; default: all topics, or those that match `pattern`.
+        pattern: regular expression for topic names.
+        tags: exact tags, and prefixes `prefix*`.
+        older_than_us: commit time in microseconds since the epoch.
+        apply: delete the records.
+        out: directory for all ranges, as JSON lines of (topic, epoch, first_seq, last_seq, records).
+        progress: receives the progress of the job.
+
+    Raises:
+        OptionError: neither tags nor a time is given.
+        StaleEpoch: a topic was recreated after the proposal (only with `apply`).
+        EngineNotRunning, TopicNotFound: the engine or a topic does not exist.
     """
     if not tags and older_than_us is None:
         raise OptionError("say what may go: tags, an age, or both", option="tags")
@@ -102,7 +112,7 @@ def run(
 
 
 def _before(catalog: Catalog, at: TopicAt, older_than_us: int | None) -> int:
-    """The first position that stays."""
+    """Return the first position to keep."""
     if older_than_us is None:
         return at.head + 1
     position = catalog.position_at(at.topic, older_than_us)
@@ -112,15 +122,15 @@ def _before(catalog: Catalog, at: TopicAt, older_than_us: int | None) -> int:
 def _ranges(
     session: SparkSession, path: str, wanted: list[tuple[TopicAt, int]], tags: Sequence[str]
 ) -> DataFrame:
-    """(topic, epoch, first_seq, last_seq, records): runs of live records that match."""
+    """Return (topic, epoch, first_seq, last_seq, records) of each run of matching live records."""
     options: dict[str, Any] = {"endingOffsets": {at.topic: before for at, before in wanted}}
     if tags:
         options["tags"] = list(tags)
     columns = ["topic", "epoch", "seq"]
-    # What was lost is gone already, so it cannot be deleted: no reason to fail.
+    # Lost records cannot be deleted, so a loss is no reason to fail.
     options["failOnDataLoss"] = False
     rows = read(session, [at.topic for at, _ in wanted], path=path, columns=columns, **options)
-    # Numbers of one run differ from their rank by the same amount.
+    # In a run of consecutive seqs, seq - rank is constant.
     rank = F.row_number().over(Window.partitionBy("topic", "epoch").orderBy("seq"))
     return (
         rows.withColumn("run", F.col("seq") - rank)
@@ -155,7 +165,7 @@ def _proposals(
 
 
 def _apply(path: str, proposal: Proposal) -> int:
-    """Delete what a proposal names; returns how many live records went."""
+    """Delete the records of a proposal; return the number of deleted live records."""
     topics = client_of(path).topics
     epoch = topics.state(proposal.topic, touch=False).epoch
     if epoch != proposal.epoch:

@@ -1,9 +1,9 @@
-"""Long writes in steps: a plan that is kept, one transaction a step, and a rate.
+"""Long writes in steps: a stored plan, one transaction per step, and a rate limit.
 
-What a job is to write is fixed once and kept in a file under the job's name. Step k is written with
-txnVersion k of an application named after the job, so a step that was written is skipped by the sink,
-whatever the file says: the file only saves the work of trying. A job that died goes on where it was when it
-is run again by its name.
+The work of a job is fixed once and stored in a file under the job's name. Step k is written with txnVersion k
+of an application named after the job. So the sink skips a step that was already written, even if the file
+does not record it; the file only avoids useless attempts. After a crash, a run with the same name continues
+the job.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from ringlog.spark.jobs.report import SparkJobProgress
 from ringlog.storage.disk import Disk, RealDisk, replace_file
 
 JOBS_DIR = "spark-jobs"
-"""Below the data directory that is written to."""
+"""Directory of job files, below the data directory that is written to."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 STEP_ROWS = 1_000_000
 STEP_ROWS_MIN = 1_000
 STEP_S = 5.0
-"""With a rate: seconds' worth of rows in a step, so that pauses stay short."""
+"""With a rate limit: seconds of rows per step, so that pauses stay short."""
 STATE_BYTES_MAX = 1 << 30
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class JobStateFile:
-    """The file of one job. Raises DiskError."""
+    """State file of one job. Methods raise DiskError."""
 
     def __init__(self, data_dir: str, job: str, name: str | None, disk: Disk | None = None) -> None:
-        """`name` None: a new one. Raises OptionError for what cannot be the name of a file."""
+        """`name` None generates a new name. Raises OptionError if the name is not valid."""
         if name is not None and not NAME.fullmatch(name):
             raise OptionError("a job's name has letters, digits, . _ - and at most 128 of them", found=name)
         self.name = name or secrets.token_hex(8)
         self.app_id = f"ringlog-{job}-{self.name}"
-        """txnAppId of its writes."""
+        """txnAppId of the job's writes."""
         self._disk = disk or RealDisk()
         self._directory = os.path.join(data_dir, JOBS_DIR)
         self._file = f"{job}-{self.name}.json"
 
     def load(self, kind: type[T]) -> T | None:
-        """What was kept, or None; raises CorruptData."""
+        """Return the stored state, or None; raise CorruptData."""
         path = os.path.join(self._directory, self._file)
         if not self._disk.exists(path):
             return None
@@ -63,7 +63,7 @@ class JobStateFile:
             raise CorruptData("what was kept of a job is damaged", file=path, reason=str(e)) from None
 
     def save(self, state: msgspec.Struct) -> None:
-        """Keep this instead, durably."""
+        """Replace the stored state durably."""
         if not self._disk.exists(self._directory):
             self._disk.make_dir(self._directory)
             self._disk.sync_dir(os.path.dirname(self._directory))
@@ -71,7 +71,7 @@ class JobStateFile:
 
 
 def check_same_options(kept: Any, asked: dict[str, Any]) -> None:
-    """Raises OptionError when a job of this name was begun with other options."""
+    """Raise OptionError if the job of this name was started with other options."""
     differs = {name: getattr(kept, name) for name, value in asked.items() if getattr(kept, name) != value}
     if differs:
         raise OptionError(
@@ -80,7 +80,7 @@ def check_same_options(kept: Any, asked: dict[str, Any]) -> None:
 
 
 def step_rows(rate: float | None) -> int:
-    """Rows of a step."""
+    """Return the number of rows per step for a rate in rows per second; None: no limit."""
     if rate is None:
         return STEP_ROWS
     if rate <= 0:
@@ -92,7 +92,7 @@ def steps(
     first: int, total: int, rows_of: Any, rate: float | None, shown: SparkJobProgress, what: str,
     clock: Clock | None = None,
 ) -> Iterator[int]:  # fmt: skip
-    """Numbers of the steps that are left; sleeps so that no more than `rate` rows a second go."""
+    """Yield the numbers of the remaining steps; sleep so that at most `rate` rows per second are written."""
     clock = clock or SystemClock()
     started, written = clock.monotonic_ns(), 0
     for step in range(first, total):

@@ -1,7 +1,7 @@
-"""mirror: Structured Streaming from topics into any Spark sink: Parquet, Delta, Iceberg, Kafka, …
+"""mirror: stream topics to any Spark sink: Parquet, Delta, Iceberg, Kafka, …
 
-What arrives, and how often, is the sink's affair: Spark's file sinks, Delta and Iceberg keep each batch once
-for a checkpoint; Kafka gets a batch again after a crash.
+The delivery guarantee depends on the sink. Spark's file sinks, Delta and Iceberg write each batch of a
+checkpoint once. Kafka receives a batch again after a crash.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ TABLES = frozenset({"iceberg"})
 
 @dataclass(frozen=True, slots=True)
 class MirrorReport:
-    """What a run moved. `offset` is where the stream stands: JSON, as in its checkpoint; None: nothing
-    yet.
+    """Result of a run.
+
+    `offset` is the position of the stream: JSON as in its checkpoint; None: no batch yet.
     """
 
     format: str
@@ -58,13 +59,30 @@ def run(
     progress: SparkJobProgress | None = None,
     **source: Any,
 ) -> MirrorReport:
-    """Mirror until what there is now has arrived; with `interval` ("10 seconds") go on, for `for_s` seconds
-    or ever.
+    """Mirror topics until all current records are written, or continuously with `interval`.
 
-    `target`: directory, or name of a table; of Kafka one topic for all (default: `<topic_prefix><topic>`).
-    `options` go to the sink, `source` to the reader (startingOffsets, maxOffsetsPerTrigger, …; it begins at
-    the earliest record). Run again with the same checkpoint it goes on where it was. Raises OptionError, and
-    whatever ended the query.
+    A run with the same checkpoint continues at its end.
+
+    Args:
+        session: session with the source registered.
+        path: data directory of the engine.
+        topics: topic names; default: all topics, or those that match `pattern`.
+        pattern: regular expression for topic names.
+        checkpoint: checkpoint directory of the query.
+        format: format of the sink.
+        target: directory or table name; for Kafka the topic for all records (default:
+            `<topic_prefix><topic>`).
+        options: options of the sink.
+        partition_by: columns to partition the output by.
+        topic_prefix: prefix of Kafka topics.
+        interval: trigger interval of a continuous run, such as "10 seconds".
+        for_s: duration of a continuous run in seconds; default: unlimited.
+        progress: receives the progress of the job.
+        source: options of the source (startingOffsets, maxOffsetsPerTrigger, …). The default start is the
+            earliest record.
+
+    Raises:
+        OptionError: an option is invalid or missing. The error that ended the query is raised unchanged.
     """
     clock = SystemClock()
     started = clock.monotonic_ns()
@@ -101,7 +119,7 @@ def stream(
     topic_prefix: str = "",
     **source: Any,
 ) -> DataFrame:
-    """The stream that `run` writes; with `is_kafka` in the columns of Spark's Kafka sink."""
+    """Return the stream that `run` writes; with `is_kafka`, in the columns of Spark's Kafka sink."""
     given: dict[str, Any] = {"startingOffsets": "earliest", "includeHeaders": True, **source, "path": path}
     if topics is not None:
         given["subscribe"] = [topics] if isinstance(topics, str) else list(topics)
@@ -119,8 +137,9 @@ def stream(
 def _watch(
     query: StreamingQuery, for_s: float | None, shown: SparkJobProgress
 ) -> tuple[int, int, str | None]:
-    """Wait for the end; (batches with rows, rows, last end offset). A query that goes on is stopped after
-    `for_s`.
+    """Wait for the end of the query; return (batches with rows, rows, last end offset).
+
+    A continuous query is stopped after `for_s` seconds.
     """
     clock = SystemClock()
     until = None if for_s is None else clock.monotonic_ns() + int(for_s * 1e9)
@@ -130,7 +149,7 @@ def _watch(
     try:
         while not is_ended:
             is_ended = bool(query.awaitTermination(POLL_INTERVAL_S))
-            # Spark keeps the last hundred; a look a second misses none that took longer than 10 ms.
+            # Spark keeps the last 100 batches. One poll per second misses none if batches take over 10 ms.
             for each in query.recentProgress:
                 if each["numInputRows"]:
                     seen[each["batchId"]] = each["numInputRows"]

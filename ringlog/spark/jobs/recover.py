@@ -1,4 +1,4 @@
-"""recover: finish what drivers that died had planned to write."""
+"""recover: finish planned writes of drivers that died."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ringlog.spark.options import as_text, sink_options
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPlan:
-    """One open plan that was finished: batch or version, and what it held."""
+    """One open plan that was finished: its batch or version, and its content."""
 
     batch: int
     outcome: str
     rows: int
     frames: int
     repeats: int
-    """Frames the engine had already."""
+    """Frames that the engine already had."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverReport:
-    """All open plans of a staging directory; none is what one finds when nothing died."""
+    """All open plans of a staging directory. Without a crash there are none."""
 
     plans: tuple[RecoveredPlan, ...]
     rows: int
@@ -35,9 +35,9 @@ class RecoverReport:
 def run(
     session: Any, path: str, *, staging_dir: str | None = None, create_topics: bool = False
 ) -> RecoverReport:
-    """Finish open plans whose writer is not at it. Spark is not needed: `session` may be None.
+    """Finish open plans whose writer is not running. Does not use Spark: `session` may be None.
 
-    Harmless to repeat, and while writers work. Raises EngineNotRunning, StagingLost, CorruptData.
+    Idempotent, and safe while writers run. Raises EngineNotRunning, StagingLost and CorruptData.
     """
     clock = SystemClock()
     started = clock.monotonic_ns()

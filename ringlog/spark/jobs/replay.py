@@ -1,4 +1,4 @@
-"""replay: records of topics into other topics, each once, in their order, at a bounded rate."""
+"""replay: copy records of topics to other topics, each once, in order, at a limited rate."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
 
 class ReplayState(msgspec.Struct, frozen=True):
-    """What a replay is to do, fixed when it begins."""
+    """Work of a replay, fixed when it starts."""
 
     path: str
     to_path: str
     log: str
     names: dict[str, str]
-    """Topic -> topic that it is written to."""
+    """Source topic -> target topic."""
     bounds: tuple[tuple[str, int, int, int], ...]
-    """(topic, epoch, after, until)."""
+    """Tuples of (topic, epoch, after, until)."""
     steps: int
     done: int = 0
-    """Steps known to be written."""
+    """Number of steps known to be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What a run did. `skipped`: steps that an earlier run of this name had written."""
+    """Result of a run. `skipped`: steps that an earlier run with this name had written."""
 
     name: str
     bounds: tuple[Bound, ...]
     targets: dict[str, str]
     positions: int
-    """Within the bounds; records that are not live are not written."""
+    """Number of positions within the bounds. Only live records are written."""
     steps: int
     skipped: int
     seconds: float
@@ -71,19 +71,32 @@ def run(
     progress: SparkJobProgress | None = None,
     **source: Any,
 ) -> ReplayReport:
-    """Write what these topics hold now into topic `to`, or into `<prefix><topic><suffix>`.
+    """Copy the current records of these topics to topic `to`, or to `<prefix><topic><suffix>`.
 
-    `to_path`: another data directory on this host. `name` makes the job repeatable: run again it goes on, or
-    finds that all is done. `rate`: positions a second at most. `keep_times`: the time of commit becomes
-    event_ts where a record has none. `sink`: further options of the sink (durability, createTopics, …);
-    `source`: bounds and other options of the source (startingTimestamp, tags, …). Raises OptionError when a
-    topic would be written into itself or the name was used for something else, DataLoss, TopicNotFound,
-    EngineNotRunning.
+    Args:
+        session: session with the source registered.
+        path: data directory of the source engine.
+        topics: topic names; default: all topics, or those that match `pattern`.
+        pattern: regular expression for topic names.
+        to: target topic for all records.
+        prefix: prefix of the target names.
+        suffix: suffix of the target names.
+        to_path: another data directory on this host; default: `path`.
+        name: name of the job. A repeated run with this name continues it, or does nothing if all is done.
+        rate: maximum positions per second.
+        keep_times: use the commit time as event_ts of records without one.
+        sink: further options of the sink (durability, createTopics, …).
+        progress: receives the progress of the job.
+        source: bounds and other options of the source (startingTimestamp, tags, …).
+
+    Raises:
+        OptionError: a topic would be written to itself, or the name was used with other options.
+        DataLoss, TopicNotFound, EngineNotRunning: as for any read.
     """
     clock = SystemClock()
     started = clock.monotonic_ns()
     path, target = os.path.abspath(path), os.path.abspath(to_path or path)
-    client_of(target)  # Before anything is kept below a directory that is none.
+    client_of(target)  # Fails before a job file is created if no engine runs there.
     kept = JobStateFile(target, "replay", name)
     state = kept.load(ReplayState)
     with Catalog.open(path) as catalog:
@@ -139,7 +152,7 @@ def _check_targets(names: dict[str, str], is_same_log: bool) -> None:
 
 
 def _check_epochs(catalog: Catalog, state: ReplayState) -> None:
-    """A topic that was made anew holds other records under the same numbers."""
+    """Check that no topic was recreated: under the same seqs it would contain other records."""
     for topic, epoch, _, _ in state.bounds:
         now = catalog.topic(topic).epoch
         if now != epoch:
@@ -150,7 +163,7 @@ def _check_epochs(catalog: Catalog, state: ReplayState) -> None:
 
 
 def _part(state: ReplayState, step: int) -> list[tuple[str, int, int]]:
-    """(topic, after, until) of a step: the same share of every topic."""
+    """Return (topic, after, until) of a step: the same share of every topic."""
     found = []
     for topic, _, after, until in state.bounds:
         size = until - after
@@ -167,7 +180,10 @@ def _size(state: ReplayState, step: int) -> int:
 def _step(
     session: SparkSession, state: ReplayState, step: int, extra: Mapping[str, Any], keep_times: bool
 ) -> DataFrame | None:
-    """Rows of a step for the sink. Partitions ascend with the positions, so order within a topic is kept."""
+    """Return the rows of a step for the sink.
+
+    Partitions ascend by position, which keeps the order per topic.
+    """
     part = _part(state, step)
     if not part:
         return None

@@ -1,4 +1,4 @@
-"""Reports as plain values, and progress for people."""
+"""Conversion of reports to plain values, and progress output for users."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 POLL_INTERVAL_S = 0.5
-"""Between two looks at what Spark is doing."""
+"""Interval between polls of Spark's progress."""
 LINE_EVERY = 10
-"""Looks for one plain line: five seconds."""
+"""Polls per output line: five seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Positions after + 1 .. until of one life of a topic: what a job looked at."""
+    """Positions after + 1 .. until of one epoch of a topic, which a job processed."""
 
     topic: str
     epoch: int
@@ -31,16 +31,16 @@ class Bound:
 
 
 def facts_of(report: Any) -> dict[str, Any]:
-    """A report as plain values that JSON takes."""
+    """Convert a report to plain values that can be encoded as JSON."""
     facts: dict[str, Any] = msgspec.to_builtins(report, enc_hook=str)
     return facts
 
 
 class SparkJobProgress(Protocol):
-    """Told how far a job is."""
+    """Receives the progress of a job."""
 
     def show(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` steps of `what`; total 0 = not known yet."""
+        """Show that `done` of `total` steps of `what` are done; total 0: not known yet."""
         ...
 
 
@@ -48,17 +48,17 @@ class SilentProgress:
     """Shows nothing."""
 
     def show(self, what: str, done: int, total: int) -> None:
-        """See Progress."""
+        """Do nothing."""
 
 
 class LineProgress:
-    """A line now and then."""
+    """Prints a line to stderr on every tenth call, and at the end."""
 
     def __init__(self) -> None:
         self._looks = 0
 
     def show(self, what: str, done: int, total: int) -> None:
-        """See Progress."""
+        """Print a line if one is due."""
         if self._looks % LINE_EVERY == 0 or (total and done == total):
             of = f" of {total}" if total else ""
             sys.stderr.write(f"{what}: {done}{of}\n")
@@ -66,14 +66,14 @@ class LineProgress:
 
 
 class BarProgress:
-    """A bar of the package rich."""
+    """Shows a progress bar of the package rich."""
 
     def __init__(self, bars: Any) -> None:
         self._bars = bars
         self._tasks: dict[str, Any] = {}
 
     def show(self, what: str, done: int, total: int) -> None:
-        """See Progress."""
+        """Update the bar of `what`."""
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what)
         self._bars.update(self._tasks[what], completed=done, total=total or None)
@@ -81,7 +81,7 @@ class BarProgress:
 
 @contextmanager
 def progress(is_shown: bool) -> Iterator[SparkJobProgress]:
-    """Bars on a terminal where rich is installed, else lines; nothing when not `is_shown`. To stderr."""
+    """Yield a progress display on stderr: bars if rich is installed, else lines; silent if not `is_shown`."""
     if not is_shown:
         yield SilentProgress()
         return
@@ -97,8 +97,9 @@ def progress(is_shown: bool) -> Iterator[SparkJobProgress]:
 
 @contextmanager
 def show_task_progress(session: SparkSession, shown: SparkJobProgress, what: str) -> Iterator[None]:
-    """While the block runs, tell how many tasks of Spark's are done. Connect cannot say, and nothing is
-    shown.
+    """While the block runs, show the number of finished Spark tasks.
+
+    Shows nothing under Spark Connect, which does not report tasks.
     """
     if isinstance(shown, SilentProgress) or not hasattr(session, "_jsc"):
         yield

@@ -1,8 +1,8 @@
-"""Records gathered from frames until they are one Arrow table, worth a row group of Parquet.
+"""Collects records from frames into one Arrow table, for a row group of Parquet.
 
-The difference to arrow.Batches, which makes a batch of every frame: what all records share (a life of the
-topic, columns that no frame has) is made once for the whole table, numbers and times are put together once,
-and only what a frame really holds is a chunk of its own, viewed where it lies.
+Unlike ArrowBatchBuilder, which converts each frame to a batch, it creates constant columns (epoch, columns
+that no frame has) once for the whole table. Seqs and times are concatenated once. Only columns that a frame
+contains become chunks, as views of the mapped file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 262_144
 BYTES_MAX = 128 << 20
-"""A group is full at whichever comes first; so much of the log is held by a task, and a frame more."""
+"""A group is full at the first of both limits. A task holds this much of the log, plus one frame."""
 
 
 class RowGroup:
-    """Records of one life of a topic, ascending, as columns `specs` in the types of `schema`."""
+    """Records of one epoch of a topic, ascending, as columns `specs` in the types of `schema`."""
 
     def __init__(self, specs: Sequence[ColumnSpec], schema: pa.Schema, epoch: int) -> None:
         self._specs = specs
@@ -42,11 +42,11 @@ class RowGroup:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is to be written before more is added."""
+        """Whether the group must be written before more records are added."""
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, piece: RecordBatch) -> None:
-        """Append the records of `piece`, of which there are some."""
+        """Append the records of a non-empty `piece`."""
         self._seqs.append(piece.seqs)
         self._stamps.append(piece.commit_stamps)
         self.rows += len(piece)
@@ -65,7 +65,7 @@ class RowGroup:
             self._bytes += batch.nbytes
 
     def table(self) -> pa.Table:
-        """All of them; there are some."""
+        """Return all records of the non-empty group as a table."""
         columns = [
             self._column(spec, field.type) for spec, field in zip(self._specs, self._schema, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""stats: sizes, rates, tags and lag of each topic, from indexes and headers; no payload is read."""
+"""stats: sizes, rates, tags and lag of each topic, from indexes and headers. No payload is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECENT_US = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class TagCount:
-    """Stored records with a tag; of segments only."""
+    """Number of stored records with a tag, in segments only."""
 
     tag: str
     records: int
@@ -32,7 +32,7 @@ class TagCount:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """One topic. Bytes: `record_bytes` as accounted, the others as stored. Times: µs since the epoch."""
+    """One topic. Sizes in bytes: `record_bytes` as accounted, others as stored. Times: µs since the epoch."""
 
     topic: str
     epoch: int
@@ -47,22 +47,22 @@ class TopicStats:
     frames: int
     segments: int
     unsealed: int
-    """Lag of the compactor: positions that lie in the log alone."""
+    """Positions that are only in the log: the lag of the compactor."""
     first_ts: int | None
     last_ts: int | None
     idle_s: float | None
-    """Since the last commit."""
+    """Seconds since the last commit."""
     records_per_s: float
-    """Over all that is stored, from first to last commit; 0 when that is one moment."""
+    """Average from the first to the last stored commit; 0 if these are at the same time."""
     recent_records_per_s: float
-    """Over the last hour."""
+    """Average over the last hour."""
     tags: tuple[TagCount, ...]
-    """The most frequent ones."""
+    """The most frequent tags."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatsReport:
-    """All topics asked for, by name."""
+    """All requested topics, ordered by name."""
 
     topics: tuple[TopicStats, ...]
     taken_us: int
@@ -78,7 +78,7 @@ def run(
     tags: int = TAGS_SHOWN,
     progress: SparkJobProgress | None = None,
 ) -> StatsReport:
-    """Look at these topics (default: all). Changes nothing. Raises EngineNotRunning, TopicNotFound."""
+    """Report on these topics (default: all). Read-only. Raises EngineNotRunning and TopicNotFound."""
     clock = SystemClock()
     started, now_us = clock.monotonic_ns(), clock.now_us()
     raw = raw_options(subscription(path, topics, pattern))

@@ -1,4 +1,4 @@
-"""How many stored records have which tag, from the dictionaries of segments. For jobs alone."""
+"""Data source with the number of stored records per tag, from the dictionaries of segments. For jobs only."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ringlog.spark.views import ViewReader, view_schema
 
 
 class TagSource(DataSource):
-    """A row for each tag of each topic of each segment. Options: path and subscription."""
+    """One row for each tag of each topic of each segment. Options: path and subscription."""
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "ringlog_tags"
 
     def schema(self) -> StructType:
-        """topic, tag, records."""
+        """Return the columns topic, tag and records."""
         return view_schema("tags")
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Raises OptionError."""
+        """Return the reader; raise OptionError."""
         return ViewReader(
             source_options({**self.options, "view": "segments"}, streaming=False), schema, "tags"
         )

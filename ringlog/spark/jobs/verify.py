@@ -1,8 +1,8 @@
-"""verify: read and check every stored frame of a running log; tell what is damaged and what is missing.
+"""verify: read and check every stored frame of a running log; report damaged and missing records.
 
-Checks go on while the engine works. A frame of a segment is found by the index, so damage hides nothing
-behind it; in the log it may. Missing are positions that no stored frame has and nothing accounts for: not
-below a floor, not deleted, not lost in a restart.
+The engine keeps working during the check. Frames of a segment are located by the index, so damage hides no
+later frame. In the log, damage may hide later frames. Missing positions are in no stored frame, and no floor,
+deletion or restart loss explains them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
 FINDINGS_MAX = FAULTS_PER_TASK_MAX
-"""Findings that a report lists; it counts all."""
+"""Maximum number of findings in a report. The report counts all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedFrame:
-    """A frame or a part of a segment that does not verify. `topic` None: it cannot be told whose it is."""
+    """A damaged frame or part of a segment. `topic` is None if the owner cannot be determined."""
 
     topic: str | None
     epoch: int | None
@@ -56,7 +56,7 @@ class DamagedFrame:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Positions that nothing accounts for, both ends included."""
+    """Unexplained missing positions, inclusive."""
 
     topic: str
     epoch: int
@@ -66,7 +66,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was checked and what is wrong. `bytes` as stored; `is_whole`: nothing is."""
+    """Scope and findings of a check. `bytes` as stored. `is_whole`: nothing is damaged or missing."""
 
     bounds: tuple[Bound, ...]
     frames: int
@@ -91,9 +91,9 @@ def run(
     pattern: str | None = None,
     progress: SparkJobProgress | None = None,
 ) -> VerifyReport:
-    """Check these topics (default: all) up to their heads as of now. Changes nothing.
+    """Check these topics (default: all) up to their current heads. Read-only.
 
-    Raises EngineNotRunning, TopicNotFound for a name that does not exist.
+    Raises EngineNotRunning, and TopicNotFound for a name that does not exist.
     """
     clock = SystemClock()
     started = clock.monotonic_ns()
@@ -122,14 +122,14 @@ def run(
 
 
 def _breaks(rows: list[Row], places: list[TopicLocations]) -> Iterator[Missing]:
-    """Positions up to each topic's head that no frame has, whether or not something accounts for them."""
+    """Yield the positions up to each topic's head that no stored frame contains, explained or not."""
     stored: dict[tuple[str, int], list[tuple[int, int]]] = {(each.topic, each.epoch): [] for each in places}
     for row in rows:
         owner = row["topic"], row["epoch"]
         if owner in stored:
             stored[owner].append((row["first_seq"], row["last_seq"]))
     for each in places:
-        # Nothing is stored before the first position, and what comes behind the head came later.
+        # Sentinels before the first position and after the head. Later records are not part of the check.
         found = [(0, 0), *stored[each.topic, each.epoch], (each.head_seq + 1, each.head_seq + 1)]
         both = merge_seq_ranges(*np.array(found, dtype=np.int64).T)
         for last, first in zip(both.lasts[:-1].tolist(), both.firsts[1:].tolist(), strict=True):
@@ -143,7 +143,7 @@ def _damage(row: Row) -> DamagedFrame:
 
 
 def _missing(breaks: list[Missing], before: list[TopicLocations], options: SourceOptions) -> list[Missing]:
-    """Those holes that neither what was known before nor what is known now explains, and reading confirms."""
+    """Return the holes that neither the state before nor the state now explains, if a read confirms them."""
     client = client_of(options.path)
     known = {(each.topic, each.epoch): each for each in before}
     now: dict[str, TopicLocations | None] = {}
@@ -157,7 +157,7 @@ def _missing(breaks: list[Missing], before: list[TopicLocations], options: Sourc
                 now[topic] = None
         after = now[topic]
         if after is None or after.epoch != epoch:
-            continue  # Deleted or made anew meanwhile: nothing is missing of it.
+            continue  # Deleted or recreated meanwhile: nothing is missing.
         holes = [
             Missing(topic, epoch, *both)
             for start, stop in then.unaccounted_ranges(first, last)
@@ -170,15 +170,15 @@ def _missing(breaks: list[Missing], before: list[TopicLocations], options: Sourc
 
 
 def _is_stored(bounds: Bounds, options: SourceOptions) -> bool:
-    """Can the range be read? Then its frames only moved while we looked."""
+    """Return whether the range can be read: then its frames only moved during the check."""
     try:
         for _ in read_batches([Slice(bounds, 0, HOT)], options):
             continue
     except CorruptData:
         return False
     except NotReady as e:
-        # The file that the engine leads to is not there, however often it is asked; a cold store that does
-        # not answer is another matter (TI-10).
+        # The file that the engine refers to does not exist, even after retries. An unavailable cold store is
+        # a different case: it says nothing about the records.
         if e.detail.get("reason") == "cold_unavailable":
             raise
         return False
@@ -186,7 +186,7 @@ def _is_stored(bounds: Bounds, options: SourceOptions) -> bool:
 
 
 def raw_options(options: SourceOptions) -> dict[str, str]:
-    """Path and subscription as options of the data source."""
+    """Return path and subscription as options of the data source."""
     raw = {"path": os.path.abspath(options.path)}
     if options.pattern is not None:
         return {**raw, "subscribePattern": options.pattern}

@@ -1,4 +1,4 @@
-"""`python -m supervisor`: `ringlog serve` for a checkout. All of it is in ringlog.supervision."""
+"""`python -m supervisor`: the same as `ringlog serve`, from a checkout. Code: ringlog.supervision.serve."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringlog.shm import unsupported_host_reason
 
 
 def main() -> int:
-    """Read the command line, run the engine, return the exit status."""
+    """Parse the command line, run the engine, return the exit status."""
     parser = argparse.ArgumentParser(
         prog="supervisor", description="Run the ringlog engine in the foreground."
     )

@@ -5,7 +5,7 @@
     with ringlog.connect() as log:
         log.append("orders", b"...")
 
-Everything that a program needs is a name of this package. Nothing is loaded before it is used.
+All public names are attributes of this package. Each is imported at its first use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ringlog import cores
 
 __version__ = "0.1.0"
-cores.install_finder()  # Before anything of ours is imported: what is imported once stays what it is.
+cores.install_finder()  # Before any other import of ringlog: a module that is imported once stays as it is.
 
 if TYPE_CHECKING:
     from ringlog import aio, client, errors, spark, testing

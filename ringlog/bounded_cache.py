@@ -1,4 +1,4 @@
-"""What is kept for others, bounded by bytes: what was left first goes first. Any thread may call."""
+"""A cache that is bounded by bytes and evicts in insertion order. Thread-safe."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ V = TypeVar("V")
 
 
 class BoundedByBytes(Generic[K, V]):
-    """A dictionary that holds at most `bytes_max` bytes of values, by the sizes that are told."""
+    """A dictionary with at most `bytes_max` bytes of values. The caller passes the size of each value."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._values: dict[K, V] = {}
         self._sizes: dict[K, int] = {}
-        self._lock = threading.Lock()  # For changes; looking is one operation on a dictionary.
+        self._lock = threading.Lock()  # For changes. A lookup is one atomic operation on a dictionary.
 
     def get(self, key: K) -> V | None:
-        """What is kept there; None = nothing is."""
+        """Return the value; None if there is none."""
         return self._values.get(key)
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Keep it instead of what there was; one that is too large alone is not kept."""
+        """Store a value of `size` bytes and evict the oldest ones. One above `bytes_max` is not stored."""
         with self._lock:
             self._drop(key)
             if size > self._bytes_max:
@@ -36,7 +36,7 @@ class BoundedByBytes(Generic[K, V]):
                 self._drop(next(iter(self._values)))
 
     def drop_where(self, is_over: Callable[[K], bool]) -> None:
-        """Forget all whose key is told to be over."""
+        """Remove all values whose key matches."""
         with self._lock:
             for key in [key for key in self._values if is_over(key)]:
                 self._drop(key)

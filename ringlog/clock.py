@@ -1,6 +1,6 @@
-"""The only place that asks the operating system for the time.
+"""The only module that reads the time from the operating system.
 
-Everything else is handed a Clock, so that tests own the time (CK-1).
+All other code receives a Clock, so that tests control the time.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ _thread = threading.local()
 
 
 class Clock(Protocol):
-    """Wall time for stamps, monotonic time for deadlines, and a wait that tests can skip."""
+    """Wall time for timestamps, monotonic time for deadlines, and waits that tests can skip."""
 
     def now_us(self) -> int:
-        """Microseconds since the Unix epoch; may step in either direction."""
+        """Return microseconds since the Unix epoch. The value may jump forwards or backwards."""
         ...
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds that never go back; comparable between processes of one boot."""
+        """Return nanoseconds that never decrease. Comparable between processes of one boot."""
         ...
 
     def sleep_ns(self, nanoseconds: int) -> None:
-        """Wait for much less than a millisecond, and hardly longer."""
+        """Sleep much less than a millisecond, with little overshoot."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait. Never used to make a result correct, only to bound how often something is looked at."""
+        """Sleep. Use it only to limit how often something is polled: no result may depend on it."""
         ...
 
 
 class SystemClock:
-    """The host's clocks."""
+    """The clocks of the host."""
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
 
     monotonic_ns = staticmethod(time.monotonic_ns)
-    """Without a function of ours around it: it is asked several times a call."""
+    """Without a Python wrapper, because a call reads it several times."""
 
     def sleep_ns(self, nanoseconds: int) -> None:
-        # The kernel stretches a thread's waits by its timer slack, 50 microseconds where nobody lowered it.
+        # The kernel extends a thread's sleeps by its timer slack, by default 50 µs. 1 ns is the minimum.
         if _libc is not None and not getattr(_thread, "is_exact", False):
             _thread.is_exact = True
             _libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))

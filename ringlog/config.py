@@ -1,10 +1,12 @@
-"""Settings: every key, where its value may come from, and who wins.
+"""Engine settings: all keys, their sources, and the precedence of the sources.
 
-Authority: flag (`--set section.key=value`), then environment, then the TOML file, then the default;
-every value remembers its source. One file is read: `--config`, else `RINGLOG_CONFIG`, else
-`./ringlog.toml`, else `/etc/ringlog/ringlog.toml`. Sizes may be written "64MiB", durations "100ms"; a
-bare number is in the unit the key's name ends with. A wrong value from a flag or the file is an error;
-from the environment it is a warning and the default stays (KN-1). An unknown key is always an error.
+From strongest to weakest: flag (`--set section.key=value`), environment variable, TOML file, default. The
+source of each value is recorded. One file is read: `--config`, else `RINGLOG_CONFIG`, else `./ringlog.toml`,
+else `/etc/ringlog/ringlog.toml`.
+
+A size is a number of bytes or text such as "64MiB". A duration is a number in the unit of the key's suffix,
+or text such as "100ms". A wrong value from a flag or the file is an error. A wrong value from the environment
+is a warning, and the default applies, except for STRICT_ENVIRONMENT_KEYS. An unknown key is always an error.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def _shards_by_cpu() -> int:
 
 
 class ConfigSection(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of the tables of the file."""
+    """Base class of the tables of the configuration file."""
 
 
 Count = Annotated[int, Meta(ge=1)]
@@ -45,161 +47,193 @@ Text = Annotated[str, Meta(max_length=4096)]
 
 
 class DataConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where the data lies."""
+    """The data directory."""
 
     dir: Annotated[str, Meta(min_length=1, max_length=4096)] = "./ringlog-data"
+    """Data directory. The first start creates it with mode 0700."""
     min_free_bytes: Annotated[int, Meta(ge=0, le=limits.COUNT_MAX)] = 100 * limits.MIB
-    """With less free space than this the engine refuses to start."""
+    """Free space in bytes below which the engine refuses to start and refuses records."""
 
 
 class RunConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a running engine says how to reach it, how large its rings are, and how awake it stays."""
+    """The run directory and the rings of clients."""
 
     dir: Text = ""
-    """Empty: `run` below the data directory."""
+    """Run directory, which clients use as the engine's address. Empty: `run` below the data directory."""
     ring_bytes: Annotated[int, Meta(ge=limits.RING_BYTES_MIN, le=limits.RING_BYTES_MAX)] = (
         limits.RING_BYTES_DEFAULT
     )
+    """Largest size in bytes of the ring of one producer to one shard. A ring starts with 256 KiB."""
     settle_entries: Annotated[int, Meta(ge=16, le=limits.DEDUP_FRAMES_PER_PRODUCER)] = (
         limits.SETTLE_ENTRIES_DEFAULT
     )
-    """Frames in flight on one ring; beyond what a shard can recognise again nothing may be resent."""
+    """Frames in flight on one ring. The maximum is the number of frames whose retries a shard detects."""
     allow_root: bool = False
-    """Run as uid 0. Refused otherwise: a daemon needs no privileges (SEC-26)."""
+    """Whether the engine runs as uid 0. Otherwise refused, because a daemon needs no privileges.
+
+    In a container root is allowed with a warning.
+    """
 
 
 class NativeConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The native protocol beyond this host."""
+    """The network endpoint of the native protocol."""
 
     endpoint: Text = "ipc"
-    """`ipc`: this host only. `tcp://host:port`: also TCP, encrypted, needs `curve_key_file`."""
+    """`ipc`: this host only. `tcp://host:port`: TCP as well, encrypted with CURVE; needs `curve_key_file`."""
     curve_key_file: Text = ""
+    """Key file of the server. Required for a TCP endpoint."""
 
 
 class GatewayConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The process that speaks for clients without rings."""
+    """The gateway, which serves clients without rings."""
 
     enabled: bool = True
+    """Whether the gateway runs. Remote clients and clients without shared memory need it."""
 
 
 class AuthConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Who may do what over TCP."""
+    """Authentication of TCP clients."""
 
     keys_file: Text = ""
+    """File with the public keys of TCP clients and their rights. Empty: loopback addresses only."""
     allow_insecure: bool = False
-    """Serve addresses beyond this host although no keys are configured (A-6)."""
+    """Whether the engine serves other than loopback addresses without a keys file."""
 
 
 class LimitsConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Bounds on input; may be lowered, not raised above what the engine is built for."""
+    """Bounds on input. They can be lowered from the built-in maxima, not raised above them."""
 
     max_body_bytes: Annotated[int, Meta(ge=4096, le=limits.REQUEST_BYTES_MAX)] = limits.REQUEST_BYTES_MAX
-    """Of the records in one request to the gateway, beside what their frames need."""
+    """Largest record data in bytes of one request to the gateway, without the framing."""
     max_batch_records: Annotated[int, Meta(ge=1, le=limits.BATCH_RECORDS_MAX)] = limits.BATCH_RECORDS_MAX
+    """Most records of one write."""
     max_record_bytes: Annotated[int, Meta(ge=1, le=limits.RECORD_BYTES_MAX)] = limits.RECORD_BYTES_DEFAULT
+    """Largest record in bytes: payload and metadata."""
     max_limit: Annotated[int, Meta(ge=1, le=limits.READ_LIMIT_MAX)] = limits.READ_LIMIT_MAX
-    """Most records in one answer of the gateway."""
+    """Most records of one reply of the gateway."""
     max_topics: Annotated[int, Meta(ge=1, le=10_000_000)] = limits.TOPICS_MAX_DEFAULT
-    """Of all shards together; a further one is Throttled."""
+    """Most topics of the engine, over all shards. A further topic is refused with Throttled."""
     max_routers: Annotated[int, Meta(ge=0, le=1_000_000)] = limits.ROUTERS_MAX_DEFAULT
+    """Most routers of the engine."""
 
 
 class WalConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The write-ahead logs."""
+    """The write-ahead log."""
 
     shards: Annotated[int, Meta(ge=1, le=limits.SHARDS_MAX)] = msgspec.field(default_factory=_shards_by_cpu)
+    """Number of shard processes. Default: number of CPUs, at most 8."""
     flush_interval_ms: Annotated[int, Meta(ge=1, le=60_000)] = limits.FLUSH_INTERVAL_MS_DEFAULT
+    """Longest time in ms that records of class `disk` stay unsynced."""
     corruption: Literal["halt", "truncate"] = "halt"
-    """What recovery does about damage in the middle of a log (RE-6)."""
+    """Action of recovery at damage before the end of a log.
+
+    `halt` stops the shard, `truncate` gives up the records that follow.
+    """
     file_bytes: Annotated[int, Meta(ge=limits.WAL_FILE_BYTES_MIN, le=1 << 32)] = limits.WAL_FILE_BYTES_DEFAULT
+    """Size in bytes of one log file."""
     volatile_bytes: Annotated[int, Meta(ge=limits.WAL_FILE_BYTES_MIN, le=1 << 36)] = (
         limits.VOLATILE_BYTES_DEFAULT
     )
+    """Memory in bytes of one shard for records of class `ephemeral`. Beyond it, it evicts the oldest."""
 
 
 class ColdConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The second tier. Without a place for it nothing is relocated (TI-1)."""
+    """The cold tier. Without `dir` and `url` no segment is relocated."""
 
     dir: Text = ""
-    """A directory on another device."""
+    """Directory of the cold tier on another device."""
     url: Text = ""
-    """An object store instead: `s3://bucket/prefix`; credentials come from the environment."""
+    """Object store of the cold tier: `s3://bucket/prefix`. Credentials come from the environment."""
     hot_segments: Annotated[int, Meta(ge=0, le=1 << 20)] = limits.HOT_SEGMENTS_DEFAULT
-    """A topic's newest segments that stay on the host's own disk (TI-2)."""
+    """Newest segments of a topic that stay on the host."""
     hot_bytes: Annotated[int, Meta(ge=0, le=limits.COUNT_MAX)] = 0
-    """Most bytes of a topic's segments on the host's own disk; 0 = no bound. The stricter one decides."""
+    """Most bytes of a topic's segments on the host; 0 = no bound. The stricter of both settings applies."""
     interval_s: Annotated[float, Meta(ge=limits.INTERVAL_S_MIN, le=86_400)] = 5.0
+    """Interval in s between two passes of the relocator."""
     cache_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 64 * limits.MIB
+    """Memory in bytes for data that was read from the cold tier."""
     timeout_s: Annotated[float, Meta(ge=limits.INTERVAL_S_MIN, le=3_600)] = 30.0
+    """Timeout in s of one request to the cold tier."""
 
 
 class StorageConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the log becomes segments, and when space is given back."""
+    """Segments, and the reclamation of space."""
 
     enabled: bool = True
-    """Off: no process works in the background, and log files are kept for ever."""
+    """Whether compactor, reclaimer and relocator run. Off: log files are kept until they run again."""
     segment_records: Annotated[int, Meta(ge=1, le=1 << 31)] = limits.SEGMENT_RECORDS_DEFAULT
+    """Most records of one segment."""
     segment_bytes: Annotated[int, Meta(ge=64 * limits.KIB, le=1 << 32)] = limits.SEGMENT_BYTES_DEFAULT
+    """Size in bytes of one segment."""
     segment_age_ms: Annotated[int, Meta(ge=0, le=limits.DURATION_MS_MAX)] = limits.SEGMENT_AGE_MS_DEFAULT
-    """Records wait in the log no longer than this; 0 = as long as it takes to fill a file."""
+    """Longest time in ms that records stay in the log; 0 = until a log file is full."""
     own_segment_bytes: Annotated[int, Meta(ge=0, le=1 << 32)] = limits.OWN_SEGMENT_BYTES_DEFAULT
-    """Topics with less than this in a pass share a segment."""
+    """Size in bytes below which the topics of one checkpoint share a segment."""
     compression: Literal["none", "lz4", "zstd"] = "none"
+    """Codec of segments, unless a topic sets `compression`."""
     compression_min_bytes: Annotated[int, Meta(ge=0, le=limits.FRAME_BYTES_MAX)] = 1_024
+    """Smallest body in bytes that is compressed."""
     compression_saving: Annotated[float, Meta(ge=0, lt=1)] = 0.05
-    """A body is kept compressed only when that saves at least this part of it."""
+    """Smallest saving, as a fraction, for which a compressed body is kept."""
     reclaim_bytes_per_s: Annotated[int, Meta(ge=1 << 16, le=limits.PACE_BYTES_MAX)] = 64 * limits.MIB
+    """Rate in bytes per s at which the reclaimer rewrites segments."""
     reclaim_interval_s: Annotated[float, Meta(ge=limits.INTERVAL_S_MIN, le=86_400)] = 5.0
+    """Interval in s between two passes of the reclaimer."""
     scrub_bytes_per_s: Annotated[int, Meta(ge=0, le=limits.PACE_BYTES_MAX)] = 4 * limits.MIB
-    """Pace at which everything at rest is verified over and over (RD-23); 0 = off."""
+    """Rate in bytes per s at which the scrub continuously verifies stored data; 0 = off."""
 
 
 class DeliveryConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Who tells readers that there is something new."""
+    """Delivery: the schedulers, which notify watches of new records."""
 
     schedulers: Annotated[int, Meta(ge=0, le=limits.SCHEDULERS_MAX)] = 1
-    """Processes that share the topics; 0 = none: readers look for themselves, and watches are refused."""
+    """Number of schedulers. 0: readers poll, and watches, routers and dead letters are unavailable."""
 
 
 class GovernorConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What happens under pressure."""
+    """The governor, which reacts to pressure."""
 
     enabled: bool = True
-    """Off: pressure is measured and shown, and nothing follows from it."""
+    """Whether the engine reacts to pressure. Off: it measures and shows pressure only."""
 
 
 class LogConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the processes say."""
+    """The log of the engine's processes."""
 
     level: Text = "info"
-    """`info`, or with exceptions: `info,ringlog.shard=debug`."""
+    """`debug`, `info`, `warning` or `error`, with exceptions by logger: `info,ringlog.shard=debug`."""
     format: Literal["auto", "console", "json"] = "auto"
-    """`auto`: console on a terminal, else JSON lines."""
+    """`auto`: text on a terminal, else JSON lines."""
     file: Text = ""
-    """Empty: standard error. SIGHUP reopens it."""
+    """Log file. Empty: standard error. SIGHUP reopens it."""
 
 
 class SupervisorConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How patient the supervisor is."""
+    """Restarts, and the orderly stop."""
 
     restart_max: Annotated[int, Meta(ge=0, le=1000)] = limits.RESTART_MAX_DEFAULT
+    """The supervisor gives a process up after more deaths than this within the window."""
     restart_window_s: Annotated[float, Meta(ge=limits.INTERVAL_S_MIN, le=86_400)] = (
         limits.RESTART_WINDOW_S_DEFAULT
     )
+    """Length in s of that window."""
     drain_s: Annotated[float, Meta(ge=0, le=3_600)] = limits.DRAIN_S_DEFAULT
+    """Longest time in s for each stage of an orderly stop."""
     stuck_after_s: Annotated[float, Meta(ge=limits.STUCK_AFTER_S_MIN, le=3_600)] = (
         limits.STUCK_AFTER_S_DEFAULT
     )
+    """Time in s without progress after which the supervisor replaces a process."""
 
 
 class ProfileConfig(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Whether profilers of the same user may look into the processes."""
+    """Profiling of the engine's processes."""
 
     allow: bool = True
+    """Whether a profiler of the same user may attach to the engine's processes."""
 
 
 class Config(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The effective configuration; one field a table."""
+    """The effective configuration, with one field for each table of the file."""
 
     data: DataConfig = DataConfig()
     run: RunConfig = RunConfig()
@@ -216,7 +250,7 @@ class Config(ConfigSection, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     supervisor: SupervisorConfig = SupervisorConfig()
     profile: ProfileConfig = ProfileConfig()
     topics: dict[str, dict[str, Any]] = {}
-    """Topics made at start when absent, with their configuration."""
+    """Settings of topics by name. The engine creates them at the start if they do not exist."""
 
 
 ENVIRONMENT: dict[str, str] = {
@@ -271,13 +305,13 @@ ENVIRONMENT: dict[str, str] = {
     "supervisor.stuck_after_s": "RINGLOG_STUCK_AFTER_S",
     "profile.allow": "RINGLOG_PROFILE_ALLOW",
 }
-"""Variable that may set each key."""
+"""Setting -> environment variable."""
 
 STRICT_ENVIRONMENT_KEYS = frozenset(
     {"auth.keys_file", "native.endpoint", "native.curve_key_file", "run.allow_root"}
 )
-"""Keys whose environment variable is not replaced by the default when it cannot be read: the default
-would quietly listen elsewhere or with other rights than was asked for."""
+"""Settings for which a wrong value in the environment is an error. With the default instead, the engine would
+silently listen elsewhere or grant other rights than requested."""
 
 _TOPICS = "topics"
 _SECTIONS = {name: kind for name, kind in get_type_hints(Config).items() if name != _TOPICS}
@@ -292,17 +326,17 @@ assert set(ENVIRONMENT) == set(_TYPES), "every key has its variable"
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """The effective configuration, the source of each value, and what was odd on the way."""
+    """The effective configuration, the source of each value, and warnings."""
 
     config: Config
     sources: Mapping[str, str]
     """`section.key` -> `default`, `flag`, `environment RINGLOG_…` or `file <path>`."""
     warnings: Sequence[str] = ()
     file: str = ""
-    """The TOML file that was read; empty when there was none."""
+    """The TOML file that was read; empty if there was none."""
 
     def rows(self) -> list[tuple[str, Any, str]]:
-        """(key, value, source) of every setting, in the order of this page."""
+        """Return (key, value, source) of every setting, in the order of the sections above."""
         plain = to_plain(self.config)
         named = [(path, plain[section][key], self.sources[path]) for path, section, key in _paths()]
         return named + [
@@ -330,9 +364,16 @@ def load_config(
     *,
     config_file: str | None = None,
 ) -> LoadedConfig:
-    """Gather the configuration; `flags` maps `section.key` to text (see `parse_flags`).
+    """Load the configuration from all its sources.
 
-    Relative paths are taken from `cwd`. Raises ConfigError naming the key and what is wrong with it.
+    Args:
+        flags: `section.key` -> text (see `parse_flags`).
+        environ: Environment variables. None: those of this process.
+        cwd: Directory from which relative paths are resolved.
+        config_file: TOML file. None: `RINGLOG_CONFIG`, or one of the usual places.
+
+    Raises:
+        ConfigError: A setting is wrong. The text names the key and the error.
     """
     environ = os.environ if environ is None else environ
     draft = _Draft()
@@ -350,8 +391,10 @@ def load_config(
 
 
 def _missing_paths(config: Config) -> str:
-    """What is configured and is not there now, in words; empty when nothing is. The engine starts without it:
-    a volume may be mounted later."""
+    """Return a warning about configured paths that do not exist; empty if there is none.
+
+    The engine starts anyway, because a volume may be mounted later.
+    """
     place = config.cold.dir
     if not place or os.path.isdir(place):
         return ""
@@ -362,7 +405,7 @@ def _missing_paths(config: Config) -> str:
 
 
 def parse_flags(pairs: Sequence[str]) -> dict[str, str]:
-    """Split `section.key=value` arguments; raises ConfigError for one without `=`."""
+    """Split `section.key=value` arguments. Raises ConfigError for one without `=`."""
     flags = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
@@ -373,13 +416,13 @@ def parse_flags(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def to_plain(config: Config) -> dict[str, Any]:
-    """Every value as plain dicts, strings and numbers: what ActorBoot.config carries."""
+    """Return every value as plain dicts, strings and numbers, for ActorBoot.config."""
     plain: dict[str, Any] = msgspec.to_builtins(config)
     return plain
 
 
 def from_plain(plain: Mapping[str, Any]) -> Config:
-    """Inverse of to_plain; raises ConfigError naming the key."""
+    """Return the configuration from the result of `to_plain`. Raises ConfigError, which names the key."""
     try:
         return msgspec.convert(plain, Config)
     except msgspec.ValidationError as e:
@@ -430,8 +473,10 @@ def _resolve(config: Config, cwd: str) -> Config:
 
 
 def _require_utf8(config: Config) -> None:
-    """Settings and paths travel between processes as UTF-8. Other bytes of a command line, of the environment
-    or of the working directory's name are surrogates here."""
+    """Raise ConfigError for a setting or path that is not UTF-8, because processes exchange them as UTF-8.
+
+    Other bytes of the command line, the environment or the working directory's name are surrogates here.
+    """
     for section, struct in _SECTIONS.items():
         for key in _keys(struct):
             value = getattr(getattr(config, section), key)
@@ -448,7 +493,7 @@ def _require_utf8(config: Config) -> None:
 
 
 def _find_file(named: str | None, environ: Mapping[str, str], cwd: str) -> str:
-    """Path of the file to read; empty when none was named and none lies in the usual places."""
+    """Return the path of the file to read; empty if none is named and none exists in the usual places."""
     wanted = named or environ.get(environment.CONFIG, "")
     if wanted:
         return os.path.join(os.path.abspath(cwd), wanted)
@@ -557,7 +602,7 @@ _WORDS = {
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `64MiB`, `1GB` or a bare number; ValueError otherwise."""
+    """Return the bytes of `64MiB`, `1GB` or a plain number. Raises ValueError for other texts."""
     match = _QUANTITY.match(text)
     if not match or match[2] not in _SIZE_UNITS:
         raise ValueError(f"{text!r} is not a size such as 67108864, 64MiB or 1GB")
@@ -572,7 +617,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str, unit: str = "s") -> float:
-    """Seconds of `100ms`, `5s`, `2h`, or of a bare number in `unit`; ValueError otherwise."""
+    """Return the seconds of `100ms`, `5s`, `2h`, or of a plain number in `unit`. Raises ValueError."""
     match = _QUANTITY.match(text)
     if not match or (match[2] or unit) not in _TIME_UNITS:
         raise ValueError(f"{text!r} is not a duration such as 100ms, 5s or 2h")
@@ -582,7 +627,7 @@ def parse_duration(text: str, unit: str = "s") -> float:
 
 
 def _from_text(name: str, text: str) -> Any:
-    """Value of a key from text; raises ConfigError naming the key."""
+    """Convert the text of a setting to its value. Raises ConfigError, which names the key."""
     base = getattr(_TYPES[name], "__origin__", _TYPES[name])
     try:
         if base is bool:

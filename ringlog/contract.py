@@ -1,7 +1,7 @@
-"""What a core is: events in, effects out, nothing else.
+"""The contract of a core: it receives events and returns effects. It does nothing else.
 
-A core imports no os, time, random, socket, zmq, mmap, threading or logging. Time arrives in `Tick`.
-The shell performs effects in list order and hands completions back as events.
+A core imports no os, time, random, socket, zmq, mmap, threading or logging. `Tick` carries the time. The
+shell performs the effects in list order and returns their results as events.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ringlog.envelope.messages import Message
 
 @dataclass(slots=True)
 class Tick:
-    """Time has come this far. First event of every turn."""
+    """The current time. First event of every pass."""
 
     now_us: int
     monotonic_ns: int
@@ -23,24 +23,24 @@ class Tick:
 
 @dataclass(slots=True)
 class ControlReceived:
-    """A request came in by socket. `client` is an opaque reply address; `attachment` are frames, private."""
+    """A request from a socket. `client` is an opaque reply address, `attachment` an own copy of frames."""
 
     client: bytes
     corr: int
     message: Message
     attachment: bytearray | None = None
     opened: Any = None
-    """What the shell opened for it beforehand, or a str: why that failed."""
+    """What the shell opened for the request beforehand; a str is the reason why that failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Finish what you hold, then ask for Stop."""
+    """A stop was requested: finish pending work, then return Stop."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """Answer a request."""
+    """Send the reply to a request."""
 
     client: bytes
     corr: int
@@ -50,19 +50,19 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the process with this errors.ExitCode; `reason` is for people."""
+    """End the process with this errors.ExitCode. `reason` is for people."""
 
     code: int
     reason: str
 
 
 class Core(Protocol):
-    """A state machine that the runtime drives."""
+    """A state machine that a shell drives."""
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
-        """Take events in order, change the state, return the effects wanted, in order."""
+        """Process events in order, change the state, and return the effects in order."""
         ...
 
     def next_deadline_ns(self) -> int | None:
-        """Monotonic time at which the next Tick is wanted even if nothing else happens."""
+        """Return the monotonic time (ns) by which the core needs the next Tick; None if there is none."""
         ...

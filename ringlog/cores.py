@@ -1,12 +1,12 @@
-"""Compiled cores: what compile_cores.py made of modules of engine and client, instead of their sources.
+"""Compiled modules: the output of compile_cores.py replaces some modules of engine and client.
 
-Taken is only what was compiled from exactly the sources that are there, for this interpreter; else all of
-them run interpreted, which does the same, slower. RINGLOG_CORES=0 says not to, for profilers and debuggers,
-and RINGLOG_CORES=actors that only the engine's processes do.
+Compiled modules are used only if they were compiled from exactly the installed sources and for this
+interpreter. Otherwise all modules run interpreted, with the same behaviour and slower. RINGLOG_CORES=0
+disables them, for profilers and debuggers. RINGLOG_CORES=actors uses them in the engine's processes only.
 
-A compiled module bears no import that ends half way, by an exception of a signal or of another thread: mypyc
-frees its classes then, and the process crashes, then or when it is imported again. So what programs import by
-using a client is imported by a thread of its own: see `import_in_thread`.
+The import of a compiled module must never be interrupted, neither by a signal handler's exception nor by one
+from another thread. mypyc would free the module's classes, and the process would crash, at once or at the
+next import. Client modules are therefore imported in a separate thread: see `import_in_thread`.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleS
 from pathlib import Path
 from types import ModuleType
 
-# What only matters once there is something to import is imported then: `import ringlog` is cheap.
+# Modules that are needed only if compiled modules exist are imported late: `import ringlog` must be fast.
 
 ROOT = Path(__file__).parent.parent
 TARGET = Path(__file__).parent / "_cores"
 VARIABLE = "RINGLOG_CORES"
 ACTORS_ONLY = "actors"
-"""Its value where only the engine's processes take them."""
+"""Value of the variable that uses compiled modules in the engine's processes only."""
 _MANIFEST = "manifest.json"
 _IMPORT_TIMEOUT_S = 30.0
-"""How long an import in a thread of its own is waited for. Beyond, it may wait for one that we are in."""
+"""Longest wait (s) for an import in a separate thread. After it, that may be waiting for this thread."""
 _is_import_blocked = False
-"""One was not done by then: a signal left an import's lock with us. From here on nobody waits."""
+"""Such a wait timed out: a signal handler interrupted an import of this thread. Later imports do not wait."""
 SUFFIX = EXTENSION_SUFFIXES[0]
-"""Of libraries for just this interpreter."""
+"""File suffix of extension modules for this interpreter."""
 
 
 def install_finder() -> None:
-    """Import compiled cores from here on, if they may be: `import ringlog` says so, before anything of ours.
+    """Import compiled modules from now on, if they may be used. `import ringlog` calls it first.
 
-    Whether they are of these sources is looked at when the first of them is imported: who only wants the
-    version or an error's class does not wait for that. All or none: a compiled module believes no object of
-    one that was imported from its source.
+    The check of the sources is delayed until the first of these modules is imported, so that a program that
+    only reads the version does not wait for it. All modules or none are used compiled, because a compiled
+    module rejects objects of an interpreted one.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def disabled_reason() -> str:
-    """Why modules are imported from their sources here; or nothing. From here on it is decided."""
+    """Return why modules are imported from their sources; empty if they are compiled. Makes the decision."""
     for finder in sys.meta_path:
         if isinstance(finder, _Finder):
             return finder.disabled_reason
@@ -54,12 +54,12 @@ def disabled_reason() -> str:
 
 
 def are_enabled() -> bool:
-    """Do modules that are imported now come compiled?"""
+    """Return whether modules that are imported now are compiled."""
     return not disabled_reason()
 
 
 def _disabled_by_environment() -> str:
-    """What the environment says against it; or nothing."""
+    """Return the environment setting that disables compiled modules; empty if there is none."""
     wish = os.environ.get(VARIABLE, "")
     if wish == "0" or (wish == ACTORS_ONLY and not is_actor_process()):
         return f"{VARIABLE}={wish}"
@@ -67,34 +67,36 @@ def _disabled_by_environment() -> str:
 
 
 def import_in_thread(name: str) -> None:
-    """Have a module of ours imported by a thread of its own, for the caller to import it then: what
-    interrupts him finds him waiting, and the import goes on to its end."""
+    """Import a module of ringlog in a separate thread, so that the caller's own import finds it.
+
+    A signal handler can interrupt only the caller's wait. The import itself runs to its end.
+    """
     global _is_import_blocked  # noqa: PLW0603
     if name in sys.modules or _is_import_blocked or not are_enabled():
         return
     import threading
 
-    done = threading.Lock()  # An Event breaks where a signal hits its wait.
+    done = threading.Lock()  # Not an Event: a signal during its wait can leave it broken.
     done.acquire()
 
     def load() -> None:
         try:
             importlib.import_module(name)
         except ImportError:
-            return  # The caller meets it as well.
+            return  # The caller's own import raises it as well.
         finally:
             done.release()
 
     try:
-        # No daemon: the interpreter does not end in the middle of it.
+        # Not a daemon: the interpreter must not exit during the import.
         threading.Thread(target=load, name="ringlog-import", daemon=False).start()
     except RuntimeError:
-        return  # No thread can be started any more.
+        return  # The interpreter shuts down and starts no more threads.
     _is_import_blocked = not done.acquire(timeout=_IMPORT_TIMEOUT_S)
 
 
 def is_actor_process() -> bool:
-    """Was this process started as one of the engine's?"""
+    """Return whether this process was started as an actor or fork server of the engine."""
     try:
         module = sys.orig_argv[sys.orig_argv.index("-m") + 1]
     except (ValueError, IndexError):
@@ -103,7 +105,7 @@ def is_actor_process() -> bool:
 
 
 def stale_reason(target: Path, root: Path) -> str:
-    """Why what lies in `target` is not what would be compiled from the sources below `root`; or nothing."""
+    """Return why the files in `target` do not match the sources below `root`; empty if they match."""
     import json
 
     try:
@@ -119,14 +121,14 @@ def stale_reason(target: Path, root: Path) -> str:
 
 
 def digest(file: Path) -> str:
-    """What tells one version of a source from another."""
+    """Return a hash that identifies the version of a source file."""
     import xxhash
 
     return xxhash.xxh3_128_hexdigest(file.read_bytes())
 
 
 class _Finder:
-    """Finds what is compiled, ahead of its source."""
+    """Import finder that returns compiled modules before their sources."""
 
     def __init__(self) -> None:
         self._why_not: str | None = None
@@ -134,7 +136,7 @@ class _Finder:
 
     @property
     def disabled_reason(self) -> str:
-        """Why it finds nothing, or nothing. Decided once, when it is first asked."""
+        """Why the finder returns no compiled modules; empty if it does. Decided at the first access."""
         if self._why_not is None:
             self._why_not = _disabled_by_environment() or stale_reason(TARGET, ROOT) or self._look()
         return self._why_not
@@ -152,7 +154,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A module of ours, or nothing."""
+        """Return the spec of a compiled module, or None."""
         if not self._may_be(fullname) or self.disabled_reason:
             return None
         file = self._files.get(fullname)
@@ -164,5 +166,5 @@ class _Finder:
 
     @staticmethod
     def _may_be(name: str) -> bool:
-        """Modules that are worth deciding for: of a package of ours, or a library of compiled ones."""
+        """Return whether a name justifies the decision: ringlog's packages, and mypyc's shared libraries."""
         return name.startswith(("ringlog.", "actors.", "ringlog_")) and name != __name__

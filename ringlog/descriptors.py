@@ -1,5 +1,6 @@
-"""Is there room for more descriptors? libzmq ends the process where it meets the limit in its own threads.
-And are the standard three what they should be?
+"""Checks of file descriptors: whether more can be opened, and whether the standard three are open.
+
+libzmq aborts the process if its own threads reach the limit, so the client checks before it creates sockets.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import sys
 from contextlib import suppress
 
 CONTEXT_DESCRIPTORS = 8
-"""Threads of a context and the first socket of it."""
+"""Descriptors of a ZeroMQ context with its threads and first socket."""
 SOCKET_DESCRIPTORS = 4
-"""A socket and its connection."""
+"""Descriptors of a further socket with its connection."""
 READ_DESCRIPTORS = 3
-"""A file of a topic, its index, a mapping."""
+"""Descriptors of a read: a log file or segment, its index, and a mapping."""
 
 
 def can_open_descriptors(count: int) -> bool:
-    """May this process open so many more?"""
+    """Return whether this process can open `count` more descriptors. Opens and closes them to find out."""
     probes: list[int] = []
     try:
         for _ in range(count):
@@ -32,8 +33,8 @@ def can_open_descriptors(count: int) -> bool:
 
 
 def descriptor_limit_message() -> str:
-    """What to say where there is none."""
-    import resource  # Not everywhere, and this is said where it is.
+    """Return the error text for a process at its descriptor limit."""
+    import resource  # Late: the module does not exist on every platform.
 
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
@@ -43,15 +44,19 @@ def descriptor_limit_message() -> str:
 
 
 def explain_unreachable(text: str, trouble: str) -> str:
-    """That something could not be reached, and why, if that is known or there is no room for a connection."""
+    """Return `text` with the reason why a peer cannot be reached.
+
+    The reason is `trouble`, or the descriptor limit if that prevents a connection. Without a reason `text` is
+    returned unchanged.
+    """
     why = trouble or ("" if can_open_descriptors(CONTEXT_DESCRIPTORS) else descriptor_limit_message())
     return f"{text}: {why}" if why else text
 
 
 def open_standard_descriptors() -> None:
-    """Point those of descriptors 0, 1 and 2 that are closed to the null device. The first act of a program.
+    """Open the closed ones of descriptors 0, 1 and 2 on the null device. Call it first in a program.
 
-    Else the next file or socket would get such a number, and what a library prints would be written there.
+    Otherwise the next file or socket would get such a number, and output of libraries would be written to it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -1,4 +1,4 @@
-"""Names that programs give to writes and records, as they travel and are kept: all of one size."""
+"""SHA-256 digests of dedup ids and idempotency keys. Only digests, all of one size, are sent and stored."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ DIGEST_BYTES = 32
 
 
 def digest_of_id(given: str) -> bytes:
-    """A dedup id: its SHA-256."""
+    """Return the digest of a dedup id: its SHA-256."""
     return sha256(given.encode()).digest()
 
 
 def digest_of_key(given: str) -> bytes:
-    """An idempotency key: never the digest of an id."""
+    """Return the digest of an idempotency key. A prefix makes it differ from that of an equal dedup id."""
     return sha256(b"key\0" + given.encode()).digest()

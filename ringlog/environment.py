@@ -1,7 +1,7 @@
-"""Every environment variable that ringlog reads, in one table: engine, clients, commands, bench and Spark.
+"""Every environment variable that ringlog reads, in one table: engine, clients, commands, benchmarks, Spark.
 
-Those that set a setting are in `config.ENVIRONMENT`; `VARIABLES` are all others. `oddities` says which
-variables that begin like ours are none, since a mistyped one would do nothing, in silence.
+`config.ENVIRONMENT` has the variables of settings, `VARIABLES` all others. `environment_problems` reports
+unknown variables with the prefix RINGLOG_, because a mistyped one would otherwise be ignored silently.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ PREFIX = "RINGLOG_"
 
 
 class Variable(NamedTuple):
-    """A variable that sets no setting of the engine."""
+    """A variable that is not a setting of the engine."""
 
     description: str
     expected: str = ""
-    """What its value is, where not every text will do."""
+    """Description of the accepted values; empty if any text is accepted."""
     accepts: Callable[[str], bool] = lambda text: True
 
 
@@ -65,16 +65,16 @@ VARIABLES: dict[str, Variable] = {
     "RINGLOG_CHAOS_KEEP": Variable("chaos: where what was found wrong is kept"),
     "RINGLOG_BUILD_CORES": _switch("building a wheel: with compiled cores", "0", "1"),
 }
-"""Variable -> what it is."""
+"""Name -> description and accepted values."""
 
 _KUBERNETES_VARIABLES = re.compile(r"RINGLOG_(SERVICE_(HOST|PORT\w*)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)")
-"""Kubernetes sets these in every container beside a service that is called ringlog."""
+"""Kubernetes sets these variables in every container of a namespace with a service named ringlog."""
 
 
 def environment_problems(environ: Mapping[str, str], settings: Iterable[str]) -> list[str]:
-    """What is wrong with variables that begin like ours: unknown ones, and values that cannot be read.
+    """Return descriptions of unknown RINGLOG_ variables, and of values that cannot be read.
 
-    `settings` are the variables of settings, whose values are checked elsewhere.
+    `settings` are the variables of settings, whose values load_config checks.
     """
     known = [*VARIABLES, *settings]
     found = []

@@ -1,34 +1,34 @@
-"""The one error tree.
+"""All errors of ringlog, in one tree.
 
 RinglogError                      code, detail, retriable, outcome
-├─ UsageError                     the caller's argument or handle is wrong
-│  ├─ CalledInside                a reader used by a signal handler that interrupted the reader
-│  └─ WrongLoop                   an asyncio handle used from another loop
-├─ Interrupted                    an exception from outside hit the client in the middle of its work
+├─ UsageError                     an argument or a handle of the caller is wrong
+│  ├─ CalledInside                a signal handler used a client that it had interrupted inside its own code
+│  └─ WrongLoop                   an asyncio handle was used on another event loop
+├─ Interrupted                    an exception from outside hit the client inside its own code
 ├─ ConfigError                    a setting is unknown, unreadable or impossible
-├─ KernelMissing                  this installation lacks its compiled kernel
-├─ StartRefused                   the engine must not start; says why
-├─ Backpressure                   the client's own buffer is full
-├─ ConnectionTrouble
-│  ├─ NotConnected                no engine answers there
-│  ├─ RequestTimeout              the engine did not answer in time; outcome unknown
-│  ├─ ShardsChanged               within the client: what was asked has to be asked elsewhere
-│  ├─ AuthFailed                  the engine does not know this key
-│  └─ VersionMismatch             the engine is of a release with another protocol
-├─ Refused                        the engine said no; one subclass for each code
+├─ KernelMissing                  the installation has no usable compiled kernel
+├─ StartRefused                   the engine must not start here
+├─ Backpressure                   the producer's buffer is full
+├─ ConnectionTrouble              the engine cannot be reached, or did not reply
+│  ├─ NotConnected                no engine answers at the address
+│  ├─ RequestTimeout              the engine did not reply in time; the outcome is unknown
+│  ├─ ShardsChanged               internal to the client: the number of shards has changed
+│  ├─ AuthFailed                  the engine does not accept the client's key
+│  └─ VersionMismatch             client and engine have different protocol versions
+├─ Refused                        the engine refused the request; one subclass for each code
 │  ├─ InvalidRequest  BatchTooLarge  RecordTooLarge  Unauthorized  Forbidden
 │  ├─ TopicNotFound  TopicIncompatible  TopicNotEmpty  StaleEpoch
 │  ├─ PayloadTooLarge  TopicFull  Throttled  RouterNotFound  RouterCycle  NotAQueue
 │  ├─ GroupNotFound  GroupIncompatible  ProducerFenced
-│  ├─ Internal  ShuttingDown  StorageReadOnly  TopicHalted
-│  └─ NotReady
-│     └─ ColdUnavailable          the cold tier does not answer; nothing is lost
-├─ LeaseLost                      a job is held by somebody else now, or by nobody
-├─ CorruptData                    stored bytes fail their checksum; says which
-├─ FrameInvalid                   bytes are not a frame; says why and where
-├─ RingError                      a ring's shared words make no sense, or it was closed
+│  ├─ Internal  ShuttingDown  CorruptFrame  StorageReadOnly  TopicHalted
+│  └─ NotReady                    the shard recovers, restarts, or was given up
+│     └─ ColdUnavailable          the cold tier does not answer; no record is lost
+├─ LeaseLost                      the lease of a job ended before the job was settled
+├─ CorruptData                    stored bytes fail their checksum
+├─ FrameInvalid                   bytes are not a valid frame
+├─ RingError                      a ring's header is corrupt, or the ring is closed
 ├─ DiskError                      a call that changes the disk failed
-└─ InvariantViolation             we are wrong; the incarnation ends
+└─ InvariantViolation             a process found its own state inconsistent and exits
 """
 
 from __future__ import annotations
@@ -41,7 +41,15 @@ Outcome = Literal["not_applied", "unknown"]
 
 
 class RinglogError(Exception):
-    """Root of the tree. `detail` holds the facts, the text prints them."""
+    """Base class of all errors of ringlog.
+
+    Attributes:
+        code: Stable text for programs and logs.
+        message: What was wrong, without the facts.
+        detail: The facts by name: values, limits, names. `str(error)` appends them to the message.
+        retriable: Whether the same call may succeed later.
+        outcome: `not_applied`: the operation never takes effect. `unknown`: it may have taken effect.
+    """
 
     code: ClassVar[str] = "internal"
     retriable: bool = False
@@ -59,7 +67,7 @@ class RinglogError(Exception):
         return f"{self.message} ({facts})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keyword-only facts do not survive Exception's own pickling, and errors cross processes.
+        # Exception's own pickling loses keyword-only arguments, and errors are sent between processes.
         return (_rebuild, (type(self), self.message, self.outcome, self.detail))
 
 
@@ -70,90 +78,95 @@ def _rebuild(
 
 
 class UsageError(RinglogError):
-    """The caller's argument or handle is wrong; nothing was sent."""
+    """An argument or a handle of the caller is wrong. The client sent nothing."""
 
     code = "usage"
 
 
 class CalledInside(UsageError):
-    """A signal handler used a client that it had interrupted in the middle of its work, not while it waited,
-    or a reader of which it had interrupted a call."""
+    """A signal handler used a client that it had interrupted inside the client's own code.
+
+    The same holds for a reader, if the handler interrupted one of its calls. A handler that interrupts only a
+    wait of the client may use it.
+    """
 
     code = "called_inside"
 
 
 class WrongLoop(UsageError):
-    """An asyncio handle was used from a loop it does not belong to."""
+    """An asyncio handle was used on another event loop than its own, or without a running event loop."""
 
 
 class Interrupted(RinglogError):
-    """An exception from outside (KeyboardInterrupt) hit the client in the middle of its work and ended it.
+    """An exception from outside, such as KeyboardInterrupt, hit the client inside its own code.
 
-    What it had in hand may be half done: what was open has an unknown outcome. Make a new client.
+    The client is closed. Operations that were in flight have an unknown outcome. Create a new client.
     """
 
     code = "interrupted"
 
 
 class ConfigError(RinglogError):
-    """A setting is unknown, unreadable or impossible; names it and the limit."""
+    """A setting is unknown, unreadable or impossible. The text names the setting and the limit."""
 
     code = "config"
 
 
 class KernelMissing(RinglogError, ImportError):
-    """This installation of ringlog has no compiled kernel, or one that cannot be loaded here."""
+    """The installation has no compiled kernel, or the kernel cannot be loaded on this host."""
 
     code = "kernel_missing"
 
 
 class StartRefused(RinglogError):
-    """The engine must not start on this directory or host; says why."""
+    """The engine must not start on this directory or host. The text names the reason and the remedy."""
 
     code = "start_refused"
 
 
 class Backpressure(RinglogError):
-    """The client's own buffer stayed full for as long as the caller was willing to wait."""
+    """The producer's buffer stayed full for longer than the caller allowed."""
 
     code = "backpressure"
     retriable = True
 
 
 class ConnectionTrouble(RinglogError):
-    """The engine could not be asked, or did not answer."""
+    """The engine cannot be reached, or did not reply. Base class of connection errors."""
 
     code = "connection"
     retriable = True
 
 
 class NotConnected(ConnectionTrouble):
-    """No engine answers at this address."""
+    """No engine answers at the address."""
 
 
 class RequestTimeout(ConnectionTrouble):
-    """The engine did not answer in time; whether it acted is unknown."""
+    """The engine did not reply in time. For a write, `outcome` is `unknown`."""
 
 
 class ShardsChanged(ConnectionTrouble):
-    """The engine was started with another number of shards while this was open: whoever has its topic now is
-    asked again. Within the client alone."""
+    """The engine restarted with another number of shards while this connection was open.
+
+    Internal to the client: it repeats the request at the shard that now owns the topic.
+    """
 
 
 class AuthFailed(ConnectionTrouble):
-    """The engine does not admit this key."""
+    """The engine does not accept the client's key."""
 
     retriable = False
 
 
 class VersionMismatch(ConnectionTrouble):
-    """Client and engine speak different versions of the protocol; install the same release for both."""
+    """Client and engine have different protocol versions. Install the same release on both sides."""
 
     retriable = False
 
 
 class Status(IntEnum):
-    """Codes as they travel in settlements and replies; the number is the wire value."""
+    """Status codes in settlements and replies. The number is the value on the wire."""
 
     OK = 0
     INVALID_REQUEST = 1
@@ -183,62 +196,65 @@ class Status(IntEnum):
 
 
 class Refused(RinglogError):
-    """The engine understood and said no; nothing of the request was applied."""
+    """The engine refused the request. Nothing of it was applied, unless `outcome` is `unknown`.
+
+    `status` is the number on the wire, `http` the corresponding HTTP status.
+    """
 
     status: ClassVar[Status] = Status.INTERNAL
     http: ClassVar[int] = 500
 
 
 class InvalidRequest(Refused):
-    """Malformed or out-of-range request."""
+    """An argument is malformed, out of range or not allowed here. `detail` names the field and the limit."""
 
     code, status, http = "invalid_request", Status.INVALID_REQUEST, 400
 
 
 class BatchTooLarge(Refused):
-    """More records in one write than the limit."""
+    """One write has more records than the limit."""
 
     code, status, http = "batch_too_large", Status.BATCH_TOO_LARGE, 400
 
 
 class RecordTooLarge(Refused):
-    """One record exceeds the record limit, or could never fit the topic's cap."""
+    """One record exceeds the limit on records, or can never fit the topic's cap."""
 
     code, status, http = "record_too_large", Status.RECORD_TOO_LARGE, 400
 
 
 class Unauthorized(Refused):
-    """No or unknown credential."""
+    """The connection has no known key."""
 
     code, status, http = "unauthorized", Status.UNAUTHORIZED, 401
 
 
 class Forbidden(Refused):
-    """The credential does not reach this operation or this topic."""
+    """The key does not permit this operation, or not on this topic."""
 
     code, status, http = "forbidden", Status.FORBIDDEN, 403
 
 
 class TopicNotFound(Refused):
-    """No such topic."""
+    """The topic does not exist."""
 
     code, status, http = "topic_not_found", Status.TOPIC_NOT_FOUND, 404
 
 
 class RouterNotFound(Refused):
-    """No such router."""
+    """The router does not exist."""
 
     code, status, http = "router_not_found", Status.ROUTER_NOT_FOUND, 404
 
 
 class RouterCycle(Refused):
-    """The router would close a cycle; `cycle` names the topics along it."""
+    """The router would close a cycle. `detail["cycle"]` lists its topics."""
 
     code, status, http = "router_cycle", Status.ROUTER_CYCLE, 409
 
 
 class NotAQueue(Refused):
-    """The topic is a log: nothing is claimed there."""
+    """A queue operation names a topic of type `log`."""
 
     code, status, http = "not_a_queue", Status.NOT_A_QUEUE, 409
 
@@ -250,84 +266,88 @@ class GroupNotFound(Refused):
 
 
 class GroupIncompatible(Refused):
-    """The consumer group is there in another mode or with other settings (`differences`), or the request is
-    one for the other mode."""
+    """The consumer group has another mode or other settings, or the request needs the other mode.
+
+    `detail["differences"]` maps each differing setting to (existing, requested).
+    """
 
     code, status, http = "group_incompatible", Status.GROUP_INCOMPATIBLE, 409
 
 
 class ProducerFenced(Refused):
-    """The producer's name belongs to one that was opened later, here or in another process: this one is over.
+    """A newer producer with the same name took over. This producer can no longer write.
 
-    `outcome` is `unknown` for a frame that may have been stored before that.
+    `outcome` is `unknown` for a frame that may have been stored before the takeover.
     """
 
     code, status, http = "producer_fenced", Status.PRODUCER_FENCED, 409
 
 
 class TopicIncompatible(Refused):
-    """The topic exists with another type, or with other settings than were asked for; `differences` maps each
-    to (existing, asked for)."""
+    """The topic exists with another type or other settings than requested.
+
+    `detail["differences"]` maps each differing setting to (existing, requested).
+    """
 
     code, status, http = "topic_exists_incompatible", Status.TOPIC_EXISTS_INCOMPATIBLE, 409
 
 
 class TopicNotEmpty(Refused):
-    """Delete with if_empty met records."""
+    """A delete with `if_empty` found records."""
 
     code, status, http = "topic_not_empty", Status.TOPIC_NOT_EMPTY, 409
 
 
 class StaleEpoch(Refused):
-    """The frame or cursor belongs to an earlier life of the topic."""
+    """The frame or cursor belongs to an earlier epoch: the topic was deleted and created again."""
 
     code, status, http = "stale_epoch", Status.STALE_EPOCH, 409
 
 
 class PayloadTooLarge(Refused):
-    """The whole request is larger than the limit."""
+    """The whole request exceeds the size limit."""
 
     code, status, http = "payload_too_large", Status.PAYLOAD_TOO_LARGE, 413
 
 
 class TopicFull(Refused):
-    """A `discard: reject` topic is at its cap."""
+    """The topic is at its cap and has `discard = "reject"`."""
 
     code, status, http = "topic_full", Status.TOPIC_FULL, 422
 
 
 class Throttled(Refused):
-    """A limit or a full intake; retry after `retry_after_ms`."""
+    """A limit is reached, or the engine is under pressure. Retry after `detail["retry_after_ms"]`."""
 
     code, status, http = "throttled", Status.THROTTLED, 429
     retriable = True
 
 
 class Internal(Refused):
-    """The engine failed; `reason` says at what."""
+    """The engine failed. `detail["reason"]` names the operation."""
 
     code, status, http = "internal", Status.INTERNAL, 500
     retriable = True
 
 
 class NotReady(Refused):
-    """Recovering or restarting."""
+    """The shard recovers or restarts. With `reason` `shard_failed` the supervisor has given it up."""
 
     code, status, http = "not_ready", Status.NOT_READY, 503
     retriable = True
 
 
 SHARD_FAILED = "shard_failed"
-"""Reason of NotReady about a shard that was given up: not waiting helps, but the engine's next start."""
+"""`reason` of NotReady if the supervisor has given the shard up. Only a restart of the engine helps."""
 
 
 def is_shard_failed(error: BaseException) -> bool:
-    """The shard this is about was given up (PR-12)."""
+    """Return whether the error is NotReady because the supervisor has given the shard up."""
     return isinstance(error, NotReady) and error.detail.get("reason") == SHARD_FAILED
 
 
 class ColdUnavailable(NotReady):
-    """The cold tier's store did not answer or could not do it (TI-10); nothing is known to be lost.
+    """The cold tier's store did not reply, or could not perform the operation. No record is known to be lost.
 
     On the wire it is `not_ready` with `reason: "cold_unavailable"`.
     """
@@ -337,22 +357,22 @@ class ColdUnavailable(NotReady):
 
 
 class ShuttingDown(Refused):
-    """Draining."""
+    """The engine stops and accepts no new work."""
 
     code, status, http = "shutting_down", Status.SHUTTING_DOWN, 503
     retriable = True
 
 
 class CorruptFrame(Refused):
-    """A frame failed its checksum or its structure on arrival."""
+    """A frame failed its checksum or has an invalid structure on arrival."""
 
     code, status, http = "corrupt_frame", Status.CORRUPT_FRAME, 400
 
 
 class StorageReadOnly(Refused):
-    """The engine's directory takes no writes at present; what is stored can be read. Try again later.
+    """The data directory is not writable at present. Reads work. Retry later.
 
-    `outcome` is `unknown` for a frame that an earlier life of the shard may have written.
+    `outcome` is `unknown` for a frame that an earlier incarnation of the shard may have written.
     """
 
     code, status, http = "storage_read_only", Status.STORAGE_READ_ONLY, 503
@@ -360,10 +380,11 @@ class StorageReadOnly(Refused):
 
 
 class TopicHalted(Refused):
-    """A file that holds records of the topic is missing or unreadable, so its shard serves nothing of it.
+    """A file with records of the topic is missing or unreadable, so the shard serves nothing of the topic.
 
-    Nothing is lost: when the file is back at a later start of the engine, everything is there. `part` names
-    the file. `outcome` is `unknown` for a write that may have been stored before that start.
+    No record is lost: if the file is back at a later start of the engine, all records are available.
+    `detail["part"]` names the file. `outcome` is `unknown` for a write that may have been stored before the
+    current start.
     """
 
     code, status, http = "topic_halted", Status.TOPIC_HALTED, 503
@@ -375,19 +396,19 @@ class TopicHalted(Refused):
 
 
 class LeaseLost(RinglogError):
-    """The lease of a job ended before it was acknowledged; the job is handed out again, or was."""
+    """The lease of a job ended before the job was settled. Another worker may have the job."""
 
     code = "lease_lost"
 
 
 class CorruptData(RinglogError):
-    """Stored bytes fail their checksum; detail names topic, seq, file and offset as far as known."""
+    """Stored bytes fail their checksum. `detail` has topic, seq, file and offset as far as known."""
 
     code = "corrupt_data"
 
 
 class FrameInvalid(RinglogError):
-    """Bytes are not a frame; `reason` is a short stable phrase, `offset` is in bytes."""
+    """Bytes are not a valid frame. `reason` is a short constant phrase, `offset` is in bytes."""
 
     code = "frame_invalid"
 
@@ -403,7 +424,7 @@ class FrameInvalid(RinglogError):
 
 
 class RingError(RinglogError):
-    """A ring's shared words make no sense, belong to another life, or the ring was closed."""
+    """A ring's header is corrupt or belongs to another engine or life, or the ring is closed."""
 
     code = "ring"
 
@@ -412,23 +433,26 @@ _UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT})
 
 
 class DiskError(RinglogError):
-    """A call that changes the disk failed; detail names call, path and errno."""
+    """A write, sync or other call that changes the disk failed. `detail` has call, path and errno."""
 
     code = "disk"
 
     @property
     def errno(self) -> int:
-        """The operating system's error number, or 0 when it gave none."""
+        """Error number of the operating system; 0 if there is none."""
         return int(self.detail.get("errno", 0))
 
     @property
     def is_unwritable(self) -> bool:
-        """Does the directory refuse new bytes, rather than the device fail?"""
+        """Whether the directory is not writable (read-only, no permission, full), and the device works."""
         return self.errno in _UNWRITABLE and not self.detail.get("holder")
 
 
 class InvariantViolation(RinglogError):
-    """Something that must be true is not. The process tells its story and dies."""
+    """A process found its own state inconsistent. It logs its last events and exits.
+
+    The supervisor restarts it from durable data.
+    """
 
     code = "invariant"
 
@@ -447,7 +471,10 @@ ERRORS_BY_STATUS: dict[int, type[Refused]] = {
 def error_from_status(
     status: int, message: str, detail: dict[str, Any], outcome: Outcome = "not_applied"
 ) -> Refused:
-    """Build the error for a wire status; an unknown status becomes Internal and keeps its number."""
+    """Return the error for a status on the wire.
+
+    An unknown status becomes Internal, with the number as `detail["unknown_status"]`.
+    """
     kind = ERRORS_BY_STATUS.get(status)
     if kind is None:
         return Internal(message, outcome=outcome, unknown_status=status, **detail)
@@ -457,7 +484,7 @@ def error_from_status(
 
 
 class ExitCode(IntEnum):
-    """How an actor's process says why it ended; the supervisor decides by it."""
+    """Exit code of an actor's process. The supervisor decides by it whether to restart the actor."""
 
     OK = 0
     CRASH = 1
@@ -468,4 +495,4 @@ class ExitCode(IntEnum):
     CORRUPT = 74
     ORPHANED = 75
     READ_ONLY = 76
-    """Its directory takes no writes: a successor may serve reads until it does."""
+    """The data directory is not writable. A shard is restarted to serve reads until it is writable again."""

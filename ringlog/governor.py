@@ -1,25 +1,25 @@
-"""The pressure governor, decided: what is measured becomes one number and a step of a ladder (semantics 23).
+"""The pressure governor: combines measurements into one number and a step of degradation. Pure.
 
-A governor is fed a sample every GOVERNOR_SAMPLE_MS. Each shard has one, which knows of nothing but that shard
-(G-10, BP-2); the instance has one, in the first scheduler, which knows how delivery gets on and takes the
-shards' pressures over. Pressure is the worst of what is measured, each in [0, 1]:
+A governor receives a sample every GOVERNOR_SAMPLE_MS. Each shard has one, which measures only that shard. The
+first scheduler has one for the whole engine, which measures delivery and includes the shards' pressures.
+Pressure is the maximum of these measurements, each in [0, 1]:
 
-    busy       share of the time in which the process worked, averaged; waiting for a device is no work
-    fill       of the fullest intake ring
-    ready      topics that could be told of and were not, against what is due to the schedulers
-    latency    from news to turn, averaged, against GOVERNOR_LATENCY_MS
-    beneath    for the instance: the pressure of the shard that has most of it
+    busy              share of the time in which the process worked, averaged; waits for a device do not count
+    fill              fill level of the fullest intake ring
+    ready             topics that wait for a grant, relative to GOVERNOR_READY_PER_SCHEDULER per scheduler
+    latency           time from news to grant, averaged, relative to GOVERNOR_LATENCY_MS
+    shards_pressure   for the engine: the pressure of the shard that has most of it
 
-What waits for somebody who is slow is in none of them: a slow consumer degrades itself alone.
+Data that waits for a slow consumer counts in none of them: a slow consumer degrades only itself.
 
-    step        from        left below    what it does; each includes those before it
-    COALESCE    0.2         0.15          a topic's wake-ups are gathered
-    WIDEN       0.4         0.35          a shard's groups are gathered
-    SHED        0.8, three  0.6           routers run a band lower, the lowest band gets no credit
+    step        enter above  leave below  effect; each step includes the effects of those before it
+    COALESCE    0.2          0.15         the wake-ups of a topic are coalesced
+    WIDEN       0.4          0.35         a shard collects larger commit batches
+    SHED        0.8 in three 0.6          routers run one band lower, and the lowest band gets no credit
                 samples
-    REFUSE      0.99        0.94          new writes are refused where the intake is full
+    REFUSE      0.99         0.94         new writes are refused if the intake is full
 
-What is shed is latency, then new work; never what was taken in, and no delivery is skipped (G-5). Pure.
+First latency grows, then new work is refused. Accepted work is never dropped, and no delivery is skipped.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from ringlog.limits import (
 )
 
 SMOOTHING = 0.2
-"""How much of an average is new with each sample (G-2)."""
+"""Weight of a new sample in the exponential moving averages."""
 SHED_SAMPLES = 3
 IDLE_THRESHOLD = 0.01
-"""An average below counts as none, so that a governor without work, but for its own, comes to rest."""
+"""An average below this counts as 0. Otherwise the governor's own work would keep an idle process busy."""
 _LATENCY_NS = GOVERNOR_LATENCY_MS * 1_000_000
 
 
 class PressureStep(IntEnum):
-    """How far a governor went."""
+    """Degradation step of a governor."""
 
     FREE = 0
     COALESCE = 1
@@ -55,37 +55,37 @@ class PressureStep(IntEnum):
 
 
 ENTER = (0.0, 0.2, 0.4, 0.8, 0.99)
-"""A step is taken above this."""
+"""Per step: it is entered above this pressure."""
 LEAVE = (0.0, 0.15, 0.35, 0.6, 0.94)
-"""And left below this (G-4)."""
+"""Per step: it is left below this pressure. The gap prevents oscillation."""
 
 
 class PressureSample(NamedTuple):
-    """What was measured since the sample before."""
+    """Measurements since the previous sample."""
 
     busy: float = 0.0
     fill: float = 0.0
     ready: int = 0
     workers: int = 1
     latency_ns: float = 0.0
-    """Mean; 0 when nothing was told of."""
+    """Mean time from news to grant; 0 if there were no grants."""
     shards_pressure: float = 0.0
 
 
 class Governor:
-    """One pressure and its step. `busy` and `latency_ns` are the averages it goes by."""
+    """Pressure and step of one process or engine. `busy` and `latency_ns` are its moving averages."""
 
     def __init__(self) -> None:
         self.pressure = 0.0
         self.own = 0.0
-        """Pressure without what lies beneath."""
+        """Pressure without the shards' pressures."""
         self.step = PressureStep.FREE
         self.busy = 0.0
         self.latency_ns = 0.0
         self._high_samples = 0
 
     def observe(self, sample: PressureSample) -> None:
-        """Take one sample; pressure and step are those of now."""
+        """Add one sample and update pressure and step."""
         self.busy = _average(self.busy, clamp_unit(sample.busy), IDLE_THRESHOLD)
         self.latency_ns = _average(self.latency_ns, max(sample.latency_ns, 0.0), IDLE_THRESHOLD * _LATENCY_NS)
         ready = sample.ready / (GOVERNOR_READY_PER_SCHEDULER * max(sample.workers, 1))
@@ -107,12 +107,12 @@ class Governor:
 
 
 def pressure_of_averages(busy: float, latency_ns: float) -> float:
-    """The pressure that a process's averaged share of work and averaged latency are."""
+    """Return the pressure that results from averaged busy share and averaged latency."""
     return max(clamp_unit(latency_ns / _LATENCY_NS), clamp_unit(busy))
 
 
 def clamp_unit(value: float) -> float:
-    """Clamped to [0, 1]; what is no number counts as nothing."""
+    """Return the value clamped to [0, 1]; NaN counts as 0."""
     return 0.0 if isnan(value) else min(max(value, 0.0), 1.0)
 
 
@@ -122,12 +122,15 @@ def _average(before: float, value: float, nothing: float) -> float:
 
 
 def coalesce_ns(pressure: float) -> int:
-    """Least time between two wake-ups of one topic: linear from 0 at 0.2 to COALESCE_MS_MAX (G-3)."""
+    """Return the least time (ns) between two wake-ups of a topic: 0 at 0.2, linear up to COALESCE_MS_MAX."""
     return round(_share(pressure, PressureStep.COALESCE) * COALESCE_MS_MAX * 1_000_000)
 
 
 def batch_window_ns(pressure: float, step: PressureStep) -> int:
-    """For how long a shard gathers a group: 0 below WIDEN, then linear between the two bounds (G-3, WC-4)."""
+    """Return the time (ns) for which a shard collects a commit batch.
+
+    It is 0 below WIDEN, and then linear from BATCH_WINDOW_US_MIN to BATCH_WINDOW_US_MAX.
+    """
     if step < PressureStep.WIDEN:
         return 0
     widened = _share(pressure, PressureStep.WIDEN) * (BATCH_WINDOW_US_MAX - BATCH_WINDOW_US_MIN)
@@ -135,7 +138,7 @@ def batch_window_ns(pressure: float, step: PressureStep) -> int:
 
 
 def shed_bands(*, is_router: bool) -> int:
-    """Bands, from the lowest, that get no credit while the instance sheds: routers run one lower (G-3)."""
+    """Return the number of lowest bands that get no credit in step SHED: 2 for routers, 1 for watches."""
     return 2 if is_router else 1
 
 

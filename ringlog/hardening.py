@@ -1,6 +1,6 @@
-"""What every process of ours asks of the kernel for itself: privileges, limits, parentage, name.
+"""Kernel settings that each process applies to itself: privileges, limits, parent-death signal, name.
 
-Thin wrappers of prctl(2), setrlimit(2) and /proc; nothing here decides anything.
+Thin wrappers of prctl(2), setrlimit(2) and /proc without any decision logic.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ringlog.errors import StartRefused
 
 UMASK = 0o077
 OPEN_FILES_WANTED = 65_536
-"""Rings, bells and log files of one process stay well below; raised only as far as the hard limit."""
+"""Limit on open files that a process requests, up to the hard limit. Each process needs far fewer."""
 BACKGROUND_NICE = 19
 ORPHAN_LOOK_S = 0.5
-"""How often a process that drains looks whether it still has a parent."""
+"""Interval (s) at which a draining process checks that its parent is alive."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -34,11 +34,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def harden(*, may_profile: bool) -> None:
-    """Drop what a daemon does not need (SEC-20, SEC-26); `may_profile` keeps ptrace by our own user."""
+    """Drop privileges that a daemon does not need, disable core files, and raise the limit on open files.
+
+    `may_profile` allows ptrace by the same user. Raises StartRefused.
+    """
     os.umask(UMASK)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _prctl(_PR_SET_DUMPABLE, 1 if may_profile else 0)
-    # A core file would hold records and keys (SEC-29).
+    # A core file would contain records and keys.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(OPEN_FILES_WANTED, hard)
@@ -47,35 +50,38 @@ def harden(*, may_profile: bool) -> None:
 
 
 def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) -> bool:
-    """Ask for a signal when the parent dies; False when it is dead already (RD-7, PR-10)."""
+    """Request the signal `number` at the parent's death. Returns False if the parent is dead already."""
     _prctl(_PR_SET_PDEATHSIG, int(number))
-    # The parent may have died before the request: then nobody will ever send the signal.
+    # If the parent died before the request, the kernel never sends the signal.
     return os.getppid() == parent_pid
 
 
 def open_files_allowed() -> int:
-    """How many descriptors this process may have open."""
+    """Return the number of descriptors that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return OPEN_FILES_WANTED if soft == resource.RLIM_INFINITY else soft
 
 
 def restore_sigchld() -> None:
-    """Have the kernel keep exit statuses of our children, which it does not where SIGCHLD is ignored. That is
-    inherited: some launchers ignore it."""
+    """Restore the default action of SIGCHLD if it is ignored. Some launchers ignore it, and it is inherited.
+
+    While it is ignored, the kernel discards the exit statuses of children.
+    """
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def become_subreaper() -> None:
-    """Become the parent of what our children's children were, when those end."""
+    """Adopt descendants whose parent has exited, instead of leaving them to init."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def exit_if_orphaned(parent_pid: int, after_s: float, status: int) -> None:
-    """From `after_s` seconds from now on, end this process with `status` as soon as its parent is dead.
+    """In `after_s` seconds, start to check twice a second for the parent, and exit with `status` without it.
 
-    For a process that was told to stop. Its parent would end it if that took too long; without one, what it
-    waits for may be just as dead. Not decided now: a death is signalled before getppid() shows it.
+    For a process that received a stop request. Its parent would kill it if the drain took too long. Without
+    the parent, the processes that it waits for may be dead as well. The check is repeated because a
+    parent-death signal may arrive before getppid() shows the new parent.
     """
 
     def look(_number: int, _frame: FrameType | None) -> None:
@@ -87,34 +93,40 @@ def exit_if_orphaned(parent_pid: int, after_s: float, status: int) -> None:
 
 
 def cancel_exit_if_orphaned() -> None:
-    """Take back `exit_if_orphaned`: the process has done what it was told and ends by itself."""
+    """Cancel `exit_if_orphaned`: the process has finished its drain and exits by itself."""
     signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def locate_process_title() -> None:
-    """Find the room for what `ps` shows, of which it makes one word: to be called before the environment
-    changes. The variables are kept elsewhere from then on."""
+    """Let setproctitle find the memory that `ps` shows. Call it before the environment changes.
+
+    setproctitle moves the environment variables elsewhere and uses their memory for the title.
+    """
     getproctitle()
 
 
 def _forget_environment() -> None:
-    """Overwrite the variables that this process, or the one it was forked from, was started with: /proc shows
-    them to whoever may look, whatever became of them."""
+    """Overwrite the initial environment of this process, or of the one it was forked from.
+
+    /proc/PID/environ would otherwise show it, secrets included, even after variables were deleted.
+    """
     with open("/proc/self/stat") as file:
         facts = file.read().rpartition(")")[2].split()
     start, end = int(facts[47]), int(facts[48])
     variables, at = ctypes.POINTER(ctypes.c_void_p).in_dll(_libc, "environ"), 0
     while variables and (place := variables[at]):
         if start <= place < end:
-            return  # They are in use where they are.
+            return  # The variables still use this memory.
         at += 1
     ctypes.memset(start, 0, end - start)
 
 
 def set_process_title(name: str, directory: str = "") -> None:
-    """Set the name that `top` shows, of which the kernel keeps 15 bytes, and, with a directory, what `ps`
-    does: as much as what we were started with has room for. That, and our first environment, is not to be
-    seen any more."""
+    """Set the name that `top` shows (15 bytes), and with a directory the title that `ps` shows.
+
+    The title is cut to the memory of the initial command line and environment. Both are overwritten, so that
+    `ps` and /proc no longer show them.
+    """
     if directory:
         locate_process_title()
         _forget_environment()
@@ -123,24 +135,24 @@ def set_process_title(name: str, directory: str = "") -> None:
 
 
 def set_background_priority() -> None:
-    """Let the calling thread, and what it starts, take the CPU when nobody else wants it.
+    """Let the calling thread and its future threads run only when no other thread wants the CPU.
 
-    Whoever commits pushes it aside when he wakes up. There is no way back without rights.
+    Threads that commit preempt it as soon as they wake up. An unprivileged process cannot undo this.
     """
     os.setpriority(os.PRIO_PROCESS, 0, BACKGROUND_NICE)
-    # Not refused to anybody, but by a sandbox that forbids the call; then niceness must do.
+    # Always permitted, unless a sandbox forbids the call. Then the nice value must be enough.
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def set_oom_score(pid: int, score: int) -> None:
-    """Tell the kernel whom to kill first when memory runs out; silently impossible without the right."""
+    """Set how likely the kernel kills a process when memory runs out. Without the right, do nothing."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write(str(score))
 
 
 def boot_id() -> str:
-    """The kernel's boot identity as 32 hex digits (D-19)."""
+    """Return the kernel's boot id as 32 hex digits. It changes with each boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip().replace("-", "")
 

@@ -1,556 +1,737 @@
-"""Every bound in the system, with its unit and the reason for its value.
+"""Every bound of the system, with its unit, the effect at the bound, and the reason for its value.
 
-What happens at a bound is said beside it. Relations between bounds are asserted at the end.
+The assertions at the end state relations between bounds.
 """
 
 from __future__ import annotations
 
 KIB = 1 << 10
+"""Bytes of one kibibyte."""
 MIB = 1 << 20
+"""Bytes of one mebibyte."""
 
-# -- one write (semantics section 4). Over the limit: refused before a number is assigned ------------
+# -- one write. A larger write is refused before it gets seqs -----------------------------------------
 BATCH_RECORDS_MAX = 10_000
+"""Most records of one write, and largest value of `limits.max_batch_records`. A larger write fails with
+BatchTooLarge. It bounds the work of a shard for one frame."""
 RECORD_BYTES_DEFAULT = 1 * MIB
-"""Payload and metadata of a record, unless limits.max_record_bytes says otherwise."""
+"""Default of `limits.max_record_bytes`: largest payload and metadata of a record in bytes. A larger record
+fails with RecordTooLarge."""
 RECORD_BYTES_MAX = 64 * MIB
-"""What limits.max_record_bytes may be raised to."""
+"""Largest value of `limits.max_record_bytes` in bytes. It equals the largest request, so that one record
+always fits."""
 TAG_BYTES_MAX = 256
+"""Largest tag of a record in bytes of UTF-8, and largest pattern of a tag filter. A larger one fails with
+InvalidRequest."""
 NODE_BYTES_MAX = 128
+"""Largest node name in bytes of UTF-8. A larger one fails with InvalidRequest, or with UsageError in the
+client. Snapshots store the node of each lease, so the name must be short."""
 KEY_BYTES_MAX = 4 * KIB
+"""Largest key of a record in bytes. A larger one fails with InvalidRequest."""
 META_BYTES_MAX = 16 * KIB
+"""Largest metadata of a record in bytes of JSON. Larger metadata fails with InvalidRequest."""
 META_KEYS_MAX = 64
+"""Most keys in the metadata of a record. More fail with InvalidRequest. Keys that dead letters add do not
+count."""
 HEADERS_PER_RECORD_MAX = 65_535
+"""Most headers of a record. More fail with InvalidRequest."""
 HEADER_BYTES_MAX = 65_535
-"""One header's name, and its value."""
+"""Largest name, and largest value, of one header in bytes. A larger one fails with InvalidRequest."""
 HEADERS_BYTES_MAX = 1 * MIB
-"""All headers of a record, names and values."""
+"""Most bytes of all headers of a record, names and values together. More fail with InvalidRequest."""
 REQUEST_BYTES_MAX = 64 * MIB
+"""Most bytes of record data in one request. A larger request fails with PayloadTooLarge. A process holds
+whole requests in memory."""
 IDEMPOTENCY_KEY_BYTES_MAX = 256
+"""Largest idempotency key in bytes of UTF-8. A larger one fails with InvalidRequest. Shards store digests
+only."""
 TOPIC_NAME_BYTES_MAX = 255
+"""Largest topic name in bytes. A longer one fails with InvalidRequest."""
 
-# -- numbers in messages and settings. Beyond: refused where they are decoded ------------------------
+# -- numbers and names in messages. A value outside is refused when the message is decoded ------------
 MILLIS_MAX = 1 << 43
-"""A time: 278 years, or up to the year 2248. Its nanoseconds fit into 63 bits."""
+"""Largest time or duration in ms in a message: 278 years, or the year 2248 as a point in time. A larger value
+makes the message invalid. In nanoseconds it fits into 63 bits."""
 PID_MAX = (1 << 31) - 1
-"""What the kernel's calls take; asking about a number beyond it raises."""
+"""Largest process id in a message. A larger value makes the message invalid. System calls raise an error for
+a number beyond a signed 32-bit integer."""
 NAME_CHARS_MAX = 1_024
-"""Of a name in a message: longer than any legal one, so that lookups say what is wrong with those."""
+"""Most characters of a name in a message. More make the message invalid. It is above every limit on names, so
+that a name that is too long reaches the check with the better error text."""
 
 # -- frames -------------------------------------------------------------------------------------------
 FRAME_BYTES_MAX = REQUEST_BYTES_MAX + 2 * MIB
-"""A whole frame, header included: the largest request plus its columns' offsets, or the largest record with
-its key and headers."""
+"""Largest frame in bytes, header included. A larger one fails with PayloadTooLarge or is invalid. It has room
+for the largest request plus the offsets of its columns, or for the largest record plus its key and
+headers."""
 DECOMPRESS_RATIO_MAX = 1_000
-"""A body that claims to grow by more than this is refused before it is allocated (SEC-15)."""
+"""Largest ratio of decompressed to compressed bytes of a body. A larger one makes the frame invalid before
+memory is allocated. It defends against decompression bombs."""
 
-# -- rings. A full ring pushes back on its producer; nothing is dropped --------------------------------
+# -- rings. A full ring blocks its producer; no frame is dropped --------------------------------------
 RING_BYTES_DEFAULT = 32 * MIB
+"""Default of `run.ring_bytes` in bytes: size up to which a ring grows. A full ring blocks its producer."""
 RING_BYTES_MIN = 64 * KIB
+"""Smallest ring in bytes. A request for a smaller one fails with InvalidRequest. An ordinary frame must
+fit."""
 RING_BYTES_MAX = 1 << 30
+"""Largest ring in bytes. A request for a larger one fails with InvalidRequest."""
 COMPRESS_BYTES_MIN = 1 * KIB
-"""Producers compress larger frames as their topic says; smaller ones gain less than the work costs."""
+"""Producers compress frames with at least this many bytes of record data, if the topic sets `compression`.
+Smaller ones save less than the work costs."""
 RING_BYTES_FIRST = 256 * KIB
-"""A ring begins so small and grows by use up to run.ring_bytes: a container has 64 MiB of /dev/shm."""
+"""Size of a client's first ring in bytes. It grows with use, up to `run.ring_bytes`. A container has only 64
+MiB of /dev/shm by default, so rings must start small."""
 RING_GROWTH = 8
-"""A ring that was full is replaced by one of so many times its bytes."""
+"""Factor by which a producer grows a ring that was full: it requests a new ring of this many times the
+size."""
 RING_ROOM_FRACTION = 4
-"""A ring that grows takes at most this part of the shared memory that is free, to leave room for others."""
+"""A ring above RING_BYTES_FIRST takes at most 1/4 of the free shared memory, so that other clients still find
+space."""
 RING_BYTES_PER_SETTLE_ENTRY = 64
-"""Room for settlements in a ring: one for so many bytes of it, up to run.settle_entries."""
+"""Bytes of a ring for which it gets one settle entry, up to `run.settle_entries`. A frame takes at least 80
+bytes, so a small ring has enough entries."""
 RING_FRAME_FRACTION = 4
-"""A frame larger than capacity / this goes by socket instead, so that no frame can wedge a ring."""
+"""A frame above 1/4 of a ring's size is sent by socket, so that one frame can never block a ring."""
 SETTLE_ENTRIES_DEFAULT = 16_384
-"""Frames in flight on one ring; the producer waits beyond it."""
+"""Default and largest value of `run.settle_entries`: frames in flight on one ring. At the bound the producer
+blocks."""
 SETTLE_ENTRY_BYTES = 64
+"""Size of one settle entry in bytes: eight 64-bit words, one cache line."""
 RINGS_PER_SHARD_MAX = 1_024
+"""Most rings to one shard. A further request fails with Throttled. A shard polls every ring when it drains
+them."""
 
-# -- group commit --------------------------------------------------------------------------------------
+# -- commit batches -----------------------------------------------------------------------------------
 COMMIT_BATCH_FRAMES_MAX = 8_192
+"""Most frames of one commit batch. Further frames go into the next batch. It bounds the memory and the
+latency of a batch."""
 COMMIT_BATCH_BYTES_MAX = 8 * MIB
+"""Most bytes of one commit batch. Further frames go into the next batch. It bounds the memory and the latency
+of a batch."""
 DRAIN_BYTES_PER_RING_MAX = 4 * MIB
-"""Bytes one turn copies out of one ring, so that a fast producer cannot starve the others."""
+"""Most bytes that one pass of a shard's loop copies out of one ring, so that a fast producer cannot starve
+the others."""
 FLUSH_INTERVAL_MS_DEFAULT = 100
+"""Default of `wal.flush_interval_ms`: longest time in ms for which records of class `disk` stay unsynced."""
 UNSYNCED_BYTES_MAX = 32 * MIB
-"""Bytes of `disk` and `memory` class that may be unsynced before a sync is forced, whatever the time."""
+"""Bytes of log of the classes `disk` and `memory` that may be unsynced. Beyond it the shard syncs, whatever
+the time. It bounds the data that a power loss can take."""
 INTAKE_REQUESTS_MAX = 4_096
+"""Most appends in progress that a gateway holds for one shard, and most waiting requests for routers at a
+scheduler. Beyond it requests fail with Throttled; under pressure, appends fail beyond half of it."""
 INTAKE_BYTES_MAX = 4 * FRAME_BYTES_MAX
-"""Appends that a gateway holds for one shard; beyond it the answer is Throttled (BP-3), and under pressure
-beyond half of it."""
+"""Most bytes of appends in progress that a gateway holds for one shard. Beyond it appends fail with
+Throttled; under pressure, beyond half of it."""
 
-# -- WAL files -----------------------------------------------------------------------------------------
+# -- WAL files ----------------------------------------------------------------------------------------
 WAL_HEADER_BYTES = 4_096
+"""Size of the header of a WAL file in bytes: one page."""
 WAL_FILE_BYTES_DEFAULT = 64 * MIB
+"""Default of `wal.file_bytes`: size of a WAL file in bytes. When it is full, the shard starts the next
+file."""
 WAL_FILE_BYTES_MIN = 1 * MIB
+"""Smallest value of `wal.file_bytes` and `wal.volatile_bytes` in bytes."""
 CREATE_BYTES_MIN = 88
-"""A frame that creates a topic is not smaller: so many ids may have been given out in bytes that are lost."""
+"""Smallest frame in bytes that creates a topic. Recovery divides lost bytes of log by it, to skip every topic
+id that may have been assigned there."""
 RECORDS_PER_BYTE_MAX = 250
-"""Records that a byte of log stands for at most: each takes 4 bytes of a body, and that is compressed 1,000
-times at most. So many numbers are passed over for a byte of which nobody knows what it was."""
+"""Most records that one byte of log can contain: a record takes at least 4 bytes of a body, which is
+compressed at most 1,000 times. Recovery skips this many seqs for each lost byte of log."""
 FILL_CHUNK_BYTES = 1 * MIB
+"""Step in bytes in which WAL files are allocated and filled with zeros."""
 RECOVERY_READ_BYTES = 8 * MIB
+"""Bytes that recovery and the compactor read from a log file at a time."""
 
-# -- segments ------------------------------------------------------------------------------------------
+# -- segments -----------------------------------------------------------------------------------------
 SEGMENT_RECORDS_DEFAULT = 1_000_000
+"""Default of `storage.segment_records`: most records of one segment. Beyond it a further segment is
+created."""
 SEGMENT_BYTES_DEFAULT = 64 * MIB
+"""Default of `storage.segment_bytes`: size of one segment in bytes. Beyond it a further segment is
+created."""
 SEGMENT_AGE_MS_DEFAULT = 3_600_000
+"""Default of `storage.segment_age_ms`: longest time in ms for which records stay in the log, 1 hour."""
 OWN_SEGMENT_BYTES_DEFAULT = 1 * MIB
+"""Default of `storage.own_segment_bytes`: a topic with fewer bytes in a checkpoint shares a segment. It
+avoids one small file for each of many topics."""
 SEALED_FRAME_BYTES = 256 * KIB
+"""Size in bytes up to which small frames are merged in a segment. It suits sequential reads. Larger frames
+would slow down reads of single records, which read and verify a whole frame."""
 SEALED_FRAME_RECORDS = 1_024
-"""Frames of a segment are filled up to about this: large enough for sequential reads, and no larger, because
-who wants one record reads and verifies its whole frame."""
+"""Records up to which small frames are merged in a segment, for the same reason."""
 HOT_SEGMENTS_DEFAULT = 4
+"""Default of `cold.hot_segments`: newest segments of a topic that stay on the host."""
 SNAPSHOTS_KEPT = 2
+"""Snapshots of each shard that are kept. Log files are deleted only when all of them cover the files, so that
+recovery survives a damaged snapshot."""
 CHECKPOINT_ROWS_PER_REPLY = 512
-"""Topics whose state a shard hands over in one turn, so that a checkpoint never holds up commits."""
+"""Most topics whose state a shard hands over in one reply. The rest follows in further replies, so that a
+checkpoint does not delay commits."""
 DELETED_PER_LOCATE_BYTES = 256 * KIB
-"""Bitmap of deleted numbers in one answer; a reader beyond it asks again."""
+"""Most bytes of deleted seqs in one reply to a reader. A reader that gets beyond the reported part sends the
+request again."""
 
-# -- cold tier. A request beyond the queue is answered Throttled; hot reads never pass here ----------------
+# -- cold tier. Reads of data on the host never pass here ---------------------------------------------
 COLD_RETRIES_MAX = 3
-"""Repetitions of one request to an object store, within its timeout."""
+"""Retries of one request to an object store, within its timeout. Then the request fails with
+ColdUnavailable."""
 COLD_READ_THREADS = 8
-"""Fetches at the same time: one that is slow holds up no other as long as not all of them are."""
+"""Concurrent reads of the cold tier. With several threads one slow read does not delay the others."""
 COLD_READS_QUEUED_MAX = 256
+"""Reads of the cold tier that wait for a thread. A further one fails with Throttled."""
 COLD_BLOCK_BYTES = 256 * KIB
-"""Unit of the cache of cold bytes; a fetch is widened to whole blocks."""
+"""Unit in bytes of the cache of cold data. A read is extended to whole blocks."""
 MOVE_BACKOFF_S_MAX = 300.0
-"""Longest pause before a relocation is tried again."""
+"""Longest backoff in s before a failed relocation is retried."""
 
-# -- reclaiming -------------------------------------------------------------------------------------------
+# -- reclaimer and scrub ------------------------------------------------------------------------------
 SHARED_SEGMENTS_MAX = 8
-"""Shared segments of a shard before they are merged: reading a small topic looks into each of them."""
+"""Shared segments of a shard. Beyond it the reclaimer merges the smallest ones, because a read of a small
+topic may have to search each of them."""
 SMALL_SEGMENTS_MAX = 8
-"""Segments of one topic below a quarter of segment_bytes before they are merged."""
+"""Segments of one topic below a quarter of `storage.segment_bytes`. Beyond it the reclaimer merges them."""
 SCRUB_EVERY_S = 3_600.0
-"""A pass of the scrub begins so long after the one before it at the earliest: little data is no reason to
-read it all the time."""
+"""Shortest interval in s between the starts of two passes of the scrub. Otherwise a small data set would be
+read all the time."""
 SCRUB_FINDINGS_MAX = 1_000
-"""Findings one report names; more are counted."""
+"""Most findings that a report of the scrub lists. Further ones are only counted."""
 DISK_POLL_S = 1.0
-"""How often the free space of the data directory is looked at, and the word that says so."""
+"""Interval in s at which the reclaimer measures the free disk space, and at which shards read the result."""
 
-# -- topics --------------------------------------------------------------------------------------------
+# -- topics -------------------------------------------------------------------------------------------
 TOPICS_MAX_DEFAULT = 100_000
+"""Default of `limits.max_topics`. A further topic fails with Throttled."""
 PRODUCERS_PER_TOPIC_MAX = 65_536
-"""Producers a topic remembers. Beyond it the longest silent session producer is forgotten; named
-producers never are, and a new one is refused when only they are left."""
+"""Producers that a topic remembers to detect retries. Beyond it the topic forgets the session producer with
+the longest silence. Named producers are never forgotten: if the table has only named ones, a new producer is
+refused."""
 DEDUP_FRAMES_PER_PRODUCER = SETTLE_ENTRIES_DEFAULT
-"""Recent frames of one producer whose numbers can be repeated exactly."""
+"""Latest frames of one producer whose retries a topic detects exactly. A producer may resend a whole ring, so
+this is at least `run.settle_entries`."""
 IDEMPOTENCY_KEYS_PER_TOPIC = 65_536
-"""Keys and dedup ids remembered inside the window, unless the topic says otherwise; beyond it those that
-would expire first are forgotten early and counted."""
+"""Default of the topic setting `idempotency_max`: idempotency keys and dedup ids that a topic remembers.
+Beyond it the entries that expire next are forgotten early, and counted."""
 IDEMPOTENCY_KEYS_PER_TOPIC_MAX = 262_144
-"""What a topic may say: some 80 MB of its shard's memory, 20 MB of a snapshot."""
+"""Largest value of `idempotency_max`. It costs about 80 MB of memory and 20 MB in a snapshot."""
 DEDUP_IDS_PER_WRITE_MAX = 1_000
-"""Records with a dedup id in one write: their digests travel beside the frame, in 32 KB."""
+"""Most records with dedup ids in one write. More are refused. Their digests, 32 KB, are sent with the
+frame."""
 DEDUP_ID_BYTES_MAX = 4_096
-"""Longest dedup id a program may give. Only its digest leaves the client: this keeps payloads out."""
+"""Largest dedup id in bytes of UTF-8. A larger one fails with InvalidRequest. Only the digest is sent; the
+bound detects payloads that are passed by mistake."""
 HEAD_RESERVATION_MIN = 256
+"""First step, in seqs, of the durable reservation of a topic's head. After a power loss the head jumps to the
+reservation, so a small step skips few seqs."""
 HEAD_RESERVATION_MAX = 1 << 24
+"""Largest step, in seqs, of the reservation of a topic's head. The step grows fourfold while reservations are
+used up within one flush interval, so that a fast topic needs few forced syncs."""
 VOLATILE_BYTES_DEFAULT = 64 * MIB
-"""Ephemeral records one shard keeps in memory; beyond it the oldest file of them is evicted."""
+"""Default of `wal.volatile_bytes`: memory in bytes for `ephemeral` records of one shard. Beyond it the oldest
+file of them is evicted."""
 SEQ_MAX = (1 << 63) - 1
+"""Largest seq. A write beyond it is refused. Signed 64-bit integers contain it."""
 
-# -- settings of topics and groups (ringlog/settings.py). A value outside is refused where it enters ---------
+# -- settings of topics and groups (ringlog/settings.py). A value outside is refused where it enters ---
 DURATION_MS_MAX = 36_500 * 86_400_000
-"""Longest duration of a setting, 100 years: in nanoseconds it fits 63 bits, and in microseconds beside a
-time."""
+"""Largest duration in ms of a setting: 100 years. A larger value is refused. In nanoseconds it fits into 63
+bits, and a time plus a duration fits in microseconds."""
 COUNT_MAX = SEQ_MAX
-"""Largest cap in records or bytes."""
+"""Largest cap in records or bytes. A larger value is refused."""
 DELIVERIES_MAX = 1_000_000
-"""Largest `max_deliveries` of a queue or a group."""
+"""Largest `max_deliveries` of a queue or consumer group. A larger value is refused."""
 INTERVAL_S_MIN = 0.01
-"""Shortest interval or timeout of the engine's settings: a shorter one would keep a processor busy."""
+"""Shortest interval or timeout in s of an engine setting. A shorter one is refused: it would keep a CPU
+busy."""
 PACE_BYTES_MAX = 1 << 40
-"""Largest `…_bytes_per_s`: a budget of a second fits beside all others."""
+"""Largest value in bytes per s of a `…_bytes_per_s` setting. A larger value is refused."""
 CLAIM_JITTER_MS_MAX = 5_000
+"""Largest `claim_jitter_ms` of a queue. A larger value is refused. Every claim may wait this long."""
 PRIORITY_LEVELS_MAX = 256
-"""The priority column of a frame is one byte."""
+"""Largest `priority_levels`. A larger value is refused: the priority column of a frame has one byte per
+record."""
 BANDS = 5
-"""Bands of priority that a scheduler serves in turn, the lowest first."""
+"""Priority bands of a scheduler, which serves them in the ratio 8:4:2:1:1."""
 TOPIC_PRIORITY_MAX = 1_000
+"""Largest absolute value of a topic's `priority`. A value outside is refused."""
 
-# -- reads ---------------------------------------------------------------------------------------------
+# -- reads --------------------------------------------------------------------------------------------
 READ_LIMIT_DEFAULT = 256
+"""Records of one read if the call names no limit."""
 READ_LIMIT_MAX = 1_000
+"""Most records of one read. A larger limit is reduced to it."""
 READ_AHEAD_RECORDS_MAX = 4_096
-"""Records that an iterator over single records reads at once."""
+"""Most records that an iterator over single records reads ahead."""
 READ_AHEAD_RECORDS_MIN = 16
-"""And when the last ones went stale before they were handed out; doubled with each page that does not."""
+"""Records that an iterator reads ahead after a page went stale before all its records were returned. It
+doubles with each page that does not."""
 READ_AHEAD_MS = 100
-"""How long a remote iterator hands out what it has read before it asks the gateway again."""
+"""Time in ms for which a remote iterator returns records that it has read ahead. Then it checks at the
+gateway whether records were deleted."""
 READ_BYTES_DEFAULT = 1 * MIB
+"""Bytes of one read if the call names no limit. A larger first record is returned anyway."""
 READ_BYTES_MAX = 8 * MIB
+"""Most bytes of one read. A larger limit is reduced to it. A larger first record is returned anyway."""
 WAIT_MS_MAX = 30_000
+"""Longest time in ms for which one request for records or jobs waits. The client repeats it for a longer
+wait."""
 LIST_PAGE_DEFAULT = 100
+"""Entries of one page of a list, for example of topics."""
 LIST_PAGE_MAX = 1_000
+"""Most entries of one page of a list. The client raises UsageError for a larger page; the engine reduces
+it."""
 EXTENTS_PER_LOCATE_MAX = 1_024
+"""Most file ranges in one reply to a reader. A reader that gets beyond them sends the request again."""
 
-# -- delivery. Who is too slow reads from storage; nothing is dropped and no writer waits ----------------
+# -- delivery. A slow consumer reads from storage; no record is dropped, and no writer waits ----------
 NEWS_ROWS = 1 << 15
-"""Latest publications of a shard kept in shared memory; a reader further behind looks at every topic."""
+"""Latest publications of a shard in its news ring in shared memory. A scheduler that falls further behind
+detects the overrun and rescans all topics."""
 SCHEDULERS_MAX = 8
+"""Largest `delivery.schedulers`. A larger value is refused."""
 LINKS_PER_SCHEDULER_MAX = 4_096
-"""Clients a scheduler tells of news; a further one is answered Throttled."""
+"""Most clients that one scheduler serves. A further one fails with Throttled."""
 SUBSCRIPTIONS_PER_LINK_MAX = 16_384
+"""Most subscriptions of one client at one scheduler. A further one fails with Throttled."""
 FEEDS_PER_SUBSCRIPTION_MAX = 100_000
+"""Most topics of one subscription. The client raises UsageError beyond it; the scheduler replies
+Throttled."""
 FEEDS_PER_SCHEDULER_MAX = 1_000_000
+"""Most feeds of one scheduler. A further one fails with Throttled. It bounds the memory of a scheduler."""
 FEEDS_PER_MESSAGE_MAX = 1_024
+"""Most feeds in one message. Clients split a larger subscription into several messages."""
 CREDIT_DEFAULT = 32
+"""Default credit of a subscription: grants that it may hold at a time."""
 CREDIT_MAX = 4_096
-"""Turns of a subscription that may be on their way at the same time."""
+"""Largest credit of a subscription. A larger value is refused."""
 LINK_SILENCE_MS = 30_000
-"""A link without a word for this long is forgotten; clients say one three times as often."""
+"""Time in ms without a message after which a scheduler drops a link and its subscriptions. Clients send a
+keepalive three times as often."""
 WATCH_LIMIT_DEFAULT = 4_096
-"""Records of one topic that a watch reads in one turn, before another topic has one."""
+"""Records of one topic that a watch reads in one grant, if the call names no limit. Then other topics are
+served."""
 WATCH_LIMIT_MAX = 100_000
+"""Most records of one topic that a watch reads in one grant. A larger limit is reduced to it."""
 SHARED_FRAMES_BYTES_MAX = 16 * MIB
-"""Frames of the log that the watches of one client have read lately and share; the oldest go first."""
+"""Bytes of log frames that the watches of one client share in a cache. The oldest are evicted first."""
 LOG_MAP_BYTES_MAX = 32 * MIB
-"""What readers of one process remember of where topics lie in the log. What was used least goes first, and is
-looked for again when it is wanted."""
+"""Bytes of the cache in which readers of one process remember the positions of topics in log files. The least
+recently used entries are evicted, and found again when needed."""
 AGING_TICK_MS = 50
-"""How often a scheduler looks who has risen, and tries again what could not be told."""
+"""Interval in ms at which a scheduler raises waiting feeds to higher bands and retries links that could not
+accept messages."""
 LAG_CHECKS_MAX = 4_096
-"""Subscriptions and feeds looked at for how far their readers are behind, those first whose link has been
-silent for longest."""
+"""Subscriptions and feeds that one check for lagging consumers examines. Links that were silent longest are
+examined first; the rest is not checked."""
 LAG_ANNOUNCED_MS = 5_000
-"""A consumer that has lacked something for so long is announced: by its watch (Lagged) when it reads, by a
-warning in the log and a problem in `status` also when it does not."""
+"""Lag in ms from which a consumer is reported: by its watch (Lagged) when it reads, and in any case by a
+warning in the log and a problem in `status`."""
 LAGS_PER_MESSAGE_MAX = 256
-"""Consumers told of in one answer, those that are furthest behind."""
+"""Most consumers in one reply about lag. Those with the greatest lag are listed."""
 DURABLE_POLL_MS = 20
-"""How often it looks at a shard's durable mark while a strong subscription waits for it."""
+"""Interval in ms at which a scheduler reads a shard's durable mark while a strong subscription waits for
+it."""
 GRANTS_PER_MESSAGE_MAX = 4_096
-"""Turns told to a link in one message; more follow in the next."""
+"""Most grants in one message to a link. Further ones follow in the next message."""
 GRANT_RINGS_MAX = 64
-"""Local clients that a scheduler tells of turns through shared memory; the others get messages."""
+"""Local clients to which a scheduler sends grants through shared memory. Further clients get messages by
+socket."""
 GRANT_RING_ROWS = 4_096
-"""Turns in such a ring that its client has not looked at; beyond it they are told again."""
+"""Grants in such a ring that the client has not read. A client that falls further behind detects the overrun,
+and its grants are sent again."""
 CALL_RINGS_MAX = 256
-"""Local clients whose requests about jobs a shard takes from shared memory; the others use sockets."""
+"""Local clients whose job requests a shard receives through shared memory. Further clients use sockets."""
 CALL_RING_BYTES = 32_768
-"""Requests, and as much of answers, in such a ring that the other side has not taken; what does not fit goes
-by socket."""
+"""Bytes of unread requests, and of unread replies, in such a ring. A message that does not fit is sent by
+socket."""
 CALL_BYTES_MAX = 24_576
-"""Longest message in one: a thousand jobs by number and token, and some to spare."""
+"""Largest message in such a ring in bytes. It fits a thousand jobs by seq and lease token, with some reserve.
+A larger message is sent by socket."""
 CALL_RING_GRACE_S = 10
-"""How long a shard waits for the client that asked for one to open it."""
+"""Time in s after which a shard removes a ring that its client has not opened."""
 CALL_RING_POLL_MS = 100
-"""How often it looks at one of them, in turn, whether its client is still there."""
+"""Interval in ms at which a shard checks one of these rings, in turn, for a client that has exited."""
 HINTS_PER_TOPIC = 4
-"""Latest places of a topic's records that are told with a turn; who is further behind finds them itself."""
+"""Latest log positions of a topic that a scheduler sends with a grant. A reader that is further behind finds
+its position itself."""
 SLOTS_PER_SCAN_MAX = 4_096
-"""Topic slots read in one turn, so that a scheduler that looks at everything still tells what is new."""
+"""Topic slots that a scheduler reads in one pass of its loop, so that a rescan of all topics does not delay
+grants."""
 DURABLE_WAITS_MAX = 65_536
-"""Publications of a shard that wait for its durable mark; beyond it they are forgotten and the topics looked
-at, which says the same of each topic once."""
+"""Publications of a shard that wait for its durable mark. Beyond it the scheduler drops them and rescans the
+topics, which yields the same state with one entry for each topic."""
 REFRESHES_PER_TICK_MAX = 8_192
-"""Waiting feeds whose band is made anew in one tick because their topic was consumed or configured; the rest
-follow in the next ones."""
+"""Waiting feeds whose band is computed again in one tick, after their topic was consumed or configured. The
+rest follows in the next ticks."""
 WATCHED_SLOTS_MAX = 256 * 4_096
-"""Slots of a shard's topic table."""
+"""Largest number of topic slots of a shard. A subscription with a slot number beyond it is refused."""
 
-# -- the governor. What is shed is latency, then new work; never what was taken in ------------------------
+# -- governor. Under pressure latency grows, then new work is refused; accepted work is never dropped ---
 GOVERNOR_SAMPLE_MS = 100
+"""Interval in ms at which a governor measures pressure."""
 GOVERNOR_LATENCY_MS = 5
-"""Time from news to turn that is full pressure."""
+"""Mean time in ms from news to grant that counts as pressure 1."""
 GOVERNOR_READY_PER_SCHEDULER = 8
-"""Topics that could be told of and were not, for each scheduler, that are full pressure."""
+"""Number of topics per scheduler that counts as pressure 1. Counted are topics that wait for a grant although
+one could be sent."""
 GOVERNOR_STALE_MS = 3_000
-"""A governor whose process shows no heartbeat for so long is taken for one without pressure."""
+"""Age in ms of a process's last heartbeat from which its published pressure counts as 0."""
 COALESCE_MS_MAX = 20
-"""Longest that a topic's next wake-up is gathered."""
+"""Longest time in ms for which the wake-ups of one topic are coalesced under pressure."""
 BATCH_WINDOW_US_MIN = 500
+"""Shortest batch window in µs: time for which a shard under pressure lets frames collect in the rings."""
 BATCH_WINDOW_US_MAX = 10_000
-"""Longest that a shard under pressure gathers a group before it takes frames out of rings."""
+"""Longest batch window in µs. It bounds the latency that the governor adds to a write."""
 BATCH_WINDOW_RINGS_MIN = 4
-"""A shard's groups out of fewer rings than this are not gathered: it would gain less than it costs them."""
+"""A shard uses the batch window only if its previous batch came from at least this many rings. With fewer
+rings the wait costs more than it saves."""
 BATCH_WINDOW_POLL_US = 500
-"""How often it looks meanwhile whether everybody is there."""
+"""Interval in µs at which a shard polls its rings during a batch window."""
 EARLY_WAKEUP_BYTES_MAX = 16_384
-"""No scheduler is woken ahead of the news for more than this, nor for frames out of several rings: then
-throughput counts."""
+"""Bytes of frames from one ring up to which sleeping schedulers are woken before the news are written. For
+more bytes, or several rings, throughput matters more than latency."""
 PRESSURE_RETRY_MS = 1_000
-"""What is refused for pressure, or since an intake is full, is told to come again after this."""
+"""`retry_after_ms` of requests that are refused because of pressure or a full intake."""
 
-# -- routers. Who forwards runs behind writes and holds up none of them -----------------------------------
+# -- routers. Forwarding runs after writes and delays none of them ------------------------------------
 ROUTERS_MAX_DEFAULT = 10_000
+"""Default of `limits.max_routers`. A further router fails with Throttled."""
 ROUTER_HOPS_MAX = 8
-"""A record that came through so many routers is not forwarded again: what bounds a permitted cycle."""
+"""Routers that a record may pass. Then it is not forwarded again, which ends a permitted cycle."""
 ROUTER_NAME_BYTES_MAX = 255
+"""Largest name of a router in bytes. A longer one fails with InvalidRequest."""
 ROUTER_FILTER_BYTES_MAX = 4 * KIB
+"""Largest filter of a router in bytes. A larger one fails with InvalidRequest."""
 ROUTE_RECORDS_MAX = 1_024
-"""Records of a source that one pass looks at, so that no backlog delays other routers."""
+"""Records of a source in one forward request, so that a backlog does not delay other routers."""
 ROUTE_BYTES_MAX = 1 * MIB
-"""Bytes of payload in one pass; a record that is larger goes alone."""
+"""Bytes of payload in one forward request. A larger record is sent alone."""
 ROUTE_ROWS_MAX = 1_024
-"""Destinations that one message to a shard names."""
+"""Destinations in one forward request to a shard. Further ones go into the next request."""
 ROUTE_PASSES_MAX = 64
-"""Messages of a scheduler to shards that are on their way; beyond it no further pass begins."""
+"""Forward requests of a scheduler that are in flight. At the bound no further one begins."""
 ROUTE_PAUSE_MS_MIN = 10
+"""First backoff in ms of a router whose destination refuses copies."""
 ROUTE_PAUSE_MS_MAX = 1_000
-"""A destination that refuses is tried again after this long, each time twice as long."""
+"""Longest backoff in ms of such a router. The backoff doubles with each refusal."""
 ROUTER_SOURCES_OPEN_MAX = 256
-"""Sources that a scheduler keeps open files of; the longest unused is let go."""
+"""Sources whose files a scheduler keeps open. The least recently used one is closed."""
 READ_SETTLE_MS = 1_000
-"""Longest that a reader waits for the routers that lead to what it reads; then it reads what there is."""
+"""Longest time in ms for which a reader waits for the routers into its topic to catch up. Then it reads the
+records that exist."""
 ROUTER_SETTLE_MS_MAX = 2_000
-"""Longest wait of one request for a router to get on: shorter than the silence after which a connection is
-not trusted. Who has more patience asks again."""
+"""Longest wait in ms of one request for a router to catch up. It is shorter than the silence after which a
+client distrusts a connection. The client repeats the request for a longer wait."""
 ROUTERS_POLL_S = 30.0
-"""How often a scheduler asks shards which routers there are, though it is told of each."""
+"""Interval in s at which a scheduler lists all routers again, in case an announcement was lost."""
 
-# -- topics that go when nobody uses them (F39). All in milliseconds but the counts -------------------------
+# -- topics with expire_unused_ms, which are deleted when no client uses them -------------------------
 EXPIRE_UNUSED_MS_MIN = 1_000
-"""Shortest `expire_unused_ms`: a client renews its use in a third of it, also on a host that is busy."""
+"""Smallest `expire_unused_ms` in ms. A smaller value is refused. A client renews its use in a third of this
+time, also on a busy host."""
 TOPIC_KEEPALIVES_PER_PERIOD = 3
-"""Words of who follows such a topic in each of its periods: two may be lost."""
+"""Renewals that a follower of such a topic sends within `expire_unused_ms`, so that two may be lost."""
 IDLE_CHECKS_PER_PERIOD = 4
-"""Looks at a topic in each of its periods: one may be removed so much of it late, and never early."""
+"""Checks of such a topic within `expire_unused_ms`. A topic may be deleted a quarter of that time late, and
+never early."""
 IDLE_CHECK_MS_MIN = 250
+"""Shortest interval in ms between two checks of one topic."""
 IDLE_CHECK_MS_MAX = 60_000
+"""Longest interval in ms between two checks of one topic."""
 IDLE_CHECK_PAUSE_MS = 100
-"""Least time from one look to the next, so that those of many topics are made together."""
+"""Shortest time in ms between two passes of checks, so that one pass checks many topics together."""
 IDLE_CHECKS_MAX = 512
-"""Topics in one look: their control frames fit into the room that a turn keeps for such. With more topics
-than are looked at in time all of them go later."""
+"""Topics in one pass of checks. Their control frames fit into the space that a pass of the loop reserves.
+With more topics, all of them are deleted later."""
 IDLE_CHECK_LATE_MS = 250
-"""A look that is later than this was held up, and so were perhaps the words of who uses the topic."""
+"""A check that is later than this, in ms, was delayed, and renewals may have been delayed as well. The delay
+does not count as idle time."""
 
-# -- queues. A worker that asks for more gets so much and asks again ----------------------------------------
+# -- queues. A worker that wants more jobs sends the request again ------------------------------------
 CLAIM_JOBS_MAX = 1_000
-"""Jobs of one claim; a larger wish is cut to it (N-7)."""
+"""Most jobs of one claim. The engine reduces a larger number to it; the client raises UsageError."""
 JOBS_PER_REQUEST_MAX = 1_000
-"""Jobs that one ack, nack or extend names; more are BatchTooLarge."""
+"""Most jobs of one ack, nack or extension. More fail with BatchTooLarge, or with UsageError in the client."""
 HOT_TAIL_BYTES = 16 << 20
-"""What a shard keeps in memory of the newest records of its queues; older ones are read from the log."""
+"""Memory in bytes for the newest records of a shard's queues and grouped topics. Older records are read from
+the log."""
 JOB_SIZE_BLOCK = 1_024
-"""Jobs whose sizes are asked for together; a power of two."""
+"""Jobs whose sizes a shard queries together. A power of two, because seqs are split by shifts."""
 JOB_SIZE_BLOCKS_AT_ONCE = 16
-"""Blocks that the jobs of one ack may lie in for that; those further apart are asked for by themselves."""
+"""Blocks that the jobs of one ack may span for such a query. Beyond it the sizes of the single jobs are
+queried."""
 JOB_SIZE_BLOCKS_MAX = 256
-"""Blocks whose sizes a shard remembers, 1 MiB; what was not needed for longest is asked for again."""
+"""Blocks of sizes in a shard's cache, 1 MiB. The least recently used one is evicted."""
 INLINE_BYTES_MAX = 16_384
-"""Payloads of the jobs of one claim that travel with its answer through a call ring; of larger ones its
-client reads all from the files."""
+"""Most bytes of payloads in the reply to a claim through a call ring. With larger payloads the client reads
+all jobs of the claim from the files."""
 INLINE_JOB_BYTES_MAX = 4_096
-"""Where jobs are larger than this on average they are not read ahead for that."""
+"""Mean job size in bytes above which a shard does not prefetch jobs."""
 INLINE_AHEAD_MIN = 16
-"""Jobs that have to lie ahead of a claim for it: it is the reading of many at once that is cheaper."""
+"""Jobs that must follow a claim for a prefetch, because only reads of many jobs together are cheaper."""
 INLINE_WINDOW_BYTES = 65_536
-"""Of the log, read at once."""
+"""Bytes of log that one prefetch reads."""
 INLINE_BLOCK_BYTES_MAX = 1_048_576
-"""Of frames kept so at once: a window holds one frame at least, and that may be large."""
+"""Most bytes of frames in one prefetched block. A window contains at least one frame, which may be large; a
+larger block is not kept."""
 INLINE_WINDOWS_PER_CLAIM = 2
-"""Read for one claim at most; where a queue's jobs lie further apart, its clients look for them."""
+"""Windows that a shard reads for one claim. If a queue's jobs are further apart, its clients read them."""
 INLINE_PAUSE_CLAIMS = 256
-"""Claims of a queue for which nothing is read where that was of no use."""
+"""Claims of a queue without prefetch after a prefetch was of no use."""
 INLINE_QUEUES_MAX = 16
-"""Queues for which a shard reads ahead, two such blocks each; the one not needed for longest is forgotten."""
+"""Queues for which a shard prefetches jobs, with two blocks each. The least recently used one is dropped."""
 LEASE_MS_MIN = 100
+"""Shortest lease in ms. A shorter one is refused."""
 LEASE_MS_MAX = 86_400_000
+"""Longest lease in ms, 1 day. A longer one is refused. A worker that needs more time extends its lease."""
 BACKOFF_MAX_MS_DEFAULT = 60_000
-"""Longest that what came back rests by itself, unless the queue or group says otherwise."""
+"""Default of `backoff_max_ms` of a queue or consumer group: longest backoff in ms of a returned job."""
 NACK_DELAY_MS_MAX = 86_400_000
+"""Largest delay in ms of a nack, and largest `backoff_ms`: 1 day. A larger value is refused."""
 WAITING_CLAIMS_MAX = 16_384
-"""Claims that wait in one shard; a further one is Throttled."""
+"""Claims that wait in one shard. A further one fails with Throttled."""
 REPLY_CACHE_REPLIES_MAX = 4_096
-"""Latest answers about jobs that a shard keeps, for who asks again because an answer was lost. Beyond it the
-oldest is forgotten, and its repeat is taken for a new request."""
+"""Latest replies about jobs that a shard keeps for retries of lost replies. Beyond it the oldest is dropped,
+and its retry counts as a new request."""
 REPLY_CACHE_ROWS_MAX = 65_536
-"""Runs and numbers in all of them; the same."""
+"""Runs and seqs in all these replies together. Beyond it the oldest reply is dropped."""
 EXPIRED_CLAIMS_MAX = 16
-"""Claims in a row of which every job had expired when it was read; then the caller is given no job."""
+"""Consecutive claims of a client whose jobs had all expired when they were read. Then the call returns no
+job."""
 CLAIM_SLICE_MS_MAX = 2_000
-"""Longest that a client's claim waits in a shard before it asks again: a worker that died meanwhile is given
-nothing after that, and it is shorter than the silence after which a connection is not trusted."""
+"""Longest time in ms for which one claim of a client waits in a shard, before the client repeats it. A worker
+that died meanwhile gets no job after that. It is shorter than the silence after which a client distrusts a
+connection."""
 DEAD_LETTERS_PER_CLAIM_MAX = 1_000
-"""Spent jobs that one claim sets aside; the next one goes on (QD-10)."""
+"""Jobs beyond `max_deliveries` that one claim marks as exhausted. The next claim continues, so that no claim
+takes long."""
 
 QUEUES_SAMPLED_MAX = 1_000
-"""Queues that a shard counts anew for the board each time it looks; with more the sums are so much older."""
+"""Queues that a shard counts for the board in one interval. With more queues the sums on the board are
+older."""
 GROUPS_SAMPLED_MAX = 256
-"""Consumer groups, and their members, that it counts anew then; the same."""
+"""Consumer groups with their members that a shard counts for the board in one interval. With more groups the
+sums are older."""
 QUEUE_SAMPLE_MS = 1_000
-"""How often it looks: no oftener than its heart beats anyway."""
+"""Interval in ms of these counts. It is not shorter than the heartbeat, so that it wakes no sleeping
+shard."""
 DEAD_LETTER_TOPICS_MAX = 64
-"""Topics that dead letters of one may lead to, one behind the other: so many are looked at for a cycle."""
+"""Topics that a client follows from dead-letter topic to dead-letter topic to find a cycle."""
 DEAD_LETTER_REASON_BYTES_MAX = 256
-"""Of why a job was rejected the first line is kept, up to so many bytes."""
+"""Bytes of the reason of a rejected job that are kept: its first line, cut to this length."""
 WORKERS_WATCHED_MAX = 1_024
-"""Worker processes on the host whose death a shard notices at once; leases of others end by themselves."""
+"""Worker processes on the host whose death ends their leases at once. Leases of further workers expire."""
 LINKS_MAX = 65_536
-"""Processes that claimed jobs and that a shard can tell apart; of the one it forgets first the leases end by
-themselves."""
+"""Processes with claims that a shard can distinguish in one queue or group. Beyond it processes without a
+lease are forgotten."""
 COHORT_JOBS_MAX = 65_536
-"""Jobs dealt out in one pass to claims that came in together: enough for one each of WAITING_CLAIMS_MAX.
-Beyond it shares are smaller, and who got none is answered so or waits on."""
+"""Jobs that are shared among claims which a queue with `claim_jitter_ms` collected. It is enough for one job
+for each of WAITING_CLAIMS_MAX. Beyond it shares are smaller, and a claim may get none."""
 QUEUE_AGES_MAX = 4_096
-"""Instants that a queue remembers to know when its jobs were put; beyond it only those stay that lie twice as
-far apart, and a job may look older than it is by as much: by less than a 2,000th of the oldest one's age."""
+"""Enqueue times that a queue remembers to know the age of its jobs. Beyond it their resolution is halved. A
+job may then appear older, by less than 1/2,000 of the oldest job's age."""
 DURABLE_LEASES_MAX = 80_000
-"""Jobs of a queue with durable leases that were handed out and are not done: beyond it none is handed out for
-the first time until some are; what comes back still is. So a topic's row of a snapshot fits a message."""
+"""Leased, delayed and returned jobs of a queue with durable leases. At the bound no new job is delivered
+until some are settled; returned jobs still are. It keeps a topic's row of a snapshot within one message."""
 DURABLE_LEASE_BYTES = 41
-"""Most bytes that one run of such jobs takes in a snapshot."""
+"""Most bytes of one run of such jobs in a snapshot."""
 DURABLE_HOLDERS_MAX = 4_096
-"""Nodes that hold jobs of such a queue at a time; a further one is given none until another holds none. A
-snapshot keeps as many processes that claimed."""
+"""Nodes that hold jobs of such a queue at a time. A further node gets no job until another one holds none. A
+snapshot stores as many processes."""
 DURABLE_REASONS_MAX = 1_024
-"""Jobs of such a queue of which it outlives the shard why they failed last; the others go without."""
+"""Jobs of such a queue whose failure reason survives a restart of the shard. The reasons of other jobs are
+lost."""
 RUNS_PER_CHANGE_MAX = 1_000
-"""Runs that one change of leases names when a process that held them is gone; the others follow in more."""
+"""Most runs in one log record for leases of a worker that has exited. Further runs go into further log
+records."""
 DURABLE_CHANGE_BYTES_MAX = 64 * KIB
-"""Most bytes of one change of such a queue in the log: a thousand runs, or jobs, with what was skipped."""
+"""Most bytes of one log record for such a queue: a thousand runs or jobs, with the skipped ones."""
 DURABLE_RETRY_MS = 1_000
-"""A claim that waits for such a queue while nothing can be logged is looked at again so often."""
+"""Interval in ms at which claims that wait for such a queue are retried while nothing can be logged."""
 QUEUE_READY_INSTANTS_MAX = 1_024
-"""Instants at which delayed jobs of a queue became ready and did not wait for long yet; beyond it the two
-oldest are taken for one, and a job is promoted a little later."""
+"""Times at which delayed jobs of a queue became ready recently. Beyond it the two oldest are merged, and a
+job is promoted slightly later."""
 WAIT_WINDOW_MS = 60_000
-"""The waits that a queue's statistics speak of are those of this minute and of the one before it."""
+"""Window in ms of a queue's wait statistics. They cover the current window and the one before."""
 DEAD_LETTER_REASONS_MAX = 65_536
-"""Jobs of a queue, or records of a group, of which it is known why they failed last; the longest unchanged go
-without."""
+"""Jobs of a queue, or records of a group, whose last failure reason is kept. Beyond it the oldest reasons are
+dropped."""
 GROUP_REASONS_SAVED_MAX = 32
-"""Of rejected records of a group that are not moved yet, so many go into a snapshot with their reason; what
-lies in the log behind it is read from there."""
+"""Rejected records of a group whose reason is in a snapshot while they are not moved. The log after the
+snapshot has the reasons of later ones."""
 DEAD_LETTERS_POLL_MS = 1_000
-"""How often scheduler 0 looks whether a shard has set jobs aside: no oftener than its heart beats anyway."""
+"""Interval in ms at which scheduler 0 checks for exhausted jobs. It is not shorter than the heartbeat, so
+that it wakes no sleeping process."""
 DEAD_LETTERS_RESCAN_S = 30.0
-"""And how often it asks though none said so."""
+"""Interval in s at which scheduler 0 queries exhausted jobs without a notice, in case one was lost."""
 DEAD_LETTERS_PER_MOVE = 256
-"""Dead letters copied in one message, and as many as fit into DEAD_LETTERS_BYTES_PER_MOVE; at least one."""
+"""Dead letters in one message, also bounded by DEAD_LETTERS_BYTES_PER_MOVE. At least one is sent."""
 DEAD_LETTERS_BYTES_PER_MOVE = 1 * MIB
+"""Bytes of dead letters in one message. A larger dead letter is sent alone."""
 DEAD_LETTERS_READ_BYTES = 256 * MIB
-"""Of jobs and letters that are read to be moved so much is in memory at once, if each is as large as it may
-be."""
+"""Memory in bytes for jobs and dead letters that are read to be moved, if each has the largest record
+size."""
 DEAD_LETTERS_PAUSE_S_MAX = 30.0
-"""Longest pause before a target that refuses is tried again; from a quarter of a second, twice as long each
-time."""
+"""Longest backoff in s before a dead-letter topic that refuses is tried again. The backoff starts at 0.25 s
+and doubles."""
 
-# -- `ringlog worker` ----------------------------------------------------------------------------------------
+# -- `ringlog worker` ---------------------------------------------------------------------------------
 WORKER_PROCESSES_MAX = 1_024
-"""Processes of one worker; a wish for more is refused."""
+"""Most processes of one worker. A larger `--concurrency` is refused."""
 WORKER_REASON_CHARS_MAX = 8_192
-"""Of why a job failed, and of its trace, the last so many characters leave its process."""
+"""Characters of a job's failure reason, and of its traceback, that leave the process. The end is kept."""
 WORKER_UNSETTLED_MAX = 1_000
-"""Jobs of a worker whose end the engine has not taken yet; it claims no more until there are fewer."""
+"""Jobs of a worker whose outcome the engine has not confirmed. At the bound it claims no more."""
 WORKER_CLAIM_MS = 500
-"""Longest that a worker's claim waits before it looks around: bounds how late it hears that it shall stop."""
+"""Longest wait in ms of a worker's claim. It bounds the reaction time to a stop request."""
 WORKER_RESTART_MS_MIN = 100
+"""First backoff in ms before a process of a worker that did not start is started again."""
 WORKER_RESTART_MS_MAX = 30_000
-"""Pause before a process that did not become ready is tried again, each time twice as long."""
+"""Longest such backoff in ms. It doubles with each failure."""
 WORKER_EXIT_S = 5.0
-"""A process that was told to end and has not ended by then is killed."""
+"""Time in s after which a worker kills a process that it asked to end."""
 WORKER_SETTLE_S = 10.0
-"""A worker that stops waits so long for the engine to hear what became of its last jobs; then their leases
-end by themselves."""
+"""Time in s for which a stopping worker waits for the engine to confirm the last outcomes. Then the leases of
+these jobs expire."""
 
-# -- consumer groups -------------------------------------------------------------------------------------
+# -- consumer groups ----------------------------------------------------------------------------------
 GROUPS_PER_TOPIC_MAX = 64
-"""A further group of a topic is Throttled."""
+"""Most consumer groups of a topic. A further one fails with Throttled."""
 GROUP_NAME_BYTES_MAX = 255
+"""Largest name of a consumer group in bytes. A longer one fails with InvalidRequest."""
 GROUP_PENDING_MAX = 100_000
-"""Positions of a group that were given out and are not done: beyond it nothing new is given out until some
-are; what comes back still is (F47)."""
+"""Pending records of a group, and largest `max_in_flight`. At the bound no new record is delivered until some
+are acked; returned records still are."""
 GROUP_PENDING_PER_TOPIC_MAX = 800_000
-"""The same of all groups of a topic together: what a snapshot keeps of a topic fits into a message."""
+"""Pending records of all groups of a topic together, with the same effect. It keeps a topic's row of a
+snapshot within one message."""
 GROUP_ENTRY_BYTES = 56
-"""Most bytes that one run of positions takes in a snapshot."""
+"""Most bytes of one run of pending records in a snapshot."""
 GROUP_MEMBERS_MAX = 1_024
-"""Members of a group; who was silent longest and holds nothing makes room, else a new one is Throttled."""
+"""Members of a group. Beyond it the member without leases that was silent longest is removed. If every member
+holds leases, a new one fails with Throttled."""
 GROUP_MEMBER_SILENT_MS = 120_000
-"""A member that holds nothing and asked for nothing for so long is one no more (F63)."""
+"""Time in ms without a request after which a member without leases is removed."""
 LEASE_CALLS_PER_NODE_MAX = 64
-"""Latest requests of a worker or member whose answer is kept with logged leases, for a repeat; the death of a
-shard does not end that. Beyond it the worker's oldest is forgotten, and its repeat is a new request.
-Each worker has its own, so that one whose gateway died does not suffer from the haste of others."""
+"""Latest requests of one node whose result is kept with logged leases, for retries also after a restart of
+the shard. Beyond it the node's oldest is dropped, and its retry counts as a new request. The bound is per
+node, so that a busy worker does not affect others."""
 GROUP_DEAD_LETTERS_PER_MOVE = LEASE_CALLS_PER_NODE_MAX // 2
-"""Dead letters of a group that come back at once: repeats of all of them are recognised."""
+"""Most dead letters of a group in one redrive request. More fail with BatchTooLarge. Retries of all of them
+are detected."""
 LEASE_CALLS_KEPT_MAX = 2_048
-"""The same of all workers together: the oldest is forgotten."""
+"""Such results of all nodes together. Beyond it the oldest is dropped."""
 LEASE_CALL_BYTES = 64
-"""Most bytes that such an answer takes in a snapshot, beside its node and 9 for each of its numbers."""
+"""Most bytes of such a result in a snapshot, without its node, and without 9 bytes for each of its
+numbers."""
 LEASE_CALL_ROWS_KEPT_MAX = 16_384
-"""Numbers in all of these answers; the same."""
+"""Numbers in all these results together. Beyond it the oldest result is dropped."""
 GROUP_CHANGE_BYTES_MAX = 64 * KIB
-"""Most bytes of one change in the log: a thousand runs, or positions apart, with what was skipped."""
+"""Most bytes of one log record of a group: a thousand runs or single records, with the skipped ones."""
 PENDING_ROWS_MAX = 1_000
-"""Entries of a pending list in one answer."""
+"""Most entries of a pending list in one reply. Clients request further ones."""
 CHECKPOINT_ROW_BYTES = 1 * MIB
-"""Bytes of rows behind which an answer with topics' states is full, so that topics with many groups do not
-make it grow without bound."""
+"""Bytes of topic states after which a reply to a checkpoint is complete. Further topics follow in the next
+reply, so that topics with many groups do not make it unbounded."""
 AUTO_COMMIT_MS_DEFAULT = 5_000
-"""How often a reader of a stream group says how far it is (F41)."""
+"""Interval in ms at which a reader of a stream-mode group commits its position."""
 
-# -- envelopes -----------------------------------------------------------------------------------------
+# -- messages -----------------------------------------------------------------------------------------
 ENVELOPE_BYTES_MAX = 1 * MIB
+"""Largest message in bytes without attached frames. A larger one is refused."""
 SOCKET_COPY_BYTES_MAX = 32_768
-"""Messages up to this size are copied into a socket; larger ones are lent, which costs a fixed sum."""
+"""Messages up to this size in bytes are copied into a socket. Larger ones are passed without a copy, which
+has a fixed cost."""
 ENVELOPE_PARTS_MAX = 8
+"""Most parts of a message. More are refused."""
 MESSAGE_BYTES_MAX = FRAME_BYTES_MAX + ENVELOPE_BYTES_MAX
+"""Largest part of a message in bytes. ZeroMQ closes the connection of a peer that sends a larger one."""
 SOCKET_HWM = 4_096
+"""High-water mark of sockets in messages, in both directions. At the bound a send fails instead of
+blocking."""
 
-# -- gateway. A connection at its bound is answered Throttled; one that does not take its answers is let go
+# -- gateway ------------------------------------------------------------------------------------------
 GATEWAY_REQUESTS_PER_CONNECTION_MAX = 1_024
+"""Requests in progress of one connection to a gateway. A further one fails with Throttled."""
 GATEWAY_REQUESTS_PER_KEY_MAX = 8_192
+"""Requests in progress of all connections with one key. A further one fails with Throttled."""
 GATEWAY_BYTES_PER_CONNECTION_MAX = 2 * FRAME_BYTES_MAX
+"""Bytes of attached frames of one connection that are not settled. A further frame fails with Throttled."""
 GATEWAY_BYTES_MAX = 8 * FRAME_BYTES_MAX
-"""Attached frames a gateway holds for all connections together, until they are settled."""
+"""Bytes of attached frames of all connections of a gateway that are not settled. A further frame fails with
+Throttled."""
 GATEWAY_OUTBOX_BYTES_MAX = 32 * MIB
-"""Answers kept for one connection that is slow to take them; beyond it the connection is forgotten."""
+"""Bytes of replies that a gateway keeps for a connection that reads slowly. Beyond it the gateway drops the
+connection."""
 GATEWAY_SEND_HWM = 16
-"""Answers handed to libzmq for one connection before they wait in its outbox."""
+"""Replies for one connection that ZeroMQ queues, before further ones wait in the gateway's outbox."""
 
-# -- processes -----------------------------------------------------------------------------------------
+# -- processes ----------------------------------------------------------------------------------------
 SHARDS_MAX = 64
+"""Largest `wal.shards`. A larger value is refused."""
 PROCESSES_MAX = 128
+"""Most processes of an engine, and process slots on the board."""
 HEARTBEAT_INTERVAL_MS = 1_000
+"""Longest interval in ms between two heartbeats of a process."""
 STUCK_AFTER_S_MIN = 3.0
+"""Smallest `supervisor.stuck_after_s` in s. A smaller value is refused. Three heartbeats may be late."""
 STUCK_AFTER_S_DEFAULT = 60.0
-"""No progress for this long and the process is replaced; longer than the slowest sync we accept."""
+"""Default of `supervisor.stuck_after_s`: time in s without progress after which a process is replaced. It is
+longer than the slowest acceptable sync."""
 DRAIN_S_DEFAULT = 10.0
+"""Default of `supervisor.drain_s`: time in s for each stage of an orderly stop, after which its processes are
+killed."""
 STOP_CHECKPOINT_SHARE = 0.5
-"""Of the drain limit: so long an orderly stop may make checkpoints, before it ends without."""
+"""Fraction of `supervisor.drain_s` in which a stop may still make checkpoints. Then it ends without."""
 STOP_CHECKPOINT_BYTES_MIN = 1 * MIB
-"""Less log of a shard is replayed in a few milliseconds, and a stop does not wait for its checkpoint."""
+"""Bytes of a shard's log below which a stop makes no checkpoint. Recovery replays them in a few
+milliseconds."""
 PASS_END_S = 1.0
-"""So long a compactor that stops waits for the next step of a pass, which ends it; then it goes without."""
+"""Time in s for which a stopping compactor waits for the current step of its pass. Then it exits without."""
 INTAKE_END_S = 2.0
-"""So long a shard that stops takes what producers go on writing; they send the rest to the next engine."""
+"""Time in s for which a stopping shard accepts frames from rings that do not get empty. Producers send the
+rest to the next engine."""
 GATEWAY_DRAIN_SHARE = 0.5
-"""Of the drain limit: so long a gateway that stops waits for answers of shards."""
+"""Fraction of `supervisor.drain_s` for which a stopping gateway waits for replies of shards."""
 SECOND_SIGNAL_S = 1.0
-"""A signal to stop that follows another one sooner is the same request: launchers signal a process and then
-its group, or pass on what a terminal has sent to both."""
+"""Time in s within which a second signal to stop counts as the same request. Launchers often signal a process
+and its group, or pass on a signal that a terminal sent to both."""
 BACKGROUND_DRAIN_S = 3.0
-"""A process that gives way to everybody may never come to its end; then it is killed, which loses nothing."""
+"""Time in s after which a stop kills reclaimer and relocator. At the lowest priority they may never get a CPU
+to end by themselves. No data is lost."""
 ORPHAN_DRAIN_S = 3.0
-"""A child whose supervisor died drains no longer: nobody is left to end it, and the next engine waits."""
+"""Time in s after which a draining process exits if its supervisor is dead. No other process would end it,
+and the next engine waits for it."""
 RESTART_MAX_DEFAULT = 5
+"""Default of `supervisor.restart_max`: a process with more deaths in the window is given up."""
 RESTART_WINDOW_S_DEFAULT = 60.0
+"""Default of `supervisor.restart_window_s`: length of that window in s."""
 RESTART_BACKOFF_MS_MIN = 20
+"""First backoff in ms of a process that dies twice within 5 s."""
 RESTART_BACKOFF_MS_MAX = 5_000
+"""Longest backoff in ms of such a process. It doubles with each death."""
 POISON_CRASHES = 2
-"""So often a request is in hand when its shard breaks; the next incarnation refuses it. More restarts than
-that are granted, or the shard would be given up first."""
+"""Crashes of a shard during one request, after which its next incarnation refuses that request with Internal.
+The supervisor allows more restarts than that, so the shard is not given up first."""
 POISON_CRASHES_REMEMBERED_MAX = 64
-"""Of so many deaths it is known what was in hand, the latest."""
+"""Latest crashes of a shard whose request is remembered."""
 READ_ONLY_PROBE_MS_MIN = 1_000
+"""First interval in ms at which a read-only shard checks whether its directory is writable again."""
 READ_ONLY_PROBE_MS_MAX = 5_000
-"""A shard whose directory takes no writes looks again after this long, each time twice as long: bounds how
-often a directory that only seems writable costs its readers a restart."""
+"""Longest such interval in ms. It doubles with each check. A directory that only seems writable costs the
+readers a restart each time, so checks must be rare."""
 DESCRIPTORS_MIN = 64
-"""Open files that an engine's processes must be allowed: with fewer a shard cannot open its files."""
+"""Open files that the engine's processes must be allowed. With a lower limit the start is refused, because a
+shard could not open its files."""
 DESCRIPTORS_RESERVED = 32
-"""A process with fewer free descriptors than this stops listening: what is left is for the files it needs,
-and for connections that come before it looks again. It listens anew when there are twice as many."""
+"""Free file descriptors below which a process stops accepting connections, until twice as many are free. The
+rest is for its files, and for connections that arrive between two checks."""
 DESCRIPTORS_CHECK_MS = 10
+"""Interval in ms at which a process with few free descriptors counts them."""
 HANDSHAKE_MS = 5_000
-"""Who connects and has not said what it speaks by then is let go of."""
+"""Time in ms after which a connection without a completed handshake is closed."""
 EVENT_TRACE_MAX = 256
+"""Latest events that a shard remembers. It logs them if it finds an invariant violated."""
 
 assert RECORD_BYTES_DEFAULT <= RECORD_BYTES_MAX <= REQUEST_BYTES_MAX
 assert RECORD_BYTES_MAX + HEADERS_BYTES_MAX + 8 * HEADERS_PER_RECORD_MAX + 16 * KIB <= FRAME_BYTES_MAX

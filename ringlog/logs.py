@@ -1,9 +1,9 @@
-"""How our processes log: standard `logging`, as JSON lines or for a terminal.
+"""Logging of engine processes and workers: standard `logging`, as JSON lines or text for a terminal.
 
-The library itself only adds a null handler; a process of ours calls `configure` once. A line carries
-`ts`, `level`, `logger`, `event` (a short stable phrase), `actor`, `incarnation`, then facts by name.
-Facts are given with `say`, never formatted into the event, so that no client's string becomes part of
-a format (SEC-25) and the same event can be counted.
+The library itself only adds a null handler. A process calls `configure` once. A line contains `ts`, `level`,
+`logger`, `event` (a short constant phrase), `actor`, `incarnation`, then facts by name. Facts are passed to
+`log_event` and never formatted into the event. A client's string therefore never becomes part of a format,
+and equal events can be counted.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _DIM, _RED, _YELLOW, _PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[33m", "\x1b[0m"
 
 
 def log_event(logger: logging.Logger, level: int, event: str, **facts: Any) -> None:
-    """Log an event with facts; `event` is a constant phrase."""
+    """Log an event with facts. `event` must be a constant phrase."""
     if logger.isEnabledFor(level):
         logger.log(level, "%s", event, extra={"facts": facts}, stacklevel=2)
 
 
 def configure(*, level: str, format: str, file: str, actor: str, incarnation: int = 0) -> None:
-    """Send this process's log to `file` (standard error when empty); replaces what was configured.
+    """Send this process's log to `file`, or to standard error if that is empty. Replaces earlier handlers.
 
-    `level` is `info` or `info,some.logger=debug`; raises ConfigError for a word it does not know and
-    for a file that cannot be opened.
+    `level` is for example `info` or `info,some.logger=debug`. `format` is auto, console or json. Raises
+    ConfigError for an unknown level and for a file that cannot be opened.
     """
     base, per_logger = parse_levels(level)
     try:
@@ -58,14 +58,14 @@ def configure(*, level: str, format: str, file: str, actor: str, incarnation: in
 
 
 def reopen() -> None:
-    """Open log files anew, after somebody moved them away (SIGHUP)."""
+    """Reopen log files that were renamed, for example by logrotate. SIGHUP calls it."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.handlers.WatchedFileHandler):
             handler.reopenIfNeeded()
 
 
 def parse_levels(text: str) -> tuple[int, dict[str, int]]:
-    """Default level and levels by logger; raises ConfigError naming the word."""
+    """Return (default level, levels by logger). Raises ConfigError, which names the unknown level."""
     base, per_logger = logging.INFO, {}
     for piece in filter(None, (part.strip() for part in text.split(","))):
         name, separator, word = piece.rpartition("=")
@@ -79,9 +79,9 @@ def parse_levels(text: str) -> tuple[int, dict[str, int]]:
 
 
 class RepeatFilter(logging.Filter):
-    """Lets a warning through once in ten seconds and says how many were held back meanwhile.
+    """Passes equal warnings once in ten seconds, and then adds how many were suppressed meanwhile.
 
-    Errors always pass. Bounded: at most REPEATS_REMEMBERED_MAX different warnings are remembered.
+    Errors always pass. At most REPEATS_REMEMBERED_MAX different warnings are remembered.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _JsonLines(logging.Formatter):
             "event": record.getMessage(),
             **self._identity,
         }
-        # A fact may not pose as one of the fields above.
+        # A fact must not replace one of the fields above.
         line |= {(f"fact_{name}" if name in line else name): value for name, value in _facts(record).items()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -146,7 +146,7 @@ class _Console(logging.Formatter):
         text = (
             f"{clock} {record.levelname.lower():<8}{self._actor:<14}{record.getMessage()!s} {facts}".rstrip()
         )
-        # Control characters in a fact are shown by repr; the event is ours.
+        # repr escapes control characters in facts. The event is a constant of the code.
         if self._colour:
             text = f"{self._paint(record.levelno)}{text}{_PLAIN}"
         if record.exc_info:

@@ -1,4 +1,4 @@
-"""What topics and routers may be called, and which text can travel at all. Pure."""
+"""Validation of the names of topics and routers, and of text that must be UTF-8. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN_CHARS_MAX = 64
 
 
 def utf8(text: str, name: str) -> bytes:
-    """The argument `name` as it travels; raises UsageError for text that UTF-8 cannot hold."""
+    """Return the argument `name` as UTF-8. Raises UsageError for a text with a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as e:
@@ -25,17 +25,17 @@ def utf8(text: str, name: str) -> bytes:
 
 
 def is_topic_name(name: object) -> bool:
-    """Say whether `name` is a legal topic name; reads and deletes treat others as absent topics."""
+    """Return whether `name` is a valid topic name. Reads and deletes treat an invalid name as no topic."""
     return isinstance(name, str) and _TOPIC_NAME.fullmatch(name) is not None
 
 
 def is_router_name(name: object) -> bool:
-    """Say whether `name` is a legal name of a router (N-2)."""
+    """Return whether `name` is a valid router name."""
     return isinstance(name, str) and _ROUTER_NAME.fullmatch(name) is not None
 
 
 def check_topic_name(name: object, field: str = "topic") -> None:
-    """Raise InvalidRequest, naming `field`, unless `name` is a legal topic name."""
+    """Raise InvalidRequest, which names `field`, unless `name` is a valid topic name."""
     if not isinstance(name, str):
         raise InvalidRequest("a topic name must be a string", field=field, found=type(name).__name__)
     if _TOPIC_NAME.fullmatch(name) is None:

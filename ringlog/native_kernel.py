@@ -1,4 +1,4 @@
-"""The compiled kernel: native/kernel.c, without which nothing can be written or read."""
+"""The compiled kernel, native/kernel.c. Without it records can be neither written nor read."""
 
 from __future__ import annotations
 

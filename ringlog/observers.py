@@ -1,4 +1,4 @@
-"""Functions that are called when something happens, by a class that does not know their owners. Pure."""
+"""Callbacks for events of a class that does not know its callers. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ P = ParamSpec("P")
 
 
 class Observers(Generic[P]):
-    """Called in the order in which they subscribed; what one raises, whoever notifies gets.
+    """Callbacks, called in the order of subscription. An exception of a callback propagates to `notify`.
 
     Example: `removed = Observers[Topic](); removed.subscribe(forget); removed.notify(topic)`.
     """
@@ -20,10 +20,10 @@ class Observers(Generic[P]):
         self._observers: list[Callable[P, object]] = []
 
     def subscribe(self, observer: Callable[P, object]) -> None:
-        """Have `observer` called from now on, after those that are there already."""
+        """Add `observer` after the existing ones."""
         self._observers.append(observer)
 
     def notify(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call each with these arguments."""
+        """Call all observers with these arguments."""
         for observer in self._observers:
             observer(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Payload codecs: from what a program has to bytes and back, with the mark that tells readers which."""
+"""Payload codecs: convert a program's values to bytes and back, and mark the kind of payload for readers."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 def json_of(value: Any, name: str) -> bytes:
-    """Compact JSON; raises UsageError for what JSON has no word for, and says where NaN or an infinity is."""
+    """Return compact JSON.
+
+    Raises UsageError for a value that JSON cannot represent. For NaN and infinities it names the path.
+    """
     try:
         encoded = _encode_json(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as e:
         raise UsageError(f"{name} cannot be written as JSON", reason=str(e)) from None
-    # They are written as null, and would come back as None.
+    # msgspec writes NaN and infinities as null, and they would be read as None.
     if b"null" in encoded:
         _require_finite(value, name)
     return encoded
 
 
 def _is_finite(plain: Any) -> bool:
-    """Has it only numbers that are some? False also where that cannot be told as fast."""
+    """Return whether all floats are finite. False also for values that are nested too deeply to check."""
     try:
         json.dumps(plain, allow_nan=False)
     except (ValueError, RecursionError):
@@ -58,19 +61,19 @@ def _require_finite(value: Any, name: str) -> None:
 
 
 class PayloadCodec(Protocol[T]):
-    """Anything with these three can be a producer's `payload`."""
+    """Interface of payload codecs. Any object with these three attributes can be a producer's `payload`."""
 
     @property
     def kind(self) -> PayloadKind:
-        """What the bytes mean to a reader."""
+        """Kind of the payload bytes, which frames carry for readers."""
         ...
 
     def encode(self, value: T, /) -> bytes | None:
-        """The payload of a value; None for a null."""
+        """Return the payload of a value; None for a null payload."""
         ...
 
     def decode(self, data: bytes, /) -> T:
-        """The value of a payload that is no null; that of a null is None."""
+        """Return the value of a payload. Not called for a null payload, whose value is None."""
         ...
 
 
@@ -78,8 +81,7 @@ class _Raw:
     kind = PayloadKind.BYTES
 
     def encode(self, value: bytes | None) -> bytes | None:
-        """Take any buffer of bytes as it is, and None for a null; raises UsageError for anything else, text
-        above all."""
+        """Return any bytes-like object as bytes, and None for a null. Raises UsageError for other types."""
         if type(value) is bytes or value is None:
             return value
         if isinstance(value, bytes | bytearray | memoryview):
@@ -89,7 +91,7 @@ class _Raw:
         )
 
     def decode(self, data: bytes) -> bytes:
-        """The bytes."""
+        """Return the bytes unchanged."""
         return data
 
 
@@ -97,7 +99,7 @@ class _Text:
     kind = PayloadKind.TEXT
 
     def encode(self, value: str | None) -> bytes | None:
-        """UTF-8, and None for a null; raises UsageError for what is no text."""
+        """Return UTF-8, and None for a null. Raises UsageError for other types than str."""
         if value is None:
             return None
         if not isinstance(value, str):
@@ -105,7 +107,7 @@ class _Text:
         return utf8(value, "data")
 
     def decode(self, data: bytes) -> str:
-        """The text."""
+        """Return the text."""
         return data.decode()
 
 
@@ -116,28 +118,30 @@ class _Json:
         self._decode = msgspec.json.Decoder().decode
 
     def encode(self, value: Any) -> bytes:
-        """Compact JSON, of None `null`, which is no null payload; raises UsageError for what JSON has no word
-        for."""
+        """Return compact JSON. None becomes `null`, which is not a null payload.
+
+        Raises UsageError for a value that JSON cannot represent.
+        """
         return json_of(value, "a value")
 
     def decode(self, data: bytes) -> Any:
-        """The value."""
+        """Return the decoded value."""
         return self._decode(data)
 
 
 @dataclass(frozen=True)
 class _Typed(Generic[T]):
-    """JSON of one msgspec-supported type, validated when it is read."""
+    """JSON of one type that msgspec supports. The payload is validated when it is decoded."""
 
     type: type[T]
     kind: PayloadKind = PayloadKind.JSON
 
     def encode(self, value: T) -> bytes:
-        """Compact JSON."""
+        """Return compact JSON; raises UsageError."""
         return json_of(value, "a value")
 
     def decode(self, data: bytes) -> T:
-        """The value; raises msgspec.ValidationError naming the field."""
+        """Return the value. Raises msgspec.ValidationError, which names the field."""
         return msgspec.json.decode(data, type=self.type)
 
 
@@ -147,5 +151,12 @@ JSON: PayloadCodec[Any] = _Json()
 
 
 def msgspec_codec(type_: type[T]) -> PayloadCodec[T]:
-    """JSON of a msgspec Struct, dataclass or any type msgspec knows."""
+    """Return a JSON codec for a msgspec Struct, a dataclass, or any other type that msgspec supports.
+
+    Example:
+        class Order(msgspec.Struct):
+            id: int
+
+        producer = client.producer("orders", payload=ringlog.msgspec_codec(Order))
+    """
     return _Typed(type_)

@@ -1,12 +1,12 @@
-"""Every setting of topics, consumer groups and calls, in one table: name, type, unit, range, default. Pure.
+"""Table of the settings of topics, consumer groups and calls: name, type, unit, range, default. Pure.
 
-Client, command line, configuration file and shard check values against the same rows, so that a value that
-one of them takes can be lived with by all others. A value outside its range is refused where it enters, with
-the setting, the value and the limit in the text. What a log or a snapshot of an earlier version holds is
-moved into the range instead (`fit`): stored bytes never keep a shard from starting.
+Client, command line, configuration file and shard check values against the same rows. A value that one of
+them accepts is therefore valid for all of them. A value outside its range is refused where it enters. The
+error names the setting, the value and the limit. A log or snapshot of an earlier release may contain a number
+outside the range. It is clamped instead (`clamp_stored`): stored data never prevents a shard from starting.
 
-Ranges are chosen so that arithmetic on them fits 63 bits: a duration in nanoseconds, a time plus a duration
-in microseconds, a count plus a count.
+The ranges keep arithmetic within 63 bits: a duration in nanoseconds, a time plus a duration in microseconds,
+a sum of two counts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SHOWN_CHARS_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One row of the table."""
+    """One setting: its type, range and default."""
 
     name: str
     kind: str
@@ -56,14 +56,14 @@ class Setting:
     high: int = 0
     unit: str = ""
     zero: str = ""
-    """What 0 stands for; it is accepted although it may lie below `low`."""
+    """Meaning of the value 0, which is then accepted even if it is below `low`."""
     words: tuple[str, ...] = ()
     is_nullable: bool = False
     topic_type_only: str = ""
-    """The one type of topic on which it has an effect; "" = on every type."""
+    """The only topic type on which the setting has an effect; "" = every type."""
 
     def check(self, value: Any) -> Any:
-        """Return the value, or raise InvalidRequest that names setting, value and limit."""
+        """Return the value if it is valid, else raise InvalidRequest with setting, value and limit."""
         if value is None and self.is_nullable:
             return None
         if not self._is_of_type(value):
@@ -87,14 +87,14 @@ class Setting:
         return value
 
     def clamp(self, value: Any) -> Any:
-        """Return the value moved into the range; raises InvalidRequest for another type or word."""
+        """Return the value, clamped to the range. Raises InvalidRequest for another type or unknown word."""
         if self.kind == WHOLE and self._is_of_type(value) and not self._is_in_range(value):
             return min(max(value, self.low), self.high)
         return self.check(value)
 
     @property
     def allowed(self) -> str:
-        """What the setting takes, in words."""
+        """Description of the accepted values, for error texts."""
         if self.kind == FLAG:
             found = "true or false"
         elif self.kind == NAME:
@@ -165,9 +165,10 @@ TOPIC_SETTINGS = _table(
     _whole("expire_unused_ms", 0, EXPIRE_UNUSED_MS_MIN, DURATION_MS_MAX, "ms", zero="never"),
     _word("compression", "none", "none", "lz4", "zstd"),
 )
-"""Fields of a topic's configuration (semantics section 5). `durable` is shorthand for two words of
-`durability`. To add one: a row here and a field of TopicConfig; stored configurations without it read as the
-default."""
+"""Settings of a topic. `durable` is shorthand for two values of `durability`.
+
+To add one, add a row here and a field to TopicConfig. A stored configuration without it has the default.
+"""
 
 GROUP_SETTINGS = _table(
     _whole("max_in_flight", 0, 0, GROUP_PENDING_MAX, "records", zero="as many as there may be"),
@@ -176,7 +177,7 @@ GROUP_SETTINGS = _table(
     _whole("backoff_ms", 0, 0, NACK_DELAY_MS_MAX, "ms", zero="none"),
     _whole("backoff_max_ms", BACKOFF_MAX_MS_DEFAULT, 0, NACK_DELAY_MS_MAX, "ms"),
 )
-"""Numbers of a consumer group, fixed when it is made."""
+"""Numeric settings of a consumer group, fixed at its creation."""
 
 CALL_SETTINGS = _table(
     _whole("lease_ms", 0, LEASE_MS_MIN, LEASE_MS_MAX, "ms", zero="as long as the topic says"),
@@ -185,19 +186,22 @@ CALL_SETTINGS = _table(
     _whole("min_idle_ms", 0, 0, DURATION_MS_MAX, "ms", zero="whatever"),
     _whole("window_ms", 0, 0, DURATION_MS_MAX, "ms", zero="as long as the topic says"),
 )
-"""Numbers that a request has of its own, by their names in messages."""
+"""Numeric arguments of requests, by their names in messages."""
 
 
 def defaults(table: Mapping[str, Setting]) -> dict[str, Any]:
-    """The default of every setting."""
+    """Return the default of every setting."""
     return {name: row.default for name, row in table.items()}
 
 
 def check_settings(
     table: Mapping[str, Setting], given: Mapping[str, Any], what: str = "topic"
 ) -> dict[str, Any]:
-    """Return what was given, each value checked; raises InvalidRequest, for an unknown name with the nearest
-    one."""
+    """Return the given settings after a check of each value.
+
+    Raises InvalidRequest. For an unknown name the error suggests the nearest known one. `what` is the noun of
+    the error text.
+    """
     for name in given:
         if name not in table:
             raise unknown_setting_error(name, table, what)
@@ -205,7 +209,7 @@ def check_settings(
 
 
 def require_no_auto_create(named: Mapping[str, Any]) -> None:
-    """Raise InvalidRequest for `auto_create = false` where a topic is made or configured on its own."""
+    """Raise InvalidRequest for `auto_create = false` in a call that creates or configures a topic itself."""
     if named.get("auto_create") is False:
         raise InvalidRequest(
             "auto_create has no effect here: it decides about writes that carry a configuration. To keep a "
@@ -215,7 +219,10 @@ def require_no_auto_create(named: Mapping[str, Any]) -> None:
 
 
 def require_effect(named: Mapping[str, Any], kind: str) -> None:
-    """Raise InvalidRequest for a setting that is named and does nothing on topics of this type."""
+    """Raise InvalidRequest for a setting that has no effect on topics of type `kind`.
+
+    A setting with its default value is accepted.
+    """
     for name, value in named.items():
         row = TOPIC_SETTINGS[name]
         if row.topic_type_only and row.topic_type_only != kind and value != row.default:
@@ -226,13 +233,15 @@ def require_effect(named: Mapping[str, Any], kind: str) -> None:
 
 
 def clamp_stored(table: Mapping[str, Setting], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a log or a snapshot holds: numbers moved into their ranges, names of later versions left
-    out. Raises InvalidRequest for what no version can have written."""
+    """Return stored settings: numbers clamped to their ranges, settings of later releases left out.
+
+    Raises InvalidRequest for a value that no release can have written.
+    """
     return {name: table[name].clamp(value) for name, value in stored.items() if name in table}
 
 
 def unknown_setting_error(name: object, known: Iterable[str], what: str = "topic") -> InvalidRequest:
-    """The refusal of a setting that does not exist."""
+    """Return the error for a setting that does not exist."""
     nearest = nearest_name(str(name), list(known))
     hint = f"; did you mean {nearest}?" if nearest else ""
     detail: dict[str, Any] = {"nearest": nearest} if nearest else {}
@@ -242,13 +251,15 @@ def unknown_setting_error(name: object, known: Iterable[str], what: str = "topic
 
 
 def nearest_name(name: str, known: Sequence[str]) -> str:
-    """The known name that is most like this one; "" = none is."""
+    """Return the known name that is most similar; "" if none is similar."""
     return next(iter(difflib.get_close_matches(name[:_SHOWN_CHARS_MAX], known, n=1, cutoff=0.5)), "")
 
 
 def resolve_durable(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A topic's settings as a configuration states them: `durable` becomes a word of `durability`, unless
-    that is given (C-5)."""
+    """Return a topic's settings with `durable` replaced by `durability`, unless that is given as well.
+
+    `durable = true` becomes `fsync`, `false` becomes `disk`.
+    """
     found = dict(given)
     durable = found.pop("durable", None)
     if durable is not None and "durability" not in found:
@@ -257,17 +268,17 @@ def resolve_durable(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(asked: Mapping[str, Any], existing: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """(existing, asked for) of each setting that is asked for and is otherwise."""
+    """Return name -> (existing, requested) for each requested setting that differs from the existing one."""
     return {name: (existing.get(name), value) for name, value in asked.items() if existing.get(name) != value}
 
 
 def describe_differences(differing: Mapping[str, tuple[Any, Any]]) -> str:
-    """Differences in words."""
+    """Return the differences as text."""
     return "; ".join(f"{name} is {now!r}, asked for {asked!r}" for name, (now, asked) in differing.items())
 
 
 def _shown(value: object) -> str:
-    """The value for an error: short, and without making a huge number into text."""
+    """Return the value as text for an error: at most 64 characters, and huge integers as a power of 2."""
     if isinstance(value, int) and value.bit_length() > 8 * _SHOWN_CHARS_MAX:
         return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} or more"
     text = repr(value)

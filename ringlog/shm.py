@@ -1,8 +1,8 @@
-"""Files in shared memory: made whole, opened with suspicion.
+"""Files in shared memory: created as a whole, and checked when they are opened.
 
-A sparse file on a full tmpfs kills whoever writes to it, so room is allocated before anything is
-mapped. What is opened must be exactly what its maker left: a regular file with one name, ours,
-private and of the right size, so that nobody can slip us a symlink, a pipe or somebody else's file.
+A process that writes to a sparse file on a full tmpfs is killed, so all space is allocated before the file is
+mapped. An opened file must be a regular file with one name, owned by this user, private, and of the expected
+size. Another user can therefore not substitute a symlink, a pipe or a file of his own.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ORDERED_MACHINES = frozenset({"x86_64", "AMD64"})
 
 
 def stores_are_ordered() -> bool:
-    """True when other processors see one's aligned 8-byte stores whole and in the order they were made."""
+    """Return whether other CPUs see aligned 8-byte stores whole and in program order, as on x86-64."""
     return platform.machine() in ORDERED_MACHINES
 
 
 def unsupported_host_reason() -> str:
-    """Why no engine runs on this host, in one line; empty where one does."""
+    """Return why no engine can run on this host, in one line; empty if one can."""
     if sys.platform == "linux" and stores_are_ordered():
         try:
             from ringlog import native_kernel  # noqa: F401  It is there.
@@ -40,13 +40,13 @@ def unsupported_host_reason() -> str:
 
 
 def make_file(path: str, size: int, first_bytes: bytes, error: type[RinglogError]) -> None:
-    """Create `path` with `size` bytes allocated, zeros but for `first_bytes`; all or nothing.
+    """Create `path` with `size` allocated bytes: `first_bytes`, then zeros. All or nothing.
 
-    Raises `error` naming path and bytes when it exists already or does not fit.
+    Raises `error`, with path and bytes, if the name exists or the space is not available.
     """
     if os.path.lexists(path):
         raise error("cannot create: the name is taken", path=path, bytes=size)
-    # Under another name first: a maker that dies half-way leaves nothing that looks like the file.
+    # Use a temporary name first: a creator that dies half-way leaves no file under the final name.
     unfinished = f"{path}.{secrets.token_hex(4)}.tmp"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -66,16 +66,16 @@ def make_file(path: str, size: int, first_bytes: bytes, error: type[RinglogError
 
 
 def remove_file(path: str) -> None:
-    """Remove a name; who has mapped the file keeps it. Nothing happens when it is gone already."""
+    """Remove a name. Existing mappings of the file stay valid. A missing file is no error."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def open_file(path: str, error: type[RinglogError], *, writable: bool = True) -> tuple[int, int]:
-    """Open a file that make_file made; returns (descriptor, size). Raises `error` naming what differs."""
+    """Open a file that make_file created. Returns (descriptor, size); raises `error` with the difference."""
     access = os.O_RDWR if writable else os.O_RDONLY
     try:
-        # O_NONBLOCK: opening a pipe somebody put there must not wait for its other end.
+        # O_NONBLOCK: if the path is a pipe, the open must not wait for its other end.
         fd = os.open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as e:
         raise error(f"cannot open: {e.strerror}", path=path, errno=e.errno) from None

@@ -1,7 +1,7 @@
-"""Signals as something a poll loop can wait for.
+"""Signals as an event that a poll loop can wait for.
 
-A handler only notes that the signal came. The kernel's notice also makes a descriptor readable, so
-that a signal which arrives just before the wait begins still ends it.
+A handler only records the signal. The signal also makes a descriptor readable, so that a signal that arrives
+just before the poll still ends it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _DRAIN_BYTES = 4_096
 
 
 class SignalInbox:
-    """Signals that came and were not taken yet, in order. One per process, in its main thread."""
+    """Signals that arrived and were not taken yet, in order. One per process, created in its main thread."""
 
     def __init__(
         self, signals: Iterable[signal.Signals], on_signal: Callable[[signal.Signals], None] = lambda _: None
     ) -> None:
-        """`on_signal` is called for each as it comes, in the main thread, whatever that is doing."""
+        """`on_signal` is called for each signal on arrival, in the main thread, at any point of its code."""
         self._on_signal = on_signal
         self._noted: deque[signal.Signals] = deque(maxlen=_NOTED_MAX)
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._note) for number in signals}
-        # Who started us may have blocked them, and a mask is inherited: they would never come.
+        # The parent may have blocked the signals. The mask is inherited, and they would never arrive.
         self._mask_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
@@ -38,15 +38,15 @@ class SignalInbox:
         self._on_signal(signal.Signals(number))
 
     def fileno(self) -> int:
-        """Descriptor that is readable when a signal may have come; `take` makes it quiet again."""
+        """Return the descriptor that is readable while signals may wait. `take_signals` clears it."""
         return self._reader
 
     def has_signals(self) -> bool:
-        """True when `take` would return something. Costs no system call."""
+        """Return whether signals wait. Costs no system call."""
         return bool(self._noted)
 
     def take_signals(self) -> list[signal.Signals]:
-        """Return and forget what came."""
+        """Return the waiting signals and remove them."""
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self._reader, _DRAIN_BYTES)) == _DRAIN_BYTES:
                 continue
@@ -56,7 +56,7 @@ class SignalInbox:
         return taken
 
     def close(self) -> None:
-        """Put back the handlers that were there before. Idempotent."""
+        """Restore the previous handlers and the signal mask. Idempotent."""
         if self._reader < 0:
             return
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)
@@ -69,8 +69,11 @@ class SignalInbox:
 
 
 class StopFlag:
-    """Set by SIGTERM and SIGINT, the first of which calls `on_stop` as it comes. SIGHUP calls `on_hangup` at
-    the next look of the main thread, and sets nothing. Any thread may ask `is_set`."""
+    """A flag that SIGTERM and SIGINT set. Any thread may call `is_set`.
+
+    The first of these signals calls `on_stop` on arrival. SIGHUP does not set the flag. It calls `on_hangup`
+    at the next `is_set` of the main thread, or at the next `drain`.
+    """
 
     def __init__(self, on_hangup: Callable[[], None], on_stop: Callable[[], None] = lambda: None) -> None:
         self._on_hangup = on_hangup
@@ -79,31 +82,32 @@ class StopFlag:
         self._inbox = SignalInbox((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._came)
 
     def _came(self, number: signal.Signals) -> None:
-        # Not when somebody looks: who looks may be another thread, and only this one may change handlers.
+        # Handle it on arrival: `is_set` may run in another thread, and only this one may change handlers.
         if number != signal.SIGHUP and not self._is_set:
             self._is_set = True
             self._on_stop()
 
     def is_set(self) -> bool:
-        """True from the first SIGTERM or SIGINT on."""
+        """Return whether a stop was requested. In the main thread, also handles waiting signals."""
         if self._inbox.has_signals() and current_thread() is main_thread():
             self.drain()
         return self._is_set
 
     def set(self) -> None:
-        """Ask for the stop from inside the process."""
+        """Request the stop from inside the process."""
         self._is_set = True
 
     def fileno(self) -> int:
-        """Readable when a signal came; `is_set` makes it quiet again, `drain` after a spurious wake-up."""
+        """Return the descriptor that a signal makes readable. `is_set` clears it, or `drain` if that is not
+        called."""
         return self._inbox.fileno()
 
     def drain(self) -> None:
-        """Take what came and make the descriptor quiet."""
+        """Handle the waiting signals and clear the descriptor."""
         for number in self._inbox.take_signals():
             if number == signal.SIGHUP:
                 self._on_hangup()
 
     def close(self) -> None:
-        """Put back the handlers that were there before."""
+        """Restore the previous handlers."""
         self._inbox.close()

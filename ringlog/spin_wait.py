@@ -1,12 +1,14 @@
-"""Waiting for a word of shared memory: look at it for a moment, then sleep.
+"""Waiting for a word of shared memory: spin for a moment, then sleep.
 
-Two processes that answer each other are back within microseconds, and being woken takes 50 to 500 of them, as
-deeply as the processor was halted. So whoever waits looks on first, in C and without the interpreter's lock,
-with his processor on offer: who waits for an answer, until one would be there that the other side had to be
-woken for; who has answered, as long as a program takes that does one thing after the other. Then he asks to
-be woken, and sleeps. Where others want the processors, looking on takes from them what the answer needs: then
-everybody sleeps at once, and so does always who may use less than two processors. That is measured once a
-second, for all processes of the host, and not guessed from how long single waits took.
+Two processes that answer each other do so within microseconds. A wake-up takes 50 to 500 µs, depending on the
+idle state of the CPU. A waiting process therefore spins first, in C and without the GIL, and yields its CPU
+meanwhile. After a request it spins long enough for a reply of a process that must be woken up. After a reply
+it spins as long as a sequential program takes to send its next request. Then it asks for a wake-up and
+sleeps.
+
+If other processes need the CPUs, spinning delays the reply itself, so all processes sleep at once. A process
+that may use less than two CPUs never spins. Contention is measured once a second for the whole host, and not
+estimated from the length of single waits.
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ from collections.abc import Callable
 from ringlog.native_kernel import kernel
 
 SPIN_REPLY_NS = 1_000_000
-"""Who waits for an answer looks so long, which is enough where the other one has to be woken for it, too."""
+"""Longest spin (ns) for a reply. It covers a wake-up of the other process."""
 SPIN_REQUEST_NS = 100_000
-"""Who has answered looks so long for more: a program that does one thing after the other is back by then."""
+"""Longest spin (ns) for the next request after a reply. A sequential program sends it within this time."""
 SPIN_WORDS_MAX = 64
-"""Words that are looked at together (native/kernel.c); who waits for more sleeps."""
+"""Most words that one spin can watch (native/kernel.c). A process that waits for more words sleeps."""
 CPU_CONTENDED_SHARE = 0.2
-"""Part of the time in which somebody waited for a processor, above which nobody looks on."""
+"""Share of the time in which a task waited for a CPU, above which no process spins."""
 CONTENTION_SAMPLE_NS = 1_000_000_000
 _PRESSURE = "/proc/pressure/cpu"
 _GROUPS = "/sys/fs/cgroup"
 
 
 class SpinPolicy:
-    """Whether to look on before sleeping, in this process, at present."""
+    """Decides whether this process should spin before it sleeps."""
 
     def __init__(self, pressure: str = _PRESSURE) -> None:
         self._pressure = pressure
@@ -41,7 +43,10 @@ class SpinPolicy:
         self._is_wanted = False
 
     def should_spin(self, now_ns: int) -> bool:
-        """Not where others want the processors, or there is one alone."""
+        """Return False if the CPUs are contended or the process may use less than two. `now_ns` is monotonic.
+
+        Measures the contention once a second.
+        """
         if self._can_look and now_ns >= self._next_ns:
             self._measure(now_ns)
         return self._is_wanted
@@ -58,20 +63,24 @@ class SpinPolicy:
 
 
 def spin_wait(words: list[memoryview], seen: list[int], ns: int) -> bool:
-    """Look at up to SPIN_WORDS_MAX words, 8 bytes each, for so long; True as soon as one is not what was
-    seen."""
+    """Watch up to SPIN_WORDS_MAX words of 8 bytes for `ns` nanoseconds.
+
+    Returns True as soon as a word differs from its value in `seen`, else False at the end.
+    """
     return kernel.look(words, seen, ns)
 
 
 def _processors() -> int:
-    """Whole processors that this process may use all the time."""
+    """Return the number of whole CPUs that this process may use permanently."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(min(allowed, cpu_quota(_text("/proc/self/cgroup"), _text)))
 
 
 def cpu_quota(own_groups: str, read: Callable[[str], str]) -> float:
-    """Processors that the control groups of /proc/self/cgroup, and those above them, let us use: what looking
-    on uses up is not there for work. A container sees its own group as the root."""
+    """Return the CPU quota of the control groups in /proc/self/cgroup and of their parents; infinite if none.
+
+    Spinning uses up the quota. A container sees its own group as the root.
+    """
     least = math.inf
     for line in own_groups.splitlines():
         number, _, rest = line.partition(":")
@@ -92,13 +101,13 @@ def cpu_quota(own_groups: str, read: Callable[[str], str]) -> float:
 
 
 def _stalled_us(path: str) -> int:
-    """Microseconds since the host began in which somebody waited for a processor; 0 = it does not tell."""
+    """Return the µs since boot in which a task waited for a CPU; 0 if the kernel does not report it."""
     total = _text(path).partition("\n")[0].rpartition("total=")[2]
     return int(total) if total.isdigit() else 0
 
 
 def _text(path: str) -> str:
-    """The text of a file; "" for one that cannot be read."""
+    """Return the text of a file; "" if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read().decode("utf-8", "replace")

@@ -1,17 +1,17 @@
-"""Named places in production code where a test can kill, pause or break a process (FH-6).
+"""Stop points: named places in production code where a test can kill, pause or fail a process.
 
-Off, a stop point costs one comparison with None. They are switched on only by
-`ActorBoot.test_stop_points`, which the supervisor fills in for test builds and leaves empty otherwise.
+While they are off, a stop point costs one comparison with None. Only `ActorBoot.test_stop_points` switches
+them on. The supervisor sets it from the variable RINGLOG_TEST_STOP_POINTS.
 
-A spec is `name:n:action` pieces joined by commas: at the n-th pass (from 1) of the point do
+A spec consists of `name:n:action` items, separated by commas. At the n-th pass of the point (from 1) it does:
 
-  kill    SIGKILL to this process: nothing runs after it
-  exit    leave at once with exit status 1, no clean-up
-  pause   SIGSTOP to this process, until somebody sends SIGCONT
-  raise   raise InvariantViolation, as a broken invariant would
+  kill    send SIGKILL to this process
+  exit    exit at once with status 1, without clean-up
+  pause   send SIGSTOP to this process, which continues at SIGCONT
+  raise   raise InvariantViolation, as a violated invariant does
 
-A plan for several incarnations of a process joins their specs by `;`, the first life first; lives after the
-last have none (`plan_of_incarnation`).
+A plan for several incarnations of a process joins their specs by `;`, the first incarnation first. Later
+incarnations have no stop points (`plan_of_incarnation`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ POINTS: dict[str, str] = {
     "sink_in_abort": "an abort has looked at the plan and deleted nothing yet",
     "supervisor_before_respawn": "an actor's death is known and its successor not started",
 }
-"""Every point, and what is true there."""
+"""Name of each point -> what holds when it is reached."""
 
 Action = Callable[[str], None]
 
@@ -91,7 +91,7 @@ ACTIONS: dict[str, Action] = {"kill": _kill, "pause": _pause, "exit": _exit, "ra
 
 
 class _Armed:
-    """Points that wait for their pass. One process, one thread passes each point."""
+    """Armed points and their pass counts. Each point belongs to one thread of the process."""
 
     def __init__(self, plan: dict[str, dict[int, Action]]) -> None:
         self._plan = plan
@@ -113,9 +113,9 @@ _armed: _Armed | None = None
 
 
 def configure(spec: str) -> None:
-    """Arm the points of `spec`, replacing what was armed; empty disarms all.
+    """Arm the points of `spec` instead of the current ones. An empty spec disarms all.
 
-    Raises ConfigError naming the piece that is wrong and what is known.
+    Raises ConfigError, which names the wrong item and the known values.
     """
     global _armed  # noqa: PLW0603  one per process, set once at boot
     plan: dict[str, dict[int, Action]] = {}
@@ -126,7 +126,7 @@ def configure(spec: str) -> None:
 
 
 def plan_of_incarnation(plan: str, life: int) -> str:
-    """The spec for one incarnation of a process, counted from 1; "" for a life the plan says nothing of."""
+    """Return the spec for incarnation number `life` of a process, from 1; "" if the plan has none for it."""
     lives = plan.split(";")
     return lives[life - 1] if life <= len(lives) else ""
 
@@ -146,6 +146,6 @@ def _parse(piece: str) -> tuple[str, int, Action]:
 
 
 def hit(name: str) -> None:
-    """Pass the point called `name`; does what was configured for this pass."""
+    """Reach the point `name`: perform the action that is configured for this pass, if any."""
     if _armed is not None:
         _armed.hit(name)

@@ -1,9 +1,9 @@
-"""Which records a filter of tags selects: one matcher for readers, groups, routers and deletes (DL-2..DL-4).
+"""Tag filters: one matcher for readers, consumer groups, routers and deletes.
 
-A filter asks for one tag, for all that begin so, or for all whose levels match: a pattern as of MQTT, where
-`/` stands between levels, `+` for any one level and a `#` at the end for all that follow, also none. What
-begins with `$` is matched only by patterns that begin with it, too. Records without a tag are matched by
-nothing.
+A filter selects one tag, all tags with a prefix, or all tags that match an MQTT topic filter. In the latter
+`/` separates levels, `+` matches one level, and `#` at the end matches any number of levels, also none. A
+pattern that starts with a wildcard does not match tags that start with `$`. Tag filters never match untagged
+records.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _OPERATORS = {"Eq": _EXACT, "Glob": _PREFIX, "Levels": _LEVELS}
 
 
 class TagMatch(NamedTuple):
-    """Which tags are selected."""
+    """A parsed tag filter."""
 
     tag: bytes
-    """The one; or how all of them begin."""
+    """The exact tag, or the prefix of all matching tags."""
     is_prefix: bool = False
     levels: str = ""
-    """A pattern that they match besides."""
+    """An MQTT pattern that tags must match as well; empty if there is none."""
 
     @property
     def test(self) -> Callable[[bytes], bool]:
-        """Is this tag selected? b"" = no tag."""
+        """Predicate on an encoded tag; b"" = untagged, which never matches."""
         tag = self.tag
         if self.levels:
             matches = _matcher(self.levels)
@@ -43,14 +43,14 @@ class TagMatch(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As it is kept: `=` and a tag, `^` and how tags begin, or `~` and a pattern."""
+        """Stored form: `=` and a tag, `^` and a prefix, or `~` and a pattern."""
         if self.levels:
             return _LEVELS + self.levels
         return (_PREFIX if self.is_prefix else _EXACT) + self.tag.decode()
 
 
 def parse_match(wanted: Any, field: str = "match") -> TagMatch:
-    """Read a filter as requests have it; raises InvalidRequest naming what is wrong."""
+    """Parse a filter in the form of requests. Raises InvalidRequest, which names the error."""
     if isinstance(wanted, str):
         wanted = ("tag", "Glob" if wanted.endswith("*") else "Eq", wanted)
     if not isinstance(wanted, list | tuple) or len(wanted) != 3:
@@ -65,7 +65,7 @@ def parse_match(wanted: Any, field: str = "match") -> TagMatch:
 
 
 def parse_stored_match(text: str, field: str = "match") -> TagMatch:
-    """What a filter selects that is kept as `text`; raises InvalidRequest for what was never kept."""
+    """Parse a filter in its stored form. Raises InvalidRequest for an invalid one."""
     kind, value = text[:1], text[1:]
     if kind not in (_EXACT, _PREFIX, _LEVELS):
         raise InvalidRequest("not a filter of tags", field=field, found=text[:64], forms=FORMS)
@@ -81,7 +81,7 @@ def parse_stored_match(text: str, field: str = "match") -> TagMatch:
 
 
 def request_form(text: str) -> list[str] | None:
-    """A kept filter as requests have it; None for "", which is none."""
+    """Return a stored filter in the form of requests; None for "", which means no filter."""
     if not text:
         return None
     operator = next(name for name, kind in _OPERATORS.items() if kind == text[0])
@@ -89,7 +89,10 @@ def request_form(text: str) -> list[str] | None:
 
 
 def _levels_of(pattern: str, field: str) -> list[str]:
-    """Raises InvalidRequest for a pattern with a + or # that is not a whole level, or a # before the end."""
+    """Split a pattern into levels.
+
+    Raises InvalidRequest if it is empty, if + or # is only a part of a level, or if # is not the last level.
+    """
     levels = pattern.split("/")
     for at, level in enumerate(levels):
         is_wild = level == "+" or (level == "#" and at == len(levels) - 1)
@@ -103,7 +106,7 @@ def _levels_of(pattern: str, field: str) -> list[str]:
 
 
 def _literal(levels: list[str]) -> str:
-    """How everything begins that matches. `a/#` matches `a`, too."""
+    """Return the literal prefix of everything that the pattern matches. `a/#` also matches `a`."""
     at = next((n for n, level in enumerate(levels) if level in "+#" and level), len(levels))
     begin = "/".join(levels[:at])
     return begin + "/" if 0 < at < len(levels) and levels[at] == "+" else begin

@@ -1,4 +1,4 @@
-"""Names for the small values that travel everywhere."""
+"""Types of small values that are used everywhere."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ProducerId = NewType("ProducerId", int)
 
 
 class Durability(IntEnum):
-    """What an ack of a write promises (docs/explanation/durability.md).
+    """Durability class: what an ack of a write promises (docs/explanation/durability.md).
 
-    The number is what a frame carries in the low two bits of its flags.
+    The number is stored in the low two bits of a frame's flags.
     """
 
     EPHEMERAL = 0
@@ -25,12 +25,12 @@ class Durability(IntEnum):
 
     @property
     def label(self) -> str:
-        """Lower-case name used in configuration, messages and output."""
+        """Lower-case name in configuration, messages and output."""
         return self.name.lower()
 
     @classmethod
     def parse(cls, text: str) -> Durability:
-        """Return the class called `text`; raises ValueError naming the four that exist."""
+        """Return the class with the name `text`. Raises ValueError, which lists the four names."""
         try:
             return cls[text.upper()]
         except KeyError:
@@ -38,7 +38,7 @@ class Durability(IntEnum):
 
 
 class Codec(IntEnum):
-    """How a frame's body is stored."""
+    """Compression of a frame's body."""
 
     NONE = 0
     LZ4 = 1
@@ -46,7 +46,7 @@ class Codec(IntEnum):
 
 
 class PayloadKind(IntEnum):
-    """What the payload bytes of a frame mean to readers that care (the engine does not)."""
+    """Kind of the payload bytes, for readers. The engine does not interpret it."""
 
     BYTES = 0
     JSON = 1
@@ -54,5 +54,5 @@ class PayloadKind(IntEnum):
 
 
 SESSION_BIT = 1 << 63
-"""Set in ids of producers that the client library draws at random; such a producer may be forgotten, a named
-one not."""
+"""Bit that is set in the random ids of session producers. A shard may forget a session producer, but never a
+named one."""

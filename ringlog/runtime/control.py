@@ -1,4 +1,4 @@
-"""An actor's control socket: what every actor answers alike, and how it waits for requests."""
+"""An actor's control socket: the replies that are the same for every actor, and the wait for requests."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ class ActorControlSocket(RouterSocket):
         self._heartbeat = Heartbeat(slot)
 
     def beat(self, now_ns: int) -> None:
-        """A pass is done: show it, and listen only while there are descriptors to spare."""
+        """Update the heartbeat after a pass, and accept connections only while descriptors are free.
+
+        `now_ns` is monotonic.
+        """
         self._heartbeat.beat(now_ns)
         self.guard(now_ns)
 
     @property
     def turns(self) -> int:
-        """Passes so far."""
+        """Number of passes so far."""
         return self._heartbeat.turns
 
     def receive_requests(self, most: int) -> Iterator[tuple[bytes, Envelope, bytearray | None]]:
-        """As `receive`, without the requests that are answered here."""
+        """Yield requests like `receive`, except the requests that are answered here."""
         for client, envelope, attachment in self.receive(most):
             self._slot.add(ProcessField.REQUESTS, 1)
             answer = self._answer(envelope.message)
@@ -55,13 +58,13 @@ class ActorControlSocket(RouterSocket):
         return None
 
     def refuse(self, client: bytes, envelope: Envelope) -> None:
-        """Answer a request that this actor does not take."""
+        """Refuse a request that this actor does not handle."""
         error = InvalidRequest(f"the {self._boot.kind} does not take this request", kind=envelope.kind)
         self.send(client, error_reply(error), envelope.corr)
 
 
 class Sleeper:
-    """Waits for descriptors to become readable, at most for a heartbeat's interval."""
+    """Waits until a descriptor becomes readable, at most one heartbeat interval."""
 
     def __init__(self, *fds: int) -> None:
         self._poll = select.poll()
@@ -69,7 +72,7 @@ class Sleeper:
             self._poll.register(fd, select.POLLIN)
 
     def sleep(self, now_ns: int, due_ns: int | None = None) -> None:
-        """Sleep until one is readable or, at the latest, `due_ns` (monotonic) has come."""
+        """Sleep until a descriptor is readable or the monotonic time `due_ns` is reached."""
         wait_ms = HEARTBEAT_INTERVAL_MS
         if due_ns is not None:
             wait_ms = max(0, min(wait_ms, (due_ns - now_ns) // 1_000_000 + 1))

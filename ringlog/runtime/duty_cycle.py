@@ -1,9 +1,9 @@
-"""The loop that every actor runs on: a pass of work, then a wait of the actor's own.
+"""The loop of every actor: one pass of work, then a wait that the actor implements.
 
-An actor is what Aeron calls an agent. In one pass it gathers what arrived, decides, and does what follows.
-How it waits belongs to the actor too, since what can wake it does.
+An actor is like an agent of Aeron. One pass collects the input, decides, and performs the effects. The actor
+implements the wait, because it knows which descriptors can wake it up.
 
-    on_start  READY     (do_work, idle) ... until a stop is asked for
+    on_start  READY     (do_work, idle) ... until a stop is requested
     drain     DRAINING  (do_work, idle) ... until exit_code is set
     on_close
 """
@@ -19,35 +19,35 @@ from ringlog.signals import StopFlag
 
 
 class Actor(Protocol):
-    """What runs on the duty cycle."""
+    """A component that runs on the duty cycle."""
 
     exit_code: ExitCode | None
-    """Set by the actor when it has come to its end; looked at behind each pass."""
+    """Set by the actor when it ends. The loop checks it after each pass."""
 
     def on_start(self, stop: StopFlag) -> None:
-        """Open and recover what passes need. With an `exit_code` then the actor ends before it serves.
+        """Open and recover everything that the passes need. If it sets `exit_code`, the actor ends at once.
 
-        `stop.fileno()` belongs into what `idle` waits on, so that a signal ends the wait.
+        `idle` must also wait for `stop.fileno()`, so that a signal ends the wait.
         """
 
     def do_work(self) -> int:
-        """One pass; returns how much there was to do, 0 = nothing."""
+        """Run one pass. Returns the amount of work done; 0 = nothing to do."""
 
     def idle(self, work: int) -> None:
-        """Wait behind a pass that had so much to do; without work at most for a heartbeat's interval."""
+        """Wait after a pass with this amount of work. Without work, wait at most one heartbeat interval."""
 
     def drain(self) -> bool:
-        """A stop is asked for: take nothing more, and come to an end in the passes that follow.
+        """Handle a stop request: accept no more work and finish within the next passes.
 
-        False = not yet; then it is asked again before the next pass.
+        Returns False if the actor cannot begin yet. The loop then calls it again before the next pass.
         """
 
     def on_close(self) -> None:
-        """Let go of everything. Not called when a pass raises: then the process ends."""
+        """Release all resources. Not called if a pass raises, because the process then ends."""
 
 
 def run_duty_cycle(actor: Actor, slot: ProcessSlot, stop: StopFlag) -> ExitCode:
-    """Run the actor to its end and return its exit code; what it raises passes through."""
+    """Run the actor to its end and return its exit code. Exceptions of the actor propagate."""
     actor.on_start(stop)
     code = actor.exit_code
     if code is not None:

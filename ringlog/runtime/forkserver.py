@@ -1,15 +1,17 @@
-"""The process that actors are forked from: it imports what they need, and waits.
+"""The fork server: the process that imports the actors' modules and is forked for each of them.
 
-The first one is itself forked, from a supervisor that has done nothing yet but import modules and read its
-settings: these pages are shared, and the interpreter starts once. Those that replace it are spawned, as
-`python -m actors …`: by then the supervisor has locks and threads. It belongs to the supervisor
-(ringlog.supervision.forkserver says why it is there) and dies with it. For each request it makes a grandchild
-and lets the child between them end, so that the grandchild becomes the supervisor's own. That one says who it
-is, is told what to be, and becomes an actor as one that was spawned would: from `actors.<kind>.__main__` and
-a boot message on.
+The first fork server is forked from a supervisor that has only imported modules and read its settings. Its
+pages are shared, and the interpreter starts once. Later fork servers are spawned as `python -m actors …`,
+because the supervisor then has locks and threads. The fork server belongs to the supervisor
+(ringlog.supervision.forkserver has the reasons) and dies with it.
 
-There is one thread here and no library that has any: what a fork copies is whole. The supervisor sends `l`,
-what to be called, and the descriptor that says that its children live; then `f` and a socket for each child.
+For each request the fork server forks twice, and the process in between exits. The grandchild thus becomes a
+child of the supervisor. It sends its pid, receives its fork request, and becomes an actor like a spawned one:
+it runs `actors.<kind>.__main__` with a boot message.
+
+The fork server has one thread and uses no library with threads, so a fork copies a consistent process. The
+supervisor sends `l` with the name for the process title and the liveness lock's descriptor. After that it
+sends `f` and a socket for each child.
 """
 
 from __future__ import annotations
@@ -35,17 +37,18 @@ from ringlog.runtime.process import main
 
 NAME = "forkserver"
 _MESSAGE_BYTES_MAX = 4_097
-"""A letter, and at most a path."""
+"""Largest message of the supervisor: one letter, and at most a path."""
 ADOPTED_S = 5.0
-"""A child whose first parent does not end within this ends itself."""
+"""Time (s) after which a child exits if its first parent has not exited."""
 _LOOK_S = 0.000_2
 
 
 def fork_forkserver(kinds: Sequence[str], environ: Mapping[str, str], root: str) -> tuple[int, socket.socket]:
-    """Fork one from this process, which has neither locks nor threads yet: (its pid, our end of its line).
+    """Fork the first fork server from this process. Returns (its pid, this process's end of the socket).
 
-    It has this environment, and looks for modules in `root`, if that is named, and where we do, but not in
-    the working directory. Raises OSError when the system cannot, or there are threads.
+    This process must have no locks and no threads. The child gets `environ`. It searches modules in `root`,
+    if that is not empty, and in this process's `sys.path`, but not in the working directory. Raises OSError
+    if the fork fails or this process has threads.
     """
     if _has_threads():
         raise OSError("this process has threads")
@@ -75,12 +78,14 @@ def fork_forkserver(kinds: Sequence[str], environ: Mapping[str, str], root: str)
 
 
 def _close_inherited_descriptors(line: int) -> None:
-    """Have no descriptor but this one and the standard three, and a process group of one's own, as a process
-    that was spawned."""
+    """Close all descriptors except `line` and the standard three, and enter a new process group.
+
+    The process then looks like a spawned one.
+    """
     os.setpgid(0, 0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    # Whatever a library prints goes with the log; standard output is the operator's.
+    # The output of libraries belongs to the log. Standard output belongs to the operator.
     os.dup2(2, 1)
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2 and fd != line:
@@ -89,7 +94,7 @@ def _close_inherited_descriptors(line: int) -> None:
 
 
 def run(line: socket.socket, kinds: Sequence[str], supervisor: int) -> None:
-    """Serve until the supervisor is gone or does not want us any more; does not return in a child."""
+    """Serve until the supervisor exits or closes the socket. In a forked child, run the actor: no return."""
     hardening.harden(may_profile=False)
     hardening.set_process_title(NAME)
     if not hardening.die_with_parent(supervisor, signal.SIGKILL):
@@ -101,16 +106,17 @@ def run(line: socket.socket, kinds: Sequence[str], supervisor: int) -> None:
 
 
 def serve(line: socket.socket, kinds: Sequence[str]) -> ForkRequest | None:
-    """Import the actors of these kinds, say so on `line`, and make a child for each request.
+    """Import the actors of these kinds, report readiness on `line`, and fork a child for each request.
 
-    Returns None in this process, when the supervisor ends it; in each child what it is to be.
+    Returns None in the fork server, when the supervisor closes the socket. Returns the fork request in each
+    child.
     """
     for kind in kinds:
         _module(kind)
     if _has_threads():
-        # A fork would copy what another thread is in the middle of.
+        # A fork would copy the unfinished work of the other thread, for example its locks.
         return None
-    # What is here stays here: the collector must not write into pages that all of them share.
+    # Exempt all objects from garbage collection: the collector must not write into shared pages.
     gc.collect()
     gc.freeze()
     line.sendall(b"r")
@@ -120,14 +126,14 @@ def serve(line: socket.socket, kinds: Sequence[str]) -> ForkRequest | None:
             return None
         if message[:1] == b"l":
             hardening.set_process_title(NAME, os.fsdecode(message[1:]))
-            continue  # What came with it stays open: in each child as well.
+            continue  # The received descriptor stays open, in each child as well.
         if not descriptors:
-            continue  # There was none left for it; the supervisor sees the end of what it sent.
+            continue  # This process has no free descriptor. The supervisor sees its end of the socket closed.
         with socket.socket(fileno=descriptors[0]) as told:
             try:
                 pid = os.fork()
             except OSError:
-                continue  # The supervisor sees the end of what we were given.
+                continue  # The supervisor sees its end of the socket closed.
             if not pid:
                 line.close()
                 return _double_fork(told)
@@ -135,7 +141,7 @@ def serve(line: socket.socket, kinds: Sequence[str]) -> ForkRequest | None:
 
 
 def run_actor(order: ForkRequest) -> NoReturn:
-    """Be the actor that was ordered."""
+    """Run the actor of this fork request. Never returns."""
     os.setpgid(0, 0)
     _use_environment(order.environ)
     module = _module(order.kind)
@@ -158,7 +164,10 @@ def _module(kind: str) -> ModuleType:
 
 
 def _double_fork(told: socket.socket) -> ForkRequest:
-    """In the child: make the grandchild and end. In that: wait to be the supervisor's, and ask."""
+    """In the child: fork the grandchild and exit. In the grandchild: wait for adoption, then get a request.
+
+    The grandchild exits with ORPHANED if no request arrives.
+    """
     parent, clock = os.getpid(), SystemClock()
     try:
         if os.fork():

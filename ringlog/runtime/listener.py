@@ -1,8 +1,9 @@
-"""Who listens stops in time: a process that is out of descriptors must not accept one more connection.
+"""Listeners that pause in time: a process without free descriptors must not accept another connection.
 
-libzmq 4.3.5 aborts the process when accepting on a local socket meets EMFILE. So connections are taken only
-while there are descriptors to spare; who has one keeps it, and others try again until we listen anew. A
-burst of more than `DESCRIPTORS_RESERVED` connections between two looks still gets past this.
+libzmq 4.3.5 aborts the process if `accept` on a local socket fails with EMFILE. A process therefore accepts
+connections only while enough descriptors are free. Open connections stay open, and new ones are retried by
+their clients until the listener resumes. A burst of more than DESCRIPTORS_RESERVED connections between two
+checks still causes the abort.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ _PAUSED = ".paused"
 _PLENTY = 16 * DESCRIPTORS_RESERVED
 CHECK_MS_RARE = 1_000
 _NS_PER_USED = 30_000
-"""To count takes about a twentieth of this for each open descriptor: looks take no larger part of time."""
+"""Time (ns) between two checks for each open descriptor. A check takes about a twentieth of it, so checks use
+at most 5 % of the time."""
 
 
 def count_descriptors() -> tuple[int, int]:
-    """(how many more this process may open, how many it has open); (0, 0) when it cannot even look."""
+    """Return (descriptors that the process may still open, open descriptors).
+
+    Returns (0, 0) if no descriptor is free for the check itself.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
@@ -50,15 +55,15 @@ class Listener:
         """Bind; raises zmq.ZMQError."""
         socket.bind(endpoint)
         self.endpoint = cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        """Where it listens, a port chosen by the system included."""
+        """The bound endpoint, with the port that the system chose."""
         self.is_paused = False
         self._path = self.endpoint[len(_IPC) :] if self.endpoint.startswith(_IPC) else ""
 
     def pause(self) -> None:
-        """Take no more local connections; those that are there stay.
+        """Accept no more local connections. Open connections stay open.
 
-        The name goes, not the listener: libzmq ends every connection together with the listener that took
-        it. On TCP it waits by itself until there are descriptors.
+        The socket file is renamed, not unbound: if libzmq unbinds a listener, it closes all its connections.
+        TCP listeners need no action: libzmq waits by itself until descriptors are free.
         """
         if self._path:
             with contextlib.suppress(OSError):
@@ -66,7 +71,7 @@ class Listener:
         self.is_paused = True
 
     def resume(self) -> None:
-        """Take connections again."""
+        """Accept connections again."""
         if self._path:
             with contextlib.suppress(OSError):
                 os.rename(self._path + _PAUSED, self._path)
@@ -74,17 +79,16 @@ class Listener:
 
 
 class AcceptGuard:
-    """Pauses listeners when fewer than DESCRIPTORS_RESERVED are free, until there are twice as many."""
+    """Pauses listeners when fewer than DESCRIPTORS_RESERVED descriptors are free, until twice as many are."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
         self._look_at_ns = 0
 
     def check_descriptors(self, now_ns: int) -> None:
-        """Look, if it is time to: after CHECK_MS_RARE while there are plenty, else after
-        DESCRIPTORS_CHECK_MS.
+        """Check the free descriptors, if a check is due.
 
-        `now_ns` is monotonic.
+        The interval is CHECK_MS_RARE while many are free, else DESCRIPTORS_CHECK_MS. `now_ns` is monotonic.
         """
         if now_ns < self._look_at_ns:
             return

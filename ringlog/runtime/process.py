@@ -1,9 +1,9 @@
 """From `python -m actors.<kind> <boot>` to a running actor, and from its end to an exit code.
 
-Shared by every actor's `__main__`: parse the boot message, confine the process, make sure the parent
-lives, show the process on the board, build the actor, run it. The last `except Exception` of an
-actor's process is here; it tells the story and ends the process with a code the supervisor decides by. Beside
-it there is the gateway's, which holds no facts, around each request of a client.
+Every actor's `__main__` uses this module. It parses the boot message, confines the process, checks that the
+supervisor is alive, publishes the process on the board, and builds and runs the actor. The last `except
+Exception` of an actor's process is here: it logs the error and exits with a code that the supervisor
+interprets. The gateway, which holds no durable state, also has one around each request of a client.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ Build = Callable[[ActorBoot], Actor]
 
 
 def main(build: Build) -> NoReturn:
-    """Be the actor that the command line describes; never returns."""
+    """Run the actor that the command line describes. Never returns."""
     code = run_process(build, sys.argv[1:])
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # A thread stuck in a dead disk, or a socket that lingers, must not keep a failed process alive; and one
-    # that did all it had to do would only take apart, piece by piece, what the kernel takes back at once.
+    # A thread that hangs in a dead disk, or a lingering socket, must not keep a failed process alive. After
+    # an orderly end, an interpreter shutdown would only free piece by piece what the kernel frees at once.
     os._exit(code)
 
 
 def run_process(build: Build, arguments: list[str]) -> int:
-    """Boot, run, end; returns the exit code."""
+    """Boot the actor, run it, and return the exit code."""
     try:
         boot = _read_boot(arguments)
         _confine(boot)
     except (ConfigError, StartRefused) as e:
         print(f"cannot boot: {e}", file=sys.stderr)  # noqa: T201  no log yet
         return ExitCode.CANNOT_BOOT
-    # Who drains as an orphan keeps the next engine waiting: that is for those who keep promises.
+    # An orphan that drains delays the next engine. Only processes with unsettled work may do that.
     last_signal = signal.SIGKILL if boot.is_expendable else signal.SIGTERM
     if not hardening.die_with_parent(boot.supervisor_pid, last_signal):
         return ExitCode.ORPHANED
@@ -76,7 +76,7 @@ def run_process(build: Build, arguments: list[str]) -> int:
         return _run(build, boot, stop, stopping)
     finally:
         if stop.is_set():
-            # The interpreter, when it ends, takes the handler away before the process is gone.
+            # The interpreter's shutdown would remove the signal handler before the process has exited.
             hardening.cancel_exit_if_orphaned()
         stop.close()
 
@@ -86,14 +86,17 @@ def _show_stacks(_number: int, _frame: FrameType | None) -> None:
 
 
 class _Stopping:
-    """What the first signal to stop does by itself, whatever the actor is in the middle of."""
+    """Action of the first signal to stop, at any point of the actor's work."""
 
     def __init__(self, supervisor_pid: int) -> None:
         self._supervisor_pid = supervisor_pid
         self.slot: ProcessSlot | None = None
 
     def begin(self) -> None:
-        """Before it serves an actor owes nobody anything: a recovery, however long, is begun anew."""
+        """Exit at once while the actor is STARTING: no client depends on it, and recovery can be repeated.
+
+        Otherwise arrange that the process exits if its supervisor dies during the drain.
+        """
         if self.slot is not None and self.slot.state == ProcessState.STARTING:
             self.slot.set(ProcessField.STATE, ProcessState.STOPPED)
             os._exit(ExitCode.OK)
@@ -116,8 +119,8 @@ def _confine(boot: ActorBoot) -> None:
     if boot.is_background:
         hardening.set_background_priority()
     raise_malloc_trim_threshold()
-    # Not faulthandler.register: it looks at frames in the middle of whatever the interpreter does, and ended
-    # processes that were busy.
+    # Not faulthandler.register: its handler reads frames at any point of the interpreter's work, and has
+    # crashed busy processes.
     signal.signal(signal.SIGQUIT, _show_stacks)
     stop_points.configure(boot.test_stop_points)
     logs.configure(
@@ -159,11 +162,11 @@ def _announce(slot: ProcessSlot, boot: ActorBoot) -> None:
 
 
 def exit_code_for(error: Exception, *, is_built: bool) -> ExitCode:
-    """Code that tells the supervisor what kind of end this was; `is_built` = the actor had started."""
+    """Return the exit code for an error. `is_built`: the error occurred after the actor was built."""
     if isinstance(error, InvariantViolation):
         return ExitCode.INVARIANT
     if isinstance(error, DiskError):
-        # Somebody else holds what only one may hold: we are not the one (RD-6).
+        # Another process has the lock of this actor, so this process must not continue.
         return ExitCode.FENCED if error.detail.get("holder") else ExitCode.DISK_FAILED
     if isinstance(error, CorruptData):
         return ExitCode.CORRUPT
@@ -173,7 +176,7 @@ def exit_code_for(error: Exception, *, is_built: bool) -> ExitCode:
 
 
 def _tell(error: Exception, code: ExitCode) -> None:
-    """Log why the process ends: facts in one line, then the core's last events, then the traceback."""
+    """Log why the process ends: the facts in one line, the core's last events, then the traceback."""
     detail: Mapping[str, Any] = error.detail if isinstance(error, RinglogError) else {}
     logs.log_event(
         log,

@@ -1,7 +1,7 @@
-"""The socket on which an actor takes requests: ROUTER, bounded, undeceived by malformed input.
+"""The ROUTER socket on which an actor receives requests. It is bounded and robust against malformed input.
 
-Limits (SEC-10, SEC-11): the size of a part by ZMQ_MAXMSGSIZE, the number of parts while receiving, a
-finite high-water mark both ways. A peer that does not read its replies loses them (it asks again); it
+ZMQ_MAXMSGSIZE limits the size of a part. The number of parts is checked on receipt. Both directions have a
+finite high-water mark. A peer that does not read its replies loses them and must repeat its requests. It
 never blocks the actor.
 """
 
@@ -24,13 +24,13 @@ log = logging.getLogger("ringlog.runtime")
 
 
 _POLLIN = int(zmq.POLLIN)
-"""Plain: operations of an enumeration cost microseconds, and this is asked at every turn."""
+"""Plain integer: an operation on an enum member costs microseconds, and this one runs in every pass."""
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class RouterSocket:
-    """Requests in, replies out; see `receive` for what arrives."""
+    """Requests in, replies out; `receive` documents the requests."""
 
     def __init__(self, endpoint: str, *, parts_max: int = ENVELOPE_PARTS_MAX) -> None:
         self._parts_max = parts_max
@@ -47,19 +47,22 @@ class RouterSocket:
         self.malformed = 0
         self.undelivered = 0
         self._is_quiet = False
-        """Nothing waits, unless the descriptor became readable since."""
+        """No message waits, unless the descriptor became readable since."""
 
     def guard(self, now_ns: int) -> None:
-        """Listen only while there are descriptors to spare; to be called about every turn, cheap."""
+        """Stop accepting connections while descriptors are scarce. Cheap; call once a pass of the loop."""
         self._guard.check_descriptors(now_ns)
 
     def fileno(self) -> int:
-        """Descriptor that becomes readable when the state changes (edge-triggered: ask has_input too)."""
+        """Return the descriptor that becomes readable on a change (edge-triggered: check has_input too)."""
         return cast(int, self._socket.getsockopt(zmq.FD))
 
     def has_input(self, *, is_readable: bool = True) -> bool:
-        """Is a message waiting? Who waits on the descriptor says when it is not `is_readable`: a look costs
-        two system calls, which are spared where nothing can have come since the last one."""
+        """Return whether a message waits.
+
+        A caller that polls the descriptor passes the result as `is_readable`. A check costs two system
+        calls, which are skipped if nothing can have arrived since the last one.
+        """
         if not is_readable and self._is_quiet:
             return False
         has_input = bool(cast(int, self._socket.getsockopt(zmq.EVENTS)) & _POLLIN)
@@ -67,9 +70,9 @@ class RouterSocket:
         return has_input
 
     def receive(self, most: int) -> Iterator[tuple[bytes, wire.Envelope, bytearray | None]]:
-        """Yield up to `most` requests: (reply address, envelope, private copy of the attached frames).
+        """Yield up to `most` requests: (reply address, envelope, own copy of the attached frames or None).
 
-        What is not an envelope is answered with an error and counted, and costs one of `most`.
+        A message that is not an envelope is refused and counted in `malformed`. It counts towards `most`.
         """
         self._is_quiet = False
         for _ in range(most):
@@ -97,7 +100,7 @@ class RouterSocket:
         self, client: bytes, message: m.Message, corr: int, attachment: Any = None,
         version: int = wire.PROTOCOL,
     ) -> bool:  # fmt: skip
-        """Answer; False when the peer is gone or does not read."""
+        """Send a reply. Returns False if the peer has disconnected or does not read."""
         parts: list[Any] = [client, wire.encode(message, corr, version)]
         if attachment is not None:
             parts.append(attachment)
@@ -109,12 +112,14 @@ class RouterSocket:
         return True
 
     def post(self, client: bytes, data: bytes, attachment: Any) -> int:
-        """Send an encoded message; 0, or why not: EAGAIN when the peer does not read, EHOSTUNREACH when it is
-        gone."""
+        """Send an encoded message. Returns 0, or an errno.
+
+        EAGAIN: the peer does not read. EHOSTUNREACH: the peer has disconnected.
+        """
         send = self._socket.send
         self._is_quiet = False
         try:
-            # Part by part, which takes half the time of send_multipart; only the first can find no way.
+            # Sending part by part takes half the time of send_multipart. Only the first part can fail.
             send(client, _NOBLOCK_MORE)
             if attachment is None:
                 send(data, _NOBLOCK)
@@ -127,6 +132,6 @@ class RouterSocket:
         return 0
 
     def close(self) -> None:
-        """Send what is queued for at most a second, then let go."""
+        """Send queued replies for at most 1 s, then close the socket."""
         self._socket.close()
         self._context.term()

@@ -1,7 +1,8 @@
-"""Threads for what may block: cold stores, long passes over files. The loop that beats never waits for them.
+"""Threads for work that may block: cold stores, long passes over files. An actor's loop never waits for them.
 
-They are daemons: one that hangs in a dead device must not keep the process from ending. An error that is
-not of our tree is a defect; it is raised again in the thread that calls `check`, and ends the process.
+The threads are daemons: one that hangs in a dead device must not keep the process from exiting. An error that
+is not a RinglogError is a defect. It is raised again in the thread that takes results or calls
+`raise_failure`, and ends the process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ringlog.errors import RinglogError
 
 
 class TaskResult(NamedTuple):
-    """A finished job: its ticket, and what came of it."""
+    """A finished job: its ticket, and its result or error."""
 
     ticket: int
     result: Any = None
@@ -24,10 +25,10 @@ class TaskResult(NamedTuple):
 
 
 class ThreadPool:
-    """A few threads and a bounded queue of jobs for them."""
+    """A few threads with one bounded queue of jobs."""
 
     def __init__(self, name: str, threads: int, queued_max: int, wake: Callable[[], None]) -> None:
-        """`wake` is called from a worker's thread whenever there is something to take."""
+        """`wake` is called from a thread of the pool after each job. `queued_max` bounds the waiting jobs."""
         self._jobs: queue.Queue[tuple[int, Callable[[], Any]]] = queue.Queue(queued_max)
         self._done: deque[TaskResult] = deque()
         self._wake = wake
@@ -36,7 +37,7 @@ class ThreadPool:
             threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True).start()
 
     def submit(self, ticket: int, job: Callable[[], Any]) -> bool:
-        """Have `job` done; False when the queue is full."""
+        """Queue a job. Returns False if the queue is full."""
         try:
             self._jobs.put_nowait((ticket, job))
         except queue.Full:
@@ -44,7 +45,7 @@ class ThreadPool:
         return True
 
     def take_results(self) -> list[TaskResult]:
-        """What was finished since; raises what was no RinglogError."""
+        """Return the results since the last call. Raises an error of a job that is no RinglogError."""
         self.raise_failure()
         taken = []
         while self._done:
@@ -52,7 +53,7 @@ class ThreadPool:
         return taken
 
     def raise_failure(self) -> None:
-        """Raise the error of a job that failed as it never should."""
+        """Raise the error of a job that failed with something else than a RinglogError."""
         if self._failure is not None:
             raise self._failure
 
@@ -71,7 +72,7 @@ class ThreadPool:
 
 
 class BackgroundThread:
-    """One thread beside the main one, that runs `work` until it returns."""
+    """One thread that runs `work` until it returns."""
 
     def __init__(self, name: str, work: Callable[[], None], wake: Callable[[], None]) -> None:
         self._work, self._wake = work, wake
@@ -80,12 +81,12 @@ class BackgroundThread:
         self._thread.start()
 
     def raise_failure(self) -> None:
-        """Raise what `work` raised."""
+        """Raise the error that `work` raised, if any."""
         if self._failure is not None:
             raise self._failure
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end; False when it did not come in time."""
+        """Wait for the end of the thread. Returns False after `timeout_s` seconds."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

@@ -1,8 +1,8 @@
-"""Start a child, signal it, know for certain that it is dead.
+"""Start a child process, send it signals, and observe its death with certainty.
 
-No child is forked from a supervisor that holds anything: with every descriptor closed but the standard
-three and the line that says it lives, no lock of the supervisor's lives on in it (RD-7). It is watched and
-signalled through a pidfd, because a pid may be somebody else's by the time it is used (RD-8).
+A supervisor that holds locks never forks a child directly. A spawned child gets only the standard three
+descriptors and the liveness lock, so it inherits no other lock of the supervisor. The supervisor watches and
+signals a child through a pidfd, because the kernel may have reused a pid before it is used.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ringlog.supervision import ONE_THREAD
 
 CHILD_OOM_SCORE = 100
 SUPERVISOR_OOM_SCORE = -500
-"""When memory runs out the kernel should take a child, which is replaced, and not who replaces it. To lower
-one's own score needs a privilege that a daemon has not (SEC-26); to raise a child's needs none."""
+"""When memory runs out, the kernel should kill a child, which is replaced, and not the supervisor. Lowering
+one's own OOM score needs a privilege that a daemon does not have. Raising a child's score needs none."""
 
 _KEPT_VARIABLES = frozenset(
     {
@@ -35,8 +35,7 @@ _KEPT_VARIABLES = frozenset(
         "VIRTUAL_ENV",
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
-        # No setting of the engine: which code runs (ringlog/frame/kernel.py).
-        environment.CORES,  # No setting of the engine: which code runs (ringlog/cores.py).
+        environment.CORES,  # Not an engine setting: which code runs (ringlog/cores.py).
     }
 )
 _KEPT_PREFIXES = ("LC_", "PYTHON", "MALLOC_")
@@ -44,9 +43,9 @@ _COLD_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a child may know of our environment: no settings, no secrets (SEC-28), and our own code first.
+    """Return the environment of a child: no settings and no secrets, and this installation's code first.
 
-    Settings travel in the boot message; everything not known to be harmless stays behind.
+    Settings travel in the boot message. A variable that is not known to be harmless is not passed on.
     """
     kept = {
         name: value
@@ -59,40 +58,42 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def source_checkout() -> str:
-    """Where the code is that is not installed, so that a child finds the same wherever it runs; "" = it is
-    installed."""
+    """Return the directory of the source checkout, for PYTHONPATH of a child. "" = installed package."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(ringlog.__file__)))
     return "" if os.path.basename(root) in {"site-packages", "dist-packages"} else root
 
 
 def object_store_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a child that speaks to an object store needs besides: its credentials, and nobody else does."""
+    """Return the credentials that a child needs for an object store. No other child gets them."""
     return {name: value for name, value in environ.items() if name.startswith(_COLD_PREFIXES)}
 
 
 def actor_command(kind: str, boot: str) -> list[str]:
-    """Command line of an actor. `-P`: a file in the working directory must not pose as a module."""
+    """Return the command line of an actor. `-P`: a file in the working directory must not shadow a module."""
     return [sys.executable, "-P", "-m", f"actors.{kind}", boot]
 
 
 class ChildProcess:
-    """One started process of which we are the parent."""
+    """One child process of this supervisor."""
 
     def __init__(self, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
-        """`process` for one that `spawn` made."""
+        """`process` is the Popen object of a child that `spawn_process` started."""
         self.pid = pid
         self._process = process
-        # Nobody else reaps our children, so the pid is still this child's.
+        # Only the supervisor reaps its children, so the pid still belongs to this child.
         self.pidfd = os.pidfd_open(pid)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal; no error when the child is dead already."""
+        """Send a signal. Does nothing if the child is dead already."""
         if self.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def reap(self) -> int:
-        """Collect the exit status of a child whose pidfd is readable; returns code or minus signal."""
+        """Collect the exit status and close the pidfd. Returns the exit code, or minus the signal number.
+
+        Blocks unless the pidfd is readable.
+        """
         if self._process is not None:
             status = self._process.wait()
         else:
@@ -101,23 +102,23 @@ class ChildProcess:
         return status
 
     def close(self) -> None:
-        """Let go of the pidfd. Idempotent."""
+        """Close the pidfd. Idempotent."""
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
 
 
 def spawn_process(command: Sequence[str], environ: Mapping[str, str], *descriptors: int) -> ChildProcess:
-    """Start a program in a process group of its own, so that a terminal's Ctrl-C reaches only the supervisor,
-    which stops children in order. Raises OSError when the system cannot.
+    """Start a program in its own process group, so that a terminal's Ctrl-C reaches only the supervisor.
 
-    Of our descriptors it has `descriptors`, by the same numbers; the first one says that it lives, from its
-    birth to its death (run_dir.open_liveness_lock).
+    The supervisor then stops the children in order. The child inherits `descriptors` under the same numbers;
+    the first one is the liveness lock (run_dir.open_liveness_lock). Raises OSError if the system cannot start
+    a process.
     """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        # Whatever a library prints goes with the log; standard output is the operator's.
+        # The output of libraries belongs to the log. Standard output belongs to the operator.
         stdout=sys.__stderr__.fileno() if sys.__stderr__ else None,
         close_fds=True,
         pass_fds=descriptors,

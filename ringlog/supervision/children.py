@@ -1,8 +1,8 @@
-"""Keeping the children alive: start, watch, replace, stop. Decisions are restart.decide's; here they happen.
+"""Keep the children alive: start, watch, restart, stop. restart.decide decides, this module acts.
 
-A successor starts only after its predecessor's pidfd became readable: the fence is death (RD-6). Each
-start takes a new incarnation number, durable before the process exists. Between two incarnations the
-process slot on the board belongs to the supervisor, which says there that nobody serves.
+A successor starts only after the pidfd of its predecessor became readable: the death is the fence (P2). Each
+start gets a new incarnation number, which is durable before the process exists. Between two incarnations the
+supervisor owns the child's process slot on the board, and marks there that the child does not serve.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GIVEN_UP = "given_up"
 
 
 class ChildChange(NamedTuple):
-    """Something happened to a child: it became READY, went DOWN, or was GIVEN_UP (after its DOWN)."""
+    """A change of a child: READY, DOWN, or GIVEN_UP (which follows DOWN)."""
 
     event: str
     child: ChildState
@@ -47,7 +47,7 @@ class ChildChange(NamedTuple):
 
 @dataclass(slots=True)
 class ChildState:
-    """One child of the tree through all its incarnations."""
+    """State of one child of the tree, over all its incarnations."""
 
     spec: ChildSpec
     slot: ProcessSlot
@@ -59,20 +59,20 @@ class ChildState:
     starvation: CpuStarvation = field(default_factory=CpuStarvation)
     is_ready: bool = False
     start_at_ns: int | None = None
-    """A start that is due at this monotonic time; None when none is wanted."""
+    """Monotonic time (ns) at which a start is due; None if no start is requested."""
     started_ns: int = 0
     kill_reason: str = ""
     give_up_reason: str = ""
-    """Why the child was given up; empty while it is kept alive."""
+    """Why the child was given up; empty otherwise."""
     last_exit: ChildExit | None = None
     read_only_starts: int = 0
-    """Lives in a row that served reads alone, none of them followed by one that could write."""
+    """Consecutive read-only incarnations, none of them followed by one that could write."""
     is_read_only: bool = False
-    """Its next life, or the one that runs, serves reads alone: the directory takes no writes."""
+    """The current or next incarnation is read-only, because the data directory is not writable."""
 
     @property
     def is_settled(self) -> bool:
-        """It serves, or it was given up: nothing more is to be waited for."""
+        """Whether the child is ready or was given up, so that there is nothing to wait for."""
         return self.is_ready or bool(self.give_up_reason)
 
     @property
@@ -85,17 +85,17 @@ MakeBoot = Callable[[ChildSpec, int, str, int], ActorBoot]
 
 
 class IncarnationSource(Protocol):
-    """Where incarnation numbers come from (identity.Identity)."""
+    """Source of incarnation numbers (identity.EngineIdentity)."""
 
     def allocate_incarnation(self) -> int:
-        """A number, durable as taken; raises DiskError."""
+        """Return a number whose use is durable; raises DiskError."""
 
     def allocate_unrecorded(self) -> int:
-        """A number for a life that writes nothing."""
+        """Return a number without a durable record, for an incarnation that writes no data."""
 
 
 class Children:
-    """All children. The caller polls `pidfds`, and calls `reap` and `look`; both return what changed."""
+    """All children. The caller polls `pidfds` and calls `reap` and `poll`; both return the changes."""
 
     def __init__(
         self,
@@ -111,7 +111,10 @@ class Children:
         test_stop_points: str = "",
         more_environ: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """`environ` and `life_line` are every child's; `more_environ` is what a kind of them gets besides."""
+        """`environ` and `life_line` apply to every child, `more_environ` to all children of one kind.
+
+        `life_line` is the descriptor of the liveness lock (run_dir.open_liveness_lock).
+        """
         self.states = tuple(ChildState(spec, board.process(spec.slot)) for spec in tree)
         self._numbers = numbers
         self._make_boot = make_boot
@@ -126,37 +129,40 @@ class Children:
             ward.slot.set(ProcessField.KIND, KINDS.index(ward.spec.kind))
             ward.slot.set(ProcessField.SHARD, ward.spec.shard + 1)
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------
 
     def of_kind(self, kind: str) -> list[ChildState]:
-        """The children of one kind."""
+        """Return the children of one kind."""
         return [ward for ward in self.states if ward.spec.kind == kind]
 
     def pidfds(self) -> dict[int, ChildState]:
-        """Descriptors that become readable when a child dies."""
+        """Return pidfd -> child. A pidfd becomes readable when its child dies."""
         return {ward.process.pidfd: ward for ward in self.states if ward.process is not None}
 
     def next_deadline_ns(self) -> int | None:
-        """When the next start is due."""
+        """Return the monotonic time (ns) of the next start; None if none is due."""
         due = (None if self._may_defer_start(ward) else ward.start_at_ns for ward in self.states)
         return min((at_ns for at_ns in due if at_ns is not None), default=None)
 
     def _may_defer_start(self, ward: ChildState) -> bool:
-        """A first start is sooner done when what it imports is there. For a successor somebody waits."""
+        """Return whether a start should wait for the fork server.
+
+        A first start is faster with the imports of the fork server. A successor starts at once: clients wait.
+        """
         return self.fork_server.is_starting and not ward.starts
 
     def is_any_starting(self) -> bool:
-        """True while a started child is not READY yet."""
+        """Return whether a running child is not READY yet."""
         return any(ward.process is not None and not ward.is_ready for ward in self.states)
 
-    # -- life -----------------------------------------------------------------------------------------
+    # -- start and death ------------------------------------------------------------------------------
 
     def request_start(self, ward: ChildState) -> None:
-        """Ask for the first start of a child; it happens in the next `look`."""
+        """Request the first start of a child. The next `poll` performs it."""
         ward.start_at_ns = self._clock.monotonic_ns()
 
     def poll(self) -> list[ChildChange]:
-        """Start what is due, see who became ready, kill who is stuck."""
+        """Start children that are due, detect children that became ready, and kill stuck ones."""
         now = self._clock.monotonic_ns()
         changes = []
         self.fork_server.poll()
@@ -169,7 +175,7 @@ class Children:
         return changes
 
     def reap(self, ward: ChildState) -> list[ChildChange]:
-        """Take note that a child's pidfd is readable: it is dead for certain."""
+        """Collect the exit status of a child whose pidfd is readable: its death is certain."""
         if ward.process is None:
             return []
         has_booted = ward.slot.get(ProcessField.PID) == ward.process.pid
@@ -179,9 +185,9 @@ class Children:
         return self._died(ward, exit)
 
     def reap_orphans(self) -> None:
-        """Collect processes that became our children when their parents ended and that have ended as well.
+        """Reap orphaned processes that the supervisor inherited and that have ended.
 
-        For the first process of a container, which is the parent of every orphan there.
+        For a supervisor that is pid 1 of a container: the kernel makes every orphan there its child.
         """
         ours = {
             ward.process.pid for ward in self.states if ward.process is not None
@@ -189,7 +195,7 @@ class Children:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if ended.si_pid in ours:
-                    return  # It is reaped in its turn, and the others in a later one.
+                    return  # The loop reaps it through its pidfd. The other orphans follow in a later pass.
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
     def _spawn(self, ward: ChildState, now: int) -> list[ChildChange]:
@@ -203,14 +209,14 @@ class Children:
         try:
             ward.incarnation = self._allocate_incarnation(ward)
         except DiskError as e:
-            # Without a number of its own nobody may write. A full disk costs this child, not the engine.
+            # Without its own number no process may write. A full disk stops this child, not the engine.
             code = ExitCode.READ_ONLY if e.is_unwritable else ExitCode.DISK_FAILED
             return self._died(ward, ChildExit(code, was_ready=False, reason=f"not started: {e}"))
         ward.slot.set(ProcessField.RESTARTS, ward.restarts)
         ward.slot.set(ProcessField.INCARNATION, ward.incarnation)
         ward.slot.set(ProcessField.READ_ONLY, int(ward.is_read_only))
         ward.slot.set(ProcessField.STATE, ProcessState.STARTING)
-        # A plan for a test names the lives it is for: the last successor must be able to recover.
+        # A test plan names the incarnations it applies to: the last successor must be able to recover.
         plan = stop_points.plan_of_incarnation(self._test_stop_points, ward.starts)
         read_only_probe_ms = restart.read_only_probe_ms(ward.read_only_starts) if ward.is_read_only else 0
         boot = dump_boot(self._make_boot(ward.spec, ward.incarnation, plan, read_only_probe_ms))
@@ -220,7 +226,7 @@ class Children:
                 ForkRequest(kind=ward.spec.kind, boot=boot, environ=environ)
             ) or spawn_process(actor_command(ward.spec.kind, boot), environ, self._liveness_fd)
         except OSError as e:
-            # No process, no memory or no descriptor: an end like any other, with the same patience.
+            # No process, memory or descriptor. It counts as a death, with the usual limits.
             return self._died(
                 ward, ChildExit(ExitCode.CRASH, was_ready=False, reason=f"not started: {e.strerror}")
             )
@@ -229,7 +235,7 @@ class Children:
         return []
 
     def _allocate_incarnation(self, ward: ChildState) -> int:
-        """Raises DiskError for a child that may write, when no number can be made durable."""
+        """Return an incarnation number. Raises DiskError if the child may write and it cannot be durable."""
         try:
             return self._numbers.allocate_incarnation()
         except DiskError as e:
@@ -263,7 +269,7 @@ class Children:
 
     @staticmethod
     def _is_starved(ward: ChildState, state: ProcessState, now: int) -> bool:
-        """It stands still because it gets no processor, and not for too long."""
+        """Return whether the child is starved of CPU. False after STARVED_FACTOR times its normal limit."""
         if ward.process is None or ward.progress.is_stuck(state, STARVED_FACTOR * ward.spec.stuck_after_s):
             return False
         was_seen = ward.starvation.has_waited_for_cpu
@@ -305,10 +311,10 @@ class Children:
         return [ChildChange(DOWN, ward)]
 
     def _handle_read_only(self, ward: ChildState, exit: ChildExit, now: int) -> None:
-        """The directory takes no writes, or does again: no fault of the child, so it costs it no patience.
+        """Handle a directory that became read-only or writable. The child did not fail: no death is counted.
 
-        A shard comes back at once, to serve reads alone or, after that, to try. The others have no use
-        before there is something to write.
+        A shard restarts at once: read-only if the directory is not writable, otherwise normally. Other
+        children wait, because they have nothing to do before the directory is writable.
         """
         ward.is_read_only = exit.status == ExitCode.READ_ONLY and ward.spec.kind == WAL_SHARD
         ward.start_at_ns = now
@@ -319,10 +325,10 @@ class Children:
         elif exit.status == ExitCode.READ_ONLY:
             ward.start_at_ns = now + RESTART_BACKOFF_MS_MAX * restart.NS_PER_MS
 
-    # -- ends -----------------------------------------------------------------------------------------
+    # -- stop -----------------------------------------------------------------------------------------
 
     def kill(self, ward: ChildState, reason: str) -> None:
-        """End a child for certain; `reap` follows when its pidfd says so."""
+        """Kill a child with SIGKILL. `reap` follows when its pidfd becomes readable."""
         if ward.process is not None:
             ward.kill_reason = reason
             log_event(
@@ -331,20 +337,20 @@ class Children:
             ward.process.send_signal(signal.SIGKILL)
 
     def stop_restarting(self) -> None:
-        """From now on the dead stay dead."""
+        """Restart no child from now on."""
         self._is_stopping = True
         self.fork_server.stop()
         for ward in self.states:
             ward.start_at_ns = None
 
     def signal_ready_children(self, number: signal.Signals) -> None:
-        """Pass a signal on to every child that serves: the others may not handle it yet."""
+        """Send a signal to every ready child. Other children may not handle it yet."""
         for ward in self.states:
             if ward.process is not None and ward.is_ready:
                 ward.process.send_signal(number)
 
     def resident_bytes(self, ward: ChildState) -> int:
-        """Memory a child has in use; 0 when it is dead."""
+        """Return the resident memory of a child in bytes; 0 if it is dead."""
         if ward.process is None:
             return 0
         try:

@@ -1,4 +1,4 @@
-"""Asking a running engine from another process: `ringlog status`, `ringlog stop`."""
+"""Requests to a running engine from another process: `ringlog status`, `ringlog stop`."""
 
 from __future__ import annotations
 
@@ -30,21 +30,24 @@ R = TypeVar("R", bound=Message)
 
 
 def fetch_status(run_dir: str, timeout_s: float = TIMEOUT_S) -> EngineStatusReply:
-    """How the engine announced in `run_dir` is.
+    """Return the status of the engine that is announced in `run_dir`.
 
-    Raises NotConnected when none is announced or its socket is gone, RequestTimeout when it does not
-    answer in time, Refused when it says no.
+    Raises NotConnected if no engine is announced or its socket does not exist. Raises RequestTimeout without
+    a reply in `timeout_s` seconds, and Refused if the engine refuses the request.
     """
     return _request(run_dir, EngineStatus(), EngineStatusReply, timeout_s)
 
 
 def stop_engine(run_dir: str, timeout_s: float = TIMEOUT_S) -> None:
-    """Ask the engine announced in `run_dir` to stop in good order; raises as `status` does."""
+    """Request an orderly stop of the engine that is announced in `run_dir`. Raises like `fetch_status`."""
     _request(run_dir, EngineStop(), EngineStopping, timeout_s)
 
 
 def fetch_consumers(run_dir: str, number: int, most: int, timeout_s: float = TIMEOUT_S) -> ConsumersReply:
-    """Which consumers are furthest behind at scheduler `number`; raises as `status` does."""
+    """Return the consumers with the greatest lag at scheduler `number`, at most `most` of them.
+
+    Raises like `fetch_status`.
+    """
     return _request(run_dir, ConsumersAsk(most), ConsumersReply, timeout_s, scheduler_name(number))
 
 

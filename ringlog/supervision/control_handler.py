@@ -1,4 +1,4 @@
-"""What the supervisor answers, message by message. docs/reference/protocol.md says the same for people."""
+"""The supervisor's replies to each request. docs/reference/protocol.md documents them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LIMITS = {
 
 
 class ControlHandler:
-    """Requests to the supervisor and their answers. Anything else it is sent is refused."""
+    """Handles requests to the supervisor. Messages of other kinds are refused with InvalidRequest."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class ControlHandler:
         clock: Clock,
         min_free_bytes: int,
     ) -> None:
-        """`slot` is the supervisor's own; `state` says how the engine is; `stop` begins the drain."""
+        """`slot` is the supervisor's own, `state` returns the engine's state, `stop` begins the drain."""
         self._info, self._rings, self._children = info, rings, children
         self._slot, self._state, self._stop, self._clock = slot, state, stop, clock
         self._min_free_bytes = min_free_bytes
 
     def handle_request(self, message: Message, answer: ReplyCallback) -> None:
-        """Answer one request, now or, for RingOpen, when its shard has answered."""
+        """Reply to one request through `answer`. RingOpen is answered after its shard has replied."""
         try:
             self._dispatch(message, answer)
         except Refused as e:
@@ -126,7 +126,7 @@ class ControlHandler:
         )
 
     def _missing_on_disk(self, ward: ChildState) -> int:
-        """What the reclaimer says that must be free before shards take records again."""
+        """Return the bytes that must become free before shards accept records, by the reclaimer's report."""
         is_low = ward.process is not None and ward.slot.get(ProcessField.DISK_LOW)
         return max(self._min_free_bytes - ward.slot.get(ProcessField.DISK_FREE), 1) if is_low else 0
 
@@ -156,7 +156,7 @@ class ControlHandler:
 
 
 def _free_bytes(path: str) -> int:
-    """Room on the disk; 0 when it cannot be asked, which is no reason to give no status."""
+    """Return the free bytes of the file system; 0 if the call fails, because a status is still useful."""
     try:
         disk = os.statvfs(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Stopping in good order: those who accept work first, then those who keep promises (SD-1..SD-4)."""
+"""Orderly stop: processes that accept work stop first, then the shards, which settle what they accepted."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ log = logging.getLogger("ringlog.supervision")
 
 
 class EngineDrain:
-    """One orderly stop. Call `look` once a turn, after the dead were reaped."""
+    """One orderly stop. Call `advance` once a pass of the loop, after dead children were reaped."""
 
     def __init__(self, children: Children, *, drain_s: float, clock: Clock) -> None:
         self._children = children
         self._drain_ns = round(drain_s * NS_PER_S)
         self._clock = clock
-        # A child that is down or given up now has not ended in good order, unless it was told to stop as
-        # well: some service managers signal every process of a service.
+        # A child that is down or given up at the start of the drain did not end in good order. Exception: it
+        # received a signal to stop, because some service managers signal every process of a service.
         self._is_degraded = any(
             ward.starts and ward.process is None and (ward.give_up_reason or not self._exited_cleanly(ward))
             for ward in children.states
@@ -39,7 +39,7 @@ class EngineDrain:
         return [w for w in self._children.states if w.spec.stop_order == order and w.process is not None]
 
     def advance(self) -> bool:
-        """Take the next step that is due; True when every child is dead."""
+        """Take the next step that is due. Returns True when every child is dead."""
         if not self._is_stage_over():
             now_ns = self._clock.monotonic_ns()
             if self._lowered_deadline_ns is not None and now_ns >= self._lowered_deadline_ns:
@@ -55,12 +55,12 @@ class EngineDrain:
         return True
 
     def force(self) -> None:
-        """End the waiting: kill everybody (the second signal of SD-1)."""
+        """Kill all children at once. The engine calls this on the second signal to stop."""
         for ward in self._children.states:
             self._children.kill(ward, "told to hurry")
 
     def is_orderly(self) -> bool:
-        """True when every child that had been started ended by itself and well. Ask after the drain."""
+        """Return whether every started child ended by itself and cleanly. Call it after the drain."""
         return not self._is_degraded and all(self._exited_cleanly(w) for stage in self._stages for w in stage)
 
     @staticmethod
@@ -69,9 +69,9 @@ class EngineDrain:
         if exit is None:
             return False
         if ward.spec.kind in BACKGROUND and exit.status == -signal.SIGKILL and exit.reason:
-            # It keeps no promise, and what it had begun is begun anew: we ended it, not chance.
+            # The supervisor killed it on purpose. No state is lost: its successor repeats unfinished work.
             return True
-        # A child that had not begun to serve has nothing to put in order.
+        # A child that was never ready has no work to finish.
         was_stopped = exit.status in {-signal.SIGTERM, -signal.SIGINT}
         return exit.is_orderly or (was_stopped and not exit.was_ready)
 
@@ -88,13 +88,13 @@ class EngineDrain:
                 ward.process.send_signal(signal.SIGTERM)
 
     def _kill_lowered(self) -> None:
-        """They get the processor when nobody else wants it: on a busy host never."""
+        """Kill the low-priority children: on a busy host they may never get a CPU to end by themselves."""
         for ward in self._stages[self._stage]:
             if ward.spec.kind in LOW_PRIORITY:
                 self._children.kill(ward, "no time to end by itself")
 
     def _kill_stage(self) -> None:
-        # After SIGKILL there is nothing left to do but to wait for the death itself.
+        # After SIGKILL the supervisor can only wait for the death.
         self._deadline_ns = None
         for ward in self._stages[self._stage]:
             self._children.kill(ward, "drain limit reached")

@@ -1,4 +1,4 @@
-"""May we listen there? Checked after name resolution, for every address, IPv6 included (SEC-1, SEC-6)."""
+"""Decide whether the engine may listen on an endpoint. All resolved addresses are checked, also IPv6."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PORT_MAX = 65_535
 
 
 def check_listeners(config: Config) -> Config:
-    """Refuse an endpoint that would let in whom nobody invited; returns the config with host names resolved.
+    """Refuse an endpoint that would admit uninvited clients. Returns the config with resolved host names.
 
-    Raises ConfigError naming the key and what is missing. Wildcard addresses and names that do not
-    resolve count as reachable from elsewhere.
+    Raises ConfigError, which names the key and what is missing. Wildcard addresses and names that do not
+    resolve count as reachable from other hosts.
     """
     endpoint = config.native.endpoint
     if endpoint == IPC:
@@ -46,14 +46,14 @@ def check_listeners(config: Config) -> Config:
         )
     if not addresses:
         return config
-    # The address that was judged is the address that is bound, whatever the name means a second later.
+    # Bind the address that was checked. The name may resolve to another address a second later.
     pinned = f"tcp://[{addresses[0]}]:{port}" if ":" in addresses[0] else f"tcp://{addresses[0]}:{port}"
     native = msgspec.structs.replace(config.native, endpoint=pinned)
     return msgspec.structs.replace(config, native=native)
 
 
 def resolve(host: str) -> list[str]:
-    """Numeric addresses of a host, IPv4 first; empty when it has none we can find (`*`, an interface)."""
+    """Return the numeric addresses of a host, IPv4 first. Empty if none is found (`*`, an interface)."""
     if host == "*":
         return []
     try:
@@ -94,7 +94,10 @@ def _require_private_file(key: str, path: str) -> None:
 
 
 def public_key_of(curve_key_file: str) -> str:
-    """Public half of the server's CURVE key, for clients on this host to check against; empty if absent."""
+    """Return the public half of the server's CURVE key, which clients on this host verify.
+
+    Returns "" if the file has none. Raises ConfigError if the file is not a key file.
+    """
     try:
         with open(curve_key_file, "rb") as file:
             return str(tomllib.load(file).get("public_key", ""))

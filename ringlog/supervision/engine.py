@@ -1,13 +1,13 @@
-"""The supervisor's loop: one poll over everything that can happen, then one small step for each thing.
+"""The supervisor's loop: one poll over all descriptors, then one short step for each event.
 
 starting -> serving -> stopping -> stopped
 
-starting   shards first; when each serves or was given up, gateway and schedulers; then engine.json says:
-           ready, and who works in the background is started
-serving    the dead are replaced, the stuck are killed and replaced, rings come and go
-stopping   see drain.py; a second signal, a second or more after the first, ends the waiting
+starting   The shards start first. When each of them is ready or given up, gateway and schedulers start. When
+           these are settled, engine.json is written and the background processes start.
+serving    Dead children are restarted, stuck ones are killed and restarted, rings are created and removed.
+stopping   See drain.py. A second signal, SECOND_SIGNAL_S (1 s) or more after the first, kills all children.
 
-No data passes through here. Nothing waits but the poll, which ends at a death, a signal, a message, a
+No record passes through this process. Only the poll waits. It ends at a death, a signal, a message, a
 deadline or the tick.
 """
 
@@ -79,20 +79,20 @@ log = logging.getLogger("ringlog.supervision")
 
 TICK_MS = HEARTBEAT_INTERVAL_MS
 STARTING_TICK_MS = 20
-"""While a child is coming up; its READY is a word on the board, which wakes nobody."""
+"""Tick (ms) while a child starts. A child becomes READY with a store on the board, which wakes no process."""
 STOP_POINTS_VARIABLE = environment.STOP_POINTS
 _LINGER_MS = 200
 _FIRST_PID = 1
 _PROGRESS_INTERVAL_NS = 2 * NS_PER_S
 _ANNOUNCE_START_NS = NS_PER_S // 5
-"""A start that takes longer says where it can be asked how far it is."""
+"""A start that takes longer (ns) writes starting.json, so that `ringlog status` can show its progress."""
 EXIT_ORDERLY = 0
 EXIT_DEGRADED = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class EnginePhase(Enum):
-    """Where the engine is in its life."""
+    """Phase of the engine."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -109,11 +109,12 @@ def run_engine(
     disk: Disk | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """Be the engine: start, serve until told to stop, stop. Belongs to the main thread. Children are forked
-    from `forks`.
+    """Run the engine in the main thread: start, serve until a stop is requested, stop.
 
-    Returns 0 after an orderly stop, 1 after a degraded one. Raises StartRefused when the engine must not
-    start; then nothing of it is left.
+    Children are forked from `forks`. `on_ready` is called once, when the engine is ready.
+
+    Returns 0 after an orderly stop, 1 after a degraded one. Raises StartRefused if the engine must not start;
+    then no process, lock or shared memory remains.
     """
     clock = clock or SystemClock()
     stop_points.configure(stop_points.plan_of_incarnation(environ.get(STOP_POINTS_VARIABLE, ""), 1))
@@ -135,7 +136,7 @@ def run_engine(
 
 
 class Engine:
-    """One start of an engine, on the ground it stands on."""
+    """One start of an engine, with its resources."""
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class Engine:
         clock: Clock,
         on_ready: Callable[[EngineInfo], None] | None = None,
     ) -> None:
-        """Build everything; no process is started before `run`."""
+        """Create all parts. No process is started before `run`."""
         self.config = config
         self.phase = EnginePhase.STARTING
         self._resources, self._context, self._signals, self._clock = ground, context, signals, clock
@@ -183,7 +184,7 @@ class Engine:
         )
         self._control = SupervisorControlSocket(context, socket_of(ground.shm_dir, SUPERVISOR))
         self._failed_shard_sockets: dict[int, SupervisorControlSocket] = {}
-        """Where shards that were given up were asked: somebody must say so (PR-12)."""
+        """Sockets at the addresses of shards that were given up. Requests there fail with `shard_failed`."""
         self._control_handler = ControlHandler(
             self.engine_info(),
             self._rings,
@@ -196,13 +197,13 @@ class Engine:
         )
         self._drain: EngineDrain | None = None
         self._force_from_ns = 0
-        """From here on a signal to stop is a second one."""
+        """Monotonic time (ns) from which a signal to stop counts as a second one."""
         self._failure = ""
         self._next_progress_ns = self._started_ns + _PROGRESS_INTERVAL_NS
         self._is_start_announced = False
 
     def run(self) -> int:
-        """Run until stopped; see run_engine."""
+        """Run the loop until the engine has stopped; see run_engine."""
         hardening.set_oom_score(os.getpid(), SUPERVISOR_OOM_SCORE)
         log_event(
             log,
@@ -226,7 +227,7 @@ class Engine:
         return EXIT_ORDERLY if is_orderly else EXIT_DEGRADED
 
     def close(self) -> None:
-        """Let go of everything. Children alive here mean that we failed: they go with us, for certain."""
+        """Release everything. Children that are still alive after a failure of the supervisor are killed."""
         for ward in self._children.states:
             self._children.kill(ward, "supervisor failed")
             self._children.reap(ward)
@@ -273,7 +274,7 @@ class Engine:
         )
 
     def engine_info(self) -> EngineInfo:
-        """What engine.json says."""
+        """Return the content of engine.json."""
         ground, native = self._resources, self.config.native
         is_tcp = self.config.gateway.enabled and native.endpoint != IPC
         gateway_ipc = run_dir.announced_gateway(ground.run_dir, ground.shm_dir)
@@ -293,12 +294,12 @@ class Engine:
             schedulers=self.config.delivery.schedulers,
         )
 
-    # -- one turn -------------------------------------------------------------------------------------
+    # -- one pass of the loop -------------------------------------------------------------------------
 
     def _turn(self) -> None:
         readable = self._wait()
         changes: list[ChildChange] = []
-        # The dead first: a pid that a new message names may be a dead client's, used again.
+        # Deaths first: a pid in a new message may be a dead client's pid that the kernel has reused.
         for fd, ward in self._children.pidfds().items():
             if fd in readable:
                 changes += self._children.reap(ward)
@@ -329,7 +330,7 @@ class Engine:
         self._advance()
 
     def _wait(self) -> set[int]:
-        """Poll everything there is; returns readable descriptors. Sockets are looked at in any case."""
+        """Poll all descriptors and return the readable ones. The caller reads sockets in any case."""
         poller = zmq.Poller()
         poller.register(self._signals.fileno(), zmq.POLLIN)
         for desk in (self._control, *self._failed_shard_sockets.values()):
@@ -419,7 +420,7 @@ class Engine:
             self._on_ready(info)
 
     def _report_recovery(self, shards: list[ChildState]) -> None:
-        """How far a long recovery is, now and then; and where `ringlog status` can ask."""
+        """Log the progress of a long recovery from time to time, and announce where to query it."""
         now = self._clock.monotonic_ns()
         if not self._is_start_announced and now >= self._started_ns + _ANNOUNCE_START_NS:
             self._is_start_announced = True
@@ -439,7 +440,7 @@ class Engine:
             self._notifier.ping_watchdog()
 
     def state(self) -> str:
-        """starting, ready, degraded (a child that should serve does not) or draining."""
+        """Return starting, ready, degraded (a child that should serve does not) or draining."""
         if self.phase == EnginePhase.SERVING:
             return "ready" if all(map(_is_healthy, self._children.states)) else "degraded"
         return "starting" if self.phase == EnginePhase.STARTING else "draining"
@@ -447,7 +448,7 @@ class Engine:
     # -- stop -----------------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Begin the orderly stop, once."""
+        """Begin the orderly stop. Further calls have no effect."""
         if self._drain is not None:
             return
         log_event(log, logging.INFO, "engine stops", reason=reason)
@@ -472,5 +473,8 @@ class Engine:
 
 
 def _is_healthy(ward: ChildState) -> bool:
-    """It serves; or it works in the background, where a pause is nobody's, and was not given up."""
+    """Return whether the child serves, or is a background process that was not given up.
+
+    No client waits for a background process during a restart.
+    """
     return ward.is_ready or (ward.spec.kind in BACKGROUND and not ward.give_up_reason)

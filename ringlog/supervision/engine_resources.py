@@ -1,7 +1,7 @@
-"""What an engine stands on: its directories, locked and checked, before any process is started.
+"""The resources of an engine: its directories, locked and checked before any process starts.
 
-The order matters. Nothing is modified before the lock is held (SY-1, FX-20); nothing of a predecessor
-is removed before its last process is gone (PR-10); nothing is used that others could reach (SEC-20).
+The order matters. Nothing is modified before the data directory is locked. Nothing of a predecessor is
+removed before its last process is dead. No directory is used that another user can access.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _ORPHAN_LOOK_S = 0.05
 
 
 PublishedMarks = dict[int, tuple[int, int]]
-"""Of each shard (file id, offset in bytes) up to which its log may be read."""
+"""By shard: (file id, offset in bytes) up to which readers may read its log."""
 
 
 class EngineResources:
-    """The engine's directories, lock, identity and board. `close` gives all of it back."""
+    """The engine's directories, lock, identity and board. `close` releases all of them."""
 
     def __init__(
         self, config: Config, tree: Tree, *, disk: Disk, clock: Clock, is_cancelled: Callable[[], bool]
     ) -> None:
-        """Take possession; raises StartRefused, and then nothing is held and no shared memory is left."""
+        """Acquire everything. On StartRefused nothing stays locked and no shared memory is left."""
         self._disk = disk
         self.run_dir = config.run.dir
         self.start_id = secrets.token_hex(8)
@@ -81,7 +81,7 @@ class EngineResources:
             undo.pop_all()
 
     def time_base_us(self, boot_id: str, clock: Clock) -> int:
-        """See run_dir.time_base_us."""
+        """Return the time base of leases and waits in µs; see run_dir.time_base_us."""
         return run_dir.time_base_us(self._disk, self.run_dir, boot_id, clock)
 
     def _begin(self, shm_dir: str, expected: int) -> None:
@@ -90,9 +90,10 @@ class EngineResources:
     def _clear_predecessor(
         self, config: Config, clock: Clock, is_cancelled: Callable[[], bool]
     ) -> PublishedMarks:
-        """Wait for processes a killed supervisor left, then remove its shared memory. Kills nobody.
+        """Wait for the processes of a killed supervisor to exit, then remove their shared memory.
 
-        Returns how far its shards said that their logs may be read; {} where there was no predecessor.
+        Kills no process. Returns the published marks of the predecessor's shards; {} without a predecessor.
+        Raises StartRefused if processes are still alive after `supervisor.drain_s` + ORPHAN_GRACE_S.
         """
         run_dir.remove_announcements(self._disk, self.run_dir)
         previous = self.identity.previous_shm_dir
@@ -112,11 +113,11 @@ class EngineResources:
         return published
 
     def _restore_published_marks(self, published: PublishedMarks, tree: Tree) -> None:
-        """Let shards know what their predecessors had published, as if only these had died.
+        """Pass the published marks of the predecessor on to the shards, as if only the shards had died.
 
-        What a killed shard was writing may be there in part. Only this mark says that nobody was told of it;
-        without it the numbers that may have been given out are announced as lost. Streams of another number
-        of shards are other streams.
+        A killed shard may have written a part of a commit batch. Only the published mark proves that no
+        process learned of it. Without the mark, the seqs that may have been assigned are reported as lost.
+        With another number of shards the logs are distributed differently, and the marks do not apply.
         """
         shards = tree.of_kind(WAL_SHARD)
         if {spec.shard for spec in shards} == set(published):
@@ -124,15 +125,15 @@ class EngineResources:
                 self.board.process(spec.slot).set_watermark(WatermarkKind.PUBLISHED, *published[spec.shard])
 
     def announce(self, info: EngineInfo) -> None:
-        """Say in engine.json that the engine is ready."""
+        """Write engine.json: the engine is ready."""
         run_dir.write_engine_json(self._disk, self.run_dir, info)
 
     def write_starting_json(self, info: EngineInfo) -> None:
-        """Say in starting.json where an engine that is not ready yet can be asked."""
+        """Write starting.json, so that `ringlog status` reaches an engine that is not ready yet."""
         run_dir.write_starting_json(self._disk, self.run_dir, info)
 
     def close(self) -> None:
-        """Remove the announcement and the shared memory, then release the lock. Every child must be dead."""
+        """Remove announcements and shared memory, then release the lock. Every child must be dead."""
         self.board.close()
         os.close(self.liveness_fd)
         run_dir.remove_announcements(self._disk, self.run_dir)
@@ -140,21 +141,23 @@ class EngineResources:
         try:
             self.identity.forget_shm_dir()
         except DiskError as e:
-            # Only a note that there is nothing to clean; the next start looks and finds nothing.
+            # The record only triggers a cleanup: the next start finds nothing to remove.
             log_event(log, logging.ERROR, "meta/engine not updated", reason=str(e))
         self._disk.unlock(self._lock)
 
 
 def needed_shm_bytes(config: Config) -> int:
-    """Shared memory the engine itself needs: board, topic tables, news, and a ring to each shard for one
-    client."""
+    """Return the bytes of shared memory that the engine needs at least.
+
+    Counted are the board, the topic tables, the news rings, and one client's ring to each shard.
+    """
     board = PAGE_BYTES * (PROCESSES_MAX + 1)
     news = NEWS_BYTES if config.delivery.schedulers else 0
     return board + config.wal.shards * (CHUNK_BYTES + news + first_ring_file_bytes(config.run))
 
 
 def _published_on(shm_dir: str) -> PublishedMarks:
-    """The marks of all shards on a board that nobody writes any more; what cannot be read is left out."""
+    """Return the marks of all shards on a board without writers. Marks that cannot be read are omitted."""
     found: PublishedMarks = {}
     with contextlib.suppress(BoardError, OSError):
         board = Board.open(shm_dir, writable=False)
@@ -172,12 +175,12 @@ def _mark_of(page: ProcessSlot) -> tuple[int, int]:
     try:
         return page.watermark(WatermarkKind.PUBLISHED)
     except BoardUnstable:
-        # It died while it wrote it: as if it had never been written.
+        # The shard died while it wrote the mark: treat it as never written.
         return (0, 0)
 
 
 def refuse_root(config: Config) -> None:
-    """Raise StartRefused for root, unless told or in a container."""
+    """Raise StartRefused for uid 0, unless `run.allow_root` is set or the engine runs in a container."""
     if os.geteuid() == 0 and not config.run.allow_root:
         if is_in_container():
             log_event(
@@ -193,7 +196,7 @@ def refuse_root(config: Config) -> None:
 
 
 def is_in_container() -> bool:
-    """True in a container, as far as that shows: pid 1, or a file that container engines leave."""
+    """Return whether this looks like a container: pid 1, or a file that container engines create."""
     return os.getpid() == 1 or any(map(os.path.exists, CONTAINER_FILES))
 
 
@@ -221,7 +224,7 @@ def _require_disk_space(config: Config, data_dir: str) -> None:
 
 
 def _pids_on_board(shm_dir: str) -> list[int]:
-    """Pids a dead supervisor's board shows, for people to look at."""
+    """Return the pids of living processes on a dead supervisor's board, for the error text."""
     board = Board.open(shm_dir, writable=False)
     try:
         pids = {board.process(slot).get(ProcessField.PID) for slot in range(board.processes)}

@@ -1,13 +1,14 @@
-"""The process that children are forked from, as its parent sees it.
+"""The supervisor's side of the fork server: the process that children are forked from.
 
-To import what an actor needs takes a quarter of a second of processor time, ten times what the rest of its
-start does, and after a crash clients wait for it. So one process (`ringlog.runtime.forkserver`) imports it
-once and is forked for each child. It holds nothing of ours but the line that says it lives: no lock gets into
-a child through it (RD-7).
+An actor's imports take 0.25 s of CPU time, ten times the rest of its start. After a crash clients wait for
+that. The fork server (`ringlog.runtime.forkserver`) therefore imports the modules once and is forked for each
+child. It holds none of the supervisor's descriptors except the liveness lock, so a child inherits no other
+lock through it.
 
-Nothing depends on it: while there is none, because it died or is not ready, children are spawned as before. A
-child that it forked is ours, not its (we adopt what it orphans), does nothing before we know it and told it
-what to be, and ends when we never do: so no two lives of an actor come about, whoever dies when (RD-6).
+The fork server is optional. While it is not ready or dead, the supervisor spawns children from their command
+lines. A forked child is the supervisor's child: the supervisor is a subreaper and adopts it. The child does
+nothing before the supervisor knows its pid and has sent the fork request. It exits if the request never
+comes. One actor therefore never runs twice, whichever process dies (P5).
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from ringlog.supervision.restart import NS_PER_S
 log = logging.getLogger("ringlog.supervision")
 
 FORK_S = 2.0
-"""A fork takes milliseconds. One that does not answer within this is given up, and its process with it."""
+"""A fork takes milliseconds. After this time (s) without a reply the supervisor kills the fork server."""
 READY_S = 30.0
-"""One that has not imported everything by then is given up."""
+"""Longest time (s) for the imports. After it the supervisor kills the fork server."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
-"""Until a dead one is replaced; twice as long each time, up to the second."""
+"""Pause (s) before a dead fork server is replaced. It doubles with each failure, up to the second value."""
 
 
 class ForkServer:
-    """At most one such process. The caller polls `fileno` and calls `look` once a turn."""
+    """At most one fork server process. The caller polls `fileno` and calls `poll` once a pass of its loop."""
 
     def __init__(self, kinds: Sequence[str], *, environ: Mapping[str, str], clock: Clock) -> None:
-        """For actors of these kinds, with this environment."""
+        """`kinds` are the kinds of actors to import, `environ` is the environment of the fork server."""
         self._kinds, self._environ, self._clock = kinds, environ, clock
         self._liveness_fd, self._data_dir = -1, ""
         self._line: socket.socket | None = None
@@ -56,20 +57,23 @@ class ForkServer:
 
     @property
     def is_starting(self) -> bool:
-        """True while it imports."""
+        """Whether the fork server exists and still imports modules."""
         return self._child is not None and not self.is_ready
 
     def fileno(self) -> int:
-        """Descriptor that becomes readable when it is ready, or dead; -1: nothing to wait for."""
+        """Return the descriptor that becomes readable when the fork server is ready or dies; -1 = none."""
         return self._line.fileno() if self._line is not None else -1
 
     def pids(self) -> set[int]:
-        """Its process, if there is one."""
+        """Return the pid of the fork server, as a set; empty if there is none."""
         return set() if self._child is None else {self._child.pid}
 
     def fork_forkserver(self) -> None:
-        """Make the first one, which imports while this process goes on. To be called before that has a lock
-        or a thread, or opens anything; without it, `begin` spawns one."""
+        """Fork the first fork server. It imports modules while this process continues.
+
+        Call it before this process takes a lock, starts a thread or opens a file. If it fails or is not
+        called, `start` spawns the fork server instead.
+        """
         self._ready_by_ns = self._clock.monotonic_ns() + round(READY_S * NS_PER_S)
         try:
             pid, self._line = fork_forkserver(self._kinds, self._environ, source_checkout())
@@ -79,7 +83,11 @@ class ForkServer:
         hardening.set_oom_score(pid, CHILD_OOM_SCORE)
 
     def start(self, data_dir: str, life_line: int) -> None:
-        """The engine is about to start children: of this directory, born with this line."""
+        """Send the setup to the fork server, or spawn one. Call it before the first child starts.
+
+        `data_dir` is shown in the process title. `life_line` is the descriptor of the liveness lock
+        (run_dir.open_liveness_lock), which every forked child inherits.
+        """
         self._data_dir, self._liveness_fd = data_dir, life_line
         if self._line is None:
             self._start()
@@ -106,11 +114,11 @@ class ForkServer:
                 self._child = spawn_process(command, self._environ, self._liveness_fd, number)
             self._send_setup()
         except OSError as e:
-            # No descriptor, no process or no memory: nothing that anybody depends on.
+            # No descriptor, process or memory. Children are spawned instead.
             self._gone(str(e.strerror))
 
     def poll(self) -> None:
-        """See whether it became ready or died; start another one when that is due."""
+        """Detect that the fork server became ready or died, and start the next one when it is due."""
         if self._line is not None:
             try:
                 said = self._line.recv(1, socket.MSG_DONTWAIT)
@@ -128,9 +136,10 @@ class ForkServer:
             self._start()
 
     def fork(self, order: ForkRequest) -> ChildProcess | None:
-        """A new child that carries out this order; None: there is none, spawn it.
+        """Fork a child for this request.
 
-        Raises nothing: what goes wrong here is this process's end, not the child's.
+        Returns None if the fork server cannot do it: the caller spawns the child instead. Never raises: an
+        error here ends the fork server, not the child.
         """
         if self._line is None or not self.is_ready:
             return None
@@ -147,12 +156,13 @@ class ForkServer:
                 socket.send_fds(self._line, [b"f"], [theirs.fileno()], socket.MSG_DONTWAIT)
             ours.settimeout(FORK_S)
             pid = int(ours.recv(PID_BYTES_MAX))
-            # It says so when its first parent is gone. From then on only we can give its number free.
+            # The child sends its pid after its first parent has exited. From then on only the supervisor
+            # can reap it, so the pid cannot be reused before that.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             child = ChildProcess(pid)
             ours.sendall(message)
         except (OSError, ValueError) as e:
-            # Also no answer at all (TimeoutError), and the end of the line in place of one (ValueError).
+            # TimeoutError: no reply at all. ValueError: the connection was closed before a pid arrived.
             if child is not None:
                 child.send_signal(signal.SIGKILL)
                 child.reap()
@@ -163,7 +173,7 @@ class ForkServer:
         return child
 
     def stop(self) -> None:
-        """End it for good: no child will be wanted any more. Idempotent."""
+        """Stop the fork server for good. Idempotent."""
         self._end()
         self._start_at_ns = None
 

@@ -1,8 +1,8 @@
-"""Who this data directory is, and the numbers of the lives of its processes.
+"""Identity of a data directory, and the incarnation numbers of its processes.
 
-`<data>/meta/engine` holds the engine's id, the first incarnation number not handed out yet, and the
-shared-memory directory of the engine that last started here. It is replaced as a whole and synced
-before a number is used, so a number is never used twice, whatever dies when.
+`<data>/meta/engine` contains the engine id, the first unused incarnation number, and the shared-memory
+directory of the engine that started here last. The file is replaced as a whole and synced before a number is
+used. A number is therefore never used twice, whichever process dies (P1).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ringlog.storage.layout import META_DIR, WAL_DIR
 
 __all__ = ["ENGINE_FILE", "EngineFile", "EngineIdentity"]
 _BLOCK = 16
-"""Numbers made durable at once, so that most restarts wait for no disk. Unused ones are skipped."""
+"""Numbers that one sync reserves, so that most restarts wait for no disk. Unused numbers are skipped."""
 
 
 class EngineIdentity:
-    """The engine's id and its supply of incarnation numbers. Needs the data directory's lock."""
+    """The engine id and the source of incarnation numbers. The caller must hold the data directory's lock."""
 
     def __init__(self, disk: Disk, data_dir: str) -> None:
-        """Read `meta/engine`, or found a new engine in an empty directory; raises StartRefused."""
+        """Read `meta/engine`, or create an identity if the directory has none. Raises StartRefused."""
         self._disk = disk
         self._meta = os.path.join(data_dir, META_DIR)
         disk.make_dir(self._meta)
@@ -46,36 +46,36 @@ class EngineIdentity:
         self._next = self._durable_to = known.next_incarnation
 
     def record_start(self, shm_dir: str, expected: int) -> int:
-        """Record this start's shared-memory directory and return its first incarnation number.
+        """Record this start's shared-memory directory and return the first incarnation number of the start.
 
-        `expected` is how many numbers the start will need at once.
+        `expected` is the number of incarnations that the start needs at once. Raises DiskError.
         """
         self._shm_dir = shm_dir
         self._reserve(expected)
         return self._next
 
     def allocate_incarnation(self) -> int:
-        """Return the next incarnation number, durable as taken; raises DiskError when it cannot be."""
+        """Return the next incarnation number, after the reservation is durable. Raises DiskError."""
         if self._next >= self._durable_to:
             self._reserve(_BLOCK)
         number, self._next = self._next, self._next + 1
         return number
 
     def allocate_unrecorded(self) -> int:
-        """Return the next number without making that durable, for a process that writes nothing here.
+        """Return the next number without a durable reservation, for a process that writes no data.
 
-        Nobody gets it again while this engine runs: the next record that succeeds passes over it.
+        This engine does not issue the number again: the next reservation that succeeds skips it.
         """
         number, self._next = self._next, self._next + 1
         return number
 
     def forget_shm_dir(self) -> None:
-        """Record that this engine left nothing in shared memory."""
+        """Record that this engine left nothing in shared memory. Raises DiskError."""
         self._shm_dir = ""
         self._reserve(0)
 
     def _reserve(self, count: int) -> None:
-        """Make `count` further numbers usable; raises DiskError, and then none of them is."""
+        """Make `count` further numbers usable. On DiskError none of them is usable."""
         durable_to = self._next + count
         facts = encode_identity(self.engine_id, durable_to, self._shm_dir)
         replace_file(self._disk, self._meta, ENGINE_FILE, facts)
@@ -83,7 +83,7 @@ class EngineIdentity:
 
     @staticmethod
     def peek(disk: Disk, data_dir: str) -> EngineFile | None:
-        """What the directory says of itself, None when it is new; raises StartRefused for nonsense."""
+        """Return the identity in the directory, or None if there is none. Raises StartRefused if corrupt."""
         try:
             return read_identity(disk, data_dir)
         except ValueError as e:
@@ -94,8 +94,10 @@ class EngineIdentity:
             ) from None  # fmt: skip
 
     def _refuse_used_numbers(self, data_dir: str, known: EngineFile) -> None:
-        """A counter below what the log's names say is damaged, or older than the log (RD-5): recovery would
-        take the files of a later life for nobody's."""
+        """Refuse to start if the counter is not above every incarnation number in the log's file names.
+
+        Such a counter is damaged or older than the log. Recovery would ignore files of a later incarnation.
+        """
         newest = newest_incarnation(self._disk, data_dir)
         if newest >= known.next_incarnation:
             raise StartRefused(
@@ -105,7 +107,7 @@ class EngineIdentity:
             )  # fmt: skip
 
     def _refuse_orphaned_wal(self, data_dir: str) -> None:
-        """A log without its identity: a new one could reuse incarnation numbers (RD-5)."""
+        """Refuse to start on a log without an identity file: a new one could reuse incarnation numbers."""
         wal = os.path.join(data_dir, WAL_DIR)
         if self._disk.exists(wal) and self._disk.list_dir(wal):
             raise StartRefused(

@@ -1,19 +1,20 @@
-"""Who restarts when: a pure function of (spec, history, exit, now).
+"""Restart decisions: a pure function of (spec, history, exit, now).
 
-What each end means:
+  exit                                                       decision
 
-  orderly, crash, invariant, disk failed, orphaned, killed   start again: at once, and with a growing delay
-                                                             when deaths follow one another within seconds
-  could not boot                                             once may be chance; twice in a row without ever
-                                                             being ready is poison: give up
-  fenced                                                     somebody newer is alive: give up
-  corrupt                                                    damage is for people to look at: give up
-  read only                                                  no death (children.py): a shard comes back at
-                                                             once to serve reads, and ends when it can write
+  orderly, crash, invariant, disk failed, orphaned, killed   restart at once; with exponential backoff when
+                                                             deaths follow one another within 5 s
+  could not boot                                             restart once; give up after two failed boots in
+                                                             a row without ever being ready
+  fenced                                                     give up: another process holds the lock
+  corrupt                                                    give up: a person must inspect the damage
+  read only                                                  not a death (children.py): a shard restarts at
+                                                             once in read-only mode, and exits when the
+                                                             directory is writable
   more than restart_max deaths in restart_window_s           give up
 
-Giving up on a child leaves the others alone: its topics answer `shard_failed` (PR-12). The delay has no
-jitter because a child competes with nobody for its start.
+Giving a child up does not affect the other children: requests for its topics fail with `shard_failed`. The
+backoff has no jitter, because a child competes with no other process for its start.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 POISON_BOOTS = 2
 RAPID_DEATH_NS = 5 * NS_PER_S
-"""Deaths within this time make the next start wait; one now and then is an accident, and a pause for
-clients that need not be longer than the recovery."""
+"""Earlier deaths within this time (ns) delay the next start. A single death is an accident: clients should
+not wait longer than the recovery takes."""
 EXIT_SIGNAL_BASE = 256
-"""P.EXIT of a child that a signal ended is this plus the signal's number."""
+"""Base of the board's P.EXIT word for a child that a signal ended: this plus the signal's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,13 @@ class ChildExit:
     """How one incarnation ended."""
 
     status: int
-    """Exit code, or minus the signal that killed it: what subprocess calls returncode."""
+    """Exit code, or minus the number of the signal: like `returncode` of subprocess."""
     was_ready: bool
-    """It had been READY at some time."""
+    """Whether the incarnation was READY at any time."""
     reason: str = ""
-    """What the supervisor did to it, if anything; for people."""
+    """What the supervisor did to the child, if anything. For people."""
     has_booted: bool = True
-    """It got as far as its process slot on the board. An interpreter that cannot import us does not."""
+    """Whether the child reached its process slot on the board. An interpreter whose imports fail does not."""
 
     @property
     def is_orderly(self) -> bool:
@@ -65,7 +66,7 @@ class ChildExit:
 
     @property
     def board_code(self) -> int:
-        """The number the board's P.EXIT holds."""
+        """The value for the board's P.EXIT word."""
         return self.status if self.status >= 0 else EXIT_SIGNAL_BASE - self.status
 
     def __str__(self) -> str:
@@ -73,7 +74,7 @@ class ChildExit:
 
 
 def describe_exit(word: int) -> str:
-    """Words for a P.EXIT: `SIGKILL`, `cannot_boot`, `exit 3`."""
+    """Return the text for a P.EXIT word: `SIGKILL`, `cannot_boot`, `exit 3`."""
     if word >= EXIT_SIGNAL_BASE:
         number = word - EXIT_SIGNAL_BASE
         return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
@@ -82,15 +83,15 @@ def describe_exit(word: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeathHistory:
-    """What is remembered of a child's deaths."""
+    """Recent deaths of one child."""
 
     deaths_ns: tuple[int, ...] = ()
-    """When it died, monotonic, oldest first; only those the window may still hold."""
+    """Monotonic times (ns) of the deaths within the window, oldest first."""
     failed_boots: int = 0
-    """Failed boots in a row, none of them ever READY."""
+    """Number of consecutive failed boots."""
 
     def with_death(self, spec: ChildSpec, exit: ChildExit, now_ns: int) -> DeathHistory:
-        """The history with this death added and the forgotten ones dropped; bounded by restart_max + 1."""
+        """Return the history with this death, without deaths before the window. At most restart_max + 1."""
         window_ns = round(spec.restart_window_s * NS_PER_S)
         recent = [at for at in self.deaths_ns if now_ns - at < window_ns]
         return DeathHistory(
@@ -113,7 +114,7 @@ class RestartAt:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Leave the child dead, for this reason; the others go on."""
+    """Do not restart the child, for this reason. Other children continue."""
 
     reason: str
 
@@ -122,7 +123,7 @@ Decision = RestartNow | RestartAt | GiveUp
 
 
 def decide(spec: ChildSpec, history: DeathHistory, exit: ChildExit, now_ns: int) -> Decision:
-    """Decide what follows a death; `history` already includes it (History.after)."""
+    """Return the decision after a death. `history` must include it already (DeathHistory.with_death)."""
     if exit.status == ExitCode.FENCED:
         return GiveUp("fenced: another process holds what only this child may hold")
     if exit.status == ExitCode.CORRUPT:
@@ -137,16 +138,21 @@ def decide(spec: ChildSpec, history: DeathHistory, exit: ChildExit, now_ns: int)
 
 
 def read_only_probe_ms(latches: int) -> int:
-    """How long the given life in a row, from 1, that serves reads alone waits before it looks whether the
-    directory takes writes again."""
+    """Return the wait in ms before a read-only shard checks whether the directory is writable again.
+
+    `latches` counts the consecutive read-only starts, from 1. The wait doubles with each.
+    """
     doublings = min(max(latches - 1, 0), READ_ONLY_PROBE_MS_MAX.bit_length())
     return min(READ_ONLY_PROBE_MS_MIN << doublings, READ_ONLY_PROBE_MS_MAX)
 
 
 def backoff_ms(earlier_deaths: int) -> int:
-    """Delay before a restart that follows so many deaths within RAPID_DEATH_NS, this one not counted."""
+    """Return the delay in ms before a restart.
+
+    `earlier_deaths` counts the deaths within RAPID_DEATH_NS, without the current one.
+    """
     if earlier_deaths <= 0:
         return 0
-    # The exponent is bounded before it is used: 1 << deaths of a patient configuration is a huge number.
+    # Bound the exponent first: with a large restart_max, `1 << deaths` would be a huge number.
     doublings = min(earlier_deaths - 1, RESTART_BACKOFF_MS_MAX.bit_length())
     return min(RESTART_BACKOFF_MS_MIN << doublings, RESTART_BACKOFF_MS_MAX)

@@ -1,9 +1,9 @@
-"""Rings and their lives: made when a client asks, known to their shard, removed when the client is gone.
+"""Lifecycle of rings: created at a client's request, attached by the shard, removed after the client left.
 
-A ring goes through OPENING (made, its shard not told yet or has not answered), LIVE, and LEAVING (its
-client is gone; the shard settles what was published). It outlives any number of incarnations of its
-shard: each new one is told of all rings, those LEAVING included, so that what a client published is
-settled whoever dies in which order (PR-2, PR-6).
+A ring is OPENING (created; the shard has not attached it yet), LIVE, or LEAVING (the client has left; the
+shard settles what the client published). A ring outlives any number of incarnations of its shard. Each new
+incarnation attaches all rings, also LEAVING ones. Frames that a client published are therefore settled,
+whichever processes die in whichever order (R7).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ CLIENT_ID_BYTES_MAX = 256
 RETRY_AFTER_MS = 1_000
 LOCK_POLL_NS = NS_PER_S
 ATTACH_GRACE_NS = 30 * NS_PER_S
-"""A client has this long to attach to its ring for the first time."""
+"""Time (ns) within which a client must attach to its new ring."""
 
 ReplyCallback = Callable[[Message], None]
 
 
 class RingPhase(Enum):
-    """Where a ring is in its life."""
+    """Phase of a ring."""
 
     OPENING = "opening"
     LIVE = "live"
@@ -73,7 +73,7 @@ class RingPhase(Enum):
 
 @dataclass(slots=True)
 class ManagedRing:
-    """One ring."""
+    """One ring and its client."""
 
     name: str
     bell: str
@@ -81,14 +81,14 @@ class ManagedRing:
     client: str
     made_ns: int
     pid: int = 0
-    """Whose death the kernel announces; 0 where only the producer's lock tells."""
+    """Client process that is watched through a pidfd. 0: only the producer's lock shows that it has left."""
     phase: RingPhase = RingPhase.OPENING
     is_dead: bool = False
-    """LEAVING because the client died, not because it said so."""
+    """LEAVING because the client died, not because it closed the ring."""
     on_opened: ReplyCallback | None = None
-    """Who still waits for RingOpened."""
+    """Callback of the client that still waits for RingOpened."""
     was_locked: bool = False
-    """The producer's lock was seen held, so that finding it free means something."""
+    """The producer's lock was seen locked. Only then an unlocked lock means that the producer left."""
 
 
 class RingManager:
@@ -105,7 +105,7 @@ class RingManager:
         self._links: list[ShardControlLink | None] = [None] * shards
         self._failed: list[str] = [""] * shards
         self._asked: list[dict[int, str]] = [{} for _ in range(shards)]
-        self._pidfds: dict[int, int] = {}  # pid -> pidfd, for clients whose death the kernel tells us
+        self._pidfds: dict[int, int] = {}  # pid -> pidfd of clients that are watched for their death
         self._made = 0
         self._next_look_ns = 0
 
@@ -116,13 +116,13 @@ class RingManager:
         return (ring for rings in self._rings for ring in tuple(rings.values()))
 
     def pidfds(self) -> dict[int, int]:
-        """pidfd -> pid of clients; one becomes readable when its client dies."""
+        """Return pidfd -> pid of the clients. A pidfd becomes readable when its client dies."""
         return {fd: pid for pid, fd in self._pidfds.items()}
 
     # -- clients --------------------------------------------------------------------------------------
 
     def open(self, request: RingOpen, answer: ReplyCallback) -> None:
-        """Make a ring; `answer` gets RingOpened when its shard drains it, or an ErrorReply.
+        """Create a ring. `answer` gets RingOpened after the shard has attached the ring, or an ErrorReply.
 
         Raises Refused: InvalidRequest, Throttled, NotReady.
         """
@@ -134,13 +134,13 @@ class RingManager:
         self._attach(ring)
 
     def close(self, name: str) -> None:
-        """The client is done with a ring; one that is not there any more is closed already."""
+        """Start the removal of a ring at its client's request. A ring that does not exist is closed."""
         ring = self._find(name)
         if ring is not None and ring.phase != RingPhase.LEAVING:
             self._begin_leaving(ring, is_dead=False)
 
     def client_died(self, pid: int) -> None:
-        """A pidfd became readable: every ring of that client is drained, then removed."""
+        """Start the removal of all rings of a client whose pidfd became readable."""
         fd = self._pidfds.pop(pid, None)
         if fd is not None:
             os.close(fd)
@@ -149,10 +149,10 @@ class RingManager:
                 self._begin_leaving(ring, is_dead=True)
 
     def poll_producer_locks(self) -> None:
-        """Once a second, find rings whose producer let go of its lock.
+        """Once a second, find the rings whose producer released its lock, and start their removal.
 
-        A client that is closed says nothing, and its process may live on for years; a pidfd tells of the
-        process alone, and not even of the right one when the number was given away before we looked.
+        A closed client sends no message, and its process may live for years. A pidfd covers only the process,
+        and possibly the wrong one: the pid may have been reused before the supervisor opened it.
         """
         now = self._clock.monotonic_ns()
         if now < self._next_look_ns:
@@ -181,7 +181,7 @@ class RingManager:
 
     def _make(self, request: RingOpen) -> ManagedRing:
         self._made += 1
-        # No client's string becomes part of a path (SEC-25).
+        # A client's string must never become part of a path.
         stem = f"ring-{request.shard:02d}-{self._made:06d}-{secrets.token_hex(4)}"
         ring = ManagedRing(
             name=f"{stem}.ring",
@@ -211,7 +211,7 @@ class RingManager:
         return ring
 
     def _size_for(self, asked: int) -> int:
-        """Bytes of a ring for who asked for so many; 0 asks for a first ring."""
+        """Return the size in bytes of a ring for which a client requested `asked` bytes; 0 = a first ring."""
         wanted = min(asked or RING_BYTES_FIRST, max(self._settings.ring_bytes, RING_BYTES_MIN))
         if wanted <= RING_BYTES_FIRST:
             return wanted
@@ -220,10 +220,11 @@ class RingManager:
         return max(RING_BYTES_FIRST, min(wanted, room))
 
     def _watch(self, pid: int, born: int) -> int:
-        """Watch for the death of this process; returns its pid, or 0 when its lock has to tell instead.
+        """Watch a client process for its death.
 
-        A client in another pid namespace has other numbers: its pid may be another process here, whose death
-        must not take its rings.
+        Returns its pid, or 0 if only the producer's lock can show that the client has left. A client in
+        another pid namespace has other pids. The same number may be another process here, whose death must
+        not remove the client's rings.
         """
         if pid <= 0 or born <= 0:
             return 0
@@ -244,8 +245,8 @@ class RingManager:
             is_closed = not is_held and producer_closed(self._path(ring.name))
         except RingError as e:
             if ring.pid in self._pidfds:
-                # No descriptors now, or somebody took the name away: both ends may still be at work, and
-                # the kernel tells of the end of this client.
+                # No free descriptors, or another process removed the name. Both ends may still be at work,
+                # and the pidfd shows when this client dies.
                 return
             log_event(log, logging.ERROR, "ring file is not ours any more", ring=ring.name, reason=str(e))
             is_held, is_closed = False, True
@@ -257,32 +258,34 @@ class RingManager:
     # -- shards ---------------------------------------------------------------------------------------
 
     def shard_ready(self, shard: int, link: ShardControlLink) -> None:
-        """A new incarnation serves: tell it of all its rings."""
+        """Let a new incarnation attach all rings of its shard."""
         self._links[shard] = link
         for ring in tuple(self._rings[shard].values()):
             self._attach(ring)
 
     def shard_down(self, shard: int) -> None:
-        """The incarnation is dead; its rings wait for the next one."""
+        """Close the link to a dead incarnation. Its rings wait for the successor."""
         link, self._links[shard] = self._links[shard], None
         self._asked[shard].clear()
         if link is not None:
             link.close()
 
     def shard_failed(self, shard: int, reason: str) -> None:
-        """No further incarnation will come: nobody will ever drain these rings. They are removed, which their
-        clients notice; asking for another one they are told why."""
+        """Remove the rings of a shard that was given up: no process will drain them.
+
+        The clients detect the removal. A request for a new ring fails with NotReady `shard_failed`.
+        """
         self._failed[shard] = reason
         for ring in tuple(self._rings[shard].values()):
             self._answer(ring, error_reply(NotReady("the shard failed", reason="shard_failed", shard=shard)))
             self._remove(ring)
 
     def links(self) -> dict[int, ShardControlLink]:
-        """Shard -> link of those that serve."""
+        """Return shard -> link, for the shards that serve."""
         return {shard: link for shard, link in enumerate(self._links) if link is not None}
 
     def handle_reply(self, shard: int, corr: int, message: Message) -> None:
-        """A shard answered about a ring."""
+        """Handle a shard's reply about a ring."""
         asked = self._asked[shard].pop(corr, "")
         if isinstance(message, RingAttached):
             self._attached(shard, message.ring)
@@ -301,7 +304,7 @@ class RingManager:
         self._answer(ring, RingOpened(ring.name, ring.bell))
 
     def _refused(self, shard: int, name: str, error: ErrorReply) -> None:
-        """The shard cannot use the ring: it is of no use to its client either."""
+        """Remove a ring that the shard refused: the client cannot use it either."""
         log_event(log, logging.ERROR, "shard refused a ring", shard=shard, ring=name, reason=error.message)
         ring = self._rings[shard].get(name)
         if ring is not None:
@@ -310,10 +313,10 @@ class RingManager:
             self._remove(ring)
 
     def _tell_producer(self, ring: ManagedRing) -> None:
-        """A producer that is in the ring already would push into a file nobody reads, for ever."""
+        """Mark the ring closed. A producer that attached already would otherwise push forever, unread."""
         mark_consumer_closed(self._path(ring.name))
         bell = BellRinger(self._path(ring.bell))
-        # Not our bell any more: its client looks by itself when a request of it ends.
+        # If the bell no longer exists, the client detects the mark when one of its requests ends.
         with contextlib.suppress(RingError):
             bell.ring()
         bell.close()
@@ -342,11 +345,12 @@ class RingManager:
         if corr:
             self._asked[ring.shard][corr] = ring.name
         else:
-            # Its high-water mark is above two messages for each of the most rings there may be, so this
-            # shard has not read for long; the watch on its progress will replace it, and rings are told anew.
+            # The high-water mark exceeds two messages for each of the most rings. This shard has therefore
+            # not read for long. The supervisor will detect that it is stuck and restart it, and its successor
+            # attaches all rings again.
             log_event(log, logging.ERROR, "shard takes no messages", shard=ring.shard, ring=ring.name)
 
-    # -- ends -----------------------------------------------------------------------------------------
+    # -- replies and removal --------------------------------------------------------------------------
 
     def _answer(self, ring: ManagedRing, message: Message) -> None:
         opener, ring.on_opened = ring.on_opened, None
@@ -371,7 +375,7 @@ class RingManager:
         return os.path.join(self._shm_dir, name)
 
     def close_all(self) -> None:
-        """Let go of every descriptor; the files go with the shared-memory directory."""
+        """Close all descriptors. The ring files are removed with the shared-memory directory."""
         for shard in range(len(self._links)):
             self.shard_down(shard)
         for fd in self._pidfds.values():
@@ -380,11 +384,11 @@ class RingManager:
 
 
 def settle_entries_for(ring_bytes: int, settings: RunConfig) -> int:
-    """Settlements that a ring of so many bytes has room for."""
+    """Return the number of settlements for which a ring of this size has room."""
     return min(settings.settle_entries, ring_bytes // RING_BYTES_PER_SETTLE_ENTRY)
 
 
 def first_ring_file_bytes(settings: RunConfig) -> int:
-    """About how much shared memory the first ring of a client takes."""
+    """Return approximately how many bytes of shared memory a client's first ring takes."""
     ring_bytes = min(settings.ring_bytes, RING_BYTES_FIRST)
     return ring_bytes + settle_entries_for(ring_bytes, settings) * SETTLE_ENTRY_BYTES + 8_192

@@ -1,8 +1,8 @@
-"""The directories of a running engine: checked, made, announced, removed.
+"""The directories of a running engine: check, create, announce, remove.
 
-`data_dir` and `run_dir` are ours and 0700, or the start is refused naming the fix (SEC-20). `shm_dir`
-is new for every start, below /dev/shm, with random bits in its name. `<run_dir>/engine.json` is written
-when the engine is ready and is how clients find it.
+`data_dir` and `run_dir` must belong to the engine's user with mode 0700. Otherwise the start is refused with
+the fix. Every start creates a new `shm_dir` below /dev/shm, with random bits in its name. Clients find the
+engine through `<run_dir>/engine.json`, which is written when the engine is ready.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ STARTING_JSON = "starting.json"
 TIME_JSON = "time.json"
 GATEWAY_SOCKET = "gateway.sock"
 SOCKET_PATH_BYTES_MAX = 107
-"""Longest path that the kernel takes for a socket."""
+"""Longest path in bytes that the kernel accepts for a socket."""
 _ENGINE_JSON_BYTES_MAX = 65_536
 _SHM_TRIES = 16
 
 
 class TimeBase(msgspec.Struct, frozen=True):
-    """Contents of time.json: wall time less monotonic time, as it was at the first start since the boot."""
+    """Contents of time.json: wall time minus monotonic time, in µs, at the first start since the boot."""
 
     boot_id: str
     base_us: int
 
 
 def require_private_dir(path: str, what: str) -> None:
-    """Raise StartRefused unless `path` is a directory of ours that nobody else may enter."""
+    """Raise StartRefused unless `path` is a directory of the engine's user that no other user can enter."""
     facts = os.lstat(path)
     if not stat.S_ISDIR(facts.st_mode):
         raise StartRefused(f"{what} is not a directory", dir=path)
@@ -54,7 +54,10 @@ def require_private_dir(path: str, what: str) -> None:
 
 
 def make_private_dir(disk: Disk, path: str, what: str) -> None:
-    """Make a directory 0700 where there is none, and check it; its parent must exist."""
+    """Create a directory with mode 0700 if it does not exist, and check it.
+
+    Raises StartRefused, also if the parent does not exist.
+    """
     if not os.path.isdir(os.path.dirname(path)):
         raise StartRefused(f"the parent of the {what} does not exist; make it first", dir=path)
     try:
@@ -69,15 +72,15 @@ def make_private_dir(disk: Disk, path: str, what: str) -> None:
 
 
 def shm_pattern() -> re.Pattern[str]:
-    """Paths of shared-memory directories that an engine of our user may have made."""
+    """Return a pattern of the shared-memory directories that an engine of this user creates."""
     return re.compile(rf"^{SHM_ROOT}/ringlog-{os.geteuid()}-[0-9a-f]{{8}}$")
 
 
 def make_shm_dir(record: Callable[[str], None]) -> str:
-    """Make a new shared-memory directory; returns its path.
+    """Create a new shared-memory directory and return its path. Raises StartRefused.
 
-    `record(path)` makes the name durable before there is such a directory: whoever dies in between leaves
-    a note of nothing, and never a directory that nobody knows of.
+    `record(path)` must make the name durable before the directory exists. A crash in between leaves a
+    record without a directory, and never a directory without a record.
     """
     for _ in range(_SHM_TRIES):
         path = f"{SHM_ROOT}/ringlog-{os.geteuid()}-{secrets.token_hex(4)}"
@@ -95,7 +98,7 @@ def make_shm_dir(record: Callable[[str], None]) -> str:
 
 
 def require_shm_space(needed: int) -> None:
-    """Raise StartRefused, naming the options, when /dev/shm cannot hold what the engine itself needs."""
+    """Raise StartRefused, with the remedies, if /dev/shm has less than `needed` free bytes."""
     facts = os.statvfs(SHM_ROOT)
     free = facts.f_bavail * facts.f_frsize
     if free < needed:
@@ -108,10 +111,10 @@ def require_shm_space(needed: int) -> None:
 
 
 def open_liveness_lock(shm_dir: str) -> int:
-    """Descriptor of a shared lock on the board, for children to be born with; raises StartRefused.
+    """Return a descriptor with a shared lock on the board, which every child inherits. Raises StartRefused.
 
-    Nobody lets go of it but by dying: it says `alive` from before a child's first instruction to after its
-    last one, however long it takes the child to begin or to end (PR-10).
+    The kernel releases the lock only when the last process with the descriptor dies. The lock therefore
+    covers a child from before its first instruction to after its last one, however slowly it starts or ends.
     """
     try:
         fd = os.open(os.path.join(shm_dir, BOARD_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -122,7 +125,7 @@ def open_liveness_lock(shm_dir: str) -> int:
 
 
 def orphans_alive(shm_dir: str) -> bool:
-    """True while a process of the engine that used this directory lives: each holds a lock on its board."""
+    """Return whether a process of the engine that used this directory is alive: each locks the board."""
     try:
         fd = os.open(os.path.join(shm_dir, BOARD_NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -138,7 +141,7 @@ def orphans_alive(shm_dir: str) -> bool:
 
 
 def is_stale_shm_dir(path: str) -> bool:
-    """True for an existing shared-memory directory with a name of ours, owned by us, not a link."""
+    """Return whether `path` is a shared-memory directory of this user, with an engine's name, and no link."""
     if not shm_pattern().match(path):
         return False
     try:
@@ -149,7 +152,7 @@ def is_stale_shm_dir(path: str) -> bool:
 
 
 def remove_shm_dir(path: str) -> None:
-    """Remove a shared-memory directory and all in it; refuses a path that is not one of ours."""
+    """Remove a shared-memory directory with its contents. Ignores a path that `is_stale_shm_dir` rejects."""
     if is_stale_shm_dir(path):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -158,29 +161,29 @@ def remove_shm_dir(path: str) -> None:
 
 
 def write_engine_json(disk: Disk, run_dir: str, info: EngineInfo) -> None:
-    """Write engine.json as a whole: the engine is ready."""
+    """Replace engine.json: the engine is ready. Removes starting.json. Raises DiskError."""
     replace_file(disk, run_dir, ENGINE_FILE, msgspec.json.encode(info))
     with contextlib.suppress(DiskError):
         disk.unlink(os.path.join(run_dir, STARTING_JSON))
 
 
 def write_starting_json(disk: Disk, run_dir: str, info: EngineInfo) -> None:
-    """Write starting.json: the engine is not ready, but says how far it is. Clients do not look at it."""
+    """Write starting.json for an engine that recovers, so that `ringlog status` works. Clients ignore it."""
     replace_file(disk, run_dir, STARTING_JSON, msgspec.json.encode(info))
 
 
 def remove_announcements(disk: Disk, run_dir: str) -> None:
-    """Remove engine.json, starting.json and the gateway's socket if they are there."""
+    """Remove engine.json, starting.json and the gateway's socket if they exist."""
     for name in (ENGINE_FILE, STARTING_JSON, GATEWAY_SOCKET):
         with contextlib.suppress(DiskError):
             disk.unlink(os.path.join(run_dir, name))
 
 
 def gateway_socket(run_dir: str, shm_dir: str) -> str:
-    """Path of the gateway's local socket.
+    """Return the path of the gateway's local socket.
 
-    It lies in the run directory, which a program in another container may share without sharing /dev/shm; in
-    shared memory where that path is too long for a socket.
+    The socket is in the run directory, which a program in another container may share without /dev/shm. If
+    that path is too long for a socket, the socket is in shared memory.
     """
     path = os.path.join(run_dir, GATEWAY_SOCKET)
     is_short = len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
@@ -188,15 +191,18 @@ def gateway_socket(run_dir: str, shm_dir: str) -> str:
 
 
 def announced_gateway(run_dir: str, shm_dir: str) -> str:
-    """What engine.json says of that socket: a program may have another path to the same directory."""
+    """Return the socket's address for engine.json: relative to the run directory if possible.
+
+    A program may see the run directory under another path.
+    """
     path = gateway_socket(run_dir, shm_dir)
     return GATEWAY_SOCKET if os.path.dirname(path) == run_dir else f"ipc://{path}"
 
 
 def read_engine_json(run_dir: str) -> EngineInfo:
-    """Read engine.json, or the starting.json of an engine that is not ready.
+    """Return engine.json, or the starting.json of an engine that is not ready.
 
-    Raises NotConnected when there is neither or it is no announcement.
+    Raises NotConnected if neither file exists or the file does not decode.
     """
     path = os.path.join(run_dir, ENGINE_FILE)
     if not os.path.exists(path) and os.path.exists(os.path.join(run_dir, STARTING_JSON)):
@@ -216,8 +222,11 @@ def read_engine_json(run_dir: str) -> EngineInfo:
 
 
 def time_base_us(disk: Disk, run_dir: str, boot_id: str, clock: Clock) -> int:
-    """What leases and waits are counted from: the same for all engines while the host runs, however its wall
-    clock is set; behind a boot, and where it is not known any more, by the wall clock of now."""
+    """Return the time base of leases and waits: wall time minus monotonic time, in µs.
+
+    All engines of one host boot use the same value, whatever happens to the wall clock. After a boot, or if
+    time.json is missing or unreadable, the value comes from the current wall clock.
+    """
     try:
         with open(os.path.join(run_dir, TIME_JSON), "rb") as file:
             known = msgspec.json.decode(file.read(_ENGINE_JSON_BYTES_MAX), type=TimeBase)

@@ -1,4 +1,4 @@
-"""`ringlog serve` and `python -m supervisor`: settings to a running engine, in this process."""
+"""`ringlog serve` and `python -m supervisor`: run an engine in this process, from its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger("ringlog.supervision")
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
 ZMQ_VERSION_MIN = (4, 3, 5)
-"""Older ones have bugs that a remote peer can use (SEC-8)."""
+"""Older versions have bugs that a remote peer can exploit."""
 
 
 def serve(
@@ -41,10 +41,19 @@ def serve(
     show: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> int:
-    """Run the engine in the foreground until it is told to stop; returns the exit status.
+    """Run the engine in the foreground until a stop is requested; return the exit status.
 
-    `sets` are `section.key=value`; `check` only validates the settings, `show` only prints the process
-    tree. 0 orderly, 1 refused or degraded, 2 wrong settings; the reason goes to standard error.
+    Args:
+        config_file: TOML file. None: `RINGLOG_CONFIG`, or one of the usual places.
+        sets: `section.key=value` settings. They win over environment and file.
+        data_dir: The same as the setting `data.dir`.
+        check: Only validate the settings.
+        show: Only print the process tree.
+        environ: Environment variables. None: those of this process.
+
+    Returns:
+        0 after an orderly stop, 1 if the start was refused or the stop was degraded, 2 for wrong settings.
+        The reason goes to standard error.
     """
     open_standard_descriptors()
     try:
@@ -53,7 +62,7 @@ def serve(
         if check or show:
             _print(str(build_tree(config)) if show else "settings are valid")
             return 0
-        os.umask(hardening.UMASK)  # Before anything is made; a check of settings makes nothing.
+        os.umask(hardening.UMASK)  # Before any file is created. A check of settings creates none.
         _prepare_process(config)
         environ = os.environ if environ is None else environ
         forks = ForkServer(build_tree(config).kinds, environ=child_environment(environ), clock=SystemClock())
@@ -84,7 +93,7 @@ def load_settings(
     data_dir: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> LoadedConfig:
-    """The settings as `serve` sees them; raises ConfigError."""
+    """Return the settings as `serve` reads them; raises ConfigError."""
     flags = parse_flags(sets)
     if data_dir is not None:
         flags["data.dir"] = data_dir
@@ -119,7 +128,7 @@ def _open_log(loaded: LoadedConfig) -> None:
 
 
 def _print_banner(info: EngineInfo, loaded: LoadedConfig) -> None:
-    """Where it listens, where the data is, and three lines to try."""
+    """Print addresses, data directory and three commands to try."""
     url = f"ringlog://{loaded.config.run.dir}"
     tcp = (
         f"\n            {info.gateway_tcp} (CURVE, public key {info.public_key})" if info.gateway_tcp else ""
@@ -135,7 +144,7 @@ def _print_banner(info: EngineInfo, loaded: LoadedConfig) -> None:
 
 
 def _print(text: str) -> None:
-    # Who started us may have closed its end of the pipe; that is no reason to stop serving.
+    # The parent may have closed its end of the pipe. The engine must continue to serve.
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

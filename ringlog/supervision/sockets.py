@@ -1,7 +1,7 @@
-"""The supervisor's sockets: where clients ask, and one to each shard. Neither ever blocks.
+"""The supervisor's sockets: one for requests, and one to each shard. Neither ever blocks.
 
-The socket to a shard lives as long as one incarnation of it: what was queued for a dead one must not
-reach its successor, which is told everything anew.
+The socket to a shard lives as long as one incarnation of the shard. Messages that were queued for a dead
+incarnation must not reach its successor: the supervisor sends the successor the complete state again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringlog.runtime.listener import AcceptGuard, Listener
 log = logging.getLogger("ringlog.supervision")
 
 RECEIVE_MAX = 256
-"""Messages one turn takes from one socket, so that no peer keeps the children waiting."""
+"""Messages that one pass of the loop takes from one socket. More would delay the supervision of children."""
 _LINGER_MS = 200
 
 
@@ -33,22 +33,28 @@ def _set_limits(socket: zmq.Socket[bytes]) -> None:
 
 
 class SupervisorControlSocket:
-    """Where clients, the gateway and the command line ask. `address` below is an opaque reply address."""
+    """Socket for requests of clients, the gateway and the command line.
+
+    Where a method takes an `address`, it is the opaque reply address of one request.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.ROUTER)
         _set_limits(self.socket)
-        # A reply to somebody who left fails instead of vanishing (SEC-11).
+        # A reply to a client that has disconnected must fail. By default ROUTER drops it silently.
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._guard = AcceptGuard([Listener(self.socket, endpoint)])
 
     def guard(self, now_ns: int) -> None:
-        """Listen only while there are descriptors to spare; to be called about every turn, cheap."""
+        """Stop accepting connections while file descriptors are scarce. Cheap; call once a pass of the loop.
+
+        `now_ns` is monotonic.
+        """
         self._guard.check_descriptors(now_ns)
 
     def receive(self) -> Iterator[tuple[bytes, Envelope]]:
-        """Requests that wait, as (address, envelope); malformed ones are answered here."""
+        """Yield the waiting requests as (address, envelope). Malformed requests are refused here."""
         for _ in range(RECEIVE_MAX):
             try:
                 address, *parts = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -62,7 +68,7 @@ class SupervisorControlSocket:
                 self.send(address, e.corr, error_reply(e), e.version or PROTOCOL)
 
     def send(self, address: bytes, corr: int, message: Message, version: int = PROTOCOL) -> None:
-        """Answer; who does not read, or left, goes without."""
+        """Send a reply. If the client has disconnected or does not read, the reply is dropped and logged."""
         try:
             self.socket.send_multipart([address, encode(message, corr, version)], zmq.NOBLOCK)
         except zmq.ZMQError as e:
@@ -71,12 +77,12 @@ class SupervisorControlSocket:
             )
 
     def close(self) -> None:
-        """Send what is queued for a moment, then let go."""
+        """Close the socket. Queued replies are sent for at most 200 ms."""
         self.socket.close()
 
 
 class ShardControlLink:
-    """The way to one incarnation of one shard."""
+    """Connection to one incarnation of one shard."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -85,7 +91,7 @@ class ShardControlLink:
         self._corr = 0
 
     def send(self, message: Message) -> int:
-        """Queue a message; returns its correlation id, or 0 when the shard takes no more now."""
+        """Queue a message and return its correlation id. Returns 0 if the shard's queue is full."""
         self._corr += 1
         try:
             self.socket.send(encode(message, self._corr), zmq.NOBLOCK)
@@ -94,7 +100,7 @@ class ShardControlLink:
         return self._corr
 
     def receive(self) -> Iterator[Envelope]:
-        """Replies that wait; what is not an envelope is dropped and said."""
+        """Yield the waiting replies. A reply that does not decode is dropped and logged."""
         for _ in range(RECEIVE_MAX):
             try:
                 parts = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -106,5 +112,5 @@ class ShardControlLink:
                 log_event(log, logging.WARNING, "shard reply does not decode", reason=str(e))
 
     def close(self) -> None:
-        """Drop what is queued and let go."""
+        """Close the socket and drop queued messages."""
         self.socket.close(linger=0)

@@ -1,10 +1,9 @@
-"""Is a child that shows no progress stuck, or has it had no processor?
+"""Decide whether a child without progress is stuck or is starved of CPU.
 
-Background processes take a processor only when nobody else wants it (hardening.set_background_priority), and
-any
-process may be bounded by its container. A thread that waits for a processor may hold what the one that
-reports progress waits for. A successor of such a child would get no further: it is left alone, for longer
-than one that sleeps, spins or hangs in a device.
+Background processes run only when no other process wants the CPU (hardening.set_background_priority), and a
+container can limit the CPU of any process. A thread that waits for a CPU may hold a lock that the thread
+with the heartbeat needs. A successor of such a child would be starved as well. The supervisor therefore
+grants a starved child more time than a child that sleeps, spins or hangs in a device call.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from typing import NamedTuple
 from ringlog.supervision.restart import NS_PER_S
 
 STARVED_FACTOR = 10
-"""Who waits for a processor has so many times as long to show progress; then it is replaced all the same."""
+"""A starved child gets this many times the normal limit to show progress. Then the supervisor replaces it."""
 WINDOW_NS = NS_PER_S
-"""Over so long at least it is judged what a child got."""
+"""Shortest interval (ns) over which the CPU share of a child is measured."""
 SHARE_MIN = 0.25
-"""Who got so much of one processor was not starved."""
+"""A child that used at least this share of one CPU within the window is not starved."""
 _TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
 _STATE, _UTIME, _STIME = 0, 11, 12
-"""Fields of /proc/PID/stat, counted from behind the name."""
+"""Fields of /proc/PID/stat, counted from the first field after the command name."""
 
 
 class CpuSample(NamedTuple):
-    """What the kernel says of a process."""
+    """CPU state of one process, as the kernel reports it."""
 
     wants_cpu: bool
-    """One of its threads runs or waits for a processor."""
+    """At least one thread runs or waits for a CPU (state R)."""
     used_ns: int
-    """Of processors, by all its threads since it began."""
+    """CPU time (ns) of all threads since the process started."""
 
 
 def sample_cpu(pid: int) -> CpuSample | None:
-    """Look at a process; None when it is gone."""
+    """Return the CPU state of a process, or None if it has exited."""
     proc = Path(f"/proc/{pid}")
     try:
         fields = _fields(proc / "stat")
@@ -51,22 +50,26 @@ def _fields(path: Path) -> list[str]:
 
 
 class CpuStarvation:
-    """One child that shows no progress, from look to look. Pure."""
+    """Starvation state of one child without progress, updated at each poll. Pure."""
 
     def __init__(self) -> None:
         self._since: tuple[int, int] | None = None
 
     @property
     def has_waited_for_cpu(self) -> bool:
-        """It has waited for a processor since it showed progress last."""
+        """Whether the child has waited for a CPU since its last progress."""
         return self._since is not None
 
     def reset(self) -> None:
-        """It showed progress."""
+        """Forget all samples. The caller calls this when the child shows progress."""
         self._since = None
 
     def is_starved(self, sight: CpuSample | None, now_ns: int) -> bool:
-        """Does it wait for a processor? Yes until a window has shown what it got."""
+        """Return whether the child waits for a CPU.
+
+        The result is True until a whole window is measured, and after that while the child's share of one CPU
+        is below SHARE_MIN. `sight` None (the process has exited) gives False. `now_ns` is monotonic.
+        """
         if sight is None or not sight.wants_cpu:
             return False
         if self._since is None:

@@ -1,4 +1,4 @@
-"""What a status says of pressure, delivery, queues and groups: read from the board, nobody is asked (M-9)."""
+"""The parts of a status reply on pressure, delivery, queues and groups. They are read from the board only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUEUES = set(QueueField) - {QueueField.EXHAUSTED}
 
 
 def pressure_status(wards: Sequence[ChildState], now_ns: int) -> list[PressureStatus]:
-    """Of the instance, unless nobody schedules, then of each shard."""
+    """Return the pressure of the whole engine, then of each shard. Without schedulers: of the shards only."""
     found = [(ward.spec.name, ward.slot) for ward in wards if ward.spec.kind == WAL_SHARD]
     schedulers = _schedulers(wards)
     of_shards = [_pressure(name, page, now_ns) for name, page in found]
@@ -34,7 +34,7 @@ def pressure_status(wards: Sequence[ChildState], now_ns: int) -> list[PressureSt
 
 
 def delivery_status(wards: Sequence[ChildState], now_ns: int) -> DeliveryStatus | None:
-    """Of all schedulers that live, together; None when there are to be none."""
+    """Return the sums over all schedulers with a fresh heartbeat. None if no scheduler is configured."""
     schedulers = _schedulers(wards)
     if not schedulers:
         return None
@@ -54,7 +54,7 @@ def delivery_status(wards: Sequence[ChildState], now_ns: int) -> DeliveryStatus 
 
 
 def queues_status(wards: Sequence[ChildState]) -> QueuesStatus:
-    """Of all shards, together."""
+    """Return the queue counters, summed over all shards."""
     pages = [ward.slot for ward in wards if ward.spec.kind == WAL_SHARD]
     return QueuesStatus(
         **{word.name.lower(): sum(page.get(word) for page in pages) for word in QueueField if word in _QUEUES}
@@ -62,7 +62,7 @@ def queues_status(wards: Sequence[ChildState]) -> QueuesStatus:
 
 
 def groups_status(wards: Sequence[ChildState]) -> GroupsStatus:
-    """Of all shards, together."""
+    """Return the consumer group counters, summed over all shards. `floor_age_s` is the maximum."""
     pages = [ward.slot for ward in wards if ward.spec.kind == WAL_SHARD]
     return GroupsStatus(
         groups=sum(page.get(ConsumerGroupField.GROUPS) for page in pages),

@@ -1,4 +1,4 @@
-"""Tell systemd how we are: one datagram to $NOTIFY_SOCKET. Without the variable nothing happens."""
+"""Report the engine's state to systemd: one datagram to $NOTIFY_SOCKET. Without that variable, do nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class SystemdNotifier:
-    """The service manager's ear."""
+    """Sends sd_notify messages to the service manager. Errors are ignored."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
@@ -17,26 +17,26 @@ class SystemdNotifier:
         self._has_watchdog = "WATCHDOG_USEC" in environ
 
     def notify_ready(self) -> None:
-        """Recovery is done and clients are served."""
+        """Report that recovery is done and the engine serves clients."""
         self._send("READY=1\nSTATUS=ready")
 
     def notify_status(self, text: str) -> None:
-        """One line for `systemctl status`."""
+        """Set the one-line status that `systemctl status` shows."""
         self._send(f"STATUS={text}")
 
     def notify_stopping(self) -> None:
-        """An orderly stop has begun."""
+        """Report that an orderly stop has begun."""
         self._send("STOPPING=1\nSTATUS=draining")
 
     def ping_watchdog(self) -> None:
-        """All shards get on; sent only when systemd asked to be told."""
+        """Send the watchdog ping, if the unit has a watchdog. The caller checks that all shards are ready."""
         if self._has_watchdog:
             self._send("WATCHDOG=1")
 
     def _send(self, text: str) -> None:
         if not self._address:
             return
-        # A service manager that does not listen is no reason to stop serving.
+        # An unreachable service manager must not stop the engine.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
             ear.setblocking(False)
             ear.sendto(text.encode(), self._address)

@@ -1,4 +1,4 @@
-"""Topics of the configuration file: made at start when absent; drift is reported, never applied."""
+"""Topics of the configuration file: created at the start if absent. Differences are only reported."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ log = logging.getLogger("ringlog.supervision")
 
 
 class ConfiguredTopics:
-    """The `[topics."name"]` tables on their way to the shards."""
+    """Creates the topics of the `[topics."name"]` tables at their home shards."""
 
     def __init__(self, tables: Mapping[str, Mapping[str, Any]], shards: int) -> None:
         self._tables = tables
         self._missing: list[set[str]] = [set() for _ in range(shards)]
         self._asked: list[dict[int, str]] = [{} for _ in range(shards)]
         for name in tables:
-            # A topic is made at its name's home shard, which gives it an id that maps to itself.
+            # The home shard of the name creates the topic, with an id that hashes to the same shard.
             home = xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogatepass")) % shards
             self._missing[home].add(name)
 
     def shard_ready(self, shard: int, link: ShardControlLink) -> None:
-        """Ask a new incarnation for those of its topics that nobody confirmed yet."""
+        """Send a new incarnation the create requests of its topics that are not confirmed yet."""
         requests = {
             name: TopicPut(name, dict(self._tables[name]), mode="create") for name in self._missing[shard]
         }
         self._asked[shard] = {link.send(request): name for name, request in sorted(requests.items())}
 
     def handle_reply(self, shard: int, corr: int, message: Message) -> None:
-        """A shard answered; replies to anything else are none of ours."""
+        """Handle a shard's reply. Replies to other requests are ignored."""
         name = self._asked[shard].pop(corr, "")
         if not name:
             return
         if isinstance(message, ErrorReply) and message.status == Status.STORAGE_READ_ONLY:
-            return  # The next incarnation is asked again.
+            return  # The next incarnation gets the request again.
         self._missing[shard].discard(name)
         if isinstance(message, ErrorReply):
             log_event(log, logging.ERROR, "topic of the configuration not made", topic=name,

@@ -1,7 +1,7 @@
-"""The process tree as data: which children there are, how they are restarted and in which order stopped.
+"""The process tree as data: the children, their restart limits, and the order in which they stop.
 
-Children are started from top to bottom and stopped by `stop_order`, lowest first: those who accept
-work stop before those who keep promises.
+Children start from top to bottom. They stop in ascending `stop_order`: processes that accept work stop before
+the shards, which must settle what they accepted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ringlog.config import Config
 from ringlog.limits import PROCESSES_MAX
 
 BACKGROUND: tuple[str, ...] = (COMPACTOR, RECLAIMER, RELOCATOR)
-"""Kinds that tidy up behind the others, at low priority, and without which the engine serves as before: they
-start behind them, and may be replaced."""
+"""Background kinds at low priority. The engine serves clients without them. They start after the other
+processes, and the supervisor may replace them."""
 LOW_PRIORITY: tuple[str, ...] = (RECLAIMER, RELOCATOR)
-"""Kinds whose whole process gives way to everybody. The compactor does so pass by pass, while it keeps up."""
+"""Kinds whose whole process runs at the lowest priority. The compactor changes its priority for each pass."""
 
 _STOP_FIRST = 0
 _STOP_LAST = 1
@@ -37,16 +37,16 @@ _STOP_LAST = 1
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One child: what it is and how it is kept alive."""
+    """Specification of one child: what it is, and the limits under which it is restarted."""
 
     kind: str
     name: str
-    """`wal_shard-00`; the stem of its socket and bell."""
+    """For example `wal_shard-00`. Also the stem of its socket's and its bell's file name."""
     slot: int
-    """Its process slot on the board."""
+    """Index of its process slot on the board."""
     stop_order: int
     restart_max: int
-    """More deaths than this within the window and the child is given up."""
+    """Deaths within `restart_window_s` beyond which the supervisor gives the child up."""
     restart_window_s: float
     stuck_after_s: float
     shard: int = -1
@@ -60,7 +60,7 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """All children, in the order in which they are started."""
+    """All children, in the order of their start."""
 
     children: tuple[ChildSpec, ...]
 
@@ -69,11 +69,11 @@ class Tree:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Each kind once."""
+        """Each kind once, in the order of the start."""
         return tuple(dict.fromkeys(child.kind for child in self))
 
     def of_kind(self, kind: str) -> tuple[ChildSpec, ...]:
-        """The children of one kind."""
+        """Return the children of one kind."""
         return tuple(spec for spec in self.children if spec.kind == kind)
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Tree:
 
 
 def build_tree(config: Config) -> Tree:
-    """The tree this configuration asks for."""
+    """Return the process tree for this configuration."""
     supervisor = config.supervisor
 
     def child(kind: str, name: str, slot: int, stop_order: int, shard: int = -1) -> ChildSpec:
@@ -104,13 +104,13 @@ def build_tree(config: Config) -> Tree:
         child(SCHEDULER, scheduler_name(n), scheduler_slot(shards, n), _STOP_FIRST)
         for n in range(config.delivery.schedulers)
     ]
-    # They ask the shards, who therefore stop behind them.
+    # Background processes send requests to the shards, so the shards must stop after them.
     children += [child(kind, kind, slot_of(kind, shards), _STOP_FIRST) for kind in _background(config)]
     assert 1 + len(children) <= PROCESSES_MAX
     return Tree(tuple(children))
 
 
 def _background(config: Config) -> list[str]:
-    """Kinds that this configuration asks for and nobody waits for."""
+    """Return the background kinds that this configuration enables."""
     has_cold = bool(config.cold.dir or config.cold.url)
     return [kind for kind in BACKGROUND if config.storage.enabled and (kind != RELOCATOR or has_cold)]

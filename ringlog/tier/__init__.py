@@ -1,1 +1,1 @@
-"""The cold tier: where sealed segments lie that the host's own disk does not keep."""
+"""The cold tier: a second place for segments that the host's own disk does not keep."""

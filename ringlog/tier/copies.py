@@ -1,11 +1,11 @@
-"""Copies: the parts of a segment on the host and in the cold store, proven, sent, fetched and removed.
+"""Copies of a segment's parts on the host and in the cold store: verify, upload, download, remove.
 
-Used by the relocator, which moves, and by the reclaimer, which scrubs, heals and drops. Every step may be
-repeated after a crash at any point: names change by ST-3 on both sides, and a copy counts only after it
-was read back (RD-22). Nothing here removes the last complete copy of anything (TI-4).
+The relocator uses this module to move segments, the reclaimer to scrub, repair and remove them. Every step
+can be repeated after a crash at any point. On both sides a part gets its final name only after it is synced,
+and a copy counts only after it was read back. No function here removes the last complete copy of a segment.
 
-The index, the tags and the marks stay on the host when the data part goes; a cold segment has all parts, so
-that the cold tier alone can be read (TI-12).
+The index, the tags and the marks stay on the host when the data part moves. The cold store has all parts of a
+segment, so that the cold tier can be read without the host.
 """
 
 from __future__ import annotations
@@ -30,46 +30,46 @@ from ringlog.tier.store import (
 from ringlog.tier.verify_copy import verify_data_part
 
 LOCAL_INDEX = (IDX, TAGS, DEL)
-"""Parts that stay on the host."""
+"""Suffixes of the parts that stay on the host."""
 Progress = Callable[[int], None]
 
 
 def no_progress(_bytes: int) -> None:
-    """Nobody paces or counts."""
+    """Do nothing: the default, for callers that neither pace nor count."""
 
 
 class SegmentCopies:
-    """Both sides of every segment of one data directory. For one thread at a time for each segment."""
+    """Access to both copies of every segment of one data directory. Use one thread at a time per segment."""
 
     def __init__(
         self, disk: Disk, data_dir: str, store: SegmentStore | None, progress: Progress = no_progress
     ) -> None:
-        """`progress` is told of bytes as they are read, and may wait: that is how work is paced."""
+        """`progress` is called with the number of bytes of each read. It may sleep, to limit the rate."""
         self.disk, self.data_dir, self.store = disk, data_dir, store
         self._progress = progress
 
     def path(self, name: str) -> str:
-        """Where a part lies on the host."""
+        """Return the path of a part on the host."""
         return os.path.join(self.data_dir, name)
 
     def has_local(self, name: str) -> bool:
-        """Raises DiskError when it cannot be said."""
+        """Return whether the host has a part. Raises DiskError if the check fails."""
         return self.disk.exists(self.path(name))
 
     def require_store(self) -> SegmentStore:
-        """The store; only where there is one."""
+        """Return the store. The caller must know that one is configured."""
         assert self.store is not None, "nothing is cold without a store"
         return self.store
 
-    # -- proofs -------------------------------------------------------------------------------------
+    # -- verification -------------------------------------------------------------------------------
 
     def local_digest(self, name: str) -> str:
-        """store.digest_of a part on the host; raises DiskError."""
+        """Return the digest (store.digest_of) of a part on the host. Raises DiskError."""
         with contextlib.closing(file_pieces(self.disk, self.path(name))) as pieces:
             return digest_of(self._paced(pieces))
 
     def verify_local(self, stem: str) -> int:
-        """Verify the data part on the host; its size. Raises CorruptData, DiskError."""
+        """Verify the data part on the host and return its size in bytes. Raises CorruptData, DiskError."""
         path = self.path(stem + DATA)
         fd = self.disk.open_read(path)
         try:
@@ -81,7 +81,10 @@ class SegmentCopies:
         return size
 
     def verify_cold(self, stem: str) -> int:
-        """Verify the data part in the store; its size. Raises CorruptData, ColdMissing, ColdUnavailable."""
+        """Verify the data part in the store and return its size in bytes.
+
+        Raises CorruptData, ColdMissing, ColdUnavailable.
+        """
         store, name = self.require_store(), stem + DATA
         size = store.size(name)
         verify_data_part(
@@ -97,10 +100,10 @@ class SegmentCopies:
     # -- host to store --------------------------------------------------------------------------------
 
     def upload_part(self, name: str) -> str:
-        """Make the store hold what the host holds under `name`, and read it back; returns its digest.
+        """Copy a part from the host to the store, verify the copy, and return its digest.
 
-        What is there already and the same is left, and made durable. Raises DiskError, ColdUnavailable, and
-        CorruptData when the store does not give back what it was given.
+        An identical object in the store is kept and made durable. Raises DiskError and ColdUnavailable.
+        Raises CorruptData if the store returns other bytes than it was given.
         """
         store, digest = self.require_store(), self.local_digest(name)
         try:
@@ -113,13 +116,13 @@ class SegmentCopies:
         return digest
 
     def upload_index_parts(self, stem: str) -> dict[str, str]:
-        """Send index, tags and marks, as far as there are any; digest by suffix."""
+        """Upload index, tags and marks, if they exist. Returns digests by suffix."""
         return {
             suffix: self.upload_part(stem + suffix) for suffix in LOCAL_INDEX if self.has_local(stem + suffix)
         }
 
     def upload_changed_marks(self, stem: str, sent: str) -> str:
-        """Send the marks again when they changed since `sent`, their digest then; returns the digest now."""
+        """Upload the marks if their digest differs from `sent`. Returns the current digest; "" = no marks."""
         if not self.has_local(stem + DEL):
             return ""
         digest = self.local_digest(stem + DEL)
@@ -128,9 +131,10 @@ class SegmentCopies:
     # -- store to host --------------------------------------------------------------------------------
 
     def download_part(self, name: str) -> None:
-        """Put the store's copy of a part in the place of the host's, by ST-3.
+        """Replace the host's part by the store's copy: write a temporary file, sync it, rename it.
 
-        The caller has proven the copy. Raises DiskError, ColdUnavailable, CorruptData when it changed.
+        The caller must have verified the copy. Raises DiskError, ColdUnavailable. Raises CorruptData if the
+        copy changes meanwhile.
         """
         store, path = self.require_store(), self.path(name)
         expected = digest_of(object_pieces(store, name))
@@ -154,7 +158,7 @@ class SegmentCopies:
     # -- removal --------------------------------------------------------------------------------------
 
     def drop_local(self, stem: str, suffixes: tuple[str, ...]) -> int:
-        """Remove parts of a segment from the host, in this order; bytes that became free (RC-4)."""
+        """Remove parts of a segment from the host, in this order. Returns the number of freed bytes."""
         freed = 0
         for suffix in suffixes:
             path = self.path(stem + suffix)
@@ -166,7 +170,7 @@ class SegmentCopies:
         return freed
 
     def drop_cold(self, stem: str) -> None:
-        """Remove a segment from the store; absence is success. Raises ColdUnavailable."""
+        """Remove a segment from the store. A missing object is no error. Raises ColdUnavailable."""
         for suffix in (IDX, TAGS, DEL, DATA):
             self.require_store().delete(stem + suffix)
 
@@ -174,28 +178,28 @@ class SegmentCopies:
         try:
             fd = self.disk.open_read(path)
         except DiskError:
-            return 1  # It goes all the same; only the count of freed bytes is off.
+            return 1  # The part is removed anyway. Only the count of freed bytes is wrong.
         try:
             return max(self.disk.size(fd), 1)
         finally:
             self.disk.close(fd)
 
-    # -- healing (SG-10) ------------------------------------------------------------------------------
+    # -- repair ---------------------------------------------------------------------------------------
 
     def heal_local(self, stem: str) -> bool:
-        """Replace a damaged data part on the host by the cold copy, if that verifies; was it healed?"""
+        """Replace a damaged data part on the host by the cold copy, if that is valid. Returns whether."""
         if self.store is None:
             return False
         try:
             self.verify_cold(stem)
-        except CorruptData:  # ColdMissing is one
+        except CorruptData:  # Includes ColdMissing.
             return False
         self.download_part(stem + DATA)
         self.verify_local(stem)
         return True
 
     def heal_cold(self, name: str) -> bool:
-        """Replace a damaged part in the store by the host's, if that verifies; was it healed?"""
+        """Replace a damaged part in the store by the host's part, if that is valid. Returns whether."""
         stem, _, suffix = name.rpartition(".")
         if not self.has_local(name):
             return False

@@ -1,7 +1,7 @@
 """LocalStore: a directory on another device as the cold tier.
 
-Objects appear by ST-3: a temporary name, a sync, a rename, a sync of the directory. Reading back asks the
-kernel to forget its pages first, so that it is the device that answers (RD-22).
+An object is written under a temporary name, synced, renamed, and its directory is synced. Before a read, the
+file's pages are dropped from the page cache, so that a verification reads the device.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ringlog.storage.layout import TMP_SUFFIX
 from ringlog.tier.store import ColdMissing, Digest, file_pieces
 
 STALE_TRIES = 3
-"""How often a path is opened anew when a network file system says that its handle is stale."""
+"""Number of attempts to open a path when a network file system reports a stale handle (ESTALE)."""
 T = TypeVar("T")
 
 
 class LocalStore:
-    """Implements store.SegmentStore below `root`, which must exist: an absent mount is not filled in."""
+    """A store.SegmentStore below `root`. The root must exist: it is never created, as it may be a mount."""
 
     def __init__(self, disk: Disk, root: str) -> None:
         self.root = root
@@ -34,7 +34,7 @@ class LocalStore:
         digest = Digest()
         pieces = file_pieces(self._disk, source)
         with contextlib.closing(pieces):
-            first = next(pieces, b"")  # a source that cannot be read is said before anything is made
+            first = next(pieces, b"")  # Raise for an unreadable source before anything is created.
             with _cold(name):
                 self._make_parents(name)
                 temporary = path + TMP_SUFFIX
@@ -67,7 +67,7 @@ class LocalStore:
             below = os.path.join(above, part)
             if not self._disk.exists(below):
                 self._disk.make_dir(below)
-            self._disk.sync_dir(above)  # also of one that is there: who made it may have died before this
+            self._disk.sync_dir(above)  # Always: a crash may have followed its creation before the sync.
             above = below
 
     def make_durable(self, name: str) -> None:
@@ -82,7 +82,7 @@ class LocalStore:
         return self._reading(name, self._disk.size)
 
     def _reading(self, name: str, read: Callable[[int], T]) -> T:
-        """Open by path, read, close; a stale handle is opened anew a few times (FX-84)."""
+        """Open a file by its path, read, and close it. A stale handle is opened again, up to STALE_TRIES."""
         path = os.path.join(self.root, name)
         for attempt in range(1, STALE_TRIES + 1):
             try:
@@ -119,7 +119,7 @@ class LocalStore:
             names = self._disk.list_dir(os.path.join(self.root, folder))
         except DiskError as e:
             if e.errno == errno.ENOTDIR:
-                return  # a file that is none of ours: our parts have a suffix, our folders none
+                return  # Not a file of ringlog: parts have a suffix, and folders have none.
             raise to_cold_unavailable(e, folder) from None
         for name in names:
             if "." not in name:
@@ -146,12 +146,12 @@ def _cold(name: str) -> Iterator[None]:
 
 
 def to_cold_unavailable(error: DiskError, name: str) -> ColdUnavailable:
-    """The cold tier's way to say that its disk failed."""
+    """Convert a disk error of the cold directory into ColdUnavailable."""
     facts = {key: error.detail[key] for key in ("call", "errno", "strerror") if key in error.detail}
     return ColdUnavailable(f"cold store: {error.message}", file=name, **facts)
 
 
 def _forget_pages(fd: int) -> None:
-    # Only pages that are clean go, and a file in memory has none: both are fine.
+    # Best effort: the kernel drops only clean pages, and a file in memory has none.
     with contextlib.suppress(OSError):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

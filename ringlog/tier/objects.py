@@ -1,7 +1,7 @@
-"""ObjectStore: a bucket as the cold tier, over the package `obstore` (extra `cold`).
+"""ObjectStore: a bucket as the cold tier, through the package `obstore` (extra `cold`).
 
-Every request has a timeout; what is safe to repeat is repeated a few times, with growing pauses and
-jitter, within one budget. Credentials come from the environment, never from the configuration (SEC-28).
+Every request has a timeout. Idempotent requests are retried a few times, with exponential backoff and jitter,
+within that timeout. Credentials come from the environment, never from the configuration.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ringlog.storage.disk import Disk
 from ringlog.tier.store import ColdMissing, Digest, file_pieces
 
 SINGLE_PUT_BYTES_MAX = 8 * MIB
-"""Up to this size an object is sent in one request; above it in parts of as much."""
+"""Up to this size (bytes) an object is sent in one request, above it in parts of this size."""
 LIST_PAGE = 1_000
 
 
 class ObjectStore:
-    """Implements store.SegmentStore in the bucket and below the prefix of a URL such as `s3://bucket/prefix`."""
+    """A store.SegmentStore in a bucket, below the prefix of a URL such as `s3://bucket/prefix`."""
 
     def __init__(self, disk: Disk, url: str, *, timeout_s: float, **options: Any) -> None:
-        """`options` are obstore's for the kind of store (endpoint, region, …).
+        """`timeout_s` bounds each request in seconds. `options` are passed to obstore (endpoint, region, …).
 
-        Raises ConfigError when obstore is not installed or the URL or an option is not one it knows.
+        Raises ConfigError if obstore is not installed, or if it rejects the URL or an option.
         """
         self.url = url
         self._disk = disk
@@ -63,7 +63,7 @@ class ObjectStore:
         return digest.text
 
     def _put_parts(self, name: str, first: bytes, rest: Iterator[bytes], digest: Digest) -> None:
-        # Left without close(), a writer drops its upload: an object never appears by half.
+        # If the writer is left by an error, it aborts the upload. A partial object is never visible.
         with self._api.open_writer(
             self._store, name, buffer_size=SINGLE_PUT_BYTES_MAX, max_concurrency=2
         ) as writer:
@@ -72,7 +72,7 @@ class ObjectStore:
                 writer.write(digest.add(piece))
 
     def make_durable(self, name: str) -> None:
-        """Nothing to do: an object appears only when it is durable."""
+        """Do nothing: an object becomes visible only when it is durable."""
 
     def get_range(self, name: str, start: int, stop: int) -> bytes:
         if start >= stop or start >= (size := self.size(name)):
@@ -122,7 +122,7 @@ def _load() -> tuple[Any, tuple[type[Exception], ...]]:
 
 
 def _allows_http() -> bool:
-    """AWS_ALLOW_HTTP, which obstore would read itself if no options of the client were given."""
+    """Return the value of AWS_ALLOW_HTTP. obstore itself ignores it if client options are given."""
     return os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true", "yes"}
 
 

@@ -1,4 +1,4 @@
-"""Which store the settings name."""
+"""Opens the store of the cold tier that the settings name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringlog.tier.store import SegmentStore
 
 
 def open_store(cold: ColdConfig, disk: Disk) -> SegmentStore | None:
-    """The cold tier's store, or None without one (TI-1); raises ConfigError."""
+    """Return the cold tier's store, or None if no cold tier is configured. Raises ConfigError."""
     if cold.dir and cold.url:
         raise ConfigError("cold.dir and cold.url: set one of them", dir=cold.dir, url=cold.url)
     if cold.dir:

@@ -1,10 +1,11 @@
-"""Whose a cold store is. Two engines in one place would overwrite one another: segments have equal names.
+"""Ownership of a cold store: two engines in one store would overwrite each other, as segment names repeat.
 
-The object `engine` holds the id of the engine whose segments lie there. The first one writes it. Before the
-first segment is moved, the same id is written to `meta/cold-owner` of the data directory, and stays there. An
-engine that lacks the setting of its cold tier knows by it where missing data parts may be. Once the store
-has confirmed whose it is, `meta/cold-owner` says that too: a store without the object is another place from
-then on, such as a mount point without its volume, and nothing is written there.
+The object `engine` in the store contains the id of the engine that owns it. The first engine writes it.
+Before an engine moves its first segment, it writes its id to `meta/cold-owner` in the data directory. The
+file stays there, so an engine without the setting of its cold tier knows where missing data parts may be.
+
+After the store has confirmed the owner, `meta/cold-owner` records that as well. From then on a store without
+the object is a different place, for example a mount point without its volume. The engine never writes to it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _ID_BYTES_MAX = 64
 
 
 def claim_store(store: SegmentStore, disk: Disk, data_dir: str, engine_id: str) -> str:
-    """Make the store this engine's if it is nobody's; returns whose it is.
+    """Make this engine the owner of the store if it has none. Returns the id of the owner.
 
-    Raises ColdUnavailable, DiskError, and CorruptData when the store does not keep what it was given.
+    Raises ColdUnavailable, DiskError, and CorruptData if the store does not return what was written.
     """
     directory = f"{data_dir}/{META_DIR}"
     owner = _owner(store)
@@ -47,7 +48,7 @@ def claim_store(store: SegmentStore, disk: Disk, data_dir: str, engine_id: str) 
 
 
 def _recorded_owner(disk: Disk, directory: str) -> bytes:
-    """What the data directory says of its cold store; empty when it never had one."""
+    """Return the content of `meta/cold-owner`; empty if no segment was ever moved."""
     path = f"{directory}/{COLD_OWNER}"
     if not disk.exists(path):
         return b""

@@ -1,13 +1,13 @@
-"""SegmentStore: what the engine asks of a place for cold segments, and how a copy is proven.
+"""SegmentStore: the interface of a place for cold segments, and the verification of copies.
 
-A store holds objects under the names that parts of segments have below the data directory, with the same
-bytes (TI-12). An object appears whole or not at all. Every method may block for as long as the store's
-timeout, or for ever on a directory whose device hangs: callers keep them off every path that must not wait
-(TI-9), and bound them with threads of their own.
+A store contains the parts of segments as objects, with the names that they have below the data directory and
+the same bytes. An object is visible as a whole or not at all. Every method may block for the store's timeout,
+or forever on a directory whose device hangs. Callers must therefore call it from their own threads only, and
+never in a loop that must not wait.
 
-What can go wrong has three names: ColdUnavailable (the store did not do it, now; nothing is known to be
-lost), CorruptData (it answered with other bytes than it was given) and DiskError (the source on our own
-disk could not be read).
+There are three kinds of errors. ColdUnavailable: the store cannot perform the operation now, and no data is
+known to be lost. CorruptData: the store returned other bytes than it was given. DiskError: the source on the
+host's disk cannot be read.
 """
 
 from __future__ import annotations
@@ -22,55 +22,59 @@ from ringlog.limits import MIB
 from ringlog.storage.disk import Disk
 
 COPY_BYTES = 1 * MIB
-"""Copied, hashed and read back in pieces of this size."""
+"""Size of the pieces (bytes) in which objects are copied, hashed and read back."""
 
 
 class ColdMissing(CorruptData):
-    """The store answered, and has no such object."""
+    """The store replied that the object does not exist."""
 
 
 class SegmentStore(Protocol):
-    """A place for parts of segments. Safe to use from several threads. All calls may be repeated."""
+    """A place for parts of segments. Thread-safe. All methods are idempotent."""
 
     def put(self, name: str, source: str) -> str:
-        """Store the file at `source`, whole and durable, in place of what had the name.
+        """Store the file at `source` durably under `name`, and replace an existing object.
 
-        Returns digest_of the bytes that were read from it. Raises ColdUnavailable, DiskError.
+        Returns the digest (digest_of) of the bytes that were read. Raises ColdUnavailable, DiskError.
         """
         ...
 
     def make_durable(self, name: str) -> None:
-        """Make sure that an object which is there outlives a power loss: whoever put it may have died after
-        it appeared and before it was durable. Raises ColdUnavailable.
+        """Make an existing object durable. Raises ColdUnavailable.
+
+        Needed because a process that stored it may have died after it became visible, before it was durable.
         """
         ...
 
     def get_range(self, name: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop), fewer only at the end of the object.
+        """Return the bytes [start, stop); fewer only at the end of the object.
 
-        Raises ColdMissing when there is no such object, ColdUnavailable.
+        Raises ColdMissing if the object does not exist, and ColdUnavailable.
         """
         ...
 
     def size(self, name: str) -> int:
-        """Length in bytes; raises ColdMissing, ColdUnavailable."""
+        """Return the length in bytes. Raises ColdMissing, ColdUnavailable."""
         ...
 
     def exists(self, name: str) -> bool:
-        """Say whether the object is there; a failure to look is ColdUnavailable, not an absence."""
+        """Return whether the object exists. Raises ColdUnavailable if the check fails."""
         ...
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Names below a folder, `topics` or `packs`; no temporaries. Raises ColdUnavailable."""
+        """Yield the names below a folder, `topics` or `packs`, without temporary files.
+
+        Raises ColdUnavailable.
+        """
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object; absence is success. Raises ColdUnavailable."""
+        """Remove an object. A missing object is no error. Raises ColdUnavailable."""
         ...
 
 
 def file_pieces(disk: Disk, path: str, step: int = COPY_BYTES) -> Generator[bytes, None, None]:
-    """The contents of a file, piece by piece. Raises DiskError."""
+    """Yield the contents of a file in pieces of `step` bytes. Raises DiskError."""
     fd = disk.open_read(path)
     try:
         offset = 0
@@ -82,7 +86,7 @@ def file_pieces(disk: Disk, path: str, step: int = COPY_BYTES) -> Generator[byte
 
 
 def object_pieces(store: SegmentStore, name: str, step: int = COPY_BYTES) -> Iterator[bytes]:
-    """The contents of an object, piece by piece. Raises ColdMissing, ColdUnavailable."""
+    """Yield the contents of an object in pieces of `step` bytes. Raises ColdMissing, ColdUnavailable."""
     offset = 0
     while piece := store.get_range(name, offset, offset + step):
         yield piece
@@ -92,26 +96,26 @@ def object_pieces(store: SegmentStore, name: str, step: int = COPY_BYTES) -> Ite
 
 
 class Digest:
-    """Length and XXH3-128 of bytes that come in pieces. Tells copies apart; it is no secret."""
+    """Length and XXH3-128 hash of bytes that arrive in pieces. Compares copies; not cryptographic."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
         self.bytes = 0
 
     def add(self, piece: bytes) -> bytes:
-        """Take one piece in and hand it on."""
+        """Add one piece and return it."""
         self._hash.update(piece)
         self.bytes += len(piece)
         return piece
 
     @property
     def text(self) -> str:
-        """`<length>:<hash>`."""
+        """The digest as `<length>:<hash>`."""
         return f"{self.bytes}:{self._hash.hexdigest()}"
 
 
 def digest_of(pieces: Iterable[bytes]) -> str:
-    """Digest.text of all pieces."""
+    """Return the digest (Digest.text) of all pieces together."""
     digest = Digest()
     for piece in pieces:
         digest.add(piece)
@@ -119,9 +123,9 @@ def digest_of(pieces: Iterable[bytes]) -> str:
 
 
 def verify_object(store: SegmentStore, name: str, expected: str) -> None:
-    """Read an object back and compare it with what was put (RD-22).
+    """Read an object back and compare it with the digest `expected`.
 
-    Raises CorruptData when it is absent, has another length or other bytes; ColdUnavailable.
+    Raises CorruptData if it is missing or has another length or other bytes; ColdUnavailable.
     """
     length = int(expected.partition(":")[0])
     try:

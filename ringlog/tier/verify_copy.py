@@ -1,7 +1,7 @@
-"""Does a data part hold what was sealed? Answered from its bytes alone, wherever they lie (RD-22, SG-15).
+"""Verification of a segment's data part from its bytes only, on the host or in the cold tier.
 
-A data part proves itself: its header has a checksum, each frame a seal under the header's salt and a
-checksum over its body, and the header says how many frames and records there are and how long the part is.
+A data part is self-contained. Its header has a checksum. Each frame has a seal under the header's salt and a
+checksum over its body. The header contains the numbers of frames and records and the length of the part.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ringlog.limits import FRAME_BYTES_MAX, MIB
 from ringlog.segment.layout import DATA_HEADER_BYTES, SegmentDataHeader
 
 ReadRange = Callable[[int, int], bytes]
-"""(start, stop) -> the bytes, fewer only at the end."""
+"""(start, stop) -> the bytes [start, stop); fewer only at the end."""
 WINDOW_BYTES = 4 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedSegmentFrames:
-    """Some frames of a data part, verified: `batch.offsets` count from the start of `buffer`."""
+    """Verified frames of a data part. `batch.offsets` are relative to the start of `buffer`."""
 
     buffer: bytes
     batch: FrameBatch
     offset: int
-    """Where `buffer` begins in the part."""
+    """Offset of `buffer` in the data part."""
 
 
 def read_header(read: ReadRange, path: str, number: int) -> SegmentDataHeader:
-    """The header of the part called `path`; raises CorruptData, also when it is another segment's."""
+    """Return the header of the data part `path`. Raises CorruptData, also for another segment's part."""
     header = SegmentDataHeader.decode(read(0, DATA_HEADER_BYTES), path)
     if header.number != number:
         raise CorruptData("data part of another segment", file=path, number=header.number, expected=number)
@@ -41,14 +41,14 @@ def read_header(read: ReadRange, path: str, number: int) -> SegmentDataHeader:
 def verify_frames(
     read: ReadRange, path: str, salt: int, start: int, stop: int
 ) -> Iterator[VerifiedSegmentFrames]:
-    """Frames in [start, stop) of a data part, window by window; raises CorruptData at the first bad one."""
+    """Yield the frames in [start, stop) of a data part, in windows. Raises CorruptData at a bad frame."""
     window = WINDOW_BYTES
     while start < stop:
         buffer = read(start, min(start + window, stop))
         batch = frames.scan(buffer[: len(buffer) & ~7])
         if not len(batch):
             if batch.end is ScanEnd.PARTIAL and start + len(buffer) < stop and window <= FRAME_BYTES_MAX:
-                window *= 4  # one frame larger than the window
+                window *= 4  # The frame is larger than the window.
                 continue
             reason = batch.reason or "no frame where one must be"
             raise CorruptData("data part is damaged", file=path, offset=start, reason=reason)
@@ -65,7 +65,10 @@ def verify_frames(
 def verify_data_part(
     read: ReadRange, path: str, number: int, size: int, progress: Callable[[int], None]
 ) -> SegmentDataHeader:
-    """Verify a whole data part of `size` bytes; raises CorruptData. `progress` is told bytes as they go."""
+    """Verify a whole data part of `size` bytes. Raises CorruptData.
+
+    `progress` is called with the number of bytes of each verified window.
+    """
     header = read_header(read, path, number)
     if header.data_bytes != size:
         raise CorruptData("data part has another size than its header says", file=path, bytes=size,

@@ -1,7 +1,7 @@
-"""What a data directory says about each topic, put together, and whether every number is accounted for.
+"""Combine the contents of all files for each topic, and check that every seq is accounted for.
 
-A number between a topic's earliest and its head lies in a segment or a log file, or was deleted on
-request, or is announced as lost. Anything else is a gap, and a gap is damage.
+Every seq from a topic's earliest to its head must be stored in a segment or log file, or deleted on request,
+or announced as lost. Any other seq is a gap, and a gap is damage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EPHEMERAL = "ephemeral"
 
 
 class TopicCoverage(NamedTuple):
-    """One topic, for people and programs."""
+    """State of one topic, for the output of a verification."""
 
     topic: str
     topic_id: int
@@ -30,7 +30,7 @@ class TopicCoverage(NamedTuple):
     earliest: int
     head: int
     records: int
-    """Numbers from `earliest` on that are stored and not deleted."""
+    """Number of records from `earliest` on that are stored and not deleted."""
     deleted: int
     lost: list[Range]
     ranges: list[Range]
@@ -39,24 +39,24 @@ class TopicCoverage(NamedTuple):
 
 @dataclass(slots=True)
 class TopicHistory:
-    """One life of a topic."""
+    """One epoch of a topic."""
 
     topic_id: int
     epoch: int
     name: str = ""
     durability: str = ""
     is_known: bool = False
-    """Somebody said that it was made; of others there are only records left."""
+    """A snapshot row or a CREATE frame of the topic was found. Otherwise there are only records."""
     is_gone: bool = False
     floor: int = 1
-    """One past the highest number that left by a cap, by age or from the front on request."""
+    """One more than the highest seq that was evicted, expired, or deleted from the front."""
     head: int = 0
     removed: BitMap64 = field(default_factory=BitMap64)
     lost: list[Range] = field(default_factory=list)
     stored: list[Range] = field(default_factory=list)
 
     def coverage(self) -> TopicCoverage:
-        """Put it together."""
+        """Combine the history into the state of the topic."""
         stored = merge_ranges(self.stored)
         head = max(self.head, stored[-1][1] if stored else 0)
         alive = subtract_ranges(stored, merge_ranges([*bitmap_ranges(self.removed), (0, self.floor - 1)]))
@@ -74,14 +74,14 @@ class TopicHistory:
 
 
 class TopicHistories:
-    """All topics of a directory. Feed snapshots first, then files in the order of the log."""
+    """All topics of a directory. Feed snapshots first, then files in log order."""
 
     def __init__(self) -> None:
         self._topics: dict[tuple[int, int], TopicHistory] = {}
         self._current: dict[int, int] = {}
 
     def topic(self, topic_id: int, epoch: int) -> TopicHistory:
-        """This life of a topic, made when it is first heard of. Epoch 0 = the one last heard of."""
+        """Return the history of this epoch, which is created if it is new. Epoch 0 = the latest one."""
         epoch = epoch or self._current.get(topic_id, 0)
         key = (topic_id, epoch)
         if key not in self._topics:
@@ -90,7 +90,7 @@ class TopicHistories:
         return self._topics[key]
 
     def apply_snapshot_row(self, row: SnapshotTopicRow) -> None:
-        """Take what a snapshot says of a topic."""
+        """Apply a topic's row of a snapshot."""
         topic = self.topic(row.topic_id, row.epoch)
         topic.is_known = True
         topic.name, topic.durability = row.name, row.durability
@@ -100,12 +100,12 @@ class TopicHistories:
             topic.removed |= BitMap64.deserialize(row.dead)
 
     def mark_removed_topics(self, is_gone: Callable[[int], bool]) -> None:
-        """Take what snapshots do not say any more, once the log has told what it knows."""
+        """Mark topics as deleted that snapshots no longer list. Call it after all log files were applied."""
         for topic in self._topics.values():
             topic.is_gone |= is_gone(topic.topic_id)
 
     def add_stored(self, report: FileReport) -> None:
-        """Take what an engine reads of a file."""
+        """Add the records that an engine reads from this file."""
         for (topic_id, epoch), ranges in report.served.items():
             self.topic(topic_id, epoch).stored += ranges
         for (topic_id, epoch), ranges in report.marked.items():
@@ -114,14 +114,14 @@ class TopicHistories:
                 topic.removed.add_range(first, last + 1)
 
     def add_given_up(self, report: FileReport) -> None:
-        """Take what an engine passes over in a log file, and announces as lost, if it lies nowhere else."""
+        """Add the records of a log file that an engine gives up, unless they are stored elsewhere."""
         for _, topic_id, epoch, first, last in report.more["passed"]:
             topic = self.topic(topic_id, epoch)
             topic.lost += subtract_ranges([(first, last)], merge_ranges(topic.stored))
             topic.head = max(topic.head, last)
 
     def apply_facts(self, facts: Iterable[ControlFact]) -> list[str]:
-        """Take what control frames say; returns what makes no sense."""
+        """Apply control frames. Returns a description of each one that cannot be applied."""
         wrong = []
         for fact in facts:
             try:
@@ -151,11 +151,11 @@ class TopicHistories:
             topic.head = max(topic.head, value[0])
 
     def coverages(self) -> Iterator[TopicCoverage]:
-        """Every topic that is there, by name; of one that was made again, the last life."""
+        """Yield the state of every existing topic, by name; for a recreated topic, its last epoch."""
         yield from (topic.coverage() for topic in self.live_topics())
 
     def live_topics(self) -> list[TopicHistory]:
-        """Topics that were not removed or made again, by name."""
+        """Return the topics that exist, in their last epoch, sorted by name."""
         last: dict[str, TopicHistory] = {}
         for topic_id, epoch in self._current.items():
             topic = self._topics[topic_id, epoch]
@@ -165,23 +165,23 @@ class TopicHistories:
         return [last[name] for name in sorted(last) if last[name].is_known and not last[name].is_gone]
 
     def max_identities(self) -> tuple[int, int]:
-        """The greatest topic id and the greatest epoch that anything speaks of; 0 = nothing does."""
+        """Return the greatest topic id and the greatest epoch that occur anywhere; 0 = none."""
         ids = [topic_id for topic_id, _ in self._topics]
         return max(ids, default=0), max([epoch for _, epoch in self._topics], default=0)
 
     def orphan_topics(self) -> list[TopicHistory]:
-        """Topics of which there are records and nothing else: removed before the last snapshot, or lost."""
+        """Return the topics of which only records exist: deleted before the last snapshot, or lost."""
         return [topic for topic in self._topics.values() if not topic.is_known and topic.stored]
 
 
 def durability_of(config: bytes) -> str:
-    """Class a stored configuration names; empty when it names none."""
+    """Return the durability class in a stored configuration; empty if it names none."""
     fields: Any = msgpack.unpackb(config, raw=False, strict_map_key=False)
     return str(fields.get("durability", "")) if isinstance(fields, dict) else ""
 
 
 def bitmap_ranges(numbers: BitMap64) -> list[Range]:
-    """Stretches of neighbouring numbers, ascending."""
+    """Return the numbers as ascending ranges of adjacent numbers."""
     if not len(numbers):
         return []
     values = np.asarray(numbers.to_array(), dtype=np.uint64)

@@ -1,7 +1,7 @@
-"""Verify a data directory while no engine runs there: every file, every byte, every cross-reference.
+"""Verification of a data directory without a running engine: every file, byte and cross-reference.
 
-Files are read in parallel, each by the second decoder. Then what they say is put together: the order of
-the log, which segments there must be, and for each topic whether every number is accounted for.
+Files are read in parallel by the independent decoders. Then the reports are combined: the order of the log,
+the segments that must exist, and for each topic whether every seq is accounted for.
 """
 
 from __future__ import annotations
@@ -44,40 +44,47 @@ DECODE_ERRORS = (
     struct.error, ValueError, IndexError, KeyError, TypeError, OverflowError, MemoryError, RecursionError,
     VerifyError,
 )  # fmt: skip
-"""What a decoder may stumble over in bytes whose checksums fit and whose contents contradict them."""
+"""Errors of a decoder on bytes with valid checksums and contradictory contents."""
 HOT = 0
-"""Tier of a segment of which the host alone has the data part."""
+"""Tier of a segment whose data part is on the host only."""
 SERIAL_FILES_MAX = 2
-"""Not worth the start of further processes."""
+"""Up to this number of files, starting further processes takes longer than it saves."""
 
 
 @dataclass(slots=True)
 class Verification:
-    """What was found in a data directory."""
+    """Result of a verification."""
 
     files: list[FileReport] = field(default_factory=list)
     topics: list[TopicCoverage] = field(default_factory=list)
     findings: list[FileFinding] = field(default_factory=list)
-    """All of them, damage first."""
+    """All findings, damage first."""
     histories: TopicHistories = field(default_factory=TopicHistories)
 
     @property
     def is_damaged(self) -> bool:
-        """Is anything wrong?"""
+        """Whether there is at least one finding of severity `damage`."""
         return any(finding.severity == DAMAGE for finding in self.findings)
 
     @property
     def is_incomplete(self) -> bool:
-        """Could some records not be looked at?"""
+        """Whether some records could not be read, for example in an unreachable cold tier."""
         return any(finding.severity == UNREACHABLE for finding in self.findings)
 
 
 def verify_directory(
     data_dir: str, *, is_deep: bool = False, jobs: int = 0, cold_dir: str = ""
 ) -> Verification:
-    """Verify everything below `data_dir`; the cold tier too when it is a directory and named.
+    """Verify everything below `data_dir`, and the cold tier if `cold_dir` names its directory.
 
-    `is_deep` looks into every record, not only at checksums. Raises UsageError when there is no data.
+    Args:
+        data_dir: A data directory that no engine uses.
+        is_deep: Decode every record, instead of only verifying checksums.
+        jobs: Number of processes; 0 = one for each CPU.
+        cold_dir: Directory of the cold tier; "" = do not verify it.
+
+    Raises:
+        UsageError: `data_dir` is not a data directory.
     """
     root = Path(data_dir)
     if not (root / "wal").is_dir() and not (root / "meta").is_dir():
@@ -90,8 +97,10 @@ def verify_directory(
 
 
 def data_paths(root: Path, cold_dir: str = "") -> list[str]:
-    """Files that hold data, relative to the data directory, the largest first. A segment is named by stem;
-    those are here, too, of which only the cold tier has anything."""
+    """Return the files with data, relative to the data directory, the largest first.
+
+    A segment is one entry, named by its stem. Segments that exist in the cold tier only are included.
+    """
     sizes: dict[str, int] = {}
     places = [(root, top) for top in _OURS] + [(Path(cold_dir), top) for top in _COLD if cold_dir]
     for place, top in places:
@@ -105,7 +114,7 @@ def data_paths(root: Path, cold_dir: str = "") -> list[str]:
 
 
 def _unit(path: str) -> str:
-    """What a path is verified as; empty for what holds no data."""
+    """Return the unit that a path is verified with; empty for a file without data."""
     segment = _DATA.match(path)
     if segment:
         return segment[1]
@@ -122,7 +131,7 @@ def _read_all(root: Path, paths: Sequence[str], is_deep: bool, jobs: int, cold_d
 
 
 def verify_path(root: str, path: str, *, is_deep: bool = False, cold_dir: str = "") -> FileReport:
-    """Verify one file, or one segment named by its stem, below a data directory."""
+    """Verify one file, or one segment by its stem, below a data directory. Never raises for bad data."""
     try:
         if _WAL.match(path):
             report = verify_wal(path, _bytes_of(root, path), is_deep=is_deep)
@@ -150,7 +159,7 @@ def _bytes_of(root: str, path: str) -> bytes:
 
 
 def _check_name(report: FileReport) -> None:
-    """A WAL file must lie where its header says."""
+    """Check that a WAL file has the path that its header implies."""
     if "incarnation" not in report.header:
         return
     header = report.header
@@ -160,7 +169,7 @@ def _check_name(report: FileReport) -> None:
 
 
 def combine_reports(found: Verification) -> None:
-    """Say of each file in `found.files` what the others say of it, and of each topic what is missing."""
+    """Add the findings of cross-checks to the reports in `found.files`, and fill topics and findings."""
     snapshots = snapshots_in_force([report for report in found.files if report.kind == "snapshot"])
     in_force = check_wal_order(found.files, snapshots)
     segments = _existing([report for report in found.files if report.kind == "segment"], snapshots)
@@ -205,8 +214,11 @@ def combine_reports(found: Verification) -> None:
 
 
 def _is_gone(snapshots: Sequence[FileReport], topic_id: int) -> bool:
-    """Was it removed, by the word of its snapshot? The log that says so may be gone before the one in which
-    it was made: the one is its shard's alone, the other may be every shard's, of an earlier layout."""
+    """Return whether a topic was deleted, according to its authoritative snapshot.
+
+    The log file with the deletion may be removed before the log file with the creation. The first belongs to
+    one shard, while after a change of the number of shards every shard may need the second.
+    """
     last_word = authoritative_snapshot(snapshots, topic_id)
     if last_word is None or topic_id > last_word.more["facts"].last_id:
         return False
@@ -216,8 +228,10 @@ def _is_gone(snapshots: Sequence[FileReport], topic_id: int) -> bool:
 
 
 def is_absorbed(snapshots: Sequence[FileReport], file_id: int, topic_id: int) -> bool:
-    """Does the snapshot that has the last word on a topic stand for what that log file says of it? An engine
-    does not replay the file for the topic then, also while it is still there."""
+    """Return whether the authoritative snapshot of a topic covers that log file.
+
+    An engine then does not replay the file for the topic, even while the file exists.
+    """
     last_word = authoritative_snapshot(snapshots, topic_id)
     return last_word is not None and bool(last_word.more["facts"].absorbs(file_id))
 
@@ -227,7 +241,7 @@ def _because(unreadable: Sequence[str]) -> str:
 
 
 def _check_identity(reports: Sequence[FileReport]) -> None:
-    """All files belong to one data directory."""
+    """Check that all files belong to one data directory."""
     owners: dict[str, list[FileReport]] = {}
     for report in reports:
         if "engine_id" in report.header:
@@ -240,7 +254,7 @@ def _check_identity(reports: Sequence[FileReport]) -> None:
 
 
 def _check_counter(reports: Sequence[FileReport]) -> None:
-    """The next incarnation is one that no file was written by."""
+    """Check that the next incarnation number is greater than that of every file."""
     used = max((int(each.header.get("incarnation", 0)) for each in reports if each.kind == "wal"), default=0)
     for report in reports:
         if report.kind == "identity" and 0 < report.header.get("next_incarnation", 0) <= used:
@@ -248,12 +262,13 @@ def _check_counter(reports: Sequence[FileReport]) -> None:
 
 
 def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -> list[FileReport]:
-    """Segments, without what is left of some, and without what lies in the cold tier alone.
+    """Return the segments, without remains of segments and without segments in the cold tier only.
 
-    A crash leaves an index whose data part is not here, and which no snapshot lists, when a segment was being
-    made, since its data part is named last, or was being removed, since its index goes last, after the cold
-    copy. What was moved to a cold tier is listed. What only the cold tier has is led to by nothing, so that
-    it harms nobody and helps nobody: whatever should be there instead is missed in its own place.
+    A crash can leave an index without a data part and without an entry in a snapshot. Either the segment was
+    being created, because the data part gets its name last. Or it was being removed, because the index is
+    deleted last, after the cold copy. A segment that was moved to the cold tier has an entry. Nothing refers
+    to a segment that is in the cold tier only. It does no harm, and a segment that is missing because of it
+    is reported by its own check.
     """
     listed = {stem for report in snapshots for stem, _, _ in listed_segments(report, snapshots)}
     found = []
@@ -269,7 +284,7 @@ def _existing(segments: Sequence[FileReport], snapshots: Sequence[FileReport]) -
 
 
 def _ignore(report: FileReport, why: str) -> None:
-    """It vouches for no record, and what is wrong with it harms nobody."""
+    """Reduce a report to one remark: no record depends on the segment, so its damage does no harm."""
     report.findings.clear()
     report.stored.clear()
     report.marked.clear()
@@ -277,7 +292,7 @@ def _ignore(report: FileReport, why: str) -> None:
 
 
 def _check_listed(snapshots: Sequence[FileReport], segments: Sequence[FileReport]) -> None:
-    """Segments that a snapshot lists are there, or newer ones hold what they held."""
+    """Check that segments listed by snapshots exist, or that newer segments replace them."""
     there = {report.path for report in segments}
     only_index = {report.path: report for report in segments if report.more.get("only_index")}
     no_data = {report.path: report for report in segments if report.more.get("no_data")}

@@ -1,6 +1,6 @@
-"""What a verification found: one report a file, and the stretches of numbers it holds.
+"""Results of a verification: one report for each file, and the ranges of seqs that the file contains.
 
-Reports travel between processes, so they hold plain values only.
+Reports are sent between processes, so they contain plain values only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ UNREACHABLE = "unreachable"
 REMARK = "remark"
 
 Range = tuple[int, int]
-"""First and last number, both included."""
+"""First and last seq, both inclusive."""
 
 
 class FileFinding(NamedTuple):
-    """Something worth saying about one file. `damage` fails a verification, `unreachable` leaves it
-    incomplete, a `remark` does neither."""
+    """One finding about one file.
+
+    `damage` fails a verification, `unreachable` makes it incomplete, a `remark` does neither.
+    """
 
     path: str
     offset: int
@@ -28,7 +30,7 @@ class FileFinding(NamedTuple):
 
 
 class ControlFact(NamedTuple):
-    """One control frame about a topic, in the order of the log. `value` is its decoded body."""
+    """One control frame about a topic, in log order. `value` is its decoded body."""
 
     topic_id: int
     epoch: int
@@ -38,7 +40,7 @@ class ControlFact(NamedTuple):
 
 @dataclass(slots=True)
 class FileReport:
-    """What one file holds and what is wrong with it."""
+    """Contents of one file, and the findings about it."""
 
     path: str
     kind: str
@@ -48,37 +50,37 @@ class FileReport:
     records: int = 0
     header: dict[str, Any] = field(default_factory=dict)
     stored: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
-    """(topic_id, epoch) -> numbers whose records lie here, ascending, neighbours joined."""
+    """(topic_id, epoch) -> seqs of the records in this file. Ascending, adjacent ranges merged."""
     served: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
-    """Those of `stored` that an engine reads here: of a log file that a snapshot absorbed it reads none."""
+    """The part of `stored` that an engine reads here. Nothing, for a log file that a snapshot covers."""
     marked: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
-    """(topic_id, epoch) -> numbers marked as deleted here."""
+    """(topic_id, epoch) -> seqs that are marked as deleted here."""
     facts: list[ControlFact] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
-    """What only files of this kind have."""
+    """Facts that only files of this kind have."""
     findings: list[FileFinding] = field(default_factory=list)
 
     def add_damage(self, what: str, offset: int = 0) -> None:
-        """Note something that must not be."""
+        """Add a finding of severity `damage`. `offset` is in bytes."""
         self.findings.append(FileFinding(self.path, offset, DAMAGE, what))
 
     def add_unreachable(self, what: str) -> None:
-        """Note something that could not be looked at."""
+        """Add a finding about data that cannot be read now."""
         self.findings.append(FileFinding(self.path, 0, UNREACHABLE, what))
 
     def add_remark(self, what: str, offset: int = 0) -> None:
-        """Note something that may be."""
+        """Add a finding that is no damage. `offset` is in bytes."""
         self.findings.append(FileFinding(self.path, offset, REMARK, what))
 
     def add_records(self, topic_id: int, epoch: int, first: int, count: int) -> None:
-        """Note that `count` records of a topic lie here from number `first` on."""
+        """Record that this file contains `count` records of a topic, from seq `first` on."""
         ranges = self.stored.setdefault((topic_id, epoch), [])
         extend_ranges(ranges, first, first + count - 1)
         self.records += count
 
     @property
     def is_damaged(self) -> bool:
-        """Is anything wrong?"""
+        """Whether there is at least one finding of severity `damage`."""
         return any(finding.severity == DAMAGE for finding in self.findings)
 
 
@@ -86,7 +88,7 @@ class FileReport:
 
 
 def extend_ranges(ranges: list[Range], first: int, last: int) -> None:
-    """Add numbers that are read in rising order mostly; neighbours are joined."""
+    """Append a range in place. Merges it with the last range if it starts within or directly after that."""
     if ranges and ranges[-1][0] <= first <= ranges[-1][1] + 1:
         ranges[-1] = (ranges[-1][0], max(ranges[-1][1], last))
     else:
@@ -94,7 +96,7 @@ def extend_ranges(ranges: list[Range], first: int, last: int) -> None:
 
 
 def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """The same numbers, ascending, nothing twice, neighbours joined."""
+    """Return the same seqs as ascending, disjoint ranges; adjacent ranges are merged."""
     joined: list[Range] = []
     for first, last in sorted(ranges):
         extend_ranges(joined, first, last)
@@ -102,7 +104,7 @@ def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
 
 
 def subtract_ranges(ranges: list[Range], holes: list[Range]) -> list[Range]:
-    """Numbers of `ranges` that are in none of `holes`; both joined."""
+    """Return the seqs of `ranges` that are in none of `holes`. Both must be merged (merge_ranges)."""
     left: list[Range] = []
     at = 0
     for first, last in ranges:
@@ -120,5 +122,5 @@ def subtract_ranges(ranges: list[Range], holes: list[Range]) -> list[Range]:
 
 
 def count_seqs(ranges: Iterable[Range]) -> int:
-    """How many numbers these are."""
+    """Return the number of seqs in these ranges."""
     return sum(last - first + 1 for first, last in ranges)

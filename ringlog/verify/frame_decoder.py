@@ -1,7 +1,7 @@
-"""The second reader of frames, written from docs/reference/format.md alone (RD-25).
+"""Independent decoder of frames, written from docs/reference/format.md only.
 
-Plain loops over plain bytes: it shares no code with ringlog.frame and is free to be slow. Where the
-two disagree about any bytes, one of them is wrong, or the page is.
+It consists of plain loops over plain bytes and shares no code with ringlog.frame; speed does not matter. If
+the two decoders disagree about any bytes, one of them is wrong, or the format page is.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ _TIME_COLUMNS = {6: "event_ts", 7: "expires_at", 8: "not_before", 10: "commit_ts
 
 
 class VerifyError(RinglogError):
-    """The bytes are not what the format page describes."""
+    """The bytes do not follow the format page."""
 
     code = "verify"
 
 
 @dataclass(slots=True)
 class DecodedFrame:
-    """One frame, taken apart. `columns` holds the present ones by name, as stored: a null is None. In
-    version 1, and in columns without validity, absence is a value."""
+    """One decoded frame. `columns` has the present columns by name, as stored: a null is None.
+
+    In version 1, and in columns without validity bits, a missing value has no null and is a normal value.
+    """
 
     total: int
     type: int
@@ -64,11 +66,11 @@ class DecodedFrame:
     control: Any = None
     hops: int = 0
     copies: list[DecodedCopy] = field(default_factory=list)
-    """Of a routed frame: the appends it stands for, without their columns, which are `columns`."""
+    """For a routed frame: its copies, without columns. The columns of all copies are `columns`."""
 
 
 class DecodedCopy(NamedTuple):
-    """One copy in a routed frame."""
+    """One copy in a routed frame. `cursor` is the router's new position in its source."""
 
     topic_id: int
     base_seq: int
@@ -79,9 +81,9 @@ class DecodedCopy(NamedTuple):
 
 
 def decode_frame(data: bytes, offset: int = 0, seed: int | None = None) -> DecodedFrame:
-    """Decode and verify the frame at `offset`; the seal is looked at unless `seed` is None.
+    """Decode and verify the frame at `offset` (bytes). The seal is verified unless `seed` is None.
 
-    Raises VerifyError for anything the format page does not allow.
+    Raises VerifyError for anything that the format page does not allow.
     """
     found, bitmap, raw_len, stored = _header(data, offset, seed)
     if found.type == _ROUTED:
@@ -97,16 +99,16 @@ def decode_frame(data: bytes, offset: int = 0, seed: int | None = None) -> Decod
 
 
 def record_ranges(frame: DecodedFrame) -> list[tuple[int, int, int, int]]:
-    """(topic id, epoch, first number, how many) of the records in a decoded frame."""
+    """Return (topic id, epoch, first seq, number of records) for each topic of a decoded frame."""
     if frame.type == _APPEND:
         return [(frame.topic_id, frame.epoch, frame.base_seq, frame.count)]
     return [(copy.topic_id, copy.epoch, copy.base_seq, copy.records) for copy in frame.copies]
 
 
 def check_frame(data: bytes, offset: int = 0, seed: int | None = None) -> tuple[DecodedFrame, bytes]:
-    """Read the header of the frame at `offset` and verify both checksums, but not what the body says.
+    """Decode the header of the frame at `offset`, and verify both checksums but not the body's contents.
 
-    Returns it with its stored body, padding included; raises VerifyError.
+    Returns (frame, stored body with padding). Raises VerifyError.
     """
     found, _, _, stored = _header(data, offset, seed)
     return found, stored
@@ -162,7 +164,7 @@ def _header(data: bytes, offset: int, seed: int | None) -> tuple[DecodedFrame, i
 
 
 def _routed(found: DecodedFrame, stored: bytes) -> None:
-    """Take a routed frame apart: prefix, copies, columns."""
+    """Decode the body of a routed frame: prefix, copies, columns."""
     _need(len(stored) >= _PREFIX.size, "no prefix")
     rows, head, tail, body_xxh3, count = _PREFIX.unpack_from(stored)
     columns_at = _PREFIX.size + _COPY.size * rows
@@ -188,14 +190,14 @@ def _routed(found: DecodedFrame, stored: bytes) -> None:
 
 
 class _BodyReader:
-    """A place in a body that only moves forward."""
+    """Reads a body from front to back."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
         self.at = 0
 
     def take_padded(self, length: int) -> bytes:
-        """Take `length` bytes and the zeros that pad them."""
+        """Read `length` bytes and their padding, which must be zeros."""
         stop = self.at + length
         end = -(-stop // 8) * 8
         _need(end <= len(self.body), "column runs past the body")
@@ -205,7 +207,7 @@ class _BodyReader:
         return taken
 
     def offsets(self, entries: int) -> list[int]:
-        """Take entries + 1 rising offsets, the first of them 0."""
+        """Read entries + 1 ascending offsets, the first of which is 0."""
         found = [value for (value,) in struct.iter_unpack("<i", self.take_padded(4 * (entries + 1)))]
         _need(found[0] == 0, "offsets do not start at 0")
         for a, b in pairwise(found):
@@ -213,7 +215,7 @@ class _BodyReader:
         return found
 
     def values(self, entries: int, text: bool) -> list[Any]:
-        """Take a bytes column."""
+        """Read a column of byte strings, decoded as UTF-8 if `text`."""
         bounds = self.offsets(entries)
         data = self.take_padded(bounds[-1])
         values = [data[a:b] for a, b in pairwise(bounds)]
@@ -249,7 +251,7 @@ def _columns(body: bytes, bitmap: int, count: int) -> dict[str, list[Any]]:
 
 
 def _with_nulls(values: list[Any], bits: bytes) -> list[Any]:
-    """Values and their validity: a bit a record, lowest first."""
+    """Replace values without a validity bit by None. There is one bit for each record, lowest bit first."""
     valid = [byte >> bit & 1 for byte in bits for bit in range(8)]
     _need(not any(valid[len(values) :]), "padding is not zero")
     _need(
@@ -286,7 +288,7 @@ def _decompressed(stored: bytes, codec: int, raw_len: int) -> bytes:
 
 
 def _zstd(packed: bytes, raw_len: int) -> bytes:
-    """Read the compressed frame's own header (RFC 8878, 3.1.1.1) before anything is allocated by it."""
+    """Decompress a Zstandard frame. Its header (RFC 8878, 3.1.1.1) is checked before any allocation."""
     _need(packed[:4] == b"\x28\xb5\x2f\xfd" and len(packed) > 5, "not a Zstandard frame")
     descriptor = packed[4]
     single = descriptor >> 5 & 1
@@ -342,7 +344,7 @@ def _check_plain(value: Any, depth: int) -> None:
     if isinstance(value, dict | list):
         _need(depth < _CONTROL_DEPTH_MAX, "nested too deeply")
         for inner in value.values() if isinstance(value, dict) else value:
-            if type(inner) is not int:  # which most are
+            if type(inner) is not int:  # most values are integers
                 _check_plain(inner, depth + 1)
     else:
         _need(

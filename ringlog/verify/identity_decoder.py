@@ -1,4 +1,4 @@
-"""The second reader of `meta/engine`, written from docs/reference/format.md alone (RD-25)."""
+"""Independent decoder of `meta/engine`, written from docs/reference/format.md only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIELDS = {"engine_id", "next_incarnation", "shm_dir", "check"}
 
 
 def verify_identity(path: str, data: bytes) -> FileReport:
-    """Everything that can be said of the identity file by itself."""
+    """Check the identity file by itself and return the report."""
     report = FileReport(path, "identity", bytes=len(data))
     try:
         facts: Any = json.loads(data)
@@ -33,7 +33,7 @@ def verify_identity(path: str, data: bytes) -> FileReport:
 
 
 def _wrong(facts: Any) -> str:
-    """What makes no sense; empty when all does."""
+    """Return what is wrong with the fields; empty if nothing is."""
     if not isinstance(facts, dict) or not set(facts) <= _FIELDS:
         return "has fields that nobody knows"
     engine_id, number = facts.get("engine_id"), facts.get("next_incarnation")

@@ -1,7 +1,7 @@
-"""How the WAL files of a directory hang together: which are in force, where each ends, what is missing.
+"""Order of a directory's WAL files: which are in force, where each one ends, which are missing.
 
-Later files say where earlier ones ended (docs/reference/format.md, Marks). So a file's end is judged by what
-its own marks, the next file's header and the next incarnations' first marks say of it.
+A later file records where earlier ones ended (docs/reference/format.md, Marks). The end of a file is checked
+against its own marks, the next file's header, and the first marks of later incarnations.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ringlog.verify.findings import FileReport
 from ringlog.verify.wal_decoder import HEADER_BYTES
 
 Claims = dict[int, list[tuple[int, int, int]]]
-"""file -> (shards, shard, stop): that shard of so many says where the file ends for its topics."""
+"""file id -> (shards, shard, stop): by that shard of so many shards, the file ends at `stop`."""
 
 
 def in_replay_order(reports: Sequence[FileReport]) -> list[FileReport]:
-    """Used WAL files in the order of their replay."""
+    """Return the used WAL files in the order of their replay."""
     used = [report for report in reports if report.kind == "wal" and report.more.get("file_id")]
     return sorted(used, key=lambda report: int(report.more["file_id"]))
 
 
 def check_wal_order(reports: Sequence[FileReport], snapshots: Sequence[FileReport] = ()) -> list[FileReport]:
-    """Add to each file's report what the others say of it, registers too; returns those in force, in order.
+    """Add findings from the comparison of WAL files and registers. Returns the files in force, in order.
 
-    Files that a snapshot of their shard covers may be gone.
+    Files that a snapshot of their shard covers may be deleted.
     """
     ordered = in_replay_order(reports)
     by_id = {int(report.more["file_id"]): report for report in ordered}
@@ -62,7 +62,10 @@ def _claims(ordered: Sequence[FileReport]) -> tuple[Claims, set[int]]:
 
 
 def _judge_passed(report: FileReport, ordered: Sequence[FileReport], claims: Claims) -> None:
-    """Damaged records that are above all that was durable are a torn end, whatever their class."""
+    """Replace a report by its `torn` variant if the damaged records are above everything that was durable.
+
+    Such records are a torn end, whatever their durability class.
+    """
     torn = report.more.pop("torn", None)
     if torn is None:
         return
@@ -75,8 +78,11 @@ def _judge_passed(report: FileReport, ordered: Sequence[FileReport], claims: Cla
 
 
 def _serving(ordered: Sequence[FileReport], claims: Claims) -> set[int]:
-    """Incarnations that served: they say so themselves, or a later one settled a file of theirs, or their
-    first file, in which they would say so, is gone, and only what was absorbed is ever removed."""
+    """Return the incarnations that served.
+
+    An incarnation served if its own marks record it, or if a later one settled one of its files. It also
+    served if its first file, which has these marks, is deleted: only covered files are ever deleted.
+    """
     first = {report.header["incarnation"] for report in ordered if report.header["n"] == 0}
     return {
         report.header["incarnation"]
@@ -90,7 +96,7 @@ def _serving(ordered: Sequence[FileReport], claims: Claims) -> set[int]:
 def _judge_predecessor(
     report: FileReport, by_id: dict[int, FileReport], snapshots: Sequence[FileReport], damaged: set[int]
 ) -> None:
-    """Is the file before this one there, with the bytes this one saw?"""
+    """Check that the predecessor of this file exists and ends with the frame that this file recorded."""
     file_id, stop, seal = report.more["prev"]
     before = by_id.get(file_id)
     if not file_id or stop <= HEADER_BYTES:
@@ -110,7 +116,7 @@ def _judge_predecessor(
 def _judge_register(
     register: FileReport, ordered: Sequence[FileReport], snapshots: Sequence[FileReport], damaged: set[int]
 ) -> None:
-    """Are the files there that it calls the newest of its stream?"""
+    """Check that the files exist which the register names as the newest of its shard."""
     there = {int(report.more["file_id"]) for report in ordered}
     for _, file_id in register.more["newest"]:
         if file_id not in there | damaged and not is_covered(file_id, register, snapshots):
@@ -123,7 +129,7 @@ def _judge_register(
 
 
 def _require_registers(ordered: Sequence[FileReport], registers: dict[int, FileReport]) -> None:
-    """A file that was begun with a register beside it has one."""
+    """Require a register for each file whose header says that one exists."""
     for report in ordered:
         shard = report.header["shard"]
         if report.header["has_register"] and report.more["groups"] and shard not in registers:
@@ -131,8 +137,11 @@ def _require_registers(ordered: Sequence[FileReport], registers: dict[int, FileR
 
 
 def is_covered(file_id: int, report: FileReport, snapshots: Sequence[FileReport]) -> bool:
-    """Do snapshots stand for that file? Its own shard's does; or, after a change of the number of shards,
-    those of all shards of another layout: what was written before is every shard's until all absorbed it."""
+    """Return whether snapshots cover that file.
+
+    A snapshot of the same shard is enough. After a change of the number of shards, all shards of one other
+    layout must cover the file, because every shard reads earlier files until all have covered them.
+    """
     layouts: dict[int, set[int]] = {}
     for snapshot in snapshots:
         if snapshot.more["facts"].absorbs(file_id):
@@ -159,23 +168,23 @@ def _judge_end(report: FileReport, said: list[tuple[int, int, int]], damaged: se
 
 
 def wal_file_name(file_id: int) -> str:
-    """Name of a WAL file by its number."""
+    """Return the name of a WAL file from its file id."""
     return f"wal-{file_id >> 24}-{file_id & 0xFFFFFF}.log"
 
 
 class NeededLog(NamedTuple):
-    """A log file that others speak of, and that no snapshot stands for."""
+    """A log file that other files refer to and that no snapshot covers."""
 
     path: str
     shards: int
     stop: int
-    """It was durable up to here; 0 = it is the newest of its stream, and nobody knows."""
+    """The file was durable up to this offset; 0 = unknown, because it is the newest of its shard."""
     file_bytes: int = 0
-    """Where nobody knows: the size that it was made with."""
+    """If the offset is unknown: the size with which the file was created."""
 
 
 def needed_files(reports: Sequence[FileReport], snapshots: Sequence[FileReport]) -> dict[int, NeededLog]:
-    """File -> what other log files in force say of it."""
+    """Return file id -> what the log files in force and the registers record about that file."""
     found: dict[int, NeededLog] = {}
     for report in in_replay_order(reports):
         if not report.more.get("in_force"):

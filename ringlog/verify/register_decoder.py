@@ -1,4 +1,4 @@
-"""The second reader of `meta/log-NN`, written from docs/reference/format.md alone (RD-25)."""
+"""Independent decoder of `meta/log-NN`, written from docs/reference/format.md only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAIR_BYTES = 16
 
 
 def verify_register(path: str, data: bytes) -> FileReport:
-    """Everything that can be said of a register by itself. `more["newest"]`: (shards, file) pairs."""
+    """Check a register by itself. `more["newest"]` of the report has (number of shards, file id) pairs."""
     report = FileReport(path, "register", bytes=len(data))
     report.more = {"shard": -1, "newest": []}
     if len(data) != 2 * _ENTRY_BYTES:
@@ -30,7 +30,7 @@ def verify_register(path: str, data: bytes) -> FileReport:
         return report
     newest = max(valid, key=lambda each: int(each["number"]))
     for place, entry in enumerate(entries):
-        # The first entry of all has a blank one beside it.
+        # Before the second update, the other entry is blank.
         if found[place] not in valid and (entry.strip(b"\0") or newest["number"] > 1):
             report.add_remark("an entry does not verify: the other one counts", place * _ENTRY_BYTES)
     if len(valid) == len(entries) and abs(valid[0]["number"] - valid[1]["number"]) != 1:
@@ -46,7 +46,7 @@ def verify_register(path: str, data: bytes) -> FileReport:
 
 
 def _entry(data: bytes) -> dict[str, Any] | None:
-    """Facts of an entry that verifies."""
+    """Return the fields of an entry; None if it is invalid."""
     (stored,) = struct.unpack_from("<Q", data, _ENTRY_BYTES - 8)
     if data[:8] != _MAGIC or xxhash.xxh3_64_intdigest(data[: _ENTRY_BYTES - 8]) != stored:
         return None

@@ -1,10 +1,11 @@
-"""A damaged log file mended: what is whole stays where it is, what is not becomes announced loss. One that
-cannot be read at all, or is not there, is stood in for by a file that holds nothing but the announcement.
+"""Repair of damaged log files. Valid frames keep their place, and damaged bytes become announced losses.
 
-Offsets are what files say of one another, so nothing may move. Bytes that are no frame are replaced, in a
-copy, by control frames of together the same length: a LOST_RANGE for each topic that misses numbers there,
-and one for topic 0, which is nobody, to fill the rest. The mark behind them names the seal of the frame
-before it; it is sealed anew, and so are marks that name that one.
+A file that is missing or unreadable is replaced by a file that contains only the announcement.
+
+Files refer to one another by offset, so no frame may move. In a copy, bytes that are no frame are replaced by
+control frames of the same total length. These are a LOST_RANGE for each topic that lost seqs there, and one
+for topic 0, which does not exist, to fill the rest. The next mark names the seal of the frame before it, so
+the mark is sealed again, and so are the marks that refer to it.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ _PREV_SEAL_AT = 104
 
 @dataclass(slots=True)
 class DamagedSpan:
-    """Bytes [start, stop) of a file that are no frames, and what was lost with them."""
+    """Bytes [start, stop) of a file that are no valid frames, and the records that were lost with them."""
 
     start: int
     stop: int
     known: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
-    """(topic_id, epoch) -> numbers that headers say lay here."""
+    """(topic_id, epoch) -> seqs that valid frame headers place here."""
     lost: dict[tuple[int, int], list[Range]] = field(default_factory=dict)
-    """(topic_id, epoch) -> numbers to announce here."""
+    """(topic_id, epoch) -> seqs to announce as lost here."""
     mark: DecodedMark | None = None
-    """To be written first: a mark of the file's first two is gone, and without one the file would be taken
-    for that of an incarnation that never served. What it said of earlier files is not known any more."""
+    """Mark to write first, if one of the file's first two marks is damaged. Without it the file would look
+    like that of an incarnation that never served. The old mark's facts about earlier files are lost."""
 
 
 @dataclass(slots=True)
 class PartialLog:
-    """A damaged file as far as it can be read: whole frames, with spots between them."""
+    """The readable part of a damaged file: valid frames, and damaged spans between them."""
 
     header: DecodedWalHeader
     frames: list[DecodedWalFrame] = field(default_factory=list)
@@ -63,14 +64,14 @@ class PartialLog:
 
 
 class NotRepairable(VerifyError):
-    """The damage cannot be cut out of this file."""
+    """The damage in this file cannot be replaced."""
 
 
 def read_partial_log(data: bytes, limit: int = 0, needed: int = 0) -> PartialLog:
-    """Find every whole frame of a file, also behind damage, up to `limit` (0 = the end).
+    """Find all valid frames of a file, also after damage, up to offset `limit` (0 = the end of the file).
 
-    Zeros behind the last frame are no spot, but below `needed`, up to where others say that the file was
-    durable. Raises VerifyError when the header is gone.
+    `needed` is the offset up to which this file was durable according to other files. Zeros after the last
+    frame count as damage only below it. Raises VerifyError if the header is invalid.
     """
     found = PartialLog(read_header(data))
     data = data[: limit or len(data)]
@@ -91,17 +92,17 @@ def read_partial_log(data: bytes, limit: int = 0, needed: int = 0) -> PartialLog
 
 
 def placeholder_log(header: DecodedWalHeader, stop: int) -> PartialLog:
-    """A file that ends at `stop` of which nothing is left but what others say of it."""
+    """Return a stand-in for a file that ends at `stop` and of which nothing is left."""
     found = PartialLog(header, damaged_spans=[DamagedSpan(HEADER_BYTES, stop)])
     _restore_first_marks(found)
     return found
 
 
 def reseal_log(data: bytes, header: DecodedWalHeader) -> bytes:
-    """A log file whose own header is damaged, under `header`. Without its salt no seal can be checked, so
-    that frames are believed by the checksums of their bodies and by the chain of marks.
+    """Return a log file with a damaged header under the new `header`.
 
-    Raises VerifyError when there is no such chain.
+    Without the salt no seal can be verified. Frames are accepted by the checksums of their bodies and the
+    chain of marks. Raises VerifyError without such a chain.
     """
     whole = bytearray(header_bytes(header) + data[HEADER_BYTES:])
     at, before, marks = HEADER_BYTES, 0, 0
@@ -126,7 +127,10 @@ def reseal_log(data: bytes, header: DecodedWalHeader) -> bytes:
 
 
 def _restore_first_marks(found: PartialLog) -> None:
-    """The file begins with a mark, and one of the first two of an incarnation says that it served."""
+    """Plan replacements for damaged first marks.
+
+    A file begins with a mark, and one of the first two marks of an incarnation records that it served.
+    """
     marks = [mark_of(seen) for seen in found.frames if seen.frame.type == _MARK]
     second = next((mark for mark in marks if mark.offset > HEADER_BYTES), None)
     is_said = any(mark.flags & _COPIED for mark in marks[:2]) or found.header.n > 0
@@ -145,7 +149,7 @@ def _seal_before(found: PartialLog, offset: int) -> int:
 
 
 def _whole(data: bytes, at: int, salt: int) -> Iterator[DecodedWalFrame]:
-    """Frames from `at` on that verify by themselves; the chain of marks is mended, not believed."""
+    """Yield the consecutive frames from `at` on that verify by themselves. The chain of marks is ignored."""
     while at + _FRAME_HEADER_BYTES <= len(data) and data[at : at + 4] != b"\0\0\0\0":
         try:
             seen = frame_at(data, at, salt)
@@ -156,7 +160,7 @@ def _whole(data: bytes, at: int, salt: int) -> Iterator[DecodedWalFrame]:
 
 
 def _next_whole(data: bytes, start: int, salt: int) -> int | None:
-    """Offset of the next frame that verifies, or None."""
+    """Return the offset of the next valid frame, or None."""
     for at in range((start + 7) & ~7, (len(data) & ~7) - _FRAME_HEADER_BYTES, 8):
         if data[at + 5] in VERSIONS and data[at + 4] in TYPES and data[at : at + 4] != b"\0\0\0\0":
             try:
@@ -168,7 +172,7 @@ def _next_whole(data: bytes, start: int, salt: int) -> int | None:
 
 
 def _headers_in(spot: DamagedSpan, data: bytes, salt: int) -> None:
-    """Appends whose header verifies and whose body does not: their numbers are known to be lost."""
+    """Collect appends with a valid header and an invalid body: the seqs of their lost records are known."""
     at, stop = spot.start, min(spot.stop, len(data))
     while at + _FRAME_HEADER_BYTES <= stop:
         (sealed,) = struct.unpack_from("<Q", data, at + 72)
@@ -184,13 +188,16 @@ def _headers_in(spot: DamagedSpan, data: bytes, salt: int) -> None:
 
 
 def repair_log(data: bytes, found: PartialLog, limit: int = 0) -> bytes:
-    """The file with every spot filled; raises NotRepairable when a spot has no room for what it must say."""
+    """Return the file with every damaged span replaced.
+
+    Raises NotRepairable if a span is too small for its announcements.
+    """
     whole = bytearray(data[: limit or len(data)])
     salt = found.header.salt
     for spot in found.damaged_spans:
         whole += bytes(max(spot.stop - len(whole), 0))
         whole[spot.start : spot.stop] = _filling(spot, salt)
-    # Behind that lie zeros, or what was never acknowledged.
+    # After the last span or frame there are only zeros, or data that was never acknowledged.
     ends = [spot.stop for spot in found.damaged_spans] + [
         seen.offset + seen.frame.total for seen in found.frames[-1:]
     ]
@@ -205,7 +212,7 @@ def repair_log(data: bytes, found: PartialLog, limit: int = 0) -> bytes:
 
 
 def header_bytes(header: DecodedWalHeader) -> bytes:
-    """The first 4096 bytes of a log file."""
+    """Return the first 4096 bytes of a log file."""
     head = _WAL_HEADER.pack(b"RLOGWAL1", 1, *astuple(header)).ljust(HEADER_BYTES - 8, b"\0")
     return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
 
@@ -229,7 +236,7 @@ def _filling(spot: DamagedSpan, salt: int) -> bytes:
 
 
 def _lost_frame(topic_id: int, epoch: int, first: int, last: int, more: int, salt: int) -> bytes:
-    """A LOST_RANGE, `more` bytes longer than it must be."""
+    """Return a LOST_RANGE frame, padded by `more` bytes."""
     body: bytes = msgpack.packb([first, last])
     if more:
         size = (len(body) + 7) // 8 * 8 + more
@@ -239,13 +246,13 @@ def _lost_frame(topic_id: int, epoch: int, first: int, last: int, more: int, sal
 
 
 def _mark_frame(mark: DecodedMark, salt: int) -> bytes:
-    # Numbers as words: the seal may be put right later, in its place.
+    # Encode numbers as 8 bytes each: the seal may be replaced later, in place.
     numbers = b"".join(b"\xcf" + struct.pack(">Q", number) for number in mark[1:7])
     return control_frame(_MARK, 0, 0, b"\x98" + numbers + b"\x90\x90", salt)
 
 
 def _filler(size: int, salt: int) -> bytes:
-    """A LOST_RANGE of topic 0, which nobody has, `size` bytes long."""
+    """Return a LOST_RANGE frame of `size` bytes for topic 0, which does not exist."""
     room = size - _FRAME_HEADER_BYTES
     body = (
         b"\x92\x00\x00" if room < 16 else b"\x93\x00\x00\xc6" + struct.pack(">I", room - 8) + bytes(room - 8)
@@ -254,7 +261,7 @@ def _filler(size: int, salt: int) -> bytes:
 
 
 def control_frame(kind: int, topic_id: int, epoch: int, body: bytes, salt: int) -> bytes:
-    """One control frame of class fsync, sealed under `salt`."""
+    """Return one control frame of class fsync, sealed under `salt`."""
     stored = body + bytes(-len(body) % 8)
     head = _HEADER.pack(
         _FRAME_HEADER_BYTES + len(stored) - 4, kind, VERSIONS[-1], 0, topic_id, 0, 0, 0, epoch, 0, 0,
@@ -264,7 +271,7 @@ def control_frame(kind: int, topic_id: int, epoch: int, body: bytes, salt: int) 
 
 
 def _reseal(whole: bytearray, salt: int, stop: int) -> None:
-    """Make every mark up to `stop` name the seal of the frame that lies before it now."""
+    """Update every mark up to `stop` to the seal of the frame that now precedes it."""
     at, before = HEADER_BYTES, 0
     while at + _FRAME_HEADER_BYTES <= stop and whole[at : at + 4] != b"\0\0\0\0":
         frame, stored = check_frame(bytes(whole[at : at + _total(whole, at)]), 0, salt)
@@ -281,7 +288,7 @@ def _total(whole: bytearray, at: int) -> int:
 
 
 def _mark_with(stored: bytes, said: int, prev_seal: int, salt: int) -> bytes:
-    """The mark, its body `stored`, with another seal in the place of the one it names."""
+    """Return a mark frame with the body `stored`, in which the seal `said` is replaced by `prev_seal`."""
     old, new = (b"\xcf" + struct.pack(">Q", seal) for seal in (said, prev_seal))
     if stored.count(old) != 1:
         raise NotRepairable("a mark does not fit in its place any more")
@@ -293,7 +300,7 @@ def _mark_with(stored: bytes, said: int, prev_seal: int, salt: int) -> bytes:
 
 
 def with_prev_seal(data: bytes, prev_seal: int) -> bytes:
-    """A log file whose header names another seal of the file before it."""
+    """Return a log file whose header names another seal of the previous file."""
     head = data[:_PREV_SEAL_AT] + struct.pack("<Q", prev_seal) + data[_PREV_SEAL_AT + 8 : HEADER_BYTES - 8]
     return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head)) + data[HEADER_BYTES:]
 
@@ -302,8 +309,11 @@ def with_prev_seal(data: bytes, prev_seal: int) -> bytes:
 
 
 def rewrite_snapshot(data: bytes, lost: dict[int, list[Range]], dropped: set[int], cold: set[int]) -> bytes:
-    """A snapshot whose rows of these topics (by id) announce further lost ranges, which lists no segment with
-    a number of `dropped`, and those of `cold` as moved to the cold tier."""
+    """Return a snapshot with further losses and other segments.
+
+    The rows of topics in `lost` (by id) announce the further lost ranges. Segments with a number in `dropped`
+    are removed from the list. Segments in `cold` are listed as moved to the cold tier.
+    """
     magic_to_created, facts_bytes, topics = data[:48], *struct.unpack_from("<QQ", data, 56)
     table = 96 + (facts_bytes + 7) // 8 * 8
     ids = struct.unpack_from(f"<{topics}Q", data, table)
@@ -341,8 +351,11 @@ def _facts_with(facts: bytes, dropped: set[int], cold: set[int]) -> bytes:
 
 
 def _row_with(row: bytes, lost: list[Range]) -> bytes:
-    """Lost numbers join the row's ranges; they no longer count as live, and of the bytes, which nothing knows
-    one by one any more, the same part is taken off."""
+    """Add lost seqs to a topic's row.
+
+    They no longer count as live records. The bytes are reduced in proportion, because the size of a lost
+    record is unknown.
+    """
     fields = msgpack.unpackb(row, raw=False, strict_map_key=False)
     known = list(zip(fields[_LOST_AT][::2], fields[_LOST_AT][1::2], strict=True))
     joined: list[Range] = []

@@ -1,4 +1,4 @@
-"""What differs from record to record in an index part, read from docs/reference/format.md alone (RD-25)."""
+"""Per-record columns of a segment's index, decoded from docs/reference/format.md only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIZES, _STAMPS, _EXPIRES, _NOT_BEFORE, _PRIORITY = 1, 2, 4, 8, 16
 
 
 class EntryFacts(Protocol):
-    """A row of the table of frames."""
+    """A row of the index's frame table."""
 
     @property
     def records(self) -> int: ...
@@ -38,7 +38,7 @@ class DecodedRecordColumns(NamedTuple):
 
 
 def read_columns(index: bytes, entry: EntryFacts) -> DecodedRecordColumns:
-    """Take the block of one frame out of a whole index part; raises VerifyError."""
+    """Return the record columns of one frame from a whole index file. Raises VerifyError."""
     count, at = entry.records, entry.columns_at
     sizes, stamps = [entry.bytes // count] * count, [entry.ts_min] * count
     expires = [entry.expires_min] * count
@@ -71,7 +71,7 @@ def read_columns(index: bytes, entry: EntryFacts) -> DecodedRecordColumns:
 
 
 def expected_columns(frame: DecodedFrame) -> DecodedRecordColumns:
-    """What the index must say of the records of a frame."""
+    """Return the columns that the index must have for the records of a frame."""
     columns, count = frame.columns, frame.count
     metas = columns.get("meta") or [""] * count
     return DecodedRecordColumns(

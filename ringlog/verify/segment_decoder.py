@@ -1,8 +1,8 @@
-"""The second reader of segments, written from docs/reference/format.md alone (RD-25).
+"""Independent decoder of segments, written from docs/reference/format.md only.
 
-It walks the data part frame by frame and builds from it what the index must say; then it reads the index,
-the tags and the deletion marks, and compares. With the data part in the cold tier and that tier out of
-reach, the index is believed as far as its checksum goes.
+It reads the data part frame by frame, derives what the index must contain, and compares that with the index,
+the tags and the deletion marks. If the data part is in a cold tier that is unreachable, the index is trusted
+after a check of its checksums.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MARKS_HEADER = struct.Struct("<8sIIQQQ")
 _TOPIC_ROW = struct.Struct("<Qqqqqqqqqqqqq")
 _ENTRY_ROW = struct.Struct("<qqqqqqqqqqq")
 _APPEND_HEAD = re.compile(rb"\x01(?=[\x01\x02])")
-"""Type and version of an append."""
+"""Type and version bytes of an append frame."""
 _STEM = re.compile(r"^(?:topics/([0-9a-f]{16})/seg-(\d{20})-|packs/pack-)([0-9a-f]{16})$")
 _APPEND = 1
 _PAGE_POSTINGS = 16_384
@@ -41,11 +41,11 @@ _SALTS = (
     (".data", DATA_HEADER_BYTES, b"RLOGSEG1", 24), (".idx", INDEX_HEADER_BYTES, b"RLOGIDX1", 24),
     (".tags", TAGS_HEADER_BYTES, b"RLOGTAG1", 24), (".del", MARKS_HEADER_BYTES, b"RLOGDEL1", 24),
 )  # fmt: skip
-"""Suffix, bytes of the header, magic, and where the salt lies, of each part."""
+"""For each part: suffix, bytes of the header, magic, offset of the salt."""
 
 
 class DecodedDataHeader(NamedTuple):
-    """First 4096 bytes of a data part, from the version on."""
+    """First 4096 bytes of a data part, from the version field on."""
 
     version: int
     topics: int
@@ -63,12 +63,12 @@ class DecodedDataHeader(NamedTuple):
     last_seq: int
 
     def facts(self) -> dict[str, Any]:
-        """For people and programs."""
+        """Return the fields as plain values."""
         return self._asdict() | {"engine_id": self.engine_id.hex(), "salt": f"{self.salt:016x}"}
 
 
 class IndexTopicRow(NamedTuple):
-    """A row of the index's first table."""
+    """A row of the index's topic table."""
 
     topic_id: int
     epoch: int
@@ -86,7 +86,7 @@ class IndexTopicRow(NamedTuple):
 
 
 class IndexFrameRow(NamedTuple):
-    """A row of the index's second table."""
+    """A row of the index's frame table."""
 
     base_seq: int
     records: int
@@ -103,7 +103,7 @@ class IndexFrameRow(NamedTuple):
 
 @dataclass(slots=True)
 class DecodedIndex:
-    """An index part: its header and both tables."""
+    """An index part: its header, and its two tables."""
 
     number: int
     salt: int
@@ -114,19 +114,22 @@ class DecodedIndex:
     entries: list[IndexFrameRow]
     header: dict[str, Any]
     data: bytes
-    """The whole part, with what differs from record to record."""
+    """The whole index part, including the record columns."""
 
 
 @dataclass(slots=True)
 class _WalkedFrames:
-    """What the frames of a data part say, to hold the index against."""
+    """The frames of a data part, for comparison with the index."""
 
     frames: list[tuple[int, DecodedFrame]] = field(default_factory=list)
-    """(offset, frame)."""
+    """(offset in bytes, frame)."""
 
 
 def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str = "") -> FileReport:
-    """Verify all parts of one segment and hold them against one another."""
+    """Verify all parts of one segment and compare them with one another.
+
+    `stem` is the segment's path without suffix, relative to `root`. `is_deep` decodes every record.
+    """
     report = FileReport(stem, "segment")
     name = _STEM.match(stem)
     number = int(name[3], 16) if name else 0
@@ -147,7 +150,7 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
     elif index is not None:
         report.header = index.header
         report.more["tier"] = "cold"
-        # Only who knows what is in force can judge this: it may be a segment that is being removed.
+        # The caller must judge this with the snapshots: the segment may be one that is being removed.
         report.more["no_data"] = bool(cold_dir) and os.path.isdir(cold_dir)
         report.add_unreachable("the data part is in the cold tier: only index, tags and marks were verified")
     else:
@@ -166,9 +169,9 @@ def verify_segment(root: str, stem: str, *, is_deep: bool = False, cold_dir: str
 
 
 def _compare_cold(report: FileReport, root: str, stem: str, cold_dir: str) -> None:
-    """Index and tags in the cold tier are what the host's are; marks there may lag, but must be sound.
+    """Compare index and tags in the cold tier with the host's. Marks there may be older, but must be valid.
 
-    Nobody reads them while the host's are there, so nobody else would notice.
+    No process reads these copies while the host has its own, so only this check notices damage.
     """
     size = report.bytes
     for suffix in (".idx", ".tags"):
@@ -176,7 +179,7 @@ def _compare_cold(report: FileReport, root: str, stem: str, cold_dir: str) -> No
         if here is not None and there is not None and here != there:
             report.add_damage(f"the cold copy of {suffix[1:]} is not what the host has")
     marks = _bytes_of(report, f"{cold_dir}/{stem}.del")
-    report.bytes = size  # copies are no further data
+    report.bytes = size  # Copies do not count as data.
     if marks is None:
         return
     try:
@@ -229,7 +232,7 @@ def read_data_header(data: bytes) -> DecodedDataHeader:
 
 
 def _walk(report: FileReport, data: bytes, is_deep: bool) -> _WalkedFrames | None:
-    """Walk the frames; None when not even the header can be read."""
+    """Decode the frames of a data part. Returns None if its header cannot be decoded."""
     try:
         header = read_data_header(data)
     except VerifyError as e:
@@ -259,7 +262,7 @@ def _checked_frame(data: bytes, offset: int, seed: int | None) -> DecodedFrame:
 
 
 def next_frame(data: bytes, offset: int, salt: int) -> int:
-    """Offset of the next valid frame behind `offset`, or the end."""
+    """Return the offset of the next valid frame after `offset`, or the end of the data."""
     for found in _APPEND_HEAD.finditer(data, offset + 8 + 4):
         head = found.start()
         if head % 8 == 4 and _is_frame(data, head - 4, salt):
@@ -268,7 +271,7 @@ def next_frame(data: bytes, offset: int, salt: int) -> int:
 
 
 def frames_in(data: bytes, salt: int) -> Iterator[tuple[int, DecodedFrame]]:
-    """(offset, frame) of every frame of a data part that verifies by itself, also behind damage."""
+    """Yield (offset, frame) for every append that verifies by itself, also after damage."""
     at = DATA_HEADER_BYTES
     while at < len(data):
         try:
@@ -282,7 +285,7 @@ def frames_in(data: bytes, salt: int) -> Iterator[tuple[int, DecodedFrame]]:
 
 
 def salts_of(stem: str) -> list[int]:
-    """What the parts of a segment say that its seals are seeded with; `stem` with the way to it."""
+    """Return the seal salts that the parts of a segment name. `stem` includes the directory."""
     found: list[int] = []
     for suffix, bytes_max, magic, at in _SALTS:
         try:
@@ -333,7 +336,7 @@ def _compare_header(report: FileReport, header: DecodedDataHeader, walked: _Walk
 
 
 def read_index(data: bytes) -> DecodedIndex:
-    """Decode an index part's header and tables; raises VerifyError."""
+    """Decode the header and the tables of an index part; raises VerifyError."""
     _checked(data, INDEX_HEADER_BYTES, b"RLOGIDX1", "index")
     (_, _, topics, number, salt, frames, records, data_bytes, columns_bytes, tables, created, shard, shards,
      flags, _, engine_id) = _INDEX_HEADER.unpack_from(data)  # fmt: skip
@@ -366,7 +369,7 @@ def _index_of(report: FileReport, path: str) -> DecodedIndex | None:
 
 
 def _add_records(report: FileReport, walked: _WalkedFrames | None, index: DecodedIndex | None) -> None:
-    """Note which numbers lie here: by the data, else by the index."""
+    """Record which seqs the segment contains: by its data, else by its index."""
     if walked is not None:
         for _, frame in walked.frames:
             report.add_records(frame.topic_id, frame.epoch, frame.base_seq, frame.count)
@@ -377,7 +380,7 @@ def _add_records(report: FileReport, walked: _WalkedFrames | None, index: Decode
 
 
 def _compare(report: FileReport, index: DecodedIndex, walked: _WalkedFrames, is_deep: bool) -> None:
-    """Hold the index against the data, frame by frame and topic by topic."""
+    """Compare the index with the data, frame by frame and topic by topic."""
     if len(index.entries) != len(walked.frames):
         report.add_damage(f"{len(index.entries)} frames in the index, {len(walked.frames)} in the data part")
         return
@@ -397,7 +400,7 @@ def _compare(report: FileReport, index: DecodedIndex, walked: _WalkedFrames, is_
 
 
 def _check_columns(report: FileReport, index: DecodedIndex) -> None:
-    """What differs from record to record has a checksum for each frame, which covers the rest of the part."""
+    """Verify the checksums of the record columns. Each frame has its own block in the index."""
     for entry in index.entries:
         try:
             read_columns(index.data, entry)
@@ -439,12 +442,12 @@ def _times_agree(entry: IndexFrameRow, frame: DecodedFrame, is_deep: bool) -> bo
 
 
 def _check_place(report: FileReport, index: DecodedIndex | None) -> None:
-    """All parts are of one segment, and lie under its name, which says more of a lone topic than a number."""
+    """Check that all parts belong to one segment, and that its name matches their headers."""
     said = report.header.get("number", report.more["number"])
     name = _STEM.match(report.path)
     lone = (int(name[1], 16), int(name[2])) if name and name[1] else (0, 0)
     wrong = said != report.more["number"] or (index is not None and index.number != said)
-    if "topic_id" in report.header:  # a data part's; an index has it in its first row
+    if "topic_id" in report.header:  # Only a data part has it. An index has it in its first row.
         wrong = wrong or (report.header["topic_id"], report.header["first_seq"]) != lone
     if index is not None and len(index.topics) == 1:
         wrong = wrong or (index.topics[0].topic_id, index.topics[0].first_seq) != lone
@@ -460,7 +463,7 @@ def _check_place(report: FileReport, index: DecodedIndex | None) -> None:
 
 @dataclass(slots=True)
 class DecodedTags:
-    """A tags part. `dictionary` has (row of the topic, tag, records that have it), in order."""
+    """A tags part. `dictionary` has (row of the topic, tag, ordinals of its records), in order."""
 
     number: int
     records: int
@@ -469,7 +472,7 @@ class DecodedTags:
 
 
 def read_tags(data: bytes) -> DecodedTags:
-    """Decode a tags part whole; raises VerifyError."""
+    """Decode a whole tags part; raises VerifyError."""
     _checked(data, TAGS_HEADER_BYTES, b"RLOGTAG1", "tags part")
     (_, _, topics, number, salt, tags, postings, text_bytes, records, checksum, _) = _TAGS_HEADER.unpack_from(
         data
@@ -510,7 +513,7 @@ def _text(value: bytes) -> str:
 
 
 def read_marks(data: bytes) -> tuple[int, int, bytes]:
-    """(number, salt, one byte a record) of a part of deletion marks; raises VerifyError."""
+    """Return (number, salt, one byte per record) of the deletion marks; raises VerifyError."""
     _checked(data, MARKS_HEADER_BYTES, b"RLOGDEL1", "deletion marks")
     (_, _, _, number, salt, records) = _MARKS_HEADER.unpack_from(data)
     marks = data[MARKS_HEADER_BYTES : MARKS_HEADER_BYTES + records]
@@ -527,7 +530,7 @@ def _tags_of(
         if index is not None and index.has_tags and walked is not None:
             report.add_damage("the tags part is missing: it can be rebuilt from the data")
         elif index is not None and index.has_tags:
-            # The index goes last when a segment is removed: only who knows what is in force can judge this.
+            # A removal deletes the index last. The caller must judge this with the snapshots.
             report.more["only_index"] = True
             report.add_remark("neither data nor tags are there: it is being removed, or its tags are missing")
         return
@@ -542,7 +545,7 @@ def _tags_of(
 
 
 def _tags_in(walked: _WalkedFrames) -> list[tuple[int, str, list[int]]]:
-    """What the tags part must say."""
+    """Return the dictionary that the tags part must contain, sorted."""
     found: dict[tuple[int, str], list[int]] = {}
     row, ordinal, last = -1, 0, -1
     for _, frame in walked.frames:
@@ -556,7 +559,7 @@ def _tags_in(walked: _WalkedFrames) -> list[tuple[int, str, list[int]]]:
 
 
 def _marks_of(report: FileReport, path: str, number: int) -> None:
-    """Deletion marks: one byte a record, in the order of the data."""
+    """Verify the deletion marks: one byte for each record, in the order of the data."""
     data = _bytes_of(report, path)
     if data is None:
         return
@@ -583,7 +586,7 @@ def _marks_of(report: FileReport, path: str, number: int) -> None:
 
 
 def _take_marks(report: FileReport, key: tuple[int, int], first: int, marks: bytes) -> None:
-    """Note which of the numbers from `first` on are marked."""
+    """Record which seqs, counted from `first`, are marked as deleted."""
     at = marks.find(DELETED)
     while at >= 0:
         extend_ranges(report.marked.setdefault(key, []), first + at, first + at)

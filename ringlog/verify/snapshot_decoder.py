@@ -1,4 +1,4 @@
-"""The second reader of snapshots, written from docs/reference/format.md alone (RD-25)."""
+"""Independent decoder of snapshots, written from docs/reference/format.md only."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HEADER_BYTES = 96
 _HEADER = struct.Struct("<8sIIIIQQQQQQQQ")
 _NAME = re.compile(r"snapshot-(\d+)\.(\d+)$")
 _OF_ONE = re.compile(r"topics/([0-9a-f]{16})/")
-"""Begins the stem of a segment that holds one topic."""
+"""Start of the stem of a segment with one topic."""
 _ROUTER_FIELDS = [int, str, str, int, int, int, str, int, int]
-"""Number, name, source, id and epoch of the source, flags, filter, position, copies."""
+"""Number, name, source, id and epoch of the source, flags, filter, position, number of copies."""
 
 
 class SnapshotTopicRow(NamedTuple):
-    """What a snapshot says of one topic, as far as it can be checked without the engine."""
+    """A snapshot's row of one topic, as far as it can be checked without the engine."""
 
     topic_id: int
     epoch: int
@@ -34,7 +34,7 @@ class SnapshotTopicRow(NamedTuple):
     durability: str
     head: int
     live: int
-    """Live records."""
+    """Number of live records."""
     floor: int
     dead: bytes
     lost: list[Range]
@@ -42,24 +42,24 @@ class SnapshotTopicRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFacts:
-    """What a snapshot says of its shard."""
+    """A snapshot's facts about its shard."""
 
     last_id: int
-    """Topics with ids up to this that have no row are gone."""
+    """Topics with an id up to this one and without a row are deleted."""
     floor: int
-    """Every file of the shard's log below this number is covered."""
+    """The snapshot covers every file of the shard's log below this file id."""
     absorbed: list[int]
-    """Further files that are covered."""
+    """File ids of further covered files."""
     segments: list[tuple[str, int, int]]
-    """(stem, number, tier) of segments in force; tier 0 hot, 1 both, 2 cold."""
+    """(stem, number, tier) of the segments in force; tier 0 hot, 1 both, 2 cold."""
 
     def absorbs(self, file_id: int) -> bool:
-        """Does the snapshot stand for what its shard found in that file?"""
+        """Return whether the snapshot covers that file for its shard."""
         return file_id < self.floor or file_id in self.absorbed
 
 
 def verify_snapshot(path: str, data: bytes) -> FileReport:
-    """Everything that can be said of one snapshot by itself."""
+    """Check one snapshot by itself and return the report."""
     report = FileReport(path, "snapshot", bytes=len(data))
     report.more = {"is_valid": False, "topics": [], "facts": SnapshotFacts(0, 0, [], [])}
     try:
@@ -127,7 +127,7 @@ def decode_topic_row(topic_id: int, data: bytes) -> SnapshotTopicRow:
 
 
 def _require_unsigned(value: Any) -> None:
-    """No number of a row is negative, but settings; raises ValueError."""
+    """Raise ValueError for a negative number in a row. Settings are exempt: the caller leaves them out."""
     if isinstance(value, list | tuple):
         for each in value:
             _require_unsigned(each)
@@ -136,7 +136,7 @@ def _require_unsigned(value: Any) -> None:
 
 
 def decode_shard_facts(data: bytes) -> SnapshotFacts:
-    """Decode what a snapshot keeps of the shard; raises VerifyError."""
+    """Decode a snapshot's facts about its shard; raises VerifyError."""
     value = _unpacked(data)
     try:
         version, last_id, _, floor, absorbed, _, segments, *_ = value
@@ -156,7 +156,7 @@ def _unpacked(data: bytes) -> Any:
 
 
 def snapshots_in_force(reports: Sequence[FileReport]) -> list[FileReport]:
-    """Of each shard, under each number of shards, the newest valid one; the greatest number first."""
+    """Return the newest valid snapshot of each shard, under each number of shards. Greatest number first."""
     newest: dict[tuple[int, int], FileReport] = {}
     for report in reports:
         if report.more["is_valid"]:
@@ -167,10 +167,10 @@ def snapshots_in_force(reports: Sequence[FileReport]) -> list[FileReport]:
 
 
 def listed_segments(report: FileReport, snapshots: Sequence[FileReport]) -> list[tuple[str, int, int]]:
-    """(stem, number, tier) of the segments that must be there by the word of this one among `snapshots`.
+    """Return (stem, number, tier) of the segments that must exist according to this one of `snapshots`.
 
-    A snapshot of an earlier number of shards lies there for as long as a shard of today has none. Of topics
-    on which others have the last word by now it may list segments that were removed long ago, or half.
+    A snapshot of an earlier number of shards remains until every current shard has written one. For topics
+    that newer snapshots are authoritative for, it may list segments that were removed, even in part.
     """
     governs = partial(_governs, report, snapshots)
     has_topics = any(governs(int(row.topic_id)) for row in report.more["topics"])
@@ -187,8 +187,10 @@ def _governs(report: FileReport, snapshots: Sequence[FileReport], topic_id: int)
 
 
 def authoritative_snapshot(snapshots: Sequence[FileReport], topic_id: int) -> FileReport | None:
-    """Of `snapshots`, the greatest number first, the one that has the last word on a topic: the first whose
-    shard the topic belonged to."""
+    """Return the authoritative snapshot of a topic: the first one whose shard owned the topic, or None.
+
+    `snapshots` must be sorted, greatest number first.
+    """
     hashed = xxhash.xxh3_64_intdigest(topic_id.to_bytes(8, "little"))
     for report in snapshots:
         if hashed % report.header["shards"] == report.header["shard"]:

@@ -1,9 +1,8 @@
-"""The second reader of WAL files, written from docs/reference/format.md alone (RD-25).
+"""Independent decoder of WAL files, written from docs/reference/format.md only.
 
-It walks a file group by group, follows the chain of marks, and says how the file ends: after its last
-frame (`clean`), inside something above everything that was known to be durable (`torn`: never
-acknowledged), or inside what had been synced (`damaged`). What later files say of this one comes in as
-`evidence`.
+It reads a file commit batch by commit batch and follows the chain of marks. A file ends after its last frame,
+or torn: inside data above everything that was known to be durable, which was never acknowledged. If it ends
+inside data that had been synced, it is damaged. ringlog.verify.log_order adds what later files record.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ _HEADER = struct.Struct("<8sIIIIQQ16s16sQQQQQQ")
 _MAGIC = b"RLOGWAL1"
 _APPEND, _MARK, _KEY, _ROUTED = 1, 12, 14, 15
 _MEMORY = 1
-"""The class of an append that promises nothing."""
+"""Durability class `memory`: an append that may be lost in a crash."""
 _FRAME_HEADER_BYTES = 80
 _MARK_FIELDS = 7
 _MARK_HEAD = re.compile(rb"\x0c[\x01\x02]\0\0")
-"""Type, version and columns of a mark."""
+"""Type, version and column bytes of a mark."""
 _COPIED = 1
 _FILE_SHIFT = 24
 _ZEROS = bytes(1 << 16)
-"""What the end of a file is compared with, piece by piece."""
+"""Compared with the end of a file, piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +54,11 @@ class DecodedWalHeader:
 
     @property
     def file_id(self) -> int:
-        """Number of the file: incarnation and n in one."""
+        """File id: incarnation and n in one number."""
         return self.incarnation << _FILE_SHIFT | self.n
 
     def facts(self) -> dict[str, Any]:
-        """For people and programs."""
+        """Return the fields as plain values."""
         return {
             "shard": self.shard, "shards": self.shards, "incarnation": self.incarnation, "n": self.n,
             "salt": f"{self.salt:016x}", "boot_id": self.boot_id.hex(), "engine_id": self.engine_id.hex(),
@@ -70,7 +69,7 @@ class DecodedWalHeader:
 
 
 class DecodedMark(NamedTuple):
-    """Body of a GROUP_MARK, and where it lies."""
+    """Body of a GROUP_MARK frame, and its offset in the file."""
 
     offset: int
     group: int
@@ -84,7 +83,7 @@ class DecodedMark(NamedTuple):
 
 
 class DamagedAppend(NamedTuple):
-    """A damaged append that is given up: where it lies, and which numbers it had."""
+    """A damaged append that an engine gives up: its offset and its seqs (`first` and `last` inclusive)."""
 
     offset: int
     topic_id: int
@@ -94,7 +93,7 @@ class DamagedAppend(NamedTuple):
 
 
 class DecodedWalFrame(NamedTuple):
-    """One valid frame: where it lies, what its header says, and its seal."""
+    """One valid frame: its offset in the file, its decoded header, and its seal."""
 
     offset: int
     frame: DecodedFrame
@@ -121,25 +120,25 @@ def read_header(data: bytes) -> DecodedWalHeader:
 
 @dataclass(slots=True)
 class WalFrameWalk:
-    """One pass over the frames of a file. Exhaust `frames()`; then the other fields are final."""
+    """One pass over the frames of a file. The other fields are final when `frames()` is exhausted."""
 
     data: bytes
     salt: int
     is_deep: bool = False
-    """Look into every body, not only at its checksum."""
+    """Decode every body, instead of only verifying its checksum."""
     skip_stop: int = 0
-    """From here on a damaged append of any class ends the frames; 0 = nowhere."""
+    """From this offset on, a damaged append of any class ends the frames; 0 = nowhere."""
     stop: int = HEADER_BYTES
     reason: str = ""
-    """Why the frames end at `stop`; empty = zeros or the end of the file."""
+    """Why the frames end at `stop`; empty = zeros follow, or the file ends."""
     durable: int = HEADER_BYTES
     last_seal: int = 0
     marks: list[DecodedMark] = field(default_factory=list)
     damaged_appends: list[DamagedAppend] = field(default_factory=list)
-    """Damaged appends of class memory, which an engine gives up and passes over."""
+    """Damaged appends of class memory, which an engine gives up and skips."""
 
     def frames(self) -> Iterator[DecodedWalFrame]:
-        """Yield valid frames in order, up to the first that is none."""
+        """Yield the valid frames in order, up to the first invalid one."""
         size = len(self.data) & ~7
         while self.stop < size and self.data[self.stop : self.stop + 4] != b"\0\0\0\0":
             try:
@@ -156,7 +155,7 @@ class WalFrameWalk:
             yield seen
 
     def _skip_damaged_append(self) -> bool:
-        """Step behind an append of class memory whose header verifies and whose body does not."""
+        """Skip an append of class memory with a valid header and an invalid body. Returns whether it did."""
         at, data = self.stop, self.data
         if at + _FRAME_HEADER_BYTES > len(data):
             return False
@@ -187,7 +186,7 @@ class WalFrameWalk:
 
 
 def frame_at(data: bytes, offset: int, salt: int, *, is_deep: bool = False) -> DecodedWalFrame:
-    """The frame at `offset`, verified; control frames are always decoded. Raises VerifyError."""
+    """Return the verified frame at `offset`. Control frames are always decoded. Raises VerifyError."""
     frame, _ = check_frame(data, offset, salt)
     if is_deep or frame.type != _APPEND:
         frame = decode_frame(data, offset, salt)
@@ -196,7 +195,7 @@ def frame_at(data: bytes, offset: int, salt: int, *, is_deep: bool = False) -> D
 
 
 def mark_of(seen: DecodedWalFrame) -> DecodedMark:
-    """Read a mark's body; raises VerifyError."""
+    """Decode the body of a mark; raises VerifyError."""
     body = seen.frame.control
     if not isinstance(body, list) or len(body) < _MARK_FIELDS:
         raise VerifyError("a mark without its fields")
@@ -207,13 +206,13 @@ def mark_of(seen: DecodedWalFrame) -> DecodedMark:
 
 
 def _has_more(data: bytes, start: int) -> bool:
-    """Whether anything but zeros lies from here on."""
+    """Return whether anything but zeros follows from `start` on."""
     pieces = (data[at : at + len(_ZEROS)] for at in range(start, len(data), len(_ZEROS)))
     return any(piece != _ZEROS[: len(piece)] for piece in pieces)
 
 
 def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
-    """Everything that can be said of one file by itself. `more` holds what others need to judge its end."""
+    """Check one file by itself. `more` of the report has what other files need to judge its end."""
     report = FileReport(path, "wal", bytes=len(data))
     try:
         header = read_header(data)
@@ -223,14 +222,14 @@ def verify_wal(path: str, data: bytes, *, is_deep: bool = False) -> FileReport:
     report.header = header.facts()
     durable = _fill(report, header, WalFrameWalk(data, header.salt, is_deep))
     if any(passed[0] >= durable for passed in report.more["passed"]):
-        # Unless others say that these were durable, it is a torn end.
+        # A torn end, unless other files record that these bytes were durable.
         torn = report.more["torn"] = FileReport(path, "wal", bytes=len(data), header=report.header)
         _fill(torn, header, WalFrameWalk(data, header.salt, is_deep, skip_stop=durable))
     return report
 
 
 def _fill(report: FileReport, header: DecodedWalHeader, walk: WalFrameWalk) -> int:
-    """Take what a walk finds; returns up to where the file itself says that it was durable."""
+    """Add the frames of a walk to the report. Returns the durable offset according to the file itself."""
     data = walk.data
     for seen in walk.frames():
         _add_frame(report, seen)
@@ -255,7 +254,7 @@ def _fill(report: FileReport, header: DecodedWalHeader, walk: WalFrameWalk) -> i
 
 
 def _without_header(report: FileReport, data: bytes, error: VerifyError) -> None:
-    """Without groups it is a file that was made ahead of need; with them it is damage."""
+    """Report a file without a valid header: created in advance if it has no commit batch, else damaged."""
     report.more = {"file_id": 0, "stop": 0, "copied": []}
     report.header = {"state": "never used"}
     if any(_is_mark_head(data, at) and _body_verifies(data, at) for at in _mark_heads(data, 0)):
@@ -277,7 +276,7 @@ def _add_frame(report: FileReport, seen: DecodedWalFrame) -> None:
 
 
 def trailing_marks(data: bytes, start: int, salt: int) -> list[DecodedMark]:
-    """Valid marks behind the place where frames end."""
+    """Return the valid marks after the offset at which the frames end."""
     found = []
     for at in _mark_heads(data, start):
         try:
@@ -288,7 +287,7 @@ def trailing_marks(data: bytes, start: int, salt: int) -> list[DecodedMark]:
 
 
 def _mark_heads(data: bytes, start: int) -> Iterator[int]:
-    """Offsets, multiples of 8, at which a mark may begin."""
+    """Yield the offsets, multiples of 8, at which a mark may begin."""
     for found in _MARK_HEAD.finditer(data, start):
         at = found.start() - 4
         if at % 8 == 0 and at >= start:

@@ -1,6 +1,7 @@
-"""`ringlog worker`: a plain function for each job of a queue, in processes of their own.
+"""`ringlog worker`: runs a plain function for each job of a queue, in separate processes.
 
-What a job's function may use is named here and loads little, since each of these processes pays for it.
+This package exports what a job's function may use. It imports little, because every process of a worker
+imports it.
 """
 
 from __future__ import annotations

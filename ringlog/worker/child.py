@@ -1,7 +1,7 @@
-"""One process of a worker: imports the function, then runs it for one job after the other.
+"""One process of a worker: imports the function, then calls it for one job after another.
 
-It knows nothing of the engine. Whatever the function does to it, whether it exits, crashes or hangs, is seen
-by the worker, which gives the job back and starts another process.
+The process has no connection to the engine. If the function exits, crashes or hangs the process, the worker
+detects it, returns the job and starts another process.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ringlog.worker.job import CurrentJob, Reject, Retry, current_job_var
 from ringlog.worker.target import load_codec, load_function, require_executed
 
 ENDED_ORPHANED = 1
-"""Exit status of a process whose worker was gone before it began."""
+"""Exit status of a process whose worker had exited before the process started."""
 
 
 class JobRunner:
-    """Calls the function, and puts whatever comes out of it into words."""
+    """Calls the function and converts the result or the error into a message to the worker."""
 
     def __init__(self, function: Callable[[Any], Any], codec: PayloadCodec[Any], clock: Clock) -> None:
         self._function = function
@@ -41,7 +41,7 @@ class JobRunner:
         self._clock = clock
 
     def run(self, job: CurrentJob) -> wire.Outcome:
-        """Work on a job. Raises nothing."""
+        """Run one job and return its outcome. Never raises."""
         begun_ns = self._clock.monotonic_ns()
         token = current_job_var.set(job)
         try:
@@ -81,7 +81,7 @@ def _trace() -> str:
 
 
 def serve(stream: socket.socket, setup: wire.Setup, clock: Clock) -> None:
-    """Import, then work until the worker has no more to say."""
+    """Import the function and the codec, then run jobs until the worker closes the stream."""
     try:
         runner = JobRunner(load_function(setup.target), load_codec(setup.payload), clock)
     except RinglogError as e:
@@ -100,19 +100,21 @@ def serve(stream: socket.socket, setup: wire.Setup, clock: Clock) -> None:
             outcome = runner.run(wire.decode_run_job(incoming.read(wire.length_of(head))).job)
             sys.stdout.flush()
             if os.getpid() != pid:
-                os._exit(0)  # A job has forked, and this is its child: what it did is no end of the job.
+                os._exit(0)  # The job has forked, and this is its child. It must not send an outcome.
             stream.sendall(wire.encode_message(outcome))
             if isinstance(outcome, wire.JobFailed) and outcome.is_last:
                 return
 
 
 def _catch(_number: int, _frame: Any) -> None:
-    """The worker decides when its processes end: a signal to all of them must not cut jobs off. Unlike one
-    that is ignored, it is as usual again in programs that a job starts."""
+    """Do nothing: the worker decides when its processes end, so a signal must not interrupt jobs.
+
+    Unlike an ignored signal, a handled one has its default action again in programs that a job starts.
+    """
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m ringlog.worker.child SETUP`, started by a worker."""
+    """Run `python -m ringlog.worker.child SETUP`, as a worker starts it. Returns the exit status."""
     setup = msgspec.json.decode(arguments[0], type=wire.Setup)
     if not hardening.die_with_parent(setup.parent_pid, signal.SIGKILL):
         return ENDED_ORPHANED

@@ -1,4 +1,4 @@
-"""What a job's function sees of its job, and how it says that the job has failed for good, or for now."""
+"""What a job's function can use: the current job, and exceptions for a permanent or a temporary failure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ from ringlog.errors import UsageError
 
 
 class Reject(Exception):
-    """Raise it where a job would fail each time: it goes to the dead letters at once, with the text."""
+    """Raise it if the job would fail each time. The job moves to the dead-letter topic with this text.
+
+    Example:
+        raise Reject("unknown customer")
+    """
 
 
 class Retry(Exception):
-    """Raise it to have the job again later: after `delay_ms`, or after as long as failures rest."""
+    """Raise it to retry the job later: after `delay_ms`, or after the worker's backoff if it is None.
+
+    Example:
+        raise Retry("the service is down", delay_ms=30_000)
+    """
 
     def __init__(self, reason: str = "", *, delay_ms: int | None = None) -> None:
         super().__init__(reason)
@@ -25,15 +33,15 @@ class Retry(Exception):
 
 
 class CurrentJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that is worked on, besides its payload."""
+    """The job that a function works on, with its metadata."""
 
     queue: str
     seq: int
-    """Its number in the queue."""
+    """Its seq in the queue."""
     deliveries: int
-    """Which hand-out of the job this is, from 1: above 1 it may have been worked on before."""
+    """Number of this delivery, from 1. Above 1, an earlier delivery may have run the function."""
     data: bytes | None
-    """The payload as it lies in the queue."""
+    """The payload as stored in the queue, not decoded."""
     key: bytes | None = None
     tag: str | None = None
     headers: dict[str, bytes] = {}
@@ -41,11 +49,11 @@ class CurrentJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 current_job_var: ContextVar[CurrentJob] = ContextVar("current_job_var")
-"""Set around each call of the function."""
+"""Set during each call of the function."""
 
 
 def current_job() -> CurrentJob:
-    """The job that the calling function works on; raises UsageError where it works on none."""
+    """Return the job that the calling function works on. Raises UsageError outside of such a function."""
     try:
         return current_job_var.get()
     except LookupError:

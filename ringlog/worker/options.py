@@ -1,4 +1,4 @@
-"""What a worker is told."""
+"""Options of a worker."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from ringlog.worker.target import check_name, check_payload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """Raises UsageError for what makes no sense."""
+    """Validated options of a worker. Raises UsageError for a value that is malformed or out of range."""
 
     target: str
-    """`package.module:function`, called with the payload."""
+    """Name of the function, `package.module:function`. It is called with the payload."""
     queue: str
     concurrency: int = 1
-    """Processes, each with one job at a time."""
+    """Number of processes. Each runs one job at a time."""
     payload: str = "raw"
-    """What the function is called with: raw, text, json, or `package.module:codec`."""
+    """Codec of the payload: raw, text, json, or `package.module:codec`."""
     time_limit_s: float | None = None
-    """A job that runs longer loses its process."""
+    """Run time in seconds after which the process of a job is killed; None: no limit."""
     stop_timeout_s: float = 25.0
-    """How long jobs at work may go on after the worker was told to stop."""
+    """Time in seconds for which running jobs may continue after a stop request."""
     lease_ms: int | None = None
     node: str | None = None
     backoff: WorkerBackoff = DEFAULT_BACKOFF
     max_jobs_per_process: int = 0
-    """A process that has done so many is replaced; 0: never."""
+    """Number of jobs after which a process is replaced; 0: never."""
     memory_bytes: int = 0
-    """Address space of a process; 0: no limit."""
+    """Limit in bytes on the address space of a process; 0: no limit."""
     until_empty: bool = False
-    """End when there is nothing to do, in place of waiting for more."""
+    """End when the queue is empty, instead of waiting for more jobs."""
 
     def __post_init__(self) -> None:
         check_name(self.target)

@@ -1,8 +1,8 @@
-"""The worker: claims jobs for processes that are free, and tells the engine what became of them.
+"""The worker: claims jobs for its idle processes, and sends the engine the outcome of each job.
 
-One loop in one process, with the only connection to the engine; the client in it keeps the leases of jobs at
-work. Each lane has a process, gives it one job at a time, and replaces it when it has ended. Jobs are claimed
-only for lanes that are free, so that none lies with a busy worker while another one waits.
+The worker is one loop in one process. It has the only connection to the engine, and its client extends the
+leases of running jobs. Each lane has one process, gives it one job at a time, and replaces it when it ends.
+The worker claims jobs only for idle lanes, so that no job waits at a busy worker while another one is idle.
 """
 
 from __future__ import annotations
@@ -40,43 +40,45 @@ log = logging.getLogger("ringlog.worker")
 
 
 class Worker:
-    """One run of a worker. `stop` and `stop_now` may be called at any time, from the loop."""
+    """One run of a worker. `stop` and `stop_now` may be called at any time, on the event loop."""
 
     def __init__(self, queue: Queue, options: WorkerOptions, setup: wire.Setup, clock: Clock) -> None:
         self._queue, self._options, self._setup = queue, options, setup
         self._clock = clock
         self._settler = Settler(queue, options.backoff)
         self._free: deque[asyncio.Future[Job | None]] = deque()
-        """A place for a job, of each lane that waits for one."""
+        """One future for each idle lane. It resolves to the lane's next job."""
         self._news = asyncio.Event()
-        """A lane waits, a job was settled, or the worker stops."""
+        """Set when a lane becomes idle, a job is settled, or the worker stops."""
         self._processes: set[WorkerProcess] = set()
         self._at_work = 0
         self._stops = asyncio.Event()
         self._stops_now = asyncio.Event()
 
-    # -- from outside ---------------------------------------------------------------------------------
+    # -- control --------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Take no new jobs, wait for those at work, end."""
+        """Claim no more jobs, wait for running jobs, then end `run`."""
         self._stops.set()
         self._news.set()
 
     def stop_now(self) -> None:
-        """The same without waiting for those at work: they are given back."""
+        """Stop without waiting for running jobs: their processes are killed and the jobs are returned."""
         self.stop()
         self._stops_now.set()
 
     @property
     def job_counts(self) -> Mapping[str, int]:
-        """Jobs by what became of them."""
+        """Number of jobs by log event, for example `job done`."""
         return self._settler.counts
 
-    # -- the run --------------------------------------------------------------------------------------
+    # -- run ------------------------------------------------------------------------------------------
 
     async def run(self) -> bool:
-        """Work until told to stop. Returns whether every job that was begun came to its end. Raises
-        CannotImport before any job is claimed, and what the engine refuses."""
+        """Work until a stop is requested. Returns whether every started job was settled.
+
+        Raises CannotImport before any job is claimed, and every error of the engine that is not retriable.
+        """
         lanes: list[asyncio.Task[None]] = []
         try:
             lanes += [asyncio.create_task(self._lane(each)) for each in await self._first_or_stopped()]
@@ -96,7 +98,7 @@ class Worker:
             await self._end(lanes)
 
     async def _watch(self, claiming: asyncio.Task[None], lanes: list[asyncio.Task[None]]) -> None:
-        """Until it is told to stop; raises what made a part of it fail."""
+        """Wait until a stop is requested. Raises the error of a part that failed."""
         stopping = asyncio.create_task(self._stops.wait())
         parts: list[asyncio.Task[None]] = [claiming, *lanes, self._settler.task]
         await asyncio.wait([stopping, *parts], return_when=asyncio.FIRST_COMPLETED)
@@ -108,7 +110,7 @@ class Worker:
                 part.result()
 
     async def _finish(self, lanes: list[asyncio.Task[None]]) -> bool:
-        """Let jobs at work come to their end as long as they may, and the engine hear of them."""
+        """Wait for running jobs up to `stop_timeout_s`, then for the engine's replies to their outcomes."""
         while self._free:
             place = self._free.popleft()
             if not place.done():
@@ -140,7 +142,7 @@ class Worker:
     # -- processes ------------------------------------------------------------------------------------
 
     async def _first_or_stopped(self) -> list[WorkerProcess]:
-        """The first processes; none when the worker is told to stop before they are ready."""
+        """Return the first processes; empty if a stop is requested before they are ready."""
         starting = asyncio.create_task(self._first_processes())
         stopping = asyncio.create_task(self._stops.wait())
         both: tuple[asyncio.Task[Any], ...] = (starting, stopping)
@@ -153,7 +155,7 @@ class Worker:
         return []
 
     async def _first_processes(self) -> list[WorkerProcess]:
-        """All of them, each ready; raises CannotImport when one says that it cannot be."""
+        """Start all processes and wait until they are ready. Raises CannotImport if one cannot start."""
         starting = [asyncio.create_task(self._new_process()) for _ in range(self._options.concurrency)]
         try:
             return list(await asyncio.gather(*starting))
@@ -179,7 +181,7 @@ class Worker:
         return process
 
     async def _replacement(self) -> WorkerProcess | None:
-        """A process in place of one that has ended, however long that takes; None when the worker stops."""
+        """Start a successor of a process, with retries and backoff. Returns None if the worker stops."""
         pause_ms = WORKER_RESTART_MS_MIN
         while not self._stops.is_set():
             try:
@@ -195,10 +197,10 @@ class Worker:
         self._processes.discard(process)
         await process.close()
 
-    # -- a lane ---------------------------------------------------------------------------------------
+    # -- lanes ----------------------------------------------------------------------------------------
 
     async def _lane(self, first: WorkerProcess) -> None:
-        """One job after the other, in one process after the other."""
+        """Run jobs one after another, and replace the process when needed."""
         process: WorkerProcess | None = first
         most = self._options.max_jobs_per_process
         while process is not None and (job := await self._next_job()) is not None:
@@ -216,14 +218,14 @@ class Worker:
             await self._close_process(process)
 
     async def _alive(self, process: WorkerProcess) -> WorkerProcess | None:
-        """This process, or another one if it ended while it had nothing to do."""
+        """Return this process, or a successor if it ended while it was idle. None if the worker stops."""
         if process.is_alive:
             return process
         await self._close_process(process)
         return await self._replacement()
 
     async def _next_job(self) -> Job | None:
-        """Wait for one; None when the worker stops."""
+        """Wait for the lane's next job. Returns None if the worker stops."""
         if self._stops.is_set():
             return None
         place: asyncio.Future[Job | None] = asyncio.get_running_loop().create_future()
@@ -260,7 +262,7 @@ class Worker:
                 self.stop()
 
     async def _claim(self, most: int) -> Sequence[Job]:
-        """Jobs, or none: there was none, the engine is away, or the worker has to stop."""
+        """Claim up to `most` jobs. Returns [] if there are none, the engine does not reply, or on a stop."""
         wait_ms = 0 if self._options.until_empty else WORKER_CLAIM_MS
         try:
             jobs = await self._queue.claim(
@@ -275,7 +277,7 @@ class Worker:
         if not self._stops.is_set():
             return jobs
         if jobs:
-            with contextlib.suppress(RinglogError):  # Their leases end by themselves.
+            with contextlib.suppress(RinglogError):  # On an error their leases expire.
                 await self._queue.nack(jobs, delay_ms=0)
         return []
 

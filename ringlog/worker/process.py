@@ -1,7 +1,8 @@
-"""One process of a worker, as the worker sees it: started, given jobs, watched, killed, replaced.
+"""The worker's side of one of its processes: start it, give it jobs, watch it, kill it.
 
-It is the leader of a group of its own: a terminal's Ctrl-C does not reach it, and what a job started ends
-with it when it is killed. Its end is seen through a pidfd, whoever else holds its socket.
+The process leads its own session and process group. A terminal's Ctrl-C does not reach it, and a kill also
+ends the programs that a job started. The worker detects its end through a pidfd, because another process may
+still have its socket open.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from ringlog.worker.process_exit import KillReason, ProcessExited
 from ringlog.worker.target import CannotImport
 
 _EXIT_DRAIN_S = 0.5
-"""What a process said just before it ended is read for so long; a job's child may hold the socket open."""
+"""Time (s) to read the last message of a process that ended. A program of a job may keep the socket open."""
 _MODULE = "ringlog.worker.child"
 
 
 class WorkerProcess:
-    """A process and the stream to it. Made by `start`, within a loop."""
+    """A process and the stream to it. Create it with `start`, on an event loop."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], pidfd: int, reader: StreamReader, writer: StreamWriter
@@ -44,12 +45,12 @@ class WorkerProcess:
         self._cause: KillReason | None = None
         self._is_ending = False
         self.jobs = 0
-        """Jobs it was given."""
+        """Number of jobs that were given to the process."""
         self._loop.add_reader(pidfd, self._on_end)
 
     @classmethod
     async def start(cls, setup: wire.Setup) -> WorkerProcess:
-        """Start one; `setup.fd` and `setup.parent_pid` are filled in here. Raises OSError."""
+        """Start a process. `setup.fd` and `setup.parent_pid` are set here. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             told = msgspec.structs.replace(setup, fd=theirs.fileno(), parent_pid=os.getpid())
@@ -73,28 +74,31 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Can it be given a job? Not when it has ended, was killed, or said that it ends."""
+        """Whether the process accepts a job. False if it ended, was killed, or announced its end."""
         return not (self._ended.done() or self._is_ending or self._cause)
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self._kill_group()  # What a job started and left; the number cannot be anybody else's before wait().
+        self._kill_group()  # Kill leftovers of a job. The group's number is not reused before wait().
         self._ended.set_result(self._process.wait())
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    # -- talking --------------------------------------------------------------------------------------
+    # -- messages -------------------------------------------------------------------------------------
 
     async def wait_ready(self) -> None:
-        """Wait until it has imported the function. Raises CannotImport with what it said, and Died."""
+        """Wait until the process has imported the function.
+
+        Raises CannotImport with the reason, and ProcessExited if the process ends.
+        """
         match await self._receive():
             case wire.Ready():
                 return
@@ -107,7 +111,7 @@ class WorkerProcess:
                 raise FrameInvalid("a process that is not ready says something else", said=str(other))
 
     async def run(self, job: CurrentJob, time_limit_s: float | None) -> wire.Outcome:
-        """Have it work on a job. Raises Died when it ends before it has said what became of it."""
+        """Run one job and return its outcome. Raises ProcessExited if the process ends before that."""
         self.jobs += 1
         self._writer.write(wire.encode_message(wire.RunJob(job)))
         limit = None
@@ -135,30 +139,30 @@ class WorkerProcess:
             reading.cancel()
         if said is not None:
             return said
-        # The stream has ended, and so does the process, of itself or because nobody hears it any more.
+        # The stream has ended. The process is about to exit, or it can no longer be reached and is killed.
         await asyncio.wait((self._ended,), timeout=_EXIT_DRAIN_S)
         if not self._ended.done():
             self._kill_group()
         raise ProcessExited(await self._ended, self._cause)
 
     async def _read(self) -> wire.ProcessMessage | None:
-        """The next message; None when there is no more, or when it is not one of ours."""
+        """Read the next message. Returns None at the end of the stream, or if the message is invalid."""
         try:
             head = await self._reader.readexactly(wire.HEAD_BYTES)
             return wire.decode_process_message(await self._reader.readexactly(wire.length_of(head)))
         except (asyncio.IncompleteReadError, OSError, FrameInvalid):
             return None
 
-    # -- the end --------------------------------------------------------------------------------------
+    # -- end ------------------------------------------------------------------------------------------
 
     def kill(self, cause: KillReason) -> None:
-        """End it now, with what its job started."""
+        """Kill the process and all programs that its job started."""
         if not self._ended.done():
             self._cause = self._cause or cause
             self._kill_group()
 
     async def close(self) -> int:
-        """Let it end in good order; kills it when it takes too long. Returns its exit status."""
+        """Close the stream, which ends the process. Kill it after WORKER_EXIT_S. Returns its exit status."""
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()

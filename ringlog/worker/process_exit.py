@@ -1,4 +1,4 @@
-"""How a process of a worker ended, when it did so before it had said what became of its job. Pure."""
+"""How a process of a worker ended before it reported the outcome of its job. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from signal import Signals
 
 
 class KillReason(Enum):
-    """Why a process was killed by its worker."""
+    """Why the worker killed a process."""
 
     TIME_LIMIT = "time limit"
     STOPPED = "the worker stops"
 
 
 class ProcessExited(Exception):
-    """The process ended without a word about what it was doing. `cause` is None when it did so by itself."""
+    """The process ended before it reported an outcome. `cause` is None if the worker did not kill it."""
 
     def __init__(self, status: int, cause: KillReason | None) -> None:
         super().__init__(status)
@@ -24,7 +24,7 @@ class ProcessExited(Exception):
 
     @property
     def description(self) -> str:
-        """For people: what happened to the process."""
+        """What happened to the process, as text for people."""
         if self.kill_reason is KillReason.TIME_LIMIT:
             return "it ran longer than its time limit"
         if self.kill_reason is KillReason.STOPPED:

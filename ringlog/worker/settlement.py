@@ -1,4 +1,4 @@
-"""What becomes of a job, decided from what its process said or how that ended. Pure."""
+"""The settlement of a job, decided from its outcome or from the end of its process. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ringlog.worker.process_exit import KillReason, ProcessExited
 
 @dataclass(frozen=True, slots=True)
 class JobSettlement:
-    """What the engine is told of a job, and the line that is logged."""
+    """How the worker settles a job: the request to the engine, and the log event."""
 
     event: str
-    """A constant phrase; also what jobs are counted by."""
+    """Text of the log event. The worker also counts jobs by it."""
     is_done: bool = False
     is_rejected: bool = False
     delay_ms: int = 0
-    """How long the job rests, if it is given back."""
+    """For a nack: delay in ms until the job is ready again."""
     reason: str = ""
     trace: str = ""
     ran_ms: float = 0.0
@@ -34,13 +34,13 @@ NOT_BEGUN = JobSettlement(CUT_OFF, reason="the worker stopped before it was begu
 
 @dataclass(frozen=True, slots=True)
 class WorkerBackoff:
-    """How long a failed job rests: from `base_ms`, twice as long each time, `most_ms` at most."""
+    """Exponential backoff of failed jobs: `base_ms`, doubled with each delivery, at most `most_ms`."""
 
     base_ms: int
     most_ms: int
 
     def of(self, deliveries: int) -> int:
-        """After the delivery of that number."""
+        """Return the delay in ms after the delivery with this number (from 1)."""
         return backoff_ms(deliveries, self.base_ms, self.most_ms)
 
 
@@ -48,7 +48,7 @@ DEFAULT_BACKOFF = WorkerBackoff(BACKOFF_MS, BACKOFF_MS_MAX)
 
 
 def settlement_of_outcome(outcome: wire.Outcome, deliveries: int, backoff: WorkerBackoff) -> JobSettlement:
-    """The function returned, or raised."""
+    """Return the settlement of a job whose function returned or raised."""
     match outcome:
         case wire.JobDone():
             return JobSettlement(DONE, is_done=True, ran_ms=outcome.ran_ms)
@@ -70,8 +70,11 @@ def settlement_of_outcome(outcome: wire.Outcome, deliveries: int, backoff: Worke
 def settlement_of_exit(
     died: ProcessExited, deliveries: int, ran_ms: float, backoff: WorkerBackoff
 ) -> JobSettlement:
-    """The process ended. A job that the worker itself cut off is ready at once for somebody else; one that
-    may have killed its process rests like every one that fails."""
+    """Return the settlement of a job whose process ended.
+
+    A job that the worker interrupted itself is ready for another worker at once. A job that may have killed
+    its process is retried with backoff, like every failed job.
+    """
     if died.kill_reason is KillReason.STOPPED:
         return JobSettlement(CUT_OFF, reason=died.description, ran_ms=ran_ms)
     return JobSettlement(FAILED, delay_ms=backoff.of(deliveries), reason=died.description, ran_ms=ran_ms)

@@ -1,8 +1,8 @@
-"""Telling the engine what became of jobs: those that end together in one request.
+"""Sends the outcomes of jobs to the engine. Jobs that end at about the same time share one request.
 
-While one request is on its way further ends gather, so that many quick jobs cost few requests and few syncs.
-What cannot be told, because the engine is away, is tried again; a lease that ended meanwhile is logged, and
-the job is worked on again.
+While one request is in flight, further outcomes collect. Many short jobs therefore cost few requests and few
+syncs. If the engine does not reply, the request is retried. If a lease expired in the meantime, that is
+logged, and the job is delivered again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ringlog.worker.settlement import CUT_OFF, DONE, FAILED, JobSettlement, Work
 log = logging.getLogger("ringlog.worker")
 
 RETRY_S = 0.25
-"""Pause before an engine that could not answer is asked again."""
+"""Pause (s) before a request is retried after a retriable error."""
 LOST = "lease lost"
-"""A job whose end came too late: somebody else works or worked on it."""
+"""Log event of a job whose lease ended before its outcome arrived. It is or was delivered again."""
 _LEVELS = {DONE: logging.INFO, CUT_OFF: logging.INFO}
 
 End = tuple[Job, JobSettlement, int]
-"""A job, what becomes of it, and the process that had it."""
+"""A job, its settlement, and the pid of the process that ran it."""
 
 
 class Settler:
-    """Runs beside the work until it is abandoned. `ended` counts jobs by what became of them."""
+    """Runs as a task until it is abandoned. `counts` has the number of jobs by log event."""
 
     def __init__(self, queue: Queue, backoff: WorkerBackoff) -> None:
         self._queue = queue
@@ -44,20 +44,20 @@ class Settler:
         self._all_settled = asyncio.Event()
         self._all_settled.set()
         self.unsettled = 0
-        """Jobs whose end was given here and not taken by the engine yet."""
+        """Jobs with an outcome that the engine has not confirmed yet."""
         self.counts: Counter[str] = Counter()
         self.task = asyncio.create_task(self._run())
-        """Ends when it is cancelled, and with what the engine refuses."""
+        """Ends on cancellation, or with an error of the engine that is not retriable."""
 
     def settle(self, job: Job, fate: JobSettlement, pid: int) -> None:
-        """Tell the engine soon."""
+        """Queue the outcome of a job. It is sent soon."""
         self._ends.append((job, fate, pid))
         self.unsettled += 1
         self._all_settled.clear()
         self._news.set()
 
     async def wait_settled(self, timeout_s: float) -> bool:
-        """Wait until the engine has heard everything; False when it took longer, or refused."""
+        """Wait until the engine confirmed all outcomes. Returns False on a timeout or after an error."""
         if self.task.done():
             return not self.unsettled
         try:
@@ -67,7 +67,7 @@ class Settler:
         return True
 
     async def abandon(self) -> None:
-        """Say no more: what was not told ends with its lease."""
+        """Stop sending. Leases of jobs without a sent outcome expire."""
         self.task.cancel()
         await asyncio.wait((self.task,))
 
@@ -111,7 +111,7 @@ class Settler:
         except LeaseLost:
             self._note(job, fate, pid, is_late=True)
         except InvalidRequest:
-            # The queue has no dead letters. Nothing is thrown away: it rests long, and comes again.
+            # The queue has no dead-letter topic. The job is kept: it is retried after the longest backoff.
             logs.log_event(log, logging.ERROR, "queue has no dead letters", queue=job.topic, seq=job.seq)
             fate = JobSettlement(
                 FAILED, delay_ms=self._backoff.most_ms, reason=fate.reason, ran_ms=fate.ran_ms
@@ -122,7 +122,7 @@ class Settler:
             self._note(job, fate, pid, is_late=False)
 
     async def _retry_until_answered(self, ask: Callable[[], Awaitable[Settled | None]]) -> Settled:
-        """Ask until it is answered; a reject is answered with nothing."""
+        """Repeat a request until the engine replies. A successful `reject` returns no result."""
         while True:
             try:
                 return await ask() or Settled(1, ())
@@ -151,5 +151,5 @@ class Settler:
 
 
 def _failure_of(fate: JobSettlement) -> str:
-    """What a dead letter says of it: nothing of a job that was only cut off."""
+    """Return the reason for a dead letter; empty for a job that was only interrupted."""
     return fate.reason if fate.event == FAILED else ""

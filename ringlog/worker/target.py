@@ -1,7 +1,7 @@
-"""Finding what is named on the command line: `package.module:function`, and codecs of payloads.
+"""Resolution of names from the command line: `package.module:function`, and payload codecs.
 
-Only a worker's processes import the program's modules, never the worker itself: what they do when they are
-imported hurts nothing but a process that is replaced.
+Only the worker's processes import the program's modules, never the worker itself. Side effects of these
+imports can therefore only harm a process that is replaced.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ CODECS: dict[str, PayloadCodec[Any]] = {"raw": RAW, "text": TEXT, "json": JSON}
 
 
 class CannotImport(UsageError):
-    """What a worker was to run cannot be imported; the text says which part is missing or what failed."""
+    """The worker's function or codec cannot be imported. The text names the missing part or the error."""
 
     code = "cannot_import"
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError unless it looks like `package.module:function`."""
+    """Raise UsageError unless the name has the form `package.module:function`."""
     module, colon, path = name.partition(":")
     parts = [*module.split("."), *path.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
@@ -32,7 +32,7 @@ def check_name(name: str) -> None:
 
 
 def check_payload(name: str) -> None:
-    """Raise UsageError unless it is raw, text, json or looks like `package.module:codec`."""
+    """Raise UsageError unless the name is raw, text or json, or has the form `package.module:codec`."""
     if name not in CODECS:
         try:
             check_name(name)
@@ -47,14 +47,17 @@ _GENERATOR = (
 
 
 def load(name: str) -> Any:
-    """The object of that name. Raises CannotImport when module or object is not there; what the module
-    raises when it is imported goes on as it is."""
+    """Return the object of this name.
+
+    Raises CannotImport if the module or the object does not exist. An error that the module raises during its
+    import propagates.
+    """
     module_name, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as e:
         if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
-            raise  # Something that the module wants, not the module.
+            raise  # The module exists, and one of its own imports is missing.
         raise CannotImport(f"there is no module {e.name!r}", target=name) from None
     for part in path.split("."):
         if not hasattr(found, part):
@@ -66,7 +69,7 @@ def load(name: str) -> Any:
 
 
 def load_function(name: str) -> Any:
-    """A function of one argument; raises as `load`, and CannotImport when it cannot be called."""
+    """Return a function of one argument. Raises like `load`, and CannotImport if it is no plain function."""
     found = load(name)
     if not callable(found):
         raise CannotImport("it is not a function", target=name, found=type(found).__name__)
@@ -76,13 +79,13 @@ def load_function(name: str) -> Any:
 
 
 def require_executed(result: Any) -> None:
-    """Raise TypeError when a function's result shows that none of it has run."""
+    """Raise TypeError if a function returned a generator or an awaitable: then none of its code has run."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result) or inspect.isawaitable(result):
         raise TypeError(f"{_GENERATOR}, found {type(result).__name__}")
 
 
 def load_codec(name: str) -> PayloadCodec[Any]:
-    """raw, text, json, or an object with `decode`; raises as `load`."""
+    """Return the codec raw, text, json, or an object with `decode`. Raises like `load`."""
     if name in CODECS:
         return CODECS[name]
     found: PayloadCodec[Any] = load(name)

@@ -1,7 +1,7 @@
-"""What a worker and its processes say to one another: a length of 4 bytes, then MessagePack.
+"""Messages between a worker and its processes: a length of 4 bytes (little-endian), then MessagePack.
 
-The worker sends jobs, one at a time; the process says once that it is ready, or why it cannot be, and then
-what became of each job. The end of the stream is the wish that the process ends.
+The process first sends that it is ready, or why it cannot start. The worker then sends one job at a time, and
+the process replies with its outcome. The worker closes the stream to end the process.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ringlog.worker.job import CurrentJob
 
 HEAD_BYTES: Final = 4
 MESSAGE_BYTES_MAX: Final = 2 * RECORD_BYTES_MAX
-"""A job with all its fields, as MessagePack."""
+"""Largest message: one job with all its fields as MessagePack."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is told when it is started, as JSON."""
+    """Settings of a process, passed as JSON on its command line."""
 
     fd: int
     parent_pid: int
@@ -32,31 +32,34 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The function was imported."""
+    """The process has imported the function and accepts jobs."""
 
 
 class CannotStart(msgspec.Struct, frozen=True, tag=True):
-    """It was not."""
+    """The function or the codec cannot be imported."""
 
     reason: str
     trace: str = ""
 
 
 class RunJob(msgspec.Struct, frozen=True, tag=True):
-    """Do this job."""
+    """Run this job."""
 
     job: CurrentJob
 
 
 class JobDone(msgspec.Struct, frozen=True, tag=True):
-    """The function returned."""
+    """The function returned. `ran_ms` is its run time."""
 
     ran_ms: float
 
 
 class JobFailed(msgspec.Struct, frozen=True, tag=True):
-    """The function raised something; `delay_ms` when it said when to try again. `is_last`: the process ends,
-    because what was raised leaves it in no state to go on."""
+    """The function raised an error.
+
+    `delay_ms` is set if the error names a delay. `is_last`: the process ends after this message, because the
+    error may have left it in an inconsistent state.
+    """
 
     ran_ms: float
     reason: str
@@ -66,7 +69,7 @@ class JobFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobRejected(msgspec.Struct, frozen=True, tag=True):
-    """The job would fail each time: the function said so, or its payload could not be decoded."""
+    """The job would fail each time: the function rejected it, or its payload cannot be decoded."""
 
     ran_ms: float
     reason: str
@@ -82,13 +85,13 @@ _work = msgspec.msgpack.Decoder(RunJob)
 
 
 def encode_message(message: msgspec.Struct) -> bytes:
-    """The message with its length."""
+    """Return the encoded message with its length prefix."""
     body = _encode(message)
     return len(body).to_bytes(HEAD_BYTES, "little") + body
 
 
 def length_of(head: bytes) -> int:
-    """Bytes that follow; raises FrameInvalid for what no message of ours has."""
+    """Return the number of bytes that follow. Raises FrameInvalid if it exceeds MESSAGE_BYTES_MAX."""
     length = int.from_bytes(head, "little")
     if length > MESSAGE_BYTES_MAX:
         raise FrameInvalid("a message of a worker is too long", length=length)
@@ -96,7 +99,7 @@ def length_of(head: bytes) -> int:
 
 
 def decode_process_message(body: bytes) -> ProcessMessage:
-    """What a process said; raises FrameInvalid."""
+    """Decode a message of a process; raises FrameInvalid."""
     try:
         return _from_process.decode(body)
     except msgspec.MsgspecError as e:
@@ -104,19 +107,19 @@ def decode_process_message(body: bytes) -> ProcessMessage:
 
 
 def decode_run_job(body: bytes) -> RunJob:
-    """What the worker said."""
+    """Decode a message of the worker; raises msgspec.MsgspecError."""
     return _work.decode(body)
 
 
 def shortened(text: str) -> str:
-    """As much of a reason or trace as travels: its end, where it is too long."""
+    """Return a reason or trace with at most WORKER_REASON_CHARS_MAX characters; the end is kept."""
     if len(text) > WORKER_REASON_CHARS_MAX:
         text = "…" + text[-WORKER_REASON_CHARS_MAX:]
-    return text.encode(errors="backslashreplace").decode()  # A lone surrogate does not travel.
+    return text.encode(errors="backslashreplace").decode()  # A lone surrogate cannot be encoded as UTF-8.
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says; never raises."""
+    """Return the text of an error. Never raises."""
     try:
         return str(error)
     except Exception as e:  # noqa: BLE001  a class of the program's may do anything

@@ -1,1 +1,1 @@
-"""The engine's processes."""
+"""The processes of an engine below the supervisor."""

@@ -1,4 +1,4 @@
-"""`python -m actors <descriptor> <kinds>`: what the supervisor forks actors from."""
+"""`python -m actors <descriptor> <kinds>`: the fork server, from which the supervisor forks actors."""
 
 from __future__ import annotations
 

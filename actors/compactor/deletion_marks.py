@@ -44,9 +44,9 @@ def _mark_segment(place: CheckpointContext, ref: m.SegmentRef, live: LiveTopics)
         for topic_id, deleted in live.deleted.items():
             row = segment.row(topic_id)
             if row is not None and _is_same_epoch(segment, row, live, topic_id):
-                made += segment.mark_deleted(place.disk, row, BitMap64(deleted))
+                made += segment.mark_deleted(row, BitMap64(deleted))
         if made:
-            segment.sync_marks(place.disk)
+            segment.sync_marks()
     finally:
         segment.close()
     return made

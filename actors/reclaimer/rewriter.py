@@ -199,12 +199,12 @@ class Rewriter:
             segment = Segment.open(self._disk, self._data_dir, ref.stem)
             try:
                 fresh = sum(
-                    segment.mark_deleted(self._disk, at, lives[int(topic_id)].deleted)
+                    segment.mark_deleted(at, lives[int(topic_id)].deleted)
                     for at, topic_id in enumerate(segment.topics["topic_id"])
                     if int(topic_id) in lives and lives[int(topic_id)].deleted
                 )
                 if fresh:
-                    segment.sync_marks(self._disk)
+                    segment.sync_marks()
                     made += fresh
             finally:
                 segment.close()

@@ -1,4 +1,4 @@
-"""`python -m actors.wal_shard <boot>`: started by the supervisor."""
+"""Entry point `python -m actors.wal_shard <boot>`, started by the supervisor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringlog.runtime.process import main
 
 
 def build(boot: ActorBoot) -> WalShardShell:
-    """Make the shard that `boot` describes."""
+    """Create the shard that `boot` describes."""
     settings = config.from_plain(boot.config)
     limits = AdmissionLimits(
         batch_records=settings.limits.max_batch_records,

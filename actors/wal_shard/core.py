@@ -1,36 +1,38 @@
-"""The WAL shard, decided: takes frames from many producers, makes them one group, has it written and
-synced when a frame asks for that, tells readers how far they may read, then settles with each producer.
+"""Core of the WAL shard: collects frames of many producers into a commit batch and decides its processing.
+
+For each batch, the core requests a write, and a sync if a frame needs it. It then publishes the new records
+and settles the frames of each producer. The core is pure: the shell performs all effects.
 
 Invariants (docs/reference/invariants.md):
 
-- W1 a topic's seqs are dense: the first record of a frame gets `next_seq`; none is skipped or reused.
-- W2 no frame is settled as acked before its write completed, and no fsync-class frame before a sync
-  that covers it completed.
-- W3 `head_seq` is published before the ack: who has the ack can read the record.
-- W4 a (topic, producer_id, producer_seq) is appended at most once, whatever is sent again.
-- W5 a frame for another epoch than the topic's is refused and changes nothing.
-- W6 a ring's tail never passes an unsettled frame.
-- W7 after a failed write or sync nothing more is acked: the shell ends the incarnation.
-- W8 a group never spans files.
-- W9 a frame that follows another one of its producer is appended right behind it, or refused.
+- W1: Seqs of a topic are dense. The first record of a frame gets `next_seq`; no seq is skipped or used twice.
+- W2: The shard acks no frame before its write returned, and no `fsync` frame before a sync that covers it
+  returned.
+- W3: The shard publishes `head_seq` before the ack: the receiver of an ack can read the record.
+- W4: A (topic, producer_id, producer_seq) is appended at most once, however often it is sent.
+- W5: A frame for another epoch of the topic is refused and changes nothing.
+- W6: The tail of a ring never passes an unsettled frame.
+- W7: After a failed write or sync the shard acks nothing more: the shell ends the incarnation.
+- W8: A commit batch never spans files.
+- W9: A frame that follows another frame of its producer is appended directly after it, or refused.
 
-A shard whose directory takes no writes is active without a file (read_only.py): it takes everything and
-refuses what would change something.
+A shard whose directory is not writable is active without a log file (requests/read_only_mode.py). It accepts
+all events and refuses all changes.
 
-States: recovering -> active -> draining -> stopped. At most one group is in flight. What is staged is
-in the topics' memory already, but unpublished; a failure to make it durable ends the incarnation, so
-nothing staged ever has to be taken back.
+Phases: recovering -> active -> draining -> stopped. At most one commit batch is in flight. Staged changes are
+already in the memory of the topics, but not published. If they cannot be made durable, the incarnation ends.
+Staged changes therefore never have to be rolled back.
 
-    waiting for   means                                   ended by
-    NOTHING       free to take more                       -
-    WRITE         the group is with the shell             BatchWritten
-    SYNC          the group's sync is with the shell      Synced
-    FLUSH         a sync for earlier groups               Synced, or Flushed when one runs beside the work
-    ROLL          the old file's sync before a roll       Synced
-    FILE          the next file is not ready yet          FileReady (FileFailed: tried again)
-    OPEN          the next file's header                  FileOpened
-    LEDGER        what storage knows of records           Consulted
-    VOLATILE      a fresh volatile file                   VolatileOpened
+    waiting for   meaning                                 ended by
+    NOTHING       free to accept more                     -
+    WRITE         the shell writes the batch              BatchWritten
+    SYNC          the shell syncs the batch               Synced
+    FLUSH         a sync of earlier batches               Synced, or Flushed for a background sync
+    ROLL          the sync of the old file before a roll  Synced
+    FILE          the next file is not ready yet          FileReady (after FileFailed, the core retries)
+    OPEN          the header of the next file             FileOpened
+    LEDGER        a storage query                         LedgerQueried
+    VOLATILE      a new volatile file                     VolatileOpened, VolatileFailed
 """
 
 from __future__ import annotations
@@ -85,26 +87,26 @@ from ringlog.topic.directory import Halt, TopicDirectory
 
 _FILE_RETRY_NS = 1_000_000_000
 _FILL_WHEN_HALF_TAKES_NS = 1_000_000_000
-"""A file whose first half lasted this long is followed by one filled beforehand. Faster streams get
-theirs only allocated: filling would take half of the device's bandwidth away from them, and their
-groups are large enough for the longer syncs not to matter."""
+"""If the first half of a file lasted at least this long, the next file is filled in advance.
+For faster streams it is only allocated. Filling would take half of the device's bandwidth, and their batches
+are large enough that longer syncs do not matter."""
 _WORD_BYTES = 24
-"""Most bytes that one earlier file takes in MARK_COPIED."""
+"""Maximum bytes of one earlier file in a MARK_COPIED."""
 _KEPT_BYTES = 256 << 10
-"""Kept for requests without records at the end of a file that may have no successor."""
+"""Bytes reserved for requests without records at the end of a file, while no next file can be created."""
 _CONTROL_BYTES = 4 << 10
-"""Most bytes that one such request adds to the log."""
+"""Maximum bytes that one such request adds to the log."""
 _RETENTION_PAUSE_NS = 250_000_000
-"""Least time from one look at expired records to the next, when nobody asks."""
+"""Minimum time between two removals of expired records, unless a request needs one earlier."""
 _SLACK = 64 << 10
-"""Room kept for control frames beside a turn's intake when it is judged whether a file takes it."""
+"""Bytes reserved for control frames when the core checks whether the intake of a pass fits into the file."""
 _FAST_PATH_REQUESTS = frozenset({m.Claim, m.Ack, m.AckAndClaim})
-"""What has a short way."""
+"""Requests with a fast path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What configuration decides about a shard."""
+    """Configuration of a shard's core."""
 
     flush_interval_ms: int = 100
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
@@ -112,7 +114,7 @@ class Settings:
 
 @dataclass(slots=True)
 class _PendingSettlement:
-    """What is owed to one party when the group is durable."""
+    """Settlements that are due to one producer when the commit batch is durable."""
 
     source: int
     intake: FrameIntake
@@ -120,15 +122,21 @@ class _PendingSettlement:
 
 
 class ShardCore:
-    """One shard's decisions. `handle` takes events and returns effects in the order to perform them."""
+    """Pure decision logic of one shard.
+
+    `handle` accepts events and returns effects in the order to perform them.
+    """
 
     def __init__(
         self, identity: ShardIdentity, settings: Settings | None = None, *,
         topics_elsewhere: Callable[[int], int] = lambda own: 0,
         looked_at: Callable[[ControlReceived], object] = lambda request: None,
     ) -> None:  # fmt: skip
-        """`topics_elsewhere` is as in Requests; `looked_at` gets each request before it is dealt with, for
-        tests that have something break over it."""
+        """Create the core of one incarnation.
+
+        `topics_elsewhere` is as in Requests. `looked_at` is called with each request before it is handled, so
+        that tests can inject a crash.
+        """
         self._looked_at = looked_at
         self.identity = identity
         self.settings = settings or Settings()
@@ -149,12 +157,14 @@ class ShardCore:
         self.removals = self.requests.removals
         self.phase = ShardPhase.RECOVERING
         self.current_request: ControlReceived | None = None
-        """Taken up and not dealt with: what the shell wants to know when this breaks."""
+        """The request that is being handled.
+        If the core crashes, the shell records it as a poison request."""
         self.awaited = AwaitedCompletion.NOTHING
         self.disk_missing_bytes = 0
-        """So much must become free on a full device: no more records, but deletes go on (ST-13)."""
+        """Bytes that must become free on a full device.
+        Until then records are refused, but deletes are accepted."""
         self.recent_completions: deque[tuple[int, AwaitedCompletion, Any]] = deque(maxlen=EVENT_TRACE_MAX)
-        """The last completions: when, in which state, what. Told when an invariant breaks."""
+        """The last completions as (time, state, event). They are logged if an invariant is violated."""
         self._batch = CommitBatch()
         self._pending_settlements: list[_PendingSettlement] = []
         self._replies: list[Reply] = []
@@ -163,7 +173,7 @@ class ShardCore:
         self._now_us = 0
         self._now_ns = 0
         self._steady_us = 0
-        """Of leases and waits: see Requests.steady_us."""
+        """Current time on the clock of leases: see Requests.steady_us."""
         self._time_base_us = identity.time_base_us
         self._ready_capacity = 0
         self._preparing = False
@@ -181,30 +191,30 @@ class ShardCore:
         self._retained_ns = 0
         self._mark_flags = 0
         self._copied_files: tuple[list[tuple[int, int]], list[int]] = ([], [])
-        """What MARK_COPIED says of earlier files."""
+        """Content of the MARK_COPIED mark about earlier files."""
         self._halts: Collection[Halt] = ()
-        """Topics that recovery found incomplete."""
+        """Topics that recovery found incomplete and that are not served."""
         self._prev = (0, 0, 0, False)
         self._has_begun = False
         self._has_copied = False
         self._final_mark_written = False
         self._roll_asks: deque[ControlReceived] = deque()
-        """CheckpointOpen with `roll`, until the current file is closed."""
+        """Requests CheckpointOpen with `roll` that wait until the current file is closed."""
         self._has_records = False
-        """The current file holds something worth a segment."""
+        """True if the current file contains records that a checkpoint could absorb."""
 
-    # -- what the shell asks --------------------------------------------------------------------------
+    # -- interface of the shell -----------------------------------------------------------------------
 
     @property
     def wants_intake(self) -> bool:
-        """May the shell hand over more frames? No while a group is in flight or frames are held back."""
+        """True if the shell may pass more frames. False while a batch is in flight or events are queued."""
         return self.awaited is AwaitedCompletion.NOTHING and not self._held
 
     def next_deadline_ns(self) -> int | None:
-        """Monotonic time of the next thing that time alone brings about, or None.
+        """Return the monotonic time of the next deadline, or None.
 
-        While a completion is waited for time brings none of it about: who woke for that would wake at once
-        again, and turn in circles until a slow device answers.
+        While the core waits for a completion, most deadlines do not count, because the core could not act on
+        them. Otherwise the shell would loop without sleeping until a slow device completes.
         """
         if self.requests.read_only is not None:
             return None
@@ -223,7 +233,7 @@ class ShardCore:
         return min(times) if times else None
 
     def handle(self, events: Sequence[Any]) -> list[Any]:
-        """Take events in order; return the effects, in the order in which they must be performed."""
+        """Process events in order. Return the effects in the order in which they must be performed."""
         for event in events:
             self._dispatch(event)
         self._advance()
@@ -286,10 +296,10 @@ class ShardCore:
         else:
             raise InvariantViolation("a shard was told something it does not know", event=kind.__name__)
 
-    # -- taking in ------------------------------------------------------------------------------------
+    # -- intake ---------------------------------------------------------------------------------------
 
     def _try_fast_path(self, event: ControlReceived) -> bool:
-        """Was this a claim or an ack of the usual kind? Then it is dealt with."""
+        """Handle a common claim or ack. Return False if the request needs the general path."""
         message: Any = event.message
         kind = type(message)
         if kind not in _FAST_PATH_REQUESTS or message.group:
@@ -309,7 +319,8 @@ class ShardCore:
         if kind is m.Claim:
             answer = quick.claim(message, self._steady_us)
             if answer is not None:
-                # Leases are memory: it waits for nothing that the turn logs.
+                # Leases without a log record exist only in memory, so the reply need not wait for the commit
+                # batch.
                 self._effects.append(Reply(event.client, event.corr, answer))
             is_done = answer is not None
         else:
@@ -320,14 +331,14 @@ class ShardCore:
         return is_done
 
     def _stage_acks(self) -> None:
-        """What was acked by the short way goes into the group before anything else is looked at."""
+        """Stage the acks of the fast path into the commit batch, before other requests are processed."""
         quick = self.requests.leases.fast_path
         self.current_request = quick.last_request
         self._replies += quick.stage_acks(self._batch)
         self.current_request = None
 
     def _try_accept(self, event: FramesArrived | ControlReceived) -> Room:
-        """Take it if it can be taken now."""
+        """Process an event if there is room for it now. Return the room."""
         message = event.message if type(event) is ControlReceived else None
         is_gathered = isinstance(message, m.AckAndClaim) and not message.group
         if self.requests.leases.fast_path and not is_gathered:
@@ -342,10 +353,10 @@ class ShardCore:
         return room
 
     def _room_for(self, event: FramesArrived | ControlReceived) -> Room:
-        """Is there surely a file for what this event may add? If making one failed, it is refused instead.
+        """Check whether a file certainly has room for what this event may add. NONE means that it is refused.
 
-        While no new file can be made, the end of the current one is kept for requests without records:
-        deletes must be possible on a full disk (ST-13).
+        While no new file can be created, the end of the current file is reserved for requests without
+        records, so that deletes are possible on a full disk.
         """
         if self.requests.read_only is not None:
             return Room.NONE
@@ -358,10 +369,10 @@ class ShardCore:
             and isinstance(event, ControlReceived)
             and isinstance(event.message, m.CheckpointRows)
         ):
-            return Room.LATER  # rows say what is published, so nothing may be staged (CKP-4)
+            return Room.LATER  # rows contain only published state, so nothing may be staged (C2)
         data = event.buffer if isinstance(event, FramesArrived) else event.attachment
         if isinstance(event, ControlReceived) and isinstance(event.message, m.LiveAsk):
-            data = None  # ids are not logged: checkpoints go on when the disk is full, and make room
+            data = None  # ids are not logged; checkpoints must continue on a full disk and free space
         self.admission.is_volatile_closed = False
         if data and (self.directory.ephemeral or isinstance(event, ControlReceived)):
             room = self._volatile_room(self.volatile_files.bytes_of(event, len(data)))
@@ -385,8 +396,11 @@ class ShardCore:
         return Room.NONE if self._file_failed else Room.LATER
 
     def _may_process(self, event: FramesArrived | ControlReceived) -> bool:
-        """No, while retention that is due has to be applied before it, or, for a delete, while something
-        ordered before it is not in a file yet, or it is not known what it takes away."""
+        """Return True if an event can be processed now.
+
+        It must wait while due retention has to be applied first, or while a storage query for it is pending.
+        A delete also waits until everything before it is in a file.
+        """
         message = event.message if isinstance(event, ControlReceived) else None
         if self.removals.must_run_retention_first(message, self._batch, self._now_us):
             return False
@@ -409,14 +423,17 @@ class ShardCore:
         )
 
     def _query_ledger(self, questions: list[LedgerQuestion]) -> bool:
-        """Ask storage, if there is something to ask."""
+        """Query storage if there are questions. Return True if there are."""
         if questions:
             self._effects.append(QueryLedger(questions))
             self.awaited = AwaitedCompletion.LEDGER
         return bool(questions)
 
     def _volatile_room(self, length: int) -> Room:
-        """Have a volatile file ready before frames are numbered; without one they are refused."""
+        """Check for room in a volatile file before seqs are assigned.
+
+        Without a file, the frames are refused.
+        """
         needed = self._batch.volatile_bytes + length
         if not length or self.volatile_files.fits(needed):
             return Room.NOW
@@ -430,14 +447,14 @@ class ShardCore:
         self._wanted_bytes = needed
         if not self._preparing and not (self._file_failed and self._now_ns < self._file_retry_ns):
             self._preparing = True
-            # A file that is ready and too small is given up for the new one.
+            # A prepared file that is too small is discarded for the new one.
             self._ready_capacity = 0
             fill = self._files_opened <= 1 or self._now_ns - self._opened_ns > _FILL_WHEN_HALF_TAKES_NS
             self._effects.append(PrepareFile(needed + WAL_HEADER_BYTES + MARK_BYTES_MAX, fill))
 
     @property
     def _is_busy(self) -> bool:
-        """Is anything staged that is not published?"""
+        """True if anything is staged and not published."""
         return bool(self._batch.parts or self._pending_settlements or self._batch.has_removals)
 
     def _take(self, event: FramesArrived | ControlReceived, room: Room) -> None:
@@ -471,10 +488,13 @@ class ShardCore:
         else:
             self._effects.append(reply)
 
-    # -- the group's way ------------------------------------------------------------------------------
+    # -- commit batch ---------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Take the next step that is possible; every step ends in an effect whose completion calls again."""
+        """Take the next possible step.
+
+        Each step ends with an effect whose completion leads to the next call.
+        """
         if self.requests.leases.fast_path:
             self._stage_acks()
         if self._file_failed and not self._preparing and self._now_ns >= self._file_retry_ns:
@@ -520,7 +540,7 @@ class ShardCore:
             self._finish_draining()
 
     def _serve_claims(self) -> None:
-        """Answer claims that waited; where changes are logged, behind a record of what they get."""
+        """Serve waiting claims. Replies of groups whose changes are logged wait for the commit batch."""
         leases, is_stuck = self.requests.leases, bool(self._file_failed)
         if not leases.has_work:
             return
@@ -533,8 +553,9 @@ class ShardCore:
 
     @property
     def _unused_at_ns(self) -> int | None:
-        """When to look for topics that nobody uses; not while that could not be logged, or while requests are
-        held back that may be uses."""
+        """Monotonic time of the next check for idle topics, or None.
+
+        None while a deletion could not be logged, or while queued requests may be uses of a topic."""
         is_able = self.phase is ShardPhase.ACTIVE and not self._file_failed and not self._held
         is_able = is_able and self.requests.read_only is None
         return self.requests.idle_topic_expiry.next_deadline_ns() if is_able else None
@@ -543,7 +564,10 @@ class ShardCore:
         return at_ns is not None and self._now_ns >= at_ns
 
     def _plan_retention(self) -> None:
-        """Look after expired records some time after they expired, many at once: nobody sees them anyway."""
+        """Schedule the removal of expired records, many at once.
+
+        The delay is safe: readers skip expired records.
+        """
         self._retain_due_us = self.removals.next_due_us
         wait_ns = max(self._retain_due_us - self._now_us, 0) * 1_000
         planned = max(self._now_ns + wait_ns, self._retained_ns + _RETENTION_PAUSE_NS)
@@ -564,7 +588,8 @@ class ShardCore:
         if group.bytes and not (self.log.is_open and self.log.fits(group.bytes)):
             self._roll(group.bytes)
             return
-        # Only now: while a file was waited for, the group may have grown.
+        # Lay out the volatile part only now, because the batch may have grown while the core waited for a
+        # file.
         if group.volatile_bytes:
             self._effects.append(self.volatile_files.write(group))
         if group.bytes:
@@ -582,10 +607,10 @@ class ShardCore:
         self.awaited = AwaitedCompletion.WRITE
 
     def _reserve_heads(self, group: CommitBatch) -> None:
-        """Reserve numbers before records that a crash may take are acknowledged under them (D-9, D-10)."""
+        """Reserve seqs before records that a crash may lose are acknowledged under these seqs."""
         interval = self.settings.limits.flush_interval_us
         if self.phase is ShardPhase.RECOVERING:
-            return  # what is copied was reserved before, and what was reserved is settled in this group
+            return  # copied records were reserved before, and this batch settles open reservations
         for topic in list(group.dirty_topics.values()):
             last = topic.next_seq - 1
             if topic.is_reserving and topic.reservation.needed(last):
@@ -597,8 +622,8 @@ class ShardCore:
         group = self._batch
         self._unsynced = self.log.offset - self.log.durable
         if group.needs_sync or self._unsynced > UNSYNCED_BYTES_MAX:
-            # What follows the sync is said at once, while the device works: who performs it stops where it
-            # fails, and of an incarnation that failed to sync nothing is used any more.
+            # Emit the effects after the sync at once, so that the shell can prepare them while the device
+            # works. If the sync fails, the shell performs none of them and the incarnation ends.
             self._effects.append(Sync())
             self._set_durable()
             self._finish_batch()
@@ -611,7 +636,7 @@ class ShardCore:
         self._finish_batch()
 
     def _flush(self) -> None:
-        """Begin a sync beside the work, one at a time: nobody waits for it, so nobody is held up (D-4)."""
+        """Start a background sync, one at a time. No ack waits for it."""
         self._flush_at_ns = None
         if self._flushing is None:
             self._flushing = Flush(self.log.file_id, self.log.offset)
@@ -636,7 +661,7 @@ class ShardCore:
         self.awaited = waiting
 
     def _set_durable(self) -> None:
-        """Everything written is synced, or will be before anybody hears of it."""
+        """Treat everything written as durable: it is synced, or will be before the effects that follow."""
         self.log.durable = self.log.offset
         self._unsynced = 0
         self._flush_at_ns = None
@@ -652,7 +677,10 @@ class ShardCore:
             self._open()
 
     def _finish_batch(self) -> None:
-        """The group is as durable as its members asked: publish, then settle and answer (W2, W3)."""
+        """Publish the commit batch, then settle its frames and send its replies (W2, W3).
+
+        The batch is as durable as its frames require, or the Sync effect precedes the effects of this method.
+        """
         group, self._batch = self._batch, CommitBatch()
         owed, self._pending_settlements = self._pending_settlements, []
         replies, self._replies = self._replies, []
@@ -667,7 +695,7 @@ class ShardCore:
                 self.requests.leases.newest.add(part)
         self.checkpoint.track_changes(group.dirty_topics, retired)
         self._has_records |= bool(group.records or (group.parts and self.phase is ShardPhase.RECOVERING))
-        # Marks before heads: who sees a head must find every record up to it (S-8).
+        # Marks precede heads: a reader that sees a head must find every record up to it.
         if group.parts:
             self._effects.append(self._marks())
         if topics:
@@ -693,14 +721,14 @@ class ShardCore:
         return PublishMarks(log.file_id, log.offset, log.durable, volatile.file_id, volatile.offset)
 
     def _write_mark(self) -> None:
-        """An idle stream says how far it is durable (RD-4)."""
+        """Write a mark without further frames, which records the durable position of an idle log."""
         self._batch.needs_sync = True
         self._write(self._batch)
 
     # -- files ----------------------------------------------------------------------------------------
 
     def _prepare_ahead(self) -> None:
-        """Have the next file made as soon as the current one is half full."""
+        """Request the next file as soon as the current one is half full."""
         if self.log.is_open and not self._ready_capacity and self.log.offset * 2 > self.log.capacity:
             self._prepare(0)
 
@@ -710,7 +738,7 @@ class ShardCore:
             self._prepare(needed)
             self.awaited = AwaitedCompletion.FILE
         elif self._flushing is not None:
-            # It runs on the file that is about to be closed.
+            # The background sync runs on the file that is about to be closed.
             self.awaited = AwaitedCompletion.FLUSH
         elif self.log.is_open and self.log.durable < self.log.offset:
             self._sync(AwaitedCompletion.ROLL)
@@ -719,11 +747,11 @@ class ShardCore:
 
     @property
     def _must_roll(self) -> bool:
-        """Does the current file hold records that a checkpoint could absorb, and can a new one be made?"""
+        """True if the current file contains records for a checkpoint, and a new file is possible."""
         return self._has_records and not self._file_failed and self.phase is ShardPhase.ACTIVE
 
     def _roll_for_checkpoint(self) -> None:
-        """Close the current file as soon as there is a next one; commits do not wait for that."""
+        """Close the current file as soon as the next one is ready. Commits do not wait for it."""
         if not self._must_roll:
             while self._roll_asks:
                 self._take(self._roll_asks.popleft(), Room.NOW)
@@ -750,18 +778,23 @@ class ShardCore:
         self.log_files.starts[event.file_id] = event.start
         self.log_files.salts[event.file_id] = event.salt
 
-    # -- beginning and ending -------------------------------------------------------------------------
+    # -- start and stop -------------------------------------------------------------------------------
 
     def begin(
         self, group: CommitBatch, prev: tuple[int, int, int, bool], settled: dict[int, int],
         damaged: Collection[int] = (), halts: Collection[Halt] = (),
     ) -> list[Any]:  # fmt: skip
-        """Recovery is over: have what it found in doubt written into this incarnation's first file (RD-2).
+        """Start after recovery: write the frames in doubt into this incarnation's first file.
 
-        `prev` is (file, stop, seal, orderly) of the file before; `settled` says where earlier files end
-        from now on, `damaged` which of them end at damage. Topics of `halts` are not served.
-        The copies are synced before the mark that says so is written, and that mark is synced before the
-        shard becomes active. Feed completions to `handle` until `phase` is ACTIVE.
+        The copies are synced before the MARK_COPIED is written, and the mark is synced before the shard
+        becomes active. Pass completions to `handle` until `phase` is ACTIVE.
+
+        Args:
+            group: commit batch with the frames in doubt.
+            prev: (file, stop, seal, orderly) of the previous file.
+            settled: new end offset of each earlier file that had frames in doubt.
+            damaged: files that end at damage.
+            halts: topics that are not served.
         """
         self._batch, self._prev = group, prev
         self._copied_files = (sorted(settled.items()), sorted(damaged))
@@ -772,7 +805,7 @@ class ShardCore:
         return self.handle([])
 
     def begin_read_only(self, latch: ReadOnlyMode, halts: Collection[Halt] = ()) -> None:
-        """Recovery is over and nothing can be written: serve questions alone, until `DrainRequested`."""
+        """Start read-only after recovery: serve only reads until `DrainRequested`."""
         for topic in self.directory.by_id.values():
             topic.publish()
         self.directory.halt(halts)
@@ -783,8 +816,11 @@ class ShardCore:
         self.phase = ShardPhase.ACTIVE
 
     def _answer_without_log(self) -> None:
-        """Settle what was refused or is a repeat. The marks on the board stay a predecessor's: they are what
-        its successor's recovery is built on."""
+        """Settle refused and duplicate frames of a read-only shard.
+
+        The marks on the board are not changed, because the next writable incarnation needs them for its
+        recovery.
+        """
         group, self._batch = self._batch, CommitBatch()
         owed, self._pending_settlements = self._pending_settlements, []
         replies, self._replies = self._replies, []
@@ -814,7 +850,7 @@ class ShardCore:
         else:
             self.phase = ShardPhase.ACTIVE
             self._effects.append(self._marks())
-            # Behind the copies and the settled reservations: what was in doubt of them is theirs as well.
+            # Halt topics only now: their frames in doubt and their reservations had to be copied first.
             self.directory.halt(self._halts)
             self.removals.finish_recovery()
             self.requests.routing.finish_recovery()
@@ -823,14 +859,14 @@ class ShardCore:
             self._prepare(0)
 
     def _finish_draining(self) -> None:
-        """Everything is settled: write the mark of an orderly stop, sync it, stop."""
+        """Stop when everything is settled: write and sync the mark of an orderly stop first."""
         if self._flushing is not None:
             self.awaited = AwaitedCompletion.FLUSH
             return
         if self._unsynced:
             self._sync(AwaitedCompletion.FLUSH)
         elif self.log.is_open and not self._final_mark_written:
-            # Every group leaves room for one mark with words; this one has none and always fits.
+            # Every batch leaves room for a mark of maximum size, so this mark always fits.
             self._mark_flags = MARK_ORDERLY
             self._write_mark()
         else:
@@ -838,7 +874,7 @@ class ShardCore:
             self._effects.append(Stop(int(ExitCode.OK), "drained"))
 
     def check(self) -> None:
-        """Assert what must be true between turns; raises InvariantViolation with the story."""
+        """Check the invariants that hold between passes of the loop. Raise InvariantViolation."""
         for topic in self.directory.by_id.values():
             topic.check()
         self.requests.leases.registry.check()

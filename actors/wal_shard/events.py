@@ -1,6 +1,7 @@
-"""What a shard is told and what it asks for. Read these two lists and you know what the actor is for.
+"""Events and effects of the shard: the input and the output of its core.
 
-Those of every group are made by hand: a dataclass makes itself in interpreted code, compiled or not.
+The classes that every commit batch uses have a hand-written `__init__`. The generated `__init__` of a
+dataclass always runs as interpreted code, even in a compiled module.
 """
 
 from __future__ import annotations
@@ -19,36 +20,46 @@ from ringlog.topic.state import ShardTopic
 
 
 class FramesArrived:
-    """Frames copied out of one ring into a private buffer (RD-13): checked here, written from here."""
+    """Frames copied out of one ring into a private buffer (R3). The shard checks and writes this copy."""
 
     __slots__ = ("batch", "buffer", "end_position", "position", "source")
 
     def __init__(
         self, source: int, position: int, buffer: bytearray, batch: FrameBatch, end_position: int
     ) -> None:
-        """`source`: number of the ring in this incarnation. `position`: in it, of byte 0 of `buffer`.
-        `end_position`: where its tail may move once every frame of this event has its fate."""
+        """Create the event.
+
+        Args:
+            source: number of the ring in this incarnation.
+            position: ring position of byte 0 of `buffer`.
+            buffer: the copied bytes.
+            batch: the checked frames in `buffer`.
+            end_position: position to which the ring's tail may move when all these frames are settled.
+        """
         self.source, self.position, self.buffer = source, position, buffer
         self.batch, self.end_position = batch, end_position
 
 
 @dataclass(frozen=True, slots=True)
 class FileReady:
-    """The next WAL file is made and filled. `capacity` is its size in bytes."""
+    """The next WAL file was created. `capacity` is its size in bytes."""
 
     capacity: int
 
 
 @dataclass(frozen=True, slots=True)
 class FileFailed:
-    """The next WAL file could not be made; it is tried again. `reason` is for people."""
+    """The next WAL file could not be created. The core retries. `reason` is text for operators."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class FileOpened:
-    """The prepared file is the current one: header durable, groups go behind it."""
+    """The prepared file is the current one.
+
+    Its header is durable, and commit batches follow from `start` on.
+    """
 
     file_id: int
     salt: int
@@ -58,17 +69,17 @@ class FileOpened:
 
 @dataclass(slots=True)
 class BatchWritten:
-    """The write call for the group returned; every byte is with the kernel."""
+    """The write call of the commit batch returned. The kernel has every byte."""
 
 
 @dataclass(slots=True)
 class Synced:
-    """A device sync that covers everything written so far returned."""
+    """A device sync returned that covers everything written so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """A sync in the background returned: the file is durable up to `stop`, where it ended when that began."""
+    """A background sync returned. The file is durable up to `stop`, its end when the sync started."""
 
     file_id: int
     stop: int
@@ -76,7 +87,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A process on this host that claimed jobs is no more."""
+    """A process on this host that claimed jobs has died. `started` is its start time in clock ticks."""
 
     pid: int
     started: int
@@ -84,14 +95,17 @@ class WorkerDied:
 
 @dataclass(frozen=True, slots=True)
 class LedgerQueried:
-    """What was asked is known; one answer a question, in order."""
+    """Results of a QueryLedger: one answer for each question, in order."""
 
     answers: list[LedgerAnswer]
 
 
 @dataclass(frozen=True, slots=True)
 class VolatileOpened:
-    """A new file of the volatile log is current; `dropped` names those evicted for it."""
+    """A new file of the volatile log is the current one.
+
+    `dropped` lists the files that were evicted for it.
+    """
 
     file_id: int
     salt: int
@@ -102,9 +116,9 @@ class VolatileOpened:
 
 @dataclass(frozen=True, slots=True)
 class VolatileFailed:
-    """Shared memory has no room for another volatile file; frames of ephemeral topics are refused for now.
+    """Shared memory has no room for another volatile file. Frames of ephemeral topics are refused for now.
 
-    `dropped` names files that were evicted in the attempt.
+    `dropped` lists the files that were evicted in the attempt.
     """
 
     reason: str
@@ -115,18 +129,24 @@ class VolatileFailed:
 
 
 class WriteBatch:
-    """Write these buffers, in order, at the log's end. Completion: BatchWritten."""
+    """Write these buffers in order at the end of the log. Completion: BatchWritten."""
 
     __slots__ = ("buffers", "is_synced", "length", "offset")
 
     def __init__(self, buffers: list[Any], offset: int, length: int, is_synced: bool) -> None:
-        """`is_synced`: a Sync follows at once: let the device begin."""
+        """Create the effect.
+
+        `is_synced` is True if a Sync follows directly, so that write-back can start early.
+        """
         self.buffers, self.offset, self.length, self.is_synced = buffers, offset, length, is_synced
 
 
 @dataclass(frozen=True, slots=True)
 class WriteVolatile:
-    """The same for the volatile log; has no completion, since memory does not fail politely."""
+    """Write these buffers in order to the volatile log.
+
+    Has no completion, since a failed write ends the process.
+    """
 
     buffers: list[Any]
     offset: int
@@ -135,12 +155,15 @@ class WriteVolatile:
 
 @dataclass(slots=True)
 class Sync:
-    """Sync the current file. Completion: Synced. A failure ends the incarnation (D-17)."""
+    """Sync the current file. Completion: Synced. A failure ends the incarnation (W7)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Sync the current file beside the work, for records nobody waits for. Completion: Flushed."""
+    """Sync the current file in the background, for records whose acks do not wait for a sync.
+
+    Completion: Flushed.
+    """
 
     file_id: int
     stop: int
@@ -148,52 +171,61 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class PrepareFile:
-    """Make the next WAL file, at least this large, off the hot path. Completion: FileReady or FileFailed."""
+    """Create the next WAL file in a thread, with at least `at_least` bytes.
+
+    Completion: FileReady or FileFailed.
+    """
 
     at_least: int
     fill: bool
-    """Touch every block beforehand (later syncs are shorter), or only allocate (made at once)."""
+    """True to write every block in advance, which makes later syncs shorter.
+    False to only allocate the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """Begin the prepared file: write and sync its header. Completion: FileOpened."""
+    """Make the prepared file the current one: write and sync its header. Completion: FileOpened."""
 
     prev_file: int
     prev_stop: int
     prev_seal: int
     orderly: bool
     last_identity: tuple[int, int]
-    """(topic_id, epoch) given out last: what is made later is made in this file."""
+    """(topic_id, epoch) that were assigned last. All later topics are created in this file or a later one."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVolatile:
-    """Begin a new volatile file of at least this size, dropping the oldest beyond the budget."""
+    """Create a new volatile file of at least `at_least` bytes, and evict the oldest files above the budget.
+
+    Completion: VolatileOpened or VolatileFailed.
+    """
 
     at_least: int
 
 
 @dataclass(frozen=True, slots=True)
 class QueryLedger:
-    """Ask storage about topics' records (removal.answer). Completion: Consulted, at once."""
+    """Query storage about records of topics (removal.answer_question). Completion: LedgerQueried, at once."""
 
     questions: list[LedgerQuestion]
 
 
 class PublishTopics:
-    """Write the topics' facts to the board; their records are readable from now on."""
+    """Write the state of topics to the board. Their records are readable from then on."""
 
     __slots__ = ("news", "topics")
 
     def __init__(self, topics: list[ShardTopic], news: Sequence[News] = ()) -> None:
-        """`news`: which records those are, and where they lie; nothing of what recovery found, which all look
-        for."""
+        """Create the effect. `news` lists the new records and their positions.
+
+        `news` is empty for recovered records, because schedulers rescan all topics after a recovery.
+        """
         self.topics, self.news = topics, news
 
 
 class PublishMarks:
-    """Write the marks: everything below (file, offset) may be read; (file, durable) is synced."""
+    """Write the published mark, the durable mark and the mark of the volatile log to the board."""
 
     __slots__ = ("durable", "file_id", "published", "volatile", "volatile_file")
 
@@ -204,15 +236,15 @@ class PublishMarks:
 
 @dataclass(frozen=True, slots=True)
 class RetireTopic:
-    """The topic is gone; its slot says so."""
+    """Mark the board slot of a deleted topic as deleted, and release it."""
 
     topic: ShardTopic
     unused_ms: int = 0
-    """It was removed because nobody used it for so long; 0 = somebody wanted it."""
+    """Idle time in milliseconds after which the topic was deleted; 0 if it was deleted on request."""
 
 
 class Settle:
-    """Tell a ring's producer the fate of its frames, then move the tail."""
+    """Write the settle entries to a ring's producer, then move the ring's tail."""
 
     __slots__ = ("entries", "new_tail", "source")
 
@@ -221,7 +253,7 @@ class Settle:
 
 
 class BatchCommitted:
-    """Facts about one group, for counters and histograms."""
+    """Numbers of one commit batch, for counters and histograms."""
 
     __slots__ = ("bytes", "duplicates", "frames", "records", "refused")
 

@@ -1,4 +1,4 @@
-"""In which states a shard's core can be: its life, what it waits for, whether there is room."""
+"""States of a shard's core: its phase, the completion it waits for, and the room in the log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class AwaitedCompletion(Enum):
-    """What the core waits for; see the table of core.py."""
+    """The completion that the core waits for; see the table in core.py."""
 
     NOTHING = 0
     WRITE = 1
@@ -20,17 +20,17 @@ class AwaitedCompletion(Enum):
 
 
 class Room(Enum):
-    """Whether what an event may add can be written."""
+    """Whether there is room in the log for what an event may add."""
 
     NOW = 0
     LATER = 1
-    """A file is being made."""
+    """Not yet: a file is being created, or another completion is pending."""
     NONE = 2
-    """It is known that none can be made at present."""
+    """No file can be created at present, or the shard is read-only."""
 
 
 class ShardPhase(Enum):
-    """Life of a shard."""
+    """Phase of a shard, from recovery to its stop."""
 
     RECOVERING = 0
     ACTIVE = 1

@@ -1,9 +1,9 @@
-"""Routers that lead to topics of this shard: made, dropped, listed, and their passes applied. Pure.
+"""Routers into topics of this shard: creation, deletion, listing, and their forward requests. Pure.
 
-A pass (message Route) brings the records of one stretch of a source, each frame of them once, and says which
-routers copy it. What is applied is staged as routed frames, each with the copies it holds and how far their
-routers are with them: both are in the group or neither is. Where nothing is to be copied the cursor alone is
-logged.
+A forward request (message Route) contains a range of records of one source, each frame once. Its rows state
+which routers copy which frame. The shard stages the applied copies as routed frames. A routed frame contains
+the copies and the new cursors of their routers, so both are in the commit batch or neither is (F1). If
+nothing is to be copied, only the cursor is logged.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ from ringlog.topic.state import ShardTopic, with_range
 from ringlog.types import Durability
 
 _CONTROL_BYTES = 120
-"""Most bytes of a frame that says where a router is, or which positions are lost."""
+"""Maximum bytes of a control frame with a router's cursor, or with lost seqs."""
 
 
 def added_bytes(message: m.Message) -> int:
-    """Most bytes that a request adds to the log beside what is attached to it."""
+    """Return the maximum log bytes of a forward request in addition to its attachment."""
     rows = len(message.rows) if isinstance(message, m.Route) else 0
     return rows * (8 * ROW_WORDS + 2 * _CONTROL_BYTES)
 
 
 class _RoutedFrames(NamedTuple):
-    """The frames of a pass, and of each what every copy of it needs to know."""
+    """The frames of a forward request, and for each frame the facts that its copies need."""
 
     buffer: bytearray
     batch: FrameBatch
     counts: list[int]
     sizes: list[int]
-    """Accounted bytes."""
+    """Accounted bytes of each frame."""
     expires: list[int]
-    """Not 0: some of its records expire by themselves."""
+    """Not 0 if records of the frame have their own expiry."""
     marked: list[int]
-    """Not 0: some of them say when or how urgently they want to be handed out."""
+    """Not 0 if records of the frame have delivery attributes (`not_before` or priority)."""
 
 
 class ShardRouters:
-    """The routers of one shard's topics, and the passes that come in for them."""
+    """The routers into topics of one shard, and the handlers of their forward requests."""
 
     def __init__(
         self, directory: TopicDirectory, admission: Admission, want: Callable[[ShardTopic, CommitBatch], None]
     ) -> None:
-        """`want`: readers of a topic are to ask again when this group is published."""
+        """Create the handlers. `want` makes readers of a topic query the shard again after publication."""
         self._directory = directory
         self._admission = admission
         self._want = want
         self._by_number: dict[int, ShardTopic] = {}
-        """Where each router leads to; those of topics that are gone are found out when they are asked for."""
+        """Router number -> destination topic. May contain deleted topics, which `_find` filters out."""
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], m.Message]
         ] = {
@@ -83,13 +83,13 @@ class ShardRouters:
         }
 
     def finish_recovery(self) -> None:
-        """The directory is filled."""
+        """Register the routers of the recovered topics."""
         for topic in self._directory.by_id.values():
             for number in topic.routers:
                 self._by_number[number] = topic
 
     def forget(self, topic: ShardTopic) -> None:
-        """A topic is no more, and with it the routers that lead to it (RT-33)."""
+        """Drop the routers into a deleted topic (F3)."""
         for number in topic.routers:
             self._by_number.pop(number, None)
 
@@ -99,7 +99,7 @@ class ShardRouters:
             return None
         return topic, topic.routers[number]
 
-    # -- objects --------------------------------------------------------------------------------------
+    # -- routers --------------------------------------------------------------------------------------
 
     def _put(
         self, message: m.RouterPut, event: ControlReceived, group: CommitBatch, now_us: int
@@ -109,7 +109,8 @@ class ShardRouters:
         topic = self._directory.by_id.get(facts.dest_id)
         if topic is None:
             raise TopicNotFound("no such topic", topic=facts.dest)
-        # Asked twice, under two numbers, when whoever asked died in between: it is one router all the same.
+        # If the requesting process dies and retries, the same router arrives under two numbers. Keep the
+        # first one.
         named = [each for each in topic.routers.values() if each.name == facts.name]
         known = topic.routers.get(facts.router) or (named[0] if named else None)
         if known is not None and (known.flags, known.filter) == (facts.flags, facts.filter):
@@ -119,7 +120,7 @@ class ShardRouters:
         )
         router.flags, router.filter = facts.flags, facts.filter
         if not topic.routers:
-            self._want(topic, group)  # Readers learn that it is fed from here on.
+            self._want(topic, group)  # Readers must learn that a router feeds this topic.
         topic.routers = {**topic.routers, router.number: router}
         self._by_number[router.number] = topic
         group.add_control(created_frame(topic, router), topic)
@@ -147,10 +148,10 @@ class ShardRouters:
         found = [pair for number in numbers[:size] if (pair := self._find(number)) is not None]
         return m.RoutersReply([facts_of(*pair) for pair in found], len(numbers) > size)
 
-    # -- passes ---------------------------------------------------------------------------------------
+    # -- forward requests -----------------------------------------------------------------------------
 
     def _route(self, message: m.Route, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
-        """Apply the rows that may be applied (RT-19), in the order of the frames that they name."""
+        """Apply the rows whose router is at the row's start (F2), in the order of their frames."""
         sent = _frames_of(message, event.attachment)
         replies = [m.RoutedRow(RouterPassOutcome.GONE)] * len(message.rows)
         order = sorted(range(len(message.rows)), key=lambda n: message.rows[n].frame)
@@ -179,7 +180,8 @@ class ShardRouters:
             self._note_retention(topic, sent, row.frame, copy.commit_ts)
             is_volatile = topic.config.durability == Durability.EPHEMERAL
             if is_volatile:
-                # Its copies do not outlive this process, its cursor does: what was forwarded once stays so.
+                # The copies do not survive this process, but the cursor does: records are not forwarded
+                # twice.
                 group.add_control(_moved(topic, router, records), topic, sync=False)
             copies.setdefault((row.frame, is_volatile), []).append(
                 (copy, RoutedCopy(topic, copy.base_seq, copy.base_seq + records - 1, size))
@@ -194,7 +196,10 @@ class ShardRouters:
     def _advance_without_copy(
         self, topic: ShardTopic, router: Router, row: m.RouteRow, group: CommitBatch
     ) -> m.RoutedRow:
-        """Nothing is copied; what went before it could be is announced, one position for each (RT-23)."""
+        """Advance a router without copies.
+
+        Report records that the source lost, with one seq for each of them.
+        """
         if row.lost:
             first, last = topic.next_seq, topic.next_seq + row.lost - 1
             if last > SEQ_MAX:
@@ -209,7 +214,7 @@ class ShardRouters:
         return _row(RouterPassOutcome.DONE, topic, router)
 
     def _refused(self, topic: ShardTopic, router: Router, records: int, size: int) -> m.RoutedRow | None:
-        """Why these copies do not fit, with the room there is; None when they do (RT-22)."""
+        """Return a refusal, with the free room, if these copies do not fit into the topic; otherwise None."""
         config = topic.config
         if topic.next_seq + records - 1 > SEQ_MAX:
             return _row(RouterPassOutcome.CLOSED, topic, router)
@@ -247,13 +252,13 @@ class ShardRouters:
 
 
 def trim(topic: ShardTopic, first: int, last: int) -> None:
-    """These numbers stand for records of a source that went before they were forwarded (RT-23)."""
+    """Mark these seqs as representing records that the source lost before they were forwarded."""
     topic.lost = with_range(topic.lost, first, last)
     topic.trimmed = with_range(topic.trimmed, first, last)
 
 
 def replay_router(topic: ShardTopic, body: RouterCreated | RouterRemoved | RouterMoved) -> None:
-    """Apply what the log says of a router, unless the topic's state has it already."""
+    """Apply a logged change of a router, unless the topic's state includes it already."""
     router = topic.routers.get(body.router)
     if isinstance(body, RouterRemoved):
         topic.routers = {n: each for n, each in topic.routers.items() if n != body.router}
@@ -271,7 +276,7 @@ def replay_router(topic: ShardTopic, body: RouterCreated | RouterRemoved | Route
 
 
 def created_frame(topic: ShardTopic, router: Router) -> bytearray:
-    """The frame that begins a router, or changes it where it is."""
+    """Build the frame that creates a router or changes its flags and filter."""
     body = RouterCreated(
         router.number, router.name, router.source, router.source_id, router.source_epoch, router.flags,
         router.filter, router.cursor, topic.next_seq - 1,
@@ -280,7 +285,7 @@ def created_frame(topic: ShardTopic, router: Router) -> bytearray:
 
 
 def facts_of(topic: ShardTopic, router: Router) -> m.RouterFacts:
-    """A router as messages tell it."""
+    """Return the description of a router for replies."""
     return m.RouterFacts(
         router.number, router.name, router.source, router.source_id, router.source_epoch, topic.name,
         topic.topic_id, router.flags, router.filter, router.cursor, router.forwarded,
@@ -299,8 +304,9 @@ def _moved(topic: ShardTopic, router: Router, copies: int) -> bytearray:
 
 
 def _frames_of(message: m.Route, data: bytearray | None) -> _RoutedFrames:
-    """The attached frames, all sound; raises InvalidRequest. Its sender is one of us: it is not wrong in
-    part."""
+    """Decode and verify the attached frames. Raise InvalidRequest if any of them is invalid.
+
+    The sender is a process of the engine, so a partly invalid request is refused as a whole."""
     if len(data or b"") & 7:
         raise InvalidRequest("frames end on a multiple of 8", bytes=len(data or b""))
     batch = frames.scan(data or b"")

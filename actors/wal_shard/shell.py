@@ -1,7 +1,8 @@
-"""The WAL shard, performed: rings, socket, files, board. A table from effects to a few lines each.
+"""Shell of the WAL shard: performs the I/O on rings, socket, files and board.
 
-One turn: gather what is there (bounded), let the core decide, do what it asks in order, feed the
-completions back. No rule about frames or topics lives here.
+One short handler for each effect. One pass of the loop gathers a bounded number of events, passes them to the
+core, performs its effects in order, and passes the completions back. The shell contains no rules about frames
+or topics.
 """
 
 from __future__ import annotations
@@ -89,22 +90,22 @@ from ringlog.topic.state import ShardTopic
 log = logging.getLogger("ringlog.shard")
 
 SLEEP_MS_MAX = 100
-"""Back-up poll: a lost doorbell costs at most this (RF-35)."""
+"""Interval of the backup poll. A lost doorbell delays work by at most this time (RF-35)."""
 LOOK_TURNS = 8
-"""In a turn out of so many a shard that did not sleep looks at descriptors as well."""
+"""A shard that does not sleep polls its descriptors in one of this many passes."""
 _NOTHING: frozenset[int] = frozenset()
 IDLE_SLEEPS = 20
-"""After so many sleeps without work the back-up poll is as rare as the heartbeat: an engine that nobody
-uses costs next to nothing."""
+"""After this many sleeps without work, the backup poll is as rare as the heartbeat.
+An idle engine then uses almost no CPU."""
 REQUESTS_PER_TURN = 256
 SLOTS_AHEAD = 4 * REQUESTS_PER_TURN
-"""Free slots of the topic table below which it grows; without room in shared memory topics are refused."""
+"""The topic table grows if it has fewer free slots. If shared memory has no room, new topics are refused."""
 LOCK_TRIES = 600
 LOCK_WAIT_S = 0.05
 CHECK_EVERY_TURNS = 4_096
 NS_PER_S = 1_000_000_000
 DISK_WORD_NS = 10 * NS_PER_S
-"""How long its word about free space is believed when its heart does not beat."""
+"""Time for which the reclaimer's report of low disk space is valid without a heartbeat."""
 
 
 def _hit_delete_stop_point(request: ControlReceived) -> None:
@@ -167,23 +168,23 @@ class WalShardShell:
         self.exit_code: ExitCode | None = None
         self._heartbeat = Heartbeat(self._slot)
         self._stop_asked_ns = 0
-        """When the stop was asked for; 0 = it was not."""
+        """Monotonic time of the stop request; 0 if there was none."""
         self._must_drain = False
         self._durable_shown = 0, 0
-        """The mark of what is synced, as it was written last."""
+        """The durable mark (file, offset) that was last written to the board."""
         self._idle_sleeps = 0
         self._commit_from_ns = 0
         self._has_published = False
         self._is_idle = True
         self._socket_fd = self._socket.fileno()
         self._woken_by: frozenset[int] = _NOTHING
-        """What was readable when the last sleep ended; nothing in the turns after the next."""
+        """Descriptors that were readable when the last sleep ended. Cleared after the next pass."""
         self._looking_on = SpinPolicy()
         self._poll = select.epoll()
         self._control: deque[ControlReceived] = deque()
         requests = self.core.requests
         self._callable = frozenset(requests.leases.handlers)
-        """Requests that may come through a call ring."""
+        """Request types that may arrive through a call ring."""
         self._perform: dict[type, Callable[[Any], Any]] = {
             **self._log.effect_handlers,
             ev.QueryLedger: self._consult,
@@ -196,11 +197,14 @@ class WalShardShell:
             Stop: self._note_stop,
         }
 
-    # -- life: runtime.duty_cycle.Actor ---------------------------------------------------------------
+    # -- lifecycle: runtime.duty_cycle.Actor ----------------------------------------------------------
 
     def on_start(self, stop: StopFlag) -> None:
-        """Recover."""
-        # Millions of objects are made that stay: to look for garbage among them takes half of a start.
+        """Recover, and register the descriptors to poll.
+
+        Sets `exit_code` if the directory is not writable.
+        """
+        # Recovery creates millions of objects that stay. Garbage collection would take half of the start.
         gc.disable()
         try:
             if self._boot.read_only_ms:
@@ -232,7 +236,7 @@ class WalShardShell:
         )  # fmt: skip
 
     def do_work(self) -> int:
-        """One pass: gather, decide, do."""
+        """Run one pass of the loop. Return the number of events."""
         events = self._gather()
         if self._must_drain:
             self._must_drain = False
@@ -249,7 +253,7 @@ class WalShardShell:
         return work
 
     def idle(self, work: int) -> None:
-        """Look on for a moment behind a pass with work, else sleep."""
+        """Spin briefly after a pass with work, otherwise sleep."""
         if not work:
             self._sleep()
             return
@@ -258,7 +262,10 @@ class WalShardShell:
             self._spin_wait()
 
     def drain(self) -> bool:
-        """Once the rings are empty, or after a while: clients that go on writing would keep them full."""
+        """Request the drain when the rings are empty, or after INTAKE_END_S seconds. Return True then.
+
+        The time limit is necessary because clients that continue to write keep the rings full.
+        """
         now_ns = self._clock.monotonic_ns()
         self._stop_asked_ns = self._stop_asked_ns or now_ns
         is_late = now_ns - self._stop_asked_ns >= INTAKE_END_S * NS_PER_S
@@ -268,7 +275,7 @@ class WalShardShell:
         return True
 
     def on_close(self) -> None:
-        """See Actor."""
+        """Close files, rings, sockets and threads, and release the lock of the log."""
         self._log.close_files(is_read_only=bool(self._boot.read_only_ms))
         if not self._boot.read_only_ms:
             self._disk.sync_dir(self._directory)
@@ -293,7 +300,7 @@ class WalShardShell:
         return Tick(self._clock.now_us(), self._clock.monotonic_ns())
 
     def _gather(self) -> list[Any]:
-        """Everything that arrived, bounded; the first event is always the Tick."""
+        """Collect a bounded number of events. The first one is always a Tick."""
         events: list[Any] = [self._tick()]
         governing, now_ns = self._governing, events[0].monotonic_ns
         if now_ns >= governing.due_ns:
@@ -312,7 +319,7 @@ class WalShardShell:
                     events.extend(arrived)
                     if window.window_ns:
                         window.record_drain(now_ns, len(arrived))
-            # Full: as many requests wait as are taken in one turn.
+            # The queue is full if it contains as many requests as one pass processes.
             is_full = len(self._control) >= REQUESTS_PER_TURN
             self.core.requests.is_overloaded = is_full and governing.is_refusing
             self._take_calls()
@@ -325,8 +332,10 @@ class WalShardShell:
         return events
 
     def _should_poll(self, fd: int) -> bool:
-        """Did this descriptor wake us? A look costs as much as taking a frame: without that, only every few
-        turns, so that a shard that never sleeps looks too."""
+        """Return True if this descriptor woke the shard, or in every LOOK_TURNS-th pass.
+
+        A poll costs as much as the admission of a frame. The regular pass serves shards that never sleep.
+        """
         return fd in self._woken_by or not self._heartbeat.turns % LOOK_TURNS
 
     def _is_due(self, now_ns: int) -> bool:
@@ -334,7 +343,10 @@ class WalShardShell:
         return deadline is not None and now_ns >= deadline
 
     def _pump(self, events: list[Any]) -> None:
-        """Decide and do until nothing is left to do; a broken invariant takes the core's story with it."""
+        """Run the core and perform its effects until there are none.
+
+        Add the recent events to InvariantViolation.
+        """
         try:
             self._decide_and_do(events)
         except InvariantViolation as e:
@@ -362,10 +374,10 @@ class WalShardShell:
             self._has_published = False
             self._rings.wake_publication_waiters()
         if calls.has_unrung:
-            calls.ring_bells()  # What was refused before it came to the core.
+            calls.ring_bells()  # For requests that were refused before they reached the core.
 
     def _decide(self, events: list[Any]) -> list[Any]:
-        """What the core wants done; if it breaks over a request, those that come after us know."""
+        """Pass events to the core and return its effects. If it crashes, record the current request."""
         try:
             return self.core.handle(events)
         except Exception:
@@ -392,7 +404,10 @@ class WalShardShell:
             self.core.check()
 
     def _look_at_disk(self, now_ns: int) -> None:
-        """Does the reclaimer say that space runs out? Believed as long as it shows a heartbeat."""
+        """Read the reclaimer's report of low disk space from the board.
+
+        It is valid while its heartbeat is recent.
+        """
         self._disk_look_ns = now_ns + round(DISK_POLL_S * NS_PER_S)
         page = self._board.process(slot_of(RECLAIMER, self._boot.shards))
         is_fresh = now_ns - page.get(ProcessField.HEARTBEAT_NS) < DISK_WORD_NS
@@ -405,7 +420,10 @@ class WalShardShell:
         self.core.disk_missing_bytes = missing
 
     def _sleep(self) -> None:
-        """Wait for a bell, a message, a file or the next deadline; look once more after saying so."""
+        """Sleep until a bell, a message, a completion or the next deadline.
+
+        The shard sets its ASLEEP word first and then polls once more, so that no wake-up is lost.
+        """
         slot, governing = self._slot, self._governing
         if governing.window.is_holding and self.core.wants_intake:
             self._clock.sleep_ns(BATCH_WINDOW_POLL_US * 1_000)
@@ -425,8 +443,8 @@ class WalShardShell:
             self._woken_by = frozenset([fd for fd, _ in woken])
             for fd in self._woken_by:
                 if fd in self._own_bells:
-                    # A thread of ours rings behind its result, which may have been taken by then: a bell that
-                    # only that result silenced would keep us awake until the next one.
+                    # A helper thread rings after it stored its result, which may have been taken already.
+                    # Without this drain, the bell would wake the shard again and again until the next result.
                     self._own_bells[fd].drain()
         slot.set(ProcessField.ASLEEP, 0)
         self._bell.drain()
@@ -435,8 +453,11 @@ class WalShardShell:
         return self._rings.has_pending() or self._calls.has_pending()
 
     def _spin_wait(self) -> None:
-        """Look for what comes next before going to sleep: whoever does one thing after the other is back
-        within microseconds, which spares him the bell and us the wake-up."""
+        """Spin on the shared words of the rings before sleeping.
+
+        A client that sends one request after the other sends the next one within microseconds. Spinning saves
+        the client the bell and the shard the wake-up.
+        """
         began_ns = self._clock.monotonic_ns()
         is_wanted = self._looking_on.should_spin(began_ns)
         watched = [*self._rings.watched(), *self._calls.watched()] if is_wanted else []
@@ -447,7 +468,7 @@ class WalShardShell:
     # -- requests -------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Take requests off the socket; ring messages are ours, the rest is the core's."""
+        """Receive requests from the socket. Handle ring messages here, and queue all others for the core."""
         is_readable = self._should_poll(self._socket_fd)
         if not (self._is_idle or is_readable) or not self._socket.has_input(is_readable=is_readable):
             return
@@ -474,12 +495,12 @@ class WalShardShell:
                 self._socket.send(client, error_reply(e), envelope.corr)
 
     def _watch_claimer(self, message: m.Message) -> None:
-        """Who leases something is watched, if it is on this host: its leases end with it."""
+        """Monitor the local process that sent a claim, because its leases end with it (Q10)."""
         if isinstance(message, m.Claim | m.AckAndClaim | m.Steal) and message.pid:
             self._worker_liveness.watch((message.pid, message.born))
 
     def _take_calls(self) -> None:
-        """Take requests out of shared memory: those about jobs, which are many and small."""
+        """Receive requests from the call rings. Only lease requests are allowed there."""
         found = list(self._calls.take_requests(REQUESTS_PER_TURN - len(self._control)))
         if not found:
             return
@@ -543,10 +564,13 @@ class WalShardShell:
         self._has_published = True
 
     def _topics_elsewhere(self, own: int) -> int:
-        """Say how many topics this shard has, and count those of the others. A shard that has not recovered
-        since the engine was started says 0."""
+        """Publish the number of topics of this shard, and return the total of all other shards.
+
+        A shard that has not recovered since the start of the engine counts as 0.
+        """
         self._slot.set(ProcessField.TOPICS, own)
-        # A lock's exchange orders the write before the reads: of two shards at least one sees the other's.
+        # The lock is a memory barrier between the write and the reads: of two shards, at least one sees the
+        # other's count.
         with self._order:
             pages = map(self._board.process, range(self._board.processes))
             return sum(
@@ -556,7 +580,7 @@ class WalShardShell:
             )
 
     def _count_slots(self) -> None:
-        """Have room for the topics of some turns ahead: what is created and committed must be published."""
+        """Ensure free slots for new topics of the next passes. A committed topic must be published."""
         self.core.requests.free_slots = self._table.ensure_free_slots(SLOTS_AHEAD)
 
     def _retire_topic(self, effect: ev.RetireTopic) -> None:
@@ -608,14 +632,14 @@ class WalShardShell:
             self._reply_claimed(effect.client, message, effect.corr)
             return
         elif isinstance(message, m.TopicInfo) and message.slot < 0 and message.shard == self._boot.shard:
-            # The slot is given when the topic is first published, which is after the reply was staged.
+            # A topic gets its slot at its first publication, which is after the reply was staged.
             topic = self.core.directory.by_id.get(message.topic_id)
             if topic is not None:
                 message = self.core.requests.topic_info(topic, created=message.created)
         self._answer(effect.client, message, effect.corr, effect.attachment)
 
     def _reply_claimed(self, client: bytes, message: m.ClaimReply, corr: int) -> None:
-        """Answer a claim with the jobs, where they are in memory, or quickly are."""
+        """Reply to a claim, and include the jobs if they are in memory or quickly read."""
         topic = self.core.directory.by_id.get(message.topic_id)
         is_same = topic is not None and topic.epoch == message.epoch
         found = self._job_prefetcher.find(topic, message.runs) if topic is not None and is_same else None
@@ -647,13 +671,16 @@ class WalShardShell:
         self._show_recovered(replay, found, started)
 
     def _recover_read_only(self) -> None:
-        """Recover without writing. That needs no lock: what others might still write is not durable yet."""
+        """Recover without writing.
+
+        No lock is needed: frames that another process still writes are not durable.
+        """
         started = self._clock.monotonic_ns()
         self._slot.set(ProcessField.STATE, ProcessState.RECOVERING)
         found, replay = self._replay()
         directory = self._directory[len(self._boot.data_dir) + 1 :]
         self.core.begin_read_only(ReadOnlyMode(self._boot.shard, directory, found.in_doubt), found.halts)
-        # Readers go no further than the mark. After a start of the engine there is none on the board.
+        # Readers stop at the published mark. After a start of the engine, the board contains none.
         slot = self._slot
         slot.set_watermark(
             WatermarkKind.PUBLISHED,
@@ -665,7 +692,7 @@ class WalShardShell:
             look_after_ms=self._boot.read_only_ms)  # fmt: skip
 
     def _replay(self) -> tuple[RecoveryResult, Replay]:
-        """Have the directory and the places filled from the files; changes nothing of them."""
+        """Fill the topic directory and the file table from the log. Changes no log file."""
         boot, slot = self._boot, self._slot
         slot.repair_watermarks()
         self._volatile_log.sweep()
@@ -699,7 +726,7 @@ class WalShardShell:
         return found, replay
 
     def _keep_slots(self, had: dict[int, int]) -> None:
-        """Topics stay where whoever follows them was told that they are."""
+        """Keep the slots of the previous incarnation, because readers know topics by their slot."""
         for topic in self.core.directory.by_id.values():
             topic.slot = had.get(topic.topic_id, topic.slot)
         self._table.mark_slots_used([topic.slot for topic in self.core.directory.by_id.values()])
@@ -710,7 +737,8 @@ class WalShardShell:
         self._count_slots()
         self._topics_elsewhere(len(self.core.directory))
         self._scheduler_notifier.begin()
-        # Our predecessor may have died between a topic that it showed and this word.
+        # The previous incarnation may have died after it published a topic and before it incremented this
+        # counter.
         slot.add(ProcessField.TOPICS_CHANGED, 1)
         slot.set(ProcessField.TRUNCATED, found.truncated_bytes)
         slot.set(ProcessField.RECOVERY_NS, self._clock.monotonic_ns() - started)
@@ -730,7 +758,10 @@ class WalShardShell:
         )
 
     def _take_lock(self) -> None:
-        """Hold the stream's lock; an orphan of a killed engine may hold it for a moment still (RF-15)."""
+        """Lock the shard's log.
+
+        An orphaned process of a killed engine may still own the lock for a moment (RF-15).
+        """
         self._disk.make_dir(f"{self._boot.data_dir}/{META_DIR}")
         make_stream(self._disk, self._boot.data_dir, self._boot.shard)
         for left in range(LOCK_TRIES, 0, -1):
@@ -743,7 +774,7 @@ class WalShardShell:
                 if left == 1:
                     raise StartRefused("another process writes this shard's log", lock=str(e)) from e
                 if left == LOCK_TRIES:
-                    # At once: whoever waits for this shard wants to know what it waits for.
+                    # Log this at the first attempt, so that operators see the reason of the delay.
                     log_event(log, logging.WARNING, "waiting for the lock of this shard's log", lock=str(e))
                 self._report_progress(0, 1)
                 self._clock.sleep(LOCK_WAIT_S)
@@ -753,7 +784,7 @@ class WalShardShell:
         self._slot.set(ProcessField.PROGRESS, done * 1000 // total)
 
     def _begin(self, found: RecoveryResult) -> None:
-        """Have the core write what was in doubt; files are made in line, since nobody waits yet."""
+        """Let the core write the frames in doubt. File creation blocks here, since no client waits yet."""
         self._slot.set(ProcessField.PROGRESS, 1000)
         effects = self.core.begin(found.group, found.prev, found.settled, found.damaged, found.halts)
         while self.core.phase is ShardPhase.RECOVERING:

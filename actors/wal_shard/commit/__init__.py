@@ -1,1 +1,1 @@
-"""From frames that came in to batches that are committed."""
+"""Turns received frames into commit batches."""

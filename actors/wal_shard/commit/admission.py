@@ -1,10 +1,11 @@
-"""Admitting frames: from a buffer somebody sent to numbered rows that may be logged. Pure.
+"""Admission of frames: turns a received buffer into numbered rows that may be logged. Pure.
 
-The kernel has checked every frame by itself (frame/batch.py, `find`) and says which rows are runs: sound
-frames of one topic and one producer, numbered one after the other, which is how producers send. A run costs
-the same for one frame and for thousands. A row's fate is an entry (frame/settle_entry.py): admitted,
-repeated or
-refused; entries keep the order of the frames.
+The compiled kernel has checked each frame on its own (frame/batch.py, `scan_checked`) and grouped the rows
+into runs. A run is a sequence of valid frames of one topic and one producer with consecutive producer
+numbers, as producers send them. Admission of a run costs the same for one frame and for thousands.
+
+The result for each row is a settle entry (frame/settle_entry.py): admitted, duplicate or refused. Entries are
+in the order of the frames.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class AdmittedRange:
 
 
 class FrameIntake:
-    """One buffer of frames on its way through the shard."""
+    """One buffer of received frames, their checks and their results."""
 
     __slots__ = (
         "admitted_ranges",
@@ -94,14 +95,14 @@ class FrameIntake:
         self.buffer, self.batch, self.entries = buffer, batch, entries
         self.admitted_ranges, self.checked = stretches, checked
         self.runs: list[CheckedFrameRange] = checked.runs if checked is not None else []
-        """All rows, in order. What is wrong with frames by themselves is known."""
+        """All rows, in order, with the faults that the checks of the single frames found."""
         self.records = self.frames = self.refused = self.duplicates = 0
         self.needs_sync = False
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Limits that configuration may change; the rest are ringlog.limits."""
+    """Configurable limits. The fixed limits are in ringlog.limits."""
 
     batch_records: int = BATCH_RECORDS_MAX
     record_bytes: int = RECORD_BYTES_DEFAULT
@@ -120,23 +121,23 @@ _FAULT_DETAILS: dict[int, tuple[Status, tuple[int, int]]] = {
 
 
 class Admission:
-    """Turns buffers into intakes, staging what it admits in the topics' state."""
+    """Turns buffers into intakes, and stages admitted records in the state of their topics."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.limits = limits
         self.is_volatile_closed = False
-        """No room for ephemeral frames: they are refused until there is."""
+        """True while the volatile log has no room. New frames of ephemeral topics are then refused."""
         self.written: dict[int, ShardTopic] = {}
-        """Topics with caps that were written to; whoever applies retention takes them out."""
+        """Topics with retention that received records, by topic id. Retention removes the entries."""
         self.newly_due: list[ShardTopic] = []
-        """Topics whose next record expires earlier than was known."""
+        """Topics whose next expiry became earlier."""
 
     def open(
         self, buffer: bytearray, batch: FrameBatch, positions: NDArray[np.int64] | None = None
     ) -> FrameIntake:
-        """Begin an intake of a batch that `find` found; entries carry positions, topics and producer numbers.
+        """Begin the intake of a checked batch. Its entries contain positions, topics and producer numbers.
 
-        `positions`: of each frame, where they are not those in a ring.
+        `positions` replaces the ring positions of the frames, for frames that did not arrive through a ring.
         """
         checked, batch.checked = batch.checked, None
         assert checked is not None
@@ -151,7 +152,10 @@ class Admission:
     def admit(
         self, intake: FrameIntake, topics: dict[int, ShardTopic], now_us: int, closed: Status | None
     ) -> None:
-        """Give every frame of the intake its fate. `closed` refuses all that is new with that status."""
+        """Admit or refuse every frame of the intake.
+
+        If `closed` is given, refuse all new frames with this status.
+        """
         words = intake.batch.words
         for run in intake.runs:
             topic = topics.get(int(words[run.start, layout.W_TOPIC]))
@@ -166,7 +170,7 @@ class Admission:
                 self._admit_run(intake, topic, run, now_us)
 
     def has_valid_frame(self, intake: FrameIntake) -> bool:
-        """Is there a frame that would not be refused whatever the topic?"""
+        """Return True if at least one frame has no fault of its own, whatever its topic is."""
         return any(not run.fault for run in intake.runs)
 
     def _is_over_limits(self, run: CheckedFrameRange) -> bool:
@@ -174,7 +178,10 @@ class Admission:
         return run.records_max > limits.batch_records or run.record_bytes_max > limits.record_bytes
 
     def _judged(self, intake: FrameIntake, run: CheckedFrameRange) -> list[CheckedFrameRange]:
-        """A run whose frames have to be looked at one by one, as such frames; others as they are."""
+        """Split a run that needs a check of each frame into runs of one frame.
+
+        Return other runs unchanged.
+        """
         if run.fault != FrameFault.UNCHECKED and not self._is_over_limits(run):
             return [run]
         checked = intake.checked
@@ -190,8 +197,11 @@ class Admission:
         return found
 
     def _admit_run(self, intake: FrameIntake, topic: ShardTopic, run: CheckedFrameRange, now_us: int) -> None:
-        """Give sound frames of one producer, numbered one after the other, their fate. Their number costs
-        nothing here, unless some of them are repeats or the topic refuses what exceeds its caps."""
+        """Admit or refuse a run of valid frames.
+
+        The cost does not depend on the number of frames. Exceptions are runs that contain duplicates and
+        topics that refuse records above their caps; the frames of these runs are processed one by one.
+        """
         header: list[int] = intake.batch.words[run.start].tolist()
         epoch = header[layout.W_COUNT_EPOCH] >> layout.EPOCH_SHIFT
         if epoch not in (0, topic.epoch):
@@ -216,7 +226,8 @@ class Admission:
         if is_repeat:
             self._repeat(intake, topic, run.start)
             return
-        # Only what is new is turned away: a repeat that is refused would come again under a new number.
+        # Refuse only new frames. A producer sends a refused frame again under a new number, so the refusal of
+        # a duplicate would append its records twice.
         if self.is_volatile_closed and config.durability == Durability.EPHEMERAL:
             self._refuse_run(intake, run, Status.THROTTLED, 1_000)
             return
@@ -237,8 +248,11 @@ class Admission:
         follows: NDArray[np.bool_],
         now_us: int,
     ) -> None:
-        """What follows a frame that was refused for the moment is refused as well, or one producer's records
-        would change places (W9); the next frame of the run that follows none may come."""
+        """Refuse the followers of a frame that was refused for the moment.
+
+        Otherwise the records of one producer would be reordered (W9). Admission continues at the first frame
+        of the run that does not have to follow another one.
+        """
         leader = frames.first_true(~follows[run.start : run.stop])
         until = run.stop if leader is None else run.start + leader
         for row in range(run.start, until):
@@ -278,8 +292,10 @@ class Admission:
     def _refuse_new(
         self, intake: FrameIntake, topic: ShardTopic | None, run: CheckedFrameRange, closed: Status
     ) -> None:
-        """Nothing can be written now. What is in the log already is a repeat all the same (W4): its producer,
-        told that it was refused, would send it again under a new number.
+        """Refuse the new frames of a run with status `closed`, while the shard cannot write.
+
+        Frames that are in the log already are still answered as duplicates (W4). If they were refused, their
+        producer would send them again under a new number.
         """
         for row in range(run.start, run.stop):
             words = intake.batch.words[row].tolist()
@@ -294,13 +310,16 @@ class Admission:
                 self._refuse(intake, row, closed, 100)
 
     def _refuse_fenced(self, intake: FrameIntake, producer: ProducerHistory | None, row: int) -> None:
-        """The frame was sent under a claim that is not the latest one of its producer's name."""
+        """Refuse a frame that was sent under an older claim of its producer name than the latest one."""
         number = int(intake.batch.words[row, layout.W_PRODUCER_SEQ])
         in_doubt = producer is not None and producer.is_in_doubt(number)
         self._refuse(intake, row, Status.PRODUCER_FENCED, int(in_doubt))
 
     def _advance_past(self, intake: FrameIntake, topic: ShardTopic | None, row: int) -> None:
-        """A frame was refused for good, so nobody sends it again: what follows it may come (W9)."""
+        """Skip the number of a frame that was refused permanently, so that its followers are admitted (W9).
+
+        The producer never sends such a frame again.
+        """
         words = intake.batch.words[row].tolist()
         producer = topic.producers.get(words[layout.W_PRODUCER_ID]) if topic is not None else None
         number = words[layout.W_PRODUCER_SEQ]
@@ -309,14 +328,15 @@ class Admission:
         producer.refused_to = number
 
     def _repeat(self, intake: FrameIntake, topic: ShardTopic, row: int) -> None:
-        """A frame this topic has already: answer with the numbers it got then."""
+        """Answer a frame that the topic already has with the seqs of the first attempt."""
         producer = topic.producers.get(int(intake.batch.words[row, layout.W_PRODUCER_ID]))
         assert producer is not None
         producer_seq = int(intake.entries[row, S_PRODUCER_SEQ])
         found = producer.find(producer_seq)
         if found is None and producer_seq > producer.forgotten_to:
-            # Surely never appended: it was refused, and the refusal got lost with the engine. To call it
-            # a repeat would acknowledge what is not there; under a new number it may be sent again.
+            # This frame was never appended: the shard refused it, and a crash lost the refusal. Answering it
+            # as a duplicate would acknowledge records that do not exist. The producer may resend it under a
+            # new number.
             self._refuse(intake, row, Status.NOT_READY, 0)
             return
         first_seq, count = found or (0, int(frames.counts_of(intake.batch.words[row : row + 1])[0]))
@@ -327,10 +347,15 @@ class Admission:
         entry[S_HEAD_SEQ] = topic.next_seq - 1
         entry[S_EPOCH] = topic.epoch
         intake.duplicates += 1
-        # The first copy may be in this very group, so the answer waits for the group like any other.
+        # The first copy may be in the current commit batch, so this result waits for the batch like all
+        # others.
 
     def _over_cap(self, intake: FrameIntake, topic: ShardTopic, run: CheckedFrameRange) -> bool:
-        """Refuse a frame that would exceed the caps of a `discard: reject` topic (W-12 to W-14)."""
+        """Refuse a frame that exceeds the caps of a topic with `discard: reject`.
+
+        Return True if it was refused. A frame that alone exceeds a cap gets RECORD_TOO_LARGE. A frame that
+        does not fit at present gets TOPIC_FULL.
+        """
         config, row = topic.config, run.start
         count, size = run.records, run.bytes
         if config.cap_records and count > config.cap_records:
@@ -350,7 +375,10 @@ class Admission:
     def _stage(
         self, intake: FrameIntake, topic: ShardTopic, run: CheckedFrameRange, header: list[int], now_us: int
     ) -> None:
-        """Assign numbers and stamps to a run and count it in (W1, CK-3)."""
+        """Assign dense seqs (W1) and commit timestamps to a run, and add it to the topic's staged counters.
+
+        Timestamps of a topic never decrease, whatever the clock does.
+        """
         start, stop = run.start, run.stop
         if topic.next_seq + run.records - 1 > SEQ_MAX:
             self._refuse_run(intake, run, Status.INTERNAL)
@@ -358,7 +386,7 @@ class Admission:
         config, base = topic.config, topic.next_seq
         stamp = max(now_us, topic.last_ts)
         durability = int(config.durability)
-        # Records of an ephemeral topic stay ephemeral: they have no place in the log.
+        # Records of an ephemeral topic stay ephemeral, because they are never written to the WAL.
         if durability != Durability.EPHEMERAL:
             durability = max(durability, header[layout.W_TAIL] >> layout.FLAGS_SHIFT & layout.DURABILITY_MASK)
         words, entries = intake.batch.words, intake.entries
@@ -399,7 +427,7 @@ class Admission:
     def _note_retention(
         self, intake: FrameIntake, topic: ShardTopic, start: int, stop: int, stamp: int
     ) -> None:
-        """Records of a topic with caps or TTL, or with an expiry of their own, were staged."""
+        """Mark a topic for retention after records with caps, a TTL or their own expiry were staged."""
         self.written[topic.topic_id] = topic
         if update_next_expiry(topic, intake.buffer, intake.batch.take(slice(start, stop)), stamp):
             self.newly_due.append(topic)
@@ -409,13 +437,13 @@ _HAVE_EXPIRES = 1 << layout.Column.EXPIRES_AT
 HAVE_DELIVERY_ATTRIBUTES = (
     1 << layout.Column.NOT_BEFORE | 1 << layout.Column.PRIORITY
 ) << layout.COLUMNS_SHIFT
-"""Frames with one of these columns in their head hold records that queues have to know more of."""
+"""Header bits of the columns `not_before` and `priority`. Queues need the attributes of such records."""
 _TOO_MANY, _RECORD_LARGE = 32, 33
-"""What is wrong with a frame beside a measure.Fault: more than this shard takes at once."""
+"""Additional FrameFault values for the configured limits: too many records, or a record that is too large."""
 
 
 def _part(intake: FrameIntake, run: CheckedFrameRange, start: int, stop: int) -> CheckedFrameRange:
-    """Some rows of a run."""
+    """Return rows [start, stop) of a run as a run."""
     checked = intake.checked
     assert checked is not None
     words = intake.batch.words[start:stop]
@@ -428,12 +456,15 @@ def _part(intake: FrameIntake, run: CheckedFrameRange, start: int, stop: int) ->
 
 
 def _each(intake: FrameIntake, run: CheckedFrameRange) -> list[CheckedFrameRange]:
-    """A run's frames, each as a run of its own."""
+    """Split a run into runs of one frame."""
     return [_part(intake, run, row, row + 1) for row in range(run.start, run.stop)]
 
 
 def update_next_expiry(topic: ShardTopic, buffer: Any, batch: FrameBatch, stamp: int) -> bool:
-    """Bring forward when the topic's next record expires; True when it is earlier than was known."""
+    """Update the time at which the topic's next record expires. Return True if it became earlier.
+
+    `stamp` is the commit timestamp of the frames in microseconds.
+    """
     known = topic.due_us
     if topic.config.ttl_ms:
         by_ttl = stamp + topic.config.ttl_ms * 1_000 + 1
@@ -450,13 +481,13 @@ def update_next_expiry(topic: ShardTopic, buffer: Any, batch: FrameBatch, stamp:
 
 
 def _is_fenced(header: Sequence[int], producer: ProducerHistory | None) -> bool:
-    """Was this frame of a named producer sent under another claim than the latest?"""
+    """Return True if a named producer sent this frame under another claim than the latest one."""
     latest = producer.claim if producer is not None else 0
     return header[layout.W_PRODUCER_ID] < SESSION_BIT and header[layout.W_BASE_SEQ] != latest
 
 
 def _is_known(topic: ShardTopic, header: Sequence[int]) -> bool:
-    """Was the frame appended before?"""
+    """Return True if the frame was appended before."""
     producer = topic.producers.get(header[layout.W_PRODUCER_ID])
     number = header[layout.W_PRODUCER_SEQ]
     return producer is not None and (number <= producer.forgotten_to or producer.find(number) is not None)

@@ -1,10 +1,16 @@
-"""For how long a shard under pressure lets frames gather in the rings before it takes them. Pure.
+"""How long a shard under pressure lets frames collect in the rings before it drains them. Pure.
 
-A group that waits is larger, and each costs one write and at most one sync. But waiting gains something only
-while somebody is still to come: so a group is taken as soon as as many rings have frames as the group before
-came out of, for those who wait for their acks before they send on are all back then; or as soon as a ring's
-share is there; or when the window, counted from when the group before was taken, is over. A lone write
-therefore never waits (G-7), nor do a few writers, nor does a stream that keeps its ring full.
+Each commit batch costs one write and at most one sync, so fewer and larger batches cost less. Waiting helps
+only while further producers are expected. The shard therefore drains the rings when one of these conditions
+holds:
+
+- As many rings have frames as the previous batch was drained from. Producers that wait for their acks before
+  they send again have then all sent.
+- The rings contain as many bytes as one ring may contribute to a batch.
+- The window has ended. It starts when the previous batch is drained.
+
+A single write therefore never waits (L2). A few writers, or a stream that keeps its ring full, do not wait
+either.
 """
 
 from __future__ import annotations
@@ -13,31 +19,34 @@ from ringlog.limits import BATCH_WINDOW_RINGS_MIN, DRAIN_BYTES_PER_RING_MAX
 
 
 class BatchWindow:
-    """`window_ns` 0 = no pressure: then nothing here needs to be asked."""
+    """Decides when to drain the rings. `window_ns` is 0 without pressure; the shell then need not ask."""
 
     def __init__(self) -> None:
         self.window_ns = 0
         self.waited_ns = 0
-        """Time for which frames were held in the rings, in all."""
+        """Total time in nanoseconds for which frames waited in the rings because of the window."""
         self._taken_ns = 0
         self._rings = 0
-        """Rings that the group before came out of."""
+        """Number of rings that the previous batch was drained from."""
         self._held_ns: int | None = None
 
     @property
     def is_holding(self) -> bool:
-        """Frames are there and not to be taken yet."""
+        """True while frames wait in the rings for the end of the window."""
         return self._held_ns is not None
 
     def set_window(self, window_ns: int) -> None:
-        """The window is this long from now on."""
+        """Set the length of the window in nanoseconds. 0 switches it off."""
         if not self.window_ns:
-            self._rings = 0  # What was before nobody has looked at.
+            self._rings = 0  # Drains are not recorded while the window is off, so the count is stale.
         self.window_ns = window_ns
 
     def may_drain(self, now_ns: int, rings: int, nbytes: int, is_pressing: bool = False) -> bool:
-        """May frames be taken out of the rings, of which `rings` have some, `nbytes` in all? At once when one
-        of them asks for that (G-12)."""
+        """Return True if the shard may drain the rings now.
+
+        `rings` is the number of rings with frames, `nbytes` the total size of the frames. `is_pressing` is
+        True if a producer requests that its frames do not wait; the rings are then drained at once.
+        """
         is_over = (
             not self.window_ns
             or is_pressing
@@ -56,5 +65,5 @@ class BatchWindow:
         return False
 
     def record_drain(self, now_ns: int, rings: int) -> None:
-        """Frames were taken out of so many rings."""
+        """Record that frames were drained from `rings` rings."""
         self._taken_ns, self._rings = now_ns, rings

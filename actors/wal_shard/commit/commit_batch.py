@@ -1,8 +1,9 @@
-"""Groups: what one write call and at most one sync cover, and the chain that ties them together. Pure.
+"""Commit batches and the chain of marks that links them. Pure.
 
-A group opens with a mark that names the end and the last seal of the group before it and says how far
-the log was durable when it was written (storage/layout.py). So a reader of the file knows what must
-be there (below a mark's durable_stop) and what may be torn (above the last one).
+One write call and at most one sync cover a commit batch. The batch starts with a chain mark. The mark
+contains the end and the last seal of the previous batch, and the durable position at the time of the write
+(storage/layout.py). A reader of the file therefore knows which bytes must be intact: all bytes below a mark's
+durable_stop. Bytes above the last durable_stop may be torn.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
 News = tuple[ShardTopic, int, int, int, int, int, bool]
-"""(topic, first_seq, last_seq, file_id, offset, stop, is_volatile) of frames of one topic that lie one behind
-the other: what readers are told of a group."""
+"""(topic, first_seq, last_seq, file_id, offset, stop, is_volatile): adjacent frames of one topic in one file.
+The shard announces a commit batch to readers in such rows."""
 
 MARK_BYTES_MAX = 4_096
-"""Room kept for a mark when a group's size is judged; only a mark with settled pairs comes near it."""
+"""Bytes reserved for the mark when a batch's size is checked.
+Only a mark with settled pairs comes near it."""
 
 
 @dataclass(slots=True)
 class LogPosition:
-    """Where the next group goes in one file, and the chain up to there."""
+    """Append position in the current WAL file, and the state of the chain of marks up to it."""
 
     file_id: int = 0
     salt: int = 0
@@ -41,23 +43,26 @@ class LogPosition:
     last_seal: int = 0
     prev_stop: int = 0
     durable: int = 0
-    """How far a sync has succeeded in this file."""
+    """End offset of the bytes in this file that a successful sync covers."""
     marked_durable: int = 0
-    """durable_stop of the last mark written."""
+    """durable_stop of the last mark that was written."""
     frames_stop: int = 0
-    """Where the last group ends that was more than a mark of an idle stream."""
+    """End offset of the last batch that was more than a mark of an idle log."""
 
     @property
     def is_open(self) -> bool:
-        """True once a file was opened."""
+        """True after the first file was opened."""
         return self.file_id != 0
 
     def fits(self, length: int) -> bool:
-        """Does a group of this many bytes, mark not counted, fit into the rest of the file?"""
+        """Return True if a batch of `length` bytes, plus its mark, fits into the rest of the file."""
         return self.offset + length + MARK_BYTES_MAX <= self.capacity
 
     def start_file(self, file_id: int, salt: int, start: int, capacity: int) -> None:
-        """A new file is current. The chain starts again; its header carries the link."""
+        """Make a new file the current one.
+
+        The chain restarts; the file's header links to the previous file.
+        """
         self.file_id, self.salt, self.capacity = file_id, salt, capacity
         self.offset = self.prev_stop = self.durable = self.marked_durable = self.frames_stop = start
         self.batch_number = 0
@@ -65,7 +70,7 @@ class LogPosition:
 
 
 class ControlPart:
-    """A control frame waiting for its place in a group."""
+    """A control frame that is staged in a commit batch."""
 
     __slots__ = ("frame", "topic")
 
@@ -74,7 +79,7 @@ class ControlPart:
 
 
 class RoutedCopy(NamedTuple):
-    """Records first..last of a topic, which a routed frame holds; and their accounted bytes."""
+    """Records first_seq..last_seq of one topic in a routed frame, and their accounted bytes."""
 
     topic: ShardTopic
     first_seq: int
@@ -84,7 +89,10 @@ class RoutedCopy(NamedTuple):
 
 @dataclass(slots=True)
 class RoutedPart:
-    """A routed frame waiting for its place in a group: all its copies go to one kind of log."""
+    """A routed frame that is staged in a commit batch.
+
+    All its copies go to the WAL, or all to the volatile log.
+    """
 
     frame: bytearray
     copies: list[RoutedCopy]
@@ -92,7 +100,7 @@ class RoutedPart:
 
 
 class CommitBatch:
-    """Everything staged for the next write, in order."""
+    """All frames staged for the next write, in order."""
 
     __slots__ = (
         "bytes",
@@ -111,17 +119,17 @@ class CommitBatch:
     def __init__(self) -> None:
         self.parts: list[FrameIntake | ControlPart | RoutedPart] = []
         self.bytes = self.volatile_bytes = 0
-        """Bytes of logged frames, mark not counted."""
+        """Bytes of WAL frames, without the mark, and bytes of frames for the volatile log."""
         self.needs_sync = False
         self.dirty_topics: dict[int, ShardTopic] = {}
         self.frames = self.records = self.refused = self.duplicates = 0
         self.has_removals = False
-        """Something leaves a topic with this group."""
+        """True if the batch removes records from a topic."""
         self.news: list[News] = []
-        """What was laid out so far, in the order of the files."""
+        """Rows of the frames laid out so far, in file order."""
 
     def add_intake(self, intake: FrameIntake) -> None:
-        """Take in the admitted rows of an intake."""
+        """Stage the admitted rows of an intake."""
         self.frames += intake.frames
         self.records += intake.records
         self.refused += intake.refused
@@ -139,7 +147,7 @@ class CommitBatch:
         self.needs_sync |= intake.needs_sync
 
     def add_routed(self, part: RoutedPart) -> None:
-        """Take in copies, whose numbers are staged."""
+        """Stage a routed frame. The seqs of its copies are already assigned."""
         if part.is_volatile:
             self.volatile_bytes += len(part.frame)
         else:
@@ -152,7 +160,7 @@ class CommitBatch:
         self.parts.append(part)
 
     def add_control(self, frame: bytearray, topic: ShardTopic | None = None, *, sync: bool = True) -> None:
-        """Take in one control frame; `topic` is published with the group."""
+        """Stage one control frame. If `topic` is given, it is published with the batch."""
         self.parts.append(ControlPart(frame, topic))
         self.bytes += len(frame)
         self.needs_sync |= sync
@@ -170,17 +178,17 @@ assert _MARK_BODY.size % 8 == 0, "the mark's body needs no padding"
 
 
 CopiedFiles = tuple[Sequence[tuple[int, int]], Sequence[int]]
-"""What MARK_COPIED says of earlier files: pairs (file, stop), and the files cut at damage."""
+"""Content of a MARK_COPIED mark: pairs (file, stop), and the ids of files cut at damage."""
 _NO_COPIED_FILES: CopiedFiles = ((), ())
 
 
 def mark_frame(
     position: LogPosition, body_bytes: int, flags: int, word: CopiedFiles = _NO_COPIED_FILES
 ) -> tuple[bytearray, int]:
-    """Build the sealed mark of a group with `body_bytes` further bytes; returns (frame, seal).
+    """Build the sealed mark of a batch that has `body_bytes` bytes after the mark. Return (frame, seal).
 
-    One is written for every group, so it is put together by hand: numbers of fixed width make its size
-    known beforehand. It is the same MessagePack array that `frame_of(GroupMark(...))` decodes.
+    Every batch has a mark, so a fixed struct builds it instead of the encoder. Numbers of fixed width make
+    its size known in advance. `decode_body` reads it like the mark that `frame_of(GroupMark(...))` builds.
     """
     body = _MARK_BODY.pack(
         _ARRAY_OF_7, _U64, position.batch_number, _U64, position.prev_stop, _U64, position.last_seal, _U64,
@@ -195,7 +203,10 @@ def mark_frame(
 def _mark_with_copied_files(
     position: LogPosition, body_bytes: int, flags: int, word: CopiedFiles
 ) -> tuple[bytearray, int]:
-    """The rare mark that speaks of other files. It counts itself: its size is found first, by a draft."""
+    """Build a mark that lists other files (rare).
+
+    The mark contains its own size, so a draft finds the size first.
+    """
     settled, damaged = [list(pair) for pair in word[0]], list(word[1])
 
     def build(group_bytes: int) -> bytearray:
@@ -208,8 +219,8 @@ def _mark_with_copied_files(
             0,
         )  # fmt: skip
 
-    # A size above 2**16 always takes the same width, and frames are padded to 8: one draft is enough
-    # once the number it is drafted with has its final width.
+    # MessagePack encodes sizes from 2**16 on with one width, and frames are padded to 8 bytes. One draft is
+    # therefore enough if the draft's size already has the final width.
     total = body_bytes + len(build(body_bytes + (1 << 16)))
     mark = build(total)
     if body_bytes + len(mark) != total:
@@ -220,9 +231,10 @@ def _mark_with_copied_files(
 def lay_out(
     group: CommitBatch, position: LogPosition, flags: int = 0, word: CopiedFiles = _NO_COPIED_FILES
 ) -> list[Any]:
-    """Seal the logged parts of a group for its place in the file; returns the buffers to write.
+    """Seal the WAL parts of a batch for its position in the file. Return the buffers to write.
 
-    Afterwards `position` stands behind the group and the topics' indexes know where it lies.
+    Advances `position` past the batch, and adds the frames' positions to the topics' indexes and to
+    `group.news`.
     """
     mark, seal = mark_frame(position, group.bytes, flags, word)
     buffers: list[Any] = [mark]
@@ -251,7 +263,10 @@ def lay_out(
 
 
 def lay_out_volatile(group: CommitBatch, position: LogPosition) -> list[Any]:
-    """The same for the volatile parts: no marks, since a volatile file does not outlive its writer."""
+    """Seal the volatile parts of a batch like `lay_out`.
+
+    There is no mark: a volatile file ends with its writer.
+    """
     buffers: list[Any] = []
     offset = position.offset
     for part in group.parts:
@@ -269,7 +284,7 @@ def lay_out_volatile(group: CommitBatch, position: LogPosition) -> list[Any]:
 def _lay_out_routed(
     part: RoutedPart, file_id: int, salt: int, offset: int, buffers: list[Any], news: list[News]
 ) -> int:
-    """Seal a routed frame; readers of each of its topics find it there. Returns its seal."""
+    """Seal a routed frame and add its position to the index of each of its topics. Return its seal."""
     seal = codec.seal(part.frame, salt)
     buffers.append(part.frame)
     stop = offset + len(part.frame)
@@ -283,7 +298,10 @@ def _lay_out_intake(
     intake: FrameIntake, file_id: int, salt: int, offset: int, buffers: list[Any], news: list[News],
     *, is_volatile: bool,
 ) -> tuple[int, int]:  # fmt: skip
-    """Seal the intake's stretches of one kind, append their bytes to `buffers`; (next offset, last seal)."""
+    """Seal the intake's frames for one log (WAL or volatile) and append their bytes to `buffers`.
+
+    Return (next offset, last seal). The seal is 0 if the intake has no frame for this log.
+    """
     if len(intake.batch) == 1:
         return _lay_out_one(intake, file_id, salt, offset, buffers, news, is_volatile=is_volatile)
     view = memoryview(intake.buffer)
@@ -317,7 +335,7 @@ def _lay_out_one(
     intake: FrameIntake, file_id: int, salt: int, offset: int, buffers: list[Any], news: list[News],
     *, is_volatile: bool,
 ) -> tuple[int, int]:  # fmt: skip
-    """The same for a single frame, which is all latency."""
+    """Do the work of `_lay_out_intake` for a single frame, where latency matters most."""
     if not intake.admitted_ranges or intake.admitted_ranges[0].is_volatile != is_volatile:
         return offset, 0
     start, total = int(intake.batch.offsets[0]), int(intake.batch.total_bytes[0])
@@ -331,7 +349,7 @@ def _lay_out_one(
 
 
 def _seqs_of(rows: frames.U64) -> tuple[int, int]:
-    """First and last number of frames that follow each other."""
+    """Return the first and the last seq of consecutive frames."""
     last_count = int(rows[-1, layout.W_COUNT_EPOCH]) & _COUNT_MASK
     return int(rows[0, layout.W_BASE_SEQ]), int(rows[-1, layout.W_BASE_SEQ]) + last_count - 1
 
@@ -340,8 +358,11 @@ def _add_news(
     news: list[News], topic: ShardTopic, first_seq: int, last_seq: int, file_id: int, offset: int, stop: int,
     is_volatile: bool,
 ) -> None:  # fmt: skip
-    """Add a stretch to the news. Right behind one of the same topic it makes that longer: producers of one
-    topic in a group are one piece of news."""
+    """Add frames to the news rows.
+
+    Frames directly after the last row's frames, of the same topic, extend that row. Several producers of one
+    topic in a batch therefore share one row.
+    """
     if news:
         last = news[-1]
         if last[0] is topic and last[5] == offset and last[3] == file_id:

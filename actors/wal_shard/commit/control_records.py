@@ -1,6 +1,6 @@
-"""Bodies of control frames: what they say, encoded and decoded in one place (docs/reference/format.md).
+"""Bodies of control frames, with their encoder and decoder (docs/reference/format.md).
 
-Every body is a MessagePack array; a reader ignores further elements, so fields may be appended.
+Every body is a MessagePack array. Readers ignore additional elements, so new fields may be appended.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ringlog.leases.change import LeaseChange, decode_change
 from ringlog.topic.state import ShardTopic
 
 Bitmap = bytes
-"""Under a name of its own: within RecordsRemoved `bytes` is a field."""
+"""Alias of `bytes`, because RecordsRemoved has a field named `bytes`."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class ControlRecord(msgspec.Struct, array_like=True, frozen=True):
-    """Base of all bodies: an array of the fields in their order."""
+    """Base class of all bodies. A body is encoded as an array of its fields in their order."""
 
 
 class TopicCreated(ControlRecord, frozen=True):
-    """A topic instance begins."""
+    """A topic was created."""
 
     name: str
     epoch: int
@@ -35,27 +35,30 @@ class TopicCreated(ControlRecord, frozen=True):
 
 
 class TopicRemoved(ControlRecord, frozen=True):
-    """The instance (topic id, epoch) ends."""
+    """The topic with this topic id and epoch was deleted."""
 
     epoch: int
 
 
 class ConfigChanged(ControlRecord, frozen=True):
-    """The instance's full config from here on."""
+    """The topic's complete new config."""
 
     epoch: int
     config: bytes
 
 
 class HeadReserved(ControlRecord, frozen=True):
-    """Numbers up to `reserved` may have been acknowledged; with `settled` none above it were."""
+    """Seqs up to `reserved` may have been acknowledged. With `settled`, no higher seq was acknowledged."""
 
     reserved: int
     settled: bool
 
 
 class FloorsRaised(ControlRecord, frozen=True):
-    """Resulting floors; they only ever grow. `records` and `bytes` are live ones that left by it."""
+    """The topic's floors after a removal. Floors only rise.
+
+    `records` and `bytes` count the live records that were removed.
+    """
 
     cap_floor: int
     ttl_floor: int
@@ -63,37 +66,38 @@ class FloorsRaised(ControlRecord, frozen=True):
     records: int
     bytes: int
     version: int = 0
-    """The topic's version from here on: a state that has it already has this."""
+    """The topic's version after the removal. A state with this version already includes the removal."""
 
 
 class RecordsRemoved(ControlRecord, frozen=True):
-    """Records deleted on request or expired one by one: everything below `delete_floor`, and `seqs`.
+    """Records that were deleted on request or expired one by one: all below `delete_floor`, and `seqs`.
 
-    It holds the numbers it selected, not what it was asked for, so that replay needs no index and nothing
-    that came later is touched (DL-11)."""
+    It contains the selected seqs instead of the request's conditions. Replay therefore needs no index, and
+    removes no record that was appended later."""
 
     delete_floor: int
     seqs: Bitmap
-    """A portable 64-bit roaring bitmap; empty = none."""
+    """Portable serialization of a 64-bit roaring bitmap. Empty bytes mean no seqs."""
     records: int
     bytes: int
     version: int
 
 
 class RangeLost(ControlRecord, frozen=True):
-    """Numbers first..last were skipped in a restart and may have held acknowledged records."""
+    """Seqs first..last were skipped at a restart. They may have belonged to acknowledged records."""
 
     first: int
     last: int
     is_trim: bool | Bitmap = False
-    """Nothing was lost here: they stand for records that a router's source lost before they were
-    forwarded. In a file that was
-    mended bytes are here, to fill room."""
+    """True if this topic lost nothing: its router's source lost these records before forwarding.
+
+    In a repaired file this field contains padding bytes."""
 
 
 class RouterCreated(ControlRecord, frozen=True):
-    """A router that leads to this topic begins at `cursor` of its source, the topic's head being `base`. Of
-    one that is known flags and filter are from here on."""
+    """A router into this topic was created. It starts at `cursor` of its source; the topic's head is `base`.
+
+    For an existing router, the record contains its new flags and filter."""
 
     router: int
     name: str
@@ -107,13 +111,13 @@ class RouterCreated(ControlRecord, frozen=True):
 
 
 class RouterRemoved(ControlRecord, frozen=True):
-    """The router is no more."""
+    """The router was deleted."""
 
     router: int
 
 
 class RouterMoved(ControlRecord, frozen=True):
-    """The router dealt with its source up to `cursor`; `copies` that were made of it are not in the log."""
+    """The router processed its source up to `cursor`. `copies` of its copies are not in the log."""
 
     router: int
     cursor: int
@@ -121,8 +125,10 @@ class RouterMoved(ControlRecord, frozen=True):
 
 
 class KeyUsed(ControlRecord, frozen=True):
-    """The append frame right behind this one was sent under this idempotency key, or its records, in their
-    order, with the dedup ids whose digests are `ids` (zeros: without one). `window_ms` as in Remembered."""
+    """The idempotency key or the dedup ids of the append frame that follows directly.
+
+    `ids` contains the digests of the dedup ids of the frame's records, in their order. A digest of zeros is a
+    record without dedup id."""
 
     key: str
     first_seq: int
@@ -130,11 +136,15 @@ class KeyUsed(ControlRecord, frozen=True):
     commit_ts: int
     created_us: int
     window_ms: int = 0
+    """Deduplication window of this entry if it is shorter than the topic's; 0 means the topic's window."""
     ids: builtins.bytes = b""
 
 
 class ProducerClaimed(ControlRecord, frozen=True):
-    """The producer's frames are taken under this claim from here on; its highest number is `settled`."""
+    """A named producer was claimed.
+
+    Only frames under `claim` are accepted; its highest number is `settled`.
+    """
 
     producer_id: int
     claim: int
@@ -142,13 +152,13 @@ class ProducerClaimed(ControlRecord, frozen=True):
 
 
 class CheckpointPassed(ControlRecord, frozen=True):
-    """Everything before this was made durable for the snapshot that follows this one."""
+    """A checkpoint passed here: all earlier log was synced for the snapshot after snapshot `number`."""
 
     number: int
 
 
 class GroupMark(ControlRecord, frozen=True):
-    """See storage/layout.py."""
+    """The chain mark at the start of a commit batch. The fields are described in storage/layout.py."""
 
     group: int
     prev_stop: int
@@ -201,24 +211,24 @@ _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.it
 
 
 def frame_of(body: Body, topic_id: int, epoch: int = 0) -> bytearray:
-    """Build the control frame that says `body` about a topic."""
+    """Build the control frame of a topic with this body."""
     return control_frame(_FRAME_TYPES[type(body)], topic_id, _encode(body), epoch=epoch, is_known=True)
 
 
 def create_frame(topic: ShardTopic) -> bytearray:
-    """The frame that begins a topic instance."""
+    """Build the frame that creates a topic."""
     return frame_of(
         TopicCreated(topic.name, topic.epoch, topic.config.to_bytes()), topic.topic_id, topic.epoch
     )
 
 
 def config_frame(topic: ShardTopic) -> bytearray:
-    """The frame that carries a topic's full config."""
+    """Build the frame with a topic's complete config."""
     return frame_of(ConfigChanged(topic.epoch, topic.config.to_bytes()), topic.topic_id, topic.epoch)
 
 
 def decode_body(frame_type: int, body: Any) -> Body:
-    """Decode a control frame's exact body; raises CorruptData for one that no version wrote."""
+    """Decode the body of a control frame. Raise CorruptData for an unknown type or a malformed body."""
     decoder = _DECODERS.get(frame_type)
     if decoder is None:
         raise CorruptData("control frame of a kind this engine does not know", type=frame_type)

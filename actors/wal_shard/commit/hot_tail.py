@@ -1,14 +1,15 @@
-"""The newest records of queues and of topics with groups, for who claims them soon after they were put. Pure.
+"""Cache of the newest records of queues and of topics with consumer groups. Pure.
 
-What was just committed was in the shard's memory, and would be read back from the log at once: by the worker
-for the job itself, and by the shard for its size when it is acked. So the frames are kept, up to a bound, and
-travel with the answer to a claim: payloads by themselves where jobs have nothing else, which is cheapest, and
-whole frames otherwise. Jobs that are over leave as the queue goes on; beyond the bound the oldest leave, and
-are found in the log like all others. A record never changes in its topic's life, and no other topic ever has
-its number, so nothing here can be out of date.
+Workers often claim a record soon after its commit. Without this cache, the worker would read the job back
+from the log, and the shard would read its size for the ack. The shard therefore keeps the committed frames in
+memory, up to a limit, and sends them with the reply to a claim. If jobs consist of a payload only, it sends
+bare payloads, which is cheapest; otherwise it sends whole frames.
 
-Each commit adds a `Plain` or a `Framed`, or a `_Stretch` of frames that becomes one of them when it is first
-asked for. Frames that were routed are not kept.
+The cache evicts jobs that are done as the queue advances. At the limit it evicts the oldest jobs; workers
+then read them from the log. Entries cannot be stale: a record never changes, and a topic id is never reused.
+
+Each commit adds a `PayloadBlock` or a `FrameBlock`, or `_RawFrames` that the first lookup converts into one
+of them. Routed frames are not cached.
 """
 
 from __future__ import annotations
@@ -39,41 +40,46 @@ STAMP_BYTES = 8
 _PAYLOAD_ALONE = 1 << Column.PAYLOAD
 _PLAIN = frozenset({_PAYLOAD_ALONE, _PAYLOAD_ALONE | 1 << Column.COMMIT_TS})
 _LONE = struct.Struct("<QQQQII")
-"""The first words of a header: length and columns, topic, base number, stamp, records, epoch."""
+"""First words of a frame header: length and columns, topic, base seq, timestamp, record count, epoch."""
 _CODEC_AT = layout.W_TAIL * 8 + 4
 _LENGTH_AT = layout.HEADER_BYTES + 4
 _DATA_AT = layout.HEADER_BYTES + 8
 _ENTRY_BYTES = 512
-"""What the objects of one entry take, about."""
+"""Approximate memory of the objects of one entry, in bytes."""
 _JOB_BYTES = 64
-"""And those of each job that was cut out of a stretch; small jobs take more so than their frame did."""
+"""Approximate memory of each job that is cut out of a frame.
+Small jobs then take more than in their frame."""
 _TIDY_AT = 1_024
 
 
 class Contents:
-    """What the jobs of one claim hold, ascending: payloads of those that have nothing else, each with its
-    commit stamp, and frames of the others, sealed under seed 0."""
+    """Contents of the jobs of one claim, in ascending order of seq.
+
+    Jobs that consist of a payload only are in `payloads` and `stamps`. The frames of all other jobs are in
+    `data`, sealed with seed 0.
+    """
 
     __slots__ = ("_last", "data", "frames", "payloads", "size", "stamps")
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
         self.stamps = b""
-        """8 bytes each, microseconds since the epoch, little-endian."""
+        """Commit times of the payloads: 8 bytes each, microseconds since 1970, little-endian."""
         self.data = b""
         self.frames = 0
         self.size = 0
         self._last: tuple[FrameBlock | None, int] = None, 0
-        """The frame that was added last, by its row: no frame comes twice."""
+        """The block that frames were last added from, and the row after the last one.
+        No frame is added twice."""
 
     def add_payloads(self, payloads: list[bytes], stamps: bytes) -> None:
-        """Of jobs that follow those before."""
+        """Add payloads and commit times of the next jobs."""
         self.payloads += payloads
         self.stamps += stamps
         self.size += sum(map(len, payloads))
 
     def add_frames(self, framed: FrameBlock, low: int, high: int) -> None:
-        """Rows `low` up to `high`."""
+        """Add the frames of rows [low, high) of a block."""
         if self._last[0] is framed:
             low = max(low, self._last[1])
         self._last = framed, high
@@ -84,7 +90,7 @@ class Contents:
 
 
 class PayloadBlock:
-    """Jobs `first` up to `stop` of one queue, without a gap, that have a payload each and nothing else."""
+    """Jobs [first, stop) of one queue, without a gap, that consist of a payload only."""
 
     __slots__ = ("first", "payloads", "sizes", "stamps", "stop")
 
@@ -94,22 +100,23 @@ class PayloadBlock:
         self.first, self.stop = first, stop
         self.payloads, self.stamps = payloads, stamps
         self.sizes = sizes
-        """(n,) accounted bytes of each; None: it is one job, and those of its payload."""
+        """(n,) accounted bytes of each job.
+        None if there is one job, which is accounted with its payload size."""
 
     def add_to(self, first: int, stop: int, contents: Contents) -> None:
-        """Add jobs that lie in here."""
+        """Add jobs [first, stop) of this block to `contents`."""
         low, high = first - self.first, stop - self.first
         contents.add_payloads(self.payloads[low:high], self.stamps[STAMP_BYTES * low : STAMP_BYTES * high])
 
     def accounted_bytes(self, first: int, stop: int) -> int | None:
-        """Accounted bytes of jobs that lie in here."""
+        """Return the accounted bytes of jobs [first, stop) of this block."""
         if self.sizes is None:
             return len(self.payloads[0])
         return _sum(self.sizes, first - self.first, stop - self.first)
 
 
 class FrameBlock:
-    """The same of jobs that have more than a payload, or a large one: in their frames."""
+    """Frames with jobs [first, stop) of one queue that have more than a payload, or a large payload."""
 
     __slots__ = ("_bases", "_data", "_offsets", "_totals", "first", "sizes", "stop")
 
@@ -119,18 +126,18 @@ class FrameBlock:
     ) -> None:  # fmt: skip
         self.first, self.stop = bases[0], stop
         self._bases = bases
-        """Of each frame, the number of its first job."""
+        """Seq of the first job of each frame."""
         self._data, self._offsets, self._totals = data, offsets, totals
         self.sizes = sizes
-        """(n,) accounted bytes of each job; None = not known, which compressed frames do not say."""
+        """(n,) accounted bytes of each job. None if unknown: compressed frames do not contain the sizes."""
 
     def add_to(self, first: int, stop: int, contents: Contents) -> None:
-        """Add the frames with jobs that lie in here."""
+        """Add the frames that contain jobs [first, stop) to `contents`."""
         low, high = self._rows(first, stop)
         contents.add_frames(self, low, high)
 
     def bytes_of(self, first: int, stop: int) -> int:
-        """What that adds; 0 for a frame that holds nothing but the one job that is asked for."""
+        """Return the bytes that `add_to` would add. A single frame with a single job counts as 0."""
         low, high = self._rows(first, stop)
         after = self._bases[high] if high < len(self._bases) else self.stop
         return 0 if after - self._bases[low] == 1 else sum(self._totals[low:high])
@@ -139,11 +146,11 @@ class FrameBlock:
         return bisect_right(self._bases, first) - 1, bisect_left(self._bases, stop)
 
     def accounted_bytes(self, first: int, stop: int) -> int | None:
-        """Accounted bytes of jobs that lie in here."""
+        """Return the accounted bytes of jobs [first, stop) of this block; None if they are unknown."""
         return None if self.sizes is None else _sum(self.sizes, first - self.first, stop - self.first)
 
     def sealed(self, low: int, high: int) -> bytearray:
-        """A copy of these frames, sealed as they travel."""
+        """Return a copy of the frames of rows [low, high), sealed with the seed for messages."""
         found = bytearray()
         for at, size in zip(self._offsets[low:high], self._totals[low:high], strict=True):
             start = len(found)
@@ -154,11 +161,11 @@ class FrameBlock:
 
 Block = PayloadBlock | FrameBlock
 Part = tuple[Block, int, int]
-"""Jobs of a block: the first, and one past the last."""
+"""(block, first, stop): jobs [first, stop) of a block."""
 
 
 class _RawFrames:
-    """Frames of one topic, one behind the other, not yet looked into."""
+    """Consecutive frames of one topic that are not decoded yet."""
 
     __slots__ = ("data", "first", "offsets", "stop", "totals")
 
@@ -167,7 +174,7 @@ class _RawFrames:
         self.data, self.offsets, self.totals = data, offsets, totals
 
     def cut(self) -> Block:
-        """Its jobs, one by one where that is quickly done."""
+        """Decode the frames into single payloads where that is cheap, otherwise into a block of frames."""
         words = np.frombuffer(self.data, "<u8")
         rows = words[(self.offsets[:, None] >> 3) + np.arange(layout.HEADER_WORDS)]
         block, sizes = split_jobs(
@@ -180,7 +187,7 @@ class _RawFrames:
 
 
 class _TopicTail:
-    """What is kept of one topic, ascending."""
+    """The cached entries of one topic, in ascending order of seq."""
 
     __slots__ = ("blocks", "firsts", "front", "numbers", "sizes")
 
@@ -190,27 +197,30 @@ class _TopicTail:
         self.numbers: list[int] = []
         self.sizes: list[int] = []
         self.front = 0
-        """Entries before it have left."""
+        """Index of the first entry that is not evicted."""
 
 
 class HotTail:
-    """Of one shard's topics together up to `bytes_max` of memory, about."""
+    """Cache of the newest records of one shard. All topics together use about `bytes_max` bytes of memory."""
 
     def __init__(self, bytes_max: int = HOT_TAIL_BYTES) -> None:
         self._bytes_max = bytes_max
         self.bytes = 0
         self._tails: dict[int, _TopicTail] = {}
         self._order: OrderedDict[int, _TopicTail] = OrderedDict()
-        """Every entry by its number, in the order they came."""
+        """All entries by their number, oldest first."""
         self._added = 0
 
     def __len__(self) -> int:
         return len(self._order)
 
-    # -- what is kept ---------------------------------------------------------------------------------
+    # -- adding and evicting --------------------------------------------------------------------------
 
     def add(self, intake: FrameIntake) -> None:
-        """Keep what was committed, as far as somebody may claim it; its frames are numbered and stamped."""
+        """Cache the committed frames of topics whose records can be claimed.
+
+        The frames must have their seqs and commit times already.
+        """
         for stretch in intake.admitted_ranges:
             topic = stretch.topic
             if topic.config.type != QUEUE and not topic.groups:
@@ -224,7 +234,7 @@ class HotTail:
                 at = stop
 
     def _add_single(self, topic: ShardTopic, intake: FrameIntake, row: int) -> bool:
-        """Keep a frame that holds one job; False for one that holds more."""
+        """Handle a frame with a single job. Return False for a frame with more jobs."""
         buffer, start = intake.buffer, int(intake.batch.offsets[row])
         head, _, base, stamp, count, _ = _LONE.unpack_from(buffer, start)
         if count != 1:
@@ -250,7 +260,7 @@ class HotTail:
         return True
 
     def _add_uniform(self, topic: ShardTopic, intake: FrameIntake, start: int, stop: int) -> None:
-        """Keep rows of a batch that have one shape."""
+        """Cache rows of a batch that have the same format version and columns."""
         offsets, totals = intake.batch.offsets[start:stop], intake.batch.total_bytes[start:stop]
         begin, end = int(offsets[0]), int(offsets[-1] + totals[-1])
         if end - begin > self._bytes_max:
@@ -276,12 +286,12 @@ class HotTail:
         self._enforce_limit()
 
     def _enforce_limit(self) -> None:
-        """Beyond it the oldest leave."""
+        """Evict the oldest entries until the cache is within its limit."""
         while self.bytes > self._bytes_max:
             self._evict_oldest(next(iter(self._order.values())))
 
     def _evict_below(self, tail: _TopicTail, front: int) -> None:
-        """Entries with jobs below the first there is are needed no more."""
+        """Evict the entries of which all jobs are below `front`, the first live seq of the topic."""
         blocks = tail.blocks
         while tail.front < len(blocks):
             block = blocks[tail.front]
@@ -303,15 +313,15 @@ class HotTail:
             tail.front = 0
 
     def forget(self, topic_id: int) -> None:
-        """The topic is no more."""
+        """Drop all entries of a deleted topic."""
         tail = self._tails.pop(topic_id, None)
         while tail is not None and tail.front < len(tail.blocks):
             self._evict_oldest(tail)
 
-    # -- what is known of jobs ------------------------------------------------------------------------
+    # -- lookup ---------------------------------------------------------------------------------------
 
     def _at(self, topic: ShardTopic, seq: int) -> Block | None:
-        """The block that holds this job."""
+        """Return the block that contains this job; None if the job is not cached."""
         tail = self._tails.get(topic.topic_id)
         if tail is None:
             return None
@@ -329,7 +339,7 @@ class HotTail:
         return block if block is not None and seq < block.stop else None
 
     def find_parts(self, topic: ShardTopic, first: int, count: int) -> list[Part] | None:
-        """Where jobs lie that follow each other; None when one is not kept."""
+        """Find `count` consecutive jobs. Return None if one of them is not cached."""
         found: list[Part] = []
         at, stop = first, first + count
         while at < stop:
@@ -342,7 +352,7 @@ class HotTail:
         return found
 
     def total_of(self, topic: ShardTopic, first: int, count: int) -> int | None:
-        """Accounted bytes of jobs that follow each other; None when those of one are not known."""
+        """Return the accounted bytes of `count` consecutive jobs; None if the size of one is unknown."""
         total, at, stop = 0, first, first + count
         while at < stop:
             block = self._at(topic, at)
@@ -358,12 +368,15 @@ class HotTail:
 
 
 def contents_of(parts: Sequence[Part]) -> Contents | None:
-    """These jobs, ascending; None when they, or the frames they lie in, are too large to travel with an
-    answer. One alone in its frame always does."""
+    """Return the contents of these jobs, in ascending order of seq.
+
+    Return None if the jobs, or the frames that contain them, are too large for a reply. A single job that is
+    the only one of its frame always fits.
+    """
     found = Contents()
     is_one = len(parts) == 1 and parts[0][2] - parts[0][1] == 1
     for block, first, stop in parts:
-        # Before it is copied: many may claim single jobs of one large frame.
+        # Check the size before the copy, because many workers may claim single jobs of one large frame.
         if isinstance(block, FrameBlock) and found.size + block.bytes_of(first, stop) > INLINE_BYTES_MAX:
             return None
         block.add_to(first, stop, found)
@@ -375,9 +388,11 @@ def contents_of(parts: Sequence[Part]) -> Contents | None:
 def split_jobs(
     buffer: bytes | bytearray | memoryview, batch: FrameBatch
 ) -> tuple[PayloadBlock | None, I64 | None]:
-    """The jobs of frames of one topic, in order, and (n,) how many bytes each is accounted with. No jobs when
-    they have more than a payload, or are large; neither when the frames are compressed, are not all of one
-    shape, or one is missing between them."""
+    """Split frames of one topic into single jobs. Return (jobs, sizes).
+
+    `sizes` has shape (n,): the accounted bytes of each job. `jobs` is None if a job is large or has more than
+    a payload. Both are None if the frames are compressed, differ in shape, do not decode, or leave a gap.
+    """
     words = batch.words
     shapes = frames.shapes_of(words)
     if (shapes != shapes[0]).any() or frames.codecs_of(words).any():

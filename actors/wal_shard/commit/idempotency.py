@@ -1,7 +1,8 @@
-"""Writes that a topic remembers by an idempotency key, or record by record by dedup ids (section 12).
+"""Deduplication of writes by idempotency key, and of single records by dedup ids.
 
-A write of which some records are known is not made at all: its sender is told which and what numbers they
-have, and sends the others again. So one frame stays one atomic write, and nobody has to cut frames up.
+If a topic already has some records of a write, the shard appends nothing. The reply contains the known
+records and their seqs, and the sender retries with the other records. One frame thus remains one atomic
+write, and the shard never splits frames.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NO_ID = bytes(DIGEST_BYTES)
 
 
 def check_idempotency(message: m.Append, batch: frames.FrameBatch) -> None:
-    """Raise InvalidRequest where key or ids and the frames do not go together."""
+    """Raise InvalidRequest if the idempotency key or the dedup ids do not match the frames of the request."""
     key, ids = message.idempotency_key, message.ids
     if not key and not ids:
         return
@@ -60,15 +61,19 @@ def check_idempotency(message: m.Append, batch: frames.FrameBatch) -> None:
 
 
 def digests(ids: bytes) -> list[bytes]:
-    """One for each record."""
+    """Split `ids` into one digest for each record."""
     return [ids[at : at + DIGEST_BYTES] for at in range(0, len(ids), DIGEST_BYTES)]
 
 
 def find_duplicate(
     topic: ShardTopic, message: m.Append, batch: frames.FrameBatch, now_us: int, *, is_whole: bool = False
 ) -> tuple[Any, bytes] | None:
-    """The settle entry of a write that is known, by its key or by ids of its records, and what is known of
-    each record; None when nothing is. With `is_whole` only of one that needs not be sent again."""
+    """Find an earlier write with the same key, or with one of the same dedup ids.
+
+    Return (settle entry, known), or None if neither is known. `known` has one uint64 for each record: its
+    seq, or 0 if it is new. `known` is empty if all records are duplicates by key or by producer number. With
+    `is_whole`, return None if only some of the dedup ids are known.
+    """
     window = topic.config.idempotency_window_ms
     if message.idempotency_key:
         seen = topic.keys.find(digest_of_key(message.idempotency_key), now_us, window)
@@ -87,10 +92,10 @@ def find_duplicate(
 
 
 def _frame_again(topic: ShardTopic, batch: frames.FrameBatch) -> Any:
-    """The settle entry of a frame that is there already, since its answer was lost; None for another one.
+    """Return the settle entry of a frame that was appended before and is sent again; None for a new frame.
 
-    Looked at before the ids: of records that have none nothing else is known, and a sender who is told that
-    some of its records are there sends the others once more.
+    This check comes before the check of dedup ids, because a record without id is known only by its frame. If
+    the reply listed only the records with ids, the sender would append the other records twice.
     """
     words = batch.words[0]
     producer = topic.producers.get(int(words[layout.W_PRODUCER_ID]))
@@ -102,7 +107,7 @@ def _frame_again(topic: ShardTopic, batch: frames.FrameBatch) -> Any:
 
 
 def remember_write(topic: ShardTopic, key: str, ids: bytes, entry: IdempotencyEntry) -> None:
-    """A first use: of the key for all records of `entry`, or of each id for its record."""
+    """Store the first use of a key for all records of `entry`, or of each dedup id for its record."""
     config = topic.config
     window, most = config.idempotency_window_ms, config.idempotency_max
     if key:
@@ -118,7 +123,7 @@ def _entries(topic: ShardTopic, batch: frames.FrameBatch, seen: IdempotencyEntry
     entries[0, S_FIRST_SEQ] = seen.first_seq
     entries[0, S_COMMIT_TS] = seen.commit_ts
     entries[0, S_COUNT_STATUS] = seen.records | (FLAG_DEDUPED << FLAGS_SHIFT)
-    # The answer waits for the group in hand, which may hold the first copy.
+    # The reply waits for the current commit batch, because the batch may contain the first copy.
     entries[0, S_HEAD_SEQ] = topic.next_seq - 1
     entries[0, S_EPOCH] = topic.epoch
     entries[0, S_TOPIC] = topic.topic_id

@@ -1,10 +1,10 @@
-"""Says what the shard published: rows of news for the schedulers, and a bell for those that sleep.
+"""Announces publications to the schedulers: rows in the news ring, and a bell that wakes sleeping schedulers.
 
-Part of the shell: no decision about a frame. Nobody waits for anybody here; a bell that is lost costs a
-scheduler's own look at the news, at the latest when its back-up poll ends.
+Part of the shell; it decides nothing about frames. The shard never waits for a scheduler. If a bell is lost,
+the scheduler finds the news at its next backup poll at the latest.
 
-To be woken takes as long as to admit and write a frame. So where that is quick, schedulers that sleep are
-woken when frames are taken, and look for the news of them: the two times are spent beside each other.
+A wake-up takes about as long as the admission and the write of a frame. If writes are fast, the shard
+therefore wakes sleeping schedulers when it drains the frames. The wake-up and the write then run in parallel.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ringlog.spin_wait import SPIN_REPLY_NS
 from ringlog.topic.state import ShardTopic
 
 _SOON_NS = SPIN_REPLY_NS
-"""A scheduler that is woken ahead looks for news so long: those that take longer are not there by then."""
+"""Time for which a scheduler that is woken early polls for news. Writes that take longer miss this time."""
 
 
 class SchedulerNotifier:
-    """One incarnation's news. Without schedulers there are none."""
+    """Writes the news of one incarnation. Without schedulers it does nothing."""
 
     def __init__(self, boot: ActorBoot, board: Board, schedulers: int) -> None:
         self._shm_dir = boot.shm_dir
@@ -38,23 +38,23 @@ class SchedulerNotifier:
         ]
         self._writer: NewsWriter | None = None
         self.has_unrung_news = False
-        """Something was told since the bells were last rung."""
+        """True if news were written after the last ring of the bells."""
         self._taken_ns = 0
-        """When the frames were taken of which nothing was told yet; 0 = there are none."""
+        """Monotonic time at which frames were drained whose news are not written yet. 0 if there are none."""
         self._usual_ns = 0
-        """How long it has been taking from there to the news."""
+        """Moving average of the time from the drain of frames to their news, in nanoseconds."""
 
     def begin(self) -> None:
-        """What recovery found is on the board: say so, and whatever happens from now on.
+        """Create the news ring, after the recovered state is on the board.
 
-        Raises BoardError when shared memory has no room.
+        Raise BoardError if shared memory has no room.
         """
         if self._sleepers:
             self._writer = NewsWriter(self._shm_dir, self._shard)
             self.has_unrung_news = True
 
     def publish_news(self, news: Sequence[News]) -> None:
-        """Write what was published; heads and marks are on the board by now."""
+        """Write rows for published records. Their heads and marks must be on the board already."""
         if self._writer is None:
             return
         rows = [
@@ -63,31 +63,37 @@ class SchedulerNotifier:
                 topic.topic_id, topic.epoch, first_seq, last_seq, file_id, offset, stop,
             )
             for topic, first_seq, last_seq, file_id, offset, stop, is_volatile in news
-            if topic.slot >= 0  # Made and deleted in one group: it never was on the board.
+            if topic.slot >= 0  # A topic created and deleted in one batch was never on the board.
         ]  # fmt: skip
         self._writer.add(rows)
         self.has_unrung_news = True
 
     def tell_gone(self, topic: ShardTopic) -> None:
-        """Have whoever watches a topic look at its slot, which is empty by now or holds another one."""
+        """Announce the deletion of a topic, so that its watchers read its slot again.
+
+        The slot must be empty by now, or belong to another topic.
+        """
         if self._writer is not None:
             head = topic.head_seq
             self._writer.add([(topic.slot, topic.topic_id, topic.epoch, head, head, 0, 0, 0)])
             self.has_unrung_news = True
 
     def wake_early(self, nbytes: int, now_ns: int) -> None:
-        """So many bytes of frames were taken, out of one ring: if these are few, and news usually come while
-        a scheduler would look, wake those that sleep."""
+        """Wake sleeping schedulers before the news of frames that were just drained from one ring.
+
+        Does nothing if `nbytes` is large, or if news usually take longer than a scheduler polls after a
+        wake-up.
+        """
         if self._writer is None or nbytes > EARLY_WAKEUP_BYTES_MAX:
             return
         if self._taken_ns:
-            self._learn(now_ns)  # Of those before nothing was told: they were refused, or are held up.
+            self._learn(now_ns)  # The earlier frames have no news: they were refused or are delayed.
         self._taken_ns = now_ns
         if self._usual_ns <= _SOON_NS:
             self._ring()
 
     def ring_bells(self, now_ns: int) -> None:
-        """Wake the schedulers that sleep, if they were told anything; behind the acks of a turn."""
+        """Wake sleeping schedulers if there are news. Call it after the acks of a pass of the loop."""
         if not self.has_unrung_news:
             return
         self.has_unrung_news = False
@@ -102,12 +108,12 @@ class SchedulerNotifier:
 
     def _ring(self) -> None:
         for page, bell in self._sleepers:
-            # The word of one that died stays as it was: its successor looks by itself before it sleeps.
+            # The ASLEEP word of a dead scheduler stays set. Its successor polls the news before it sleeps.
             if page.get(ProcessField.ASLEEP) and page.get(ProcessField.STATE) == ProcessState.READY:
                 bell.ring()
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Close the bells and unmap the news ring. Idempotent."""
         for _, bell in self._sleepers:
             bell.close()
         if self._writer is not None:

@@ -1,1 +1,1 @@
-"""The shard's files, rings and threads."""
+"""I/O of the shard: log files, rings and helper threads."""

@@ -1,7 +1,7 @@
-"""Syncs beside the work: what `disk` and `memory` records get within the flush interval (D-4).
+"""Background syncs of the log: records of class `disk` and `memory` are synced within the flush interval.
 
-One thread, one request at a time. A failure is raised in the shard's own thread and ends the
-incarnation, like that of any other sync (D-17).
+One thread handles one request at a time. If a sync fails, the error is raised in the shard's own thread and
+ends the incarnation, as for any other sync.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ringlog.storage.wal import WalWriter
 
 
 class Flusher:
-    """Takes a Flush, answers with a Flushed; `bell` wakes the shard when an answer is there.
+    """Accepts Flush requests and returns Flushed results. `bell` wakes the shard when a result is ready.
 
-    Its thread is there from the start, not from the first flush: by then there may be none left to have.
+    The thread starts with the shard. At the first flush the process may have reached its limit of threads.
     """
 
     def __init__(self, writer: WalWriter) -> None:
@@ -31,7 +31,7 @@ class Flusher:
         self._thread.start()
 
     def request(self, flush: Flush) -> None:
-        """Begin to sync what the file holds up to now."""
+        """Start a sync of all bytes that the file contains now."""
         self._requests.put(flush)
 
     def _run(self) -> None:
@@ -44,7 +44,7 @@ class Flusher:
             self.bell.ring()
 
     def take(self) -> Flushed | None:
-        """The answer, once there is one. Raises the DiskError of a sync that failed."""
+        """Return the next result, or None if there is none. Raise the DiskError of a failed sync."""
         if not self._results:
             return None
         self.bell.drain()
@@ -54,7 +54,7 @@ class Flusher:
         raise result
 
     def close(self) -> None:
-        """End the thread and release the bell."""
+        """Stop the thread and close the bell."""
         self._requests.put(None)
         self._thread.join()
         self.bell.close()

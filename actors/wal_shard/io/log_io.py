@@ -1,7 +1,7 @@
-"""The shard's hand on its log: writes, syncs, and the files that these go to. Part of the shell.
+"""I/O of the shard's log: writes, syncs, and the creation of files. Part of the shell.
 
-What the core wants of the log's files, of the volatile ones and of the next one, which a thread prepares, is
-done here and nowhere else. After a sync that failed nothing is tried again: the error ends the incarnation.
+Only this module performs the core's effects on WAL files, on volatile files, and on the next WAL file, which
+a thread prepares. A failed sync is never retried: the error ends the incarnation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("ringlog.shard")
 
 
 class LogIO:
-    """One incarnation's."""
+    """Performs the log effects of one incarnation."""
 
     def __init__(
         self, boot: ActorBoot, writer: WalWriter, volatile: VolatileLog, places: LogFileTable,
@@ -45,7 +45,7 @@ class LogIO:
         self._prepared: PreparedFile | None = None
         self._syncs_ns: list[int] = []
         self.bells = {bell.fileno(): bell for bell in (self._preparer.bell, self._flusher.bell)}
-        """What wakes the shard when a thread is done."""
+        """Bells of the helper threads by file descriptor. They wake the shard when a result is ready."""
         self.effect_handlers: dict[type, Callable[[Any], Any]] = {
             ev.WriteBatch: self._write_group,
             ev.WriteVolatile: self._write_volatile,
@@ -57,7 +57,7 @@ class LogIO:
         }
 
     def take_completions(self) -> list[Any]:
-        """What the threads have done since."""
+        """Return events for everything that the helper threads completed since the last call."""
         events: list[Any] = []
         result = self._preparer.take()
         if isinstance(result, PreparedFile):
@@ -73,7 +73,10 @@ class LogIO:
         return events
 
     def await_file(self) -> ev.FileReady | None:
-        """Wait for the file that is being prepared; raises DiskError when it could not be made."""
+        """Wait for the file that is being prepared. Return None if no file was requested.
+
+        Raise the DiskError if the file could not be created.
+        """
         prepared = self._preparer.finish()
         if prepared is None:
             if self._preparer.failure is not None:
@@ -83,7 +86,7 @@ class LogIO:
         return ev.FileReady(prepared.capacity)
 
     def publish_sync_times(self) -> None:
-        """Say on the board how long syncs took: at the end of a turn, when nobody waits any more."""
+        """Publish the durations of syncs on the board. Call it at the end of a pass, after all replies."""
         for took in self._syncs_ns:
             self._slot.add(ProcessField.SYNCS, 1)
             self._slot.add(ProcessField.SYNC_NS, took)
@@ -91,7 +94,7 @@ class LogIO:
         self._syncs_ns.clear()
 
     def close_files(self, *, is_read_only: bool) -> None:
-        """Cut the log where it ends, and remove a file that was prepared for nothing."""
+        """Truncate the log file at its end, and delete a prepared file that was not used."""
         left = self._preparer.finish()
         for prepared in (self._prepared, left):
             if prepared is not None:
@@ -100,7 +103,7 @@ class LogIO:
             self._writer.close(truncate=True)
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads and remove the volatile log."""
         self._preparer.close()
         self._flusher.close()
         self._volatile_log.close()
@@ -109,7 +112,8 @@ class LogIO:
 
     def _write_group(self, effect: ev.WriteBatch) -> ev.BatchWritten:
         if self._slot.get(ProcessField.INCARNATION) != self._boot.incarnation:
-            # Not the fence (that is death, RD-6), but a stopped process that wakes up sees it here.
+            # This check is not the fence: a successor starts only after the death of this process was
+            # observed (P2). It detects a stopped process that continues although a newer incarnation runs.
             raise DiskError("a newer incarnation is alive", holder=self._slot.get(ProcessField.INCARNATION))
         self._writer.append(effect.buffers, effect.offset, effect.length, is_synced=effect.is_synced)
         stop_points.hit("log_after_write")

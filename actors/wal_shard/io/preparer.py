@@ -1,4 +1,4 @@
-"""Makes the next WAL file in a thread, so that filling it never stands in a group's way."""
+"""Creates the next WAL file in a thread, so that no commit batch waits while the file is filled."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ringlog.storage.wal import PreparedFile, WalWriter
 
 
 class Preparer:
-    """One thread, at most one request at a time. `bell` wakes the shard when a result is there.
+    """Runs one thread with at most one request at a time. `bell` wakes the shard when a result is ready.
 
-    The thread is kept: where a process can have no more of them, a shard that serves must not end for want of
-    one when its file is half full.
+    The thread stays alive between requests. Otherwise a running shard could fail at the limit of threads when
+    its file is half full.
     """
 
     def __init__(self, writer: WalWriter) -> None:
         self._writer = writer
         self.bell = EventBell()
         self.failure: DiskError | None = None
-        """Why the request that `finish` waited for made no file."""
+        """Error of the request that `finish` waited for, or None."""
         self._requests: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
         self._results: deque[PreparedFile | DiskError] = deque()
         self._is_idle = threading.Event()
@@ -30,7 +30,7 @@ class Preparer:
         self._thread: threading.Thread | None = None
 
     def request(self, at_least: int, *, fill: bool = True) -> None:
-        """Begin to make a file of at least this size; the result comes by `take`."""
+        """Start creating a file of at least `at_least` bytes. `take` returns the result."""
         self._is_idle.wait()
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="wal-preparer", daemon=True)
@@ -49,21 +49,21 @@ class Preparer:
             self.bell.ring()
 
     def take(self) -> PreparedFile | DiskError | None:
-        """The result, once there is one."""
+        """Return the result, or None if there is none yet."""
         if not self._results:
             return None
         self.bell.drain()
         return self._results.popleft()
 
     def finish(self) -> PreparedFile | None:
-        """Wait for a running request and return a file nobody took."""
+        """Wait for a running request and return its file, if it was not taken yet."""
         self._is_idle.wait()
         result = self._results.popleft() if self._results else None
         self.failure = result if isinstance(result, DiskError) else None
         return result if isinstance(result, PreparedFile) else None
 
     def close(self) -> None:
-        """End the thread and release the bell."""
+        """Stop the thread and close the bell."""
         if self._thread is not None:
             self._requests.put(None)
             self._thread.join()

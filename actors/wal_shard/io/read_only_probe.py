@@ -1,4 +1,4 @@
-"""When a shard that serves reads alone looks whether its directory takes writes again."""
+"""Checks whether the data directory of a read-only shard is writable again."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ _NS_PER_MS = 1_000_000
 
 
 class ReadOnlyProbe:
-    """Looks after `read_only_probe_ms`, then each time after twice as long, READ_ONLY_PROBE_MS_MAX at
-    most."""
+    """Probes after `read_only_probe_ms`, then at doubling intervals up to READ_ONLY_PROBE_MS_MAX."""
 
     def __init__(
         self, disk: Disk, clock: Clock, directory: str, read_only_probe_ms: int, file_bytes: int
     ) -> None:
-        """`read_only_probe_ms` 0 = the shard writes, and there is nothing to look at. `file_bytes`: what a
-        life that
-        writes needs at once."""
+        """Set up the probe of `directory`.
+
+        Args:
+            read_only_probe_ms: first interval in milliseconds; 0 disables the probe of a writable shard.
+            file_bytes: size of the test file: the bytes that a writable shard needs at its start.
+        """
         self._disk, self._clock, self._directory = disk, clock, directory
         self._look_ms, self._file_bytes = read_only_probe_ms, file_bytes
         self._look_at_ns = 0
 
     def begin(self) -> None:
-        """From now on the shard serves."""
+        """Start the first interval, when the shard begins to serve."""
         self._look_at_ns = self._clock.monotonic_ns() + self._look_ms * _NS_PER_MS
 
     def is_writable_again(self) -> bool:
-        """Does the directory take writes again? Looked at only when it is time to."""
+        """Return True if the directory is writable again. It is probed only when the interval is over."""
         now = self._clock.monotonic_ns()
         if not self._look_ms or now < self._look_at_ns:
             return False
@@ -42,7 +44,10 @@ class ReadOnlyProbe:
         return self._takes_writes()
 
     def _takes_writes(self) -> bool:
-        """Make a file as large as the first one of a life that writes, and remove it."""
+        """Create and sync a test file as large as the first WAL file, and delete it.
+
+        Return True on success.
+        """
         path = f"{self._directory}/{PROBE}"
         try:
             if self._disk.exists(path):

@@ -1,7 +1,8 @@
-"""The rings of one shard: attach, drain fairly, settle, let go. Part of the shell: no decision about a frame.
+"""The rings of one shard: attach, drain fairly, settle, detach.
 
-A ring whose words or frames make no sense is closed with a reason and dropped; the others go on
-(RF-25, RF-32). What it had published and was sound is settled first.
+Part of the shell; it decides nothing about frames. A ring with a corrupt header or corrupt frames is closed,
+with a log message. The other rings are not affected (RF-25, RF-32). Valid frames that the ring had published
+before are settled first.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from ringlog.ring.ring import RingConsumer, WakeupFlags
 log = logging.getLogger("ringlog.shard")
 
 FULL_SHARE = 15 / 16
-"""A ring counts as full from here on: the next frame need not fit, nor the padding before it."""
+"""A ring counts as full from this fill ratio on, because the next frame and its padding may not fit."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""Rings and bells lie in one directory: what is asked for by message must not lead out of it."""
+"""Legal names of ring and bell files.
+A name in a message must not lead out of the shared-memory directory."""
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class _ProducerRing:
 
 
 class Rings:
-    """All rings one shard drains, in a fair order."""
+    """All rings that one shard drains, in round-robin order."""
 
     def __init__(self, shm_dir: str, shard: int, engine_id: str) -> None:
         self._shm_dir = shm_dir
@@ -57,7 +59,10 @@ class Rings:
         return len(self._by_number)
 
     def attach(self, name: str, bell: str) -> None:
-        """Begin to drain a ring; a ring that is attached already stays as it is. Raises RingError."""
+        """Start draining a ring. A ring that is attached already stays unchanged.
+
+        Raise RingError if a name is illegal or the ring cannot be attached.
+        """
         if name in self._by_name:
             return
         for file in (name, bell):
@@ -72,7 +77,7 @@ class Rings:
         self._next_number += 1
 
     def request_detach(self, name: str, client: bytes, corr: int) -> bool:
-        """Let a ring go when it is empty; False when it is not attached."""
+        """Request that a ring is detached when it is empty. Return False if it is not attached."""
         number = self._by_name.get(name)
         if number is None:
             return False
@@ -82,14 +87,14 @@ class Rings:
         return True
 
     def has_pending(self) -> bool:
-        """Is there anything to drain? Cheap: a few loads a ring."""
+        """Return True if a ring has frames to drain. Costs a few loads for each ring."""
         for ring in self._by_number.values():  # noqa: SIM110  a generator takes longer than the look
             if not ring.is_broken and self._pending(ring):
                 return True
         return False
 
     def watched(self) -> list[tuple[memoryview, int]]:
-        """Of each ring, a word and its value as long as there is nothing to drain."""
+        """Return for each ring a shared word, and its value while the ring has nothing to drain."""
         return [ring.consumer.spin_word() for ring in self._by_number.values() if not ring.is_broken]
 
     def _pending(self, ring: _ProducerRing) -> int:
@@ -100,7 +105,7 @@ class Rings:
             return 0
 
     def pending_totals(self) -> tuple[int, int, bool]:
-        """(rings with something to drain, bytes in all, does one of them ask not to be gathered)."""
+        """Return (rings with frames, bytes of the frames, True if a producer wants no batch window)."""
         rings = nbytes = wants = 0
         for ring in self._by_number.values():
             if not ring.is_broken and (pending := self._pending(ring)):
@@ -108,7 +113,10 @@ class Rings:
         return rings, nbytes, bool(wants & WakeupFlags.NO_BATCH_WINDOW)
 
     def fill_ratio(self) -> float:
-        """How full the fullest ring is, 0.0 to 1.0, for its producer: what is not settled takes room."""
+        """Return the fill ratio of the fullest ring, 0.0 to 1.0.
+
+        Unsettled frames count, as for its producer.
+        """
         fullest = 0.0
         for ring in self._by_number.values():
             if not ring.is_broken and (pending := self._pending(ring)):
@@ -118,7 +126,7 @@ class Rings:
         return min(fullest, 1.0)
 
     def drain(self) -> list[FramesArrived]:
-        """Copy out what is there, one share a ring, at most one group's worth in all."""
+        """Copy frames out of the rings: at most one share for each ring, and one commit batch in total."""
         events: list[FramesArrived] = []
         room, frames_left = COMMIT_BATCH_BYTES_MAX, COMMIT_BATCH_FRAMES_MAX
         numbers = list(self._by_number)
@@ -130,7 +138,7 @@ class Rings:
             try:
                 event = self._drain_one(number, ring, min(room, DRAIN_BYTES_PER_RING_MAX), frames_left)
             except RingError as e:
-                # The producer's words are not to be trusted: what it wrote there costs it its ring (RF-25).
+                # The producer wrote invalid words into the ring's header, so its ring is closed (RF-25).
                 self._break(ring, str(e))
                 continue
             if event is not None:
@@ -146,7 +154,8 @@ class Rings:
         self, number: int, ring: _ProducerRing, limit: int, frames_left: int
     ) -> FramesArrived | None:
         consumer = ring.consumer
-        # Nobody takes the settlements of a ring that is being let go: its frames get their fate without.
+        # The client of a detaching ring no longer reads settlements, so their free space does not limit the
+        # drain.
         free = frames_left if ring.is_detaching else consumer.settle_free - ring.in_flight
         frames_max = min(free, frames_left)
         while frames_max > 0:
@@ -156,7 +165,7 @@ class Rings:
             position, buffer = copied
             batch = scan_checked(buffer, position, frames_max=frames_max)
             if batch.end is ScanEnd.PARTIAL and not len(batch):
-                # One frame larger than the share: it is taken alone.
+                # One frame is larger than the ring's share, so it is drained alone.
                 total = int.from_bytes(buffer[:4], "little") + LEN_FIELD_BYTES
                 if total <= len(buffer) or total > self._pending(ring):
                     self._break(ring, "a published frame is longer than what was published")
@@ -185,7 +194,7 @@ class Rings:
             ring.bell.ring()
 
     def settle(self, source: int, entries: SettleEntries, new_tail: int) -> None:
-        """Hand the fates to the producer, then free the space."""
+        """Write the settle entries for the producer, then free the frames' space in the ring."""
         ring = self._by_number.get(source)
         if ring is None:
             return
@@ -196,18 +205,21 @@ class Rings:
         except RingError as e:
             self._break(ring, str(e))
             return
-        # At once: a lone append waits for nothing else.
+        # Wake the producer at once, because a single append waits only for this.
         if ring.consumer.wakeup_flags & WakeupFlags.SETTLEMENTS:
             ring.bell.ring()
 
     def wake_publication_waiters(self) -> None:
-        """Wake the clients that sleep until something is published."""
+        """Wake the clients that sleep until the next publication."""
         for ring in self._by_number.values():
             if ring.consumer.wakeup_flags & WakeupFlags.PUBLICATION:
                 ring.bell.ring()
 
     def detach_empty(self) -> Iterator[tuple[str, int, list[tuple[bytes, int]]]]:
-        """Detach rings that were asked to go and are empty; yields (name, frames settled, who asked)."""
+        """Detach the empty rings among those with a detach request.
+
+        Yield (name, frames settled, detach requests). A detach request is (client, correlation id).
+        """
         for number, ring in list(self._by_number.items()):
             if not ring.is_detaching or ring.in_flight:
                 continue
@@ -219,7 +231,7 @@ class Rings:
             yield ring.name, ring.settled_since, ring.detach_requests
 
     def close(self) -> None:
-        """Unmap everything; the rings themselves belong to the supervisor."""
+        """Unmap all rings. The supervisor removes the ring files."""
         for ring in self._by_number.values():
             ring.consumer.detach()
             ring.bell.close()

@@ -1,7 +1,7 @@
-"""The volatile log: ephemeral records in shared memory, in files of the WAL's own format.
+"""The volatile log: ephemeral records in shared memory, in files of the WAL format.
 
-Readers find them like any other extent. They live as long as the incarnation that wrote them (D-6):
-a successor sweeps them away. At most `budget` bytes are kept; beyond it the oldest file goes.
+Readers find them like any other extent. The files exist as long as the incarnation that wrote them; a
+successor deletes them. The log keeps at most `budget` bytes; above that it deletes the oldest file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ringlog.limits import FILL_CHUNK_BYTES, WAL_HEADER_BYTES
 from ringlog.storage.layout import WalHeader, pack_file
 
 FILES_WANTED = 8
-"""The budget is spread over this many files, so that eviction takes an eighth at a time."""
+"""Number of files that share the budget. One eviction therefore removes an eighth of the records."""
 
 
 class VolatileLog:
@@ -33,13 +33,16 @@ class VolatileLog:
         self.path = ""
 
     def sweep(self) -> None:
-        """Remove what earlier incarnations of this shard left."""
+        """Delete the volatile files of earlier incarnations of this shard."""
         for name in os.listdir(self._boot.shm_dir):
             if name.startswith(self._stem):
                 os.unlink(f"{self._boot.shm_dir}/{name}")
 
     def open(self, at_least: int, now_us: int) -> VolatileOpened | VolatileFailed:
-        """Make a new file, dropping the oldest, but never the current one, when the budget asks for it."""
+        """Create a new file with room for `at_least` bytes.
+
+        If the budget requires it, delete the oldest files first, but never the current one.
+        """
         wanted = max(at_least, self._budget // FILES_WANTED)
         capacity = (wanted + FILL_CHUNK_BYTES - 1) // FILL_CHUNK_BYTES * FILL_CHUNK_BYTES
         dropped: list[int] = []
@@ -79,7 +82,10 @@ class VolatileLog:
         return VolatileOpened(file_id, salt, WAL_HEADER_BYTES, capacity, dropped)
 
     def append(self, buffers: list[Any], offset: int) -> None:
-        """Write one group's ephemeral frames; room was allocated, so this cannot run out of it."""
+        """Write the ephemeral frames of one commit batch.
+
+        The file is preallocated, so it cannot run out of space.
+        """
         self._write(self._fd, buffers, offset)
 
     @staticmethod
@@ -93,7 +99,7 @@ class VolatileLog:
             done += wrote
 
     def close(self) -> None:
-        """Remove everything: an orderly stop ends ephemeral records too (D-1)."""
+        """Delete all files: an orderly stop also ends ephemeral records."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -101,4 +107,5 @@ class VolatileLog:
 
 
 VOLATILE_N_FIRST = 1 << 23
-"""File numbers of the volatile log begin here: they never equal a WAL file's of the same incarnation."""
+"""First file number of the volatile log.
+It keeps these numbers distinct from WAL files of the incarnation."""

@@ -1,8 +1,9 @@
-"""Consumer groups of one shard's topics: made, moved, looked at, removed; dead letters that come back. Pure.
+"""Administration of the consumer groups of one shard's topics, and redelivery of dead letters. Pure.
 
-Requests about their leases are those of queues (leases.py). Every change is one frame of the log, and
-answered when that is as durable as the topic's class asks; so groups and their leases outlive the shard.
-Groups lie with their topic: in its row of a snapshot, and with whichever shard looks after it.
+The lease requests of groups and queues share their handlers (shard_leases.py). Every change of a group is one
+frame of the log. The reply follows when the frame is as durable as the topic's class requires (CG3). Groups
+and their leases therefore survive a restart of the shard. A group belongs to its topic: it is stored in the
+topic's snapshot row and moves with the topic to another shard.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ if TYPE_CHECKING:
     from actors.wal_shard.leases.shard_leases import ShardLeases
 
 REDELIVER_RETRY_MS = 50
-"""Who sends letters back waits so long for those that are just being written."""
+"""Retry time in milliseconds for a redrive that meets a record whose dead letter is not confirmed yet."""
 
 
 class ConsumerGroups:
-    """The named groups of one shard; each lies with its topic."""
+    """Handles requests about the named groups of one shard."""
 
     def __init__(self, leases: ShardLeases) -> None:
         self._leases, self._registry = leases, leases.registry
@@ -106,12 +107,12 @@ class ConsumerGroups:
         self._leases.waiting_claims.wake(group.number)
         return m.GroupLeft(topic.name, released)
 
-    # -- dead letters that come back ----------------------------------------------------------------
+    # -- redelivery of dead letters -----------------------------------------------------------------
 
     def _redeliver(
         self, message: m.Redeliver, event: ControlReceived, into: CommitBatch, now_us: int
     ) -> m.Message:
-        """Dead letters come back: their records are given out once more, as far as they are there."""
+        """Redeliver the records of dead letters, as far as the records still exist."""
         topic, group = self._registry.find_named(message, Mode.QUEUE)
         if topic.topic_id != message.topic_id:
             raise StaleEpoch("the topic was made anew", topic=topic.name)
@@ -123,8 +124,9 @@ class ConsumerGroups:
         rows = list(zip(seqs.tolist(), calls.tolist(), is_there.tolist(), strict=True))
         for seq, call, _ in rows:
             if group.is_exhausted(seq) and group.recent_calls.find(call) is None:
-                # Its letter is there, and who wrote it has not said so yet. When he does the record is done
-                # for the group: taken for one that will be given out anyway, it would be lost.
+                # The dead letter exists, but the scheduler has not confirmed it yet. The confirmation will
+                # mark the record as done for the group. If the redrive counted it as redelivered now, it
+                # would be lost.
                 raise NotReady(
                     "a record is just being moved to the dead letters", topic=topic.name, seq=seq,
                     retry_after_ms=REDELIVER_RETRY_MS,
@@ -139,7 +141,7 @@ class ConsumerGroups:
         self._leases.waiting_claims.wake(group.number)
         return m.Redelivered(topic.name, repeated, seqs_to_bytes(gone))
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------
 
     def _list(
         self, message: m.GroupList, event: ControlReceived, into: CommitBatch, now_us: int
@@ -148,7 +150,7 @@ class ConsumerGroups:
         groups = sorted(topic.groups.values(), key=lambda each: each.config.key)
         return m.GroupListReply(topic.name, [info_of(topic, group) for group in groups])
 
-    # -- where it is ----------------------------------------------------------------------------------
+    # -- positions ------------------------------------------------------------------------------------
 
     def _seek(
         self, message: m.GroupSeek, event: ControlReceived, into: CommitBatch, now_us: int
@@ -200,7 +202,7 @@ class ConsumerGroups:
 
 
 def info_of(topic: ShardTopic, group: ConsumerGroup, *, created: bool = False) -> m.GroupInfo:
-    """A group as messages tell it."""
+    """Return the description of a group for replies."""
     made = group.config
     return m.GroupInfo(
         topic.name, made.key, made.name, int(made.mode), made.tags, created, group.lowest_undelivered,
@@ -211,7 +213,7 @@ def info_of(topic: ShardTopic, group: ConsumerGroup, *, created: bool = False) -
 
 
 def _group_config(message: m.GroupOpen) -> GroupConfig:
-    """What a new group is to be; raises InvalidRequest."""
+    """Validate the settings of a group. Raise InvalidRequest."""
     if not is_topic_name(message.group):
         raise InvalidRequest(
             "not a legal group name", field="group", found=message.group[:64], max=GROUP_NAME_BYTES_MAX,
@@ -246,7 +248,7 @@ def _group_config(message: m.GroupOpen) -> GroupConfig:
 
 
 def _dead_letters(message: m.GroupOpen) -> tuple[int, str]:
-    """How often a record of a new group is given out at most, and where it goes then."""
+    """Validate and return (maximum deliveries, name of the dead-letter topic) of a group."""
     most, target = message.max_deliveries, message.dead_letter
     if target and (not is_topic_name(target) or target == message.topic or message.mode != Mode.QUEUE):
         raise InvalidRequest(
@@ -259,5 +261,5 @@ def _dead_letters(message: m.GroupOpen) -> tuple[int, str]:
 
 
 def _clamped(topic: ShardTopic, cursor: int) -> int:
-    """A place to go on from, moved to what there is (F42)."""
+    """Return `cursor`, limited to the range from the earliest seq to one after the head."""
     return min(max(cursor, topic.earliest_seq), topic.head_seq + 1)

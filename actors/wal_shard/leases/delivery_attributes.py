@@ -1,9 +1,9 @@
-"""Marks of records: what they say of when and how urgently they want to be handed out, learned from storage.
-Pure.
+"""Loads the delivery attributes of records from storage: `not_before` and priority. Pure.
 
-A shard knows that some records of a topic have marks, not which. It asks storage for all that a queue or
-group has before it when that is first used, later for those that were published since. While that is not
-known, nothing of it is handed out.
+A shard knows that some records of a topic have delivery attributes, but not which records. At the first
+request for a queue or group, it queries storage for the attributes of all undelivered records. Later it
+queries those of newly published records. Until the attributes are loaded, the queue or group delivers
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ringlog.topic.state import ShardTopic
 
 
 class DeliveryAttributeLoader:
-    """What one shard has learned for its queues and groups, and has to."""
+    """Loads delivery attributes for the queues and consumer groups of one shard."""
 
     def __init__(
         self, registry: LeaseRegistry, removals: Removals, waiting: WaitingClaims, sizes: JobSizes
@@ -32,26 +32,29 @@ class DeliveryAttributeLoader:
         self._registry, self._removals, self._waiting, self._sizes = registry, removals, waiting, sizes
         self.wall_us = 0
         self._wanted: dict[int, None] = {}
-        """Queues and groups with claims that wait for what has to be learned first, by `key_of`."""
+        """Queues and groups whose waiting claims need attributes to be loaded, by `key_of`."""
         self._damaged: dict[int, CorruptData] = {}
-        """Those whose marks could not be read: the next request gets the error."""
+        """Queues and groups whose attributes could not be read. The next request gets the error."""
         self._put_us: dict[int, tuple[int, int]] = {}
-        """Of a queue or group whose statistics are asked for: (its oldest record, when that was put)."""
+        """`key_of` -> (oldest ready seq, its append time in microseconds), for requests for statistics."""
         removals.learned.subscribe(self._learned)
 
     @property
     def is_damaged(self) -> bool:
-        """Does any request have to get an error for damage?"""
+        """True if a request has to fail because attributes could not be read."""
         return bool(self._damaged)
 
     def require_undamaged(self, topic: ShardTopic, group: ConsumerGroup) -> None:
-        """Raise Internal where the marks of a queue or group could not be read."""
+        """Raise Internal once if the attributes of this queue or group could not be read."""
         if (damage := self._damaged.pop(key_of(topic, group), None)) is not None:
             raise damage_error(topic, damage)
 
     def questions_for(self, message: Any) -> list[LedgerQuestion]:
-        """What has to be known before this request is looked at: marks that records brought since, or had
-        when we began; and when the oldest job was put, where that was before."""
+        """Return the storage queries that this request needs first.
+
+        It may need delivery attributes of records that are not loaded yet. A request for statistics may need
+        the append time of the oldest ready job.
+        """
         registry = self._registry
         topic = registry.directory.find(message.topic)
         if topic is None:
@@ -71,7 +74,7 @@ class DeliveryAttributeLoader:
         return [] if learn is None else self._removals.questions_for_queries([(topic, learn)], self.wall_us)
 
     def pending_questions(self) -> list[LedgerQuestion]:
-        """The same for claims that wait."""
+        """Return the storage queries that waiting claims need."""
         if not self._wanted:
             return []
         wanted, self._wanted = self._wanted, {}
@@ -83,15 +86,14 @@ class DeliveryAttributeLoader:
         return self._removals.questions_for_queries(asked, self.wall_us) if asked else []
 
     def needs_loading(self, topic: ShardTopic, group: ConsumerGroup) -> bool:
-        """Is it not known yet what records before this queue or group say of their delays? Then storage is
-        asked."""
+        """Return True if attributes of undelivered records are not loaded yet, and schedule their query."""
         if self._unlearned(topic, group) is None:
             return False
         self._wanted[key_of(topic, group)] = None
         return True
 
     def needs_loading_if_readable(self, topic: ShardTopic, group: ConsumerGroup) -> bool:
-        """The same, unless that could not be read."""
+        """Act like `needs_loading`, but return False if the attributes could not be read."""
         return key_of(topic, group) not in self._damaged and self.needs_loading(topic, group)
 
     def _unlearned(self, topic: ShardTopic, group: ConsumerGroup) -> RecordQuery | None:
@@ -114,11 +116,11 @@ class DeliveryAttributeLoader:
         if self._registry.directory.by_id.get(topic.topic_id) is not topic or learn is None:
             return
         if learn.has_sizes:
-            # What lies beside damage may be whole: then each ack asks for its own jobs alone.
+            # Records next to damaged ones may be valid. Each ack then queries only its own jobs.
             if not isinstance(found, CorruptData):
                 self._sizes.add_sizes(topic.topic_id, *found.sizes)
         elif learn.put:
-            # The age of a record that cannot be read is not known.
+            # The age of an unreadable record is unknown.
             put = (0, 0) if isinstance(found, CorruptData) else (learn.put, found.put_us)
             self._put_us[learn.key] = put
         elif isinstance(found, CorruptData):
@@ -130,7 +132,10 @@ class DeliveryAttributeLoader:
             self._waiting.wake(learn.key)
 
     def take_put_ms(self, topic: ShardTopic, group: ConsumerGroup) -> int | None:
-        """When the oldest ready one was put, as far as that is known; None = it is not, or there is none."""
+        """Return the append time of the oldest ready record, in milliseconds on the clock of leases.
+
+        Return None if it is unknown or no record is ready.
+        """
         seq = group.oldest_ready(live_of(topic))
         known, put_us = self._put_us.pop(key_of(topic, group), (0, 0))
         if seq is None:
@@ -140,6 +145,6 @@ class DeliveryAttributeLoader:
         return group.enqueue_times.put_ms(seq)
 
     def forget(self, key: int) -> None:
-        """The queue or group is no more."""
+        """Drop the state of a deleted queue or group."""
         self._damaged.pop(key, None)
         self._put_us.pop(key, None)

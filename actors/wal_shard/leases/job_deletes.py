@@ -1,10 +1,12 @@
-"""Acks of a queue, which delete: decided in two steps like every deletion. Pure.
+"""Acks of a queue, which delete jobs in two steps, like every deletion. Pure.
 
-The core asks storage how large the jobs are, unless that is known, and then the deletion is staged and
-answered with its commit batch (QA-7, QA-8). Leases in memory are gone after a restart: every live job is
-ready. An ack that is sent again then, and whose deletion had become durable, finds the job deleted on
-request: it counts as acked, if the token is one of an earlier incarnation and its holder first sent it in
-time, however long the shard was away.
+The core first queries storage for the sizes of the jobs, unless they are known. It then stages the deletion,
+and the reply follows with its commit batch (Q4).
+
+Leases that are not durable do not survive a restart: every live job is ready again. A worker may then resend
+an ack whose deletion became durable before the restart. The job counts as acked if it was deleted on request,
+its token belongs to an earlier incarnation, and the worker first sent the ack in time. The length of the
+outage does not matter.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _PendingDelete:
-    """A request that deletes jobs and waits for what storage knows of them."""
+    """A request that deletes jobs and waits for a reply of storage about them."""
 
     message: m.Ack | m.ConfirmDeadLettered
     topic: ShardTopic
@@ -50,19 +52,22 @@ class _PendingDelete:
 
 
 class JobDeletes:
-    """The deletions of one shard's queues."""
+    """Deletes acked and dead-lettered jobs of one shard's queues."""
 
     def __init__(self, incarnation: int, leases: ShardLeases) -> None:
         self._incarnation = incarnation
         self._leases, self._registry, self._removals = leases, leases.registry, leases.removals
         self._decided: _PendingDelete | None = None
         self._sizes_asked: m.Message | None = None
-        """The request for which sizes were asked for, once."""
+        """The request for which storage was queried for sizes. There is one such query for each request."""
 
-    # -- what has to be known -------------------------------------------------------------------------
+    # -- storage queries ------------------------------------------------------------------------------
 
     def questions_for(self, message: m.Ack | m.ConfirmDeadLettered, now_ms: int) -> list[LedgerQuestion]:
-        """What has to be known for a deletion of jobs; nothing when that is there, or when there is none."""
+        """Return the storage queries that a deletion of jobs needs first.
+
+        The list is empty if everything is known, or if the request deletes nothing.
+        """
         if self._still_holds(message, now_ms):
             return []
         self.cancel_pending()
@@ -70,7 +75,7 @@ class JobDeletes:
         try:
             topic, matched = self._to_delete(message, now_ms)
         except Refused:
-            return []  # Its handler says so.
+            return []  # The handler of the request raises the same error.
         if not len(matched.leased):
             return []
         numbers = seqs_to_bitmap(matched.leased)
@@ -89,7 +94,10 @@ class JobDeletes:
         return []
 
     def sizes_for(self, message: m.AckAndClaim) -> list[LedgerQuestion]:
-        """What has to be known of jobs that are acked by the fast path; asked for once."""
+        """Return the storage queries for the sizes of jobs that the fast path acks.
+
+        Query once for a request.
+        """
         topic = self._registry.directory.find(message.topic)
         if (
             topic is None
@@ -100,7 +108,7 @@ class JobDeletes:
         try:
             seqs, _ = entries_in(message.seqs, message.tokens)
         except Refused:
-            return []  # Its handler says so.
+            return []  # The handler of the request raises the same error.
         is_there = (
             len(seqs) > 0 and first_live_seq(topic) <= int(seqs.min()) and int(seqs.max()) <= topic.head_seq
         )
@@ -115,7 +123,10 @@ class JobDeletes:
         )
 
     def _known_removal(self, topic: ShardTopic, seqs: I64, numbers: BitMap64) -> Removal | None:
-        """What storage would answer, if that is known. Of an ephemeral topic it has to say more."""
+        """Return the removal without a storage query, or None if storage must be queried.
+
+        Ephemeral topics always need a query. So do jobs that are below the first live seq or already deleted.
+        """
         if topic.config.durability == Durability.EPHEMERAL or int(seqs[0]) < first_live_seq(topic):
             return None
         if topic.dead is not None and topic.dead.intersect(numbers):
@@ -126,7 +137,10 @@ class JobDeletes:
         return Removal(seqs=numbers, records=len(seqs), bytes=accounted)
 
     def _accounted(self, topic: ShardTopic, seqs: I64) -> int | None:
-        """Bytes of these jobs, at least one, ascending; None when one of them is not known."""
+        """Return the total bytes of these jobs; None if the size of one is unknown.
+
+        `seqs` must be ascending and not empty.
+        """
         first, count = int(seqs[0]), len(seqs)
         total = None
         if int(seqs[-1]) - first == count - 1:
@@ -160,7 +174,7 @@ class JobDeletes:
         return topic, LeaseMatch(seqs, seqs[:0], seqs[:0])
 
     def _still_holds(self, message: m.Ack | m.ConfirmDeadLettered, now_ms: int) -> bool:
-        """Was this one decided, and has nothing happened to the queue since?"""
+        """Return True if this request was decided and the queue has not changed since then."""
         decided = self._decided
         if decided is None or decided.message is not message:
             return False
@@ -169,13 +183,13 @@ class JobDeletes:
         return (own.version, decided.topic.version) == (decided.changes, decided.version)
 
     def cancel_pending(self) -> None:
-        """The ack in hand cannot be logged, or is wrong: everything stays as it is."""
+        """Drop the pending deletion: the request cannot be logged, or is invalid. Nothing changes."""
         self._decided = None
 
-    # -- deleting -------------------------------------------------------------------------------------
+    # -- deletion -------------------------------------------------------------------------------------
 
     def ack(self, message: m.Ack, into: CommitBatch, now_ms: int) -> m.AckReply:
-        """These jobs are done. The reply of a repeat is not looked for here."""
+        """Delete the acked jobs. The caller has checked that the request is not a retry."""
         decided, self._decided = self._decided, None
         if decided is None:
             topic, matched = self._matched(message, now_ms)
@@ -191,7 +205,7 @@ class JobDeletes:
     def confirm_dead_lettered(
         self, message: m.ConfirmDeadLettered, into: CommitBatch, now_ms: int
     ) -> m.ConfirmReply:
-        """Copies of these jobs are durable among the dead letters: the jobs are deleted (QD-2)."""
+        """Delete exhausted jobs whose dead letters are durable (Q11)."""
         decided, self._decided = self._decided, None
         topic, matched = (decided.topic, decided.matched) if decided else self._exhausted(message)
         self._delete(topic, self._found_out(matched), into)
@@ -201,7 +215,7 @@ class JobDeletes:
         return m.ConfirmReply(topic.name, len(matched.leased))
 
     def _found_out(self, matched: LeaseMatch) -> Removal | None:
-        """What is to leave with these jobs; raises Internal."""
+        """Return the decided removal of these jobs. Raise Internal if stored records are damaged."""
         found = self._removals.take_delete()
         if isinstance(found, CorruptData):
             raise Internal("stored records are damaged, so no job was deleted", reason=str(found))
@@ -215,7 +229,7 @@ class JobDeletes:
             self._removals.stage_removal(topic, found, into, sync=is_synced, on_request=True)
 
     def _unless_gone(self, topic: ShardTopic, message: m.Ack, skipped: I64) -> I64:
-        """Without those that an earlier incarnation's holder acked, as far as can be known (see above)."""
+        """Return `skipped` without the jobs that an earlier incarnation acked (see the module)."""
         if not message.tokens or not len(skipped) or not message.in_time:
             return skipped
         seqs, tokens = entries_in(message.seqs, message.tokens)

@@ -1,12 +1,15 @@
-"""Jobs read ahead of those who claim them, so that a claim's answer can bring them along. Part of the shell.
+"""Reads jobs ahead of claims, so that the reply to a claim can contain the jobs. Part of the shell.
 
-A worker on the host reads its jobs from the files, which costs it a hundred microseconds and more for each
-claim, however small the job. Many workers read the same stretch of the log, each for a few of its jobs. Here
-it is read once, a window at a time, and every job in it is cut out. That pays where jobs are small, lie close
-together in the log, are claimed in the order of their numbers, and are payloads alone; everything else is
-left to the workers, and so is what cannot be read: they find out why, and say so. So are jobs in segments.
+A local worker reads its jobs from the log files. This takes 100 microseconds or more for each claim, however
+small the jobs are. Many workers read the same part of the log, each for a few of its jobs. The prefetcher
+reads this part once, one window at a time, and cuts it into single jobs.
 
-What is handed out was checked like what any reader hands out. It never changes while its topic lives.
+This pays off if jobs are small, consist of a payload only, are close together in the log, and are claimed in
+order of their seqs. Workers read all other jobs themselves, also jobs in segments and unreadable jobs. For
+unreadable jobs the worker reports the error.
+
+Prefetched jobs pass the same checksum verification as in any reader. A record never changes while its topic
+exists.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ _BLOCKS_MAX = 2
 
 
 class _PrefetchState:
-    """What is read of one queue, and where that goes on."""
+    """Prefetched blocks of one queue, and the reader that continues after them."""
 
     __slots__ = ("blocks", "epoch", "pause", "reader", "served")
 
@@ -56,19 +59,19 @@ class _PrefetchState:
         self.blocks: list[PayloadBlock] = []
         self.reader: TopicReader | None = None
         self.pause = 0
-        """Claims for which nothing is read."""
+        """Number of further claims for which nothing is prefetched."""
         self.served = 0
-        """Jobs that the last block was of use for."""
+        """Number of jobs served since the last block was read."""
 
     def give_up(self, claims: int = INLINE_PAUSE_CLAIMS) -> None:
-        """It is of no use for now."""
+        """Stop prefetching for the next `claims` claims."""
         self.pause = claims
         self.blocks = []
         self.reader = None
 
 
 class JobPrefetcher:
-    """What is read ahead of one shard's queues."""
+    """Prefetched jobs of one shard's queues."""
 
     def __init__(
         self, disk: Disk, data_dir: str, shm_dir: str, marks: Callable[[bool], LogHighWatermark],
@@ -82,11 +85,14 @@ class JobPrefetcher:
         self._of: OrderedDict[int, _PrefetchState] = OrderedDict()
 
     def forget(self, topic_id: int) -> None:
-        """The topic is no more."""
+        """Drop the prefetched jobs of a deleted topic."""
         self._of.pop(topic_id, None)
 
     def find(self, topic: ShardTopic, runs: Sequence[tuple[int, int, int, int]]) -> Contents | None:
-        """The jobs of a claim, given as in ClaimReply; None when whoever claimed has to read them."""
+        """Return the contents of the leased runs (see ClaimReply).
+
+        None if the worker has to read the jobs itself.
+        """
         ahead = self._ahead_of(topic)
         parts: list[Part] = []
         for first, count, _, _ in runs:
@@ -99,7 +105,10 @@ class JobPrefetcher:
         return contents_of(parts)
 
     def _ahead_of(self, topic: ShardTopic) -> _PrefetchState | None:
-        """What is read ahead of a queue; of a log, whose groups are at many places, nothing is."""
+        """Return the prefetch state of a queue.
+
+        None for other topics, whose groups read at different positions.
+        """
         if topic.config.type != QUEUE:
             return None
         ahead = self._of.get(topic.topic_id)
@@ -127,13 +136,13 @@ class JobPrefetcher:
             ahead.pause -= 1
             return None
         if blocks and blocks[-1].first <= first < blocks[-1].stop:
-            # It goes on in the next block.
+            # The run continues in the next block.
             split = blocks[-1].stop
             head = self._run(topic, ahead, first, split - first)
             rest = self._run(topic, ahead, split, stop - split) if head is not None else None
             return None if head is None or rest is None else head + rest
         if blocks and first < blocks[-1].stop:
-            return None  # It came back, and what is read ahead is of no use for it.
+            return None  # The job was returned to the queue and lies before the prefetched blocks.
         if topic.head_seq - first < INLINE_AHEAD_MIN or count > INLINE_BYTES_MAX // STAMP_BYTES:
             return None
         if not self._read_on(topic, ahead, first):
@@ -141,14 +150,17 @@ class JobPrefetcher:
         return self._run(topic, ahead, first, count)
 
     def _read_on(self, topic: ShardTopic, ahead: _PrefetchState, first: int) -> bool:
-        """Have a block that holds this job, if that is quickly done; else nothing is read for a while."""
+        """Read until a block contains this job.
+
+        If that takes too long, pause prefetching and return False.
+        """
         is_useful = not ahead.blocks or ahead.served >= INLINE_AHEAD_MIN
         ahead.served = 0
         for _ in range(INLINE_WINDOWS_PER_CLAIM if is_useful else 0):
             try:
                 block = self._next_block(topic, ahead, first)
             except (CorruptData, DiskError, FrameInvalid, NotReady):
-                block = None  # Who reads the job finds out what it is, and is told.
+                block = None  # The worker that reads the job gets the error.
             if block is None:
                 break
             ahead.blocks = [*ahead.blocks[1 - _BLOCKS_MAX :], block]
@@ -165,12 +177,12 @@ class JobPrefetcher:
             reader.skip_to(first - 1)
         found = self._read(topic, reader)
         if found is Pause.MOVED or found is Pause.AT_MARK:
-            # The log goes on in another file, perhaps: it is asked once.
+            # The log may continue in another file, so query the position once.
             reader.relocate(self._locate(topic, reader.cursor))
             found = self._read(topic, reader)
         block = _cut(found) if isinstance(found, FrameRun) else None
         if block is not None and block.sizes is not None:
-            # So that an ack of them asks storage for nothing.
+            # An ack of these jobs then needs no storage query.
             numbers = np.arange(block.first, block.stop, dtype=np.uint64)
             self._sizes.add_sizes(topic.topic_id, numbers, block.sizes)
         return block
@@ -183,7 +195,7 @@ class JobPrefetcher:
         try:
             return reader.next_run(topic.head_seq, INLINE_WINDOW_BYTES)
         finally:
-            # A file that is deleted meanwhile would take its room as long as it is open here.
+            # An open descriptor would keep the disk space of a deleted file allocated.
             reader.close()
 
     def _open(self, topic: ShardTopic, after: int) -> TopicReader:
@@ -195,7 +207,10 @@ class JobPrefetcher:
 
 
 def _cut(run: FrameRun) -> PayloadBlock | None:
-    """All records of these frames, if they are small, payloads alone, and none is missing between them."""
+    """Return all records of these frames.
+
+    None if they are large, have more than a payload, or leave a gap.
+    """
     if int(run.batch.total_bytes.sum()) > INLINE_BLOCK_BYTES_MAX:
         return None
     block, sizes = split_jobs(run.buffer, run.batch)

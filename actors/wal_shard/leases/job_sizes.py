@@ -1,8 +1,8 @@
-"""How large jobs are that are being worked on, so that an ack need not ask storage. Pure.
+"""Cache of the sizes of jobs, so that an ack needs no query of storage. Pure.
 
-What a record is accounted with never changes while its topic lives. So a block of sizes that was asked for
-once is good for every ack in it, and acks of jobs that were put one after the other ask once for many. Only
-what is published is known: what was not when its block was asked for is asked for again.
+The accounted size of a record never changes while its topic exists. One query therefore fetches a block of
+sizes that serves every later ack in the block. Acks of consecutive jobs share one query. Only published
+records have a known size; sizes of records that were published after the query are queried later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MASK = JOB_SIZE_BLOCK - 1
 
 
 class JobSizes:
-    """Of all queues of one shard; the blocks that were not needed for longest are forgotten."""
+    """Job sizes of all queues of one shard, as an LRU cache of blocks."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[tuple[int, int], NDArray[np.int32]] = OrderedDict()
@@ -30,7 +30,10 @@ class JobSizes:
         return len(self._blocks)
 
     def total(self, topic_id: int, seqs: I64) -> int | None:
-        """Bytes of these jobs, at least one, ascending; None when one of them is not known."""
+        """Return the total bytes of these jobs; None if a size is unknown or the jobs span too many blocks.
+
+        `seqs` must be ascending and not empty.
+        """
         at, last = int(seqs[0]) >> _SHIFT, int(seqs[-1]) >> _SHIFT
         if at == last:
             return self._within(topic_id, at, seqs)
@@ -47,7 +50,7 @@ class JobSizes:
         return total
 
     def total_of(self, topic_id: int, first: int, count: int) -> int | None:
-        """The same of jobs that follow each other; None also where they lie in two blocks."""
+        """Return the total bytes of `count` consecutive jobs in one block; None if unknown."""
         block = self._blocks.get((topic_id, first >> _SHIFT))
         low = first & _MASK
         if block is None or low + count > JOB_SIZE_BLOCK:
@@ -71,15 +74,17 @@ class JobSizes:
 
     @staticmethod
     def block_range(seqs: I64, head_seq: int) -> tuple[int, int] | None:
-        """First and last number of the blocks of these jobs, as far as they are published; None when they are
-        so far from each other that they are better asked for by themselves."""
+        """Return the first and the last published seq of the blocks that contain these jobs.
+
+        Return None if the jobs span too many blocks. A query of the single jobs is then cheaper.
+        """
         first, last = int(seqs[0]) & ~_MASK, int(seqs[-1]) | _MASK
         if last - first >= JOB_SIZE_BLOCKS_AT_ONCE << _SHIFT:
             return None
         return max(first, 1), min(last, head_seq)
 
     def add_sizes(self, topic_id: int, seqs: NDArray[np.uint64], sizes: I64) -> None:
-        """Records of a topic that are stored, ascending, and what each is accounted with."""
+        """Store the accounted sizes of records of a topic. `seqs` must be ascending."""
         numbers = seqs.astype(np.int64)
         low = 0
         while low < len(numbers):
@@ -95,6 +100,6 @@ class JobSizes:
             self._blocks.popitem(last=False)
 
     def forget(self, topic_id: int) -> None:
-        """The topic is no more."""
+        """Drop the sizes of a deleted topic."""
         for key in [key for key in self._blocks if key[0] == topic_id]:
             del self._blocks[key]

@@ -1,10 +1,12 @@
-"""Registry of the lease tables of one shard: the queues' own and those of named groups; their log and replay.
-Pure.
+"""Registry of the lease tables of one shard, with their logging and replay. Pure.
 
-A queue's own group (its name is empty) is made when the queue is first asked for something. It is memory,
-unless the topic has `leases_durable`: then its changes are logged, and it lies with its topic, in its row of
-a snapshot too. A named group always does. A change is one frame of the log, as durable as the topic's class
-asks before a reply says so (QL-16). Acks of a queue are deletions, and logged as such.
+Each queue has a default group, whose name is empty. It is created at the first request for the queue, and
+exists only in memory. If the topic has `leases_durable`, the changes of its default group are logged, and its
+state is stored with the topic and in the topic's snapshot row. Named groups are always logged and stored in
+this way.
+
+A change is one frame of the log. The reply follows when the change is as durable as the topic's class
+requires (Q6, CG3). Acks of a queue are logged as deletions.
 """
 
 from __future__ import annotations
@@ -50,38 +52,39 @@ from ringlog.types import Durability
 _OF_GROUPS = (
     m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTake, m.GroupCommit, m.GroupDelete, m.Redeliver,
 )  # fmt: skip
-"""Requests that add to the log, whatever group they are about."""
+"""Requests that always write to the log."""
 _DELETES = (m.Ack, m.AckAndClaim)
-"""Requests that add a change of a named group to the log, or a deletion of jobs."""
+"""Requests that log a change of a named group, or a deletion of jobs."""
 _CHANGES = (m.Claim, m.Steal, m.Nack, m.Extend, m.Reject)
-"""Requests that add a change to the log, where changes are logged."""
+"""Requests that log a change if the changes of their group are logged."""
 _SYNCED = frozenset({Op.CREATED, Op.SEEK, Op.TAKEN_OVER, Op.REMOVED, Op.REDELIVERED, Op.SNAPSHOT})
-"""What a group is, and where it was told to be, is synced in any case, as a topic's creation is; and what
-comes back from elsewhere, where it is deleted then."""
+"""Changes that are synced whatever the topic's class is, like the creation of a topic.
+They define a group or move it. A redelivery is synced because its dead letter is deleted afterwards."""
 _RUN_BYTES = DURABLE_LEASE_BYTES + NODE_BYTES_MAX + 32
-"""Most bytes of a run that is written when leases become durable."""
+"""Maximum log bytes of one run when existing leases become durable."""
 _FAILURE_BYTES = DEAD_LETTER_REASON_BYTES_MAX + 32
-"""The same of why a job failed."""
+"""Maximum log bytes of the failure reason of one job when existing leases become durable."""
 
 
 class LeaseRegistry:
-    """The lease tables of one shard."""
+    """The lease tables of one shard: default groups of queues, and named groups."""
 
     def __init__(self, incarnation: int, directory: TopicDirectory) -> None:
         self.directory = directory
         self._own_tokens = LeaseTokens(incarnation)
         self.tokens = LeaseTokens(incarnation)
-        """Of named groups. Queues count from the other end of the same numbers: a token is never given
-        twice."""
+        """Lease tokens of named groups.
+        They use the upper half of the numbers and queues the lower half, so no token is issued twice (Q3)."""
         self.tokens.allocate(NUMBER_MAX // 2)
         self._own: dict[int, ConsumerGroup] = {}
         self._topic_of: dict[int, ShardTopic] = {}
-        """By the number of a named group."""
+        """Topics by the number of their named groups."""
         self.queue_metrics, self.group_metrics = QueueMetrics(), GroupMetrics()
         self.has_dead_letter_mover = False
-        """Is there a scheduler that moves records to the dead letters? Without one they come back forever."""
+        """True if a scheduler moves exhausted records to dead-letter topics.
+        Without one, they are redelivered forever."""
         self.wall_clock_offset_ms = self.now_ms = 0
-        """Of the wall clock, against the time of leases; and that time."""
+        """Wall clock minus the clock of leases, and the current time of the clock of leases; milliseconds."""
 
     def __iter__(self) -> Iterator[tuple[ShardTopic, ConsumerGroup]]:
         for topic_id, own in self._own.items():
@@ -89,24 +92,27 @@ class LeaseRegistry:
         for number, topic in self._topic_of.items():
             yield topic, topic.groups[number]
 
-    # -- which one ------------------------------------------------------------------------------------
+    # -- lookup ---------------------------------------------------------------------------------------
 
     def topic_of(self, message: Any) -> ShardTopic:
-        """The topic that a request names."""
+        """Return the topic that a request names. Raise TopicNotFound."""
         topic = self.directory.find(message.topic)
         if topic is None:
             raise TopicNotFound("no such topic", topic=message.topic)
         return topic
 
     def queue_of(self, message: Any) -> ShardTopic:
-        """The same; it has to be a queue."""
+        """Return the queue that a request names. Raise TopicNotFound or NotAQueue."""
         topic = self.topic_of(message)
         if topic.config.type != QUEUE:
             raise NotAQueue("not a queue", topic=topic.name)
         return topic
 
     def find(self, message: Any) -> tuple[ShardTopic, ConsumerGroup]:
-        """The topic that a request names and its group, which leases records; "" is the queue's own."""
+        """Return the topic and the group that a request names.
+
+        An empty group name means the queue's default group. A named group must be in queue mode.
+        """
         if message.group:
             return self.find_named(message, Mode.QUEUE)
         topic = self.queue_of(message)
@@ -114,7 +120,10 @@ class LeaseRegistry:
         return topic, self.default_group(topic)
 
     def find_named(self, message: Any, mode: Mode | None = None) -> tuple[ShardTopic, ConsumerGroup]:
-        """The same of a group that has a name; of any mode, if none is asked for."""
+        """Return the topic and the named group that a request names.
+
+        Raise GroupNotFound, or GroupIncompatible if `mode` is given and differs from the group's mode.
+        """
         topic = self.topic_of(message)
         group = find_group(topic, message.group)
         if group is None:
@@ -128,7 +137,7 @@ class LeaseRegistry:
         return topic, group
 
     def find_by_key(self, key: int) -> tuple[ShardTopic, ConsumerGroup] | None:
-        """What `key_of` stands for, if it is there still."""
+        """Return the topic and the group with this key (see `key_of`), or None if it was deleted."""
         topic = self._topic_of.get(key)
         if topic is not None:
             return topic, topic.groups[key]
@@ -136,53 +145,56 @@ class LeaseRegistry:
         return None if own is None else (self.directory.by_id[key], own)
 
     def find_default_group(self, topic_id: int) -> ConsumerGroup | None:
-        """A queue's own group, if the queue was asked for something before."""
+        """Return a queue's default group, or None if the queue has had no request yet."""
         return self._own.get(topic_id)
 
     def default_group(self, topic: ShardTopic) -> ConsumerGroup:
-        """A queue's own group."""
+        """Return a queue's default group. Create it if necessary."""
         own = self._own.get(topic.topic_id)
         return self._adopt(topic, ConsumerGroup(tokens=self._own_tokens)) if own is None else own
 
     def with_exhausted(self, after: int) -> list[int]:
-        """Keys behind `after` of groups that may have something for the dead letters, ascending."""
+        """Return the keys above `after` of groups that may have exhausted records, in ascending order."""
         own = sorted(key for key, group in self._own.items() if group.exhausted and key > after)
         return own + self.group_metrics.with_exhausted(after)
 
     def process_ids(self) -> Iterator[ProcessId]:
-        """The processes that claimed, as far as that is known."""
+        """Yield the known processes that hold leases."""
         for _, group in self:
             yield from group.process_by_link.values()
 
     def dead_letters_of(self, topic: ShardTopic, group: ConsumerGroup) -> str:
-        """The topic where records go that failed too often; "" where they cannot go anywhere."""
+        """Return the name of the dead-letter topic, or "" if exhausted records cannot be moved."""
         if not self.has_dead_letter_mover:
             return ""
         return (topic.config.dead_letter or "") if group.is_default_group else group.config.dead_letter
 
     def max_deliveries_of(self, topic: ShardTopic) -> int:
-        """How often a job of a queue is handed out; 0 = any number of times."""
+        """Return the maximum number of deliveries of a job of a queue; 0 means no limit."""
         return topic.config.max_deliveries if self.has_dead_letter_mover and topic.config.dead_letter else 0
 
     def room_for(self, group: ConsumerGroup, messages: Sequence[m.Claim | m.Steal]) -> list[bool]:
-        """Which of these claims may be given something, for the number of holders that a snapshot names?"""
+        """Return for each claim whether its node may hold leases. A snapshot limits the number of holders.
+
+        The limit exists only for default groups with durable leases.
+        """
         if not group.is_default_group or not group.is_logged:
             return [True] * len(messages)
         return group.room_for(each.node for each in messages)
 
-    # -- coming and going -----------------------------------------------------------------------------
+    # -- registration ---------------------------------------------------------------------------------
 
     def _adopt(self, topic: ShardTopic, own: ConsumerGroup) -> ConsumerGroup:
         self._own[topic.topic_id] = own
         own.backoff, own.wall_clock_offset_ms = backoff_of(topic), self.wall_clock_offset_ms
-        # Of jobs that were there before it is only known that they are older than this.
+        # The enqueue times of existing jobs are unknown; they are only known to be earlier than now.
         own.enqueue_times.record_enqueue(topic.head_seq + 1, self.now_ms)
         self.queue_metrics.add_queue(topic, own)
         self._begin_log(topic, own)
         return own
 
     def add(self, topic: ShardTopic, group: ConsumerGroup) -> None:
-        """A topic has one named group more."""
+        """Add a new named group to a topic."""
         topic.groups = {**topic.groups, group.number: group}
         self._register(topic, group)
 
@@ -194,12 +206,12 @@ class LeaseRegistry:
         group.set_dead_lettering(self.has_dead_letter_mover)
 
     def remove(self, topic: ShardTopic, group: ConsumerGroup) -> None:
-        """This named group is no more."""
+        """Remove a named group from its topic."""
         topic.groups = {number: each for number, each in topic.groups.items() if each is not group}
         self._forget(group)
 
     def forget(self, topic: ShardTopic) -> list[ConsumerGroup]:
-        """The topic is no more; returns its named groups."""
+        """Drop the groups of a deleted topic. Return its named groups."""
         self._own.pop(topic.topic_id, None)
         self.queue_metrics.forget(topic.topic_id)
         groups = list(topic.groups.values())
@@ -212,8 +224,11 @@ class LeaseRegistry:
         self.group_metrics.forget(group.number)
 
     def finish_recovery(self) -> None:
-        """The directory is filled: leases that outlived the predecessor are held, without what left the
-        topics meanwhile."""
+        """Register the recovered groups, after the directory is complete.
+
+        Durable leases of the previous incarnation stay valid. Records that left their topic lose their
+        leases.
+        """
         for topic in self.directory.by_id.values():
             for group in topic.groups.values():
                 group.finish_recovery(live_of(topic), self.tokens)
@@ -225,7 +240,7 @@ class LeaseRegistry:
                 topic.leases = None
 
     def apply_removal(self, topic: ShardTopic, removal: Removal, on_request: bool) -> None:
-        """These records left the topic."""
+        """Remove deleted records from the lease tables of their topic."""
         floor = max(removal.cap_floor, removal.ttl_floor)
         own = self._own.get(topic.topic_id)
         if own is not None:
@@ -236,16 +251,16 @@ class LeaseRegistry:
             group.apply_removal(max(floor, removal.delete_floor), removal.seqs)
 
     def check(self) -> None:
-        """Assert what must be true of every group."""
+        """Check the invariants of every group. Raise InvariantViolation."""
         for _, group in self:
             group.check()
 
-    # -- what is logged -------------------------------------------------------------------------------
+    # -- logging --------------------------------------------------------------------------------------
 
     def log(
         self, topic: ShardTopic, group: ConsumerGroup, change: LeaseChange | None, into: CommitBatch | None
     ) -> None:
-        """Log what a call did to a group, where its changes are logged."""
+        """Stage the log frame of a change, if the changes of this group are logged."""
         if change is None or not group.is_logged:
             return
         assert into is not None, "claims of such a group wait until something can be logged"
@@ -253,7 +268,7 @@ class LeaseRegistry:
         into.add_control(frame_of(change, topic.topic_id, topic.epoch), topic, sync=is_synced)
 
     def may_log(self, message: Any) -> bool:
-        """May this request add to the log?"""
+        """Return True if this request may write to the log."""
         if not isinstance(message, _CHANGES):
             return isinstance(message, (*_OF_GROUPS, *_DELETES, m.ConfirmDeadLettered))
         if message.group:
@@ -262,7 +277,7 @@ class LeaseRegistry:
         return topic is not None and topic.config.logs_leases
 
     def bytes_of(self, message: Any) -> int:
-        """Most bytes that a request adds to the log for the sake of leases."""
+        """Return the maximum log bytes of the lease changes of a request."""
         if isinstance(message, _OF_GROUPS):
             return GROUP_CHANGE_BYTES_MAX
         if isinstance(message, m.ConfirmDeadLettered):
@@ -285,10 +300,10 @@ class LeaseRegistry:
             own.begin_log()
             topic.leases = own
 
-    # -- switching ------------------------------------------------------------------------------------
+    # -- changes of durability ------------------------------------------------------------------------
 
     def require_room(self, topic: ShardTopic, config: TopicConfig) -> None:
-        """Raise Throttled when leases are to become durable and too many jobs are handed out."""
+        """Raise Throttled if `config` makes leases durable while too many jobs are leased or delayed."""
         own = self._own.get(topic.topic_id)
         if own is None or topic.config.logs_leases or not config.logs_leases:
             return
@@ -299,9 +314,11 @@ class LeaseRegistry:
             )  # fmt: skip
 
     def apply_config(self, topic: ShardTopic, into: CommitBatch, now_ms: int) -> ConsumerGroup | None:
-        """The topic's config is another one, and logged: what is known of its queue follows, when leases
-        became durable (QL-21); when they are no more, they stay as they are, in memory. Returns the queue's
-        own group."""
+        """Apply a changed and logged topic config to its queue. Return the queue's default group, or None.
+
+        If leases became durable, the complete state of the default group is logged. If leases are no longer
+        durable, they stay unchanged in memory.
+        """
         own = self._own.get(topic.topic_id)
         if own is not None:
             own.backoff, own.wall_clock_offset_ms = backoff_of(topic), self.wall_clock_offset_ms
@@ -317,13 +334,16 @@ class LeaseRegistry:
 
 
 def key_of(topic: ShardTopic, group: ConsumerGroup) -> int:
-    """What stands for a group among all of a shard: its number, which is larger than any topic's id, or the
-    id of the topic whose own group it is."""
+    """Return the key of a group, unique in its shard.
+
+    The key of a named group is its number, which is larger than any topic id. The key of a default group is
+    its topic id.
+    """
     return group.number or topic.topic_id
 
 
 def find_group(topic: ShardTopic, key: str) -> ConsumerGroup | None:
-    """The named group of this key."""
+    """Return the named group with this key, or None."""
     return next((each for each in topic.groups.values() if each.config.key == key), None)
 
 
@@ -336,7 +356,7 @@ def _require_call(message: Any) -> None:
 
 
 def replay_change(topic: ShardTopic, change: LeaseChange) -> None:
-    """Apply what the log says of a group, unless the topic's state has it already."""
+    """Apply a logged change to its group, unless the topic's state includes it already."""
     group = topic.groups.get(change.group)
     if not change.group:
         if topic.leases is None:
@@ -355,7 +375,10 @@ def replay_change(topic: ShardTopic, change: LeaseChange) -> None:
 
 
 def replay_config(topic: ShardTopic) -> None:
-    """The config is another one: once leases are not durable any more, the log says nothing of them. It says
-    all there is again when they are."""
+    """Drop the durable leases of a topic if its new config makes leases non-durable.
+
+    The log contains no lease changes from then on. When leases become durable again, it contains their
+    complete state.
+    """
     if not topic.config.logs_leases:
         topic.leases = None

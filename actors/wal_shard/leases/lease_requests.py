@@ -1,4 +1,4 @@
-"""Requests about leases: what they say, checked, and the replies to them. Pure."""
+"""Validation of lease requests, and their replies. Pure."""
 
 from __future__ import annotations
 
@@ -34,19 +34,26 @@ _NUMBERS: dict[type[m.Message], tuple[str, ...]] = {
 
 
 def levels_of(topic: ShardTopic) -> int:
-    """Levels of priority that its records are handed out by; 0: none."""
+    """Return the number of priority levels of a topic.
+
+    0 means that records are delivered without priorities.
+    """
     config = topic.config
     return config.priority_levels if config.record_priority and config.priority_levels > 1 else 0
 
 
 def backoff_of(topic: ShardTopic) -> RedeliveryBackoff:
-    """How long its jobs rest by themselves when they come back."""
+    """Return the redelivery backoff that the topic's config sets for its jobs."""
     config = topic.config
     return RedeliveryBackoff(config.backoff_ms, max(config.backoff_max_ms, config.backoff_ms))
 
 
 def delivery_attributes_of(found: Any, levels: int) -> DeliveryAttributes:
-    """What storage said, as a group understands it: whole milliseconds, never early, and levels there are."""
+    """Convert delivery attributes from storage to the form that a group uses.
+
+    Times are rounded up to whole milliseconds, so that no record is ready early. Priorities are limited to
+    existing levels.
+    """
     at_ms = -(-found.not_before // 1_000)
     if levels:
         of_level = np.minimum(found.priorities, np.uint8(levels - 1))
@@ -57,39 +64,44 @@ def delivery_attributes_of(found: Any, levels: int) -> DeliveryAttributes:
 
 
 def damage_error(topic: ShardTopic, damage: CorruptData) -> Internal:
-    """What requests about a queue are told whose records cannot be read."""
+    """Return the error for requests about a queue whose records cannot be read."""
     return Internal(
         "stored records are damaged, so no job is handed out", topic=topic.name, reason=str(damage)
     )
 
 
 def live_of(topic: ShardTopic) -> LiveSeqs:
-    """Which of its jobs are alive and published."""
+    """Return the live and published seqs of a topic."""
     return LiveSeqs(first_live_seq(topic), topic.head_seq, topic.dead, topic.lost)
 
 
 def live_count(topic: ShardTopic) -> int:
-    """How many records a topic has: staged ones are not there yet (S-9)."""
+    """Return the number of published live records of a topic. Staged records do not count."""
     return max(topic.staged_count - (topic.next_seq - 1 - topic.head_seq), 0)
 
 
 def ready_of(topic: ShardTopic, group: ConsumerGroup, acked: int = 0) -> int:
-    """Records that a claim could be given, as it stood at the last `settle`. `acked`: jobs that are done, and
-    counted still."""
+    """Return the number of records that a claim could lease, without expirations that are not applied yet.
+
+    `acked` is the number of acked jobs whose deletion is not staged yet.
+    """
     if group.is_default_group:
         return group.counts(live_count(topic) - acked).ready
     return unclaimed_of(topic, group) - len(group.ready_index.delayed) + group.returned
 
 
 def unclaimed_of(topic: ShardTopic, group: ConsumerGroup) -> int:
-    """Records that a named group was never given, or that one in mode stream is not done with."""
+    """Return the number of records that a named group has not delivered yet.
+
+    For a group in stream mode, return the number of records above its committed position.
+    """
     if not group.is_queue_mode:
         return topic.live_within(group.committed + 1, topic.head_seq)
     return topic.live_within(group.lowest_undelivered, topic.head_seq) - group.delivered_ahead_count
 
 
 def runs_of(change: LeaseChange | None) -> list[tuple[int, int, int, int]]:
-    """What a claim was given, as it travels."""
+    """Return the leased runs of a claim in the form of ClaimReply.runs. Empty for None."""
     rows = change.rows if change is not None else []
     return list(zip(*(rows[n::CLAIM_ROW] for n in range(CLAIM_ROW)), strict=True))
 
@@ -97,7 +109,10 @@ def runs_of(change: LeaseChange | None) -> list[tuple[int, int, int, int]]:
 def claim_reply(
     topic: ShardTopic, group: ConsumerGroup, change: LeaseChange | None, acked: int = 0
 ) -> m.ClaimReply:
-    """The reply to a claim that was given this; `acked` as in `ready_of`."""
+    """Build the reply to a claim from its change.
+
+    None means that no job was leased. `acked` is as in `ready_of`.
+    """
     deadline, runs = change.until_ms if change is not None else 0, runs_of(change)
     lease_ms = deadline - change.at_ms if change is not None and runs else 0
     return m.ClaimReply(
@@ -107,7 +122,10 @@ def claim_reply(
 
 
 def reply_of(topic: ShardTopic, group: ConsumerGroup, change: LeaseChange, named: int) -> m.Message | None:
-    """The reply to the request that made this change and named so many records, for a repeat of it."""
+    """Rebuild the reply to the request that caused this change, for a retry.
+
+    Return None for other kinds of change. `named` is the number of records in the request.
+    """
     op, skipped = change.op, seqs_to_bytes(change.skipped)
     done = max(named - len(change.skipped), 0)
     ready, leased = ready_of(topic, group), group.leased
@@ -125,8 +143,11 @@ def reply_of(topic: ShardTopic, group: ConsumerGroup, change: LeaseChange, named
 def revalidate_claim(
     group: ConsumerGroup, answer: m.ClaimReply, node: str, now_ms: int
 ) -> m.ClaimReply | None:
-    """An answer that a claim had before, as far as it is true still: what was given back or stolen meanwhile
-    is another one's. None when its time is over."""
+    """Reduce an earlier claim reply to the jobs that the worker still holds.
+
+    Return None if the lease has expired. Jobs that were returned or stolen meanwhile may belong to another
+    worker.
+    """
     if answer.deadline < now_ms:
         return None
     found = group.match(*entries_of(answer.runs), node, now_ms)
@@ -137,8 +158,11 @@ def revalidate_claim(
 def exhausted_reply(
     topic: ShardTopic, group: ConsumerGroup, dead_letter: str, **facts: Any
 ) -> m.ExhaustedReply | None:
-    """What is to be moved of one queue or group, at most as many numbers as one request names, why it failed,
-    and of a named group the tokens of the leases; None when there is nothing."""
+    """Build the list of exhausted records of one queue or group that are to be moved. None if there are none.
+
+    The reply contains at most JOBS_PER_REQUEST_MAX seqs, with their failures. For a named group it also
+    contains the lease tokens.
+    """
     spent = group.exhausted_runs(JOBS_PER_REQUEST_MAX)
     known = group.failures
     why = {seq: each for a, b, _ in spent for seq in range(a, b) if (each := known.find(seq))}
@@ -154,14 +178,14 @@ def exhausted_reply(
 
 
 def was_deleted(topic: ShardTopic, seq: int) -> bool:
-    """Did somebody ask for the end of this record? Not what a cap, a TTL or a restart took."""
+    """Return True if this record was deleted on request, and not by a cap, a TTL or a restart."""
     if not topic.evict_floor <= seq <= topic.head_seq or any(a <= seq <= b for a, b in topic.lost):
         return False
     return seq < topic.delete_floor or (topic.dead is not None and seq in topic.dead)
 
 
 def checked_node(message: Any) -> str:
-    """Who asks; raises InvalidRequest."""
+    """Return the node name of a request. Raise InvalidRequest if it is empty or too long."""
     node: str = message.node
     if not 1 <= len(node.encode()) <= NODE_BYTES_MAX:
         raise InvalidRequest("a node has a name", field="node", bytes=len(node.encode()), max=NODE_BYTES_MAX)
@@ -169,8 +193,10 @@ def checked_node(message: Any) -> str:
 
 
 def entries_in(data: bytes, given: bytes) -> tuple[I64, U64 | None]:
-    """The records that a request names and their tokens, or none; raises BatchTooLarge, InvalidRequest
-    (QA-2)."""
+    """Decode the seqs of a request and their lease tokens. Tokens are None if `given` is empty.
+
+    Raise InvalidRequest if the lengths do not match, and BatchTooLarge above JOBS_PER_REQUEST_MAX seqs.
+    """
     count, rest = divmod(len(data), 8)
     if rest or (given and len(given) != len(data)):
         raise InvalidRequest(
@@ -183,7 +209,7 @@ def entries_in(data: bytes, given: bytes) -> tuple[I64, U64 | None]:
 
 
 def reason_of(text: str) -> str:
-    """The first line of a reason, as much as is kept (L27)."""
+    """Return the first line of a failure reason, cut to DEAD_LETTER_REASON_BYTES_MAX bytes of UTF-8."""
     line = text.partition("\n")[0].strip().encode(errors="replace")
     if len(line) <= DEAD_LETTER_REASON_BYTES_MAX:
         return line.decode()
@@ -191,22 +217,25 @@ def reason_of(text: str) -> str:
 
 
 def require_numbers(message: Any) -> None:
-    """Raise InvalidRequest, naming the field, for a number of a request that is out of its range."""
+    """Raise InvalidRequest if a number of a request is out of its range. The error names the field."""
     for name in _NUMBERS[type(message)]:
         if value := getattr(message, name):
             CALL_SETTINGS[name].check(value)
 
 
 def skipped_of(matched: LeaseMatch) -> I64:
-    """Of a nack or an extend: jobs that were deleted are not held either."""
+    """Return the skipped jobs of a nack, extend or reject.
+
+    Deleted jobs count as skipped, since they are not leased.
+    """
     return np.concatenate((matched.skipped, matched.gone))
 
 
 def seqs_to_bitmap(seqs: I64) -> BitMap64:
-    """The same as a set."""
+    """Convert seqs to a bitmap."""
     return BitMap64(seqs.tolist())
 
 
 def seqs_to_bytes(seqs: I64 | list[int]) -> bytes:
-    """As they travel: 8 bytes each."""
+    """Encode seqs for a message: 8 bytes each, little-endian."""
     return np.ascontiguousarray(seqs, dtype="<i8").tobytes()

@@ -1,13 +1,14 @@
-"""Claims and acks of the usual kind, by a short way. Pure.
+"""Fast path for common claims and acks of queues. Pure.
 
-A worker that does one small job after the other sends little else, and what a request may need to have looked
-at takes longer than what it asks for: retention, marks, jobs that came apart, leases in the log, storage.
-Where none of that can matter it is not looked at. What is not of the usual kind goes the long way, which
-decides the same of what is: tests/actors/test_wal_shard_queue_fast_path.py holds them against one another.
+A worker with many small jobs sends almost only these requests. The general path checks retention, delivery
+attributes, the ready index, durable leases and storage, and these checks take longer than the request itself.
+The fast path skips them when they cannot matter. All other requests take the general path. Both paths give
+the same results (tests/actors/test_wal_shard_queue_fast_path.py compares them).
 
-A claim that is given jobs changes nothing in the log, so it is answered ahead of what the turn stages. Acks
-of a turn are gathered, and staged as one removal a topic before anything else is looked at. A claim that came
-with an ack is answered with it. That kind knows no other way: where it is not usual, nothing of it is done.
+A successful claim changes nothing in the log, so its reply is sent before the frames of the same pass are
+written. The acks of one pass are collected, and staged as one removal for each topic before other requests
+are processed. A claim that arrives with an ack is answered together with the ack. This combined request of a
+queue has no general path: if the fast path cannot handle it, nothing of it is done.
 """
 
 from __future__ import annotations
@@ -42,23 +43,26 @@ if TYPE_CHECKING:
 
 FastPathRequest = m.Claim | m.Ack | m.AckAndClaim
 _FRAME_BYTES, _JOB_BYTES = 512, 16
-"""Most bytes that a removal takes in the log, and each of its jobs."""
+"""Upper bounds of the log bytes of one removal, and of each of its jobs."""
 
 
 class _AckBatch:
-    """Acks of one topic in this turn."""
+    """Acks of one topic in the current pass of the loop."""
 
     __slots__ = ("answers", "bytes", "records", "spans", "topic")
 
     def __init__(self, topic: ShardTopic) -> None:
         self.topic = topic
         self.spans: list[Span] = []
-        """Their jobs, first ones up to last ones, exclusive, in the order of the requests."""
+        """Half-open ranges of the acked seqs, in the order of the requests."""
         self.records = self.bytes = 0
         self.answers: list[tuple[ControlReceived, m.AckReply | m.ClaimReply]] = []
 
     def removal(self) -> Removal:
-        """What leaves the topic. Jobs at its front take the floor along, which is cheaper than a set."""
+        """Return the removal of all acked jobs. Jobs at the front of the queue only raise the floor.
+
+        A floor is cheaper than a set of seqs.
+        """
         spans = sorted(self.spans)
         stop = first_live_seq(self.topic)
         for low, high in spans:
@@ -80,21 +84,22 @@ class QueueFastPath:
         self._leases = leases
         self._acked: dict[int, _AckBatch] = {}
         self.bytes = 0
-        """Most that what is gathered adds to the log; a further request fits in what is kept beside it."""
+        """Upper bound of the log bytes of the collected acks.
+        The caller reserves space for one more request."""
 
     def __bool__(self) -> bool:
         return bool(self._acked)
 
     @property
     def last_request(self) -> ControlReceived | None:
-        """The request that was gathered last."""
+        """The last collected request of the last topic, or None."""
         last = None
         for acked in self._acked.values():
             last = acked.answers[-1][0]
         return last
 
     def _eligible_queue(self, message: FastPathRequest) -> tuple[ShardTopic, ConsumerGroup] | None:
-        """The queue, if it has nothing that has to be looked at first."""
+        """Return the queue if no check of the general path applies to it, otherwise None."""
         leases = self._leases
         topic = leases.registry.directory.find(message.topic)
         queue = None if topic is None else leases.registry.find_default_group(topic.topic_id)
@@ -113,7 +118,7 @@ class QueueFastPath:
     # -- claims ---------------------------------------------------------------------------------------
 
     def claim(self, message: m.Claim, now_us: int) -> m.ClaimReply | None:
-        """What this claim is given; None when it has to go the long way, or there is nothing for it."""
+        """Lease jobs for this claim. Return None if it needs the general path, or if no job is ready."""
         found = self._eligible_queue(message)
         if found is None or not 0 <= message.wait_ms <= DURATION_MS_MAX or not self._is_simple_claim(message):
             return None
@@ -152,7 +157,7 @@ class QueueFastPath:
     # -- acks -----------------------------------------------------------------------------------------
 
     def ack(self, message: m.Ack, event: ControlReceived, now_us: int) -> bool:
-        """Gather this ack; False when it has to go the long way."""
+        """Collect this ack. Return False if it needs the general path."""
         found = self._eligible_queue(message) if message.call > 0 else None
         if found is None or self._leases.knows_call(message.call):
             return False
@@ -167,8 +172,11 @@ class QueueFastPath:
         return True
 
     def ack_and_claim(self, message: m.AckAndClaim, event: ControlReceived, now_us: int) -> bool:
-        """Gather the ack of what is done, and give what the claim that came with it is given: that answers
-        both, with the ack. False when nothing of it was done."""
+        """Collect the ack and perform the claim of a combined request.
+
+        The reply is sent with that of the ack. Return False if the fast path cannot handle the request.
+        Nothing was changed then.
+        """
         found = self._eligible_queue(message)
         if found is None or not self._is_simple_claim(message):
             return False
@@ -185,7 +193,7 @@ class QueueFastPath:
     def _ack(
         self, found: tuple[ShardTopic, ConsumerGroup], message: m.Ack | m.AckAndClaim, now_us: int
     ) -> _AckBatch | None:
-        """Gather these jobs, if one lease holds all of them; else nothing happens."""
+        """Collect these jobs if one lease contains all of them. Otherwise change nothing and return None."""
         seqs, tokens = message.seqs, message.tokens
         count = len(seqs) >> 3
         if not 1 <= count <= JOBS_PER_REQUEST_MAX or len(seqs) != len(tokens) or len(seqs) & 7:
@@ -212,7 +220,10 @@ class QueueFastPath:
         return acked
 
     def stage_acks(self, group: CommitBatch) -> list[Reply]:
-        """Have what was gathered logged with the group, one removal a topic; the answers due then."""
+        """Stage the collected acks into the commit batch, one removal for each topic.
+
+        Return the replies, which are due when the batch is committed.
+        """
         gathered, self._acked, self.bytes = self._acked, {}, 0
         replies: list[Reply] = []
         leases = self._leases
@@ -228,12 +239,15 @@ class QueueFastPath:
 
 
 def _is_plain(config: TopicConfig) -> bool:
-    """Nothing is to be logged or gathered for its claims, and its jobs go out in the order they came in."""
+    """Return True for a queue without priorities, durable leases and claim jitter.
+
+    Its claims are not logged and open no window, and its jobs are delivered in order of arrival.
+    """
     return config.type == QUEUE and not (
         config.record_priority or config.leases_durable or config.claim_jitter_ms
     )
 
 
 def _follow(data: bytes, first: int, count: int) -> bool:
-    """Are these numbers, 8 bytes each, little-endian, those from `first` on?"""
+    """Return True if `data` contains the numbers from `first` on, each as 8 bytes, little-endian."""
     return data == array("Q", range(first, first + count)).tobytes()

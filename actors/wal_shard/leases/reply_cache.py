@@ -1,4 +1,4 @@
-"""Replies to requests about leases, for requests that come again under the same number. Pure."""
+"""Cache of replies to lease requests, for retries under the same call number. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from ringlog.limits import REPLY_CACHE_REPLIES_MAX, REPLY_CACHE_ROWS_MAX
 
 
 class ReplyCache:
-    """The latest of one shard, by the number of their request: bounded by how many they are, and by what they
-    name. A request whose reply is gone gets what is true then. Where changes are logged, a group keeps the
-    latest itself (leases/recent_calls.py), and they outlive the shard."""
+    """The latest replies of one shard by call number. The number of replies and of their rows is limited.
+
+    If the reply of a retry is not cached, the shard processes the retry like a new request. A group whose
+    changes are logged keeps its recent calls itself (leases/recent_calls.py); they survive a restart of the
+    shard.
+    """
 
     def __init__(self) -> None:
         self._replies: OrderedDict[int, m.Message] = OrderedDict()
@@ -22,11 +25,11 @@ class ReplyCache:
         return call in self._replies
 
     def get(self, call: int) -> m.Message | None:
-        """What this request was replyed."""
+        """Return the reply to this call, or None."""
         return self._replies.get(call)
 
     def remember_reply(self, call: int, reply: m.Message) -> None:
-        """Keep this one, in place of what the request was replyed before."""
+        """Store the reply to this call. It replaces an earlier reply to the same call."""
         if call in self._replies:
             self._rows -= _rows_in(self._replies.pop(call))
         self._replies[call] = reply

@@ -1,9 +1,10 @@
-"""Leases of one shard: requests about records of queues and consumer groups, and the claims that wait. Pure.
+"""Lease requests for the queues and consumer groups of one shard, and waiting claims. Pure.
 
-One set of handlers for both. A queue is its topic's own group, which has no name and whose ack deletes; what
-else differs is data of the group (ringlog/leases/group.py). What a request changes is decided there; where
-changes are logged, the reply waits for the log. Claims of a queue whose leases are memory show what is
-published, and are answered at once. A request that comes again, under its number, gets the reply it had.
+Queues and groups share these handlers. A queue uses the unnamed default group of its topic, and an ack of
+this group deletes the job. All other differences are data of the group (ringlog/leases/group.py), which
+decides each change. If the changes of a group are logged, the reply waits for the log. Claims of a queue
+without durable leases deliver only published records and are answered at once. A retry under the same call
+number gets the earlier reply.
 """
 
 from __future__ import annotations
@@ -66,19 +67,20 @@ from ringlog.topic.state import ShardTopic
 
 _Kept = TypeVar("_Kept", m.ClaimReply, m.AckReply, m.NackReply, m.ExtendReply, m.RejectReply)
 STEP_MS = 10
-"""From so much on the wall clock was set; what is less comes of reading two clocks one after the other."""
+"""Minimum change of the clock offset that counts as a step of the wall clock.
+Smaller changes arise because the two clocks are read one after the other."""
 _UNBOUNDED = 1 << 62
 
 
 class ShardLeases:
-    """The leases of one shard."""
+    """The leases of one shard, and the handlers of requests about them."""
 
     def __init__(self, incarnation: int, directory: TopicDirectory, removals: Removals) -> None:
         self.registry = LeaseRegistry(incarnation, directory)
         self.removals = removals
         self.replies = ReplyCache()
         self.waiting_claims = WaitingClaims()
-        """Claims that wait, by `key_of` their group."""
+        """Waiting claims, by `key_of` their group."""
         self.newest, self.sizes = HotTail(), JobSizes()
         self.delivery_attributes = DeliveryAttributeLoader(
             self.registry, removals, self.waiting_claims, self.sizes
@@ -86,15 +88,17 @@ class ShardLeases:
         self.deletes = JobDeletes(incarnation, self)
         self.fast_path = QueueFastPath(self)
         self.exhausted_total = 0
-        """Records set aside in this incarnation: who moves them looks whether it has grown. Of groups beside
-        those that their samples find."""
+        """Number of records exhausted by claims and rejects in this incarnation.
+        The scheduler that moves dead letters checks whether it has grown. Exhausted records of groups are
+        also found by the metrics samples."""
         removals.removed.subscribe(self.registry.apply_removal)
         self._now_ms = 0
-        """Of leases and waits, as everywhere here: see Requests.steady_us."""
+        """Current time on the clock of leases in milliseconds (see Requests.steady_us)."""
         self.wall_us = 0
-        """What records are stamped with, and say of themselves."""
+        """Current wall-clock time in microseconds.
+        Commit times and expiry times of records use this clock."""
         self._dead: deque[tuple[int, ProcessId]] = deque()
-        """(group, process that died and claimed in it): what it holds is to be released, and that logged."""
+        """(group key, dead process): leases of the process in a logged group that are to be released."""
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], m.Message | None]
         ] = {
@@ -112,7 +116,7 @@ class ShardLeases:
             **ConsumerGroups(self).handlers,
         }
 
-    # -- which group, and what it replied -------------------------------------------------------------
+    # -- lookup and retries ---------------------------------------------------------------------------
 
     def _find(self, message: Any) -> tuple[ShardTopic, ConsumerGroup]:
         found = self.registry.find(message)
@@ -128,15 +132,20 @@ class ShardLeases:
     def _previous_reply(
         self, topic: ShardTopic, group: ConsumerGroup, call: int, named: bytes = b""
     ) -> m.Message | None:
-        """The reply that a request had under this number and naming these records; None if it did not come
-        before."""
+        """Return the earlier reply to a request with this call number, or None if it is new.
+
+        `named` contains the seqs of the request, 8 bytes each.
+        """
         reply = self.replies.get(call) if group.is_default_group else None
         if reply is None and (change := group.recent_calls.find(call)) is not None:
             reply = reply_of(topic, group, change, len(named) // 8)
         return reply
 
     def remember_reply(self, group: ConsumerGroup, call: int, reply: _Kept) -> _Kept:
-        """Remember a reply, for a request that comes again. A named group remembers its changes itself."""
+        """Count a reply of a queue and remember it for retries.
+
+        Named groups remember their changes themselves.
+        """
         if group.is_default_group:
             self.registry.queue_metrics.count_reply(reply)
             if call:
@@ -144,7 +153,7 @@ class ShardLeases:
         return reply
 
     def knows_call(self, call: int) -> bool:
-        """Did a request about a queue come before under this number?"""
+        """Return True if a request about a queue used this call number before."""
         return call in self.replies or self.waiting_claims.has(call)
 
     # -- claims ---------------------------------------------------------------------------------------
@@ -171,8 +180,10 @@ class ShardLeases:
     def _previous_claim_reply(
         self, topic: ShardTopic, group: ConsumerGroup, message: m.Claim | m.AckAndClaim | m.Steal, now_us: int
     ) -> m.ClaimReply | None:
-        """The reply that this claim had before, as far as it is true still: what was given back or stolen
-        meanwhile may be another one's. None when there is none, or the gateway took it back."""
+        """Return the earlier reply to this claim, reduced to the jobs that the worker still holds.
+
+        Return None if there was no reply, its lease has expired, or the claim was undone.
+        """
         reply = self._previous_reply(topic, group, message.call)
         if not isinstance(reply, m.ClaimReply):
             return None
@@ -181,7 +192,7 @@ class ShardLeases:
     def _answer_claim(
         self, topic: ShardTopic, group: ConsumerGroup, message: m.Claim, now_us: int, into: CommitBatch | None
     ) -> m.ClaimReply | None:
-        """What there is for this claim; None when there is nothing."""
+        """Lease jobs for this claim. Return None if no job is ready or the node may not hold leases."""
         if not all(self.registry.room_for(group, [message])):
             return None
         (change,) = self._lease_jobs(topic, group, [message], now_us, into)
@@ -197,7 +208,7 @@ class ShardLeases:
         now_us: int,
         into: CommitBatch | None,
     ) -> list[LeaseChange | None]:
-        """What there is for these claims, shared out among them if they are several."""
+        """Lease ready jobs for these claims. Several claims get fair shares."""
         config, live, now_ms = topic.config, live_of(topic), now_us // 1_000
         topic.last_read_us = self.wall_us
         if group.is_default_group:
@@ -235,7 +246,7 @@ class ShardLeases:
         return changes
 
     def count_exhausted(self, change: LeaseChange | None) -> None:
-        """A claim may have exhausted jobs."""
+        """Add the jobs that a claim exhausted to `exhausted_total`."""
         if change is not None and change.exhausted:
             self.exhausted_total += sum(change.exhausted[1::SPAN_ROW])
 
@@ -256,7 +267,7 @@ class ShardLeases:
         self.registry.log(topic, group, change, into)
         return self.remember_reply(group, message.call, claim_reply(topic, group, change))
 
-    # -- what becomes of records ----------------------------------------------------------------------
+    # -- ack, nack, extend, reject --------------------------------------------------------------------
 
     def _ack(self, message: m.Ack, event: ControlReceived, into: CommitBatch, now_us: int) -> m.Message:
         topic, group = self._find(message)
@@ -266,7 +277,7 @@ class ShardLeases:
         if group.is_default_group:
             return self.remember_reply(group, message.call, self.deletes.ack(message, into, now_us // 1_000))
         topic, group, found = self._matched(message, now_us)
-        # What is not there any more is as good as done (QA-9).
+        # A record that no longer exists counts as acked.
         live = live_of(topic)
         is_left = is_alive(live, found.skipped) | (found.skipped > live.head)
         found = LeaseMatch(found.leased, found.gone, found.skipped[is_left])
@@ -282,8 +293,12 @@ class ShardLeases:
     def _ack_and_claim(
         self, message: m.AckAndClaim, event: ControlReceived, into: CommitBatch, now_us: int
     ) -> m.Message | None:
-        """Of a queue, what did not go the fast path at once: it came before, goes it now that it is known how
-        large jobs are, or is to be sent as two requests. Of a group, two changes in one commit batch."""
+        """Handle an ack with a claim that did not take the fast path at once.
+
+        For a queue, there are three cases. A retry gets its earlier reply. If only the job sizes were
+        missing, the fast path is tried again. Otherwise the reply is NotCombinable, and the client sends two
+        requests. For a named group, ack and claim are two changes in one commit batch.
+        """
         topic, group, found = self._matched(message, now_us)
         _check_claim(topic, message)
         before = self._previous_reply(topic, group, message.call)
@@ -313,8 +328,11 @@ class ShardLeases:
         into: CommitBatch,
         now_us: int,
     ) -> m.Message:
-        """Nobody has begun what this claim was given, or these records: it is as if it had never been
-        made."""
+        """Undo a claim, or return records that no worker has started. The delivery does not count.
+
+        Without seqs, the request undoes the claim with the same call number, whether it waits or was
+        answered.
+        """
         before, key = self._previous_reply(topic, group, message.call, message.seqs), key_of(topic, group)
         if not message.seqs:
             self.waiting_claims.cancel_claim(key, message.call, claim_reply(topic, group, None))
@@ -336,7 +354,7 @@ class ShardLeases:
             return self._undo(topic, group, found, message, into, now_us)
         before = self._previous_reply(topic, group, message.call, message.seqs)
         if before is not None and not isinstance(before, m.ClaimReply):
-            return before  # Else the claim is taken back: it is as if it had never been made.
+            return before  # A claim with the same call number does not count as an earlier nack.
         require_numbers(message)
         node, call, now_ms = message.node, message.call, now_us // 1_000
         reason = reason_of(message.reason) if group.is_default_group or group.config.dead_letter else ""
@@ -383,14 +401,14 @@ class ShardLeases:
         return self.remember_reply(group, message.call, reply)
 
     def on_capacity_freed(self, topic: ShardTopic, group: ConsumerGroup) -> None:
-        """More is done than was: a full group gives out again, and what waited for this group may leave."""
+        """Wake claims of a group that made progress, and request retention that waited for it."""
         self.waiting_claims.wake(key_of(topic, group))
         if topic.held_at:
             first, _ = held_from(topic)
             if not first or first > topic.held_at:
                 self.removals.request_retention(topic)
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------
 
     def _list_pending(
         self, message: m.ListPending, event: ControlReceived, into: CommitBatch, now_us: int
@@ -459,7 +477,7 @@ class ShardLeases:
     def _list_exhausted(
         self, message: m.ListExhausted, event: ControlReceived, into: CommitBatch, now_us: int
     ) -> m.Message:
-        """What is to be moved of one queue or group, at most as many records as one request names."""
+        """List exhausted records of the next queue or group, at most JOBS_PER_REQUEST_MAX records."""
         for key in self.registry.with_exhausted(message.after):
             found = self.registry.find_by_key(key)
             if found is None:
@@ -483,7 +501,7 @@ class ShardLeases:
     def _confirm(
         self, message: m.ConfirmDeadLettered, event: ControlReceived, into: CommitBatch, now_us: int
     ) -> m.Message:
-        """Their copies are durable: jobs are deleted, records are done for their group (QD-2)."""
+        """Confirm durable dead letters: delete jobs (Q11), or mark a group's records as done."""
         if not message.number:
             topic = self.registry.queue_of(message)
             self.delivery_attributes.require_undamaged(topic, self.registry.default_group(topic))
@@ -506,19 +524,22 @@ class ShardLeases:
         self.on_capacity_freed(topic, group)
         return m.ConfirmReply(topic.name, before - group.exhausted)
 
-    # -- claims that wait -----------------------------------------------------------------------------
+    # -- waiting claims -------------------------------------------------------------------------------
 
     def _note_due(self, topic: ShardTopic, group: ConsumerGroup) -> None:
         self.waiting_claims.schedule_wakeup(key_of(topic, group), group.next_due_ms())
 
     @property
     def has_work(self) -> bool:
-        """Is there anything to `serve`?"""
+        """True if `serve_claims` has anything to do."""
         return bool(self.waiting_claims or self._dead)
 
     def release_process(self, life: ProcessId) -> None:
-        """This process is no more: its claims are given nothing, and what it holds is ready, at once or once
-        that is logged; deliveries stay counted (CL-10)."""
+        """Release the leases of a process that died (Q10), and drop its waiting claims.
+
+        The records are ready at once, or as soon as the release is logged. Their delivery counts are
+        unchanged.
+        """
         self.waiting_claims.drop_process(life)
         for topic, group in self.registry:
             if life not in group.process_by_link.values():
@@ -529,7 +550,7 @@ class ShardLeases:
                 self.waiting_claims.wake(key_of(topic, group))
 
     def _release(self, into: CommitBatch, now_us: int) -> None:
-        """What processes held that died is ready."""
+        """Release leases of dead processes in logged groups, until the commit batch is full."""
         while self._dead and into.bytes < COMMIT_BATCH_BYTES_MAX:
             key, life = self._dead.popleft()
             found = self.registry.find_by_key(key)
@@ -542,11 +563,16 @@ class ShardLeases:
         self, now_us: int, into: CommitBatch | None = None, owed: list[Reply] | None = None, *,
         is_stuck: bool = False,
     ) -> list[Reply]:  # fmt: skip
-        """Replies to claims that waited: those that are given something, and those whose wait is over.
+        """Serve waiting claims. Return the replies that may be sent now.
 
-        Where changes are logged, what they are given is logged with `into`, and the replies in `owed` are due
-        when that is durable. Without it they wait on: for the next turn, or for a while when nothing can be
-        logged at present.
+        These are replies to claims that lease jobs without a log record, and to claims whose wait has ended.
+
+        Args:
+            now_us: current time on the clock of leases, in microseconds.
+            into: commit batch for groups whose changes are logged. Without it, their claims continue to wait.
+            owed: receives the replies that are due when `into` is durable.
+            is_stuck: nothing can be logged at present; claims of logged groups are tried again after
+                DURABLE_RETRY_MS.
         """
         waiting = self.waiting_claims
         if into is not None:
@@ -579,9 +605,9 @@ class ShardLeases:
         return replies
 
     def _has_to_wait(self, topic: ShardTopic, group: ConsumerGroup) -> bool:
-        """Has something to be applied or known before any claim of this group is given anything?"""
+        """Return True if the group cannot deliver yet: retention or delivery attributes are pending."""
         if 0 < topic.due_us <= self.wall_us:
-            self.removals.request_retention(topic)  # What has expired goes first (QS-1).
+            self.removals.request_retention(topic)  # Expired records must be removed first.
             return True
         return self.delivery_attributes.needs_loading(topic, group)
 
@@ -593,7 +619,7 @@ class ShardLeases:
         replies, key = list[Reply](), key_of(topic, group)
         while (parked := self.waiting_claims.first(key)) is not None:
             if into is not None and into.bytes >= COMMIT_BATCH_BYTES_MAX:
-                self.waiting_claims.wake(key)  # With the next commit batch.
+                self.waiting_claims.wake(key)  # The next commit batch serves the other claims.
                 break
             reply = self._answer_claim(topic, group, parked.message, now_us, into)
             if reply is None:
@@ -606,7 +632,7 @@ class ShardLeases:
     def _serve_together(
         self, topic: ShardTopic, group: ConsumerGroup, now_us: int, into: CommitBatch | None
     ) -> list[Reply]:
-        """One pass for all who wait: equal shares as far as they want them (QC-12, QC-13)."""
+        """Serve all waiting claims of a queue together. Each gets an equal share, at most its own maximum."""
         waiting = self.waiting_claims.all_of(key_of(topic, group))
         has_room = self.registry.room_for(group, [parked.message for parked in waiting])
         waiting = [parked for parked, may in zip(waiting, has_room, strict=True) if may]
@@ -624,16 +650,16 @@ class ShardLeases:
         return replies
 
     def fail_waiting_claims(self) -> None:
-        """No claim waits any longer: it is sent again, to whoever comes after us."""
+        """Fail all waiting claims because the shard stops. Clients retry them with the next incarnation."""
         self.waiting_claims.fail_claims(ShuttingDown("the shard is stopping"))
 
     # -- topics and time ------------------------------------------------------------------------------
 
     def tick(self, now_us: int, wall_us: int, monotonic_ns: int) -> None:
-        """Time has come this far; `now_us` is what leases and waits are counted in."""
+        """Set the current times: `now_us` is the clock of leases, `wall_us` the wall clock."""
         registry, wall_clock_offset_ms = self.registry, (wall_us - now_us) // 1_000
         if abs(wall_clock_offset_ms - registry.wall_clock_offset_ms) >= STEP_MS:
-            # The wall clock was set: what is delayed to a time of it may be ready, or is not yet.
+            # The wall clock was set. Records with a `not_before` may be ready earlier or later than planned.
             registry.wall_clock_offset_ms = wall_clock_offset_ms
             for topic, group in registry:
                 group.wall_clock_offset_ms = wall_clock_offset_ms
@@ -643,7 +669,7 @@ class ShardLeases:
         self.waiting_claims.now_ns = monotonic_ns
 
     def on_publish(self, topic: ShardTopic) -> None:
-        """What is staged of a topic is about to be published."""
+        """Record the enqueue time of staged records and wake the topic's groups, just before publication."""
         is_more, first = topic.next_seq > topic.head_seq + 1, topic.head_seq + 1
         if is_more and topic.config.type == QUEUE:
             self.registry.default_group(topic).enqueue_times.record_enqueue(first, self._now_ms)
@@ -654,14 +680,14 @@ class ShardLeases:
             self.waiting_claims.wake(number)
 
     def apply_config(self, topic: ShardTopic, into: CommitBatch, now_us: int) -> None:
-        """The topic's config is another one, and logged."""
+        """Apply a changed and logged topic config to the topic's queue."""
         own = self.registry.apply_config(topic, into, now_us // 1_000)
         if own is not None:
             self._note_due(topic, own)
             self.waiting_claims.wake(topic.topic_id)
 
     def forget_topic(self, topic: ShardTopic) -> None:
-        """The topic is no more, and so are its groups."""
+        """Drop the groups and cached data of a deleted topic, and fail its waiting claims."""
         for group in self.registry.forget(topic):
             self.forget_group(topic, group)
         self.delivery_attributes.forget(topic.topic_id)
@@ -670,7 +696,7 @@ class ShardLeases:
         self.waiting_claims.fail_claims(TopicNotFound("no such topic", topic=topic.name), topic.topic_id)
 
     def forget_group(self, topic: ShardTopic, group: ConsumerGroup) -> None:
-        """A named group is no more: its claims wait in vain."""
+        """Fail the waiting claims of a deleted named group."""
         gone = GroupNotFound("no such group", topic=topic.name, group=group.config.key)
         self.waiting_claims.fail_claims(gone, group.number)
         self.delivery_attributes.forget(group.number)

@@ -1,7 +1,12 @@
-"""Claims that wait in a shard: who waits for which queue, until when, and when to look again. Pure.
+"""Claims that wait in a shard for ready jobs, with their deadlines. Pure.
 
-A claim waits for one of these: its queue was woken (something was published, or came back), a lease or a
-delay ended, its own time is over. The last two are times; one deadline of the shard covers them all.
+The shard tries to serve a waiting claim when one of these events occurs:
+
+- The queue is woken, because a record was published or a job was returned.
+- A lease or a delay ends.
+- The wait of the claim ends. It then gets an empty reply.
+
+The last two are times. One deadline of the shard covers all of them.
 """
 
 from __future__ import annotations
@@ -19,12 +24,12 @@ from ringlog.limits import PRESSURE_RETRY_MS, WAIT_MS_MAX, WAITING_CLAIMS_MAX
 
 _MS_NS = 1_000_000
 _ENDS_OVER_MAX = 1_024
-"""Ends of waits that are over, beside as many as are not; beyond it they are swept."""
+"""The heap of deadlines is swept when its finished entries exceed the waiting claims by this number."""
 
 
 @dataclass(slots=True)
 class WaitingClaim:
-    """A claim that waits."""
+    """A waiting claim and the address of its sender."""
 
     client: bytes
     corr: int
@@ -34,7 +39,7 @@ class WaitingClaim:
     is_done: bool = False
 
     def answer(self, message: m.Message) -> Reply:
-        """What its sender is told."""
+        """Return the reply to the sender of the claim."""
         return Reply(self.client, self.corr, message)
 
 
@@ -43,36 +48,37 @@ class WaitingClaims:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        """Monotonic."""
+        """Current monotonic time in nanoseconds."""
         self.final_replies: list[Reply] = []
-        """Answers to claims that wait in vain."""
+        """Replies to claims that were cancelled or failed; not sent yet."""
         self._of: dict[int, OrderedDict[int, WaitingClaim]] = {}
-        """By topic and by number; who came first is first."""
+        """Claims by the key of their group and by their number, oldest first."""
         self._count = self._made = 0
         self._by_call: dict[int, WaitingClaim] = {}
         self._ends: list[tuple[int, int, WaitingClaim]] = []
-        """Heap of waits by their end; those over before leave when they come to its top, or are the most."""
+        """Heap of (deadline in nanoseconds, number, claim).
+        Finished claims are removed at the top of the heap, or when they are the majority."""
         self._dues: list[tuple[int, int]] = []
-        """Heap of (when something is ready again, topic) of queues where claims wait; milliseconds."""
+        """Heap of (time in milliseconds, key): when a group with waiting claims has a ready record again."""
         self._due_of: dict[int, int] = {}
-        """The earliest of a topic in it, so that nothing is noted twice."""
+        """The earliest time of each key in `_dues`, so that no time is added twice."""
         self._woken: dict[int, None] = {}
         self._windows: dict[int, int] = {}
-        """When each open window closes."""
+        """Monotonic time in nanoseconds at which the open window of a key closes."""
 
     def __bool__(self) -> bool:
         return self._count > 0 or bool(self.final_replies)
 
     def __len__(self) -> int:
-        """Claims that wait, of all queues."""
+        """Number of waiting claims of all groups."""
         return self._count
 
     def of(self, key: int) -> int:
-        """How many wait for this queue."""
+        """Return the number of claims that wait for this group."""
         return len(self._of.get(key, ()))
 
     def reattach_claim(self, event: ControlReceived, call: int) -> bool:
-        """Does this claim wait already? Then it is answered where it came from last."""
+        """If this claim waits already, redirect its reply to the new sender and return True."""
         parked = self._by_call.get(call)
         if parked is None:
             return False
@@ -80,16 +86,16 @@ class WaitingClaims:
         return True
 
     def has(self, call: int) -> bool:
-        """Does a claim under this number wait?"""
+        """Return True if a claim with this call number waits."""
         return call in self._by_call
 
     def park(
         self, key: int, event: ControlReceived, message: m.Claim, jitter_ms: int = 0
     ) -> None:  # fmt: skip
-        """Have a claim wait; raises Throttled when too many do.
+        """Add a waiting claim. Raise Throttled if too many claims wait.
 
-        With `jitter_ms` it opens a window of this length, unless one is open: until that closes nobody is
-        answered who waits for this queue (QC-11).
+        With `jitter_ms`, the claim opens a window of this length unless one is open. Until the window closes,
+        no waiting claim of this queue gets jobs. The jobs can then be shared equally among the claims.
         """
         if self._count >= WAITING_CLAIMS_MAX:
             raise Throttled(
@@ -112,16 +118,16 @@ class WaitingClaims:
             heapq.heapify(self._ends)
 
     def first(self, key: int) -> WaitingClaim | None:
-        """Who has waited longest for this queue."""
+        """Return the claim that has waited longest for this group, or None."""
         waiting = self._of.get(key)
         return next(iter(waiting.values())) if waiting else None
 
     def all_of(self, key: int) -> list[WaitingClaim]:
-        """Who waits for this queue, who came first is first."""
+        """Return the claims that wait for this group, oldest first."""
         return list(self._of.get(key, {}).values())
 
     def remove_claim(self, parked: WaitingClaim) -> None:
-        """It waits no longer."""
+        """Remove a waiting claim without a reply."""
         parked.is_done = True
         self._count -= 1
         self._by_call.pop(parked.message.call, None)
@@ -131,14 +137,14 @@ class WaitingClaims:
             del self._of[parked.key]
 
     def cancel_claim(self, key: int, call: int, answer: m.Message) -> None:
-        """If the claim under this number waits for this queue, it ends with this answer."""
+        """If the claim with this call number waits for this group, end its wait with this reply."""
         parked = self._by_call.get(call)
         if parked is not None and parked.key == key:
             self.remove_claim(parked)
             self.final_replies.append(parked.answer(answer))
 
     def fail_claims(self, error: Refused, key: int | None = None) -> None:
-        """Who waits, for this queue or for any, is told that it is in vain."""
+        """Fail the claims that wait for this group, or all waiting claims if `key` is None."""
         answer = error_reply(error)
         for each in list(self._of) if key is None else [key]:
             while (parked := self.first(each)) is not None:
@@ -146,7 +152,7 @@ class WaitingClaims:
                 self.final_replies.append(parked.answer(answer))
 
     def drop_process(self, life: tuple[int, int]) -> None:
-        """This process is no more: its claims are given nothing, and nobody is answered (QC-16)."""
+        """Remove the waiting claims of a process that died. They get no jobs and no reply."""
         for key in list(self._of):
             for parked in self.all_of(key):
                 if (parked.message.pid, parked.message.born) == life:
@@ -155,18 +161,21 @@ class WaitingClaims:
     # -- time -----------------------------------------------------------------------------------------
 
     def schedule_wakeup(self, key: int, due_ms: int | None) -> None:
-        """Something of this queue is ready again then."""
+        """Wake this group at `due_ms`, when a record is ready again. None schedules nothing."""
         if due_ms is not None and due_ms < self._due_of.get(key, due_ms + 1):
             self._due_of[key] = due_ms
             heapq.heappush(self._dues, (due_ms, key))
 
     def wake(self, key: int) -> None:
-        """Something may be ready in this queue that was not."""
+        """Serve the waiting claims of this group again, because a record may have become ready."""
         if key in self._of:
             self._woken[key] = None
 
     def next_deadline_ns(self, now_us: int) -> int | None:
-        """When a wait ends, or a lease or delay does that somebody waits for; None = nobody waits."""
+        """Return the monotonic time of the next event for a waiting claim, or None if there is none.
+
+        Events are the end of a wait, of a lease, of a delay or of a window. `now_us` is the clock of leases.
+        """
         while self._ends and self._ends[0][2].is_done:
             heapq.heappop(self._ends)
         times = [self._ends[0][0]] if self._ends else []
@@ -178,7 +187,7 @@ class WaitingClaims:
         return min(times) if times else None
 
     def take_woken(self, now_us: int) -> list[int]:
-        """Topics to be looked at: what was said of them is forgotten with it."""
+        """Return the keys of groups whose claims can be served now, and reset their wake-ups."""
         while self._dues and self._dues[0][0] * 1_000 <= now_us:
             due_ms, key = heapq.heappop(self._dues)
             if self._due_of.get(key) == due_ms:
@@ -191,8 +200,10 @@ class WaitingClaims:
         return [key for key in woken if key in self._of and key not in self._windows]
 
     def take_expired(self, held: Collection[int] = ()) -> list[WaitingClaim]:
-        """Claims whose time is over; they wait no longer. Not those for the topics `held`: these are looked
-        at as soon as what they need is known."""
+        """Remove and return the claims whose wait has ended.
+
+        Claims of the groups in `held` stay. They are served as soon as the missing data is available.
+        """
         ended, kept = [], []
         while self._ends and (self._ends[0][0] <= self.now_ns or self._ends[0][2].is_done):
             entry = heapq.heappop(self._ends)

@@ -1,7 +1,8 @@
-"""Presence: workers on this host who hold leases, watched until they die.
+"""Monitors the worker processes on this host that hold leases, to detect their death.
 
-A process is believed to be who it says only while /proc shows it under that number and beginning: a worker in
-another container has other numbers, and must not lose its leases for somebody else's death.
+A process is identified by pid and start time (Q10). It is monitored only if /proc shows the same start time
+for its pid. A worker in another container has other pids, and must not lose its leases when an unrelated
+process dies.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from ringlog.limits import WORKERS_WATCHED_MAX
 from ringlog.process_id import process_started_ticks
 
 ProcessId = tuple[int, int]
-"""(pid, when it began)"""
+"""(pid, start time in clock ticks)"""
 
 
 class WorkerLiveness:
-    """Descriptors of the workers of one shard, under one descriptor of its own."""
+    """Process descriptors of the workers of one shard, combined in one epoll descriptor."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -28,11 +29,11 @@ class WorkerLiveness:
         return bool(self._lives)
 
     def fileno(self) -> int:
-        """Readable when one of them died."""
+        """Return the epoll descriptor. It is readable when a worker has died."""
         return self._poll.fileno()
 
     def watch(self, life: ProcessId) -> None:
-        """Look after this one from now on, if it can be told apart for certain."""
+        """Start monitoring a process, if it can be identified for certain and the limit allows it."""
         if life in self._lives or len(self._lives) >= WORKERS_WATCHED_MAX or not all(life):
             return
         try:
@@ -47,7 +48,7 @@ class WorkerLiveness:
         self._lives.add(life)
 
     def take_dead(self) -> list[ProcessId]:
-        """Those that died since."""
+        """Return the processes that died since the last call."""
         found = []
         for fd, _ in self._poll.poll(0):
             self._poll.unregister(fd)
@@ -58,7 +59,7 @@ class WorkerLiveness:
         return found
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop monitoring all processes."""
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()

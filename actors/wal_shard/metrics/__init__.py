@@ -1,1 +1,1 @@
-"""What a shard counts and publishes about its queues, groups and load."""
+"""Metrics of a shard: its queues, consumer groups and load."""

@@ -1,4 +1,4 @@
-"""Shows on the board what a shard's consumer groups count."""
+"""Publishes the metrics of a shard's consumer groups on the board."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ NS_PER_MS = 1_000_000
 
 
 class GroupBoard:
-    """Writes the words C of a shard's page."""
+    """Writes the ConsumerGroupField words of a shard's board page."""
 
     def __init__(self) -> None:
         self._look_ns = 0
 
     def beat(self, slot: ProcessSlot, numbers: GroupMetrics, now_ns: int, lease_ms: int) -> None:
-        """Called in every turn; it looks now and then. `lease_ms`: the time in which leases are counted."""
+        """Sample and publish the metrics every QUEUE_SAMPLE_MS. Call it in every pass of the loop.
+
+        `lease_ms` is the current time on the clock of leases.
+        """
         if now_ns < self._look_ns:
             return
         self._look_ns = now_ns + QUEUE_SAMPLE_MS * NS_PER_MS

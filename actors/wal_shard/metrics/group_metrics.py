@@ -1,7 +1,8 @@
-"""What a shard's consumer groups count: how far they are behind, and for how long one has stood still. Pure.
+"""Metrics of a shard's consumer groups: total lag, and the age of the floor that has not moved for longest.
 
-Groups are looked at so many at a time: sums are as old as a round over all of them. Numbers of single groups
-are nobody's series, for there may be 64 of them in each of a million topics: who wants those asks for them.
+Pure. Each sample reads a limited number of groups. The sums are therefore as old as one round over all
+groups. There are no metrics of single groups, because each of a million topics may have 64 groups; clients
+query a single group by request.
 """
 
 from __future__ import annotations
@@ -23,39 +24,37 @@ class _GroupSample:
     pending: int = 0
     members: int = 0
     floor: int = -1
-    """Where it was when it was seen to move; -1 = it was not looked at yet."""
+    """The group's floor when it last moved; -1 if the group was not sampled yet."""
     moved_ms: int = 0
     exhausted: int = 0
 
 
 class GroupMetrics:
-    """The numbers of one shard's groups."""
+    """Metrics of one shard's consumer groups."""
 
     def __init__(self) -> None:
         self._known: dict[int, _GroupSample] = {}
         self._round: deque[int] = deque()
-        """Numbers of groups, the one looked at longest ago first. May have such as are gone."""
+        """Numbers of groups in sampling order. May contain deleted groups."""
         self._left = 0
-        """So many of this round are still to be looked at."""
+        """Number of groups that are still to be sampled in this round."""
         self._oldest_ms = self._last_oldest_ms = 0
         self.lag = self.pending = self.members = 0
         self.exhausted_total = 0
-        """Grows when something is to be moved to the dead letters: at once where it is rejected, at the next
-        look where it had all its deliveries."""
+        """Grows when a sample finds newly exhausted records of groups."""
         self._with_dead_letters: dict[int, None] = {}
-        """Numbers of groups that have dead letters."""
+        """Numbers of groups that have a dead-letter topic."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     @property
     def floor_age_ms(self) -> int:
-        """For how long the floor that has stood longest has not moved, of groups that are behind. It is known
-        from when this shard began."""
+        """Age in milliseconds of the oldest floor of a lagging group, at most the age of the shard."""
         return max(self._oldest_ms, self._last_oldest_ms)
 
     def add_group(self, topic: ShardTopic, group: ConsumerGroup) -> None:
-        """There is one more."""
+        """Add a group."""
         if group.number in self._known:
             return
         if group.config.dead_letter:
@@ -64,19 +63,21 @@ class GroupMetrics:
         self._round.append(group.number)
 
     def forget(self, number: int) -> None:
-        """It is no more."""
+        """Drop a deleted group."""
         self._with_dead_letters.pop(number, None)
         known = self._known.pop(number, None)
         if known is not None:
             self._count(known, 0, 0, 0)
 
     def with_exhausted(self, after: int) -> list[int]:
-        """Numbers behind `after` of groups that may have something for the dead letters, ascending."""
+        """Return the numbers above `after` of groups that may have exhausted records, in ascending order."""
         return sorted(number for number in self._with_dead_letters if number > after)
 
     def sample(self, now_ms: int, steady_ms: int) -> None:
-        """Look at the next few groups, at most GROUPS_SAMPLED_MAX. `now_ms` is the time of members' words,
-        `steady_ms` never goes back."""
+        """Sample the next groups, at most GROUPS_SAMPLED_MAX.
+
+        `now_ms` is the clock of leases, which also times members. `steady_ms` is the monotonic clock.
+        """
         for _ in range(min(len(self._round), GROUPS_SAMPLED_MAX)):
             if not self._left:
                 self._left = len(self._round)

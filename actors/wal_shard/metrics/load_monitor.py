@@ -1,7 +1,7 @@
-"""A shard's own governor: measures how the shard gets on, says so on the board, and what follows from it.
+"""Load monitor of a shard: measures the load, publishes the pressure on the board, and sets the batch window.
 
-Part of the shell: no decision about a frame. Nothing here knows of another shard or of a reader, so neither
-makes this one slower (G-10, BP-2). Without pressure a turn pays for one comparison.
+Part of the shell; it decides nothing about frames. It measures only this shard, so readers and other shards
+do not affect its pressure (L4). Without pressure, a pass of the loop costs one comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SAMPLE_NS = GOVERNOR_SAMPLE_MS * 1_000_000
 
 
 class ShardLoadMonitor:
-    """The governor of one incarnation. `is_reacting` False: it is measured and said, and nothing follows."""
+    """Load monitor of one incarnation. With `is_reacting` False it only measures and publishes."""
 
     def __init__(self, page: ProcessSlot, now_ns: int, *, is_reacting: bool = True) -> None:
         self._page = page
@@ -26,11 +26,11 @@ class ShardLoadMonitor:
         self._governor = Governor()
         self.window = BatchWindow()
         self.due_ns = now_ns + _SAMPLE_NS
-        """When the next sample is due."""
+        """Monotonic time of the next sample."""
         self.rested_ns = 0
-        """Time since the last sample in which there was nothing to do, for whoever rests to add to."""
+        """Idle time in nanoseconds since the last sample. The shell adds to it when it sleeps or spins."""
         self.is_refusing = False
-        """The top of the ladder: new writes are refused where the intake is full."""
+        """True at the highest step of the governor: new writes are refused if the intake is full."""
         self._sampled_ns = now_ns
         self._sync_ns = page.get(ProcessField.SYNC_NS)
         self._waited_before_ns, self._refused_before = (
@@ -40,14 +40,14 @@ class ShardLoadMonitor:
         pressure.begin(page)
 
     def sample(self, now_ns: int, rings: Rings, refused: int) -> None:
-        """Take a sample; to be called when one is due, before frames are taken out of rings.
+        """Take a sample. Call it when `due_ns` is reached, before the rings are drained.
 
-        `refused`: writes that this incarnation refused for pressure.
+        `refused` is the number of writes that this incarnation refused because of pressure.
         """
         took_ns = max(now_ns - self._sampled_ns, 1)
         page, governor = self._page, self._governor
         sync_ns = page.get(ProcessField.SYNC_NS)
-        # Waiting for a device is no work: one client that waits for each of its syncs is no pressure.
+        # Time in syncs counts as idle: a single client that waits for each of its syncs causes no pressure.
         rested_ns = min(self.rested_ns + sync_ns - self._sync_ns, took_ns)
         page.add(ProcessField.BUSY_NS, max(took_ns - self.rested_ns, 0))
         self._sync_ns, self._sampled_ns, self.rested_ns = sync_ns, now_ns, 0
@@ -62,9 +62,9 @@ class ShardLoadMonitor:
             self.is_refusing = governor.step is PressureStep.REFUSE
 
     def may_drain(self, now_ns: int, rings: Rings) -> bool:
-        """May frames be taken out of the rings? Asked only while there is a window."""
+        """Return True if the rings may be drained. Call it only while there is a window."""
         return self.window.may_drain(now_ns, *rings.pending_totals())
 
     def wait_ms(self, most: int) -> int:
-        """How long to sleep at most: as long as there is pressure, until the next sample."""
+        """Return the maximum sleep in milliseconds: `most`, or one sample interval under pressure."""
         return min(most, GOVERNOR_SAMPLE_MS) if self._governor.pressure else most

@@ -1,4 +1,4 @@
-"""Shows on the board what a shard's queues count."""
+"""Publishes the metrics of a shard's queues on the board."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ COUNTERS = {
 
 
 class QueueBoard:
-    """Writes the words Q of a shard's page."""
+    """Writes the QueueField words of a shard's board page."""
 
     def __init__(self) -> None:
         self._look_ns = 0
 
     def beat(self, slot: ProcessSlot, leases: ShardLeases, now_ns: int) -> None:
-        """Called in every turn. What others wait for is shown at once, the rest now and then."""
+        """Publish the metrics. Call it in every pass of the loop.
+
+        The count of exhausted jobs is published at once, because schedulers wait for it. All other metrics
+        are sampled every QUEUE_SAMPLE_MS.
+        """
         slot.set(QueueField.EXHAUSTED, leases.exhausted_total + leases.registry.group_metrics.exhausted_total)
         if now_ns < self._look_ns:
             return

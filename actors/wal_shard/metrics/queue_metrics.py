@@ -1,7 +1,7 @@
-"""What a shard's queues count: how many jobs are in which state, and what became of how many. Pure.
+"""Metrics of a shard's queues: jobs by state, and counts of outcomes. Pure.
 
-States are sampled, so many queues at a time: their sums are as old as a round over all of them. A queue is
-known here from when somebody first asked it for something in this life of the shard.
+Each sample reads the states of a limited number of queues. The sums are therefore as old as one round over
+all queues. A queue is included from its first request in this incarnation on.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ class _QueueSample:
 
 
 class QueueMetrics:
-    """The numbers of one shard's queues."""
+    """Metrics of one shard's queues."""
 
     def __init__(self) -> None:
         self._known: dict[int, _QueueSample] = {}
         self._round: deque[int] = deque()
-        """Topic ids, the one sampled longest ago first. May have such as are gone."""
+        """Topic ids in sampling order. May contain deleted topics."""
         self.ready = self.in_flight = self.delayed = 0
         self.outcomes: Counter[str] = Counter()
-        """What became of how many jobs since it was last taken away."""
+        """Number of jobs by outcome, since the counts were last published."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def add_queue(self, topic: ShardTopic, queue: ConsumerGroup) -> None:
-        """A queue is asked for something for the first time."""
+        """Add a queue at its first request."""
         self._known[topic.topic_id] = _QueueSample(topic, queue)
         self._round.append(topic.topic_id)
 
     def forget(self, topic_id: int) -> None:
-        """The topic is no more."""
+        """Drop a deleted queue."""
         known = self._known.pop(topic_id, None)
         if known is not None:
             self._seen(known, _NONE)
 
     def count_reply(self, answer: m.Message) -> None:
-        """A request was answered, for the first time."""
+        """Count the jobs in a reply. Call it only for the first reply to a request, not for retries."""
         match answer:
             case m.ClaimReply():
                 self.outcomes[CLAIMED] += sum(count for _, count, _, _ in answer.runs)
@@ -69,11 +69,11 @@ class QueueMetrics:
                 self.outcomes[REJECTED] += answer.rejected
 
     def count_acked(self, count: int) -> None:
-        """So many jobs are done, by a request that is answered with something else."""
+        """Count acked jobs of a request whose reply is not an AckReply."""
         self.outcomes[ACKED] += count
 
     def sample(self) -> None:
-        """Look at the next few queues, at most QUEUES_SAMPLED_MAX."""
+        """Sample the next queues, at most QUEUES_SAMPLED_MAX."""
         for _ in range(min(len(self._round), QUEUES_SAMPLED_MAX)):
             topic_id = self._round.popleft()
             known = self._known.get(topic_id)

@@ -1,1 +1,1 @@
-"""From the files of a data directory to a shard that serves."""
+"""Recovery of a shard from the files of a data directory."""

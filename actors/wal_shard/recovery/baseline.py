@@ -1,9 +1,11 @@
-"""Where replay starts: the snapshots that count for one shard, and the segments on disk.
+"""Start state of replay: the snapshots that are relevant to one shard, and the segments on disk.
 
-Of each shard, under each shard count, the newest valid snapshot counts. A topic is governed by the one
-with the greatest number among those whose shard owned it: numbers grow over all shards, so that this is the
-last word said about it, whatever the shard count was then. What that snapshot absorbed is not replayed
-for the topic; a topic that was known to it and has no row is gone.
+For each shard under each shard count, only the newest valid snapshot is used. Several of them may contain a
+topic. The *governing* snapshot of a topic is the one with the greatest number among those whose shard owned
+the topic (C5). Snapshot numbers grow across all shards, so this is the latest one under any shard count.
+
+Log files that the governing snapshot absorbed are not replayed for the topic. A topic that this snapshot knew
+and has no row for was deleted.
 """
 
 from __future__ import annotations
@@ -46,60 +48,65 @@ log = logging.getLogger("ringlog.shard")
 
 Mask = NDArray[np.bool_]
 Owner = tuple[int, int]
-"""(shards, shard): which shard, under which shard count."""
+"""(shards, shard): a shard under a shard count."""
 BOTH, COLD = 1, 2
-"""SegmentRef.tier of a segment whose data part lies in the cold store too, or there alone."""
+"""SegmentRef.tier of a segment with its data part in both tiers, or only in the cold tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLayer:
-    """One snapshot that counts."""
+    """One relevant snapshot with its decoded facts."""
 
     snapshot: Snapshot
     facts: ShardFacts
 
     @property
     def owner(self) -> Owner:
-        """Who made it."""
+        """The shard that the snapshot belongs to."""
         return self.snapshot.shards, self.snapshot.shard
 
 
 @dataclass(slots=True)
 class Baseline:
-    """What the snapshots say to one shard. `layers` have the greatest number first."""
+    """The snapshots that are relevant to one shard. `layers` are sorted by number, greatest first."""
 
     shard: int
     shards: int
     layers: list[SnapshotLayer] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    """Snapshots that are not valid: "path: reason"."""
+    """Invalid snapshots, each as "path: reason"."""
 
     @property
     def own(self) -> SnapshotLayer | None:
-        """This shard's own snapshot, when it governs everything the shard owns."""
+        """This shard's own snapshot if it governs all topics of the shard, otherwise None."""
         first = self.layers[0] if self.layers else None
         return first if first is not None and first.owner == (self.shards, self.shard) else None
 
     def absorbs(self, file_id: int) -> bool:
-        """Is nothing in this file for us to replay?"""
+        """Return True if this shard need not replay anything from the file."""
         return self.own is not None and self.own.facts.absorbs(file_id)
 
     def covers_missing_file(self, written_by: Owner | None, file_id: int) -> bool:
-        """Did a snapshot absorb the file, so that it may be gone? `written_by`: (shards, shard) of the file
-        behind it in its stream, if that is known."""
+        """Return True if a snapshot absorbed the file, so that the file may be deleted.
+
+        `written_by` is the (shards, shard) of the next file of its stream, if known.
+        """
         return any(
             each.facts.absorbs(file_id) for each in self.layers if is_relevant_to(each.owner, written_by)
         )
 
     def absorbed(self, file_id: int, topic_ids: NDArray[np.uint64]) -> Mask | None:
-        """(n,) frames of that file which the snapshots governing their topics absorbed; None = none."""
+        """Return a mask (n,) of frames that the governing snapshots of their topics absorbed.
+
+        Return None if no snapshot absorbed the file.
+        """
         word = [layer.facts.absorbs(file_id) for layer in self.layers]
         if not any(word):
             return None
         return np.array([*word, False])[self._governing(topic_ids)]
 
     def knows_topic(self, topic_id: int) -> bool:
-        """Was the topic made before the rows of its snapshot were captured? Without a row it is gone."""
+        """Return True if the topic was created before its snapshot. Without a row it was deleted then."""
         for layer in self.layers:
             shards, shard = layer.owner
             if shard_of(topic_id, shards) == shard:
@@ -107,8 +114,10 @@ class Baseline:
         return False
 
     def topics(self) -> Iterator[tuple[ShardTopic, bool, int]]:
-        """(topic, is it ours, incarnation that handed it over) of every row in force; of another layout's
-        snapshot those of others, too."""
+        """Yield (topic, True if this shard owns it, incarnation of the row) of every governing row.
+
+        Snapshots of another shard count also yield topics of other shards.
+        """
         for at, layer in enumerate(self.layers):
             snapshot = layer.snapshot
             governed = self._governing(snapshot.ids) == at
@@ -121,16 +130,16 @@ class Baseline:
                 yield topic, bool(ours[row]), snapshot.incarnation
 
     def is_unknown(self, topic_id: int) -> bool:
-        """Does no snapshot say whether there is such a topic?"""
+        """Return True if no snapshot governs this topic."""
         return bool(self._governing(np.array([topic_id], dtype=np.uint64))[0] < 0)
 
     def listed_segments(self) -> dict[int, SegmentRef]:
-        """Segments in force by the word of snapshots that may govern something of ours."""
+        """Return the segments that are listed in snapshots relevant to this shard, by number."""
         layers = self.layers[:1] if self.own is not None else self.layers
         return {ref.number: ref for layer in layers for ref in layer.facts.refs()}
 
     def _governing(self, topic_ids: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """(n,) index of the governing layer; -1 = no snapshot knows of the topic."""
+        """Return the index (n,) of each topic's governing layer; -1 if no snapshot governs the topic."""
         if self.own is not None:
             return np.zeros(len(topic_ids), dtype=np.int64)
         found = np.full(len(topic_ids), -1, dtype=np.int64)
@@ -141,7 +150,7 @@ class Baseline:
 
 
 def load_baseline(disk: Disk, data_dir: str, shard: int, shards: int) -> Baseline:
-    """Read the snapshots that count for a shard; those that are not valid are passed over (SN-4)."""
+    """Read the snapshots that are relevant to a shard. Skip and report invalid snapshots."""
     found = Baseline(shard, shards)
     seen: set[Owner] = set()
     for each, number in sorted(snapshot_numbers(disk, data_dir), key=lambda one: -one[1]):
@@ -153,7 +162,7 @@ def load_baseline(disk: Disk, data_dir: str, shard: int, shards: int) -> Baselin
         except DiskError as e:
             if e.errno != errno.ENOENT:
                 raise
-            continue  # retired just now, so a newer one counts
+            continue  # deleted just now, so a newer snapshot exists
         except CorruptData as e:
             found.skipped.append(f"{relative}: {e.message}")
             log_event(log, logging.WARNING, "snapshot skipped", file=relative, reason=e.message)
@@ -165,7 +174,7 @@ def load_baseline(disk: Disk, data_dir: str, shard: int, shards: int) -> Baselin
 
 
 def _load(disk: Disk, data_dir: str, relative: str, seen: set[Owner], base: Baseline) -> SnapshotLayer | None:
-    """One snapshot, or None when it does not count."""
+    """Read one snapshot. Return None if it is not relevant."""
     path = f"{data_dir}/{relative}"
     fd = disk.open_read(path)
     try:
@@ -187,28 +196,30 @@ def adopt_segments(
     disk: Disk, data_dir: str, base: Baseline, sealed: SegmentCatalog, *, has_cold: bool = False,
     beat: Callable[[], None] = lambda: None,
 ) -> list[MissingSegment]:  # fmt: skip
-    """Register every complete segment on disk that holds topics of ours; returns what is missing: listed
-    segments that are not there, and segments that cannot be read.
+    """Register every complete segment on disk that contains topics of this shard.
 
-    What the snapshot does not list was made after it: by the reclaimer, in place of others that may be gone
-    by now, or by a checkpoint that did not finish, and then says the same as the log.
+    Return the missing segments: listed segments that do not exist, and segments that cannot be read.
 
-    Tiers are derived from what is there (TI-5): a listed segment whose index is here and whose data part is
-    not was moved since, if there is or was a cold store (`has_cold`).
+    A segment that no snapshot lists was created later. Either the reclaimer wrote it as a replacement for
+    others, which may be deleted by now. Or an unfinished checkpoint wrote it; then the log contains the same
+    records.
+
+    The tier of a segment follows from the files. If a listed segment has its index here but not its data
+    part, and there is or was a cold tier (`has_cold`), the relocator moved it.
     """
     listed = base.listed_segments()
     found = [stem for stem in find_segments(disk, data_dir) if parse_stem(stem) is not None]
     hot = {stem for stem in found if _may_be_ours(stem, base)}
     cold = _without_data(disk, data_dir, base, sealed, hot, has_cold=has_cold)
     missing: list[MissingSegment] = []
-    # In the order of their numbers, wherever they lie: what comes later may reach into what came before.
+    # In order of their numbers in both tiers, because a later segment may overlap an earlier one.
     for stem in sorted((*hot, *cold), key=_number_of):
         beat()
         try:
             _adopt_patiently(disk, data_dir, stem, base, sealed, listed, is_cold=stem in cold)
         except (CorruptData, DiskError) as e:
             if isinstance(e, DiskError) and e.errno == errno.ENOENT and stem not in cold:
-                continue  # The reclaimer was quicker; if it was not, it is missed below.
+                continue  # The reclaimer deleted it. If it did not, the check below reports the segment.
             log_event(log, logging.ERROR, "segment cannot be used", segment=stem, reason=str(e))
             missing.append(_missing(data_dir, stem, e, listed, is_cold=stem in cold))
     known = {each.stem for each in missing} | cold
@@ -231,7 +242,10 @@ def _missing(
 def _without_data(
     disk: Disk, data_dir: str, base: Baseline, sealed: SegmentCatalog, hot: set[str], *, has_cold: bool
 ) -> set[str]:
-    """Stems of listed segments of ours of which only the index is here: they are in the cold tier."""
+    """Return the stems of listed segments of this shard that have only an index here.
+
+    They are in the cold tier.
+    """
     return {
         ref.stem for ref in base.listed_segments().values()
         if ref.stem not in hot and ref.number not in sealed.refs and _may_be_ours(ref.stem, base)
@@ -254,7 +268,7 @@ def _adopt_patiently(
     SegmentRef], *,
     is_cold: bool,
 ) -> None:  # fmt: skip
-    """As `_adopt`; what cannot be read is read a second time, since a device may fail once."""
+    """Call `_adopt`, and retry a failed read once, because a device error may be transient."""
     try:
         _adopt(disk, data_dir, stem, base, sealed, listed, is_cold=is_cold)
     except DiskError as e:
@@ -281,21 +295,21 @@ def _adopt(
         topics = sealed.split_rows(segment.topics, segment.entries)
         owned = owned_by(topics, base.shard, base.shards)
         if owned is None or owned.any():
-            # Tiers are told by the snapshot; a segment that it does not know is where it was made.
+            # The snapshot contains the tier. A segment that it does not list is where it was created.
             known = listed.get(segment.ref.number)
             ref = segment.ref
             sealed.add(ref, topics, owned)
             if is_cold:
                 sealed.set_tier(ref.number, COLD)
             elif known is not None and known.tier:
-                # A data part that is here is read here, also where a snapshot says that it was moved (TI-5).
+                # A data part on the host is read there, even if the snapshot says that it was moved.
                 sealed.set_tier(ref.number, BOTH)
     finally:
         segment.close()
 
 
 def orphans_in(disk: Disk, data_dir: str, base: Baseline, sealed: SegmentCatalog) -> dict[int, Orphan]:
-    """Topics of ours of which there are segments and no snapshot that governs them, by id."""
+    """Return the topics of this shard that have segments but no governing snapshot, by topic id."""
     found: dict[int, Orphan] = {}
     for ref in sealed.refs.values():
         ids = [each for each in sealed.topics_of(ref.number) if base.is_unknown(each)]
@@ -321,13 +335,15 @@ def orphans_in(disk: Disk, data_dir: str, base: Baseline, sealed: SegmentCatalog
 
 
 def is_relevant_to(owner: Owner, written_by: Owner | None) -> bool:
-    """Is a file that (shards, shard) wrote any business of this owner of a snapshot? Its own stream is, and
-    whatever was written under another shard count."""
+    """Return True if the snapshot's owner may have absorbed a file that (shards, shard) `written_by` wrote.
+
+    The owner reads files of its own stream and all files written under another shard count.
+    """
     return written_by is None or owner[1] == written_by[1] or owner[0] != written_by[0]
 
 
 def newest_facts(disk: Disk, data_dir: str) -> dict[Owner, ShardFacts]:
-    """Facts of the newest valid snapshot of every shard under every shard count."""
+    """Return the facts of the newest valid snapshot of every shard under every shard count."""
     found: dict[Owner, ShardFacts] = {}
     for each in load_snapshots(disk, data_dir)[0]:
         found.setdefault((each.shards, each.shard), decode_facts(each.facts, f"shard {each.shard}"))
@@ -335,7 +351,7 @@ def newest_facts(disk: Disk, data_dir: str) -> dict[Owner, ShardFacts]:
 
 
 def absorbed_everywhere(disk: Disk, data_dir: str, shards: int, file_ids: Iterable[int]) -> set[int]:
-    """Those of the files, of another layout, that both snapshots kept of every shard absorb."""
+    """Return the files of another shard count that both retained snapshots of every shard absorb."""
     left = set(file_ids)
     for shard in range(shards):
         found = [each for each in load_snapshots(disk, data_dir, shard)[0] if each.shards == shards]
@@ -347,7 +363,10 @@ def absorbed_everywhere(disk: Disk, data_dir: str, shards: int, file_ids: Iterab
 
 
 def segment_tables(disk: Disk, data_dir: str, refs: Iterable[SegmentRef]) -> dict[int, Any] | str:
-    """Number -> (topic table, frames) of segments that are to be in force; a str says why one cannot be."""
+    """Return number -> (topic table, frames) of segments to be registered.
+
+    If one of them cannot be registered, return a str with the reason.
+    """
     tables: dict[int, Any] = {}
     for ref in refs:
         if parse_stem(ref.stem) is None:
@@ -364,10 +383,11 @@ def segment_tables(disk: Disk, data_dir: str, refs: Iterable[SegmentRef]) -> dic
 
 
 def open_segment(disk: Disk, data_dir: str, stem: str, base: Baseline) -> Segment | None:
-    """Open a segment, making its index and its tags part anew when they are missing or damaged (SG-5), unless
-    that is the business of the shard that owns it; then None for one without an index.
+    """Open a segment. If its index or its tags part is missing or damaged, rebuild it from the data (S2).
 
-    Without its tags a segment still has its records: where they cannot be made anew it is opened without.
+    A shard does not rebuild segments of another shard of this shard count; for one without a valid index it
+    returns None. If the tags cannot be rebuilt, the segment is opened without them, since all its records are
+    readable.
     """
     opened: Segment | None = None
     try:

@@ -1,4 +1,4 @@
-"""Which files of a shard's log can be read, and how far. Pure."""
+"""Table of the readable files of a shard's log, with their end offsets. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class LogFileTable:
-    """Files of the log, volatile ones too (their paths begin with `@`), by number."""
+    """Readable log files by number. Includes volatile files, whose paths begin with `@`."""
 
     paths: dict[int, str] = field(default_factory=dict)
     salts: dict[int, int] = field(default_factory=dict)
     stops: dict[int, int] = field(default_factory=dict)
-    """Where a file that nobody writes any more ends; the current ones are absent."""
+    """End offset of each closed file. The current files have no entry."""
     starts: dict[int, int] = field(default_factory=dict)
     holes: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Stretches of files, ascending, that hold damaged records which were given up."""
+    """Byte ranges of files, ascending, with damaged records that were given up."""
     foreign: set[int] = field(default_factory=set)
-    """Files written under another shard count: other shards need them too."""
+    """Files written under another shard count. Other shards need them too."""
 
     def closed_files(self) -> dict[int, int]:
-        """File -> where it ends, of every file on disk that nobody writes any more. All of it is durable."""
+        """Return the end offset of every closed file on disk, by file.
+
+        These files are durable up to there.
+        """
         return {
             each: stop
             for each, stop in self.stops.items()
@@ -28,11 +31,11 @@ class LogFileTable:
         }
 
     def last_closed(self) -> tuple[int, int]:
-        """The last file on disk that nobody writes any more, and where it ends; (0, 0) = there is none."""
+        """Return (file, end offset) of the last closed file on disk, or (0, 0) if there is none."""
         return max(self.closed_files().items(), default=(0, 0))
 
     def whole(self, file_id: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """The stretches of [start, stop) of a file that can be read."""
+        """Return the readable byte ranges within [start, stop) of a file."""
         stretches = []
         for hole_start, hole_stop in self.holes.get(file_id, ()):
             stretches.append((start, hole_start))
@@ -40,7 +43,7 @@ class LogFileTable:
         return [(a, b) for a, b in [*stretches, (start, stop)] if a < b]
 
     def forget(self, file_id: int) -> None:
-        """Nobody is led to this file any more."""
+        """Remove a file from the table. Readers are no longer directed to it."""
         for table in (self.paths, self.salts, self.stops, self.starts, self.holes):
             table.pop(file_id, None)
         self.foreign.discard(file_id)

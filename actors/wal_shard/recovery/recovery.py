@@ -1,17 +1,21 @@
-"""Recovery: from the files of a data directory to a core that may go on. Reads through the disk module.
+"""Recovery: restores the state of a shard from the files of a data directory. Reads through the disk module.
 
-Order: take over what the snapshots say, and the segments that are there; list the streams; learn from
-later files where earlier ones end; replay every file that no snapshot stands for, in the order of its
-incarnation; judge each end; gather what is in doubt; settle reservations and names. What was in doubt is
-then written again by the core into this incarnation's own file before anything else happens (RD-2).
-Nothing here changes the log but `tidy`, afterwards.
+Steps, in this order:
 
-Who copied what. An incarnation that got through its recovery says so with a MARK_COPIED, which names
-the files that held doubtful frames and where each ends from now on. It speaks for the topics that its
-shard owned under its shard count, and only for them: after a change of the count several shards copy
-from one old file, each its own topics, and any of them may crash before it is done. An incarnation
-without that mark never served anybody: whatever it wrote is a copy of what still lies in earlier files,
-so its files are passed over.
+1. Load the state of the snapshots, and register the segments on disk.
+2. List the log files. Learn from later files where earlier files end.
+3. Replay every file that no snapshot absorbed, in order of incarnations. Classify the end of each file.
+4. Collect the frames in doubt: frames after the last position that is known to be durable.
+5. Settle reservations of seqs, and the names of topics.
+
+The core then writes the frames in doubt again, into the first file of this incarnation, before it does
+anything else. Only `clean_up` changes the log, afterwards.
+
+An incarnation that finished its recovery writes a MARK_COPIED. The mark lists the files with frames in doubt,
+and the new end of each. It is valid only for the topics that its shard owned under its shard count. After a
+change of the shard count, several shards copy from one old file, each the frames of its own topics, and any
+of them may crash before it finishes. An incarnation without this mark never served a request. All its frames
+are copies of frames in earlier files, so recovery skips its files.
 """
 
 from __future__ import annotations
@@ -86,7 +90,7 @@ from ringlog.topic.segment_catalog import MissingSegment
 log = logging.getLogger("ringlog.shard")
 
 Progress = Callable[[int, int], None]
-"""(bytes done, bytes in all)."""
+"""Called with (bytes replayed, total bytes)."""
 
 
 _NO_COPIED_MARK = ChainMark(0, 0, 0, 0, 0, 0)
@@ -95,7 +99,10 @@ _WHAT_TO_DO = "put it back, or give up what it held: ringlog repair, or wal.corr
 
 @dataclass(frozen=True, slots=True)
 class _CopiedFrom:
-    """What shard `shard` of `shards` copied: the frames of its topics from `stop` on are dead."""
+    """Shard `shard` of `shards` copied the frames of its topics from offset `stop` on.
+
+    The originals are dead.
+    """
 
     shards: int
     shard: int
@@ -110,26 +117,29 @@ class _ScannedFile:
     header: WalHeader
     size: int
     is_last: bool = False
-    """The last of its incarnation."""
+    """True for the last file of its incarnation."""
     copied: ChainMark | None = None
-    """MARK_COPIED of its incarnation; None when it did not get that far: the file is passed over."""
+    """MARK_COPIED of its incarnation.
+    None if the incarnation did not finish recovery; the file is skipped then."""
     is_followed: bool = False
-    """A later incarnation of the same shard served, or one of ours: it has copied what was in doubt here."""
+    """True if a later incarnation of the same stream or of this shard served.
+    It has copied the frames in doubt."""
     claims: list[_CopiedFrom] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
-    """(offset, seal of the frame that ends there), known to be durable by the word of the next file."""
+    """(offset, seal of the frame that ends there): ends that the next file records as durable."""
     is_kept: bool = False
-    """A life that serves reads alone synced it: all of it is shown, though no later file repeats it."""
+    """True if a read-only incarnation synced the file.
+    All of it is readable, although no later file repeats it."""
     is_absorbed: bool = False
-    """A snapshot stands for it: nothing in it is replayed."""
+    """True if a snapshot absorbed the file. Nothing in it is replayed."""
     given_up: list[SkippedAppend] = field(default_factory=list)
-    """Damaged frames of class memory in it, ascending."""
+    """Damaged frames of class `memory` in the file, ascending."""
     is_damaged: bool = False
-    """Cut at damage by an earlier recovery; what lies behind is looked at only to know what was lost."""
+    """True if the file was cut at damage. Frames after the cut are read only to find out what was lost."""
 
     @property
     def limit(self) -> int:
-        """Where the file ends for everybody; 0 = wherever its frames end."""
+        """End offset of the file for all shards. 0 means that the file ends where its valid frames end."""
         own = [c.stop for c in self.claims if (c.shards, c.shard) == (self.header.shards, self.stream)]
         if own:
             return max(own)
@@ -140,49 +150,54 @@ class _ScannedFile:
         return 0
 
     def claim_of(self, shards: int, shard: int) -> int:
-        """Where this shard, under this count, began to copy its part; 0 = it did not."""
+        """Return the offset from which this shard copied its frames, under this count.
+
+        0 if it did not copy.
+        """
         return max((c.stop for c in self.claims if (c.shards, c.shard) == (shards, shard)), default=0)
 
 
 @dataclass(slots=True)
 class RecoveryResult:
-    """What recovery found, for the core's `begin` and for readers."""
+    """Result of recovery, for the core's `begin` and for readers."""
 
     group: CommitBatch = field(default_factory=CommitBatch)
     prev: tuple[int, int, int, bool] = (0, 0, 0, False)
     settled: dict[int, int] = field(default_factory=dict)
-    """file -> where it ends for our topics from now on."""
+    """File -> its new end offset for the topics of this shard."""
     damaged: set[int] = field(default_factory=set)
-    """Those of them that were cut at damage."""
+    """Files that were cut at damage or are missing."""
     unused_files: list[str] = field(default_factory=list)
-    """Own files whose header was never durable: nothing was ever acked in them."""
+    """Paths to delete: files without durable header, absorbed files, damaged registers."""
     truncations: list[tuple[str, int]] = field(default_factory=list)
-    """Own last files and where they end: what lies behind is never read again and may be given back."""
+    """(path, end) of own last files. The space after the end is never read again and may be freed."""
     to_quarantine: list[str] = field(default_factory=list)
-    """Damaged files, of which a copy is kept: what is whole in them may be wanted."""
+    """Damaged files of which a copy is kept, because their valid parts may be of use."""
     halts: list[Halt] = field(default_factory=list)
-    """Topics that are not served because a part of them is missing."""
+    """Topics that are not served because a part of their records is missing."""
     truncated_bytes: int = 0
     announced: list[tuple[str, int, int]] = field(default_factory=list)
     bytes: int = 0
     number: int = 0
-    """The snapshot that everything started from; 0 = none."""
+    """Number of the snapshot that recovery started from; 0 if there was none."""
     has_base: bool = False
-    """It is this shard's own: what it says of a topic that is not in `changed` is still true."""
+    """True if that snapshot is this shard's own.
+    Its rows of topics that are not in `changed` are still valid."""
     listed: set[int] = field(default_factory=set)
-    """Segments that the snapshot names."""
+    """Numbers of the segments that the snapshot lists."""
     waiting: list[tuple[int, str]] = field(default_factory=list)
     """(file, path) of absorbed files that are kept until the next snapshot."""
     changed: set[int] = field(default_factory=set)
-    """Topics of which the log said more."""
+    """Ids of topics that the replayed log changed."""
     foreign: set[int] = field(default_factory=set)
-    """Files replayed that were written under another shard count."""
+    """Replayed files that were written under another shard count."""
     in_doubt: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(topic, producer) -> highest producer number of what was not applied, being in doubt; read-only."""
+    """(topic, producer) -> highest producer number among the frames in doubt, which are not applied.
+    Filled only in read-only mode."""
 
 
 class Recovery:
-    """One run over the data directory for one shard."""
+    """One recovery run of one shard over the data directory."""
 
     def __init__(
         self,
@@ -202,8 +217,11 @@ class Recovery:
         has_cold: bool = False,
         is_read_only: bool = False,
     ) -> None:
-        """With `is_read_only` nothing on the disk is changed. What is in doubt is applied as it lies there if
-        its file can be synced, else not at all."""
+        """Set up the recovery of one shard.
+
+        With `is_read_only`, nothing on the disk is changed. Frames in doubt are then applied from their file
+        if the file can be synced, and otherwise not at all.
+        """
         self._disk = disk
         self._is_read_only = is_read_only
         self._has_cold = has_cold
@@ -227,32 +245,33 @@ class Recovery:
         self._base = Baseline(shard, shards)
         self._missing: list[MissingSegment] = []
         self._siblings: list[_ScannedFile] = []
-        """First files of earlier incarnations of this layout's other shards."""
+        """First files of earlier incarnations of the other shards under the current shard count."""
         self._elsewhere: dict[Owner, ShardFacts] | None = None
         self._old: dict[int, str] = {}
-        """Absorbed files of other layouts that are ours to unlink, once every shard has absorbed them."""
+        """Absorbed files of other shard counts, to be deleted when every shard has absorbed them."""
         self._present: set[int] = set()
         self._last_served_file = 0
-        """Our last file whose incarnation surely served: what it said of earlier files needs no repeating."""
+        """Last file of this shard whose incarnation certainly served.
+        Its statements about earlier files are durable and need not be repeated."""
         self._last_closed: dict[int, dict[int, int]] = {}
-        """Incarnation -> its last file but one, and where that ends."""
+        """Incarnation -> its second last file and the end of that file."""
         self._settled_before: list[tuple[int, int]] = []
-        """(file, stop) as earlier incarnations said."""
+        """(file, end) as recorded by earlier incarnations."""
         self._known_missing: set[int] = set()
         self._required: list[tuple[int, int, str, Owner | None]] = []
         self._lost_files: list[tuple[int, Owner]] = []
-        """Log files that are given up though nothing of them is there, ascending."""
+        """Log files that are missing completely and were given up, ascending."""
         self._file_bytes = WAL_FILE_BYTES_DEFAULT
-        """No log file is larger, as far as that is known."""
+        """Largest known size of a log file, in bytes."""
         self._lost_streams: list[tuple[int, int]] = []
-        """(shards, shard) of streams whose end may have lost something that was acknowledged."""
+        """(shards, shard) of streams whose end may have lost acknowledged frames."""
 
     def _beat(self) -> None:
-        """Say that it gets on, within a file too: it is judged by that (RD-18)."""
+        """Report progress, also within a file. The supervisor kills a process that makes no progress."""
         self._progress(self.found.bytes, self._total)
 
     def run(self) -> RecoveryResult:
-        """Replay everything; raises CorruptData for damage, DiskError when a file cannot be read (RE-3)."""
+        """Replay everything. Raise CorruptData for damage, and DiskError if a file cannot be read."""
         self._start_from_snapshots()
         files = self._relevant_files()
         self._take_registers(files)
@@ -281,7 +300,7 @@ class Recovery:
         self.found.halts = self._replay.halts
         self._replay.settle_names()
         for file_id, stop in self._settled_before:
-            # Said again, since that word may be as little durable as the rest.
+            # Repeat the end of each file, because the earlier statement may not be durable.
             if file_id >= self._last_served_file:
                 self.found.settled.setdefault(file_id, stop)
         self.found.changed = self._replay.touched_topics
@@ -308,7 +327,7 @@ class Recovery:
         return self.found
 
     def _pass_missing(self, below: int) -> None:
-        """Lose the log files that are missing and lay before this one, as the operator said (RE-6)."""
+        """Account for the missing log files before this one, which `wal.corruption = truncate` gives up."""
         while self._lost_files and self._lost_files[0][0] < below:
             _, (shards, shard) = self._lost_files.pop(0)
             self._replay.lose_log(shard, shards, self._file_bytes)
@@ -316,7 +335,7 @@ class Recovery:
     # -- snapshots and segments -----------------------------------------------------------------------
 
     def _start_from_snapshots(self) -> None:
-        """Take over what the snapshots say, and the segments that are there."""
+        """Load the state of the snapshots, and register the segments on disk."""
         replay = self._replay
         self._base = base = load_baseline(self._disk, self._data_dir, self._shard, self._shards)
         self._beat()
@@ -336,9 +355,11 @@ class Recovery:
             self.found.has_base = base.own is not None
 
     def _rebuild(self) -> None:
-        """With no snapshot to tell of them, and the log that it absorbed gone, take topics over as their
-        segments have them, by the operator's word of this start or of one before (RE-6). Names and settings
-        were in the snapshots alone; the log may have them again."""
+        """Restore topics from their segments if snapshots and absorbed log files are lost.
+
+        This happens only with `wal.corruption = truncate` at this or an earlier start. Names and settings
+        were only in the snapshots, unless the remaining log contains them.
+        """
         found = orphans_in(self._disk, self._data_dir, self._base, self._replay.sealed)
         for topic_id, orphan in sorted(found.items()):
             self._beat()
@@ -348,26 +369,28 @@ class Recovery:
             skipped=self._base.skipped, topics=len(found),
         )  # fmt: skip
         if self._lost_files:
-            # How far they, and others of which no record is left, had got is not known.
+            # The last seqs of these topics, and of topics without any remaining record, are unknown.
             self._replay.lose_log(self._shard, self._shards, WAL_FILE_BYTES_DEFAULT)
 
     def _has_or_had_cold(self) -> bool:
-        """Is there a cold tier, or was there one at an earlier start? What it holds is not lost."""
+        """Return True if there is a cold tier, or was one at an earlier start. Its segments are not lost."""
         return self._has_cold or self._disk.exists(f"{self._data_dir}/{META_DIR}/{COLD_OWNER}")
 
     def _was_resharded(self, files: Iterable[_ScannedFile]) -> bool:
-        """Is there still something of another layout?"""
+        """Return True if there are files or snapshots of another shard count."""
         layouts = {file.header.shards for file in files} | {layer.owner[0] for layer in self._base.layers}
         return bool(layouts - {self._shards})
 
     def _learn_names(self) -> None:
-        """Learn which names that are at home here are those of topics of our siblings.
+        """Find the names with this shard as home whose topics belong to other shards (C6).
 
-        Every shard reads that from the log of the layout under which they were made. But what was in doubt
-        there has been copied by the topics' owner, and may be dead or gone in the original; nobody else reads
-        the owner's log. Without its home pointing to it a topic is lost, and the name made anew.
+        Every shard learns these names from the log under the old shard count. Frames in doubt are an
+        exception. The owner of the topic has copied them, and the originals may be dead or deleted. Only the
+        owner's log is then certain to contain the creation of the topic. If the home shard missed it, clients
+        would not find the topic and would create the name again.
 
-        Logs first: a file that goes meanwhile is said in a snapshot by then, which is read behind it.
+        Logs are read before snapshots. A log file that is deleted meanwhile is absorbed by a snapshot read
+        later.
         """
         for file in self._siblings:
             try:
@@ -375,7 +398,7 @@ class Recovery:
             except DiskError as e:
                 if e.errno != errno.ENOENT:
                     raise
-                continue  # absorbed meanwhile: a snapshot says it
+                continue  # absorbed meanwhile; the snapshot that is read below contains it
             try:
                 for piece in copied_frames(file.header, file.size, read):
                     self._replay.learn_names(piece, self._origin(file))
@@ -387,7 +410,7 @@ class Recovery:
                 self._replay.take_facts(facts, is_own=False)
 
     def _skip_absorbed(self, file: _ScannedFile) -> None:
-        """A file that our snapshot stands for: it waits to be unlinked, or was forgotten (SH-7)."""
+        """Handle a file that this shard's snapshot absorbed: it waits for its deletion, or is deleted now."""
         header = file.header
         if header.shards != self._shards and file.stream % self._shards == self._shard:
             self._old[header.file_id] = file.path
@@ -402,10 +425,10 @@ class Recovery:
         else:
             self.found.unused_files.append(file.path)
 
-    # -- which files ----------------------------------------------------------------------------------
+    # -- selection of files ---------------------------------------------------------------------------
 
     def _relevant_files(self) -> list[_ScannedFile]:
-        """Files that may hold frames of ours, oldest incarnation first."""
+        """Return the files that may contain frames of this shard, oldest incarnation first."""
         files: list[_ScannedFile] = []
         wal = f"{self._data_dir}/{WAL_DIR}"
         for directory in sorted(self._disk.list_dir(wal)):
@@ -425,8 +448,11 @@ class Recovery:
         return files
 
     def _require_new(self, incarnation: int, path: str) -> None:
-        """Our number is above all that this stream has seen (RD-5): else what a later life acknowledged would
-        be passed over, and what we write be taken for absorbed."""
+        """Check that this incarnation is greater than all incarnations in the stream (P1). Raise CorruptData.
+
+        Otherwise frames acknowledged by a later incarnation would be skipped, and new files would count as
+        absorbed.
+        """
         if incarnation >= self._incarnation:
             raise CorruptData(
                 "the log has files of a later incarnation: the counter in meta/engine went back",
@@ -439,23 +465,23 @@ class Recovery:
         return incarnation < self._boot_incarnation
 
     def _open(self, path: str, stream: int) -> _ScannedFile | None:
-        """Read a file's header; None for a file that is not ours to read or was never used."""
+        """Read the header of a file. Return None if the file belongs to another shard or was never used."""
         try:
             fd, read = self._reader(path)
         except DiskError as e:
             if e.errno != errno.ENOENT:
                 raise
-            return None  # absorbed, and unlinked since it was listed; if it was not, it will be missed
+            return None  # absorbed and deleted since it was listed; otherwise `_require` reports it
         try:
             size = self._disk.size(fd)
             data = read(0, WAL_HEADER_BYTES)
             if not header_verifies(data):
                 incarnation, n = parse_wal_name(path.rsplit("/", 1)[1]) or (0, 0)
-                # The header is durable before the first group is written, so without groups this is a
-                # file that nobody ever used; with them it is damage.
+                # The header is durable before the first commit batch is written. A file without valid header
+                # and without batches was never used; with batches it is damaged.
                 if not self._base.absorbs(pack_file(incarnation, n)) and holds_marks(read, size):
                     raise CorruptData("WAL file has frames but no header", file=path, offset=0)
-                if stream % self._shards == self._shard:  # a stream that nobody has any more, too
+                if stream % self._shards == self._shard:  # includes streams of shards that no longer exist
                     self.found.unused_files.append(path)
                 return None
             header = decode_wal_header(data, path)
@@ -482,14 +508,14 @@ class Recovery:
         fd = self._disk.open_read(f"{self._data_dir}/{path}")
         return fd, lambda offset, length: self._disk.read_at(fd, length, offset)
 
-    # -- what registers say of files ------------------------------------------------------------------
+    # -- registers ------------------------------------------------------------------------------------
 
     def _take_registers(self, files: list[_ScannedFile]) -> None:
-        """Which file is the newest of each stream that may hold something of ours, and which topic ids were
-        given out by then. No later file speaks of that one: what is said here alone knows of it.
+        """Read the registers: the newest log file of each relevant stream, and the topic ids in use by then.
 
-        A stream that another shard of this layout writes is that shard's business, but for what was written
-        there under other layouts.
+        No later file refers to the newest file, so only the register shows that it must exist. For a stream
+        that another shard writes under the current shard count, only files of other shard counts are
+        relevant.
         """
         streams = {self._shard, *registered_shards(self._disk, self._data_dir)}
         for stream in sorted(streams | {file.stream for file in files if file.stream >= self._shards}):
@@ -500,7 +526,7 @@ class Recovery:
                 if stream == self._shard or stream >= self._shards:
                     self._damage(e.message, **e.detail)
                     self.found.to_quarantine.append(name)
-                    # Our own is replaced when our first file is begun; of others nobody writes one.
+                    # This shard's own register is replaced with its first file. No process writes the others.
                     self.found.unused_files += (
                         [name] if stream % self._shards == self._shard != stream else []
                     )
@@ -523,8 +549,10 @@ class Recovery:
                     self._required.append((file_id, WAL_HEADER_BYTES + 1, name, (shards, stream)))
 
     def _require_unregistered(self, files: list[_ScannedFile], name: str) -> None:
-        """No register says which of these files of one stream is the newest: right only if none with groups
-        was begun when there was one."""
+        """Check a stream without a register.
+
+        A register is missing if a file with commit batches refers to it.
+        """
         for file in files:
             if not file.header.flags & WAL_FLAG_REGISTERED:
                 continue
@@ -540,10 +568,10 @@ class Recovery:
                 )  # fmt: skip
                 return
 
-    # -- what files say of one another ----------------------------------------------------------------
+    # -- references between files ---------------------------------------------------------------------
 
     def _connect(self, files: list[_ScannedFile]) -> None:
-        """Note in each file what later ones say of it, and that none is missing (RF-76)."""
+        """Record in each file what later files state about it, and check that no file is missing (RF-76)."""
         by_id = {file.header.file_id: file for file in files}
         newest: dict[tuple[int, int], _ScannedFile] = {}
         speakers: dict[int, tuple[WalHeader, ChainMark | None]] = {}
@@ -559,8 +587,8 @@ class Recovery:
         for speaker, mark in speakers.values():
             if mark is not None:
                 self._apply_copied_mark(by_id, speaker, mark)
-        # Only files of incarnations that served are ever settled, so a claim is as good as the mark, which
-        # may itself have been beyond what was durable.
+        # Only files of incarnations that served are listed in a MARK_COPIED. A claim therefore proves the
+        # same as the incarnation's own mark, which may not have been durable itself.
         served = {f.header.incarnation for f in files if f.copied is not None or f.claims}
         last_served: dict[tuple[int, int], int] = {}
         for file in files:
@@ -599,23 +627,25 @@ class Recovery:
                 self._known_missing.add(file_id)
 
     def _absorbed_word(self, header: WalHeader) -> ChainMark | None:
-        """An incarnation whose first files were absorbed served, whatever is left of it. So did one whose
-        first files are missing, which `_require` judges."""
+        """Return an empty mark for an incarnation whose first files were absorbed, because it served.
+
+        The same holds for an incarnation whose first files are missing; `_require` reports them.
+        """
         before = header.prev_file
         is_gone = before >> 24 == header.incarnation and before not in self._present
         return _NO_COPIED_MARK if is_gone else None
 
     def _is_absorbed_elsewhere(self, written_by: Owner | None, file_id: int) -> bool:
-        """Did another shard of this layout absorb it? Looked up only for a file that is not there."""
+        """Return True if another shard absorbed this missing file."""
         if self._elsewhere is None:
             self._elsewhere = newest_facts(self._disk, self._data_dir)
         known = self._elsewhere.items()
         return any(facts.absorbs(file_id) for owner, facts in known if is_relevant_to(owner, written_by))
 
     def _require(self, file_id: int, stop: int, by: str, written_by: Owner | None) -> None:
-        """A file that held something durable must be there, or its shard's snapshot stand for it.
+        """Check that a file with durable frames exists, or was absorbed by a snapshot.
 
-        One that is there without a header may have lost it.
+        A file that exists without a valid header counts as missing, because it may have lost its header.
         """
         if not file_id or stop <= WAL_HEADER_BYTES or file_id in self._present:
             return
@@ -635,7 +665,7 @@ class Recovery:
             insort(self._lost_files, (file_id, written_by or (self._shards, self._shard)))
 
     def _damage(self, text: str, **facts: Any) -> None:
-        """Damage: the end of this start, or a line in the log if the operator said so (RE-6)."""
+        """Raise CorruptData. With `wal.corruption = truncate`, log an error instead."""
         if not self._replay.is_lenient:
             raise CorruptData(text, **facts)
         self._replay.has_damage = True
@@ -644,13 +674,13 @@ class Recovery:
     # -- one file -------------------------------------------------------------------------------------
 
     def _replay_file(self, file: _ScannedFile) -> list[WalScanChunk]:
-        """Replay one file; returns its doubtful pieces, which the index does not lead to."""
+        """Replay one file. Return its chunks in doubt, which are not in the index."""
         fd, read = self._reader(file.path)
         try:
             scan, pieces = self._scan(file, read, is_applied=file.copied is not None)
             tail = classify_tail(scan, self._evidence(file))
             if tail is WalTailState.CORRUPT and file.copied is None and self._replay.is_lenient:
-                # Its MARK_COPIED may be what is damaged.
+                # The damage may have hit its MARK_COPIED.
                 scan, pieces = self._scan(file, read, is_applied=True)
                 file.copied = _NO_COPIED_MARK
             self._require_same_lineage(file, scan)
@@ -678,9 +708,10 @@ class Recovery:
     def _scan(
         self, file: _ScannedFile, read: ReadBytes, *, is_applied: bool, up_to: int = 0
     ) -> tuple[FileScan, list[WalScanChunk]]:
-        """Scan a file and apply it; returns the pieces that reach behind what its marks call durable.
+        """Scan a file and apply its chunks.
 
-        A read-only recovery looks first and applies then, `up_to` where the file is surely durable.
+        Return the chunks that extend beyond the durable end in its marks. A read-only recovery scans twice:
+        first without applying, then it applies the file up to `up_to`, its certain end.
         """
         scan = FileScan(
             file.header, up_to or file.limit or file.size, read, known_durable=self._evidence(file)
@@ -701,7 +732,7 @@ class Recovery:
         return scan, pieces
 
     def _give_up(self, file: _ScannedFile, scan: FileScan) -> None:
-        """Announce as lost what the scan passed over, as far as it is ours and lies nowhere else."""
+        """Report damaged records that the scan skipped, unless they are absorbed or were copied."""
         file_id = file.header.file_id
         for lost in scan.skipped_appends[len(file.given_up) :]:
             file.given_up.append(lost)
@@ -726,8 +757,10 @@ class Recovery:
         )
 
     def _excluded(self, file: _ScannedFile, piece: WalScanChunk) -> NDArray[np.bool_] | None:
-        """(n,) True for frames that lie again in the file of a shard that copied them, or that a snapshot
-        stands for; None = no frame."""
+        """Return a mask (n,) of frames that a shard copied to its own file or a snapshot absorbed.
+
+        None means no frame.
+        """
         topics = piece.batch.words[:, layout.W_TOPIC]
         absorbed = self._base.absorbed(file.header.file_id, topics)
         if file.limit or not file.claims or piece.stop <= min(c.stop for c in file.claims):
@@ -739,7 +772,7 @@ class Recovery:
         return excluded
 
     def _evidence(self, file: _ScannedFile) -> int:
-        """How far this file is known to be durable by what others say of it."""
+        """Return the offset up to which other files and marks prove that this file is durable."""
         if file.limit:
             return file.limit
         known = [claim.stop for claim in file.claims]
@@ -750,7 +783,7 @@ class Recovery:
         return max(known, default=0)
 
     def _require_same_lineage(self, file: _ScannedFile, scan: FileScan) -> None:
-        """The next file was written behind exactly these frames."""
+        """Check that the next file was written after exactly these frames, by the seal of the last one."""
         for stop, seal in file.ends:
             found = scan.seal_at(stop)
             if found and seal and found != seal:
@@ -773,7 +806,7 @@ class Recovery:
     def _end(
         self, file: _ScannedFile, scan: FileScan, tail: WalTailState, pieces: list[WalScanChunk]
     ) -> list[WalScanChunk]:
-        """Draw the conclusions from a file's end; returns the pieces of its doubtful part."""
+        """Evaluate the end of a file. Return the chunks in doubt."""
         header, is_own = file.header, file.stream == self._shard
         if file.copied is None:
             if is_own and header.shards == self._shards and file.size > WAL_HEADER_BYTES:
@@ -782,7 +815,7 @@ class Recovery:
         durable, in_doubt = self._durable_stop(file, scan), self._is_in_doubt(file, scan)
         stop = self._sure_stop(file, scan)
         if in_doubt:
-            # The header of this file may not be durable: without it the file before would be the last.
+            # The header of this file may not be durable. Without it, the previous file would be the last one.
             self.found.settled.update(self._last_closed.get(header.incarnation, {}))
             self._doubt(file, stop)
             self._judge_loss(file, scan, tail)
@@ -795,7 +828,7 @@ class Recovery:
         elif said := file.limit or file.claim_of(self._shards, self._shard):
             self._settled_before.append((header.file_id, said))
         if file.is_damaged or self._replay.has_skipped:
-            # Or a later start would refuse what this one gives up.
+            # Otherwise a later start would refuse the damage that this start gives up.
             self.found.damaged.add(header.file_id)
             self._replay.has_skipped = False
         if scan.orderly:
@@ -817,7 +850,7 @@ class Recovery:
         return min(max(self._evidence(file), scan.durable), scan.stop)
 
     def _is_in_doubt(self, file: _ScannedFile, scan: FileScan) -> bool:
-        """Is it open at its end, so that what lies behind `_durable_stop` may or may not be there?"""
+        """Return True if the frames after `_durable_stop` are in doubt: they may not be durable."""
         is_open = file.is_last and not (file.limit or file.is_followed or file.is_kept or scan.orderly)
         return is_open and not file.claim_of(self._shards, self._shard)
 
@@ -825,9 +858,9 @@ class Recovery:
         return self._durable_stop(file, scan) if self._is_in_doubt(file, scan) else scan.stop
 
     def _doubt(self, file: _ScannedFile, stop: int) -> None:
-        """What lies from `stop` on is written again; the word of the file's own incarnation goes with it.
+        """Mark the frames from `stop` on as in doubt: they are written again into a new file.
 
-        Its MARK_COPIED may be as little durable as the rest, so what it said is said again.
+        The MARK_COPIED of the file's incarnation may not be durable either, so its statements are repeated.
         """
         for topic in self._replay.directory.by_id.values():
             if topic.has_index:
@@ -839,8 +872,10 @@ class Recovery:
         self.found.settled[file.header.file_id] = stop
 
     def _can_sync(self, fd: int) -> bool:
-        """Can what this file says be shown without being copied? For a life that serves reads alone: what was
-        acknowledged before must be seen, and what is seen must not go with the power."""
+        """Sync the file for a read-only shard, which cannot copy frames. Return False if the sync fails.
+
+        Acknowledged records must be readable, and readable records must survive a power loss.
+        """
         try:
             self._disk.sync_file(fd)
         except DiskError as e:
@@ -851,10 +886,11 @@ class Recovery:
         return True
 
     def _sync(self, file: _ScannedFile) -> None:
-        """Several shards draw conclusions from this file's doubtful end: let them all see the same.
+        """Sync a file of another shard count, so that all shards that read its end see the same frames.
 
-        If power were lost when some have, the others would not find it any more. It is no substitute for
-        copying: if a sync of this file failed before, this one may succeed and mean nothing (RD-2).
+        After a power loss during recovery, shards that read the file later could miss frames that other
+        shards have used. The sync does not replace the copy. If an earlier sync of this file failed, this
+        sync may succeed without the data being durable.
         """
         fd = self._disk.open_cut(f"{self._data_dir}/{file.path}")
         try:
@@ -863,7 +899,10 @@ class Recovery:
             self._disk.close(fd)
 
     def _judge_loss(self, file: _ScannedFile, scan: FileScan, tail: WalTailState) -> None:
-        """May something acknowledged be gone? Not if the kernel stayed up and the log is whole (D-19)."""
+        """Record the stream if acknowledged frames may be lost.
+
+        Nothing is lost if the host did not reboot and the log is complete up to its published mark.
+        """
         published_file, published = self._published_mark
         is_whole = tail is WalTailState.CLEAN
         if published_file == file.header.file_id:
@@ -873,14 +912,17 @@ class Recovery:
 
 
 def _is_believed(file: _ScannedFile) -> bool:
-    """Is what it says of the file before it to be believed? Of its own incarnation's always: whether that
-    one served is said in its first files, and they may be what is missing."""
+    """Return True if the header's statement about the previous file is reliable.
+
+    This holds if the file's incarnation served. A statement about a file of the same incarnation is always
+    reliable, because the incarnation's first files, which prove that it served, may be the missing ones.
+    """
     header = file.header
     return file.copied is not None or header.prev_file >> 24 == header.incarnation
 
 
 def _note_doubt(in_doubt: dict[tuple[int, int], int], piece: WalScanChunk) -> None:
-    """Note which producers' frames a piece holds."""
+    """Record the highest producer number of each (topic, producer) in a chunk."""
     words = piece.batch.words[frames.types_of(piece.batch.words) == layout.FrameType.APPEND]
     columns = (layout.W_TOPIC, layout.W_PRODUCER_ID, layout.W_PRODUCER_SEQ)
     for topic, producer, number in words[:, columns].tolist():
@@ -888,14 +930,14 @@ def _note_doubt(in_doubt: dict[tuple[int, int], int], piece: WalScanChunk) -> No
 
 
 def stream_directory(data_dir: str, shard: int) -> str:
-    """Absolute path of a shard's own stream."""
+    """Return the absolute path of a shard's log directory."""
     return f"{data_dir}/{WAL_DIR}/{shard_dir(shard)}"
 
 
 def make_stream(disk: Disk, data_dir: str, shard: int) -> str:
-    """Make a shard's stream directory, with a durable name; returns its path. Raises DiskError.
+    """Create a shard's log directory and return its path. Raise DiskError.
 
-    A file in it is only as durable as the names on the way to it.
+    All directory entries on the path are synced, because a file is only as durable as they are.
     """
     directory = stream_directory(data_dir, shard)
     disk.make_dir(f"{data_dir}/{WAL_DIR}")
@@ -906,9 +948,9 @@ def make_stream(disk: Disk, data_dir: str, shard: int) -> str:
 
 
 def quarantine_file(disk: Disk, data_dir: str, path: str) -> None:
-    """Keep a copy of a damaged file below `quarantine/`, where nobody looks for data; raises DiskError.
+    """Copy a damaged file to `quarantine/`, which no process reads as data. Raise DiskError.
 
-    It is made once: a copy that is there is whole, since its name is given last.
+    An existing copy is complete, since it is renamed into place last. It is not written again.
     """
     target = f"{data_dir}/{QUARANTINE_DIR}/{path}"
     if disk.exists(target) or not disk.exists(f"{data_dir}/{path}"):
@@ -930,8 +972,10 @@ def quarantine_file(disk: Disk, data_dir: str, path: str) -> None:
 
 
 def clean_up(disk: Disk, data_dir: str, found: RecoveryResult) -> None:
-    """Give back what is never read again, and put damaged files aside. Only once MARK_COPIED is durable.
-    Raises DiskError."""
+    """Copy damaged files to quarantine, delete unused files and truncate own files. Raise DiskError.
+
+    Call this only after the MARK_COPIED of this incarnation is durable.
+    """
     for path in found.to_quarantine:
         quarantine_file(disk, data_dir, path)
     for path in found.unused_files:

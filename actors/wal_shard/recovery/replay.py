@@ -1,12 +1,12 @@
-"""Replay: the log's frames, applied again to the topics' state. Pure.
+"""Replay: applies the frames of the log to the state of the topics. Pure.
 
-The same objects as in live traffic take the same facts. A frame that is already applied is passed over
-(RE-9); a frame that leaves a gap nobody accounts for is damage. Frames of topics that belong to other
-shards under today's shard count are not ours to apply; only their names are noted, because they decide
-who looks after a name (topic/directory.py).
+Replay uses the same state objects as normal operation. A frame that is already applied is skipped. A frame
+after an unexplained gap is damage. Frames of topics that belong to other shards under the current shard count
+are not applied. Only the names of these topics are recorded, because they decide which shard owns a name
+(topic/directory.py).
 
-Appends between two control frames are applied topic by topic, not row by row: within one topic they
-keep their order, and nothing else depends on it.
+Appends between two control frames are applied topic by topic instead of row by row. Within one topic they
+keep their order, and no state depends on the order between topics.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ from ringlog.topic.state import ShardTopic, with_range
 from ringlog.types import Durability
 
 _IS_CONTROL = np.ones(256, dtype=np.bool_)
-"""By type: neither records nor marks, looked up since a set of two is slow to ask for few frames."""
+"""True for frame types that are neither records nor marks.
+A table lookup is faster than `isin` for few frames."""
 _IS_CONTROL[[FrameType.APPEND, FrameType.GROUP_MARK, FrameType.CHECKPOINT_MARK]] = False
 
 Mask = NDArray[np.bool_]
@@ -81,7 +82,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ReplayedFile:
-    """The file that is being applied: who wrote it, and under which shard count."""
+    """The file that is being applied, the shard that wrote it, and the shard count of that time."""
 
     file_id: int
     path: str
@@ -92,28 +93,28 @@ class ReplayedFile:
 
 @dataclass(frozen=True, slots=True)
 class _RowSource:
-    """Where the rows that are being applied come from, for the index and for reports."""
+    """Origin of the rows that are being applied, for the index and for error messages."""
 
     piece: WalScanChunk
     origin: ReplayedFile
 
     def offset(self, row: int) -> int:
-        """File offset of a row's frame."""
+        """Return the file offset of a row's frame."""
         return self.piece.file_offset + int(self.piece.batch.stored_offsets[row])
 
     @property
     def is_other_layout(self) -> bool:
-        """Was the file written under another shard count?"""
+        """True if the file was written under another shard count."""
         return self.origin.is_other_layout
 
     def is_writer_of(self, topic_id: int) -> bool:
-        """Was the topic that of the shard which wrote the file?"""
+        """Return True if the shard that wrote the file owned the topic at that time."""
         return shard_of(topic_id, self.origin.shards) == self.origin.shard
 
 
 @dataclass(slots=True)
 class _PendingKey:
-    """A key frame whose append must be the very next frame."""
+    """A frame with an idempotency key. Its append must be the next frame."""
 
     topic_id: int
     body: KeyUsed
@@ -121,20 +122,20 @@ class _PendingKey:
 
 @dataclass(slots=True)
 class Orphan:
-    """What segments say of a topic that no snapshot and no log may speak of."""
+    """State of a topic from its segments, for topics without snapshot and perhaps without log."""
 
     epoch: int = 0
     records: int = 0
     bytes: int = 0
     last_ts: int = 0
     due_us: int = 0
-    """When the next of its records expires by itself; 0 = none will."""
+    """Earliest expiry time of its records in microseconds; 0 if no record has its own expiry."""
     dead: BitMap64 = field(default_factory=BitMap64)
 
 
 @dataclass(frozen=True, slots=True)
 class _LostLog:
-    """A stretch of the log of a shard of which nobody knows any more what it held."""
+    """A part of a shard's log with unknown content."""
 
     moment: int
     shard: int
@@ -144,48 +145,51 @@ class _LostLog:
 
 @dataclass(slots=True)
 class Replay:
-    """Applies pieces of the log, in the order of their files, to one shard's directory."""
+    """Applies chunks of the log, in file order, to the topic directory of one shard."""
 
     identity: ShardIdentity
     directory: TopicDirectory
     is_lenient: bool = False
-    """`wal.corruption = truncate`: damage is cut away and announced instead of ending the start."""
+    """True with `wal.corruption = truncate`: damage is cut off and reported, and does not end the start."""
     has_damage: bool = False
-    """Some file before this point was cut at damage: gaps from here on are its announced consequence."""
+    """True if an earlier file was cut at damage. Later gaps are then expected and reported as losses."""
     has_skipped: bool = False
-    """With `is_lenient` something was missing in a log that shows no damage: later readers are to be told."""
+    """True if `is_lenient` accepted a gap in a log without visible damage.
+    The file is then recorded as damaged, so that later starts accept the gap too."""
     sealed: SegmentCatalog = field(default_factory=SegmentCatalog)
-    """The segments that are there: what lies in them is not looked for in the log."""
+    """Existing segments. Records in segments are not added to the index of the log."""
     is_known: Callable[[int], bool] = lambda topic_id: False
-    """Did the snapshot that governs a topic know of it? Without a row it is gone."""
+    """Returns True if the topic's governing snapshot knew the topic. Without a row it was deleted then."""
     touched_topics: set[int] = field(default_factory=set)
-    """Topics about which the log says something that a snapshot may not."""
+    """Ids of topics that the log changes after the snapshot."""
     records: int = 0
     gaps: list[tuple[str, int, int]] = field(default_factory=list)
     halts: list[Halt] = field(default_factory=list)
-    """Topics of which records lie in a segment that is missing."""
+    """Topics with records in a missing segment."""
     _gone: set[int] = field(default_factory=set)
     _held: dict[int, int] = field(default_factory=dict)
-    """Topic -> up to where segments and log hold its records, as far as was looked."""
+    """Topic -> last seq that segments and the log read so far contain."""
     _rows: list[ShardTopic] = field(default_factory=list)
-    """Topics that a snapshot has a row of."""
+    """Topics that were loaded from snapshot rows."""
     _open: dict[int, ShardTopic] = field(default_factory=dict)
-    """Topics whose reservation is not settled."""
+    """Topics whose reservation of seqs is not settled."""
     _reserved_in: dict[int, int] = field(default_factory=dict)
-    """Of those that a snapshot speaks of, the incarnation that had reserved by then."""
+    """Topic -> incarnation that wrote its snapshot row, for topics with an open reservation in a snapshot."""
     _placeholders: set[int] = field(default_factory=set)
     """Topics whose creation was lost to damage."""
     _moment: int = 0
-    """How many stretches of lost log there were so far."""
+    """Number of lost parts of the log so far."""
     _last_seen: dict[int, int] = field(default_factory=dict)
-    """Topic -> the moment at which its last records were found."""
+    """Topic -> value of `_moment` when its last records were found."""
     _unknown: list[_LostLog] = field(default_factory=list)
     _key: _PendingKey | None = None
-    """The last frame applied was this key frame."""
+    """The key frame that was applied last, if its append has not followed yet."""
 
     def load(self, topics: Iterable[tuple[ShardTopic, bool, int]]) -> None:
-        """Take over a snapshot's topics, each with whether it is ours, of others the name counts, and with
-        the incarnation that handed it over."""
+        """Load topics from snapshot rows: (topic, True if it belongs to this shard, incarnation of the row).
+
+        Of topics of other shards, only the name is recorded.
+        """
         ours = []
         for topic, is_ours, incarnation in topics:
             if not is_ours:
@@ -197,7 +201,8 @@ class Replay:
             if topic.has_reservation and topic.reservation.reserved > topic.head_seq:
                 self._open[topic.topic_id] = topic
                 self._reserved_in[topic.topic_id] = incarnation
-        # Of two lives of a name, told by snapshots of different moments, the later one replaced the other.
+        # Snapshots of different times may contain two topics of one name. The one with the greater epoch is
+        # valid.
         latest = {topic.name: topic for topic in sorted(ours, key=lambda each: each.epoch)}
         if len(latest) < len(ours):
             self._gone.update([each.topic_id for each in ours if latest[each.name] is not each])
@@ -208,7 +213,7 @@ class Replay:
         self._rows += ours
 
     def take_facts(self, facts: ShardFacts, *, is_own: bool) -> None:
-        """Take over what a snapshot says of the shard itself."""
+        """Load the state of the shard itself from a snapshot."""
         self.directory.advance_identity(facts.last_id, facts.last_epoch)
         for name, (topic_id, epoch) in facts.foreign.items():
             self._note_name(topic_id, TopicCreated(name, epoch, b""))
@@ -216,7 +221,7 @@ class Replay:
             self.directory.adopted.update(facts.adopted)
 
     def apply(self, piece: WalScanChunk, origin: ReplayedFile, *, excluded: Mask | None = None) -> None:
-        """Apply one piece of a file, but for the `excluded` rows; raises CorruptData naming what is wrong."""
+        """Apply one chunk of a file without the `excluded` rows. Raise CorruptData for damage."""
         source = _RowSource(piece, origin)
         words = piece.batch.words
         types = frames.types_of(words)
@@ -250,7 +255,7 @@ class Replay:
     # -- appends --------------------------------------------------------------------------------------
 
     def _append_rows(self, source: _RowSource, ours: Mask, start: int, stop: int) -> None:
-        """Apply the append rows of [start, stop) that are ours, topic by topic."""
+        """Apply this shard's append rows in [start, stop), topic by topic."""
         if self._key is not None and stop > start:
             self._confirm_key(source, start)
         rows = start + np.flatnonzero(ours[start:stop])
@@ -261,7 +266,7 @@ class Replay:
             self._appends(source, of_topic)
 
     def _appends(self, source: _RowSource, rows: Rows) -> None:
-        """Apply rows of one topic, in order."""
+        """Apply append rows of one topic, in order."""
         words = source.piece.batch.words[rows]
         topic = self._topic_of(source, int(rows[0]), words)
         if topic is None:
@@ -285,7 +290,7 @@ class Replay:
     def _note_places(
         self, topic: ShardTopic, source: _RowSource, rows: Rows, words: frames.U64, which: Mask
     ) -> None:
-        """Index those of the rows that no segment holds, also what a snapshot's state has already."""
+        """Add rows that no segment contains to the index, even if the snapshot counts them."""
         held = self._held.get(topic.topic_id)
         if held is None:
             held = self.sealed.sealed_to(topic.topic_id) if self.sealed.refs else 0
@@ -299,7 +304,7 @@ class Replay:
 
     @staticmethod
     def _advance_routers(topic: ShardTopic, source: _RowSource, rows: Rows) -> None:
-        """Copies say how far their router was with them, also those that a snapshot's state has already."""
+        """Advance the cursors of routers from the copies in these rows."""
         copies = source.piece.batch.copies
         if copies is None or not topic.routers:
             return
@@ -312,7 +317,11 @@ class Replay:
                 topic.routers[number].advance(cursor, count)
 
     def _topic_of(self, source: _RowSource, row: int, words: frames.U64) -> ShardTopic | None:
-        """The topic of these rows. Of one deleted later they are passed over; of one never made, damage."""
+        """Return the topic of these rows, or None if it was deleted later.
+
+        Rows of a topic that was never created are damage: raise CorruptData, or create a placeholder if
+        damage is accepted.
+        """
         topic_id = int(words[0, layout.W_TOPIC])
         topic = self.directory.by_id.get(topic_id)
         if topic is not None or topic_id in self._gone or self.is_known(topic_id):
@@ -325,7 +334,7 @@ class Replay:
         return self.create_placeholder(topic_id, int(frames.epochs_of(words)[0]))
 
     def create_placeholder(self, topic_id: int, epoch: int) -> ShardTopic:
-        """A topic of which records are there, and whose creation was lost, under a name that nobody has."""
+        """Create a topic for records whose topic creation was lost. It gets an unused name, `topic-<id>`."""
         names = (f"topic-{topic_id}" + (f"-{n}" if n else "") for n in itertools.count())
         name = next(each for each in names if self._is_home(each) and self.directory.find(each) is None)
         topic = ShardTopic(topic_id, epoch, name, TopicConfig())
@@ -372,7 +381,7 @@ class Replay:
         self._lose(topic, base - 1)
 
     def _may_be_missing(self) -> bool:
-        """Is it known already that something is missing, or may it be given up?"""
+        """Return True if records may be missing: damage was found before, or `is_lenient` accepts losses."""
         self.has_skipped |= self.is_lenient and not self.has_damage
         return self.has_damage or self.is_lenient
 
@@ -391,7 +400,10 @@ class Replay:
     # -- idempotency keys -----------------------------------------------------------------------------
 
     def _key_used(self, source: _RowSource, row: int, ours: Mask) -> None:
-        """Believe a key only with its append right behind it: a torn tail takes both or neither (I-8)."""
+        """Apply an idempotency key only if its append follows directly.
+
+        A torn tail removes both or neither.
+        """
         body = self._decoded(source, row)
         assert isinstance(body, KeyUsed)
         self._key = _PendingKey(int(source.piece.batch.words[row, layout.W_TOPIC]), body)
@@ -429,14 +441,15 @@ class Replay:
             if source.is_other_layout or not mine:
                 self._note_name(topic_id, body)
             if mine and not self._is_home(body.name):
-                # A name's home decides who looks after it; whoever it may point to must accept that.
+                # The home shard of a name decides which shard owns the topic. That shard must accept requests
+                # for it.
                 self.directory.adopted.add(body.name)
-        # What a shard notes of topics that are not its own is about their names alone.
+        # Control frames of topics that the file's writer did not own only concern names.
         if mine and not is_excluded and source.is_writer_of(topic_id):
             self._apply_control(topic_id, body)
 
     def learn_names(self, piece: WalScanChunk, origin: ReplayedFile) -> None:
-        """Note where names were made, of the log of a shard that looks after other topics than we do."""
+        """Record the topic names in the log of another shard, and the ids of their topics."""
         source = _RowSource(piece, origin)
         types = frames.types_of(piece.batch.words)
         for row in np.flatnonzero(types == FrameType.TOPIC_CREATE).tolist():
@@ -445,7 +458,10 @@ class Replay:
             self._note_name(int(piece.batch.words[row, layout.W_TOPIC]), body)
 
     def _note_name(self, topic_id: int, body: TopicCreated) -> None:
-        """Where a name was last made. Its removal is no news: whoever looked after it goes on doing so."""
+        """Record the latest creation of a name.
+
+        Deletions are not recorded: the same shard keeps owning the name.
+        """
         foreign = self.directory.foreign
         if body.epoch > foreign.get(body.name, (0, 0))[1]:
             foreign[body.name] = (topic_id, body.epoch)
@@ -466,7 +482,7 @@ class Replay:
         elif isinstance(body, ConfigChanged):
             topic.config = TopicConfig.from_bytes(body.config)
             replay_config(topic)
-            # The TTL may be another one: looked at soon, it is known again when the next record expires.
+            # The TTL may have changed. Make the topic due at once; retention then computes its next expiry.
             topic.due_us = 1 if topic.config.ttl_ms and topic.staged_count else topic.own_due_us
             self.directory.register_config(topic)
         elif isinstance(body, HeadReserved):
@@ -498,7 +514,7 @@ class Replay:
             self.directory.rename(topic, body.name)
             topic.config = config
         elif topic is None and self.is_known(topic_id):
-            self._gone.add(topic_id)  # before its row was captured
+            self._gone.add(topic_id)  # deleted before the rows of its snapshot were captured
         elif topic_id not in self._gone and topic is None:
             if there is not None:
                 self._gone.add(there.topic_id)
@@ -506,8 +522,11 @@ class Replay:
             self._last_seen[topic_id] = self._moment
 
     def _lived_before(self, topic_id: int, topic: ShardTopic | None) -> None:
-        """A later life of the name is there by the word of a snapshot, whose rows come before all of the log.
-        The snapshot of another layout may govern that life and not this one, whose log is replayed then."""
+        """Handle the creation of a topic whose name has a later topic already. The earlier topic is deleted.
+
+        This happens because snapshot rows are loaded before the log is replayed. The later topic may be in a
+        snapshot of another shard count that does not govern the earlier one.
+        """
         self._gone.add(topic_id)
         if topic is not None:
             self._placeholders.discard(topic_id)
@@ -516,7 +535,10 @@ class Replay:
 
     @staticmethod
     def _note_lost(topic: ShardTopic, body: RangeLost) -> None:
-        """A range that a segment took with it, below the head: a state from before that does not say so."""
+        """Apply the loss of a range below the head, from a missing segment.
+
+        An older snapshot does not have it.
+        """
         first, last = max(body.first, topic.earliest_seq), body.last
         if first <= last and not any(a <= first and last <= b for a, b in topic.lost):
             topic.mark_lost(first, last)
@@ -534,7 +556,7 @@ class Replay:
     # -- damage ---------------------------------------------------------------------------------------
 
     def announce_loss(self, lost: SkippedAppend, origin: ReplayedFile) -> None:
-        """Announce records of class memory as lost, whose frame is damaged, where it lies in the log."""
+        """Report the records of a damaged frame of class `memory` as lost, at its position in the log."""
         topic = self.directory.by_id.get(lost.topic_id)
         if topic is None or topic.epoch != lost.epoch or not self._is_mine(lost.topic_id):
             return
@@ -554,28 +576,29 @@ class Replay:
         self._lose(topic, lost.last_seq)
 
     def copy_loss(self, lost: SkippedAppend, group: CommitBatch) -> None:
-        """Say of records that were given up that they are lost, in front of the copy of what lies behind."""
+        """Stage the loss of given-up records, before the copies of the frames that follow them."""
         topic = self.directory.by_id.get(lost.topic_id)
         if topic is not None and any(a <= lost.first_seq and lost.last_seq <= b for a, b in topic.lost):
             loss = RangeLost(lost.first_seq, lost.last_seq)
             group.add_control(frame_of(loss, topic.topic_id, topic.epoch), topic)
 
     def lose_log(self, shard: int, shards: int, size: int) -> None:
-        """So many bytes of that shard's log are gone at this place, and nobody knows what they held.
+        """Record that `size` bytes of a shard's log are lost at this point, with unknown content.
 
-        What follows may tell of some topics how far they had got by then. The others may have got numbers in
-        there, and topics may have been made: none of these is given out again (`skip_lost`)."""
+        Later log shows how far some topics had advanced. The lost bytes may have contained further seqs of
+        all other topics, and new topics. `skip_lost` makes sure that none of these numbers is assigned
+        again."""
         self._unknown.append(_LostLog(self._moment, shard, shards, size))
         self._moment += 1
 
     def skip_lost(self) -> None:
-        """Pass over the numbers, and the topic ids and epochs, that may have been given out in lost log."""
+        """Skip all seqs, topic ids and epochs that may have been assigned in lost parts of the log."""
         if not self._unknown:
             return
         for topic in list(self.directory.by_id.values()):
             heard = self._last_seen.get(topic.topic_id, 0)
             if topic.config.durability < Durability.FSYNC:
-                heard = 0  # what was reserved for it may have been said in there
+                heard = 0  # the lost log may have contained a reservation of seqs
             size = sum(
                 each.bytes
                 for each in self._unknown
@@ -589,8 +612,11 @@ class Replay:
         self.directory.advance_identity(*ids_upper_bound(self.directory.last_identity, size, shards))
 
     def adopt_orphan(self, topic_id: int, orphan: Orphan) -> ShardTopic:
-        """Take in what segments hold of a topic that nothing else speaks of. Numbers that they lack were
-        removed or lost, which nobody knows any more: they are announced."""
+        """Restore a topic that only exists in segments.
+
+        Seqs that are missing in the segments were deleted or lost, which cannot be distinguished. They are
+        reported as lost.
+        """
         topic = self.create_placeholder(topic_id, orphan.epoch)
         stretches = self.sealed.covered(topic_id)
         topic.next_seq = stretches[-1][1] + 1
@@ -610,7 +636,7 @@ class Replay:
         return topic
 
     def stage_placeholders(self, group: CommitBatch) -> list[ShardTopic]:
-        """Stage the creation of topics that stand in for those whose creation was lost; returns them."""
+        """Stage the creation of the placeholder topics, and return them."""
         found = [self.directory.by_id[each] for each in self._placeholders if each in self.directory.by_id]
         for topic in found:
             group.add_control(create_frame(topic), topic)
@@ -619,12 +645,14 @@ class Replay:
     def scan_behind_damage(
         self, pieces: Iterable[WalScanChunk], origin: ReplayedFile, start: int, *, is_new: bool
     ) -> int:
-        """Take note of what lay behind damage at `start`: which topics were made and deleted, which numbers
-        are lost. Returns where it ends.
+        """Evaluate the frames after damage at `start`: created and deleted topics, and lost seqs.
 
-        Headers of these frames verify, their bodies perhaps not. Their records are not recovered: the log
-        was cut before them (RE-6), and what is missing is announced. If the damage `is_new` what lies
-        between these frames is lost log. Else an earlier start has announced it, behind what it copied.
+        The headers of these frames are valid; their bodies may be damaged. Their records are not recovered,
+        because the log was cut before them. The missing records are reported. If `is_new`, the bytes between
+        these frames are lost log. Otherwise an earlier start has reported them, after the frames that it
+        copied.
+
+        Return the offset at which the frames end.
         """
         last: dict[int, tuple[int, int]] = {}
         for piece in pieces:
@@ -638,7 +666,7 @@ class Replay:
             for row in np.flatnonzero(_IS_CONTROL[types]).tolist():
                 one = piece.batch.take(slice(row, row + 1))
                 if frames.first_bad_body(piece.buffer, one) is not None:
-                    # Of a topic that was made here at least the numbers that it has are known.
+                    # The header alone shows the id and the epoch of a topic that was created here.
                     if types[row] == FrameType.TOPIC_CREATE:
                         epoch = int(frames.epochs_of(words[row : row + 1])[0])
                         last.setdefault(int(words[row, layout.W_TOPIC]), (epoch, 0))
@@ -658,12 +686,15 @@ class Replay:
                 self._lose(topic, seq)
         return start
 
-    # -- the end of a file, the end of replay ---------------------------------------------------------
+    # -- end of a file, end of replay -----------------------------------------------------------------
 
     def settle_reservations(self, shard: int, shards: int, incarnation: int) -> None:
-        """That shard's stream ended in good order here: no number above its heads was acknowledged (D-19) by
-        this incarnation or one before it. What a later one reserved, as a snapshot says, stays reserved; so
-        does what ephemeral records had, which are in no stream."""
+        """Settle reservations after an orderly end of a shard's stream.
+
+        This incarnation and earlier ones acknowledged no seq above the heads. A reservation that a later
+        incarnation made, according to a snapshot, stays open. So do those of ephemeral topics, whose records
+        are in no stream.
+        """
         for topic in list(self._open.values()):
             is_its_own = shard_of(topic.topic_id, shards) == shard
             is_its_own &= topic.config.durability != Durability.EPHEMERAL
@@ -673,11 +704,12 @@ class Replay:
                 del self._open[topic.topic_id]
 
     def settle_rows(self, missing: Sequence[MissingSegment]) -> None:
-        """Judge what the snapshots said against what is there, when all of the log is applied.
+        """Compare the snapshot rows with the existing records, after the complete log is applied (C3).
 
-        Every live record of a row must lie in a segment or in the log. Where a segment is missing the topic
-        is halted: absence is not loss. With `is_lenient` what is gone is given up and announced, unless it
-        lies in the cold tier. Without a missing segment it is the log that lost its tail (SN-7).
+        Every live record of a row must be in a segment or in the log. If a segment is missing, the topic is
+        halted, because the segment may come back. With `is_lenient`, the records are given up and reported
+        instead, unless they are in the cold tier. If no segment is missing, the log has lost its tail, and
+        the records are reported as lost.
         """
         ids = np.fromiter(sorted([topic.topic_id for topic in self._rows]), dtype=np.uint64)
         tails = dict(zip(ids.tolist(), self.sealed.tails(ids).tolist(), strict=True))
@@ -699,7 +731,7 @@ class Replay:
         self._rows.clear()
 
     def _keep_missing(self, missing: Sequence[MissingSegment]) -> None:
-        """Have the next snapshot list what halted topics need, and every shared segment: it may be needed."""
+        """Keep missing segments in the next snapshot: those of halted topics, and all shared ones."""
         halted = {halt.topic.topic_id for halt in self.halts}
         for each in missing:
             topic_id, _, _ = parse_stem(each.stem) or (0, 0, 0)
@@ -707,7 +739,7 @@ class Replay:
                 self.sealed.missing[each.ref.number] = each.ref
 
     def _holes(self, topic: ShardTopic, held: int) -> list[tuple[int, int]]:
-        """Stretches up to `held` with live records that lie neither in a segment nor in the log."""
+        """Return ranges up to `held` with live records in neither a segment nor the log."""
         covered = self.sealed.covered(topic.topic_id, topic.earliest_seq - 1)
         if topic.has_index:
             covered.append((topic.index.first_seq, held))
@@ -724,29 +756,32 @@ class Replay:
         self.gaps.append((topic.name, first, last))
 
     def settle_names(self) -> None:
-        """Point to the shards that look after names which are at home here and were made elsewhere."""
+        """Decide which shard owns the names of topics that other shards created (C6)."""
         for name, (topic_id, epoch) in list(self.directory.foreign.items()):
             here = self.directory.find(name)
             if here is not None and here.epoch > epoch:
-                # Made again since, and that life is ours: once it is removed the name is still ours.
+                # The name was created again here. After a deletion of that topic, this shard still owns the
+                # name.
                 del self.directory.foreign[name]
                 continue
             owner = shard_of(topic_id, self.identity.shards)
             if owner != self.identity.shard and self._is_home(name):
                 self.directory.delegated_names[name] = owner
             elif owner == self.identity.shard and not self._is_home(name):
-                # Its home points here, also when the topic itself is gone by now.
+                # The home shard redirects to this shard, even if the topic is deleted by now.
                 self.directory.adopted.add(name)
 
     def jump_heads(
         self, group: CommitBatch, lost_streams: list[tuple[int, int]]
     ) -> list[tuple[str, int, int]]:
-        """Settle reservations left open by a crash, staging what must be logged about it.
+        """Settle the reservations that a crash left open. Stage the control frames for this.
 
-        Of a topic whose shard, under the count of that time, is among `lost_streams`, numbers above the
-        head may have been acknowledged: they are skipped and announced (D-9, D-12). Of others the kernel
-        kept everything, and the reservation shrinks back. Ephemeral records are gone in any case, and their
-        numbers are not given out again either. Gaps that damage left are logged as well.
+        If a topic's stream is in `lost_streams`, seqs above the head may have been acknowledged. These
+        reserved seqs are skipped and reported as lost. For other topics the kernel kept all written frames,
+        so the reservation is reduced to the head. The records of ephemeral topics are always lost, and their
+        reserved seqs are skipped too. Gaps from damage are also logged.
+
+        Return the skipped ranges as (topic name, first, last).
         """
         announced = []
         for topic in self._open.values():
@@ -770,9 +805,10 @@ class Replay:
     def copy(
         self, piece: WalScanChunk, group: CommitBatch, origin: ReplayedFile, *, excluded: Mask | None = None
     ) -> None:
-        """Stage a doubtful piece to be written again (RD-2): the frames that are ours and still matter.
+        """Stage the frames of a chunk in doubt to be written again, as far as they belong to this shard.
 
-        Of other shards' topics the creations are kept, since they decide about names.
+        Creations of other shards' topics are copied too, since they decide which shard owns a name. Frames of
+        deleted topics are not copied.
         """
         words = piece.batch.words
         types = frames.types_of(words)
@@ -818,7 +854,7 @@ class Replay:
         if copies is None or not copies.routers[rows].any():
             self._copy_plain(piece, buffer, rows, group)
             return
-        # A routed frame is made anew, of those of its copies that are wanted.
+        # Build a new routed frame from the wanted copies.
         holders = np.where(copies.routers[rows] != 0, copies.container_offsets[rows], -1)
         edges = np.flatnonzero(holders[1:] != holders[:-1]) + 1
         for run in np.split(rows, edges):
@@ -828,7 +864,7 @@ class Replay:
                 self._copy_plain(piece, buffer, run, group)
 
     def _copy_routed(self, piece: WalScanChunk, rows: Rows, group: CommitBatch) -> None:
-        """Stage the copies of one routed frame that these rows are."""
+        """Stage a new routed frame with the copies in these rows, which come from one routed frame."""
         words, copies = piece.batch.words, piece.batch.copies
         assert copies is not None
         made: list[tuple[CopyRow, RoutedCopy]] = []
@@ -853,7 +889,7 @@ class Replay:
             )
 
     def _copy_plain(self, piece: WalScanChunk, buffer: bytearray, rows: Rows, group: CommitBatch) -> None:
-        """Stage appends that lie in the log as such."""
+        """Stage append frames that are not part of a routed frame."""
         if not len(rows):
             return
         words = piece.batch.words
@@ -868,8 +904,11 @@ class Replay:
 
 
 def _cause(missing: Sequence[MissingSegment], topic_id: int, first_seq: int) -> MissingSegment | None:
-    """The missing segment to name for a topic's records from `first_seq` on: its own that begins last
-    before them, else a shared one. None = no segment is missing that may hold them."""
+    """Return the missing segment to report for a topic's records from `first_seq` on.
+
+    This is the topic's own segment with the greatest start up to `first_seq`, otherwise a shared segment.
+    None means that no missing segment can contain these records.
+    """
     own: list[tuple[int, MissingSegment]] = []
     shared: list[MissingSegment] = []
     for each in missing:
@@ -884,7 +923,7 @@ def _cause(missing: Sequence[MissingSegment], topic_id: int, first_seq: int) -> 
 
 
 def _is_append_of(pending: _PendingKey, words: Any) -> bool:
-    """Is this row the append that the key frame speaks of?"""
+    """Return True if this row is the append that belongs to the key frame."""
     header = [int(word) for word in words]
     return (
         header[layout.W_HEAD] >> layout.TYPE_SHIFT & 0xFF == FrameType.APPEND
@@ -906,7 +945,7 @@ def _by_value(rows: Rows, values: frames.U64) -> Iterator[Rows]:
 
 
 def _runs(rows: Rows, values: frames.U64) -> Iterator[tuple[int, int]]:
-    """[first, stop) of neighbouring rows that have one value."""
+    """Yield [first, stop) of adjacent rows with equal values."""
     edges = np.flatnonzero((np.diff(rows) != 1) | (values[1:] != values[:-1])) + 1
     for run in np.split(rows, edges):
         yield int(run[0]), int(run[-1]) + 1

@@ -1,8 +1,9 @@
-"""What a snapshot keeps of the shard itself, beside the rows of its topics: encoded and decoded. Pure.
+"""State of the shard itself in a snapshot, next to the rows of its topics: encoder and decoder. Pure.
 
-The compactor passes it on as bytes. Which log files a snapshot absorbs is said by number: every file of
-the shard below `floor`, and those in `absorbed`. Numbers of files grow over all shards and incarnations,
-so that one number says it for files that are long gone (SH-7).
+The compactor stores this state as opaque bytes. A snapshot *absorbs* a log file if recovery from the snapshot
+need not replay the file. Absorbed files are listed by number: every file of the shard below `floor`, and the
+files in `absorbed`. File numbers grow across all shards and incarnations, so `floor` also covers files that
+were deleted long ago.
 """
 
 from __future__ import annotations
@@ -18,29 +19,31 @@ FACTS_VERSION = 1
 
 
 class ShardFacts(msgspec.Struct, array_like=True, frozen=True):
-    """A MessagePack array; a later version may append to it."""
+    """State of a shard in a snapshot, encoded as a MessagePack array. Later versions may append fields."""
 
     version: int
     last_id: int
     last_epoch: int
-    """Numbers up to these were taken when the first row was captured: a topic below without a row is gone."""
+    """Highest topic id and epoch that were in use when the first row was captured.
+    A topic with a lower or equal id and without a row was deleted."""
     floor: int
     absorbed: list[int]
     waiting: list[tuple[int, str]]
-    """(file, path) of what this snapshot was the first to absorb: kept as long as the one before it is."""
+    """(file, path) of files that this snapshot was the first to absorb.
+    They are kept as long as the previous snapshot."""
     segments: list[tuple[Any, ...]]
-    """Fields of SegmentRef, in their order."""
+    """Segments in use, each as the fields of SegmentRef in their order."""
     foreign: dict[str, tuple[int, int]] = {}
-    """Names that were made elsewhere or under other layouts -> (topic_id, epoch)."""
+    """Names of topics that were created by other shards or under another shard count -> (topic_id, epoch)."""
     adopted: list[str] = []
-    """Names homed elsewhere that this shard looks after."""
+    """Names whose home shard is another one, but whose topic belongs to this shard."""
 
     def absorbs(self, file_id: int) -> bool:
-        """Does the snapshot stand for everything its shard could find in that file?"""
+        """Return True if the snapshot contains everything that its shard could replay from this file."""
         return file_id < self.floor or file_id in self.absorbed
 
     def refs(self) -> list[SegmentRef]:
-        """The segments that were in force."""
+        """Return the segments that were in use."""
         return [SegmentRef(*fields) for fields in self.segments]
 
 
@@ -49,17 +52,20 @@ _decode = msgspec.msgpack.Decoder(ShardFacts).decode
 
 
 def ref_fields(ref: SegmentRef) -> tuple[Any, ...]:
-    """The fields of a segment's reference, as facts keep them."""
+    """Return the fields of a segment reference in the form of `ShardFacts.segments`."""
     return tuple([getattr(ref, name) for name in SegmentRef.__struct_fields__])
 
 
 def encode_facts(facts: ShardFacts) -> bytes:
-    """The bytes that a snapshot keeps."""
+    """Encode the facts for a snapshot."""
     return _encode(facts)
 
 
 def decode_facts(data: bytes, path: str) -> ShardFacts:
-    """Decode; raises CorruptData naming the snapshot for what no version can have written."""
+    """Decode the facts of the snapshot at `path`.
+
+    Raise CorruptData if they are malformed or of another version.
+    """
     try:
         facts = _decode(data)
         facts.refs()

@@ -1,1 +1,1 @@
-"""Requests that reach a shard by socket or call ring."""
+"""Requests that arrive by socket or call ring."""

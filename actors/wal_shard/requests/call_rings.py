@@ -1,8 +1,9 @@
-"""Requests of clients on the host through shared memory: one ring for each client. Part of the shell.
+"""Call rings: requests of local clients through shared memory, one ring for each client. Part of the shell.
 
-A client asks for one over its connection, holds it as long as that lasts, and may use the socket beside it at
-any time; what has no room in a ring goes there as well. Rings of the incarnation before are removed: its
-connections are gone. A ring whose words make no sense is closed, and its client goes on by socket.
+A client requests a ring over its socket connection and keeps it as long as the connection. It may use the
+socket at any time, and must use it for messages that do not fit into the ring. A new incarnation removes the
+rings of the previous one, because their connections are closed. A ring with a corrupt header is closed; its
+client continues by socket.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class _ClientCallRing:
         self.server = server
         self.made_ns = made_ns
         self.is_opened = False
-        """Its client has opened it."""
+        """True after the client has opened the ring."""
         self.needs_bell = False
-        """It was answered, and its bell was not rung."""
+        """True if a reply was written and the client's bell has not been rung since."""
 
 
 class CallRings:
@@ -48,7 +49,7 @@ class CallRings:
         self._rings: dict[bytes, _ClientCallRing] = {}
         self._order: list[_ClientCallRing] = []
         self._owed: list[_ClientCallRing] = []
-        """Those to be rung."""
+        """Rings whose bell is to be rung."""
         self._first = self._looked = 0
         self._look_ns = 0
         remove_stale_call_rings(shm_dir, shard)
@@ -57,7 +58,10 @@ class CallRings:
         return len(self._order)
 
     def open(self, client: bytes) -> str:
-        """Make one for a connection; its name, or "" when there is to be none. Asked again it is the same."""
+        """Create a ring for a connection and return its name.
+
+        Return "" if no ring can be created. Idempotent.
+        """
         known = self._rings.get(client)
         if known is not None:
             return known.server.name
@@ -75,18 +79,18 @@ class CallRings:
         return server.name
 
     def has_pending(self) -> bool:
-        """Is there a request? A load a ring."""
+        """Return True if a ring has a request. Costs one load for each ring."""
         for ring in self._order:  # noqa: SIM110  a generator takes longer than the look
             if ring.server.has_requests:
                 return True
         return False
 
     def watched(self) -> list[tuple[memoryview, int]]:
-        """Of each ring, a word and its value as long as there is no request."""
+        """Return for each ring a shared word, and the value of that word while the ring has no request."""
         return [ring.server.spin_word() for ring in self._order]
 
     def take_requests(self, most: int) -> Iterator[tuple[Caller, wire.Envelope]]:
-        """Up to `most` requests, one ring after the other, another one first each time."""
+        """Yield up to `most` requests, ring by ring. Each call starts at the next ring."""
         rings = self._order
         if not rings:
             return
@@ -108,7 +112,10 @@ class CallRings:
                     yield ring.caller, envelope
 
     def _decoded(self, ring: _ClientCallRing, data: bytes) -> wire.Envelope | None:
-        """A request; None for one with a field out of range, which is answered here."""
+        """Decode a request.
+
+        Return None for a request with an invalid field, after replying with the error.
+        """
         try:
             return wire.decode(data)
         except wire.MessageInvalid as e:
@@ -118,8 +125,10 @@ class CallRings:
             return None
 
     def answer(self, caller: Caller, message: Message, corr: int) -> bool:
-        """Answer through the ring, which is rung with the others; False when it has no room, or is gone: the
-        socket takes it."""
+        """Write a reply to the ring. `ring_bells` wakes the client later.
+
+        Return False if the ring is full or removed. The caller then replies by socket.
+        """
         ring = self._rings.get(caller)
         if ring is None:
             return False
@@ -135,23 +144,26 @@ class CallRings:
 
     @property
     def has_unrung(self) -> bool:
-        """Are there answers whose clients were not woken?"""
+        """True if there are replies whose clients were not woken yet."""
         return bool(self._owed)
 
     def ring_bells(self) -> None:
-        """Wake those who sleep and were answered. Many at once: whoever is woken may be given the processor
-        that the others' answers would need."""
+        """Wake sleeping clients that have replies.
+
+        All replies are written before the first wake-up, because a woken client may take the shard's CPU.
+        """
         owed, self._owed = self._owed, []
         for ring in owed:
             ring.needs_bell = False
             ring.server.ring()
 
     def remove_abandoned(self, now_ns: int) -> None:
-        """Now and then: remove a ring whose client is gone."""
+        """Check one ring every CALL_RING_POLL_MS, and remove it if its client has exited."""
         if now_ns < self._look_ns or not self._order:
             return
         self._look_ns = now_ns + CALL_RING_POLL_MS * 1_000_000
-        # A turn of its own: requests that keep moving the other one must not keep this one from any ring.
+        # Separate from `_first`, which advances with requests: with one index, some rings might never be
+        # checked.
         self._looked = (self._looked + 1) % len(self._order)
         ring = self._order[self._looked]
         if ring.server.has_client():
@@ -161,7 +173,7 @@ class CallRings:
 
     def _remove(self, ring: _ClientCallRing, why: str) -> None:
         if self._rings.get(ring.caller) is not ring:
-            return  # Done already, when an answer to it could not be written.
+            return  # Removed already, because a reply could not be written.
         if why:
             log_event(log, logging.WARNING, "call ring closed", ring=ring.server.name, reason=why)
         self._order.remove(ring)
@@ -171,7 +183,7 @@ class CallRings:
         ring.server.close()
 
     def close(self) -> None:
-        """Remove all of them."""
+        """Remove all rings."""
         for ring in self._order:
             ring.server.close()
         self._owed.clear()

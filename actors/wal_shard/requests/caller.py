@@ -1,10 +1,15 @@
-"""Who asked through a call ring. Apart from the rest, which is compiled: a compiled class is no bytes."""
+"""Sender of a request through a call ring.
+
+Not compiled, because a compiled class cannot be a subclass of bytes.
+"""
 
 from __future__ import annotations
 
 
 class Caller(bytes):
-    """Who sent a request through a ring: its connection, which such an answer can take as well. Known by its
-    type from one that sent through the socket."""
+    """Connection id of a client that sent a request through its call ring.
+
+    The type distinguishes it from the sender of a socket request. The value is the id of the client's socket
+    connection, so a reply can also be sent by socket."""
 
     __slots__ = ()

@@ -1,9 +1,10 @@
-"""Requests that ended a shard: what two incarnations had in hand when they broke, a third refuses.
+"""Poison requests: if two incarnations crashed while they handled the same request, the next one refuses it.
 
-A shard stops at what it does not expect, and its successor begins with what is on disk; a client sends what
-was not answered once more. So a request that no shard survives would end one after another, until the
-supervisor gives the shard up, with all its topics. What was in hand is noted in shared memory, which outlives
-a process and not the engine. Once is nobody's fault: what one incarnation did not survive the next one takes.
+A shard exits on an unexpected error, and its successor recovers from disk. The client then resends the
+unanswered request. Without a check, one such request would crash every incarnation, until the supervisor
+gives up the shard and all its topics. The shard therefore records the request of a crash in shared memory,
+which survives the process but not the engine. One crash is not enough evidence, so the next incarnation still
+accepts the request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _MAGIC = b"RLDEADLY"
 
 
 class PoisonRequests:
-    """Those of one shard. The file has the fingerprints of requests in hand, one a death, the latest last."""
+    """Poison requests of one shard.
+
+    A file contains one request fingerprint for each crash, the latest last.
+    """
 
     def __init__(self, shm_dir: str, shard: int) -> None:
         self._path = os.path.join(shm_dir, f"deadly-{shard:02d}")
@@ -34,7 +38,7 @@ class PoisonRequests:
         self._refused = frozenset(each for each in times if times[each] >= POISON_CRASHES)
 
     def require_not_poison(self, message: Message, attachment: bytes | bytearray | None = None) -> None:
-        """Raise Internal for one that must not be taken again."""
+        """Raise Internal for a request that crashed POISON_CRASHES incarnations."""
         if self._refused and fingerprint(message, attachment) in self._refused:
             raise Internal(
                 "the shard ended each time it was asked this",
@@ -43,8 +47,10 @@ class PoisonRequests:
             )
 
     def record_crash(self, message: Message, attachment: bytes | bytearray | None = None) -> None:
-        """This was in hand when the incarnation broke. What cannot be noted is forgotten: the process ends
-        for another reason."""
+        """Record the request that was handled when the incarnation crashed.
+
+        Errors are ignored, so that they do not hide the original error that ends the process.
+        """
         deaths = [*self._deaths, fingerprint(message, attachment)][-POISON_CRASHES_REMEMBERED_MAX:]
         data = _MAGIC + b"".join(each.to_bytes(_WORD, "little") for each in deaths)
         with contextlib.suppress(RinglogError, OSError):
@@ -66,7 +72,7 @@ class PoisonRequests:
 
 
 def fingerprint(message: Message, attachment: bytes | bytearray | None = None) -> int:
-    """Of what is asked, whoever asks it and under whatever number."""
+    """Return a hash of a request's content, without its sender and its correlation id."""
     state = xxhash.xxh3_64(type(message).__name__.encode() + msgspec.msgpack.encode(message))
     state.update(bytes(attachment or b""))
     return state.intdigest()

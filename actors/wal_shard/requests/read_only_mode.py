@@ -1,10 +1,9 @@
-"""A shard whose directory takes no writes: it answers questions and refuses everything else. Pure.
+"""Read-only mode of a shard whose directory is not writable: it serves reads and refuses all writes. Pure.
 
-Its recovery writes nothing, so it has no open file and nobody's frames are settled as new ones. It applies
-all that the log says, in memory, once the log is synced. Where that sync fails, what its predecessor may have
-written without being known to be durable stays in doubt until a life that may write again copies it (RD-2):
-whoever sends such a frame again learns that its outcome is unknown, and everybody else that nothing was
-applied.
+Recovery in this mode writes nothing, so the shard has no open log file and accepts no new frame. Recovery
+syncs the existing log and applies all of it in memory. If this sync fails, the last frames of the previous
+incarnation are in doubt until a writable incarnation copies them. A producer that resends such a frame gets
+the outcome `unknown`. All other refused writes get the outcome `not_applied`.
 """
 
 from __future__ import annotations
@@ -23,21 +22,24 @@ from ringlog.frame.settle_entry import S_COMMIT_TS, S_COUNT_STATUS, S_FIRST_SEQ,
 READ_ONLY_REQUESTS: tuple[type[m.Message], ...] = (
     m.Hello, m.TopicResolve, m.TopicState, m.TopicList, m.ProducerState, m.Locate, m.RoutersAsk,
 )  # fmt: skip
-"""Requests that change nothing, here or on the disk."""
+"""Requests that change neither the state of the shard nor the disk."""
 
 
 @dataclass(slots=True)
 class ReadOnlyMode:
-    """Why and for which directory everything that writes is refused."""
+    """The error for all writes of a read-only shard."""
 
     shard: int
     directory: str
-    """Relative to the data directory."""
+    """The shard's log directory, relative to the data directory."""
     in_doubt: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(topic, producer) -> highest number of it that may have been written and is not shown."""
+    """(topic, producer) -> highest producer number that may have been written and is not readable."""
 
     def refusal(self, words: Any = None) -> StorageReadOnly:
-        """The answer to a request that would write, perhaps with frames: their (n, 10) headers."""
+        """Return the error for a request that would write.
+
+        `words` contains the (n, 10) headers of its frames.
+        """
         is_unknown = words is not None and any(map(self._is_in_doubt, words))
         return StorageReadOnly(
             "the directory takes no writes at present", outcome="unknown" if is_unknown else "not_applied",
@@ -45,7 +47,7 @@ class ReadOnlyMode:
         )  # fmt: skip
 
     def explain(self, intake: FrameIntake) -> None:
-        """Complete the entries of frames that were refused for this reason."""
+        """Fill in the details in the settle entries of frames that were refused with STORAGE_READ_ONLY."""
         statuses = intake.entries[:, S_COUNT_STATUS] >> np.uint64(STATUS_SHIFT) & np.uint64(0xFFFF)
         for row in np.flatnonzero(statuses == int(Status.STORAGE_READ_ONLY)).tolist():
             entry = intake.entries[row]

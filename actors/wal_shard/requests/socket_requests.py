@@ -1,7 +1,7 @@
-"""Requests that come by socket: topics, appends by message, places for readers. Pure.
+"""Handlers of socket requests: topics, appends by message, record positions for readers. Pure.
 
-Mutations are staged into the group like frames are; their replies wait until the group is durable
-(T-5, T-18, C-9). Everything else is answered from memory.
+Changes are staged into the commit batch like frames. Their replies wait until the batch is committed. All
+other requests are answered from memory.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ MUTATING_REQUESTS = (
     m.TopicPut, m.TopicDelete, m.Append, m.RecordsDelete, m.LiveAsk, m.CheckpointRows, m.RouterPut,
     m.RouterDrop, m.Route,
 )  # fmt: skip
-"""Requests that may add to the log."""
+"""Requests that may write to the log. Lease requests are not listed here."""
 
 Handler = Callable[[Any, ControlReceived, CommitBatch, int], HandlerReply | None]
 
@@ -93,7 +93,7 @@ _MODES = ("upsert", "create", "merge", "update")
 
 @dataclass(frozen=True, slots=True)
 class ShardIdentity:
-    """Who this shard is."""
+    """Identity of this shard incarnation."""
 
     engine_id: str
     shard: int
@@ -105,13 +105,16 @@ class ShardIdentity:
 
 
 class Requests:
-    """Answers requests against the directory, staging changes into the group."""
+    """Answers requests from the topic directory, and stages changes into the commit batch."""
 
     def __init__(
         self, identity: ShardIdentity, directory: TopicDirectory, admission: Admission, places: LogFileTable,
         checkpoint: ShardCheckpoint, ephemerals: VolatileFileTable, topics_elsewhere: Callable[[int], int],
     ) -> None:  # fmt: skip
-        """`topics_elsewhere` publishes how many topics this shard has; returns how many the others have."""
+        """Set up the handlers.
+
+        `topics_elsewhere` publishes the number of topics of this shard, and returns that of all other shards.
+        """
         self._me = identity
         self._topics_elsewhere = topics_elsewhere
         self._directory = directory
@@ -119,21 +122,21 @@ class Requests:
         self._places = places
         self._sealed = checkpoint.sealed
         self.steady_us = 0
-        """The time in which leases and waits are counted: it runs with the monotonic clock, however the wall
-        clock is set."""
+        """The clock of leases and waits, in microseconds.
+        It advances with the monotonic clock, so steps of the wall clock do not affect it."""
         self.read_only: ReadOnlyMode | None = None
         self.disk_missing_bytes = 0
-        """So much more must be free on the device before records are taken."""
+        """Bytes that must become free on the device before records are accepted; 0 if there is space."""
         self.is_overloaded = False
-        """The governor refuses new records, and more requests wait than are taken in one turn (G-3)."""
+        """True if the governor refuses new records and the queue of requests is full."""
         self.refused_for_pressure = 0
-        """Appends that were refused for that."""
+        """Number of appends that were refused because of pressure."""
         self.free_slots = 1 << 32
-        """Slots for topics that shared memory has now, as the shell last counted them."""
+        """Number of free topic slots in shared memory, as last counted by the shell."""
         self._without_slot: list[ShardTopic] = []
-        """Topics that were created and have no slot yet."""
+        """New topics that have no slot yet."""
         self.retired: list[ShardTopic] = []
-        """Topics whose removal is staged; the core retires their slots when the group is durable."""
+        """Topics whose deletion is staged. The core releases their slots when the batch is committed."""
         self.removals = Removals(identity.incarnation, directory, self._all_extents, ephemerals.files_of)
         self.routing = ShardRouters(directory, admission, self._invalidate_readers)
         self.leases = ShardLeases(identity.incarnation, directory, self.removals)
@@ -155,19 +158,22 @@ class Requests:
         }
 
         self._timed = self.leases.handlers.keys()
-        """Requests about leases and waits: what they are told for the time is `steady_us`."""
+        """Lease requests. Their handlers get `steady_us` as the current time."""
 
     @property
     def kinds(self) -> tuple[type[m.Message], ...]:
-        """Requests that a shard takes."""
+        """Request types that a shard accepts."""
         return tuple(self._handlers)
 
     def process_ids(self) -> set[ProcessId]:
-        """The processes that claimed what is leased, as far as that is known."""
+        """Return the known processes that hold leases."""
         return {*self.leases.registry.process_ids()}
 
     def may_log(self, message: m.Message) -> bool:
-        """May this request add to the log? Who asks for a producer's state does when he claims it."""
+        """Return True if this request may write to the log.
+
+        A ProducerState request does so if it claims a name.
+        """
         if isinstance(message, m.ProducerState):
             return message.owner != 0
         return isinstance(message, MUTATING_REQUESTS) or self.leases.registry.may_log(message)
@@ -175,8 +181,10 @@ class Requests:
     def handle(
         self, event: ControlReceived, group: CommitBatch, now_us: int, *, can_log: bool = True
     ) -> Reply | None:
-        """Answer one request; None when the answer comes later. What changes anything is refused when it
-        cannot be logged at present."""
+        """Handle one request. Return the reply, or None if it follows later.
+
+        With `can_log` False, changes are refused, except for retries of appends that are in the log already.
+        """
         handler = self._handlers.get(type(event.message))
         try:
             if handler is None:
@@ -209,7 +217,7 @@ class Requests:
         return Reply(event.client, event.corr, message, attachment)
 
     def _require_served(self, event: ControlReceived) -> None:
-        """Raise TopicHalted for a request that names a halted topic, unless it asks where or what it is."""
+        """Raise TopicHalted for a request to a halted topic. TopicState and TopicResolve are allowed."""
         message: Any = event.message
         if isinstance(message, m.TopicState | m.TopicResolve):
             return
@@ -226,7 +234,7 @@ class Requests:
         raise halt.error("unknown" if is_unknown else "not_applied")
 
     def _invalidate_readers(self, topic: ShardTopic, group: CommitBatch) -> None:
-        """What readers know of the topic holds no longer once this group is published."""
+        """Increment the topic's version, so that its readers query the shard again."""
         self.removals.bump_version(topic)
         group.dirty_topics[topic.topic_id] = topic
         group.has_removals = True
@@ -269,7 +277,7 @@ class Requests:
 
     def _reconfigure(self, topic: ShardTopic, config: TopicConfig, group: CommitBatch, now_us: int) -> None:
         old, topic.config = topic.config.durability, config
-        # A cap or a TTL that became tighter takes effect behind its own frame (C-8, C-9).
+        # A smaller cap or TTL takes effect after the config frame, in the same commit batch.
         self.removals.request_retention(topic)
         self._directory.register_config(topic)
         group.add_control(config_frame(topic), topic)
@@ -278,8 +286,8 @@ class Requests:
         was_volatile = old == Durability.EPHEMERAL and config.durability != Durability.EPHEMERAL
         ends_reserving = topic.is_reserving and config.durability == Durability.FSYNC
         if was_volatile or ends_reserving:
-            # What the log lacks of the records so far becomes a base for what follows (C-11); and whatever
-            # of class `disk` lies before this is synced with it, so that no reservation is needed.
+            # The log lacks the ephemeral records so far, so their last seq becomes the base for the following
+            # appends. Earlier records of class `disk` are synced with this frame and need no reservation.
             group.add_control(head_base_frame(topic), topic)
             topic.reservation.settle(topic.next_seq - 1)
             topic.is_reserving = False
@@ -300,8 +308,11 @@ class Requests:
         return topic
 
     def _require_room(self) -> None:
-        """Raise Throttled where the engine has as many topics as it may. The place is claimed first and
-        counted then: of shards that claim the last one at the same time none or one gets it, never two."""
+        """Raise Throttled if the engine has reached `limits.max_topics`.
+
+        The shard first publishes its new count and then adds up the counts of all shards. If several shards
+        create the last allowed topic at the same time, at most one of them succeeds.
+        """
         most, own = self._me.topics_max, len(self._directory)
         if not most or own + 1 + self._topics_elsewhere(own + 1) <= most:
             return
@@ -312,7 +323,7 @@ class Requests:
         )  # fmt: skip
 
     def _require_slot(self) -> None:
-        """Raise Throttled where shared memory has no room to publish one more topic."""
+        """Raise Throttled if shared memory has no slot for one more topic."""
         if len(self._without_slot) < self.free_slots:
             return
         by_id = self._directory.by_id
@@ -324,7 +335,7 @@ class Requests:
             )  # fmt: skip
 
     def _elsewhere(self, name: str) -> m.TopicInfo | None:
-        """A pointer for a name that another shard looks after; None when it is ours to decide."""
+        """Return a redirect if another shard owns this name; None if this shard owns it."""
         if name in self._directory.delegated_names:
             shard = self._directory.delegated_names[name]
         else:
@@ -348,7 +359,7 @@ class Requests:
         raise TopicNotFound("no such topic", topic=message.topic)
 
     def topic_info(self, topic: ShardTopic, *, created: bool) -> m.TopicInfo:
-        """A topic's identity and place."""
+        """Return a topic's identity, slot and config for a reply."""
         return m.TopicInfo(
             topic.name,
             topic.topic_id,
@@ -416,11 +427,11 @@ class Requests:
         return m.TopicDeleted(topic.name, True, [each.name for each in topic.routers.values()])
 
     def expire_idle_topics(self, group: CommitBatch, now_us: int) -> None:
-        """Remove topics that nobody has used for as long as they say."""
+        """Delete topics that were idle for their `expire_unused_ms`."""
         self.idle_topic_expiry.expire_idle(now_us, lambda topic: self._remove(topic, group))
 
     def _remove(self, topic: ShardTopic, group: CommitBatch) -> None:
-        """Stage a topic's end."""
+        """Stage the deletion of a topic."""
         group.add_control(frame_of(TopicRemoved(topic.epoch), topic.topic_id, topic.epoch))
         group.dirty_topics.pop(topic.topic_id, None)
         self._directory.remove(topic)
@@ -445,7 +456,7 @@ class Requests:
                 raise TopicNotFound("no such topic", topic=message.topic)
             self._require_ids(batch, message.topic, 0)
             if not self._admission.has_valid_frame(intake):
-                # Limits come before creation (W-2): what is refused by itself makes no topic.
+                # Check limits before the topic is created: frames that are all invalid create no topic.
                 self._admission.admit(intake, {}, now_us, None)
                 return m.Appended(message.topic, 0, 0, False, intake.entries.tobytes())
             topic = self._create(message.topic, message.config, group)
@@ -464,7 +475,10 @@ class Requests:
     def _append_pressed(
         self, message: m.Append, event: ControlReceived, group: CommitBatch, now_us: int
     ) -> m.Message:
-        """New records are refused (G-6); repeats are answered, and who asked for no backpressure (G-12)."""
+        """Handle an append under pressure: refuse new records (L5), and answer duplicates.
+
+        An append with `disable_backpressure` is handled as usual.
+        """
         if message.disable_backpressure:
             return self._append(message, event, group, now_us)
         batch = self._frames_of(message, event)
@@ -478,8 +492,10 @@ class Requests:
         )  # fmt: skip
 
     def _answer_repeat(self, event: ControlReceived, group: CommitBatch, now_us: int) -> m.Message:
-        """An append that is in the log already is a repeat, also while nothing can be written (W4); what else
-        would change something raises Internal."""
+        """Handle a change while nothing can be written. An append that is in the log is a duplicate (W4).
+
+        Raise Internal or StorageReadOnly for all other changes.
+        """
         message, read_only, batch = event.message, self.read_only, None
         if isinstance(message, m.Append):
             batch = self._frames_of(message, event)
@@ -501,8 +517,10 @@ class Requests:
         now_us: int,
         closed: Status,
     ) -> m.Message | None:  # fmt: skip
-        """The answer to an append of which something is in the log already; what of it is new is refused with
-        `closed`. None when nothing is."""
+        """Answer an append of which some frames are in the log already. Refuse its new frames with `closed`.
+
+        Return None if all of its frames are new.
+        """
         topic = self._directory.find(message.topic)
         if topic is None:
             return None
@@ -555,8 +573,8 @@ class Requests:
         own = message.window_ms if 0 < message.window_ms < window else 0
         seen = IdempotencyEntry(first, intake.records, stamp, now_us, own)
         idempotency.remember_write(topic, message.idempotency_key, message.ids, seen)
-        # Ahead of its append: replay believes a key only when the append right behind it is there,
-        # so a torn tail takes both or neither.
+        # The key frame precedes its append. Replay accepts a key only if its append follows directly, so a
+        # torn tail removes both or neither.
         body = KeyUsed(message.idempotency_key, first, intake.records, stamp, now_us, own, message.ids)
         used = frame_of(body, topic.topic_id, topic.epoch)
         if window and topic.config.durability != Durability.EPHEMERAL:
@@ -578,7 +596,10 @@ class Requests:
 
     @staticmethod
     def _claim(topic: ShardTopic, message: m.ProducerState, group: CommitBatch) -> None:
-        """A named producer is the asker's from here on, or still is; raises ProducerFenced when it is not."""
+        """Claim a named producer for the requesting owner, or confirm the owner's claim (W11).
+
+        Raise ProducerFenced if `message.claim` is not the latest claim.
+        """
         producer_id, owner = message.producer_id, message.owner
         if not 0 < producer_id < SESSION_BIT:
             raise InvalidRequest(
@@ -617,7 +638,7 @@ class Requests:
         return self.locate_records(topic, after, recreated=recreated)
 
     def locate_records(self, topic: ShardTopic, after: int, *, recreated: bool = False) -> m.Located:
-        """Where records behind `after` lie, and what of them is gone."""
+        """Return the positions of the records above `after`, with floors and deleted seqs."""
         extents = self._extents(topic, max(after, topic.earliest_seq - 1), EXTENTS_PER_LOCATE_MAX)
         return m.Located(
             topic=topic.name,
@@ -644,7 +665,7 @@ class Requests:
 
     @staticmethod
     def _deleted(topic: ShardTopic, after: int) -> dict[str, Any]:
-        """Numbers deleted one by one after `after`, as many as go into one answer."""
+        """Return the seqs above `after` that were deleted one by one, as many as fit into one reply."""
         if topic.dead is None:
             return {}
         dead = topic.dead - BitMap64(range(after + 1))
@@ -658,7 +679,7 @@ class Requests:
         return self._extents(topic, after, 1 << 62)
 
     def _extents(self, topic: ShardTopic, after: int, most: int) -> list[m.Extent]:
-        """Segments first, then the files of the log for what lies behind them."""
+        """Return at most `most` extents above `after`: segments first, then log files."""
         sealed = self._sealed.ranges(topic.topic_id, after)
         if len(sealed) >= most:
             return sealed[:most]
@@ -666,18 +687,19 @@ class Requests:
         return sealed + self._in_log(topic, after, most - len(sealed))
 
     def _in_log(self, topic: ShardTopic, after: int, most: int) -> list[m.Extent]:
-        """Where in the log a topic's records above `after` lie."""
+        """Return the log extents with a topic's records above `after`."""
         if topic.has_index:
             topic.index.retain_files(self._places.paths.__contains__)
         places = topic.index.positions_after(after)
         is_whole = len(places) <= most
         places = places[:most]
         known = {file_id for file_id, _ in places}
-        # A reader who has read a list that was cut short asks again; an open end would make him skip.
+        # A reader of a truncated list queries again after its last extent. With the open end of the current
+        # file in the list, the reader would skip the extents between.
         current = [f for f in self._places.paths if f not in self._places.stops] if is_whole else []
         wanted_volatile = topic.config.durability == Durability.EPHEMERAL
         for file_id in current:
-            # The open end: what is appended from now on will lie there.
+            # The open end of the current file, where the next records will be appended.
             if file_id not in known and self._places.paths[file_id].startswith("@") == wanted_volatile:
                 places.append((file_id, self._places.starts[file_id]))
         return [
@@ -693,7 +715,7 @@ class Requests:
 
 
 def explain_full(intake: FrameIntake, missing_bytes: int) -> None:
-    """Complete the entries of frames that were refused because the device is nearly full."""
+    """Fill in the settle entries of frames that were refused because the device is nearly full."""
     entries = intake.entries
     statuses = entries[:, S_COUNT_STATUS] >> np.uint64(STATUS_SHIFT) & np.uint64(0xFFFF)
     for row in np.flatnonzero(statuses == int(Status.INTERNAL)).tolist():
@@ -701,7 +723,7 @@ def explain_full(intake: FrameIntake, missing_bytes: int) -> None:
 
 
 def explain_halted(intake: FrameIntake, halted: dict[int, Halt]) -> None:
-    """Complete the entries of frames that were refused because their topic is not served."""
+    """Change the settle entries of frames to halted topics from TOPIC_NOT_FOUND to TOPIC_HALTED."""
     entries = intake.entries
     for row in np.flatnonzero(np.isin(entries[:, S_TOPIC], list(halted))).tolist():
         entry = entries[row]
@@ -716,18 +738,21 @@ def explain_halted(intake: FrameIntake, halted: dict[int, Halt]) -> None:
 
 
 def is_in_doubt(topic: ShardTopic, words: Any) -> bool:
-    """May the frame with this (10,) header have been stored before its topic was halted?"""
+    """Return True if the frame with this (10,) header may have been stored before its topic was halted."""
     producer = topic.producers.get(int(words[layout.W_PRODUCER_ID]))
     return producer is not None and int(words[layout.W_PRODUCER_SEQ]) <= producer.highest
 
 
 def _may_create(message: m.Append) -> bool:
-    """May this write make its topic, if it is absent? (W-5)"""
+    """Return True if this write may create its topic.
+
+    The request decides, else the config's `auto_create`.
+    """
     if message.create is not None:
         return message.create
     return TopicConfig.parse(message.config or {}, message.topic).auto_create
 
 
 def head_base_frame(topic: ShardTopic) -> bytearray:
-    """Makes the topic's head so far a durable base for the appends that follow (C-11)."""
+    """Build the frame that makes the topic's head so far a durable base for the following appends."""
     return frame_of(HeadReserved(topic.next_seq - 1, settled=True), topic.topic_id, topic.epoch)

@@ -1,1 +1,1 @@
-"""Deletes, caps, expiry, and the shard's side of checkpoints."""
+"""Deletes, caps, expiry, and the shard's part of checkpoints."""

@@ -1,21 +1,24 @@
-"""The shard's side of checkpoints: what is to be absorbed, what is alive, what changed. Pure.
+"""The shard's part of checkpoints: which files are absorbed, which records are live, which topics changed.
 
-The compactor drives; here it is answered. A checkpoint takes five steps:
+Pure. The compactor sends the requests, and the shard replies. A checkpoint has five steps:
 
-1. CheckpointOpen: the log files that are closed, durable and not absorbed, in the order of replay.
-2. LiveAsk: which of their records need no place in a segment.
-3. SegmentsChange: segments are in force; readers are led to them first, to the log for the rest.
-4. CheckpointRows, in pages: the state of every topic that changed since the last finished checkpoint.
-   Pages are taken between groups, from published state (CKP-4); the last one waits until all that the
-   rows speak of is durable, so that no snapshot is ever ahead of its log.
-5. CheckpointDone: the snapshot is durable and was verified; nobody is led to the absorbed files any more.
-   Those that the snapshot before it absorbed may be unlinked: two are kept, each with its log (SN-5).
+1. CheckpointOpen: list the log files that are closed, durable and not absorbed, in order of replay.
+2. LiveAsk: report the deleted records in these files, which need no place in a segment.
+3. SegmentsChange: register the new segments. Readers are directed to segments first, and to the log for other
+records. 4. CheckpointRows, in pages: return the state of every topic that changed since the last finished
+checkpoint.
+   Pages are taken between commit batches, from published state. The last page waits until all of this state
+   is durable, so that no snapshot is ahead of its log (C2).
+5. CheckpointDone: the snapshot is durable and verified. Readers are no longer directed to the absorbed files.
+The files
+   that the previous snapshot absorbed first may be deleted: two snapshots are kept, each with its log (C4).
 
-A topic that changes after its row was captured is captured again next time; what happened in between is in
-files that are not absorbed yet, and replay takes it in once (RE-9).
+If a topic changes after its row was captured, the next checkpoint captures it again. The changes in between
+are in files that are not absorbed yet, and replay applies them once.
 
-Where records lie may change without a new version of the topic. What a reader was led to stays true as
-long as he can open it: a segment and the log say the same. When a file is gone he asks again.
+The position of a record may change without a new version of its topic. An earlier position stays valid as
+long as the reader can open the file, because a segment and the log contain the same records. If the file is
+deleted, the reader queries the shard again.
 """
 
 from __future__ import annotations
@@ -42,15 +45,15 @@ from ringlog.types import Codec
 
 LIVE_TOPICS_MAX = 65_536
 PRUNED_PER_REQUEST = 4_096
-"""Topics whose index is freed of absorbed files in one turn."""
+"""Maximum number of topics whose index is cleared of absorbed files in one request."""
 
 HandlerReply = m.Message | tuple[m.Message, Any]
 VolatileContents = Mapping[int, Mapping[int, tuple[ShardTopic, int, int, int]]]
-"""Volatile file -> topic -> (topic, one past its last number, records, bytes)."""
+"""Volatile file -> topic id -> (topic, one past its last seq in the file, records, bytes)."""
 
 
 class ShardCheckpoint:
-    """What a shard knows of its snapshots and segments, and its answers to compactor and reclaimer."""
+    """State of a shard's snapshots and segments, and the handlers of requests by compactor and reclaimer."""
 
     def __init__(
         self, shard: int, shards: int, incarnation: int, directory: TopicDirectory, places: LogFileTable,
@@ -63,16 +66,17 @@ class ShardCheckpoint:
         self._volatile_files = volatile
         self.sealed = SegmentCatalog()
         self.changed: set[int] = set()
-        """Topics that changed since the rows of the last finished checkpoint were captured."""
+        """Ids of topics that changed since the rows of the last finished checkpoint were captured."""
         self.number = 0
-        """The last snapshot that is known; 0 = none."""
+        """Number of the last known snapshot; 0 if there is none."""
         self._has_base = False
-        """It is this shard's own: only what changed since is handed over."""
+        """True if that snapshot is this shard's own. A checkpoint then contains only changed topics."""
         self._listed: set[int] = set()
-        """Segments that the last snapshot names: only these are found again without their data part here."""
+        """Segments that the last snapshot lists.
+        Recovery finds only these if their data part is in the cold tier."""
         self._listing: set[int] = set()
         self._waiting: list[tuple[int, str]] = []
-        """What the last snapshot was the first to absorb: unlinked when the next one is finished."""
+        """(file, path) that the last snapshot absorbed first. They are deleted after the next checkpoint."""
         self._planned: list[int] = []
         self._absorbing: list[int] = []
         self._pending: deque[int] = deque()
@@ -80,7 +84,7 @@ class ShardCheckpoint:
         self._everything = False
         self._known = (0, 0)
         self._is_open = False
-        """Rows were captured for a checkpoint that is not finished."""
+        """True while a checkpoint has captured rows and is not finished."""
         self._stale: deque[int] = deque()
         self.handlers: dict[
             type[m.Message], Callable[[Any, ControlReceived, CommitBatch, int], HandlerReply]
@@ -93,16 +97,16 @@ class ShardCheckpoint:
             m.CheckpointDone: self._done,
         }
 
-    # -- what the shard tells -------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------
 
     def restore(
         self, number: int, waiting: Iterable[tuple[int, str]], changed: Iterable[int], listed: Iterable[int],
         *, has_base: bool,
     ) -> None:  # fmt: skip
-        """Go on from what recovery found: snapshot `number`, and what it does not say any more.
+        """Restore the state from recovery: the last snapshot, and the topics that changed since.
 
-        Without `has_base` it is no snapshot to build on, but the last of another layout: nothing that this
-        shard may have had under a lower number is valid any more.
+        Without `has_base`, `number` belongs to a snapshot of another shard count. The next checkpoint then
+        contains all topics, and earlier snapshots of this shard with a lower number are no longer valid.
         """
         self.number, self._has_base = number, has_base
         self._waiting = list(waiting)
@@ -110,11 +114,11 @@ class ShardCheckpoint:
         self._listed = set(listed)
 
     def track_changes(self, dirty: Iterable[int], retired: Iterable[ShardTopic]) -> None:
-        """A group is finished: these topics changed, those are gone."""
+        """Record the topics that a commit batch changed or deleted."""
         self.changed.update(dirty)
         self.changed.update([topic.topic_id for topic in retired])
 
-    # -- what to absorb -------------------------------------------------------------------------------
+    # -- files and live records -----------------------------------------------------------------------
 
     def _open(
         self, message: m.CheckpointOpen, event: ControlReceived, group: CommitBatch, now_us: int
@@ -161,7 +165,7 @@ class ShardCheckpoint:
         return m.LiveReply(message.topics, bytes(deleted), wanted), np.array(rows, dtype="<u8").tobytes()
 
     def _await_durable(self, group: CommitBatch) -> None:
-        """Let the answer wait until everything so far is durable."""
+        """Make the reply wait until everything so far is durable."""
         if group.parts:
             group.needs_sync = True
         elif self._log.durable < self._log.offset:
@@ -172,7 +176,7 @@ class ShardCheckpoint:
     def _segments(
         self, message: m.SegmentsChange, event: ControlReceived, group: CommitBatch, now_us: int
     ) -> HandlerReply:
-        """Put segments in force, all or nothing. Told twice, it is done once."""
+        """Add and remove segments, all or none. Idempotent."""
         sealed = self.sealed
         added = [ref for ref in message.added if ref.number not in sealed.refs]
         removed = [number for number in message.removed if number in sealed.refs]
@@ -234,7 +238,7 @@ class ShardCheckpoint:
         return reply, b"".join((words.tobytes(), *parts))
 
     def _begin(self, message: m.CheckpointRows) -> None:
-        """Freeze what is to be handed over; what changes from now on is for the next checkpoint."""
+        """Fix the topics of this checkpoint. Later changes belong to the next checkpoint."""
         self.changed |= self._handed
         absorbing = self._planned if message.absorbed is None else message.absorbed
         closed = self._places.closed_files()
@@ -267,7 +271,7 @@ class ShardCheckpoint:
             sorted(directory.adopted),
         )  # fmt: skip
 
-    # -- the end --------------------------------------------------------------------------------------
+    # -- end of a checkpoint --------------------------------------------------------------------------
 
     def _done(
         self, message: m.CheckpointDone, event: ControlReceived, group: CommitBatch, now_us: int
@@ -293,15 +297,16 @@ class ShardCheckpoint:
         return m.CheckpointClosed(unlink)
 
     def _newly_absorbed(self) -> list[tuple[int, str]]:
-        """Files to unlink when the checkpoint after this one is finished.
+        """Return the files to delete when the next checkpoint is finished.
 
-        What was written under another layout is every shard's: it goes at a start, when all have absorbed it.
+        Files of another shard count are needed by every shard. They are deleted at a start, when all shards
+        have absorbed them.
         """
         places = self._places
         return [(each, places.paths[each]) for each in self._absorbing if each not in places.foreign]
 
     def _prune(self) -> None:
-        """Free the indexes of a few topics of what leads to absorbed files."""
+        """Remove absorbed files from the indexes of a limited number of topics."""
         for _ in range(min(len(self._stale), PRUNED_PER_REQUEST)):
             topic = self._directory.find_by_id(self._stale.popleft())
             if topic is not None and topic.has_index:

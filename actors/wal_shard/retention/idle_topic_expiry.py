@@ -1,19 +1,21 @@
-"""Topics that are removed when nobody used them for a while (`expire_unused_ms`; F39). Pure.
+"""Deletion of topics that were idle for a configured time (`expire_unused_ms`, X8). Pure.
 
-Requests and records leave traces in the topic's state: its next number, when it was read, when it was used
-otherwise. A look compares them with those of the look before, and asks what uses a topic without leaving
-any: claims that wait, jobs that are leased or delayed, routers that lead to it. So nothing is done for a
-record, and the period is counted from the first look behind the last use, on the monotonic clock: a topic is
-never removed early, however the wall clock is set, and late by a step or two and a pause.
+Requests and records leave traces in the state of a topic: its next seq, the time of the last read, and the
+time of the last other use. A periodic check compares these traces with those of the previous check. It also
+looks for uses without trace: waiting claims, leased or delayed jobs, and routers into the topic. Records
+therefore cause no extra work.
 
-Who reads shared memory is not seen here. Clients that follow such a topic, and schedulers whose routers lead
-from it, ask for it every third of its period (ringlog/client/watches/topic_keep_alive.py,
-actors/scheduler/forwarding/source_keep_alive.py).
-What they have sent lies in front of us when we were held up ourselves: time for which a look is late does not
-count.
+The idle time starts at the first check after the last use, on the monotonic clock. Steps of the wall clock
+have no effect. A topic is never deleted early, and at most a few check intervals late.
 
-Uses are not logged. After a restart nobody can tell a topic that nobody used from one that was followed until
-a moment ago, by somebody who is about to come back: each has a period from then on.
+The shard does not see readers of shared memory. Clients that follow such a topic, and schedulers with a
+router from it, therefore send a request every third of its period
+(ringlog/client/watches/topic_keep_alive.py, actors/scheduler/forwarding/source_keep_alive.py). If the shard
+itself was delayed, these requests may still be queued. Time by which a check is late therefore does not count
+as idle time.
+
+Uses are not logged. After a restart, the shard cannot distinguish an idle topic from one whose followers are
+about to reconnect. Every topic therefore gets a complete new period.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ USING_REQUESTS: frozenset[type[m.Message]] = frozenset({
     m.Ack, m.AckAndClaim, m.Nack, m.Extend, m.Reject, m.GroupOpen, m.GroupLeave, m.GroupSeek, m.GroupTake,
     m.GroupCommit, m.GroupDelete, m.Redeliver,
 })  # fmt: skip
-"""Requests that use a topic. Not those that only look at it: what is watched over would never go."""
+"""Requests that count as use of a topic.
+Monitoring requests do not, or a monitored topic would never expire."""
 
 
 @dataclass(slots=True)
@@ -55,69 +58,69 @@ class _TopicUse:
     topic: ShardTopic
     traces: tuple[int, int, int]
     since_ns: int
-    """Nobody has used it from then on, as far as we have looked."""
+    """Start of the idle time: monotonic time of the first check after the last use."""
     due_ns: int
-    """When it is looked at again."""
+    """Monotonic time of the next check."""
     was_held: bool = False
-    """The last look found it in use by something that leaves no trace when it ends."""
+    """True if the last check found a use without trace, such as a waiting claim."""
 
 
 class IdleTopicExpiry:
-    """Those topics of one shard that have the setting."""
+    """Deletes the idle topics of one shard that have `expire_unused_ms`."""
 
     def __init__(self, directory: TopicDirectory, leases: ShardLeases) -> None:
         self._directory, self._leases = directory, leases
         self.now_ns = 0
-        """Monotonic."""
+        """Current monotonic time in nanoseconds."""
         self._known: dict[int, _TopicUse] = {}
         self._dues: list[tuple[int, int]] = []
-        """Heap of (when, topic_id); an entry counts only while what is known of the topic says the same."""
+        """Heap of (check time, topic_id). An entry is valid only if it equals the topic's `due_ns`."""
         self._not_before_ns = 0
         self._gone: dict[int, int] = {}
-        """Topics whose removal for this reason is staged, and their periods in milliseconds."""
+        """Topic id -> period in milliseconds of idle topics whose deletion is staged."""
 
     def __bool__(self) -> bool:
-        """Has any topic the setting?"""
+        """Return True if a topic has the setting."""
         return bool(self._known)
 
-    # -- which topics ---------------------------------------------------------------------------------
+    # -- topics ---------------------------------------------------------------------------------------
 
     def start_period(self, topic: ShardTopic) -> None:
-        """A topic was made, or configured: its period begins."""
+        """Start the period of a topic that was created or configured."""
         if topic.config.expire_unused_ms:
             self._plan(_TopicUse(topic, _traces(topic), self.now_ns, 0))
         else:
             self._known.pop(topic.topic_id, None)
 
     def finish_recovery(self) -> None:
-        """The directory is filled. Nothing says who follows these topics: each has a period from now on."""
+        """Start a new period for every recovered topic with the setting."""
         for topic in self._directory.by_id.values():
             if topic.config.expire_unused_ms:
                 self.start_period(topic)
 
     def forget(self, topic: ShardTopic) -> None:
-        """The topic is no more."""
+        """Stop checking a deleted topic."""
         self._known.pop(topic.topic_id, None)
 
     def record_use(self, message: m.Message, now_us: int) -> None:
-        """This request was answered, or waits."""
+        """Record the use of a topic by a request that was answered or that waits."""
         if type(message) in USING_REQUESTS:
             topic = self._directory.find(getattr(message, "topic", ""))
             if topic is not None:
                 topic.used_us = now_us
 
     def take_expired_period(self, topic: ShardTopic) -> int:
-        """The period in which nobody used this topic, whose removal is durable; 0 = somebody removed it."""
+        """Return the idle period of a topic whose deletion is durable; 0 if it was deleted on request."""
         return self._gone.pop(topic.topic_id, 0) if self._gone else 0
 
-    # -- looking --------------------------------------------------------------------------------------
+    # -- checks ---------------------------------------------------------------------------------------
 
     def next_deadline_ns(self) -> int | None:
-        """When some topic is to be looked at; None = none is."""
+        """Return the monotonic time of the next check, or None if no topic has the setting."""
         return max(self._dues[0][0], self._not_before_ns) if self._dues else None
 
     def expire_idle(self, now_us: int, remove: Callable[[ShardTopic], None]) -> None:
-        """Look at topics whose time has come, a bounded number of them; remove those that nobody uses."""
+        """Check the topics that are due, at most IDLE_CHECKS_MAX. Remove those whose idle time has ended."""
         self._not_before_ns = self.now_ns + IDLE_CHECK_PAUSE_MS * _MS_NS
         for _ in range(IDLE_CHECKS_MAX):
             if not self._dues or self._dues[0][0] > self.now_ns:
@@ -132,7 +135,7 @@ class IdleTopicExpiry:
         late_ns = self.now_ns - known.due_ns
         is_held = self._is_in_use(topic, now_us // 1_000)
         if is_held or known.was_held or traces != known.traces:
-            # Whatever ended since the look before, and when: from now on nobody uses it.
+            # A use ended at an unknown time since the previous check, so the idle time starts now.
             known.traces, known.was_held, known.since_ns = traces, is_held, self.now_ns
         elif late_ns > IDLE_CHECK_LATE_MS * _MS_NS:
             known.since_ns += late_ns
@@ -143,7 +146,7 @@ class IdleTopicExpiry:
         remove(topic)
 
     def _plan(self, known: _TopicUse) -> None:
-        """Look at it when a part of its period is over, and when all of it is."""
+        """Schedule the next check after a part of the period, and at the latest when the period ends."""
         period_ms = known.topic.config.expire_unused_ms
         step_ms = min(max(period_ms // IDLE_CHECKS_PER_PERIOD, IDLE_CHECK_MS_MIN), IDLE_CHECK_MS_MAX)
         due_ns = min(self.now_ns + step_ms * _MS_NS, known.since_ns + period_ms * _MS_NS)
@@ -152,7 +155,7 @@ class IdleTopicExpiry:
         heapq.heappush(self._dues, (known.due_ns, known.topic.topic_id))
 
     def _is_in_use(self, topic: ShardTopic, now_ms: int) -> bool:
-        """Does anything use it that leaves no trace while it lasts?"""
+        """Return True if something uses the topic without leaving a trace."""
         if topic.routers:
             return True
         groups = list(topic.groups.values())
@@ -161,8 +164,10 @@ class IdleTopicExpiry:
         return any(self._is_held(topic, group, now_ms) for group in groups)
 
     def _is_held(self, topic: ShardTopic, group: ConsumerGroup, now_ms: int) -> bool:
-        """Is a claim waiting, or any record leased, delayed or on its way to the dead letters, or may one be
-        as far as is known?"""
+        """Return True if a group has waiting claims, or leased, delayed or exhausted records.
+
+        Also return True while delivery attributes are not loaded, because records may be delayed.
+        """
         if topic.staged_count and self._leases.delivery_attributes.needs_loading_if_readable(topic, group):
             return True
         group.apply_expirations(now_ms)

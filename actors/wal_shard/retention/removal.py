@@ -1,12 +1,12 @@
-"""Removals: deletes on request, caps and TTL, from the question to the log. Pure.
+"""Removal of records: deletes on request, caps and TTL, from the storage query to the log. Pure.
 
-What leaves a topic is decided by ringlog/topic/retention.py, from what the topic holds and what storage
-knows of its records. The core therefore asks first (effect Consult, completion Consulted) and stages the
-answer into the group: the frame is logged before any reader can see its effect (X-9, DL-12).
+ringlog/topic/retention.py decides which records are removed, from the state of the topic and from the records
+in storage. The core therefore queries storage first (effect QueryLedger, completion LedgerQueried) and stages
+the removal into the commit batch. The removal is logged before any reader sees its effect (X2).
 
-- Eviction belongs to the group of the append that makes it necessary; its records need not be in a file.
-- A delete covers what was ordered before it: it waits until that is in files, and is decided then (DL-11).
-- What shows contents or counts waits until retention that is due has been applied (X-10).
+- An eviction is in the same commit batch as the append that causes it. Evicted records may be staged only.
+- A delete removes the records that were written before it (X4). It waits until they are in files.
+- Requests that show contents or counts wait until due retention is applied (X6).
 """
 
 from __future__ import annotations
@@ -47,24 +47,25 @@ from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
 CONTENT_REQUESTS = (m.TopicState, m.TopicList, m.TopicDelete, m.TopicPut, m.Locate, m.RecordsDelete)
-"""Requests that show contents or counts, or depend on them; a longer TTL brings nothing back (C-12)."""
+"""Requests that show contents or counts, or depend on them.
+TopicPut is one of them, because a longer TTL must not bring back records that have expired."""
 LEASE_REQUESTS = (
     m.Claim, m.Steal, m.Ack, m.AckAndClaim, m.Nack, m.Extend, m.Reject, m.ListPending, m.LeaseStats,
     m.ConfirmDeadLettered, m.GroupOpen, m.GroupSeek,
 )  # fmt: skip
-"""Requests about jobs and groups: what has expired is none any more (QS-1), also before it is published."""
+"""Requests about jobs and groups. Expired records are removed first; they must not be leased or counted."""
 _INCARNATION_SHIFT = 32
 _FRAME_BYTES = 256
-"""Most bytes of a removal's frame beside its bitmap."""
+"""Maximum bytes of a removal's frame without its bitmap."""
 _NUMBERS_MAX = 16_000_000
-"""Most numbers that one request deletes by name."""
+"""Maximum number of seqs in one delete request."""
 _RETRY_US = 10_000_000
-"""Retention that met damage is tried again after this."""
+"""Time after which retention is tried again if storage reported damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordLocation:
-    """Where the records of a topic lie that a question is about; reads like a Located."""
+    """Positions of the records that a storage query needs. Has the same fields as the message Located."""
 
     topic: str
     topic_id: int
@@ -76,7 +77,7 @@ class RecordLocation:
 
 @dataclass(frozen=True, slots=True)
 class DeleteSelector:
-    """What a delete asks for."""
+    """Conditions of a delete request."""
 
     before_seq: int
     match: TagMatch | None
@@ -85,44 +86,45 @@ class DeleteSelector:
 
 @dataclass(frozen=True, slots=True)
 class RecordQuery:
-    """What has to be known of published records: the marks of first..last, or how large they are; or when
-    record `put` was put."""
+    """Query about published records.
+
+    It requests the delivery attributes of first..last, their sizes, or the append time of record `put`."""
 
     first: int
     last: int
     key: int
-    """Who has to know: see lease_registry.key_of."""
+    """Key of the group that needs the result (lease_registry.key_of). For sizes, the topic id."""
     put: int = 0
     has_sizes: bool = False
-    """Not the marks, but the sizes."""
+    """True to request the sizes instead of the delivery attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordQueryResult:
-    """The answer."""
+    """Result of a RecordQuery."""
 
     marks: Any = None
-    """storage.ledger.Marked."""
+    """Delivery attributes of the records, as returned by RecordIndex.delivery_attributes."""
     put_us: int = 0
     sizes: Any = None
-    """(numbers, bytes) of what is stored."""
+    """(seqs, bytes) of the stored records."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerQuestion:
-    """What is to leave this topic? By retention, or by what is wanted."""
+    """Query of storage about one topic: which records retention or a delete removes, or a RecordQuery."""
 
     topic: ShardTopic
     retention_state: RetentionState
     place: RecordLocation
     staged: list[tuple[Any, FrameBatch]]
-    """Frames of it that are not in a file yet."""
+    """(buffer, frames) of the topic that are staged and not in a file yet."""
     now_us: int
     delete_selector: DeleteSelector | None = None
     files: Sequence[tuple[int, int]] = ()
-    """Of an ephemeral topic: volatile files that hold it, and one past the last number in each."""
+    """(volatile file, one past the topic's last seq in it) for an ephemeral topic."""
     learn: RecordQuery | None = None
-    """Nothing is to leave: a queue or group has to know these."""
+    """If given, nothing is removed: a queue or group needs this information."""
 
 
 LedgerAnswer = Removal | RecordQueryResult | CorruptData
@@ -130,8 +132,8 @@ LedgerOf = Callable[[Any, Sequence[RecordFacts]], RecordIndex]
 
 
 def answer_question(question: LedgerQuestion, ledger_of: LedgerOf) -> LedgerAnswer:
-    """Decide with what storage knows; damage there is an answer, too."""
-    # With tags: the ledger remembers these records, and will not see their frames again.
+    """Answer a query from storage. Return CorruptData instead of raising it."""
+    # Include tags, because the index keeps these facts and does not read the frames again.
     staged = [record_facts(buffer, batch, with_tags=True) for buffer, batch in question.staged]
     try:
         stored = ledger_of(question.place, staged)
@@ -155,81 +157,89 @@ def answer_question(question: LedgerQuestion, ledger_of: LedgerOf) -> LedgerAnsw
 
 
 class Removals:
-    """Which topics have retention due, and the delete that is being answered."""
+    """Due retention of topics, and the delete that is being processed."""
 
     def __init__(
         self, incarnation: int, directory: TopicDirectory, extents: Callable[[ShardTopic, int],
         list[m.Extent]],
         volatile_files: Callable[[ShardTopic], Sequence[tuple[int, int]]],
     ) -> None:  # fmt: skip
-        """`volatile_files` names those that hold an ephemeral topic, as a Question wants it."""
+        """Create the removals of one shard incarnation.
+
+        `volatile_files` returns the files of an ephemeral topic in the form of LedgerQuestion.files.
+        """
         self._volatile_files = volatile_files
         self.removed = Observers[ShardTopic, Removal, bool]()
-        """What left a topic, and whether a client asked for it."""
+        """Notified of every removal, with True if a client requested it."""
         self.learned = Observers[LedgerQuestion, RecordQueryResult | CorruptData]()
-        """What was found for a question of `questions_for_queries`."""
+        """Notified of the results of `questions_for_queries`."""
         self._left: dict[tuple[int, int], tuple[int, int]] = {}
-        """(volatile file, topic_id) -> (records, bytes) that left it by deletes, caps and expiry."""
+        """(volatile file, topic_id) -> (records, bytes) removed by deletes, caps and expiry."""
         self._base = incarnation << _INCARNATION_SHIFT
         self._directory = directory
         self._extents = extents
         self._dues: list[tuple[int, int]] = []
-        """Heap of (when, topic_id); an entry counts only while the topic says the same."""
+        """Heap of (time in microseconds, topic_id).
+        An entry is valid only if it equals the topic's `due_us`."""
         self._strict_dues: list[tuple[int, int]] = []
-        """Those of topics that refuse writes when they are full: expired records make room first (W-2)."""
+        """Entries of topics with `discard: reject`.
+        Expired records must make room before a write is refused."""
         self._wanted: dict[int, ShardTopic] = {}
         self._not_before: dict[int, int] = {}
-        """topic_id -> when the caps of a topic with damaged records are looked at again, microseconds."""
+        """topic_id -> time in microseconds until which caps are not applied, because of damage."""
         self._asked: list[LedgerQuestion] = []
         self._delete: Removal | CorruptData | None = None
         self._delete_of: tuple[ShardTopic, int] | None = None
-        """Topic and version that it was found for: it holds for no other."""
+        """Topic and version for which `_delete` was computed. It is invalid for any other version."""
 
-    # -- what is due ----------------------------------------------------------------------------------
+    # -- due retention --------------------------------------------------------------------------------
 
     def invalidate_lossy_topics(self) -> None:
-        """The directory is filled, and nothing of it is shown: readers that know a topic from our predecessor
-        ask again where restarts lost some of it. We may have found more of that than it knew."""
+        """Increment the version of every topic with lost records, after recovery and before publication.
+
+        Readers that know the topic from the previous incarnation then query it again (X7). This recovery may
+        have found more losses than earlier ones.
+        """
         for topic in self._directory.by_id.values():
             if topic.lost:
                 self.bump_version(topic)
 
     def finish_recovery(self) -> None:
-        """The directory is filled: note what is due, and what a cap in force does not allow."""
+        """Schedule expiry for the recovered topics, and request retention for topics above their caps."""
         for topic in self._directory.by_id.values():
-            # A state from a snapshot knows one time for both kinds of expiry.
+            # A snapshot row contains one time for both kinds of expiry.
             topic.own_due_us = topic.own_due_us or topic.due_us
             self.schedule_expiry(topic)
             if exceeds_cap(topic, topic.config):
                 self._wanted[topic.topic_id] = topic
 
     def schedule_expiry(self, topic: ShardTopic) -> None:
-        """Its next record expires at another time than was known."""
+        """Schedule the topic's next expiry after its time has changed."""
         if topic.due_us:
             heapq.heappush(self._dues, (topic.due_us, topic.topic_id))
             if topic.config.discard == DISCARD_REJECT:
                 heapq.heappush(self._strict_dues, (topic.due_us, topic.topic_id))
 
     def request_retention(self, topic: ShardTopic) -> None:
-        """Apply this topic's retention with the next group."""
+        """Apply this topic's retention with the next commit batch."""
         self._wanted[topic.topic_id] = topic
 
     @property
     def is_retention_requested(self) -> bool:
-        """Is there retention to be applied?"""
+        """True if retention is requested for a topic."""
         return bool(self._wanted)
 
     @property
     def next_due_us(self) -> int:
-        """When the next record expires; 0 = none will."""
+        """Time in microseconds at which the next record expires; 0 if none does."""
         return self._dues[0][0] if self._dues else 0
 
     def request_due_retention(self, now_us: int) -> None:
-        """Apply the retention of every topic that has some due."""
+        """Request the retention of every topic that is due."""
         self._take_due(self._dues, now_us)
 
     def must_run_retention_first(self, message: m.Message | None, group: CommitBatch, now_us: int) -> bool:
-        """Has retention to be applied before this request, or frames (None), are looked at? (X-10, W-2)"""
+        """Return True if retention must be applied before this request (X6). `message` None means frames."""
         if message is None or isinstance(message, m.Append | m.Route):
             return self._take_due(self._strict_dues, now_us)
         if isinstance(message, LEASE_REQUESTS):
@@ -257,10 +267,10 @@ class Removals:
                 found = True
         return found
 
-    # -- asking ---------------------------------------------------------------------------------------
+    # -- storage queries ------------------------------------------------------------------------------
 
     def questions(self, group: CommitBatch, admission: Admission, now_us: int) -> list[LedgerQuestion]:
-        """What has to be known for the retention that is wanted, and for caps that were exceeded."""
+        """Return the storage queries for requested retention and for topics above their caps."""
         for topic in admission.newly_due:
             self.schedule_expiry(topic)
         for topic in admission.written.values():
@@ -274,13 +284,16 @@ class Removals:
         return self._asked
 
     def questions_for_delete(self, message: m.RecordsDelete, now_us: int) -> list[LedgerQuestion]:
-        """What has to be known for a delete; nothing when it is answered already, or will be refused."""
+        """Return the storage query for a delete.
+
+        Empty if it is answered already, or if it will be refused.
+        """
         try:
             topic, wanted = self._checked(message)
         except (InvalidRequest, StaleEpoch, TopicNotFound):
             return []
-        # While there was no room for it, retention may have taken some of the same: asked once more, lest
-        # that is taken away twice.
+        # While the delete waited for log space, retention may have removed some of its records. Query again,
+        # so that no record is removed twice.
         of = self._delete_of
         if self._delete is not None and of is not None and of[0] is topic and of[1] == topic.version:
             return []
@@ -289,23 +302,29 @@ class Removals:
         return self._asked
 
     def question_about(self, topic: ShardTopic, seqs: BitMap64, now_us: int) -> LedgerQuestion:
-        """What has to be known to delete exactly these published records; see `take_delete`."""
+        """Return the storage query to delete exactly these published records.
+
+        `take_delete` returns the result.
+        """
         self._asked = [self._question(topic, now_us, [], DeleteSelector(0, None, seqs))]
         return self._asked[0]
 
     def know_delete(self, topic: ShardTopic, found: Removal) -> None:
-        """What storage would say to a question about a delete is known: see `take_delete`."""
+        """Set the result of a delete that needs no storage query. `take_delete` returns it."""
         self._delete, self._delete_of = found, (topic, topic.version)
 
     def questions_for_queries(
         self, wanted: Sequence[tuple[ShardTopic, RecordQuery]], now_us: int
     ) -> list[LedgerQuestion]:
-        """What queues and groups have to know of published records; see `learned`."""
+        """Return storage queries about published records for queues and groups.
+
+        `learned` gets the results.
+        """
         self._asked = [replace(self._question(topic, now_us, []), learn=learn) for topic, learn in wanted]
         return self._asked
 
     def take_delete(self) -> Removal | CorruptData | None:
-        """What storage said to the last question about a delete."""
+        """Return the result of the last delete query and reset it. None if there is none."""
         found, self._delete = self._delete, None
         return found
 
@@ -324,7 +343,7 @@ class Removals:
         return LedgerQuestion(topic, held, place, staged, now_us, wanted, self._volatile_files(topic))
 
     def take_answers(self, answers: Sequence[LedgerAnswer], group: CommitBatch, now_us: int) -> None:
-        """The answers are there: stage what retention takes away, keep a delete's for its handler."""
+        """Process query results: stage retention, and keep a delete's result for its handler."""
         asked, self._asked = self._asked, []
         for question, found in zip(asked, answers, strict=True):
             if question.learn is not None:
@@ -357,14 +376,14 @@ class Removals:
 
     @property
     def delete_bytes(self) -> int:
-        """Most bytes that the delete in hand adds to the log."""
+        """Maximum log bytes of the pending delete."""
         found = self._delete
         return _FRAME_BYTES + (_bitmap_bytes(found.seqs) if isinstance(found, Removal) else 0)
 
     def delete(
         self, message: m.RecordsDelete, event: ControlReceived, group: CommitBatch, now_us: int
     ) -> m.Message:
-        """Stage a delete whose answer is there; reply what it took away (DL-7, DL-24)."""
+        """Stage the pending delete, and reply with the number of removed records."""
         found, self._delete = self._delete, None
         topic, _ = self._checked(message)
         if isinstance(found, CorruptData):
@@ -381,7 +400,7 @@ class Removals:
         )  # fmt: skip
 
     def cancel_delete(self) -> None:
-        """The delete in hand cannot be logged: forget its answer."""
+        """Drop the result of a delete that cannot be logged."""
         self._delete = None
 
     def _checked(self, message: m.RecordsDelete) -> tuple[ShardTopic, DeleteSelector]:
@@ -408,8 +427,11 @@ class Removals:
         on_request: bool = False,
         is_told: bool = True,
     ) -> None:  # fmt: skip
-        """Log a removal with the group and put it into force; readers learn of it with the group. Not
-        `is_told`: the topic's queue knows of it."""
+        """Apply a removal and stage its log frames. Readers see it when the commit batch is published.
+
+        With `is_told` False, observers are not notified, because the topic's queue has removed the jobs
+        already.
+        """
         is_logged = topic.config.durability != Durability.EPHEMERAL
         apply_removal(topic, removal)
         if is_told:
@@ -429,7 +451,11 @@ class Removals:
         group.has_removals = True
 
     def evict_file(self, file_id: int, topic: ShardTopic, floor: int, records: int, accounted: int) -> None:
-        """A volatile file made room; it held these many records and bytes of the topic below `floor`."""
+        """Remove the records of a deleted volatile file from its topic.
+
+        The file contained `records` records with `accounted` bytes of the topic, all below `floor`. Records
+        that deletes, caps or expiry removed earlier are not counted again.
+        """
         left, remaining_bytes = self._left.pop((file_id, topic.topic_id), (0, 0))
         if records > left:
             removal = Removal(cap_floor=floor, records=records - left, bytes=accounted - remaining_bytes)
@@ -438,18 +464,21 @@ class Removals:
             self.bump_version(topic)
 
     def bump_version(self, topic: ShardTopic) -> None:
-        """Readers ask again before they deliver more; versions of a later incarnation are greater."""
+        """Increment the topic's version, so that readers query the shard again (X7).
+
+        Versions of a later incarnation are greater than all earlier ones.
+        """
         topic.version = max(topic.version + 1, self._base)
 
 
 def floors_frame(topic: ShardTopic, records: int, accounted: int) -> bytearray:
-    """The frame that says a topic's floors of involuntary loss."""
+    """Build the frame with a topic's floors of involuntary loss (caps, TTL and trims)."""
     floors = (topic.cap_floor, topic.ttl_floor, topic.trim_floor)
     return frame_of(FloorsRaised(*floors, records, accounted, topic.version), topic.topic_id, topic.epoch)
 
 
 def removed_frame(topic: ShardTopic, removal: Removal) -> bytearray:
-    """The frame that says what was removed silently."""
+    """Build the frame with records that were deleted on request or expired one by one."""
     seqs = removal.seqs.serialize() if removal.seqs else b""
     records, accounted = removal.records - removal.floor_records, removal.bytes - removal.floor_bytes
     body = RecordsRemoved(removal.delete_floor, seqs, records, accounted, topic.version)
@@ -457,7 +486,7 @@ def removed_frame(topic: ShardTopic, removal: Removal) -> bytearray:
 
 
 def replay_removal(topic: ShardTopic, body: FloorsRaised | RecordsRemoved) -> None:
-    """Apply a removal from the log, unless the topic's state has it already."""
+    """Apply a removal from the log, unless the topic's state includes it already."""
     if body.version <= topic.version:
         return
     topic.version = body.version
@@ -468,7 +497,7 @@ def replay_removal(topic: ShardTopic, body: FloorsRaised | RecordsRemoved) -> No
         removal = Removal(delete_floor=body.delete_floor)
         if body.seqs:
             removal.seqs = BitMap64.deserialize(body.seqs)
-    # Where damage took records away, more may leave than is left.
+    # After a loss by damage, the logged counts may exceed the remaining records.
     removal.records = min(body.records, topic.staged_count)
     removal.bytes = min(body.bytes, topic.staged_bytes)
     apply_removal(topic, removal)
@@ -487,14 +516,14 @@ def _staged(group: CommitBatch, topic: ShardTopic) -> Iterator[tuple[Any, FrameB
 
 
 def _numbers_of(data: bytes) -> BitMap64:
-    """Numbers that a request names; raises InvalidRequest."""
+    """Decode the seqs of a request. Raise InvalidRequest."""
     try:
         found = BitMap64.deserialize(data)
     except (ValueError, IndexError) as e:
         raise InvalidRequest("not a 64-bit roaring bitmap", field="seqs", reason=str(e)) from None
     if len(found) > _NUMBERS_MAX:
         raise InvalidRequest("too many numbers", field="seqs", numbers=len(found), max=_NUMBERS_MAX)
-    # Made again: what a stranger serialised need not be in order inside.
+    # Rebuild the bitmap, because a bitmap serialized by a client may be internally inconsistent.
     return BitMap64(found.to_array())
 
 

@@ -1,7 +1,7 @@
-"""What the core knows of the volatile log: where ephemeral records go, and whose they are file by file. Pure.
+"""The core's table of volatile files: append position, and the records of each topic in each file. Pure.
 
-The files themselves are the shell's (volatile.py). The oldest goes when a new one needs its room, and takes
-its records with it; their topics' floors say so.
+The shell manages the files themselves (io/volatile_log.py). When a new file needs space, the oldest file is
+deleted with its records, and the floors of their topics rise.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from ringlog.topic.state import ShardTopic
 from ringlog.types import Durability
 
 RETRY_NS = 1_000_000_000
-"""No second attempt at a file sooner: until then ephemeral records are refused."""
+"""Time between two attempts to create a volatile file.
+Until the next attempt, ephemeral records are refused."""
 
 TopicsInFile = dict[int, tuple[ShardTopic, int, int, int]]
-"""By topic id: the topic, one past its last seq in the file, its records and accounted bytes there."""
+"""Topic id -> (topic, one past its last seq in the file, number of its records in the file, their bytes)."""
 
 
 class VolatileFileTable:
-    """Files of the volatile log as facts. `topics_of` (file id -> Held) is shared with checkpoints."""
+    """State of the volatile files. `topics_of` (file id -> TopicsInFile) is shared with checkpoints."""
 
     def __init__(
         self, directory: TopicDirectory, places: LogFileTable, topics_of: dict[int, TopicsInFile]
@@ -44,7 +45,7 @@ class VolatileFileTable:
     # -- room -----------------------------------------------------------------------------------------
 
     def bytes_of(self, event: FramesArrived | ControlReceived, length: int) -> int:
-        """Most bytes that the event, with data of `length`, may add to the volatile log."""
+        """Return the maximum bytes that an event with `length` bytes of data may add to the volatile log."""
         if isinstance(event, FramesArrived):
             ids = np.fromiter(self._directory.ephemeral, dtype=np.uint64)
             is_volatile = np.isin(event.batch.words[:, layout.W_TOPIC], ids)
@@ -60,17 +61,20 @@ class VolatileFileTable:
         return length if (event.message.config or {}).get("durability") == "ephemeral" else 0
 
     def fits(self, needed: int) -> bool:
-        """Does the current file take so much more?"""
+        """Return True if the current file has room for `needed` more bytes."""
         return self.log.is_open and self.log.fits(needed)
 
     def may_try(self, now_ns: int) -> bool:
-        """May a new file be asked for? Not right after one could not be made."""
+        """Return True if a new file may be requested. After a failure, it may not until the retry time."""
         return self._retry_ns is None or now_ns >= self._retry_ns
 
-    # -- what becomes of files --------------------------------------------------------------------------
+    # -- files ------------------------------------------------------------------------------------------
 
     def write(self, group: CommitBatch) -> WriteVolatile:
-        """Write the ephemeral part of a group; room for it was made before it was numbered."""
+        """Lay out the ephemeral part of a commit batch.
+
+        Its space was reserved before its seqs were assigned.
+        """
         start = self.log.offset
         buffers = lay_out_volatile(group, self.log)
         held = self._topics_of.setdefault(self.log.file_id, {})
@@ -87,7 +91,7 @@ class VolatileFileTable:
         return WriteVolatile(buffers, start, self.log.offset - start)
 
     def start_file(self, event: VolatileOpened) -> None:
-        """Go on in a new file."""
+        """Make a new file the current one."""
         self._retry_ns = None
         places = self._places
         if self.log.is_open:
@@ -97,13 +101,13 @@ class VolatileFileTable:
         places.salts[event.file_id] = event.salt
 
     def schedule_retry(self, now_ns: int) -> None:
-        """A new file could not be made."""
+        """Set the retry time after a file could not be created."""
         self._retry_ns = now_ns + RETRY_NS
 
     def evict_files(
         self, event: VolatileOpened | VolatileFailed, removals: Removals, group: CommitBatch
     ) -> None:
-        """The oldest ephemeral records made room: their topics' floors say so (TB-2, reason cap)."""
+        """Remove the records of dropped files, and raise the cap floors of their topics."""
         for file_id in event.dropped:
             for topic, floor, records, accounted in self._topics_of.pop(file_id, {}).values():
                 if self._directory.by_id.get(topic.topic_id) is topic:
@@ -116,7 +120,10 @@ class VolatileFileTable:
                 table.pop(file_id, None)
 
     def files_of(self, topic: ShardTopic) -> list[tuple[int, int]]:
-        """Volatile files that hold the topic, and one past its last number in each; the last takes all."""
+        """Return (volatile file, one past the topic's last seq in it) for all files of the topic.
+
+        For an ephemeral topic, the current file is always last, and includes all further seqs.
+        """
         current = self.log.file_id
         held = [
             (file_id, topics[topic.topic_id][1])
@@ -130,7 +137,7 @@ class VolatileFileTable:
 
 
 def _count(intake: FrameIntake, held: TopicsInFile) -> None:
-    """Note what a volatile file holds of each topic of an intake."""
+    """Add the volatile frames of an intake to the topic counts of a file."""
     words = intake.batch.words
     counts = counts_of(words)
     for stretch in intake.admitted_ranges:

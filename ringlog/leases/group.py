@@ -582,9 +582,9 @@ class ConsumerGroup(Dispatch):
         self.apply(change)
         if change.op == Op.SNAPSHOT:
             try:
-                decode_runs_into(self, change.run_columns or b"")
+                decode_runs_into(self, change.run_columns or b"", change.at_ms)
             except (msgspec.MsgspecError, ValueError, IndexError, OverflowError) as e:
-                raise CorruptData("a part of a queue's leases does not decode", reason=str(e)) from None
+                raise CorruptData("logged leases of a queue cannot be decoded", reason=str(e)) from None
 
     def finish_recovery(self, live: LiveSeqs, tokens: LeaseTokens) -> None:
         """Finish the replay: end the leases of records that left the topic. New leases use `tokens`."""
@@ -715,8 +715,8 @@ class ConsumerGroup(Dispatch):
         super().check()
         if self.committed >= self.cursor:
             raise InvariantViolation(
-                "a group's cursor is behind what was committed", group=self.config.name, cursor=self.cursor,
-                committed=self.committed,
+                "cursor of a group must be above its committed position", group=self.config.name,
+                cursor=self.cursor, committed=self.committed,
             )  # fmt: skip
         if self.is_default_group:
             return
@@ -726,13 +726,12 @@ class ConsumerGroup(Dispatch):
                 self.delivered_ahead and self.delivered_ahead.contains_range(first, stop)
             ):
                 raise InvariantViolation(
-                    "a group does not know what it handed out", group=self.config.name, first=first,
-                    stop=stop,
-                    cursor=self.lowest_undelivered,
+                    "pending positions of a group are not recorded as delivered", group=self.config.name,
+                    first=first, stop=stop, cursor=self.lowest_undelivered,
                 )  # fmt: skip
         if self.delivered_ahead and (lost := self.delivered_ahead & self.ready_index.unclaimed):
             raise InvariantViolation(
-                "a group would hand out numbers again", group=self.config.name, first=lost.min(),
+                "group would deliver positions a second time", group=self.config.name, first=lost.min(),
                 count=len(lost),
             )  # fmt: skip
 

@@ -24,6 +24,7 @@ SavedFailure = tuple[U64, str, U64, U64]
 """A seq and the fields of its Failure."""
 _STATES = (LEASED, DELAYED, RETURNED, EXHAUSTED)
 _WIDE, _NARROW = ("first", "at", "token"), ("count", "holder", "link", "deliveries")
+_AGE_MS_MAX = (1 << 32) - 1
 
 
 class _SavedRuns(msgspec.Struct, array_like=True, frozen=True):
@@ -39,6 +40,10 @@ class _SavedRuns(msgspec.Struct, array_like=True, frozen=True):
     reasons: dict[U64, str] = {}
     """Reasons of rejections, in the format from before `failures`."""
     failures: list[SavedFailure] = []
+    given: bytes = b""
+    """8 bytes each, little-endian: time of the last delivery or extension. Empty in the format from before."""
+    ages: bytes = b""
+    """4 bytes each, little-endian: ms from the first delivery to that time, at most 2^32 - 1."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -100,12 +105,16 @@ def _part(columns: Columns, table: LeaseTable) -> _SavedRuns:
     return _SavedRuns(
         packed(columns, _WIDE, "<u8"), packed(columns, _NARROW, "<u4"), packed(columns, ("state",), "u1"),
         [table.holders.name_of(holder).encode() for holder in held.tolist()], lives,
-        failures=failures[-DURABLE_REASONS_MAX:],
+        failures=failures[-DURABLE_REASONS_MAX:], given=packed(columns, ("given",), "<u8"),
+        ages=np.minimum(columns["given"] - columns["begun"], _AGE_MS_MAX).astype("<u4").tobytes(),
     )  # fmt: skip
 
 
-def decode_runs_into(table: LeaseTable, data: bytes) -> None:
+def decode_runs_into(table: LeaseTable, data: bytes, at_ms: int) -> None:
     """Apply encoded runs to a table.
+
+    `at_ms` is the time of their last delivery where the bytes do not state it. Without a time they would look
+    idle forever, and a claim with `min_idle_ms` would take live leases over.
 
     Raises ValueError, IndexError or msgspec's errors for bytes that no version can have written."""
     saved = _decode(data)
@@ -113,9 +122,13 @@ def decode_runs_into(table: LeaseTable, data: bytes) -> None:
     first, at, token = wide
     count, holder, link, deliveries = narrow
     nodes = [node.decode() for node in saved.nodes]
+    given, ages = [at_ms] * len(saved.states), [0] * len(saved.states)
+    if saved.given:
+        given, ages = unpacked(saved.given, 1, "<u8")[0], unpacked(saved.ages, 1, "<u4")[0]
+    begun = [max(when - age, 0) for when, age in zip(given, ages, strict=True)]
     add_runs(
-        table, saved.states, first, at, token, count, holder, nodes, deliveries, link, saved.lives
-    )  # fmt: skip
+        table, saved.states, first, at, token, count, holder, nodes, deliveries, link, saved.lives, begun, given
+    )
     before = [(seq, why, 0, 0) for seq, why in saved.reasons.items() if table.is_exhausted(seq)]
     add_failures(table.failures, before)
     add_failures(table.failures, [each for each in saved.failures if table.runs.find(each[0]) >= 0])
@@ -136,17 +149,17 @@ def add_failures(failures: Failures, saved: list[SavedFailure]) -> None:
 def add_runs(
     table: LeaseTable, states: bytes, first: list[int], at: list[int], token: list[int], count: list[int],
     holder: list[int], nodes: list[str], deliveries: list[int], link: list[int], lives: list[ProcessId],
-    begun: list[int] | None = None, given: list[int] | None = None,
+    begun: list[int], given: list[int],
 ) -> None:  # fmt: skip
     """Add runs from columns. Raises ValueError or IndexError for impossible values."""
     processes, before = [NO_PROCESS, *lives], 0
-    nothing = [0] * len(states)
-    begun, given, link = begun or nothing, given or nothing, link or nothing
+    link = link or [0] * len(states)
     for n, state in enumerate(states):
         stop = first[n] + count[n]
-        is_valid_routed_frame = state in _STATES and before <= first[n] < stop < 1 << 63 and at[n] < 1 << 62
-        if not is_valid_routed_frame or first[n] >> BLOCK_SHIFT != stop - 1 >> BLOCK_SHIFT:
-            raise ValueError("runs that make no sense")
+        is_valid = state in _STATES and before <= first[n] < stop < 1 << 63
+        is_valid &= max(at[n], begun[n], given[n]) < 1 << 62
+        if not is_valid or first[n] >> BLOCK_SHIFT != stop - 1 >> BLOCK_SHIFT:
+            raise ValueError("lease runs have impossible values")
         before, is_leased = stop, state == LEASED
         table.add_run(
             first[n], stop, state, at=at[n], token=token[n], node=nodes[holder[n]] if is_leased else "",

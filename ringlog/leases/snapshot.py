@@ -118,7 +118,7 @@ def decode_group(data: bytes) -> ConsumerGroup:
         count, holder, deliveries = unpacked(narrow, 3, "<u4")
         links = unpacked(saved.links, 1, "<u4")[0] if saved.links else []
         if EXHAUSTED in saved.states:
-            raise ValueError("exhausted runs that nothing exhausts")
+            raise ValueError("snapshot of a group must not contain exhausted runs")
         add_runs(
             group, saved.states, first, at, token, count, holder, [name for name, _ in saved.members],
             deliveries, links, saved.lives, begun, given,
@@ -126,11 +126,11 @@ def decode_group(data: bytes) -> ConsumerGroup:
         group.recent_calls.restore_changes(saved.calls)
         failures = [*((seq, why, 0, 0) for seq, why in saved.reasons), *saved.failures]
         if any(group.runs.find(seq) < 0 for seq, *_ in failures):
-            raise ValueError("a reason of nothing that is pending")
+            raise ValueError("failure reason of a position that is not pending")
         add_failures(group.failures, failures)
         group.check()
     except _DAMAGE as e:
-        raise CorruptData("a group's state does not decode", reason=str(e)) from None
+        raise CorruptData("state of a consumer group cannot be decoded", reason=str(e)) from None
     return group
 
 
@@ -149,11 +149,11 @@ def decode_queue_leases(data: bytes) -> ConsumerGroup:
         group.last_change_number, group.at_ms = saved.changes, saved.at_ms
         group.dead_lettered = saved.dead_lettered
         if saved.runs:
-            decode_runs_into(group, saved.runs)
+            decode_runs_into(group, saved.runs, saved.at_ms)
         group.recent_calls.restore_changes(map(decode_change, saved.calls))
         group.check()
     except _DAMAGE as e:
-        raise CorruptData("a queue's leases do not decode", reason=str(e)) from None
+        raise CorruptData("leases of a queue cannot be decoded", reason=str(e)) from None
     return group
 
 

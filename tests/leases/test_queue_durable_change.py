@@ -1,4 +1,5 @@
-"""A queue's changes as bytes: what the golden frame says, and what no version can have written."""
+"""Changes of a queue with durable leases as bytes: the golden frame, and bytes that no version can have
+written."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def test_the_engine_writes_and_reads_the_golden_body() -> None:
     assert decode_body(FrameType.LEASE, body[: len(body.rstrip(b"\0"))]) == CLAIMED
 
 
-def test_what_queues_wrote_before_they_had_the_changes_of_groups_is_read() -> None:
+def test_changes_in_the_old_format_of_queues_are_read() -> None:
     body = bytes.fromhex((GOLDEN / "jobs_claimed.hex").read_text())[80:].rstrip(b"\0")
     assert decode_body(FrameType.LEASE, body) == CLAIMED
     moved = [0, 3, 12, NOW, 0, "", 0, [7], 0, [], None]
@@ -46,7 +47,7 @@ def test_what_queues_wrote_before_they_had_the_changes_of_groups_is_read() -> No
         assert (found.op, found.rows) == (Op.DEAD_LETTERED, [7])
 
 
-def test_what_a_later_version_appends_is_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     plain = msgspec.to_builtins(CLAIMED)
     assert decode_body(FrameType.LEASE, msgspec.msgpack.encode([*plain, 5, "more"])) == CLAIMED
     with pytest.raises(CorruptData):
@@ -66,8 +67,8 @@ def told() -> ConsumerGroup:
     return durable
 
 
-def test_an_event_of_a_job_that_is_not_leased_is_stale() -> None:
-    """QL-17."""
+def test_a_change_of_a_job_that_is_not_leased_has_no_effect() -> None:
+    """A change whose number is not above the last one has no effect either."""
     durable = told()
     counts = durable.counts(20)
     for n, op in enumerate((Op.RELEASED, Op.EXTENDED, Op.REJECTED)):
@@ -78,7 +79,7 @@ def test_an_event_of_a_job_that_is_not_leased_is_stale() -> None:
     durable.check()
 
 
-def test_answers_that_are_kept_are_bounded() -> None:
+def test_the_replies_kept_are_bounded() -> None:
     durable = told()
     for n in range(limits.LEASE_CALLS_KEPT_MAX):
         assert durable.recent_calls.find(77)
@@ -90,7 +91,7 @@ def test_answers_that_are_kept_are_bounded() -> None:
 
 
 def test_the_largest_row_fits_its_bound() -> None:
-    """DURABLE_LEASE_BYTES, and what nodes and processes take beside."""
+    """The bound is DURABLE_LEASE_BYTES for each lease, plus the names of nodes and the process ids."""
     queue, count = ConsumerGroup(tokens=LeaseTokens(9)), 3_000
     queue.begin_log()
     for n in range(count):
@@ -102,8 +103,8 @@ def test_the_largest_row_fits_its_bound() -> None:
 
 
 @pytest.mark.parametrize("at", range(0, 300, 3))
-def test_damaged_state_is_found_or_makes_sense(at: int) -> None:
-    """SN-10: no exception but CorruptData comes out, whatever the bytes."""
+def test_damaged_lease_state_is_refused_or_consistent(at: int) -> None:
+    """Any bytes give CorruptData and no other exception, or a consistent queue."""
     data = bytearray(encode_queue_leases(told()))
     data[at % len(data)] ^= 0x41
     try:
@@ -113,7 +114,7 @@ def test_damaged_state_is_found_or_makes_sense(at: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [[5], [5, 3, 1], [5, 0, 1, 9], [(1 << 64) - 3, 9, 1, 5], [1, 1 << 62, 1, 5]])
-def test_rows_that_no_version_wrote_are_damage(rows: list[int]) -> None:
+def test_rows_that_no_version_wrote_are_refused(rows: list[int]) -> None:
     with pytest.raises(CorruptData):
         new_durable_group().replay(LeaseChange(0, 1, Op.CLAIMED, NOW, node="w", until_ms=NOW, rows=rows))
     for op in (Op.RELEASED, Op.EXTENDED, Op.REJECTED) if len(rows) % 2 else ():
@@ -121,3 +122,39 @@ def test_rows_that_no_version_wrote_are_damage(rows: list[int]) -> None:
             told().replay(LeaseChange(0, 9, op, NOW, rows=rows))
     with pytest.raises(CorruptData):
         told().replay(LeaseChange(0, 9, Op.SNAPSHOT, NOW, run_columns=b"\xc0"))
+
+
+def leased_at(when: int) -> ConsumerGroup:
+    queue = ConsumerGroup(tokens=LeaseTokens(9))
+    queue.begin_log()
+    assert queue.claim(LiveSeqs(1, 9), "ann", 3, 60_000, when)
+    return queue
+
+
+def can_take_over(queue: ConsumerGroup, min_idle_ms: int, now: int) -> bool:
+    queue.finish_recovery(LiveSeqs(1, 3), LeaseTokens(10))
+    return queue.claim(LiveSeqs(1, 3), "bob", 3, 1_000, now, min_idle_ms=min_idle_ms) is not None
+
+
+def test_a_snapshot_keeps_when_a_job_was_delivered() -> None:
+    """After a restart, a claim with `min_idle_ms` takes over only jobs that were idle that long."""
+    data = encode_queue_leases(leased_at(NOW))
+    entries = decode_queue_leases(data).list_pending(NOW + 5)[0]
+    assert [(entry.begun_ms, entry.given_ms) for entry in entries] == [(NOW, NOW)]
+    assert not can_take_over(decode_queue_leases(data), 5_000, NOW + 4_999)
+    assert can_take_over(decode_queue_leases(data), 5_000, NOW + 5_000)
+
+
+def test_the_log_of_leases_that_become_durable_keeps_when_a_job_was_delivered() -> None:
+    changes = leased_at(NOW).snapshot_changes(NOW + 4_000)
+    for now, is_taken in ((NOW + 4_999, False), (NOW + 5_000, True)):
+        queue = new_durable_group()
+        for change in changes:
+            queue.replay(change)
+        assert can_take_over(queue, 5_000, now) is is_taken
+
+
+def test_a_lease_without_a_time_counts_from_the_last_change() -> None:
+    """Older snapshots have no delivery times. Their live leases must not appear idle."""
+    golden = bytes.fromhex((GOLDEN.parent / "leases" / "queue_row.hex").read_text())
+    assert decode_queue_leases(golden).list_pending(NOW)[0][0].given_ms == NOW

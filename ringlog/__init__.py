@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         TopicDescription,
         TopicRemoval,
         Topics,
+        TopicSettings,
         TopicSummary,
         Watch,
         WatchEvent,
@@ -82,8 +83,8 @@ __all__ = [
     "Deletion", "FlushReport", "Group", "GroupMember", "GroupStats", "Job", "Lagged", "NewRecord", "Page",
     "Payload", "PayloadCodec", "PendingEntry", "PendingJob", "Producer", "ProducerStats", "Queue",
     "QueueStats", "Reader", "Record", "RecordFields", "RouterDescription", "Routers", "Settled", "Start",
-    "Tailer", "Ticket", "Tombstone", "TopicDeleted", "TopicDescription", "TopicRemoval", "TopicSummary",
-    "Topics", "Watch", "WatchEvent", "__version__", "aio", "backoff_ms", "client", "connect", "errors",
+    "Tailer", "Ticket", "Tombstone", "TopicDeleted", "TopicDescription", "TopicRemoval", "TopicSettings",
+    "TopicSummary", "Topics", "Watch", "WatchEvent", "__version__", "aio", "backoff_ms", "client", "connect", "errors",
     "msgspec_codec", "spark", "testing",
 ]  # fmt: skip
 _PACKAGES = {"aio", "client", "errors", "spark", "testing"}

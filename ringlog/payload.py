@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -13,6 +13,12 @@ from ringlog.errors import UsageError
 from ringlog.names import utf8
 from ringlog.types import PayloadKind
 
+if TYPE_CHECKING:
+    import typing_extensions
+
+    V = typing_extensions.TypeVar("V", default=bytes | None)
+else:
+    V = TypeVar("V")  # Type of decoded payloads: bytes without a codec.
 T = TypeVar("T")
 _PATH_CHARS_MAX = 128
 
@@ -53,7 +59,7 @@ def _require_finite(value: Any, name: str) -> None:
         path, part = left.pop()
         if isinstance(part, float) and not isfinite(part):
             at = f" at {path[:_PATH_CHARS_MAX]}" if path else ""
-            raise UsageError(f"{name} cannot be written as JSON: {part}{at} is no number that JSON has")
+            raise UsageError(f"{name} cannot be written as JSON: {part}{at} is not a JSON number")
         if isinstance(part, dict):
             left += [(f"{path}.{key}" if path else str(key), inner) for key, inner in part.items()]
         elif isinstance(part, list | tuple):
@@ -87,7 +93,8 @@ class _Raw:
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         raise UsageError(
-            "a payload is bytes; choose payload=TEXT or JSON for others", found=type(value).__name__
+            "a payload must be bytes; use payload=TEXT or payload=JSON for other types",
+            found=type(value).__name__,
         )
 
     def decode(self, data: bytes) -> bytes:
@@ -116,6 +123,9 @@ class _Json:
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder().decode
+
+    def __reduce__(self) -> str:
+        return "JSON"
 
     def encode(self, value: Any) -> bytes:
         """Return compact JSON. None becomes `null`, which is not a null payload.

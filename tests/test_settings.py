@@ -1,10 +1,12 @@
-"""Settings: who wins, what is refused, what is said about it (ecosystem section 6, KN-1)."""
+"""Settings: precedence of sources, refused values, and messages."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
+from types import NoneType
+from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -14,8 +16,10 @@ from ringlog import config as c
 from ringlog import environment
 from ringlog.cli.app import run
 from ringlog.cli.outcome import CliExit
+from ringlog.client.requests.topic_settings import TopicSettings
 from ringlog.errors import ConfigError
 from ringlog.limits import COUNT_MAX, DURATION_MS_MAX, INTERVAL_S_MIN
+from ringlog.settings import FLAG, NAME, TOPIC_SETTINGS, WHOLE, WORD, Setting
 
 
 def load(
@@ -25,7 +29,7 @@ def load(
     return c.load_config({k.replace("__", "."): v for k, v in flags.items()}, environ or {}, str(tmp_path))
 
 
-def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(tmp_path: Path) -> None:
+def test_precedence_is_flag_environment_file_default(tmp_path: Path) -> None:
     text, env = "[wal]\nshards = 2\n", {"RINGLOG_WAL_SHARDS": "3"}
     by_default = load(tmp_path)
     assert by_default.config.wal.shards >= 1
@@ -68,7 +72,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_known_name(tmp_path: Path) 
         ("data.dir", ""),
     ],
 )
-def test_a_wrong_value_from_a_flag_or_the_file_is_refused_by_its_path(
+def test_a_wrong_value_of_a_flag_or_the_file_is_refused_with_its_key(
     tmp_path: Path, key: str, value: str
 ) -> None:
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
@@ -78,7 +82,7 @@ def test_a_wrong_value_from_a_flag_or_the_file_is_refused_by_its_path(
         load(tmp_path, f'[{section}]\n{name} = "{value}"\n')
 
 
-def test_a_wrong_type_in_the_file_is_refused_by_its_path(tmp_path: Path) -> None:
+def test_a_wrong_type_in_the_file_is_refused_with_its_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"wal\.shards: expected `int`"):
         load(tmp_path, "[wal]\nshards = [1]\n")
     with pytest.raises(ConfigError, match=r"gateway\.enabled: expected `bool`"):
@@ -87,8 +91,8 @@ def test_a_wrong_type_in_the_file_is_refused_by_its_path(tmp_path: Path) -> None
         load(tmp_path, "wal = 3\n")
 
 
-def test_an_unparsable_variable_warns_and_the_default_stays(tmp_path: Path) -> None:
-    """KN-1: unparsable and out of range alike, and the shard count 0."""
+def test_an_invalid_variable_gives_a_warning_and_the_default(tmp_path: Path) -> None:
+    """The same holds for values out of range, and for the shard count 0."""
     for text in ("many", "0", "-1", "1e9"):
         loaded = load(tmp_path, environ={"RINGLOG_WAL_SHARDS": text})
         assert loaded.config.wal.shards == c.WalConfig().shards
@@ -97,12 +101,12 @@ def test_an_unparsable_variable_warns_and_the_default_stays(tmp_path: Path) -> N
         assert "RINGLOG_WAL_SHARDS" in loaded.warnings[0]
 
 
-def test_a_variable_that_grants_rights_is_refused_when_it_cannot_be_read(tmp_path: Path) -> None:
+def test_an_invalid_variable_that_grants_rights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="RINGLOG_ALLOW_ROOT"):
         load(tmp_path, environ={"RINGLOG_ALLOW_ROOT": "perhaps"})
 
 
-def test_the_file_is_found_by_flag_then_variable_then_place(tmp_path: Path) -> None:
+def test_the_file_is_found_by_flag_then_variable_then_working_directory(tmp_path: Path) -> None:
     for n, name in enumerate(("flag.toml", "env.toml", "ringlog.toml"), start=1):
         (tmp_path / name).write_text(f"[wal]\nshards = {n}\n")
     cwd, env = str(tmp_path), {"RINGLOG_CONFIG": "env.toml"}
@@ -111,7 +115,7 @@ def test_the_file_is_found_by_flag_then_variable_then_place(tmp_path: Path) -> N
     assert c.load_config({}, {}, cwd).config.wal.shards == 3
 
 
-def test_a_named_file_must_be_there_and_must_be_toml(tmp_path: Path) -> None:
+def test_a_named_file_must_exist_and_be_toml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         c.load_config({}, {}, str(tmp_path), config_file="absent.toml")
     (tmp_path / "bad.toml").write_bytes(b"[wal\n\xff")
@@ -119,7 +123,7 @@ def test_a_named_file_must_be_there_and_must_be_toml(tmp_path: Path) -> None:
         c.load_config({}, {}, str(tmp_path), config_file="bad.toml")
 
 
-def test_sizes_and_durations_are_written_as_people_write_them(tmp_path: Path) -> None:
+def test_sizes_and_durations_accept_units(tmp_path: Path) -> None:
     loaded = load(
         tmp_path, '[run]\nring_bytes = "4MiB"\n[wal]\nflush_interval_ms = "2s"\n', supervisor__drain_s="500ms"
     )
@@ -128,7 +132,7 @@ def test_sizes_and_durations_are_written_as_people_write_them(tmp_path: Path) ->
     assert loaded.config.supervisor.drain_s == 0.5
 
 
-def test_paths_become_absolute_and_the_run_directory_follows_the_data(tmp_path: Path) -> None:
+def test_paths_become_absolute_and_run_dir_defaults_to_the_data_directory(tmp_path: Path) -> None:
     loaded = load(tmp_path, data__dir="here")
     assert loaded.config.data.dir == str(tmp_path / "here")
     assert loaded.config.run.dir == str(tmp_path / "here" / "run")
@@ -151,7 +155,7 @@ def test_every_value_is_shown_with_its_source(tmp_path: Path) -> None:
     assert ("wal.shards", 2, "flag") in rows
 
 
-def test_the_configuration_travels_to_an_actor_and_back(tmp_path: Path) -> None:
+def test_the_configuration_survives_serialisation_for_an_actor(tmp_path: Path) -> None:
     config = load(tmp_path, "[topics.t]\nttl_ms = 1\n", wal__shards="5").config
     assert c.from_plain(c.to_plain(config)) == config
     with pytest.raises(ConfigError, match="shards"):
@@ -174,7 +178,7 @@ def test_a_size_is_number_times_unit(number: int, unit: str) -> None:
 
 
 @given(st.text(max_size=12))
-def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
+def test_any_text_gives_a_size_or_a_value_error(text: str) -> None:
     try:
         size = c.parse_size(text)
     except ValueError:
@@ -182,10 +186,10 @@ def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
     assert size >= 0
 
 
-# -- variables that are none -----------------------------------------------------------------------------
+# -- unknown variables -----------------------------------------------------------------------------------
 
 
-def test_a_mistyped_variable_warns_and_names_the_nearest(tmp_path: Path) -> None:
+def test_a_mistyped_variable_gives_a_warning_with_the_nearest_name(tmp_path: Path) -> None:
     loaded = load(tmp_path, environ={"RINGLOG_WAL_SHARD": "4", "RINGLOG_URI": "x", "RINGLOG_QQQQ": "1"})
     assert [each.partition(" ")[0] for each in loaded.warnings] == [
         "RINGLOG_QQQQ", "RINGLOG_URI", "RINGLOG_WAL_SHARD",
@@ -200,7 +204,7 @@ def test_a_mistyped_variable_warns_and_names_the_nearest(tmp_path: Path) -> None
     [("RINGLOG_TIMEOUT_MS", "soon", "500"), ("RINGLOG_CORES", "no", "actors"),
      ("RINGLOG_SPARK_JVM", "maybe", "1"), ("RINGLOG_BENCH_SCALE", "-1", "0.5")],
 )  # fmt: skip
-def test_a_value_that_cannot_be_read_warns_whoever_reads_it(
+def test_an_invalid_value_of_any_variable_gives_a_warning(
     tmp_path: Path, name: str, wrong: str, right: str
 ) -> None:
     (warning,) = load(tmp_path, environ={name: wrong}).warnings
@@ -209,7 +213,7 @@ def test_a_value_that_cannot_be_read_warns_whoever_reads_it(
     assert not load(tmp_path, environ={name: right}).warnings
 
 
-def test_what_kubernetes_sets_beside_a_service_called_ringlog_is_no_mistake(tmp_path: Path) -> None:
+def test_kubernetes_service_variables_give_no_warning(tmp_path: Path) -> None:
     names = (
         "SERVICE_HOST",
         "SERVICE_PORT",
@@ -221,7 +225,7 @@ def test_what_kubernetes_sets_beside_a_service_called_ringlog_is_no_mistake(tmp_
     assert not load(tmp_path, environ={f"RINGLOG_{name}": "tcp://10.0.0.1:7000" for name in names}).warnings
 
 
-def test_config_check_fails_on_a_variable_that_does_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_config_check_fails_on_an_unknown_variable(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("RINGLOG_")]:
         monkeypatch.delenv(name)
@@ -231,7 +235,7 @@ def test_config_check_fails_on_a_variable_that_does_nothing(tmp_path: Path, monk
     assert "did you mean RINGLOG_WAL_SHARDS?" in capsys.readouterr().err
 
 
-def test_every_variable_that_is_read_anywhere_is_in_the_table() -> None:
+def test_every_variable_in_the_code_is_in_the_table() -> None:
     known = {*environment.VARIABLES, *c.ENVIRONMENT.values()}
     root = Path(c.__file__).parent.parent
     read = {
@@ -257,7 +261,7 @@ def loaded_or_refused(key: str, text: str, cwd: str) -> tuple[c.LoadedConfig | N
 
 
 @pytest.mark.parametrize("key", sorted(c.ENVIRONMENT))
-def test_an_extreme_of_any_setting_is_refused_by_name_or_bounded_on_both_sides(
+def test_an_extreme_value_of_any_setting_is_refused_or_bounded(
     tmp_path: Path, key: str
 ) -> None:
     for text in EXTREMES:
@@ -274,7 +278,7 @@ def test_an_extreme_of_any_setting_is_refused_by_name_or_bounded_on_both_sides(
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "true", str(2**63 - 1), "-1", "[]", "{}"])
 @pytest.mark.parametrize("key", ["cold.interval_s", "storage.segment_age_ms", "supervisor.restart_window_s"])
-def test_an_extreme_in_the_file_is_refused_by_name(tmp_path: Path, key: str, value: str) -> None:
+def test_an_extreme_value_in_the_file_is_refused_with_its_name(tmp_path: Path, key: str, value: str) -> None:
     section, name = key.split(".")
     with pytest.raises(ConfigError, match=name):
         load(tmp_path, f"[{section}]\n{name} = {value}\n")
@@ -292,7 +296,7 @@ def test_an_extreme_in_the_file_is_refused_by_name(tmp_path: Path, key: str, val
         ('type = "heap"', "type must be one of log, queue, got 'heap'"),
         ("max_deliveries = 3", "max_deliveries has no effect on a log"),
         ("auto_create = false", "auto_create has no effect here"),
-        ('type = "queue"\ndead_letter = "a b"', "not a legal topic name"),
+        ('type = "queue"\ndead_letter = "a b"', "invalid topic name"),
     ],
 )
 def test_a_wrong_setting_of_a_topic_in_the_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -303,5 +307,18 @@ def test_a_wrong_setting_of_a_topic_in_the_file_is_refused(tmp_path: Path, text:
 
 
 def test_a_topic_of_the_file_has_a_legal_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not a legal topic name"):
+    with pytest.raises(ConfigError, match="invalid topic name"):
         load(tmp_path, '[topics."../x"]\nttl_ms = 5\n')
+
+
+def annotation_of(row: Setting) -> set[object]:
+    """Return the types of a row of the table, as `TopicSettings` declares them."""
+    kinds: dict[str, set[object]] = {WHOLE: {int}, FLAG: {bool}, NAME: {str}, WORD: set(row.words)}
+    return kinds[row.kind] | ({NoneType} if row.is_nullable else set())
+
+
+def test_topic_settings_for_type_checkers_match_the_table():
+    hints = get_type_hints(TopicSettings)
+    assert list(hints) == list(TOPIC_SETTINGS)
+    for name, hint in hints.items():
+        assert (set(get_args(hint)) or {hint}) == annotation_of(TOPIC_SETTINGS[name]), name

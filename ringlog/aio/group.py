@@ -34,13 +34,14 @@ from ringlog.clock import SystemClock
 from ringlog.errors import RinglogError, UsageError
 from ringlog.limits import AUTO_COMMIT_MS_DEFAULT
 from ringlog.link.futures import Steps
+from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
     from ringlog.aio.operations import Operations
     from ringlog.aio.shell import LoopShell
 
 
-class Group(LeaseClient):
+class Group(LeaseClient[V]):
     """View of one member on one consumer group. The first use creates the group.
 
     The engine records leases under the member's name, `node`.
@@ -51,8 +52,11 @@ class Group(LeaseClient):
             add(record)
     """
 
-    def __init__(self, client: Operations, shell: LoopShell, working: GroupLeaseOperations) -> None:
-        super().__init__(client, shell, working)
+    def __init__(
+        self, client: Operations, shell: LoopShell, working: GroupLeaseOperations,
+        payload: PayloadCodec[Any] = RAW,
+    ) -> None:  # fmt: skip
+        super().__init__(client, shell, working, payload)
         self._operations: GroupLeaseOperations = working
         self._stream_reader: GroupStreamReader | None = None
 
@@ -90,12 +94,12 @@ class Group(LeaseClient):
 
     # -- mode stream ----------------------------------------------------------------------------------
 
-    def __aiter__(self) -> AsyncIterator[Record | Tombstone]:
+    def __aiter__(self) -> AsyncIterator[Record[V] | Tombstone]:
         return self.records()
 
     def records(
         self, *, auto_commit_ms: int | None = AUTO_COMMIT_MS_DEFAULT
-    ) -> AsyncIterator[Record | Tombstone]:
+    ) -> AsyncIterator[Record[V] | Tombstone]:
         """Iterate in order over all records after the committed position. The iteration does not end by
         itself.
 
@@ -115,7 +119,7 @@ class Group(LeaseClient):
         yield from streaming.take_over(self._client.connection)
         self._stream_reader = streaming
 
-    async def _in_order(self, streaming: GroupStreamReader, begun: Any) -> AsyncIterator[Record | Tombstone]:
+    async def _in_order(self, streaming: GroupStreamReader, begun: Any) -> AsyncIterator[Record[V] | Tombstone]:
         await self._shell.finish(begun)
         try:
             while not self._shell.is_closed and streaming is self._stream_reader:
@@ -135,10 +139,11 @@ class Group(LeaseClient):
                     await self._shell.run(streaming.commit(self._client.connection, streaming.processed))
             streaming.close()
 
-    async def _page(self, streaming: GroupStreamReader) -> Page | None:
+    async def _page(self, streaming: GroupStreamReader) -> Page[V] | None:
         """Return the next records; None, after a pause, if the engine cannot answer at present."""
         try:
-            return await self._shell.run_reading(streaming.page(self._client.connection))
+            page = await self._shell.run_reading(streaming.page(self._client.connection))
+            return page.with_payload(self._codec)
         except RinglogError as e:
             if not e.retriable or self._client.state is ClientState.CLOSED:
                 raise
@@ -161,7 +166,9 @@ class Group(LeaseClient):
             seq = check_seq(seq, "seq")
         streaming = self._stream_reader
         if streaming is None:
-            raise UsageError("nothing is read from this group", group=self.name)
+            raise UsageError(
+                "no iteration over this group is active: iterate records() before commit()", group=self.name
+            )
         wanted = streaming.delivered if seq is None else seq
         await self._shell.run(streaming.commit(self._client.connection, wanted))
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ringlog.client.leases.ack_pipeline import AckPipeline
 from ringlog.client.leases.job_facts import JobFacts, failure_reason, report_failure
 from ringlog.client.leases.lease_extender import Lease
 from ringlog.client.read.pages import Record
 from ringlog.errors import RinglogError
-from ringlog.payload import RAW, PayloadCodec
+from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
     from ringlog.aio.lease_client import LeaseClient
 
 
-class Job(JobFacts):
+class Job(JobFacts[V]):
     """One job with its lease.
 
     As a context manager, a job is acked when its block succeeds. When the block raises, the job is nacked
@@ -34,7 +34,7 @@ class Job(JobFacts):
 
     def __init__(
         self,
-        queue: LeaseClient,
+        queue: LeaseClient[V],
         record: Record,
         lease: Lease,
         deliveries: int,
@@ -106,7 +106,7 @@ class Job(JobFacts):
         if not settled.is_complete:
             raise self.lease_lost_error()
 
-    async def __aenter__(self) -> Job:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from ringlog.aio.job import Job
 from ringlog.aio.shell import NO_ANSWER
@@ -58,7 +58,7 @@ from ringlog.client.requests.validation import (
 )
 from ringlog.errors import InvalidRequest, LeaseLost, RinglogError, TopicNotFound
 from ringlog.link.futures import Steps, run_steps
-from ringlog.payload import RAW, PayloadCodec
+from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
     from ringlog.aio.operations import Operations
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class LeaseClient:
+class LeaseClient(Generic[V]):
     """Operations that a queue's worker and a consumer group's member share.
 
     The jobs of a group are records of its topic. An ack of a group deletes no record.
@@ -78,14 +78,15 @@ class LeaseClient:
         self, client: Operations, shell: LoopShell, working: LeaseOperations, payload: PayloadCodec[Any] = RAW
     ) -> None:
         self._client, self._shell = client, shell
-        self._codec, self._operations = check_payload_codec(payload), working
+        self._operations = working
+        self._codec: PayloadCodec[V] = check_payload_codec(payload)
         self._closings = 0
         """Number of calls of `close`. Iterations that began before a call end with it."""
         self._waiting: set[ClaimHandle] = set()
         self._slots: set[InFlightLimit] = set()
         self._missing_queue_retry = MissingQueueRetry()
         self._extender: LeaseExtender | None = None
-        self._unbegun: list[deque[Job]] = []
+        self._unbegun: list[deque[Job[V]]] = []
         """For each iteration, the claimed jobs that it has not yet returned."""
         self._ack_pipelines: list[AckPipeline] = []
         """For each iteration with pipelined acks, its pipeline."""
@@ -104,8 +105,8 @@ class LeaseClient:
 
     async def claim(
         self, max: int = 1, *, wait_ms: int = 0, lease_ms: int | None = None, auto_extend: bool = False,
-        order: str = "priority", done: Iterable[Job] = (),
-    ) -> Jobs[Job]:  # fmt: skip
+        order: str = "priority", done: Iterable[Job[V]] = (),
+    ) -> Jobs[Job[V]]:  # fmt: skip
         """Lease up to `max` ready jobs: returned jobs first, then the lowest seqs.
 
         If the topic has `record_priority`, jobs of higher priority come first, unless `order` is "seq".
@@ -143,7 +144,7 @@ class LeaseClient:
     async def _claim(
         self, most: int, wait_s: float, lease_ms: int | None, auto_extend: bool, wish: ClaimHandle,
         slots: InFlightLimit | None = None,
-    ) -> Jobs[Job]:  # fmt: skip
+    ) -> Jobs[Job[V]]:  # fmt: skip
         steps = self._operations.claim(self._client.connection, most, wait_s, lease_ms, wish)
         self._waiting.add(wish)
         try:
@@ -156,7 +157,7 @@ class LeaseClient:
     async def _claimed(
         self, steps: Steps[ClaimResult | None], auto_extend: bool, wish: ClaimHandle,
         slots: InFlightLimit | None = None, then: Callable[[Any, BaseException | None], None] | None = None,
-    ) -> Jobs[Job] | None:  # fmt: skip
+    ) -> Jobs[Job[V]] | None:  # fmt: skip
         """Wait for a claim, then extend its leases and count its jobs as in flight. None: it could not be
         combined with acks.
 
@@ -186,8 +187,8 @@ class LeaseClient:
             session.track_claim_cancel(self._operations.cancel_claim(session, wish))
 
     async def _claim_after(
-        self, done: Iterable[Job], most: int, lease_ms: int | None, auto_extend: bool, wish: ClaimHandle
-    ) -> Jobs[Job] | None:
+        self, done: Iterable[Job[V]], most: int, lease_ms: int | None, auto_extend: bool, wish: ClaimHandle
+    ) -> Jobs[Job[V]] | None:
         """Ack `done` and claim other jobs in one request. None: that was not possible, and `done` was acked
         on its own.
 
@@ -218,7 +219,7 @@ class LeaseClient:
     def jobs(
         self, *, max_in_flight: int = 1, lease_ms: int | None = None, auto_extend: bool = True,
         pipelined_acks: bool = False, on_error: OnError | None = None, idle_s: float | None = None,
-    ) -> AsyncIterator[Job]:  # fmt: skip
+    ) -> AsyncIterator[Job[V]]:  # fmt: skip
         """Iterate over jobs one at a time. The iteration waits for jobs and ends when the queue or the client
         is closed.
 
@@ -260,8 +261,8 @@ class LeaseClient:
     async def _iterate(
         self, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool, pipelined_acks: bool,
         on_error: OnError | None, idle_s: float | None,
-    ) -> AsyncIterator[Job]:  # fmt: skip
-        unbegun: deque[Job] = deque()
+    ) -> AsyncIterator[Job[V]]:  # fmt: skip
+        unbegun: deque[Job[V]] = deque()
         self._unbegun.append(unbegun)
         self._slots.add(slots)
         closings, begun_in = self._closings, fork_count()
@@ -286,7 +287,7 @@ class LeaseClient:
                         if behind is not None and (error := behind.take_error()) is not None:
                             if on_error is None:
                                 raise error
-                            log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
+                            log.error("acks failed, jobs of %s are delivered again: %s", self.topic, error)
         except RinglogError:
             if not self._shell.is_closed:
                 # The request failed because the client was closed; the iteration then ends without an error.
@@ -303,7 +304,7 @@ class LeaseClient:
     def batches(
         self, size: int = 100, *, max_in_flight: int | None = None, lease_ms: int | None = None,
         auto_extend: bool = True, idle_s: float | None = None,
-    ) -> AsyncIterator[Jobs[Job]]:  # fmt: skip
+    ) -> AsyncIterator[Jobs[Job[V]]]:  # fmt: skip
         """Iterate over batches of up to `size` jobs. The iteration waits for jobs and ends as `jobs` does.
 
         The next claim acks the jobs of earlier batches that were not settled one by one. Both requests are
@@ -333,7 +334,7 @@ class LeaseClient:
 
     async def _in_batches(
         self, size: int, most: int, lease_ms: int | None, auto_extend: bool, idle_s: float | None
-    ) -> AsyncIterator[Jobs[Job]]:
+    ) -> AsyncIterator[Jobs[Job[V]]]:
         behind = AckPipeline(self._operations, self._shell.session)
         batches = ClaimBatches(size, behind)
         self._ack_pipelines.append(behind)
@@ -366,7 +367,7 @@ class LeaseClient:
                 await self._give_back_batches(batches)
             await self._wait_acks(behind, None)
 
-    async def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job] | None:
+    async def _next_claim(self, most: int, lease_ms: int | None, wait_s: float) -> Jobs[Job[V]] | None:
         """Claim the next jobs; None, after a pause, if the engine could not answer."""
         try:
             jobs = await self._claim(most, wait_s, lease_ms, False, ClaimHandle())
@@ -393,7 +394,7 @@ class LeaseClient:
         for leases in begun + unbegun:
             mark_lost(leases)
 
-    def pipeline_ack(self, job: Job, behind: AckPipeline) -> None:
+    def pipeline_ack(self, job: Job[V], behind: AckPipeline) -> None:
         """Ack a job through the pipeline of its iteration, at the end of its block."""
         with self._shell.checked_lock, self._shell.guarded_session:
             behind.add_job(job)
@@ -406,9 +407,9 @@ class LeaseClient:
             wait_answered = behind.wait_answered()
         await self._shell.wait(wait_answered, timeout)
         if (error := behind.take_error()) is not None:
-            log.error("jobs of %s were not acked, and come back: %s", self.topic, error)
+            log.error("acks failed, jobs of %s are delivered again: %s", self.topic, error)
 
-    async def _is_readable(self, job: Job) -> bool:
+    async def _is_readable(self, job: Job[V]) -> bool:
         """Return True if the payload can be decoded. Otherwise reject the job with the reason.
 
         A job that cannot be decoded will never succeed. Without a dead-letter topic it is nacked with the
@@ -417,7 +418,7 @@ class LeaseClient:
         reason = None if self._codec is RAW else decode_failure(job)
         if reason is None:
             return True
-        log.error("job %d of %s: %s", job.seq, self.topic, reason)
+        log.error("undecodable job %d of %s: %s", job.seq, self.topic, reason)
         try:
             await self.reject(job, reason)
         except InvalidRequest:
@@ -429,7 +430,7 @@ class LeaseClient:
         return False
 
     async def _fill_again(
-        self, slots: InFlightLimit, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
+        self, slots: InFlightLimit, unbegun: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
         behind: AckPipeline | None, wait_s: float,
     ) -> bool:  # fmt: skip
         """Claim as `_fill` does. If the engine cannot answer at present, pause; the caller tries again."""
@@ -448,7 +449,7 @@ class LeaseClient:
         await self._shell.pause(RETRY_S)
 
     async def _fill(
-        self, slots: InFlightLimit, unbegun: deque[Job], lease_ms: int | None, auto_extend: bool,
+        self, slots: InFlightLimit, unbegun: deque[Job[V]], lease_ms: int | None, auto_extend: bool,
         behind: AckPipeline | None, wait_s: float,
     ) -> bool:  # fmt: skip
         """Wait for room below the limit, then claim as many jobs as fit. Returns True if no job was ready in
@@ -475,7 +476,7 @@ class LeaseClient:
 
     async def _go_on(
         self, behind: AckPipeline, slots: InFlightLimit, lease_ms: int | None, auto_extend: bool
-    ) -> Jobs[Job] | None:
+    ) -> Jobs[Job[V]] | None:
         """Ack finished jobs and claim the next job in one request. None if there is no ack, or both cannot be
         combined."""
         with self._shell.checked_lock, self._shell.guarded_session:
@@ -486,9 +487,9 @@ class LeaseClient:
         steps = self._operations.ack_and_claim(self._client.connection, leases, 1, lease_ms, wish)
         return await self._claimed(steps, auto_extend, wish, slots, partial(behind.on_answered, leases))
 
-    async def _give_back(self, unbegun: deque[Job], timeout: float) -> None:
+    async def _give_back(self, unbegun: deque[Job[V]], timeout: float) -> None:
         """Return unstarted jobs to the queue. If the engine is down, their leases expire."""
-        left: list[Job] = []
+        left: list[Job[V]] = []
         while unbegun:
             left.append(unbegun.popleft())
         leases = [job.lease for job in left if not job.lease.is_over]
@@ -503,7 +504,7 @@ class LeaseClient:
 
     # -- settling -------------------------------------------------------------------------------------
 
-    async def ack(self, jobs: Iterable[Job]) -> Settled:
+    async def ack(self, jobs: Iterable[Job[V]]) -> Settled:
         """Acknowledge jobs. A request of up to 1,000 acks is one record in the log.
 
         A retry after an error is harmless. If the engine does not answer, the leases are no longer extended.
@@ -516,7 +517,7 @@ class LeaseClient:
         """
         return await self._settle(jobs, None)
 
-    async def nack(self, jobs: Iterable[Job], *, delay_ms: int | None = None, reason: str = "") -> Settled:
+    async def nack(self, jobs: Iterable[Job[V]], *, delay_ms: int | None = None, reason: str = "") -> Settled:
         """Return jobs to the queue.
 
         Args:
@@ -531,12 +532,12 @@ class LeaseClient:
         """
         return await self._settle(jobs, check_nack_options(delay_ms, reason))
 
-    async def nack_with_backoff(self, job: Job, reason: str) -> None:
+    async def nack_with_backoff(self, job: Job[V], reason: str) -> None:
         """Nack a job whose block failed, with the backoff of the topic, or of `backoff_ms` if the topic has
         none."""
         await self._settle([job], NackOptions(backoff_ms(job.deliveries), reason, True))
 
-    async def reject(self, job: Job, reason: str = "") -> None:
+    async def reject(self, job: Job[V], reason: str = "") -> None:
         """Move a job to the dead-letter topic at once, regardless of its number of deliveries.
 
         Args:
@@ -552,10 +553,10 @@ class LeaseClient:
         if not settled.is_complete:
             raise job.lease_lost_error()
 
-    def _jobs_of(self, claimed: ClaimResult) -> Jobs[Job]:
+    def _jobs_of(self, claimed: ClaimResult) -> Jobs[Job[V]]:
         return Jobs(claimed, partial(Job, self, codec=self._codec))
 
-    async def _settle(self, jobs: Iterable[Job], rest: NackOptions | None) -> Settled:
+    async def _settle(self, jobs: Iterable[Job[V]], rest: NackOptions | None) -> Settled:
         connection, working = self._client.connection, self._operations
         together = unsplit_claim_of(jobs)
         if together is not None:
@@ -578,7 +579,7 @@ class LeaseClient:
             claimed.mark_lost()
             raise
 
-    async def extend(self, jobs: Iterable[Job], lease_ms: int) -> Settled:
+    async def extend(self, jobs: Iterable[Job[V]], lease_ms: int) -> Settled:
         """Set the leases to end `lease_ms` milliseconds from now, which may be earlier than before.
 
         Args:
@@ -595,7 +596,7 @@ class LeaseClient:
     async def steal(
         self, seqs: Iterable[int], *, min_idle_ms: int = 0, lease_ms: int | None = None,
         auto_extend: bool = False,
-    ) -> Jobs[Job]:  # fmt: skip
+    ) -> Jobs[Job[V]]:  # fmt: skip
         """Lease delivered jobs that other workers hold. Their leases end, and the workers' next request
         fails.
 

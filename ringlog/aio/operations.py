@@ -15,6 +15,7 @@ from ringlog.client.read.pages import EARLIEST, STORED, Cursor, Page, Record, St
 from ringlog.client.requests.results import Appended, ClientState
 from ringlog.client.requests.validation import (
     check_group_limits,
+    check_payload_codec,
     check_start,
     check_str,
     check_tag_filter,
@@ -66,9 +67,9 @@ class Operations:
         self._shared_reads = SharedReads()
         self._appenders: dict[tuple[str, Durability | None, bool, bool], ProducerCore] = {}
         self._producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
-        self._readers: weakref.WeakSet[Reader | Tailer | Watch] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Reader[Any] | Tailer | Watch[Any]] = weakref.WeakSet()
         """Readers of this client. Closing the client closes them."""
-        self._queues: weakref.WeakSet[LeaseClient] = weakref.WeakSet()
+        self._queues: weakref.WeakSet[LeaseClient[Any]] = weakref.WeakSet()
 
     @property
     def topics(self) -> Topics:
@@ -279,24 +280,40 @@ class Operations:
 
     # -- reading ------------------------------------------------------------------------------------
 
+    @overload
+    async def read(
+        self, topic: str, after: Cursor | int = ..., *, start: datetime | None = ..., limit: int = ...,
+        max_bytes: int = ..., wait_ms: int = ..., tags: TagFilter | None = ...,
+        node: str | list[str] | None = ...,
+    ) -> Page: ...  # fmt: skip
+
+    @overload
+    async def read(
+        self, topic: str, after: Cursor | int = ..., *, payload: PayloadCodec[T], start: datetime | None = ...,
+        limit: int = ..., max_bytes: int = ..., wait_ms: int = ..., tags: TagFilter | None = ...,
+        node: str | list[str] | None = ...,
+    ) -> Page[T]: ...  # fmt: skip
+
     async def read(
         self,
         topic: str,
         after: Cursor | int = 0,
         *,
+        payload: PayloadCodec[Any] = RAW,
         start: datetime | None = None,
         limit: int = 256,
         max_bytes: int = 0,
         wait_ms: int = 0,
         tags: TagFilter | None = None,
         node: str | list[str] | None = None,
-    ) -> Page:
+    ) -> Page[Any]:
         """Read one page of records after a position. The page is empty if there are no records.
 
         Args:
             topic: Topic to read.
             after: Read after this seq or Cursor. With a Cursor, the page reports whether the topic was
                 created again since.
+            payload: Codec that decodes payloads to the `value` of records.
             start: A time with a time zone, instead of `after`: read from the first record that was committed
                 at or after it.
             limit: Most records, 1 to 1,000; 0 = 256. Larger values are reduced.
@@ -311,22 +328,36 @@ class Operations:
         import_in_thread("ringlog.client.read.paging")
         from ringlog.client.read.paging import read
 
+        codec = check_payload_codec(payload)
         steps = read(
             self.connection, topic, after, start=start, limit=limit, max_bytes=max_bytes, wait_ms=wait_ms,
             tags=tags, node=node,
         )  # fmt: skip
-        return await self._shell.run_reading(steps)
+        return (await self._shell.run_reading(steps)).with_payload(codec)
+
+    @overload
+    def reader(
+        self, topic: str, start: Start = ..., *, follow: bool = ..., tags: TagFilter | None = ...,
+        node: str | list[str] | None = ...,
+    ) -> Reader: ...  # fmt: skip
+
+    @overload
+    def reader(
+        self, topic: str, start: Start = ..., *, payload: PayloadCodec[T], follow: bool = ...,
+        tags: TagFilter | None = ..., node: str | list[str] | None = ...,
+    ) -> Reader[T]: ...  # fmt: skip
 
     def reader(
-        self, topic: str, start: Start = EARLIEST, *, follow: bool = False, tags: TagFilter | None = None,
-        node: str | list[str] | None = None,
-    ) -> Reader:  # fmt: skip
+        self, topic: str, start: Start = EARLIEST, *, payload: PayloadCodec[Any] = RAW, follow: bool = False,
+        tags: TagFilter | None = None, node: str | list[str] | None = None,
+    ) -> Reader[Any]:  # fmt: skip
         """Return an iterator over the records and tombstones of a topic. With `follow` it waits for new
         records.
 
         Args:
             topic: Topic to read.
             start: EARLIEST, LATEST, the first seq, a Cursor, or a time with a time zone.
+            payload: Codec that decodes payloads to the `value` of records.
             follow: Wait for new records instead of ending at the head.
             tags: Return only records whose tag matches.
             node: Omit records of this node, or of these nodes.
@@ -334,7 +365,7 @@ class Operations:
         import_in_thread("ringlog.aio.reader")
         from ringlog.aio.reader import Reader
 
-        reader = Reader(self, topic, start, follow=follow, tags=tags, node=node)
+        reader = Reader(self, topic, start, payload=payload, follow=follow, tags=tags, node=node)
         self._readers.add(reader)
         return reader
 
@@ -353,17 +384,33 @@ class Operations:
         self._readers.add(tailer)
         return tailer
 
+    @overload
     def watch(
-        self, topics: WatchTopics, *, start: Start = EARLIEST, cursor: str = "",
-        tags: TagFilter | None = None, node: str | list[str] | None = None, limit: int = 0,
+        self, topics: WatchTopics, *, start: Start = ..., cursor: str = ..., tags: TagFilter | None = ...,
+        node: str | list[str] | None = ..., limit: int = ..., max_bytes: int = ...,
+        consistency: Literal["eventual", "strong"] = ..., credit: int = ..., lenient: bool = ...,
+    ) -> Watch: ...  # fmt: skip
+
+    @overload
+    def watch(
+        self, topics: WatchTopics, *, payload: PayloadCodec[T], start: Start = ..., cursor: str = ...,
+        tags: TagFilter | None = ..., node: str | list[str] | None = ..., limit: int = ...,
+        max_bytes: int = ..., consistency: Literal["eventual", "strong"] = ..., credit: int = ...,
+        lenient: bool = ...,
+    ) -> Watch[T]: ...  # fmt: skip
+
+    def watch(
+        self, topics: WatchTopics, *, payload: PayloadCodec[Any] = RAW, start: Start = EARLIEST,
+        cursor: str = "", tags: TagFilter | None = None, node: str | list[str] | None = None, limit: int = 0,
         max_bytes: int = 0, consistency: Literal["eventual", "strong"] = "eventual",
         credit: int = CREDIT_DEFAULT, lenient: bool = False,
-    ) -> Watch:  # fmt: skip
+    ) -> Watch[Any]:  # fmt: skip
         """Follow many topics at once: `for event in client.watch(["orders", "prices.*"], start=LATEST)`.
 
         Args:
             topics: A name, names, or a mapping from names to start positions. `*` in a name matches any
                 characters. Matching topics that are created later are read from their beginning.
+            payload: Codec that decodes payloads to the `value` of records.
             start: Start position of topics without one of their own.
             cursor: `watch.cursor` of an earlier watch. It takes precedence for the topics that it contains.
             tags: Return only records whose tag matches.
@@ -382,16 +429,27 @@ class Operations:
             topics, start=start, cursor=cursor, tags=tags, node=node, limit=limit, max_bytes=max_bytes,
             consistency=consistency, credit=credit, lenient=lenient,
         )  # fmt: skip
-        watch = Watch(self, self._shell, options, self._shared_reads)
+        watch = Watch(self, self._shell, options, self._shared_reads, payload)
         self._readers.add(watch)
         return watch
 
     # -- jobs ---------------------------------------------------------------------------------------
 
+    @overload
+    def queue(
+        self, topic: str, *, node: str | None = ..., release_on_exit: bool = ..., min_idle_ms: int = ...
+    ) -> Queue: ...
+
+    @overload
+    def queue(
+        self, topic: str, *, node: str | None = ..., payload: PayloadCodec[T], release_on_exit: bool = ...,
+        min_idle_ms: int = ...,
+    ) -> Queue[T]: ...  # fmt: skip
+
     def queue(
         self, topic: str, *, node: str | None = None, payload: PayloadCodec[Any] = RAW,
         release_on_exit: bool = True, min_idle_ms: int = 0,
-    ) -> Queue:  # fmt: skip
+    ) -> Queue[Any]:  # fmt: skip
         """Return a view of one worker on a queue. See ringlog.client.queue.
 
         Args:
@@ -412,10 +470,23 @@ class Operations:
         self._queues.add(queue)
         return queue
 
+    @overload
     def group(
-        self, topic: str, name: str, *, mode: Literal["queue", "stream"] = "stream", start: Start = STORED,
-        tags: TagFilter | None = None, node: str | None = None, **limits: Unpack[GroupLimits],
-    ) -> Group:  # fmt: skip
+        self, topic: str, name: str, *, mode: Literal["queue", "stream"] = ..., start: Start = ...,
+        tags: TagFilter | None = ..., node: str | None = ..., **limits: Unpack[GroupLimits],
+    ) -> Group: ...  # fmt: skip
+
+    @overload
+    def group(
+        self, topic: str, name: str, *, payload: PayloadCodec[T], mode: Literal["queue", "stream"] = ...,
+        start: Start = ..., tags: TagFilter | None = ..., node: str | None = ..., **limits: Unpack[GroupLimits],
+    ) -> Group[T]: ...  # fmt: skip
+
+    def group(
+        self, topic: str, name: str, *, payload: PayloadCodec[Any] = RAW,
+        mode: Literal["queue", "stream"] = "stream", start: Start = STORED, tags: TagFilter | None = None,
+        node: str | None = None, **limits: Unpack[GroupLimits],
+    ) -> Group[Any]:  # fmt: skip
         """Return a view of one member on a consumer group. The first use creates the group. See
         ringlog.client.group.
 
@@ -425,6 +496,7 @@ class Operations:
         Args:
             topic: Topic whose records the group shares.
             name: Name of the group.
+            payload: Codec that decodes payloads to the `value` of jobs and records.
             mode: "queue" leases records to several members. "stream" lets one member read all records in
                 order.
             start: Position of a new group. An existing group continues at its own position.
@@ -447,7 +519,7 @@ class Operations:
             tags=check_tag_filter(tags),
             **check_group_limits(limits),
         )  # fmt: skip
-        group = Group(self, self._shell, working)
+        group = Group(self, self._shell, working, payload)
         self._queues.add(group)
         return group
 

@@ -22,16 +22,16 @@ from ringlog.client.requests.validation import (
     check_seq,
     check_str,
 )
-from ringlog.client.write.fields import RecordFields
+from ringlog.client.write.fields import NewRecord, RecordFields
 from ringlog.clock import SystemClock
-from ringlog.payload import RAW, PayloadCodec
+from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
     from ringlog.aio.operations import Operations
     from ringlog.aio.shell import LoopShell
 
 
-class Queue(LeaseClient):
+class Queue(LeaseClient[V]):
     """View of one worker on one queue. The engine records leases under the name `node`.
 
     Example:
@@ -56,7 +56,7 @@ class Queue(LeaseClient):
     # -- adding jobs ----------------------------------------------------------------------------------
 
     async def put(
-        self, data: Any, /, *, dedup_id: str | None = None, dedup_window_ms: int | None = None,
+        self, data: V, /, *, dedup_id: str | None = None, dedup_window_ms: int | None = None,
         **record: Unpack[RecordFields],
     ) -> Appended:  # fmt: skip
         """Add a job to the queue and wait until it reached the durability class of the topic.
@@ -82,7 +82,9 @@ class Queue(LeaseClient):
             dedup_window_ms=dedup_window_ms, **record,
         )  # fmt: skip
 
-    async def put_many(self, jobs: Iterable[Any], /, *, dedup_window_ms: int | None = None) -> Appended:
+    async def put_many(
+        self, jobs: Iterable[V | NewRecord | Record], /, *, dedup_window_ms: int | None = None
+    ) -> Appended:
         """Add up to 10,000 jobs in one atomic write.
 
         Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from functools import partial
 from math import inf
+from typing import Any, Generic, Self
 
 from ringlog.aio.ref_count import ReaderClient, open_ref_counted
 from ringlog.client.read.fetch_result import Source
@@ -16,12 +17,13 @@ from ringlog.client.read.pages import EARLIEST, Cursor, Filters, Page, Record, S
 from ringlog.client.read.paging import read_page, reader_options, resolve_filters, resolve_start
 from ringlog.client.read.read_ahead import ReadAhead
 from ringlog.client.read.source import open_source
-from ringlog.client.requests.validation import check_int_range, check_start
+from ringlog.client.requests.validation import check_int_range, check_payload_codec, check_start
 from ringlog.limits import READ_LIMIT_MAX
 from ringlog.link.futures import Steps
+from ringlog.payload import RAW, PayloadCodec, V
 
 
-class Reader:
+class Reader(Generic[V]):
     """Iterator over the records and tombstones of one topic, in order.
 
     Without `follow` the iteration ends at the head of the topic. With `follow` it waits for new records until
@@ -42,9 +44,11 @@ class Reader:
     def __init__(
         self, client: ReaderClient, topic: str, start: Start = EARLIEST, *, follow: bool = False,
         tags: TagFilter | None = None, node: str | list[str] | None = None,
+        payload: PayloadCodec[Any] = RAW,
     ) -> None:  # fmt: skip
         topic, start, follow, tags, node = reader_options(topic, start, follow, tags, node)
         self._client = client
+        self._codec: PayloadCodec[V] = check_payload_codec(payload)
         self._topic = topic
         self._follow = follow
         self._tags, self._node = tags, node
@@ -68,7 +72,7 @@ class Reader:
         """Continue the iteration at another position."""
         self._start = check_start(start)
 
-    def pages(self, limit: int = READ_LIMIT_MAX) -> AsyncIterator[Page]:
+    def pages(self, limit: int = READ_LIMIT_MAX) -> AsyncIterator[Page[V]]:
         """Iterate page by page. With `follow` the iteration does not end by itself.
 
         Args:
@@ -76,7 +80,7 @@ class Reader:
         """
         return self._pages(check_int_range(limit, "limit", 1))
 
-    async def _pages(self, limit: int) -> AsyncIterator[Page]:
+    async def _pages(self, limit: int) -> AsyncIterator[Page[V]]:
         while not self._is_closed:
             page = await self._next_page(limit)
             if page.tombstone is None and not len(page) and page.caught_up and not self._follow:
@@ -85,7 +89,7 @@ class Reader:
             if page.tombstone is not None or len(page):
                 yield page
 
-    async def __aiter__(self) -> AsyncIterator[Record | Tombstone]:
+    async def __aiter__(self) -> AsyncIterator[Record[V] | Tombstone]:
         while not self._is_closed:
             page = await self._next_page(self._ahead.limit)
             epoch = page.epoch
@@ -111,7 +115,7 @@ class Reader:
         self._is_closed = True
         self._files.close_when_unused()
 
-    async def __aenter__(self) -> Reader:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,8 +125,9 @@ class Reader:
         """Return True if the program called `seek` or `close` after it received the last item."""
         return self._start is not None or self._is_closed
 
-    async def _next_page(self, limit: int) -> Page:
-        return await self._files.read(self._client, lambda source: self._page_steps(source, limit))
+    async def _next_page(self, limit: int) -> Page[V]:
+        page = await self._files.read(self._client, lambda source: self._page_steps(source, limit))
+        return page.with_payload(self._codec)
 
     def _settled(self, source: Source) -> Steps[None]:
         """Resolve the start position. If the call is interrupted, the next call resolves it. A `seek`

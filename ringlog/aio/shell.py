@@ -133,7 +133,7 @@ class LoopShell:
         if self._loop is None:
             self._loop = running
         elif self._loop is not running:
-            raise WrongLoop("this client belongs to another loop")
+            raise WrongLoop("this client belongs to another event loop: create a client in each loop")
         self.require_open()
         if self._session is None:
             self._descriptors = LoopDescriptors(running, self)

@@ -148,7 +148,7 @@ def _opened(client: ReaderClient, topic: str, follow: bool) -> LocalSource:
     connection = client.connection
     if connection.transport != "ring":
         raise UsageError(
-            "a tailer reads the engine's files and must run on its host",
+            "a tailer needs transport ring, on the engine's host: use reader().pages()",
             transport=connection.transport, instead="reader().pages()",
         )  # fmt: skip
     return LocalSource(connection, topic, is_mapped=True, is_settling=True, is_following=follow)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Unpack
 
 from ringlog.aio.shell import LoopShell
 from ringlog.client.leases.group_facts import GroupSummary
@@ -21,6 +21,7 @@ from ringlog.client.requests.topic_requests import (
     delete_records,
     state,
 )
+from ringlog.client.requests.topic_settings import TopicSettings
 from ringlog.client.requests.validation import check_str
 from ringlog.limits import LIST_PAGE_DEFAULT
 from ringlog.link.futures import run_steps
@@ -40,7 +41,9 @@ class Topics:
         self._client = client
         """Reference that keeps the client alive while its topics are in use."""
 
-    async def create(self, topic: str, *, exist_ok: ExistOk = False, **config: Any) -> TopicDescription:
+    async def create(
+        self, topic: str, *, exist_ok: ExistOk = False, **config: Unpack[TopicSettings]
+    ) -> TopicDescription:
         """Create a topic with the given settings.
 
         Args:
@@ -48,7 +51,7 @@ class Topics:
             exist_ok: What to do if the topic exists. False refuses. True returns its description if its type
                 and the settings named in this call are equal (no `type` means "log"). "update" changes the
                 named settings as `configure` does.
-            config: Settings of the topic, such as durability="fsync", ttl_ms, cap_records or discard.
+            config: Settings of the topic (TopicSettings), such as durability="fsync", ttl_ms or cap_records.
 
         Returns:
             The topic, with `created` = true if this call created it.
@@ -61,7 +64,7 @@ class Topics:
         """
         return await self._shell.ask(lambda session: run_steps(create(session, topic, exist_ok, config)))
 
-    async def configure(self, topic: str, **config: Any) -> TopicDescription:
+    async def configure(self, topic: str, **config: Unpack[TopicSettings]) -> TopicDescription:
         """Change the named settings of a topic and keep all others.
 
         Raises:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from ringlog.aio.ref_count import open_ref_counted
 from ringlog.aio.shell import CANCELLED
+from ringlog.client.read.pages import Page
 from ringlog.client.requests.topic_requests import list_topic_names
-from ringlog.client.requests.validation import check_timeout
+from ringlog.client.requests.validation import check_payload_codec, check_timeout
 from ringlog.client.watches.events import WatchEvent
 from ringlog.client.watches.shared_reads import SharedReads
 from ringlog.client.watches.watch_core import GrantResult, WatchCore, WatchedTopic, WatchOptions
 from ringlog.errors import is_shard_failed
 from ringlog.link.delivery import ClientSubscription, Delivery, ReadGrant
 from ringlog.link.futures import run_steps
+from ringlog.payload import RAW, PayloadCodec, V
 
 if TYPE_CHECKING:
     from ringlog.aio.operations import Operations
     from ringlog.aio.shell import LoopShell
 
 
-class Watch:
+class Watch(Generic[V]):
     """Follows many topics and returns Page, Tombstone, CaughtUp, TopicDeleted and Lagged items as they occur.
 
     Items of one topic arrive in order. If the reader is slower than the topics, schedulers grant topics in
@@ -35,9 +37,11 @@ class Watch:
     """
 
     def __init__(
-        self, client: Operations, shell: LoopShell, options: WatchOptions, shared: SharedReads
-    ) -> None:
+        self, client: Operations, shell: LoopShell, options: WatchOptions, shared: SharedReads,
+        payload: PayloadCodec[Any] = RAW,
+    ) -> None:  # fmt: skip
         self._client, self._shell, self._shared = client, shell, shared
+        self._codec: PayloadCodec[V] = check_payload_codec(payload)
         self._core = core = WatchCore(options, shared)
         self._files = open_ref_counted(lambda: core)
         self._subscription: ClientSubscription | None = None
@@ -66,7 +70,7 @@ class Watch:
         is_lined_up = subscription.ready or self._core.events or self._grant is not None
         return bool(is_lined_up) or subscription.has_work
 
-    async def open(self) -> Watch:
+    async def open(self) -> Self:
         """Resolve the topics and subscribe to them. Otherwise the first `next` does this.
 
         Raises:
@@ -76,7 +80,7 @@ class Watch:
             await self._begin()
         return self
 
-    async def next(self, timeout: float | None = None) -> WatchEvent | None:
+    async def next(self, timeout: float | None = None) -> WatchEvent[V] | None:
         """Return the next event. None after `timeout` seconds without one, or if no topic is left to follow.
 
         Args:
@@ -95,7 +99,8 @@ class Watch:
         core, subscription = self._core, self.subscription
         while not self._is_closed:
             if core.events:
-                return core.pop_event()
+                event = core.pop_event()
+                return event.with_payload(self._codec) if isinstance(event, Page) else event
             if core.is_over:
                 return None
             turn = self._grant
@@ -109,7 +114,7 @@ class Watch:
                 return None
         return None
 
-    async def __aiter__(self) -> AsyncIterator[WatchEvent]:
+    async def __aiter__(self) -> AsyncIterator[WatchEvent[V]]:
         while (event := await self.next()) is not None:
             yield event
 
@@ -122,7 +127,7 @@ class Watch:
             self._shell.close_subscription(self._subscription)
         self._files.close_when_unused()
 
-    async def __aenter__(self) -> Watch:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         TopicRemoval,
         TopicSummary,
     )
+    from ringlog.client.requests.topic_settings import TopicSettings
     from ringlog.client.routers import Routers
     from ringlog.client.tailer import Tailer
     from ringlog.client.ticket import Ticket
@@ -62,6 +63,7 @@ _NAMES = {
     "CloseReport FlushReport PendingJob ProducerStats QueueStats Settled",
     "client.requests.router_requests": "RouterDescription",
     "client.requests.topic_requests": "Deletion TopicDescription TopicRemoval TopicSummary",
+    "client.requests.topic_settings": "TopicSettings",
     "client.routers": "Routers",
     "client.tailer": "Tailer",
     "client.ticket": "Ticket",
@@ -81,7 +83,7 @@ __all__ = [
     "Job", "Lagged", "NewRecord", "Page", "Payload", "PayloadCodec", "PendingEntry", "PendingJob", "Producer",
     "ProducerStats", "Queue", "QueueStats", "Reader", "Record", "RecordFields", "RouterDescription",
     "Routers", "Settled", "Start", "Tailer", "Ticket", "Tombstone", "TopicDeleted", "TopicDescription",
-    "TopicRemoval", "TopicSummary", "Topics", "Watch", "WatchEvent", "backoff_ms", "connect", "msgspec_codec",
+    "TopicRemoval", "TopicSettings", "TopicSummary", "Topics", "Watch", "WatchEvent", "backoff_ms", "connect", "msgspec_codec",
 ]  # fmt: skip
 
 

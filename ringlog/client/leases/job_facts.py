@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Generic, Literal, cast
 
 from ringlog.client.leases.lease_extender import Lease
 from ringlog.client.read.pages import Record
 from ringlog.errors import LeaseLost, RinglogError, TopicNotFound, UsageError
 from ringlog.link.futures import Pending
-from ringlog.payload import RAW, PayloadCodec
+from ringlog.payload import RAW, PayloadCodec, V
 
 BACKOFF_MS = 1_000
 BACKOFF_MS_MAX = 60_000
@@ -117,7 +117,7 @@ def fork_count() -> int:
     return _forks[0]
 
 
-class JobFacts:
+class JobFacts(Generic[V]):
     """One job with its lease."""
 
     __slots__ = (
@@ -159,11 +159,12 @@ class JobFacts:
         return self.record.data
 
     @property
-    def value(self) -> Any:
-        """Payload decoded by the queue's codec; None for a null. Raises the errors of the codec."""
+    def value(self) -> V:
+        """Payload decoded by the codec of the queue or group; None for a null. Raises the errors of the
+        codec."""
         if self._value is _NOT_DECODED:
             self._value = None if self.data is None else self._codec.decode(self.data)
-        return self._value
+        return cast("V", self._value)
 
     @property
     def key(self) -> bytes | None:
@@ -253,13 +254,13 @@ class InFlightLimit:
         self.in_flight = 0
         self._waits: list[Pending[None]] = []
 
-    def acquire_all(self, jobs: Iterable[JobFacts]) -> None:
+    def acquire_all(self, jobs: Iterable[JobFacts[Any]]) -> None:
         """Count jobs as in flight, except those whose leases are lost."""
         for job in jobs:
             if not job.lease.is_lost:
                 self.acquire(job)
 
-    def acquire(self, job: JobFacts) -> None:
+    def acquire(self, job: JobFacts[Any]) -> None:
         """Count a job as in flight until it is settled or its lease is lost. A lost lease still notifies the
         job's holder."""
         tell = job.lease.on_lost

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from ringlog.errors import InvalidRequest, UsageError
 from ringlog.frame.layout import Column
 from ringlog.limits import NODE_BYTES_MAX
 from ringlog.names import utf8
+from ringlog.payload import RAW, PayloadCodec, T, V
 from ringlog.tags import parse_match
 
 if TYPE_CHECKING:
@@ -31,8 +33,11 @@ _EPOCH_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record. Times are in microseconds since the Unix epoch. A field that the record lacks is None."""
+class Record(msgspec.Struct, Generic[V], frozen=True, gc=False):
+    """One record. Times are in microseconds since the Unix epoch. A field that the record lacks is None.
+
+    `V` is the type of `value`: bytes, or what the reader's `payload` decodes.
+    """
 
     seq: int
     ts: int
@@ -55,6 +60,12 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return type(self), tuple(values)
 
     @property
+    def value(self) -> V:
+        """Payload decoded by the `payload` codec of the reader, at each access; None for a null. Raises the
+        errors of the codec."""
+        return cast("V", self.data)
+
+    @property
     def meta(self) -> dict[str, Any]:
         """Metadata, parsed at each access; empty if there is none."""
         return msgspec.json.decode(self.meta_json) if self.meta_json else {}
@@ -72,6 +83,20 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def time(self) -> datetime:
         """Commit time, in UTC."""
         return _EPOCH_TIME + timedelta(microseconds=self.ts)
+
+
+class DecodedRecord(Record[V], frozen=True, gc=False):
+    """A record of a reader with a codec."""
+
+    codec: PayloadCodec[Any] = RAW
+
+    @property
+    def value(self) -> V:
+        """Payload decoded by the codec; None for a null."""
+        return cast("V", None if self.data is None else self.codec.decode(self.data))
+
+
+_fields_of = attrgetter(*Record.__struct_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +141,10 @@ class Cursor(NamedTuple):
         epoch, colon, seq = text.partition(":")
         is_number = epoch.isascii() and epoch.isdecimal() and seq.isascii() and seq.isdecimal()
         if not colon or not is_number or len(epoch) > _DIGITS_MAX or len(seq) > _DIGITS_MAX:
-            raise UsageError("not a cursor", found=ascii(text[:64]), form="epoch:seq")
+            raise UsageError(
+                f"a cursor must have the form epoch:seq, got {ascii(text[:64])}", found=ascii(text[:64]),
+                form="epoch:seq",
+            )  # fmt: skip
         return cls(int(epoch), int(seq))
 
 
@@ -172,7 +200,9 @@ def node_filter(node: str | Sequence[str] | None) -> frozenset[bytes]:
     ids = frozenset(utf8(one, "node") for one in ([node] if isinstance(node, str) else node))
     longest = max(map(len, ids))
     if longest > NODE_BYTES_MAX:
-        raise InvalidRequest("a node id is too long", bytes=longest, max=NODE_BYTES_MAX)
+        raise InvalidRequest(
+            f"node must have at most {NODE_BYTES_MAX} bytes, got {longest}", bytes=longest, max=NODE_BYTES_MAX
+        )
     return ids - {b""}
 
 
@@ -183,7 +213,7 @@ def tag_filter(wanted: TagFilter | None) -> Callable[[bytes], bool] | None:
     return parse_match(wanted, "tags").test
 
 
-class Page:
+class Page(Generic[V]):
     """Result of one read: at most one tombstone, which comes before the records, and the position to continue
     at.
 
@@ -197,6 +227,7 @@ class Page:
     """
 
     __slots__ = (
+        "_codec",
         "_records",
         "batches",
         "caught_up",
@@ -211,7 +242,7 @@ class Page:
 
     def __init__(
         self, topic: str, pieces: Sequence[RecordBatch], cursor: Cursor, *, tombstone: Tombstone | None,
-        head_seq: int, earliest_seq: int, version: int = 0,
+        head_seq: int, earliest_seq: int, version: int = 0, codec: PayloadCodec[Any] = RAW,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.batches = tuple(pieces)
@@ -224,14 +255,27 @@ class Page:
         self.version = version
         """Version of the topic when the first records were read. It grows with every removal."""
         self.caught_up = cursor.seq == head_seq
-        self._records: list[Record] | None = None
+        self._codec = codec
+        self._records: list[Record[V]] | None = None
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[Record[V]]:
         """Records as objects, created once."""
         if self._records is None:
-            self._records = [record for piece in self.batches for record in piece.records()]
+            found = [record for piece in self.batches for record in piece.records()]
+            if self._codec is not RAW:
+                found = [DecodedRecord(*_fields_of(record), codec=self._codec) for record in found]
+            self._records = cast("list[Record[V]]", found)
         return self._records
+
+    def with_payload(self, codec: PayloadCodec[T]) -> Page[T]:
+        """Return the same page with another codec for the `value` of its records."""
+        if codec is self._codec:
+            return cast("Page[T]", self)
+        return Page(
+            self.topic, self.batches, self.cursor, tombstone=self.tombstone, head_seq=self.head_seq,
+            earliest_seq=self.earliest_seq, version=self.version, codec=codec,
+        )  # fmt: skip
 
     def bytes(self) -> list[bytes | None]:
         """Return only the payloads, None for a null. Several times faster than `records`."""
@@ -245,7 +289,7 @@ class Page:
     def __len__(self) -> int:
         return sum(map(len, self.batches))
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[V]]:
         return iter(self.records)
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ringlog.client.connection.session import Session
 from ringlog.client.leases.dead_letters import require_no_dead_letter_cycle
 from ringlog.client.read.pages import TagFilter, tag_filter
+from ringlog.client.requests.topic_settings import TopicSettings
 from ringlog.client.requests.validation import (
     check_bool,
     check_int_range,
@@ -107,7 +108,7 @@ class Deletion:
 
 
 def create(
-    session: Session, topic: str, exist_ok: ExistOk, config: dict[str, Any]
+    session: Session, topic: str, exist_ok: ExistOk, config: TopicSettings
 ) -> Steps[TopicDescription]:
     """Create a topic. An existing topic is refused, compared or configured, according to `exist_ok`."""
     topic = check_str(topic, "topic")
@@ -122,7 +123,10 @@ def create(
         yield from _check_letters(session, topic, put.config)
     info = yield from session.ask_name_owner(topic, put)
     if not info.created and not exist_ok:
-        raise TopicIncompatible("the topic exists", topic=topic, epoch=info.epoch, hint="exist_ok=True")
+        raise TopicIncompatible(
+            "the topic exists: pass exist_ok=True to accept it", topic=topic, epoch=info.epoch,
+            hint="exist_ok=True",
+        )  # fmt: skip
     if not info.created:
         _require_same(topic, {"type": LOG} | resolve_durable(named), info.config)
     return TopicDescription(topic, info.epoch, info.created, info.config)
@@ -147,7 +151,7 @@ def _check_letters(session: Session, topic: str, config: dict[str, Any]) -> Step
         yield from require_no_dead_letter_cycle(session, topic, check_str(target, "dead_letter"))
 
 
-def configure(session: Session, topic: str, config: dict[str, Any]) -> Steps[TopicDescription]:
+def configure(session: Session, topic: str, config: TopicSettings) -> Steps[TopicDescription]:
     """Change the named settings of an existing topic."""
     topic = check_str(topic, "topic")
     named = check_topic_settings(config)
@@ -193,7 +197,7 @@ def delete_records(session: Session, topic: str, before_seq: int, match: TagFilt
     if match is not None:
         tag_filter(match)
     elif not before_seq:
-        raise InvalidRequest("say what to delete: before_seq, match or both", topic=topic)
+        raise InvalidRequest("delete_records needs before_seq, match or both, got neither", topic=topic)
     wanted = match if match is None or isinstance(match, str) else list(match)
 
     # Resolve again and name the epoch: if the request is resent, it must not delete records of a re-created

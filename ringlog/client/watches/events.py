@@ -12,6 +12,7 @@ import msgspec
 
 from ringlog.client.read.pages import Cursor, Page, Tombstone
 from ringlog.limits import SEQ_MAX
+from ringlog.payload import V
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Lagged:
     """Approximate age, in seconds, of the oldest record that the reader has not read."""
 
 
-WatchEvent: TypeAlias = Page | Tombstone | CaughtUp | TopicDeleted | Lagged
+WatchEvent: TypeAlias = Page[V] | Tombstone | CaughtUp | TopicDeleted | Lagged
 
 
 def encode_cursors(cursors: Mapping[str, Cursor]) -> str:
